@@ -1,0 +1,15 @@
+"""The C core behind Python: one module for each header of this folder.
+
+``native.digest``, ``native.frame``, ``native.link``, ``native.engine``,
+``native.journal`` and ``native.store`` wrap the header of the same name;
+nothing outside this package touches the generated module. A header is where
+layouts, rules and ownership are written down.
+"""
+
+try:
+    from native import _core as _core
+except ImportError as missing:
+    raise ImportError(
+        "the C core is not built: run `pip install -e .` in quire's folder "
+        "(needs a C compiler and the Python headers)"
+    ) from missing

@@ -1,0 +1,76 @@
+"""What the core can answer beside success.
+
+CoreError
+├── Corrupt       checksum or structure is wrong: damage, never absence
+├── Absent        the ledger is known and does not hold the entry
+├── NoLedger      the ledger is not known here
+├── Fenced        the ledger is fenced; only recovery may add
+├── BadKey        the master key is not the ledger's
+├── Full          no room now; try again when the engine says that there is
+└── ProtocolBroken  the peer sent what no frame allows; close the connection
+
+A failure of the operating system stays an OSError with its errno.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NoReturn
+
+from native._core import lib
+
+
+class CoreError(Exception):
+    """Root of what the core reports."""
+
+
+class Corrupt(CoreError):
+    """Bytes are damaged: wrong checksum or impossible structure."""
+
+
+class Absent(CoreError):
+    """The ledger is known here and does not hold the entry."""
+
+
+class NoLedger(CoreError):
+    """The ledger is not known here."""
+
+
+class Fenced(CoreError):
+    """The ledger is fenced; only recovery may add."""
+
+
+class BadKey(CoreError):
+    """The master key shown is not the ledger's."""
+
+
+class Full(CoreError):
+    """No room at present; the engine tells when there is."""
+
+
+class ProtocolBroken(CoreError):
+    """The peer sent what no frame allows. Close the connection."""
+
+
+_VERDICTS: dict[int, type[CoreError]] = {
+    lib.BK_CORRUPT: Corrupt,
+    lib.BK_ABSENT: Absent,
+    lib.BK_NO_LEDGER: NoLedger,
+    lib.BK_FENCED: Fenced,
+    lib.BK_BAD_KEY: BadKey,
+    lib.BK_FULL: Full,
+    lib.BK_CLOSE: ProtocolBroken,
+}
+
+
+def raise_for(result: int, what: str) -> NoReturn:
+    """Raise what *result* (not 0) stands for; *what* names the thing it befell."""
+    if result < 0:
+        raise OSError(-result, f"{what}: {os.strerror(-result)}")
+    raise _VERDICTS.get(result, CoreError)(what)
+
+
+def check(result: int, what: str) -> None:
+    """Return when *result* is 0, else raise as raise_for."""
+    if result != 0:
+        raise_for(result, what)

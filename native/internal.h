@@ -1,0 +1,55 @@
+/* What the compiler needs around the public headers: includes, guards, and the
+ * few declarations that the C files share and nobody else sees. */
+#ifndef BK_INTERNAL_H
+#define BK_INTERNAL_H
+
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "api.h"
+#include "digest.h"
+#include "record.h"
+#include "io.h"
+#include "frame.h"
+#include "journal.h"
+#include "table.h"
+#include "store.h"
+#include "engine.h"
+#include "link.h"
+
+/* Integers in a given order, at any alignment. */
+static inline uint32_t bk_get32le(const uint8_t *p)
+{
+    uint32_t v;
+    memcpy(&v, p, sizeof v);
+    return v; /* all supported processors are little-endian; asserted in io.c */
+}
+static inline uint64_t bk_get64le(const uint8_t *p)
+{
+    uint64_t v;
+    memcpy(&v, p, sizeof v);
+    return v;
+}
+static inline void bk_put32le(uint8_t *p, uint32_t v) { memcpy(p, &v, sizeof v); }
+static inline void bk_put64le(uint8_t *p, uint64_t v) { memcpy(p, &v, sizeof v); }
+static inline uint32_t bk_get32be(const uint8_t *p) { return __builtin_bswap32(bk_get32le(p)); }
+static inline uint64_t bk_get64be(const uint8_t *p) { return __builtin_bswap64(bk_get64le(p)); }
+static inline void bk_put32be(uint8_t *p, uint32_t v) { bk_put32le(p, __builtin_bswap32(v)); }
+static inline void bk_put64be(uint8_t *p, uint64_t v) { bk_put64le(p, __builtin_bswap64(v)); }
+
+static inline uint64_t bk_align_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
+
+/* io.c. site: which fault may hit (io.h). All return 0 or a negative errno. */
+int bk_io_write(int fd, const void *data, size_t size, uint64_t offset, int32_t site);
+int bk_io_sync(int fd, int32_t site);
+int bk_io_sync_folder(const char *folder);
+/* Read size bytes at offset; *got is less only at the end of the file. */
+int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got);
+/* Open for direct writes (O_DIRECT) where the file system can, else buffered. */
+int bk_io_open_direct(const char *path, int flags, int *fd);
+/* Block-aligned memory, NULL when there is none. Release with free. */
+void *bk_io_alloc(size_t size);
+uint64_t bk_io_now_ns(void);
+
+#endif

@@ -1,0 +1,134 @@
+/* Files and faults. See io.h. */
+#include "internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+_Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "layouts are read in place");
+
+/* --- the fault plan ---------------------------------------------------------- */
+
+static pthread_mutex_t fault_lock = PTHREAD_MUTEX_INITIALIZER;
+static int32_t fault_site = BK_FAULT_NONE;
+static uint32_t fault_skip;
+static uint32_t fault_left;
+static int32_t fault_errno;
+
+void bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count)
+{
+    pthread_mutex_lock(&fault_lock);
+    fault_site = site;
+    fault_skip = nth > 0 ? nth - 1 : 0;
+    fault_left = count > 0 ? count : 1;
+    fault_errno = error_number;
+    pthread_mutex_unlock(&fault_lock);
+}
+
+/* 0, or the negative errno that the plan has for this call. */
+static int fault_at(int32_t site)
+{
+    int result = 0;
+    if (site == BK_FAULT_NONE || __atomic_load_n(&fault_site, __ATOMIC_RELAXED) != site)
+        return 0;
+    pthread_mutex_lock(&fault_lock);
+    if (fault_site == site) {
+        if (fault_skip > 0) {
+            fault_skip--;
+        } else if (fault_left > 0) {
+            result = -fault_errno;
+            if (--fault_left == 0)
+                fault_site = BK_FAULT_NONE;
+        }
+    }
+    pthread_mutex_unlock(&fault_lock);
+    return result;
+}
+
+/* --- files ------------------------------------------------------------------- */
+
+int bk_io_write(int fd, const void *data, size_t size, uint64_t offset, int32_t site)
+{
+    const uint8_t *at = data;
+    int fault = fault_at(site);
+    if (fault != 0)
+        return fault;
+    while (size > 0) {
+        ssize_t n = pwrite(fd, at, size, (off_t)offset);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            return -errno;
+        }
+        if (n == 0)
+            return -EIO;
+        at += n;
+        offset += (uint64_t)n;
+        size -= (size_t)n;
+    }
+    return 0;
+}
+
+int bk_io_sync(int fd, int32_t site)
+{
+    int fault = fault_at(site);
+    if (fault != 0)
+        return fault;
+    return fdatasync(fd) == 0 ? 0 : -errno;
+}
+
+int bk_io_sync_folder(const char *folder)
+{
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int result = fsync(fd) == 0 ? 0 : -errno;
+    close(fd);
+    return result;
+}
+
+int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got)
+{
+    uint8_t *at = out;
+    *got = 0;
+    while (size > 0) {
+        ssize_t n = pread(fd, at, size, (off_t)offset);
+        if (n < 0) {
+            if (errno == EINTR)
+                continue;
+            return -errno;
+        }
+        if (n == 0)
+            break;
+        at += n;
+        offset += (uint64_t)n;
+        size -= (size_t)n;
+        *got += (size_t)n;
+    }
+    return 0;
+}
+
+int bk_io_open_direct(const char *path, int flags, int *fd)
+{
+    *fd = open(path, flags | O_DIRECT | O_CLOEXEC, 0644);
+    if (*fd < 0 && errno == EINVAL)
+        *fd = open(path, flags | O_CLOEXEC, 0644);
+    return *fd < 0 ? -errno : 0;
+}
+
+void *bk_io_alloc(size_t size)
+{
+    void *memory = NULL;
+    return posix_memalign(&memory, BK_BLOCK_SIZE, size) == 0 ? memory : NULL;
+}
+
+uint64_t bk_io_now_ns(void)
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (uint64_t)t.tv_sec * 1000000000u + (uint64_t)t.tv_nsec;
+}

@@ -1,0 +1,18 @@
+/* Files. Every write and sync of the core goes through here, so that a test can
+ * make any of them fail. A short write is completed or reported, EINTR retried. */
+
+/* Which call a fault hits. */
+#define BK_FAULT_NONE 0
+#define BK_FAULT_JOURNAL_WRITE 1
+#define BK_FAULT_JOURNAL_SYNC 2
+#define BK_FAULT_LOG_WRITE 3
+#define BK_FAULT_LOG_SYNC 4
+#define BK_FAULT_INDEX_WRITE 5
+#define BK_FAULT_INDEX_SYNC 6
+#define BK_FAULT_TABLE_WRITE 7
+#define BK_FAULT_TABLE_SYNC 8
+
+/* For tests: the nth call (1 is the next) of that site from now on fails with
+ * error_number (positive errno), and so do count - 1 after it. BK_FAULT_NONE
+ * clears the plan. Safe to call from any thread. */
+void bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count);

@@ -1,0 +1,82 @@
+/* The journal: every add, fence, key and explicit LAC, in the order in which
+ * the engine took them, synced before anybody is told.
+ *
+ * Files are named <16 hex digits of the file id>.journal; ids rise by one. The
+ * first block (4096 bytes) of a file is its header, the rest are groups.
+ *
+ *   offset  size  field
+ *        0     8  magic "QUIREJNL"
+ *        8     4  version, 1
+ *       12     4  reserved, 0
+ *       16     8  file id
+ *       24     8  previous id, 0 when this is the first file
+ *       32     8  previous end: where the last group of that file ends
+ *       40     4  crc32c of the 40 bytes above
+ *       44        zeros to 4096
+ *
+ * A group is what gathered while the previous sync ran: one write, one sync. It
+ * starts on a block boundary with a group record (record.h), then come records,
+ * then zeros up to the next boundary. Body of the group record, 48 bytes:
+ * ledger id -1 8, BK_RECORD_GROUP 8 (big-endian, as in all records), then
+ * little-endian file id 8, offset 8 of this group in the file, number 8 (0, 1,
+ * 2 ... in the file), size 8 of the group, padding included.
+ *
+ * The torn tail. The blocks of the last group reach the disk in any order, so a
+ * crash can leave a hole anywhere in it. Nobody was told that its entries are
+ * stored. So in the newest file the log ends, without error, at the first
+ * record that does not fit or fails its check - unless a sound group of the
+ * same file with a higher number follows: a group is written only after the one
+ * before it was synced, so then this is damage (BK_CORRUPT), not a torn tail.
+ * An older file is whole up to the previous end that its successor names, and
+ * what is wrong before it is damage. A scan reports damage with its offset and
+ * goes on at the next sound group.
+ *
+ * Files are preallocated and zero-filled, since a sync then moves no metadata.
+ * A file whose entries are all in entry logs is renamed <id>.spare and written
+ * again later; the salt (record.h) and the group record keep its old contents
+ * from being taken for new ones.
+ *
+ * Threads: bk_journal_write, _sync and _roll from one thread (the writer);
+ * bk_journal_trim from any one other. A failed write or sync poisons the
+ * journal: every later call returns the same error, because the kernel may
+ * have dropped the pages that it could not write.
+ */
+typedef struct bk_journal bk_journal;
+
+/* [blocks] Open a journal for writing in folder: a new file after last_id,
+ * whose header names last_id and last_end as its predecessor (0, 0 for none).
+ * Its id is last_id + 1. size_max: roll after this many bytes. spares_max: keep
+ * this many files for reuse. */
+int bk_journal_open(const char *folder, uint64_t last_id, uint64_t last_end, uint64_t size_max,
+                    uint32_t spares_max, bk_journal **out);
+/* Where the next group goes. The engine asks before it starts a group, as the
+ * records' salt depends on the file. *offset equal to BK_BLOCK_SIZE with an id
+ * not yet created means that bk_journal_write will roll. */
+void bk_journal_next(const bk_journal *journal, uint64_t *file_id, uint64_t *offset,
+                     uint64_t *number);
+/* [blocks] Write one group (block-aligned address and size, group record filled
+ * in for the position of bk_journal_next) and sync it. */
+int bk_journal_write(bk_journal *journal, const uint8_t *group, uint64_t size);
+/* [blocks] Files wholly before (file_id): delete, or keep as spares, all but the
+ * newest backups of them. */
+int bk_journal_trim(bk_journal *journal, uint64_t file_id, uint32_t backups);
+/* Bytes in all journal files of the folder, as allocated by this handle. */
+uint64_t bk_journal_bytes(const bk_journal *journal);
+/* [blocks] */
+void bk_journal_close(bk_journal *journal);
+
+/* Scan one journal file. */
+typedef struct bk_journal_scan bk_journal_scan;
+/* [blocks] Open path, read its header. start: begin at the group at this offset
+ * (0 or BK_BLOCK_SIZE for the first). end: the previous end named by the next
+ * file, or 0 for the newest file. BK_END: the header is not whole (a file that
+ * was being created); BK_CORRUPT: the header is damaged. */
+int bk_journal_scan_open(const char *path, uint64_t start, uint64_t end, bk_journal_scan **out);
+/* From the header. */
+void bk_journal_scan_header(const bk_journal_scan *scan, uint64_t *file_id, uint64_t *previous_id,
+                            uint64_t *previous_end);
+/* [blocks] The next record, group records included. BK_OK, BK_END (end offset in
+ * record->offset), or BK_CORRUPT (damage at record->offset; call again to go on
+ * at the next sound group). */
+int bk_journal_scan_next(bk_journal_scan *scan, bk_record *record);
+void bk_journal_scan_close(bk_journal_scan *scan);

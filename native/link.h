@@ -1,0 +1,85 @@
+/* The client's side of the wire: entries go out as ADD frames, acknowledgements
+ * come in. A writer is one ledger being written; a link is one connection. All
+ * of it lives in one thread. */
+
+/* --- writer ------------------------------------------------------------------- */
+
+/* Entry e goes to write_quorum bookies of the ensemble, starting at index
+ * e mod ensemble_size (RoundRobinDistributionSchedule.java). It is complete when
+ * ack_quorum of them acknowledged it and every smaller entry is complete; the
+ * greatest complete one is the last add confirmed (LAC), which later entries
+ * carry. With ensemble_size == write_quorum all bookies get the same bytes, which are then
+ * built once. */
+typedef struct bk_writer bk_writer;
+
+#define BK_ENSEMBLE_SIZE_MAX 64
+
+typedef struct {
+  int64_t lac;
+  int64_t next_entry;       /* id that the next entry gets */
+  uint64_t length;          /* payload bytes of all entries added */
+  uint64_t confirmed_length; /* payload bytes up to the LAC */
+  uint64_t pending_bytes;   /* payload bytes above the LAC */
+  uint64_t refused;         /* bit i: bookie i answered an add with an error */
+  int32_t code;             /* the first such error, 0 for none; BK_CODE_FENCED and
+                               BK_CODE_UNAUTHORIZED replace any other */
+  int32_t reserved;
+} bk_writer_state;
+
+/* first_entry: id of the first entry to come (its LAC is first_entry - 1); length: payload
+ * bytes before it. -EINVAL: not 1 <= ack <= write <= ensemble <= 64. */
+int bk_writer_open(int64_t ledger_id, uint32_t ensemble_size, uint32_t write_quorum,
+                   uint32_t ack_quorum, const bk_digest *digest, int64_t first_entry,
+                   uint64_t length, uint64_t token, bk_writer **out);
+/* Links forget it. */
+void bk_writer_close(bk_writer *writer);
+/* Bytes that bk_writer_add will write for each of the ensemble_size bookies (only sizes[0] is filled
+ * in when all get the same). BK_CORRUPT: a payload is too large for a frame. */
+int bk_writer_plan(const bk_writer *writer, const uint32_t *payload_sizes, uint32_t count,
+                   uint64_t *sizes);
+/* Build the frames of count entries, their payloads one after the other in payloads, into
+ * outs[0 .. ensemble_size) (only outs[0] when all get the same), each as large as planned.
+ * *first_entry: id of the first. */
+int bk_writer_add(bk_writer *writer, const uint8_t *payloads, const uint32_t *payload_sizes,
+                  uint32_t count, uint8_t **outs, int64_t *first_entry);
+void bk_writer_get_state(const bk_writer *writer, bk_writer_state *out);
+/* One acknowledgement; what a link does for each ADD response. An answer of a bookie that is
+ * not in the entry's write set, for an entry not pending, or twice, changes nothing. */
+void bk_writer_acknowledge(bk_writer *writer, uint32_t bookie, int64_t entry_id, int32_t code);
+
+/* --- link ---------------------------------------------------------------------- */
+
+typedef struct bk_link bk_link;
+int bk_link_open(bk_link **out);
+void bk_link_close(bk_link *link);
+/* ADD responses of the writer's ledger on this link count for this bookie of its ensemble. One
+ * writer a ledger and link: -EEXIST. */
+int bk_link_attach(bk_link *link, bk_writer *writer, uint32_t bookie);
+void bk_link_detach(bk_link *link, bk_writer *writer);
+/* Take in bytes from the bookie. ADD responses for attached writers are dealt with; the others
+ * stand in responses, *count of at most responses_max. *used < size: responses_max was reached,
+ * call again. BK_OK or BK_CLOSE. */
+int bk_link_feed(bk_link *link, const uint8_t *data, size_t size, size_t *used,
+                 bk_response *responses, uint32_t responses_max, uint32_t *count);
+/* As bk_connection_partial. */
+const uint8_t *bk_link_partial(const bk_link *link);
+/* Tokens of writers whose LAC or error changed since they were last told. */
+uint32_t bk_link_dirty(bk_link *link, uint64_t *out, uint32_t out_count);
+
+/* --- single frames and entries --------------------------------------------------- */
+
+/* The size of an ADD frame for a payload. */
+uint64_t bk_frame_add_size(const bk_digest *digest, uint64_t payload_size);
+/* One ADD frame; out has bk_frame_add_size bytes. */
+void bk_frame_add(uint8_t *out, const bk_digest *digest, int32_t flags, int64_t ledger_id,
+                  int64_t entry_id, int64_t lac, uint64_t length, const uint8_t *payload,
+                  uint32_t payload_size);
+
+/* Check the entries in the body of a BATCH_READ or READ_WAIT response:
+ * { size 4, stored entry }... of the ledger, ids rising by one from start_id. For entry i,
+ * payload_offsets[i] and payload_sizes[i] say where its payload lies in body. *count: sound entries, at
+ * most count_max; *lac: the greatest LAC they carry; *length: the length field of the last.
+ * BK_OK, or BK_CORRUPT when what follows the sound entries is damaged. */
+int bk_entries_check(const bk_digest *digest, const uint8_t *body, size_t size, int64_t ledger_id,
+                     int64_t start_id, uint32_t count_max, uint64_t *payload_offsets,
+                     uint32_t *payload_sizes, uint32_t *count, int64_t *lac, uint64_t *length);

@@ -1,0 +1,213 @@
+/* Entry logs and the index: where entries live after the memtable.
+ *
+ * ENTRY LOG. Files are named <8 hex digits of the log id>.log; ids rise, and are
+ * never used twice. The first block is the header:
+ *
+ *   offset  size  field
+ *        0     8  magic "QUIRELOG"
+ *        8     4  version, 1
+ *       12     4  log id
+ *       16     8  map offset: 0 while the log is open
+ *       24     8  end: size of the log's sound part, 0 while the log is open
+ *       32     4  crc32c of the 32 bytes above
+ *       36        zeros to 4096
+ *
+ * Then records (record.h, salt 0), ordered by (ledger, entry) within one flush.
+ * Each flush starts on a block boundary. A log that is closed ends with its
+ * ledger map: records with ledger id -1, BK_RECORD_MAP and, little-endian,
+ * pairs of ledger id 8, bytes 8; at most 10 000 pairs a record.
+ *
+ * INDEX. Beside each log, <same digits>.index: a header block (magic "QUIREIDX",
+ * version 4, log id 4, crc32c 4 of the 16 bytes above), then one block of
+ * bytes for each flush:
+ *
+ *   pages      the offset tables, in pieces of up to 4096 bytes
+ *   directory  one row of 48 bytes for each extent, ordered by (ledger, entry)
+ *   footer     64 bytes: magic "QUIREXTN", offset of the first page 8, of the
+ *              directory 8, rows 4, crc32c 4 of the rows, log start 8 and end 8
+ *              of the flush, zeros, crc32c 4 of the footer's 60 bytes before
+ *
+ * so that the footers can be walked from the front: a flush's block starts at
+ * the next multiple of 64 after the footer before it.
+ *
+ * An EXTENT is a run of one ledger's entries that lie one after the other in the
+ * log. Its row, little-endian: ledger 8, first entry 8, last entry 8, offset of
+ * its first page in the index file 8, offset in the log 4 and bytes 4 of the
+ * run, entries 4, kind 4. Its table:
+ *
+ *   dense   pages of up to 1023 slots of 4 bytes and a crc32c 4: slot i holds
+ *           the offset, counted from the extent's, of entry first + i, or
+ *           ffffffff for an entry that is not there. Used while at least one
+ *           slot in eight is filled.
+ *   sparse  one page of up to 340 rows of 12 bytes (entry 8, offset 4) and a
+ *           crc32c 4. Entries with wider gaps make several sparse extents.
+ *
+ * So a lookup costs one read of a page (none when the index cache has it) and
+ * one of the record. The directory is held in memory, some 48 bytes an extent:
+ * it grows with ledgers per flush, not with entries, and compaction merges it.
+ *
+ * THE MARK. A checkpoint is known by where everything ended when it was taken.
+ * What lies beyond in the open log and its index is a torn flush and is cut off
+ * at start; what lies before must be sound, and is reported when it is not. A
+ * log above mark.log_id that is not closed is a leftover, and deleted at start.
+ *
+ * Threads: any number of readers, one flusher, one compactor, at once.
+ */
+typedef struct bk_store bk_store;
+
+typedef struct {
+  uint64_t journal_id;     /* replay starts here ... */
+  uint64_t journal_offset; /* ... at this offset */
+  uint32_t log_id;         /* the open log, 0 for none */
+  uint32_t next_log_id;    /* greater than every id ever used */
+  uint64_t log_end;        /* bytes of the open log that are synced */
+  uint64_t index_end;      /* bytes of its index that are synced */
+  uint64_t table_end;      /* bytes of the ledger table that are synced */
+  uint64_t table_id;       /* which table file, table.h */
+} bk_mark;
+
+/* An entry in a memtable: where its record lies in the arena. */
+typedef struct {
+  int64_t entry_id;
+  uint32_t offset;      /* of the record header */
+  uint32_t record_size; /* header and body */
+} bk_slot;
+
+/* A thing that is wrong on disk, kept (up to 1000) until taken. */
+typedef struct {
+  char path[1024];
+  uint64_t offset;
+  int64_t ledger_id; /* -1 when not known */
+  int64_t entry_id;
+} bk_damage;
+
+/* [blocks] Open the store in folder, cut off what lies beyond *mark (NULL: an
+ * empty folder, or a rebuild: accept what is sound), load the directory; an
+ * index file that is missing or damaged is rebuilt from its log and reported
+ * as damage. log_size_max: roll a log at this many bytes (at most 2 GiB).
+ * cache_size_max: bytes of the index cache. */
+int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max,
+                  uint64_t cache_size_max, bk_store **out);
+void bk_store_close(bk_store *store);
+
+/* A flush: begin, the ledgers in rising order, commit. Slots are ordered by
+ * entry id; no ledger comes twice. Records are copied from the arena and their
+ * salt is taken off. Nothing can be seen before commit. [blocks] */
+int bk_store_flush_begin(bk_store *store);
+int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, const bk_slot *slots, uint32_t count,
+                          const uint8_t *arena, uint32_t salt);
+/* Sync log, then index; then make the entries visible. Fills in the four fields
+ * of *mark that concern logs. After an error nothing of the flush is visible,
+ * and every later flush returns the same error. */
+int bk_store_flush_commit(bk_store *store, bk_mark *mark);
+
+/* [blocks] Read the body of a record (a stored entry). *size is its size, also
+ * with BK_SMALL. BK_ABSENT, BK_NO_LEDGER, BK_CORRUPT (damage was noted). */
+int bk_store_read(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
+                  size_t out_size, uint32_t *size);
+/* [blocks] Read entries from start_id on without a gap, to last_id at most, as
+ * { size 4 big-endian, stored entry }... into out: as many as fit out_size and
+ * count_max. *count and *size say what was written. With nothing written: the
+ * verdict on start_id (as above); otherwise BK_OK, whatever ended the run. */
+int bk_store_read_run(bk_store *store, int64_t ledger_id, int64_t start_id, int64_t last_id,
+                      uint32_t count_max, uint8_t *out, size_t out_size, uint32_t *count,
+                      size_t *size);
+/* Greatest entry id of the ledger. BK_OK or BK_NO_LEDGER. */
+int bk_store_last(bk_store *store, int64_t ledger_id, int64_t *entry_id);
+/* Where an entry lies. [blocks] BK_OK, BK_ABSENT, BK_NO_LEDGER, BK_CORRUPT. */
+int bk_store_find(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t *log_id,
+                  uint64_t *offset, uint32_t *record_size);
+
+/* Ledgers and logs, for garbage collection and inspection. */
+typedef struct {
+  int64_t ledger_id;
+  int64_t first_entry;
+  int64_t last_entry;
+  uint64_t entries;
+  uint64_t bytes;   /* records in entry logs */
+  uint32_t extents;
+} bk_ledger_usage;
+typedef struct {
+  uint32_t log_id;
+  uint32_t open;     /* 1: the log that flushes go to */
+  uint64_t size;     /* bytes of the file */
+  uint64_t live;     /* bytes of records of ledgers that are still wanted */
+  uint32_t damaged;  /* 1: compaction met damage here and leaves it alone */
+  uint32_t extents;
+} bk_log_usage;
+/* Copy up to out_count rows of ledgers with id > after, in rising order. Returns
+ * the rows copied. */
+uint32_t bk_store_ledgers(bk_store *store, int64_t after, bk_ledger_usage *out, uint32_t out_count);
+uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32_t out_count);
+/* Forget a ledger: its bytes become dead. BK_OK or BK_NO_LEDGER. */
+int bk_store_delete_ledger(bk_store *store, int64_t ledger_id);
+/* [blocks] Delete a log that has no live bytes and is not open. *freed: bytes.
+ * BK_FULL when the log is not empty or is open. */
+int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
+/* [blocks] Rewrite a closed log: copy its live records to a new log of the
+ * compactor's own, sync that, sync its index, switch the extents, delete the old log.
+ * bytes_per_s: throttle, 0 = none. *stop != 0 ends it early, without loss
+ * (BK_END). *copied: bytes. A damaged record is noted, the old log is kept and
+ * marked damaged (BK_CORRUPT). */
+int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
+                     const volatile int32_t *stop, uint64_t *copied);
+/* [blocks] Close the open log (map, header), so that compaction may take it. */
+int bk_store_roll(bk_store *store, bk_mark *mark);
+
+/* Up to out_count damages, oldest first, removed from the list. */
+uint32_t bk_store_take_damage(bk_store *store, bk_damage *out, uint32_t out_count);
+
+/* Counters since open. */
+typedef struct {
+  uint64_t flushes;
+  uint64_t flushed_entries;
+  uint64_t flushed_bytes;
+  uint64_t log_reads;          /* preads of entry logs */
+  uint64_t index_reads;        /* preads of index pages */
+  uint64_t index_cache_hits;
+  uint64_t index_cache_bytes;
+  uint64_t directory_bytes;    /* memory of the directory of extents */
+  uint64_t extents;
+  uint64_t ledgers;
+  uint64_t logs;
+  uint64_t log_bytes;          /* of all log files */
+  uint64_t live_bytes;
+  uint64_t index_bytes;        /* of all index files */
+  uint64_t damaged;            /* damages met, also those taken */
+} bk_store_stats;
+void bk_store_get_stats(bk_store *store, bk_store_stats *out);
+
+/* Scan an entry log's records in file order, the map included. */
+typedef struct bk_log_scan bk_log_scan;
+/* [blocks] BK_CORRUPT when the header is damaged. *closed tells whether the
+ * header says that the log is closed. end: scan to here, 0 = to the end named in the header
+ * or, in an open log, to the end of the file. */
+int bk_log_scan_open(const char *path, uint64_t end, bk_log_scan **out, uint32_t *log_id,
+                     uint32_t *closed);
+/* [blocks] As bk_journal_scan_next; after BK_CORRUPT it goes on at the next
+ * block that starts with a sound record. */
+int bk_log_scan_next(bk_log_scan *scan, bk_record *record);
+void bk_log_scan_close(bk_log_scan *scan);
+
+/* Scan an index file's directory. */
+typedef struct {
+  int64_t ledger_id;
+  int64_t first_entry;
+  int64_t last_entry;
+  uint64_t page_offset;
+  uint32_t log_offset;
+  uint32_t log_size;
+  uint32_t entries;
+  uint32_t kind;       /* 0 dense, 1 sparse */
+} bk_extent;
+typedef struct bk_index_scan bk_index_scan;
+/* [blocks] */
+int bk_index_scan_open(const char *path, bk_index_scan **out, uint32_t *log_id);
+int bk_index_scan_next(bk_index_scan *scan, bk_extent *extent, uint64_t *offset);
+void bk_index_scan_close(bk_index_scan *scan);
+
+/* [blocks] Write the index of one log anew from its records (temporary file,
+ * sync, rename). *entries: how many. Damage is skipped and reported by the scan
+ * to *damaged. */
+int bk_index_rebuild(const char *log_path, const char *index_path, uint64_t *entries,
+                     uint64_t *damaged);
