@@ -1,0 +1,1 @@
+"""One node: accept entries, make them durable, serve them, clean up."""

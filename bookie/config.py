@@ -1,0 +1,503 @@
+"""The settings of a bookie: one frozen struct, one TOML file, no environment.
+
+Every setting is declared once, below, with its unit, default, bounds and what its
+edge values mean. From that declaration come the checks, the messages of
+ConfigError and the sample file ``bookie.toml`` (``bookie config`` prints it).
+
+    defaults  ◄─ bookie.toml  ◄─ --set key=value and direct options
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+
+from bookie.errors import BookieError
+
+KiB = 1024
+MiB = 1024 * KiB
+GiB = 1024 * MiB
+_UNITS = {"B": 1, "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": 1024 * GiB}
+_SIZE = re.compile(r"\s*(\d+)\s*([A-Za-z]*)\s*")
+_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\[\]-]{0,127}")
+_DAY_S = 86_400
+
+
+class ConfigError(BookieError):
+    """A setting is unknown, of the wrong type or out of bounds.
+
+    Attributes:
+        source: the file, or "the command line".
+        key: the setting, or "" when the file as a whole cannot be read.
+    """
+
+    def __init__(self, source: str, key: str, problem: str) -> None:
+        super().__init__(f"{source}: {key}: {problem}" if key else f"{source}: {problem}")
+        self.source = source
+        self.key = key
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """What is known of a setting beside its type and default.
+
+    Attributes:
+        text: what it does, and what its edge values mean.
+        unit: "" for plain text.
+        low: smallest value allowed.
+        high: largest value allowed.
+        choices: the values allowed, when there are few.
+        section: the heading that starts here in the sample file.
+    """
+
+    text: str
+    unit: str = ""
+    low: float = 0
+    high: float = 0
+    choices: tuple[str, ...] = ()
+    section: str = ""
+
+    @property
+    def allowed(self) -> str:
+        """The values allowed, in words."""
+        if self.choices:
+            return " or ".join(f'"{choice}"' for choice in self.choices)
+        if not self.unit:
+            return "text"
+        low, high = self.low, self.high
+        if self.unit.startswith("bytes"):
+            return f"{format_size(int(low))} to {format_size(int(high))}"
+        return f"{low:g} to {high:.15g} {self.unit}"
+
+
+class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of one bookie. Sizes are bytes, ``_s`` is seconds.
+
+    ``load_config`` checks them and fills in the folders; one that is built directly is
+    taken as it is.
+    """
+
+    bookie_id: Annotated[
+        str,
+        Setting(
+            "Name of this bookie in ledger records; it never changes, wherever the bookie moves.\n"
+            'Empty: the one in the cookie; a new bookie is given "bookie-" and 8 random digits.',
+            section="Who and where",
+        ),
+    ] = ""
+    host: Annotated[str, Setting('Address to listen on. "0.0.0.0" or "::" for all interfaces.')] = (
+        "127.0.0.1"
+    )
+    port: Annotated[int, Setting("TCP port to listen on. 0: any free one.", "port", 0, 65535)] = (
+        3181
+    )
+    advertised_address: Annotated[
+        str,
+        Setting(
+            'The "host:port" that clients are told. Empty: the host and port listened on, which\n'
+            "is wrong when the host is a wildcard or behind address translation."
+        ),
+    ] = ""
+    metadata: Annotated[
+        str,
+        Setting(
+            'Where ledger records live: "sqlite:///absolute/path". All bookies of a cluster name\n'
+            "the same store. Empty: metadata.db in the data folder, a cluster of one."
+        ),
+    ] = ""
+    data_folder: Annotated[
+        str, Setting("Folder of this bookie. A relative path counts from this file's folder.")
+    ] = ""
+    journal_folder: Annotated[
+        str,
+        Setting(
+            "Folder of the journal; best on a disk of its own. Empty: journal in the data folder."
+        ),
+    ] = ""
+    ledger_folder: Annotated[
+        str,
+        Setting("Folder of entry logs, index and mark. Empty: ledgers in the data folder."),
+    ] = ""
+
+    memtable_size: Annotated[
+        int,
+        Setting(
+            "Size of one half of the memtable; there are two, so twice this is used. A full half\n"
+            "is flushed to the entry log while the other fills.",
+            "bytes",
+            8 * MiB,
+            GiB,
+            section="Storage",
+        ),
+    ] = 64 * MiB
+    journal_size_max: Annotated[
+        int,
+        Setting(
+            "Start a new journal file after this many. Rolled between two halves of the\n"
+            "memtable, so a file may be larger by one half.",
+            "bytes",
+            MiB,
+            64 * GiB,
+        ),
+    ] = GiB
+    journal_backups: Annotated[
+        int,
+        Setting(
+            "Journal files kept although their entries are in entry logs. 0: none.",
+            "files",
+            0,
+            1000,
+        ),
+    ] = 1
+    journal_spares: Annotated[
+        int,
+        Setting(
+            "Journal files kept to be written again, which is faster than new ones. 0: none.",
+            "files",
+            0,
+            1000,
+        ),
+    ] = 2
+    log_size_max: Annotated[
+        int,
+        Setting("Start a new entry log after this many.", "bytes", MiB, 2 * GiB),
+    ] = GiB
+    index_cache_size: Annotated[
+        int,
+        Setting("Memory for pages of the index. 0: none are kept.", "bytes", 0, 64 * GiB),
+    ] = 32 * MiB
+    checkpoint_interval_s: Annotated[
+        float,
+        Setting(
+            "Flush after this long although the memtable is not full; it bounds what a restart\n"
+            "replays. 0: only when it is full.",
+            "seconds",
+            0,
+            _DAY_S,
+        ),
+    ] = 60.0
+
+    connections_max: Annotated[
+        int,
+        Setting(
+            "Connections served at a time; more are closed at once.",
+            "connections",
+            1,
+            100_000,
+            section="Limits on clients",
+        ),
+    ] = 1000
+    connection_bytes_max: Annotated[
+        int,
+        Setting(
+            "Bytes of one connection that are unsynced or unsent; beyond, nothing is read from it.",
+            "bytes",
+            MiB,
+            4 * GiB,
+        ),
+    ] = 32 * MiB
+    bytes_in_flight_max: Annotated[
+        int,
+        Setting("The same for all connections together.", "bytes", MiB, 64 * GiB),
+    ] = 256 * MiB
+    frame_timeout_s: Annotated[
+        float,
+        Setting(
+            "Close a connection that leaves a frame unfinished for this long. 0: never.",
+            "seconds",
+            0,
+            _DAY_S,
+        ),
+    ] = 30.0
+    send_timeout_s: Annotated[
+        float,
+        Setting(
+            "Close a connection that does not take its responses for this long. 0: never.",
+            "seconds",
+            0,
+            _DAY_S,
+        ),
+    ] = 30.0
+    idle_timeout_s: Annotated[
+        float,
+        Setting(
+            "Close a connection on which nothing came for this long. 0: never.",
+            "seconds",
+            0,
+            30 * _DAY_S,
+        ),
+    ] = 0.0
+    read_workers: Annotated[
+        int, Setting("Threads for reads that need the disk.", "threads", 1, 256)
+    ] = 4
+
+    gc_interval_s: Annotated[
+        float,
+        Setting(
+            "How often ledgers deleted from the metadata are looked for, and their space freed.\n"
+            "0: only on `bookie gc`.",
+            "seconds",
+            0,
+            30 * _DAY_S,
+            section="Garbage collection",
+        ),
+    ] = 900.0
+    gc_foreign_ledgers: Annotated[
+        str,
+        Setting(
+            "Ledgers here of which the metadata never knew, written by clients of their own kind:\n"
+            '"keep" them, or "delete" them as deleted ones.',
+            choices=("keep", "delete"),
+        ),
+    ] = "keep"
+    minor_threshold: Annotated[
+        float,
+        Setting(
+            "Minor compaction rewrites entry logs with less than this share alive. 0: off.",
+            "share",
+            0,
+            1,
+        ),
+    ] = 0.2
+    minor_interval_s: Annotated[
+        float, Setting("Time between minor compactions. 0: off.", "seconds", 0, 365 * _DAY_S)
+    ] = 3600.0
+    major_threshold: Annotated[
+        float,
+        Setting(
+            "Major compaction rewrites entry logs with less than this share alive. 0: off.",
+            "share",
+            0,
+            1,
+        ),
+    ] = 0.8
+    major_interval_s: Annotated[
+        float, Setting("Time between major compactions. 0: off.", "seconds", 0, 365 * _DAY_S)
+    ] = 86400.0
+    compaction_rate: Annotated[
+        int, Setting("How fast compaction copies. 0: no limit.", "bytes a second", 0, 1024 * GiB)
+    ] = 100 * MiB
+
+    disk_full_ratio: Annotated[
+        float,
+        Setting(
+            "Turn read-only when this share of the disk is used. 1: never.",
+            "share",
+            0.01,
+            1,
+            section="Full disk",
+        ),
+    ] = 0.95
+    disk_warn_ratio: Annotated[
+        float,
+        Setting("Warn and put off major compaction from this share on.", "share", 0.01, 1),
+    ] = 0.90
+    disk_reserve: Annotated[
+        int,
+        Setting(
+            "While read-only, adds of a recovery are still taken with this many bytes free.",
+            "bytes",
+            0,
+            1024 * GiB,
+        ),
+    ] = GiB
+    disk_check_s: Annotated[
+        float, Setting("Time between looks at the disk.", "seconds", 0.01, 3600)
+    ] = 10.0
+
+    lease_ttl_s: Annotated[
+        float,
+        Setting(
+            "How long the registration of a bookie that died outlives it.",
+            "seconds",
+            0.1,
+            3600,
+            section="Running",
+        ),
+    ] = 10.0
+    metrics_port: Annotated[
+        int,
+        Setting(
+            "HTTP port of /metrics, /health, /ready. 0: none. -1: any free one.", "port", -1, 65535
+        ),
+    ] = 0
+    stop_timeout_s: Annotated[
+        float,
+        Setting(
+            "Time for an orderly stop; what is not flushed by then is replayed at the next start.",
+            "seconds",
+            0,
+            3600,
+        ),
+    ] = 30.0
+    log_level: Annotated[
+        str,
+        Setting(
+            "How much is logged to standard error.",
+            choices=("debug", "info", "warning", "error"),
+        ),
+    ] = "info"
+
+
+_HINTS: dict[str, Any] = get_type_hints(BookieConfig, include_extras=True)
+_DEFAULTS = BookieConfig()
+
+
+def settings() -> Iterator[tuple[str, Setting, Any]]:
+    """Every setting in the order of the sample file: key, what it is, default."""
+    for key, hint in _HINTS.items():
+        yield key, hint.__metadata__[0], getattr(_DEFAULTS, key)
+
+
+def format_size(size: int) -> str:
+    """Write a size in bytes as it may stand in the file: 67108864 as "64MiB"."""
+    for unit, factor in (("TiB", 1024 * GiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
+        if size and size % factor == 0:
+            return f"{size // factor}{unit}"
+    return str(size)
+
+
+def sample_file() -> str:
+    """The text of bookie.toml: every setting with its default, explained."""
+    lines = ["# Settings of a bookie. Every line shows the default.", "# Sizes: bytes as a number,"]
+    lines[1] += ' or text such as "64KiB", "64MiB", "1GiB". Times: seconds.'
+    for key, setting, default in settings():
+        if setting.section:
+            lines += ["", f"### {setting.section}"]
+        lines += ["", *(f"# {line}" for line in setting.text.split("\n"))]
+        if setting.unit or setting.choices:
+            unit = f"Unit: {setting.unit}. " if setting.unit else ""
+            lines.append(f"# {unit}Allowed: {setting.allowed}.")
+        lines.append(f"{key} = {_toml(setting, default)}")
+    return "\n".join(lines) + "\n"
+
+
+def _toml(setting: Setting, value: Any) -> str:
+    if isinstance(value, str):
+        return f'"{value}"'
+    if setting.unit.startswith("bytes") and value:
+        return f'"{format_size(value)}"'
+    return str(value)
+
+
+def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -> BookieConfig:
+    """Read the settings from the file at *path*, if any, and then from *overrides*.
+
+    Values of overrides may be text, as a command line has them. Folders come out absolute:
+    relative ones count from the folder of the file, in overrides from the current one.
+
+    Raises:
+        ConfigError: in one line, which setting is wrong and what is allowed.
+    """
+    values: dict[str, Any] = {}
+    if path is not None:
+        values |= _checked(str(path), _read(path), path.absolute().parent)
+    values |= _checked("the command line", overrides or {}, Path.cwd())
+    config = _with_folders(BookieConfig(**values), path)
+    _check_pairs(config, str(path) if path else "the command line")
+    return config
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        with path.open("rb") as file:
+            return tomllib.load(file)
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as cause:
+        raise ConfigError(str(path), "", f"not TOML: {cause}") from cause
+    except OSError as cause:
+        raise ConfigError(str(path), "", f"cannot be read: {cause.strerror}") from cause
+
+
+def _checked(source: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+    checked = {}
+    for key, value in values.items():
+        if key not in _HINTS:
+            raise ConfigError(source, key, f"no such setting{_nearest(key)}")
+        checked[key] = _value(source, key, value)
+        if key.endswith("_folder") and checked[key]:
+            checked[key] = str(folder / Path(checked[key]).expanduser())
+    return checked
+
+
+def _nearest(key: str) -> str:
+    near = difflib.get_close_matches(key, _HINTS, n=1, cutoff=0.5)
+    return f'; did you mean "{near[0]}"?' if near else "; `bookie config` lists them all"
+
+
+def _value(source: str, key: str, value: Any) -> Any:
+    setting: Setting = _HINTS[key].__metadata__[0]
+    kind: type = _HINTS[key].__origin__
+    try:
+        parsed = _parse(kind, setting, value)
+    except ValueError:
+        parsed = None
+    if parsed is None or not _in_bounds(key, setting, parsed):
+        raise ConfigError(source, key, f"{value!r} is not allowed; it takes {_allowed(key)}")
+    return parsed
+
+
+def _allowed(key: str) -> str:
+    if key == "bookie_id":
+        return "up to 128 letters, digits and . _ : - [ ]"
+    allowed: str = _HINTS[key].__metadata__[0].allowed
+    return allowed
+
+
+def _parse(kind: type, setting: Setting, value: Any) -> Any:
+    """The value in its type, or None when it is of another one."""
+    if isinstance(value, bool):
+        return None
+    if kind is str:
+        return value if isinstance(value, str) else None
+    if isinstance(value, str):
+        if setting.unit.startswith("bytes"):
+            return _parse_size(value)
+        return int(value) if kind is int else float(value)
+    if kind is float and isinstance(value, int):
+        return float(value)
+    return value if isinstance(value, kind) else None
+
+
+def _parse_size(text: str) -> int | None:
+    match = _SIZE.fullmatch(text)
+    factor = _UNITS.get(match[2].upper() or "B") if match else None
+    return int(match[1]) * factor if match and factor else None
+
+
+def _in_bounds(key: str, setting: Setting, value: Any) -> bool:
+    if setting.choices:
+        return value in setting.choices
+    if key == "bookie_id":
+        return not value or _ID.fullmatch(value) is not None
+    if isinstance(value, str):
+        return "\0" not in value
+    return bool(setting.low <= value <= setting.high)  # also refuses a NaN
+
+
+def _with_folders(config: BookieConfig, path: Path | None) -> BookieConfig:
+    data = config.data_folder
+    if not data and not (config.journal_folder and config.ledger_folder and config.metadata):
+        source = str(path) if path else "the command line"
+        raise ConfigError(source, "data_folder", "missing; name the bookie's folder (--data DIR)")
+    return msgspec.structs.replace(
+        config,
+        journal_folder=config.journal_folder or str(Path(data, "journal")),
+        ledger_folder=config.ledger_folder or str(Path(data, "ledgers")),
+        metadata=config.metadata or f"sqlite:///{Path(data, 'metadata.db')}".replace("////", "///"),
+    )
+
+
+def _check_pairs(config: BookieConfig, source: str) -> None:
+    if config.disk_warn_ratio > config.disk_full_ratio:
+        raise ConfigError(source, "disk_warn_ratio", "greater than disk_full_ratio")
+    if config.minor_threshold > config.major_threshold > 0:
+        raise ConfigError(source, "minor_threshold", "greater than major_threshold")
+    if config.connection_bytes_max > config.bytes_in_flight_max:
+        raise ConfigError(source, "connection_bytes_max", "greater than bytes_in_flight_max")
+    if config.journal_folder == config.ledger_folder:
+        raise ConfigError(source, "journal_folder", "the same as ledger_folder")

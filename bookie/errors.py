@@ -1,0 +1,5 @@
+"""What can go wrong with a bookie."""
+
+
+class BookieError(Exception):
+    """Root of what a bookie reports."""
