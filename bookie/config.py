@@ -1,8 +1,8 @@
 """The settings of a bookie: one frozen struct, one TOML file, no environment.
 
-Every setting is declared once, below, with its unit, default, bounds and what its
-edge values mean. From that declaration come the checks, the messages of
-ConfigError and the sample file ``bookie.toml`` (``bookie config`` prints it).
+Every setting is declared once, here, with its unit, default, bounds and what its edge
+values mean. From that declaration come the checks, the messages of ConfigError and
+the sample file ``bookie.toml`` (``bookie config`` prints it).
 
     defaults  ◄─ bookie.toml  ◄─ --set key=value and direct options
 """
@@ -10,7 +10,6 @@ ConfigError and the sample file ``bookie.toml`` (``bookie config`` prints it).
 from __future__ import annotations
 
 import difflib
-import re
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,14 +18,10 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from bookie.errors import BookieError
+from bookie.settings import DAY_S, GiB, MiB, Setting, TiB, Value, write_sample
 
-KiB = 1024
-MiB = 1024 * KiB
-GiB = 1024 * MiB
-_UNITS = {"B": 1, "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": 1024 * GiB}
-_SIZE = re.compile(r"\s*(\d+)\s*([A-Za-z]*)\s*")
-_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._:\[\]-]{0,127}")
-_DAY_S = 86_400
+_ID = r"|[A-Za-z0-9][A-Za-z0-9._:\[\]-]{0,127}"
+_COMMAND_LINE = "the command line"
 
 
 class ConfigError(BookieError):
@@ -43,38 +38,6 @@ class ConfigError(BookieError):
         self.key = key
 
 
-class Setting(msgspec.Struct, frozen=True):
-    """What is known of a setting beside its type and default.
-
-    Attributes:
-        text: what it does, and what its edge values mean.
-        unit: "" for plain text.
-        low: smallest value allowed.
-        high: largest value allowed.
-        choices: the values allowed, when there are few.
-        section: the heading that starts here in the sample file.
-    """
-
-    text: str
-    unit: str = ""
-    low: float = 0
-    high: float = 0
-    choices: tuple[str, ...] = ()
-    section: str = ""
-
-    @property
-    def allowed(self) -> str:
-        """The values allowed, in words."""
-        if self.choices:
-            return " or ".join(f'"{choice}"' for choice in self.choices)
-        if not self.unit:
-            return "text"
-        low, high = self.low, self.high
-        if self.unit.startswith("bytes"):
-            return f"{format_size(int(low))} to {format_size(int(high))}"
-        return f"{low:g} to {high:.15g} {self.unit}"
-
-
 class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     """The settings of one bookie. Sizes are bytes, ``_s`` is seconds.
 
@@ -87,6 +50,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         Setting(
             "Name of this bookie in ledger records; it never changes, wherever the bookie moves.\n"
             'Empty: the one in the cookie; a new bookie is given "bookie-" and 8 random digits.',
+            pattern=(_ID, "up to 128 letters, digits and . _ : - [ ]"),
             section="Who and where",
         ),
     ] = ""
@@ -178,7 +142,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "replays. 0: only when it is full.",
             "seconds",
             0,
-            _DAY_S,
+            DAY_S,
         ),
     ] = 60.0
 
@@ -211,7 +175,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Close a connection that leaves a frame unfinished for this long. 0: never.",
             "seconds",
             0,
-            _DAY_S,
+            DAY_S,
         ),
     ] = 30.0
     send_timeout_s: Annotated[
@@ -220,7 +184,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Close a connection that does not take its responses for this long. 0: never.",
             "seconds",
             0,
-            _DAY_S,
+            DAY_S,
         ),
     ] = 30.0
     idle_timeout_s: Annotated[
@@ -229,7 +193,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Close a connection on which nothing came for this long. 0: never.",
             "seconds",
             0,
-            30 * _DAY_S,
+            30 * DAY_S,
         ),
     ] = 0.0
     read_workers: Annotated[
@@ -243,7 +207,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "0: only on `bookie gc`.",
             "seconds",
             0,
-            30 * _DAY_S,
+            30 * DAY_S,
             section="Garbage collection",
         ),
     ] = 900.0
@@ -265,7 +229,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.2
     minor_interval_s: Annotated[
-        float, Setting("Time between minor compactions. 0: off.", "seconds", 0, 365 * _DAY_S)
+        float, Setting("Time between minor compactions. 0: off.", "seconds", 0, 365 * DAY_S)
     ] = 3600.0
     major_threshold: Annotated[
         float,
@@ -277,10 +241,10 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = 0.8
     major_interval_s: Annotated[
-        float, Setting("Time between major compactions. 0: off.", "seconds", 0, 365 * _DAY_S)
+        float, Setting("Time between major compactions. 0: off.", "seconds", 0, 365 * DAY_S)
     ] = 86400.0
     compaction_rate: Annotated[
-        int, Setting("How fast compaction copies. 0: no limit.", "bytes a second", 0, 1024 * GiB)
+        int, Setting("How fast compaction copies. 0: no limit.", "bytes a second", 0, TiB)
     ] = 100 * MiB
 
     disk_full_ratio: Annotated[
@@ -303,7 +267,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "While read-only, adds of a recovery are still taken with this many bytes free.",
             "bytes",
             0,
-            1024 * GiB,
+            TiB,
         ),
     ] = GiB
     disk_check_s: Annotated[
@@ -345,65 +309,42 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
 
 
 _HINTS: dict[str, Any] = get_type_hints(BookieConfig, include_extras=True)
-_DEFAULTS = BookieConfig()
-
-
-def settings() -> Iterator[tuple[str, Setting, Any]]:
-    """Every setting in the order of the sample file: key, what it is, default."""
-    for key, hint in _HINTS.items():
-        yield key, hint.__metadata__[0], getattr(_DEFAULTS, key)
-
-
-def format_size(size: int) -> str:
-    """Write a size in bytes as it may stand in the file: 67108864 as "64MiB"."""
-    for unit, factor in (("TiB", 1024 * GiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
-        if size and size % factor == 0:
-            return f"{size // factor}{unit}"
-    return str(size)
+_SETTINGS: dict[str, Setting] = {key: hint.__metadata__[0] for key, hint in _HINTS.items()}
 
 
 def sample_file() -> str:
     """The text of bookie.toml: every setting with its default, explained."""
-    lines = ["# Settings of a bookie. Every line shows the default.", "# Sizes: bytes as a number,"]
-    lines[1] += ' or text such as "64KiB", "64MiB", "1GiB". Times: seconds.'
-    for key, setting, default in settings():
-        if setting.section:
-            lines += ["", f"### {setting.section}"]
-        lines += ["", *(f"# {line}" for line in setting.text.split("\n"))]
-        if setting.unit or setting.choices:
-            unit = f"Unit: {setting.unit}. " if setting.unit else ""
-            lines.append(f"# {unit}Allowed: {setting.allowed}.")
-        lines.append(f"{key} = {_toml(setting, default)}")
-    return "\n".join(lines) + "\n"
+    return write_sample(settings())
 
 
-def _toml(setting: Setting, value: Any) -> str:
-    if isinstance(value, str):
-        return f'"{value}"'
-    if setting.unit.startswith("bytes") and value:
-        return f'"{format_size(value)}"'
-    return str(value)
+def settings() -> Iterator[tuple[str, Setting, Value]]:
+    """Every setting in the order of the sample file: key, what it is, default."""
+    defaults = BookieConfig()
+    for key, setting in _SETTINGS.items():
+        yield key, setting, getattr(defaults, key)
 
 
-def load_config(path: Path | None, overrides: Mapping[str, Any] | None = None) -> BookieConfig:
+def load_config(path: Path | None, overrides: Mapping[str, object] | None = None) -> BookieConfig:
     """Read the settings from the file at *path*, if any, and then from *overrides*.
 
-    Values of overrides may be text, as a command line has them. Folders come out absolute:
-    relative ones count from the folder of the file, in overrides from the current one.
+    Values of overrides may be text, as a command line has them. Folders come out absolute
+    and filled in, and so does the metadata's address. Relative ones count from the folder
+    of the file, in overrides from the current one.
 
     Raises:
         ConfigError: in one line, which setting is wrong and what is allowed.
     """
+    source = str(path) if path else _COMMAND_LINE
     values: dict[str, Any] = {}
     if path is not None:
-        values |= _checked(str(path), _read(path), path.absolute().parent)
-    values |= _checked("the command line", overrides or {}, Path.cwd())
-    config = _with_folders(BookieConfig(**values), path)
-    _check_pairs(config, str(path) if path else "the command line")
+        values |= _checked(source, _read(path), path.absolute().parent)
+    values |= _checked(_COMMAND_LINE, overrides or {}, Path.cwd())
+    config = _with_folders(BookieConfig(**values), source)
+    _check_pairs(config, source)
     return config
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read(path: Path) -> dict[str, object]:
     try:
         with path.open("rb") as file:
             return tomllib.load(file)
@@ -413,82 +354,35 @@ def _read(path: Path) -> dict[str, Any]:
         raise ConfigError(str(path), "", f"cannot be read: {cause.strerror}") from cause
 
 
-def _checked(source: str, values: Mapping[str, Any], folder: Path) -> dict[str, Any]:
+def _checked(source: str, values: Mapping[str, object], folder: Path) -> dict[str, Value]:
     checked = {}
     for key, value in values.items():
-        if key not in _HINTS:
+        if key not in _SETTINGS:
             raise ConfigError(source, key, f"no such setting{_nearest(key)}")
-        checked[key] = _value(source, key, value)
-        if key.endswith("_folder") and checked[key]:
-            checked[key] = str(folder / Path(checked[key]).expanduser())
+        setting = _SETTINGS[key]
+        parsed = setting.parse(_HINTS[key].__origin__, value)
+        if parsed is None:
+            raise ConfigError(source, key, f"{value!r} is not allowed; allowed: {setting.allowed}")
+        if key.endswith("_folder") and isinstance(parsed, str) and parsed:
+            parsed = str(folder / Path(parsed).expanduser())
+        checked[key] = parsed
     return checked
 
 
 def _nearest(key: str) -> str:
-    near = difflib.get_close_matches(key, _HINTS, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(key, _SETTINGS, n=1, cutoff=0.5)
     return f'; did you mean "{near[0]}"?' if near else "; `bookie config` lists them all"
 
 
-def _value(source: str, key: str, value: Any) -> Any:
-    setting: Setting = _HINTS[key].__metadata__[0]
-    kind: type = _HINTS[key].__origin__
-    try:
-        parsed = _parse(kind, setting, value)
-    except ValueError:
-        parsed = None
-    if parsed is None or not _in_bounds(key, setting, parsed):
-        raise ConfigError(source, key, f"{value!r} is not allowed; it takes {_allowed(key)}")
-    return parsed
-
-
-def _allowed(key: str) -> str:
-    if key == "bookie_id":
-        return "up to 128 letters, digits and . _ : - [ ]"
-    allowed: str = _HINTS[key].__metadata__[0].allowed
-    return allowed
-
-
-def _parse(kind: type, setting: Setting, value: Any) -> Any:
-    """The value in its type, or None when it is of another one."""
-    if isinstance(value, bool):
-        return None
-    if kind is str:
-        return value if isinstance(value, str) else None
-    if isinstance(value, str):
-        if setting.unit.startswith("bytes"):
-            return _parse_size(value)
-        return int(value) if kind is int else float(value)
-    if kind is float and isinstance(value, int):
-        return float(value)
-    return value if isinstance(value, kind) else None
-
-
-def _parse_size(text: str) -> int | None:
-    match = _SIZE.fullmatch(text)
-    factor = _UNITS.get(match[2].upper() or "B") if match else None
-    return int(match[1]) * factor if match and factor else None
-
-
-def _in_bounds(key: str, setting: Setting, value: Any) -> bool:
-    if setting.choices:
-        return value in setting.choices
-    if key == "bookie_id":
-        return not value or _ID.fullmatch(value) is not None
-    if isinstance(value, str):
-        return "\0" not in value
-    return bool(setting.low <= value <= setting.high)  # also refuses a NaN
-
-
-def _with_folders(config: BookieConfig, path: Path | None) -> BookieConfig:
+def _with_folders(config: BookieConfig, source: str) -> BookieConfig:
     data = config.data_folder
     if not data and not (config.journal_folder and config.ledger_folder and config.metadata):
-        source = str(path) if path else "the command line"
         raise ConfigError(source, "data_folder", "missing; name the bookie's folder (--data DIR)")
     return msgspec.structs.replace(
         config,
         journal_folder=config.journal_folder or str(Path(data, "journal")),
         ledger_folder=config.ledger_folder or str(Path(data, "ledgers")),
-        metadata=config.metadata or f"sqlite:///{Path(data, 'metadata.db')}".replace("////", "///"),
+        metadata=config.metadata or f"sqlite://{Path(data, 'metadata.db')}",
     )
 
 
