@@ -1,0 +1,69 @@
+"""Addresses of bookies: ``host:port``, and ``bookie://host:port,host:port``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from metadata.errors import BadAddress
+
+BOOKIE_SCHEME = "bookie://"
+DEFAULT_PORT = 3181
+
+
+class Address(NamedTuple):
+    """Where a bookie listens. An IPv6 *host* is held without its brackets."""
+
+    host: str
+    port: int
+
+    def __str__(self) -> str:
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{host}:{self.port}"
+
+
+def parse_address(text: str) -> Address:
+    """Return the address that *text* names; the port is 3181 when left out.
+
+    Raises:
+        BadAddress: no host, a port outside 1 to 65535, or stray characters.
+    """
+    host, port = _split(text.strip())
+    if not host or not all(_is_host_character(character) for character in host):
+        raise BadAddress(f"{text!r} has no valid host; expected host:port")
+    if not (port.isascii() and port.isdigit() and 1 <= int(port[:6]) <= 65535):
+        raise BadAddress(f"{text!r} has no valid port; expected 1 to 65535")
+    return Address(host, int(port))
+
+
+def parse_cluster(url: str) -> list[Address]:
+    """Return the addresses of ``bookie://host:port,host:port``, in order, each once.
+
+    Raises:
+        BadAddress: another scheme, no address at all, or one that is malformed.
+    """
+    if not url.startswith(BOOKIE_SCHEME):
+        raise BadAddress(f"{url!r} does not start with {BOOKIE_SCHEME}")
+    listed = url.removeprefix(BOOKIE_SCHEME).removesuffix("/")
+    return list(dict.fromkeys(parse_address(text) for text in listed.split(",")))
+
+
+def format_cluster(addresses: Sequence[Address]) -> str:
+    """Return the URL that parse_cluster reads back."""
+    return BOOKIE_SCHEME + ",".join(map(str, addresses))
+
+
+def _split(text: str) -> tuple[str, str]:
+    if text.startswith("["):
+        host, bracket, rest = text[1:].partition("]")
+        if not bracket or ":" not in host or (rest and not rest.startswith(":")):
+            raise BadAddress(f"{text!r} has no valid host; expected [IPv6]:port")
+        return host, rest.removeprefix(":") if rest else str(DEFAULT_PORT)
+    if text.count(":") > 1:
+        raise BadAddress(f"{text!r}: an IPv6 host must stand in brackets")
+    host, colon, port = text.partition(":")
+    return host, port if colon else str(DEFAULT_PORT)
+
+
+def _is_host_character(character: str) -> bool:
+    return character.isascii() and (character.isalnum() or character in "-._:%")

@@ -1,0 +1,328 @@
+"""CALL messages: what a client asks a bookie outside the data path, in msgpack.
+
+A CALL frame (native/frame.h) carries one request, its answer one reply. Both are
+maps with a "type" that names the struct; a reply is the one noted beside the
+request, or Failure. The ops of a transaction (metadata/store.py) are
+requests of their own too. Unknown fields are let pass, so that either side may
+be newer; an unknown type is answered with Failure.
+
+Bytes of a peer are never trusted: decoding gives a valid message or BadRecord.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, TypeVar
+
+import msgspec
+
+from metadata.errors import Attribute, BadRecord
+from metadata.store import Changes, Check, CheckLease, Delete, Lease, Put
+from native.mark import Mark
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Id = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+T = TypeVar("T")
+
+
+class Message(msgspec.Struct, frozen=True, tag=True):
+    """Root of requests and replies; the tag is the name of the struct."""
+
+
+# --- requests to the metadata store ----------------------------------------------------
+
+
+class Get(Message, frozen=True):
+    """-> Found or Missing."""
+
+    key: str
+
+
+class Transact(Message, frozen=True):
+    """-> Done."""
+
+    ops: Annotated[list[Put | Delete | Check | CheckLease], msgspec.Meta(max_length=128)]
+
+
+class ListKeys(Message, frozen=True):
+    """-> KeyPage."""
+
+    prefix: str
+    after: str = ""
+    limit: Count = 1000
+
+
+class NextId(Message, frozen=True):
+    """-> Done, with the first id."""
+
+    counter: str
+    count: Count = 1
+
+
+class Grant(Message, frozen=True):
+    """-> Granted."""
+
+    name: str
+    owner: str
+    ttl_s: float
+    value: bytes = b""
+
+
+class Renew(Message, frozen=True):
+    """-> Granted."""
+
+    lease: Lease
+    value: bytes | None = None
+
+
+class Release(Message, frozen=True):
+    """-> Done."""
+
+    lease: Lease
+
+
+class ListLeases(Message, frozen=True):
+    """-> LeasePage."""
+
+    prefix: str
+    after: str = ""
+
+
+class WatchSince(Message, frozen=True):
+    """-> Changes, when there are some or *wait_ms* passed. Without *revision*: at once."""
+
+    prefix: str
+    revision: Count | None = None
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
+
+
+# --- requests to the bookie itself -----------------------------------------------------
+
+
+class BookieInfo(Message, frozen=True):
+    """Who are you, and how are you? -> BookieStatus."""
+
+
+class LedgerStates(Message, frozen=True):
+    """Which ledgers with id > *after* are there, up to *count*? -> LedgerStatePage."""
+
+    after: Id = -1
+    count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+
+
+class EntryLocation(Message, frozen=True):
+    """Where does this entry lie? -> EntryPlace."""
+
+    ledger_id: Count
+    entry_id: Count
+
+
+class JournalMark(Message, frozen=True):
+    """Where does the journal stand, and where would replay start? -> JournalState."""
+
+
+class Logs(Message, frozen=True):
+    """Which entry logs are there? -> LogPage."""
+
+    after: Id = -1
+
+
+class CollectGarbage(Message, frozen=True):
+    """Collect now, with minor or *major* compaction, and wait for the end. -> GarbageReport."""
+
+    major: bool = False
+
+
+class FlushNow(Message, frozen=True):
+    """Write the memtable to the entry logs and move the mark. -> JournalState."""
+
+
+# --- replies ---------------------------------------------------------------------------
+
+
+class Failure(Message, frozen=True):
+    """The request was not done. *kind* is the name of the exception (metadata/failures.py)."""
+
+    kind: str
+    message: str
+    attributes: dict[str, Attribute] = {}
+
+
+class Missing(Message, frozen=True):
+    """There is no such key."""
+
+
+class Found(Message, frozen=True):
+    """The value of a key and its version."""
+
+    value: bytes
+    version: int
+
+
+class Done(Message, frozen=True):
+    """The change is made. One number for each op, as MetadataStore.transact returns."""
+
+    numbers: list[int] = []
+
+
+class KeyItem(msgspec.Struct, frozen=True, array_like=True):
+    """One row of a KeyPage."""
+
+    key: str
+    value: bytes
+    version: int
+
+
+class KeyPage(Message, frozen=True):
+    """Keys in order; no items: the listing is over."""
+
+    items: list[KeyItem]
+
+
+class Granted(Message, frozen=True):
+    """The lease is the caller's."""
+
+    lease: Lease
+
+
+class LeasePage(Message, frozen=True):
+    """Live leases, ordered by name."""
+
+    leases: list[Lease]
+
+
+class BookieStatus(Message, frozen=True):
+    """A bookie about itself. Sizes in bytes."""
+
+    bookie_id: str
+    address: str
+    state: str
+    """offline, initialization, syncing or ready"""
+    version: str = ""
+    read_only: bool = False
+    capacity: int = 0
+    free: int = 0
+    load: float = 0.0
+    """bytes added a second, lately"""
+    ledgers: int = 0
+    connections: int = 0
+    uptime_s: float = 0.0
+    metrics_port: int = 0
+    process_id: int = 0
+
+
+class LedgerOnBookie(msgspec.Struct, frozen=True):
+    """What a bookie knows of one ledger; -1 stands for none."""
+
+    ledger_id: int
+    last_entry: int
+    lac: int
+    explicit_lac: int = -1
+    fenced: bool = False
+    bytes_in_logs: int = 0
+
+
+class LedgerStatePage(Message, frozen=True):
+    """Ledgers ordered by id; none: the listing is over."""
+
+    ledgers: list[LedgerOnBookie]
+
+
+class EntryPlace(Message, frozen=True):
+    """*source*: "memtable", "log", or "absent". The rest holds for a log only."""
+
+    source: str
+    log_id: int = 0
+    offset: int = 0
+    size: int = 0
+
+
+class JournalState(Message, frozen=True):
+    """The journal's end, and the mark of the last checkpoint, if there was one."""
+
+    journal_id: int
+    journal_offset: int
+    mark: Mark | None = None
+
+
+class LogOnBookie(msgspec.Struct, frozen=True):
+    """One entry log. Sizes in bytes."""
+
+    log_id: int
+    size: int
+    live: int
+    open: bool = False
+    damaged: bool = False
+    extents: int = 0
+
+
+class LogPage(Message, frozen=True):
+    """Entry logs ordered by id; none: the listing is over."""
+
+    logs: list[LogOnBookie]
+
+
+class GarbageReport(Message, frozen=True):
+    """What a collection did."""
+
+    ledgers_deleted: int = 0
+    logs_deleted: int = 0
+    logs_compacted: int = 0
+    freed_size: int = 0
+    copied_size: int = 0
+
+
+# --- the two unions ----------------------------------------------------------------------
+
+MetadataRequest = (
+    Get
+    | Put
+    | Delete
+    | Transact
+    | ListKeys
+    | NextId
+    | Grant
+    | Renew
+    | Release
+    | ListLeases
+    | WatchSince
+)
+BookieRequest = (
+    BookieInfo | LedgerStates | EntryLocation | JournalMark | Logs | CollectGarbage | FlushNow
+)
+Request = MetadataRequest | BookieRequest
+MetadataReply = Found | Missing | Done | KeyPage | Granted | LeasePage | Changes | Failure
+BookieReply = (
+    BookieStatus | LedgerStatePage | EntryPlace | JournalState | LogPage | GarbageReport | Failure
+)
+Reply = MetadataReply | BookieReply
+
+_encoder = msgspec.msgpack.Encoder()
+_request_decoder: msgspec.msgpack.Decoder[Request] = msgspec.msgpack.Decoder(Request)
+_reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
+
+
+def encode_request(request: Request) -> bytes:
+    """Return the body of the CALL frame that asks for *request*."""
+    return _encoder.encode(request)
+
+
+def encode_reply(reply: Reply) -> bytes:
+    """Return the body of the CALL response."""
+    return _encoder.encode(reply)
+
+
+def decode_request(body: bytes) -> Request:
+    """Return the request in *body*. Raises BadRecord for anything else."""
+    return _decode(_request_decoder, body)
+
+
+def decode_reply(body: bytes) -> Reply:
+    """Return the reply in *body*. Raises BadRecord for anything else."""
+    return _decode(_reply_decoder, body)
+
+
+def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+    try:
+        return decoder.decode(body)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        raise BadRecord(f"not a message of a call: {wrong}") from wrong

@@ -1,0 +1,65 @@
+"""Errors as replies: an exception becomes a Failure at the bookie, and itself again.
+
+The kind is the name of the exception's class, the attributes are its own. A kind
+that is not of this package becomes CallFailed, which keeps all of it.
+"""
+
+from __future__ import annotations
+
+from typing import TypeVar
+
+from metadata import errors
+from metadata.calls import Failure, Reply
+from metadata.errors import Attribute, BadRecord, CallFailed, MetadataError
+
+T = TypeVar("T")
+
+_FROM_MESSAGE = (errors.MetadataUnavailable, errors.BadStore)
+_FROM_ATTRIBUTES = (errors.VersionConflict, errors.LeaseHeld, errors.LeaseLost)
+_PLAIN = (errors.BadRequest, errors.BadRecord, errors.BadAddress)
+_KINDS: dict[str, type[MetadataError]] = {
+    kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ATTRIBUTES, *_PLAIN)
+}
+
+
+def failure_of(error: MetadataError) -> Failure:
+    """Return *error* as a reply, with all its attributes."""
+    if isinstance(error, CallFailed):
+        return Failure(error.kind, error.message, error.attributes)
+    attributes: dict[str, Attribute] = {
+        name: value for name, value in vars(error).items() if name != "message"
+    }
+    return Failure(type(error).__name__, error.message, attributes)
+
+
+def error_of(failure: Failure) -> MetadataError:
+    """Return the exception that *failure* was made of.
+
+    BadRecord when its attributes are not those of its kind: the peer is at fault.
+    """
+    kind = _KINDS.get(failure.kind)
+    if kind is None:
+        return CallFailed(failure.message, kind=failure.kind, attributes=failure.attributes)
+    attributes = failure.attributes
+    try:
+        if kind in _FROM_ATTRIBUTES:
+            return kind(**attributes)  # type: ignore[arg-type]  # checked by the call
+        if kind in _FROM_MESSAGE:
+            return kind(failure.message, **attributes)  # type: ignore[arg-type]
+        return kind(failure.message)
+    except (TypeError, ValueError) as wrong:
+        return BadRecord(f"a failure of kind {failure.kind} has wrong attributes: {wrong}")
+
+
+def expect(reply: Reply, kind: type[T]) -> T:
+    """Return *reply* when it is a *kind*.
+
+    Raises:
+        MetadataError: the one that a Failure stands for.
+        BadRecord: the reply is of another kind.
+    """
+    if isinstance(reply, kind):
+        return reply
+    if isinstance(reply, Failure):
+        raise error_of(reply)
+    raise BadRecord(f"the bookie answered {type(reply).__name__}, not {kind.__name__}")

@@ -1,0 +1,56 @@
+"""What a store takes: the bounds of keys, values, counts and times.
+
+Every driver checks with these before it does anything, so that a request is
+refused the same way wherever it is made, and a reply always fits a frame.
+"""
+
+from __future__ import annotations
+
+from metadata.errors import BadRequest
+
+KEY_SIZE_MAX = 512
+VALUE_SIZE_MAX = 1 << 20
+PAGE_COUNT_MAX = 1000
+PAGE_SIZE_MAX = 2 << 20  # bytes of values in one page, unless it holds one item only
+OPS_MAX = 128
+OPS_SIZE_MAX = 4 << 20  # bytes of values in one transaction
+IDS_MAX = 1_000_000
+LEASE_VALUE_SIZE_MAX = 4096
+TTL_S_MIN = 0.05
+TTL_S_MAX = 86_400.0
+WAIT_S_MAX = 60.0
+INTEGER_MAX = (1 << 63) - 1
+
+
+def check_key(key: str, what: str = "key") -> None:
+    """Raise BadRequest unless *key* has 1 to 512 bytes, all printable."""
+    if not key:
+        raise BadRequest(f"the {what} is empty")
+    check_prefix(key, what)
+
+
+def check_prefix(prefix: str, what: str = "prefix") -> None:
+    """Raise BadRequest unless *prefix* has at most 512 bytes, all printable."""
+    if not prefix.isprintable():
+        raise BadRequest(f"the {what} {prefix[:40]!a} has characters that cannot be printed")
+    size = len(prefix.encode())
+    if size > KEY_SIZE_MAX:
+        raise BadRequest(f"the {what} has {size} bytes; at most {KEY_SIZE_MAX} are allowed")
+
+
+def check_size(size: int, size_max: int, what: str) -> None:
+    """Raise BadRequest when *size* bytes are more than *size_max*."""
+    if size > size_max:
+        raise BadRequest(f"{what} has {size} bytes; at most {size_max} are allowed")
+
+
+def check_range(number: float, lowest: float, highest: float, what: str) -> None:
+    """Raise BadRequest unless *number* lies between the two, both included."""
+    if not lowest <= number <= highest:
+        raise BadRequest(f"{what} is {number}; allowed are {lowest} to {highest}")
+
+
+def check_expected(expected: int | None) -> None:
+    """Raise BadRequest unless *expected* is None or can be a version."""
+    if expected is not None:
+        check_range(expected, 0, INTEGER_MAX, "the expected version")
