@@ -1,0 +1,263 @@
+"""Cookies: a bookie starts only on the folders that are its own, and on all of them.
+
+A bookie that came back with an emptied disk would answer "no such entry" for entries
+that it acknowledged, and forget which ledgers are fenced. So one identity is written
+in three places, and all must agree:
+
+    <journal folder>/cookie.json      <ledger folder>/cookie.json      cookies/<bookie id>
+                                                                       in the metadata
+
+A new bookie, known nowhere, is given one. A crash on the way is told from damage by
+``complete``: both files are written incomplete, then the record, then both complete.
+While a file is incomplete the bookie never served, and the next start goes on from there.
+"""
+
+from __future__ import annotations
+
+import datetime
+import secrets
+from collections.abc import Sequence
+
+import msgspec
+
+from bookie.config import BookieConfig
+from bookie.cookie_file import (
+    FILE_NAME,
+    BookieUnknown,
+    Cookie,
+    Folder,
+    FolderEmptied,
+    FolderForeign,
+    FolderMoved,
+    absolute,
+    look,
+    write_cookies,
+)
+from metadata.errors import VersionConflict
+from metadata.records import (
+    COOKIES,
+    CookieRecord,
+    cookie_key,
+    decode_cookie,
+    encode_record,
+)
+from metadata.store import ABSENT, MetadataStore, pages
+
+INSTANCE_KEY = "instance"
+
+
+async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieRecord:
+    """Make sure that the folders of *config* are this bookie's; make a new bookie if none.
+
+    Call it with the folders held (lock.py). *store* is asked for the bookie's record, and
+    given one for a new bookie.
+
+    Returns:
+        The bookie's record; its bookie_id is the name to serve under.
+
+    Raises:
+        FolderEmptied, FolderForeign, FolderMoved, BookieUnknown: see there.
+        MetadataError: the store cannot be asked.
+        OSError: a folder cannot be read or written.
+    """
+    folders = await look(config)
+    cookies = [folder.cookie for folder in folders if folder.cookie is not None]
+    if not cookies:
+        return await _create(config, store, folders)
+    _check_agreement(config, folders, cookies)
+    cookie = cookies[0]
+    record = await _record(store, cookie.bookie_id)
+    if record is None and not any(each.complete for each in cookies):
+        # Cut off while it was made; perhaps for another cluster than the one named now.
+        cookie = msgspec.structs.replace(cookie, instance_id=await _instance(store))
+        return await _complete(store, folders, cookie)
+    _check_presence(folders, cookie)
+    _check_record(cookie, record)
+    _check_paths(config, cookies, record)
+    if not all(each.complete for each in cookies):
+        await write_cookies(folders, cookie, complete=True)
+    return cookie.record
+
+
+async def adopt_folders(config: BookieConfig, store: MetadataStore) -> CookieRecord:
+    """Accept that the folders were moved: write their present paths into the cookies.
+
+    Safe to repeat after a crash. A copy that stayed behind refuses to start from then on.
+
+    Raises:
+        CookieRefused: anything but the paths disagrees.
+    """
+    folders = await look(config)
+    cookies = [folder.cookie for folder in folders if folder.cookie is not None]
+    if not cookies:
+        raise FolderEmptied(config.ledger_folder, "no cookie here", "nothing to adopt")
+    _check_agreement(config, folders, cookies)
+    _check_presence(folders, cookies[0])
+    record = await _record(store, cookies[0].bookie_id)
+    _check_record(cookies[0], record)
+    cookie = msgspec.structs.replace(
+        cookies[0],
+        journal_folder=absolute(config.journal_folder),
+        ledger_folder=absolute(config.ledger_folder),
+    )
+    await store.put(cookie_key(cookie.bookie_id), encode_record(cookie.record))
+    await write_cookies(folders, cookie, complete=True)
+    return cookie.record
+
+
+async def _record(store: MetadataStore, bookie_id: str) -> CookieRecord | None:
+    key = cookie_key(bookie_id)
+    found = await store.get(key)
+    return decode_cookie(key, found.value) if found else None
+
+
+async def _create(
+    config: BookieConfig, store: MetadataStore, folders: Sequence[Folder]
+) -> CookieRecord:
+    for folder in folders:
+        if folder.has_data:
+            raise FolderForeign(
+                str(folder.path),
+                f"holds files but no {FILE_NAME}, so it is no bookie's folder",
+                f"restore {FILE_NAME}, or name an empty folder",
+            )
+    await _check_not_emptied(config, store)
+    cookie = Cookie(
+        bookie_id=config.bookie_id or f"bookie-{secrets.token_hex(4)}",
+        cookie_id=secrets.token_hex(16),
+        instance_id=await _instance(store),
+        role="journal",
+        journal_folder=absolute(config.journal_folder),
+        ledger_folder=absolute(config.ledger_folder),
+        created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+        complete=False,
+    )
+    return await _complete(store, folders, cookie)
+
+
+async def _check_not_emptied(config: BookieConfig, store: MetadataStore) -> None:
+    """Refuse when the metadata knows of a bookie that had data in these folders."""
+    if config.bookie_id:
+        known = await _record(store, config.bookie_id)
+    else:
+        known = await _record_of_folders(config, store)
+    if known is None:
+        return
+    raise FolderEmptied(
+        absolute(config.ledger_folder),
+        f"empty or missing, but bookie {known.bookie_id} had its data in {known.ledger_folder}",
+        "mount the right disk; or give its copies up with `bookie format --force`; "
+        "or, for another bookie, name it with --bookie-id",
+    )
+
+
+async def _record_of_folders(config: BookieConfig, store: MetadataStore) -> CookieRecord | None:
+    places = {absolute(config.journal_folder), absolute(config.ledger_folder)}
+    async for page in pages(store, COOKIES):
+        for key, found in page:
+            record = decode_cookie(key, found.value)
+            if places & {record.journal_folder, record.ledger_folder}:
+                return record
+    return None
+
+
+async def _complete(
+    store: MetadataStore, folders: Sequence[Folder], cookie: Cookie
+) -> CookieRecord:
+    for folder in folders:
+        if folder.has_data:
+            raise FolderForeign(
+                str(folder.path), "holds files that no bookie wrote", "name an empty folder"
+            )
+    await write_cookies(folders, cookie, complete=False)
+    key = cookie_key(cookie.bookie_id)
+    try:
+        await store.put(key, encode_record(cookie.record), expected=ABSENT)
+    except VersionConflict as cause:
+        # Our own, when a former try was cut off after the store had done it.
+        record = await _record(store, cookie.bookie_id)
+        if record != cookie.record:
+            raise BookieUnknown(
+                key, "another bookie has this name already", "choose another --bookie-id"
+            ) from cause
+    await write_cookies(folders, cookie, complete=True)
+    return cookie.record
+
+
+async def _instance(store: MetadataStore) -> str:
+    """The id of the cluster, made by its first bookie."""
+    found = await store.get(INSTANCE_KEY)
+    if found is None:
+        try:
+            fresh = secrets.token_hex(16)
+            await store.put(INSTANCE_KEY, fresh.encode(), expected=ABSENT)
+        except VersionConflict:
+            return await _instance(store)
+        return fresh
+    return found.value.decode()
+
+
+def _check_agreement(
+    config: BookieConfig, folders: Sequence[Folder], cookies: Sequence[Cookie]
+) -> None:
+    for folder in folders:
+        if folder.cookie is not None and folder.cookie.role != folder.role:
+            raise FolderForeign(
+                str(folder.path),
+                f"this is the {folder.cookie.role} folder of bookie {folder.cookie.bookie_id}",
+                "swap journal_folder and ledger_folder in the configuration",
+            )
+    if len({(each.bookie_id, each.cookie_id, each.instance_id) for each in cookies}) > 1:
+        names = " and ".join(each.bookie_id for each in cookies)
+        raise FolderForeign(
+            config.ledger_folder,
+            f"the two folders belong to different bookies ({names})",
+            "correct journal_folder or ledger_folder",
+        )
+    found = cookies[0].bookie_id
+    if config.bookie_id not in ("", found):
+        raise FolderForeign(
+            config.ledger_folder,
+            f"this is the data of bookie {found}, not of {config.bookie_id}",
+            "correct bookie_id, or the folders",
+        )
+
+
+def _check_presence(folders: Sequence[Folder], cookie: Cookie) -> None:
+    for folder in folders:
+        if folder.cookie is None:
+            raise FolderEmptied(
+                str(folder.path),
+                f"the {folder.role} folder of bookie {cookie.bookie_id} is missing, or has no "
+                f"{FILE_NAME}",
+                "mount the right disk; or give the bookie's copies up with `bookie format --force`",
+            )
+
+
+def _check_record(cookie: Cookie, record: CookieRecord | None) -> None:
+    if record is None:
+        raise BookieUnknown(
+            cookie_key(cookie.bookie_id),
+            "the metadata does not know this bookie",
+            "it is probably the wrong store; check --metadata",
+        )
+    if record.cookie_id != cookie.cookie_id or record.instance_id != cookie.instance_id:
+        raise BookieUnknown(
+            cookie_key(cookie.bookie_id),
+            "the metadata knows another bookie by this name",
+            "this data is from another cluster, or from before a format; check --metadata",
+        )
+
+
+def _check_paths(
+    config: BookieConfig, cookies: Sequence[Cookie], record: CookieRecord | None
+) -> None:
+    here = (absolute(config.journal_folder), absolute(config.ledger_folder))
+    for known in (*cookies, record):
+        if known is not None and (known.journal_folder, known.ledger_folder) != here:
+            raise FolderMoved(
+                here[1],
+                f"bookie {known.bookie_id} had its folders at {known.journal_folder} and "
+                f"{known.ledger_folder}",
+                "if they were moved, and this is no copy, run `bookie format --moved`",
+            )

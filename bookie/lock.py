@@ -1,0 +1,53 @@
+"""One process at a time: the lock on a bookie's folders.
+
+An flock on the file ``lock`` of each folder. The kernel lets go of it when the process
+ends, however it ends, so a lock never has to be cleaned up.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from bookie.config import BookieConfig
+from bookie.errors import FolderInUse
+
+FILE_NAME = "lock"
+
+
+@contextlib.contextmanager
+def hold_folders(config: BookieConfig) -> Iterator[None]:
+    """Hold the journal and the ledger folder of *config*.
+
+    When neither is there, both are created, so that two processes cannot make one bookie
+    twice. When one is missing it stays so, for check_cookie to complain of.
+
+    Raises:
+        FolderInUse: another process holds one of them.
+        OSError: a folder cannot be created or written.
+    """
+    folders = [Path(config.journal_folder), Path(config.ledger_folder)]
+    if not any(folder.exists() for folder in folders):
+        for folder in folders:
+            folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.ExitStack() as held:
+        for folder in folders:
+            if folder.is_dir():
+                held.enter_context(_hold(folder))
+        yield
+
+
+@contextlib.contextmanager
+def _hold(folder: Path) -> Iterator[None]:
+    with (folder / FILE_NAME).open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as cause:
+            raise FolderInUse(folder) from cause
+        file.truncate(0)
+        file.write(f"{os.getpid()}\n")
+        file.flush()
+        yield
