@@ -22,7 +22,7 @@
  *  4. The first frame for a ledger that is not known creates it with the
  *     frame's key. A ledger whose key is not known (an index rebuilt without
  *     it) takes the first key that is shown.
- *  5. An entry that is there already is acknowledged (after the sync of the
+ *  5. An entry that is in the memtable already is acknowledged (after the sync of the
  *     current group) and not stored again.
  *
  * Threads: bk_connection_* and bk_engine_poll/ready/woken from the event loop's

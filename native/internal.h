@@ -52,4 +52,12 @@ int bk_io_open_direct(const char *path, int flags, int *fd);
 void *bk_io_alloc(size_t size);
 uint64_t bk_io_now_ns(void);
 
+/* journal.c: the ids of files named <16 hex digits>.<ending>, in rising order; the
+ * caller frees *ids. */
+int bk_journal_list(const char *folder, const char *ending, uint64_t **ids, size_t *count);
+
+/* store.c: keep a damage for bk_store_take_damage. */
+void bk_store_note(bk_store *store, const char *path, uint64_t offset, int64_t ledger_id,
+                   int64_t entry_id);
+
 #endif

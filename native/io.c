@@ -98,8 +98,12 @@ int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got)
     while (size > 0) {
         ssize_t n = pread(fd, at, size, (off_t)offset);
         if (n < 0) {
+            struct stat st;
             if (errno == EINTR)
                 continue;
+            /* A direct read that met the end of the file cannot go on from there. */
+            if (errno == EINVAL && *got > 0 && fstat(fd, &st) == 0 && (uint64_t)st.st_size <= offset)
+                break;
             return -errno;
         }
         if (n == 0)

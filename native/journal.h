@@ -19,7 +19,7 @@
  * then zeros up to the next boundary. Body of the group record, 48 bytes:
  * ledger id -1 8, BK_RECORD_GROUP 8 (big-endian, as in all records), then
  * little-endian file id 8, offset 8 of this group in the file, number 8 (0, 1,
- * 2 ... in the file), size 8 of the group, padding included.
+ * 2 ... in the file), size 8 of the group without the zeros after it.
  *
  * The torn tail. The blocks of the last group reach the disk in any order, so a
  * crash can leave a hole anywhere in it. Nobody was told that its entries are
@@ -36,12 +36,17 @@
  * again later; the salt (record.h) and the group record keep its old contents
  * from being taken for new ones.
  *
- * Threads: bk_journal_write, _sync and _roll from one thread (the writer);
+ * Threads: bk_journal_write and _prepare from one thread (the writer);
  * bk_journal_trim from any one other. A failed write or sync poisons the
  * journal: every later call returns the same error, because the kernel may
  * have dropped the pages that it could not write.
  */
 typedef struct bk_journal bk_journal;
+
+/* A group ends before it would outgrow this, so that a scan knows how far to look
+ * for the next one. */
+#define BK_GROUP_SIZE_MAX 16777216
+#define BK_GROUP_HEADER_SIZE 56 /* the group record with its record header */
 
 /* [blocks] Open a journal for writing in folder: a new file after last_id,
  * whose header names last_id and last_end as its predecessor (0, 0 for none).
@@ -49,16 +54,17 @@ typedef struct bk_journal bk_journal;
  * this many files for reuse. */
 int bk_journal_open(const char *folder, uint64_t last_id, uint64_t last_end, uint64_t size_max,
                     uint32_t spares_max, bk_journal **out);
-/* Where the next group goes. The engine asks before it starts a group, as the
- * records' salt depends on the file. *offset equal to BK_BLOCK_SIZE with an id
- * not yet created means that bk_journal_write will roll. */
-void bk_journal_next(const bk_journal *journal, uint64_t *file_id, uint64_t *offset,
-                     uint64_t *number);
-/* [blocks] Write one group (block-aligned address and size, group record filled
- * in for the position of bk_journal_next) and sync it. */
-int bk_journal_write(bk_journal *journal, const uint8_t *group, uint64_t size);
-/* [blocks] Files wholly before (file_id): delete, or keep as spares, all but the
- * newest backups of them. */
+/* [blocks] Write one group (block-aligned address, offset and size; its group
+ * record filled in) at offset of file_id and sync it. file_id is the current file's or
+ * one more: then that file is begun first, and names offset's predecessor as its
+ * previous end. */
+int bk_journal_write(bk_journal *journal, uint64_t file_id, uint64_t offset, const uint8_t *group,
+                     uint64_t size);
+/* [blocks] For idle moments: zero-fill a piece of the file ahead of the writer. BK_OK:
+ * there is more to do; BK_END: enough is prepared. */
+int bk_journal_prepare(bk_journal *journal);
+/* [blocks] Files with a smaller id than file_id: delete, or keep as spares, all but
+ * the newest backups of them. */
 int bk_journal_trim(bk_journal *journal, uint64_t file_id, uint32_t backups);
 /* Bytes in all journal files of the folder, as allocated by this handle. */
 uint64_t bk_journal_bytes(const bk_journal *journal);

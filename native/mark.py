@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
+
+from native._core import ffi
 
 
 class Mark(msgspec.Struct, frozen=True):
@@ -20,3 +24,13 @@ class Mark(msgspec.Struct, frozen=True):
     index_end: int
     table_end: int
     table_id: int
+
+
+def lend_mark(mark: Mark) -> Any:  # noqa: ANN401 - a cffi struct
+    """Return *mark* as the C struct, for the bindings of this package."""
+    return ffi.new("bk_mark *", {name: getattr(mark, name) for name in Mark.__struct_fields__})
+
+
+def take_mark(raw: Any) -> Mark:  # noqa: ANN401 - a cffi struct
+    """Return the C struct as a Mark."""
+    return Mark(*(getattr(raw, name) for name in Mark.__struct_fields__))

@@ -1,0 +1,489 @@
+/* Reads, fences and what is known of ledgers. See engine.h. */
+#include "engine_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define COPY_MAX (256u << 10) /* bytes copied in one go with the lock held */
+
+/* --- one entry -------------------------------------------------------------------- */
+
+/* Copy the stored entry out of the memtable. BK_ABSENT: it is not there. */
+static int copy_from_memory(bk_engine *engine, int64_t ledger_id, int64_t entry_id, uint8_t *out,
+                            size_t out_size, uint32_t *size)
+{
+    uint32_t record_size;
+    int result = BK_ABSENT;
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    const uint8_t *record =
+        ledger != NULL ? bk_engine_find(engine, ledger, entry_id, &record_size) : NULL;
+    if (record != NULL) {
+        *size = record_size - BK_RECORD_HEADER_SIZE;
+        result = *size <= out_size ? BK_OK : BK_SMALL;
+        if (result == BK_OK)
+            memcpy(out, record + BK_RECORD_HEADER_SIZE, *size);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+static void count_read(bk_engine *engine, int from_log, uint64_t entries, uint64_t bytes,
+                       uint64_t begun)
+{
+    uint64_t ns = bk_io_now_ns() - begun;
+    pthread_mutex_lock(&engine->lock);
+    engine->stats.read_bytes += bytes;
+    if (from_log) {
+        engine->stats.reads_log += entries;
+        bk_histogram_add_ns(&engine->stats.read_log, ns, 1);
+    } else {
+        engine->stats.reads_memtable += entries;
+        bk_histogram_add_ns(&engine->stats.read_memtable, ns, 1);
+    }
+    pthread_mutex_unlock(&engine->lock);
+}
+
+static int read_one(bk_engine *engine, int64_t ledger_id, int64_t entry_id, int use_disk,
+                    uint8_t *out, size_t out_size, uint32_t *size)
+{
+    uint64_t begun = bk_io_now_ns();
+    int result = copy_from_memory(engine, ledger_id, entry_id, out, out_size, size);
+    int from_log = result == BK_ABSENT;
+    if (from_log) {
+        if (!use_disk)
+            return BK_AGAIN;
+        result = bk_store_read(engine->store, ledger_id, entry_id, out, out_size, size);
+        if (result == BK_NO_LEDGER)
+            result = BK_ABSENT; /* the caller knows the ledger: it has no entry on disk */
+    }
+    if (result == BK_OK)
+        count_read(engine, from_log, 1, *size, begun);
+    return result;
+}
+
+/* --- a run of entries ---------------------------------------------------------------- */
+
+typedef struct {
+    uint8_t *out;
+    size_t room, size;
+    uint32_t count, count_max;
+} bk_gathered;
+
+/* Copy entries from *next on that are in the memtable. BK_ABSENT: *next is not;
+ * BK_SMALL: the next does not fit; BK_END: enough. */
+static int gather_memory(bk_engine *engine, int64_t ledger_id, int64_t *next, int64_t last,
+                         bk_gathered *got)
+{
+    int result = BK_OK;
+    size_t copied = 0;
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    while (result == BK_OK && copied < COPY_MAX) {
+        uint32_t record_size;
+        const uint8_t *record = NULL;
+        if (*next > last || got->count == got->count_max)
+            result = BK_END;
+        else if (ledger == NULL ||
+                 (record = bk_engine_find(engine, ledger, *next, &record_size)) == NULL)
+            result = BK_ABSENT;
+        if (result != BK_OK)
+            break;
+        uint32_t size = record_size - BK_RECORD_HEADER_SIZE;
+        if (got->size + 4 + size > got->room) {
+            result = BK_SMALL;
+            break;
+        }
+        bk_put32be(got->out + got->size, size);
+        memcpy(got->out + got->size + 4, record + BK_RECORD_HEADER_SIZE, size);
+        got->size += 4 + (size_t)size;
+        copied += size;
+        got->count++;
+        (*next)++;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+static int gather_store(bk_engine *engine, int64_t ledger_id, int64_t *next, int64_t last,
+                        bk_gathered *got)
+{
+    uint32_t count = 0;
+    size_t size = 0;
+    int result =
+        bk_store_read_run(engine->store, ledger_id, *next, last, got->count_max - got->count,
+                          got->out + got->size, got->room - got->size, &count, &size);
+    got->count += count;
+    got->size += size;
+    *next += count;
+    if (result == BK_NO_LEDGER)
+        result = BK_ABSENT;
+    return result == BK_OK && count == 0 ? BK_ABSENT : result;
+}
+
+/* Entries start .. last without a gap, from wherever they are. The verdict is the one
+ * on the first entry when nothing was gathered, else BK_OK. */
+static int gather(bk_engine *engine, int64_t ledger_id, int64_t start, int64_t last, int use_disk,
+                  bk_gathered *got)
+{
+    int64_t next = start;
+    int result = BK_OK;
+    uint64_t begun = bk_io_now_ns();
+    while (result == BK_OK) {
+        uint32_t before = got->count;
+        size_t before_size = got->size;
+        result = gather_memory(engine, ledger_id, &next, last, got);
+        if (got->count > before)
+            count_read(engine, 0, got->count - before, got->size - before_size, begun);
+        if (result != BK_ABSENT)
+            continue;
+        if (!use_disk) {
+            result = BK_AGAIN;
+            break;
+        }
+        before = got->count;
+        before_size = got->size;
+        begun = bk_io_now_ns();
+        result = gather_store(engine, ledger_id, &next, last, got);
+        if (got->count > before)
+            count_read(engine, 1, got->count - before, got->size - before_size, begun);
+    }
+    if (got->count > 0 || result == BK_END)
+        return BK_OK;
+    return result;
+}
+
+/* --- answers ------------------------------------------------------------------------ */
+
+typedef struct {
+    int known, fenced;
+    int64_t last_entry, lac;
+    int lac_known;
+    int32_t code; /* not 0: answer this and nothing else */
+} bk_view;
+
+static bk_view look_at(bk_engine *engine, const bk_request *request)
+{
+    bk_view view = {0, 0, -1, -1, 1, 0};
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger *ledger =
+        request->ledger_id >= 0 ? bk_ledgers_find(&engine->ledgers, request->ledger_id) : NULL;
+    if (ledger != NULL && !ledger->deleted) {
+        view.known = 1;
+        view.fenced = ledger->fenced;
+        view.last_entry = ledger->last_entry;
+        view.lac = ledger->lac;
+        view.lac_known = ledger->lac_known || ledger->last_entry < 0;
+    }
+    if (request->ledger_id < 0 || request->entry_id < -1)
+        view.code = BK_CODE_BAD_REQUEST;
+    else if (!view.known)
+        view.code = engine->limbo ? BK_CODE_IO_ERROR : BK_CODE_NO_LEDGER;
+    else if ((request->flags & BK_FLAG_FENCE) != 0 &&
+             (!request->has_key ||
+              (ledger->key_known && memcmp(ledger->key, request->key, BK_KEY_SIZE) != 0)))
+        view.code = BK_CODE_UNAUTHORIZED;
+    pthread_mutex_unlock(&engine->lock);
+    return view;
+}
+
+/* What a verdict is on the wire. */
+static int32_t code_of(bk_engine *engine, int result)
+{
+    int32_t code = BK_CODE_IO_ERROR;
+    pthread_mutex_lock(&engine->lock);
+    if (result == BK_ABSENT && !engine->limbo)
+        code = BK_CODE_NO_ENTRY;
+    else if (result == BK_NO_LEDGER && !engine->limbo)
+        code = BK_CODE_NO_LEDGER;
+    if (code == BK_CODE_IO_ERROR)
+        engine->stats.read_errors++;
+    else
+        engine->stats.reads_missing++;
+    pthread_mutex_unlock(&engine->lock);
+    return code;
+}
+
+static int answer_read(bk_engine *engine, const bk_request *request, int use_disk, uint8_t *out,
+                       size_t out_size, size_t *size)
+{
+    uint32_t body_size = 0;
+    bk_view view = look_at(engine, request);
+    int64_t entry_id = request->entry_id == -1 ? view.last_entry : request->entry_id;
+    int32_t code = view.code;
+    if (code == 0) {
+        int result = entry_id < 0 || entry_id > view.last_entry
+                         ? BK_ABSENT
+                         : read_one(engine, request->ledger_id, entry_id, use_disk,
+                                    out + BK_READ_HEADER_SIZE, out_size - BK_READ_HEADER_SIZE,
+                                    &body_size);
+        if (result == BK_AGAIN || result == BK_SMALL) {
+            *size = BK_READ_HEADER_SIZE + body_size;
+            return result;
+        }
+        if (result != BK_OK) {
+            code = code_of(engine, result);
+            body_size = 0;
+        }
+    }
+    *size = bk_frame_response(out, BK_OP_READ, code, request->ledger_id, request->entry_id,
+                              body_size) +
+            body_size;
+    return BK_OK;
+}
+
+static size_t body_room(const bk_request *request, size_t out_size, size_t head)
+{
+    size_t room = out_size - head;
+    if (room > BK_FRAME_SIZE_MAX - head)
+        room = BK_FRAME_SIZE_MAX - head;
+    if (request->size_max > 0 && (uint64_t)request->size_max < room + head)
+        room = (uint64_t)request->size_max > head ? (size_t)request->size_max - head : 0;
+    return room;
+}
+
+/* Gather as asked; the first entry goes out even when it is above size_max. */
+static int gather_asked(bk_engine *engine, const bk_request *request, int64_t last, int use_disk,
+                        uint8_t *out, size_t out_size, size_t head, bk_gathered *got)
+{
+    *got = (bk_gathered){out + head, body_room(request, out_size, head), 0, 0,
+                         request->count_max > 0 ? (uint32_t)request->count_max : UINT32_MAX};
+    int result = gather(engine, request->ledger_id, request->entry_id, last, use_disk, got);
+    if (result == BK_SMALL) {
+        got->room = out_size - head;
+        got->count_max = 1;
+        result = gather(engine, request->ledger_id, request->entry_id, last, use_disk, got);
+    }
+    return result;
+}
+
+static int answer_batch(bk_engine *engine, const bk_request *request, int use_disk, uint8_t *out,
+                        size_t out_size, size_t *size)
+{
+    bk_gathered got = {NULL, 0, 0, 0, 0};
+    bk_view view = look_at(engine, request);
+    int32_t code = view.code;
+    if (code == 0) {
+        int result = request->entry_id < 0 || request->entry_id > view.last_entry
+                         ? BK_ABSENT
+                         : gather_asked(engine, request, view.last_entry, use_disk, out, out_size,
+                                        BK_BATCH_HEADER_SIZE, &got);
+        if (result == BK_AGAIN || result == BK_SMALL) {
+            *size = BK_FRAME_SIZE_MAX + 4;
+            return result;
+        }
+        if (result != BK_OK)
+            code = code_of(engine, result);
+    }
+    *size = bk_frame_batch_response(out, code, request->ledger_id, request->entry_id,
+                                    request->request_id, (uint32_t)got.size) +
+            got.size;
+    return BK_OK;
+}
+
+/* The LAC that the last entry carries, for a ledger that was last written before
+ * this process began. */
+static int learn_lac(bk_engine *engine, int64_t ledger_id, bk_view *view, int use_disk,
+                     uint8_t *out, size_t out_size)
+{
+    uint32_t size = 0;
+    int result = read_one(engine, ledger_id, view->last_entry, use_disk, out, out_size, &size);
+    if (result != BK_OK)
+        return result;
+    int64_t lac = size >= BK_ENTRY_HEADER_SIZE ? (int64_t)bk_get64be(out + 16) : -1;
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    if (ledger != NULL) {
+        if (lac > ledger->lac && lac < ledger->last_entry)
+            ledger->lac = lac;
+        ledger->lac_known = 1;
+        view->lac = ledger->lac;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return BK_OK;
+}
+
+static int answer_wait(bk_engine *engine, const bk_request *request, int use_disk, uint8_t *out,
+                       size_t out_size, size_t *size)
+{
+    bk_gathered got = {NULL, 0, 0, 0, 0};
+    bk_view view = look_at(engine, request);
+    int32_t code = view.code;
+    int result = BK_OK;
+    if (code == 0 && !view.lac_known)
+        result = learn_lac(engine, request->ledger_id, &view, use_disk, out, out_size);
+    if (result == BK_OK && code == 0 && request->count_max > 0 && request->entry_id >= 0 &&
+        request->entry_id <= view.lac && request->entry_id <= view.last_entry) {
+        int64_t last = view.lac < view.last_entry ? view.lac : view.last_entry;
+        result = gather_asked(engine, request, last, use_disk, out, out_size,
+                              BK_READ_WAIT_HEADER_SIZE, &got);
+        if (result == BK_ABSENT) /* a striped ledger: the entry is elsewhere */
+            result = BK_OK;
+    }
+    if (result == BK_AGAIN || result == BK_SMALL) {
+        *size = BK_FRAME_SIZE_MAX + 4;
+        return result;
+    }
+    if (result != BK_OK)
+        code = code_of(engine, result);
+    *size = bk_frame_read_wait_response(out, code, request->ledger_id, request->entry_id,
+                                        request->request_id, view.lac, view.fenced,
+                                        (uint32_t)got.size) +
+            got.size;
+    return BK_OK;
+}
+
+int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_disk, uint8_t *out,
+                     size_t out_size, size_t *size)
+{
+    if (out_size < 4096) {
+        *size = 4096;
+        return BK_SMALL;
+    }
+    switch (request->opcode) {
+    case BK_OP_READ:
+        return answer_read(engine, request, use_disk, out, out_size, size);
+    case BK_OP_BATCH_READ:
+        return answer_batch(engine, request, use_disk, out, out_size, size);
+    case BK_OP_READ_WAIT:
+        return answer_wait(engine, request, use_disk, out, out_size, size);
+    default:
+        return -EINVAL;
+    }
+}
+
+/* --- fences ---------------------------------------------------------------------------- */
+
+static int fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint64_t *ticket)
+{
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    int result = 0;
+    if (ledger != NULL && ledger->key_known && memcmp(ledger->key, key, BK_KEY_SIZE) != 0)
+        return BK_BAD_KEY;
+    if (ledger != NULL && ledger->fenced && ledger->key_known) {
+        *ticket = ledger->fence_ticket;
+        return BK_OK;
+    }
+    if (ledger == NULL || !ledger->key_known)
+        result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
+    if (result == 0)
+        result = bk_engine_append_special(engine, ledger_id, BK_RECORD_FENCE, "", 0);
+    if (result != 0)
+        return result;
+    ledger = bk_ledgers_make(&engine->ledgers, ledger_id);
+    if (ledger == NULL)
+        return -ENOMEM;
+    memcpy(ledger->key, key, BK_KEY_SIZE);
+    ledger->key_known = ledger->fenced = 1;
+    ledger->fence_ticket = *ticket = engine->ticket;
+    engine->stats.fences++;
+    bk_engine_wake(engine, ledger);
+    return bk_engine_dirty(engine, ledger);
+}
+
+int bk_engine_fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint64_t *ticket)
+{
+    if (ledger_id < 0)
+        return -EINVAL;
+    pthread_mutex_lock(&engine->lock);
+    int result = fence(engine, ledger_id, key, ticket);
+    pthread_cond_signal(&engine->work);
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+void bk_engine_fence_all(bk_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    for (size_t i = 0; i < engine->ledgers.room; i++) {
+        bk_ledger *ledger = engine->ledgers.slots[i];
+        if (ledger == NULL)
+            continue;
+        ledger->fenced = 1;
+        (void)bk_engine_dirty(engine, ledger); /* without memory: fenced until the restart */
+        bk_engine_wake(engine, ledger);
+    }
+    pthread_mutex_unlock(&engine->lock);
+}
+
+/* --- ledgers ------------------------------------------------------------------------------ */
+
+static void describe(const bk_ledger *ledger, bk_ledger_state *out)
+{
+    memset(out, 0, sizeof *out);
+    out->ledger_id = ledger->id;
+    out->last_entry = ledger->last_entry;
+    out->lac = ledger->lac;
+    out->explicit_lac = ledger->explicit_lac;
+    out->fenced = ledger->fenced;
+    out->deleted = ledger->deleted;
+    out->key_known = ledger->key_known;
+    memcpy(out->key, ledger->key, BK_KEY_SIZE);
+}
+
+int bk_engine_ledger(bk_engine *engine, int64_t ledger_id, bk_ledger_state *out)
+{
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    if (ledger != NULL)
+        describe(ledger, out);
+    pthread_mutex_unlock(&engine->lock);
+    return ledger != NULL ? BK_OK : BK_NO_LEDGER;
+}
+
+uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *out,
+                           uint32_t out_count)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger **sorted = bk_ledgers_sorted(&engine->ledgers);
+    size_t low = 0, high = sorted != NULL ? engine->ledgers.count : 0;
+    size_t count = high;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (sorted[middle]->id <= after)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (size_t i = low; i < count && n < out_count; i++)
+        if (!sorted[i]->deleted)
+            describe(sorted[i], &out[n++]);
+    pthread_mutex_unlock(&engine->lock);
+    return n;
+}
+
+int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms)
+{
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    int result = ledger != NULL ? bk_engine_dirty(engine, ledger) : BK_NO_LEDGER;
+    if (result == 0) {
+        ledger->deleted = ledger->fenced = 1;
+        ledger->deleted_ms = now_ms;
+        bk_engine_wake(engine, ledger);
+    }
+    pthread_mutex_unlock(&engine->lock);
+    if (result == 0) {
+        int known = bk_store_delete_ledger(engine->store, ledger_id);
+        result = known == BK_NO_LEDGER ? BK_OK : known;
+    }
+    return result;
+}
+
+void bk_engine_forget_tombstones(bk_engine *engine, int64_t now_ms)
+{
+    pthread_mutex_lock(&engine->lock);
+    for (size_t i = 0; i < engine->ledgers.room;) {
+        bk_ledger *ledger = engine->ledgers.slots[i];
+        if (ledger != NULL && ledger->deleted && !ledger->dirty &&
+            ledger->halves[0].count == 0 && ledger->halves[1].count == 0 &&
+            now_ms - ledger->deleted_ms > BK_TOMBSTONE_MS) {
+            bk_ledgers_remove(&engine->ledgers, ledger->id);
+            engine->removals++;
+            continue; /* another one may have moved here */
+        }
+        i++;
+    }
+    pthread_mutex_unlock(&engine->lock);
+}

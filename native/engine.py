@@ -1,0 +1,582 @@
+"""The engine of engine.h: frames in, memtable and journal, acknowledgements out."""
+
+from __future__ import annotations
+
+import enum
+import os
+import threading
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from native._core import ffi, lib
+from native.errors import NoLedger, check, raise_for
+from native.mark import Mark, lend_mark, take_mark
+from native.store import Store
+
+_REQUESTS_MAX = 256
+_FAULT_SITES = {
+    "journal_write": lib.BK_FAULT_JOURNAL_WRITE,
+    "journal_sync": lib.BK_FAULT_JOURNAL_SYNC,
+    "log_write": lib.BK_FAULT_LOG_WRITE,
+    "log_sync": lib.BK_FAULT_LOG_SYNC,
+    "index_write": lib.BK_FAULT_INDEX_WRITE,
+    "index_sync": lib.BK_FAULT_INDEX_SYNC,
+    "table_write": lib.BK_FAULT_TABLE_WRITE,
+    "table_sync": lib.BK_FAULT_TABLE_SYNC,
+}
+
+
+class Verdict(enum.IntEnum):
+    """What a feed came to."""
+
+    OK = lib.BK_OK
+    FULL = lib.BK_FULL
+    CLOSE = lib.BK_CLOSE
+
+
+class Event(enum.IntFlag):
+    """News of the engine; engine.h says what each asks for."""
+
+    READY = lib.BK_EVENT_READY
+    FLUSH = lib.BK_EVENT_FLUSH
+    SPACE = lib.BK_EVENT_SPACE
+    WOKEN = lib.BK_EVENT_WOKEN
+    SYNCED = lib.BK_EVENT_SYNCED
+    FAILED = lib.BK_EVENT_FAILED
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A frame that is not an add. Fields that its opcode has not are 0 or empty.
+
+    *entry_id* is the start entry of a batch; *key* the master key of a fencing
+    read; *body* the bytes of AUTH and CALL.
+    """
+
+    opcode: int
+    flags: int = 0
+    ledger_id: int = 0
+    entry_id: int = 0
+    request_id: int = 0
+    known_lac: int = 0
+    size_max: int = 0
+    count_max: int = 0
+    wait_ms: int = 0
+    key: bytes | None = None
+    body: bytes = b""
+
+
+class Fed(msgspec.Struct, frozen=True):
+    """What became of the bytes of one feed: *used* of them were dealt with."""
+
+    used: int
+    verdict: Verdict
+    requests: list[Request]
+
+
+class Backlog(msgspec.Struct, frozen=True):
+    """Bytes that a connection holds: unsynced adds, responses ready and waiting,
+    and a frame that is not whole."""
+
+    unsynced: int
+    ready: int
+    waiting: int
+    partial: int
+
+
+class Recovery(msgspec.Struct, frozen=True):
+    """What opening found in the journal. *limbo*: records are missing."""
+
+    replayed_files: int
+    replayed_records: int
+    replayed_bytes: int
+    damages: int
+    limbo: bool
+
+
+class LedgerState(msgspec.Struct, frozen=True):
+    """What the engine knows of a ledger; -1 stands for none."""
+
+    ledger_id: int
+    last_entry: int
+    lac: int
+    explicit_lac: int
+    fenced: bool
+    deleted: bool
+    key: bytes | None
+
+
+class Histogram(msgspec.Struct, frozen=True):
+    """Bucket i counts values below 2**i microseconds (entries, for group sizes)."""
+
+    count: int
+    sum_ns: int
+    buckets: list[int]
+
+
+class EngineStats(msgspec.Struct, frozen=True):
+    """Counters since the engine was opened; engine.h describes each."""
+
+    adds: int
+    add_bytes: int
+    adds_repeated: int
+    add_errors: list[int]
+    reads_memtable: int
+    reads_log: int
+    read_bytes: int
+    reads_missing: int
+    read_errors: int
+    fences: int
+    groups: int
+    group_bytes: int
+    group_entries: int
+    journal_bytes: int
+    journal_id: int
+    journal_offset: int
+    unsynced_bytes: int
+    memtable_bytes: int
+    memtable_entries: int
+    ledgers: int
+    fulls: int
+    connections: int
+    partial_bytes: int
+    add: Histogram
+    queue: Histogram
+    sync: Histogram
+    group_size: Histogram
+    flush: Histogram
+    read_memtable: Histogram
+    read_log: Histogram
+
+
+def plan_fault(site: str, nth: int = 1, error_number: int = 5, count: int = 1) -> None:
+    """Make the *nth* call of *site* from now on, and *count* - 1 after it, fail.
+
+    For tests. *site* is one of journal_write, journal_sync, log_write, log_sync,
+    index_write, index_sync, table_write, table_sync.
+    """
+    lib.bk_fault_plan(_FAULT_SITES[site], nth, error_number, count)
+
+
+def clear_fault() -> None:
+    """Forget what plan_fault planned."""
+    lib.bk_fault_plan(lib.BK_FAULT_NONE, 0, 0, 0)
+
+
+class Engine:
+    """A bookie's journal, memtable and store. engine.h holds the rules.
+
+    Calls that touch the disk say so; run those in a worker thread.
+    """
+
+    def __init__(self, pointer: Any, event_fd: int) -> None:  # noqa: ANN401 - a cffi pointer
+        self._pointer = pointer
+        self._event_fd = event_fd
+        self._tokens = ffi.new("uint64_t[]", 1024)
+        self._ids = ffi.new("int64_t[]", 1024)
+        self._requests = ffi.new("bk_request[]", _REQUESTS_MAX)
+        self._answers = threading.local()
+        self.store = Store.wrap(lib.bk_engine_store(pointer))
+
+    @classmethod
+    def open(
+        cls,
+        *,
+        journal_folder: Path,
+        ledger_folder: Path,
+        mark: Mark | None,
+        memtable_size: int,
+        journal_size_max: int,
+        journal_spares: int,
+        log_size_max: int,
+        index_cache_size: int,
+        event_fd: int = -1,
+        threaded: bool = True,
+    ) -> tuple[Engine, Recovery]:
+        """Open the folders at *mark* and replay the journal. Blocks.
+
+        After opening without a mark (a new bookie), seal, flush and persist the
+        mark before anything is taken in.
+
+        Raises:
+            FileNotFoundError: the journal file that the mark names is missing.
+            FileExistsError: there is no mark, but there are entries.
+            OSError: a file could not be read or written.
+        """
+        journal = ffi.new("char[]", os.fsencode(journal_folder))
+        ledgers = ffi.new("char[]", os.fsencode(ledger_folder))
+        options = ffi.new(
+            "bk_engine_options *",
+            {
+                "journal_folder": journal,
+                "ledger_folder": ledgers,
+                "memtable_size": memtable_size,
+                "journal_size_max": journal_size_max,
+                "journal_spares": journal_spares,
+                "threaded": threaded,
+                "log_size_max": log_size_max,
+                "index_cache_size": index_cache_size,
+                "event_fd": event_fd,
+            },
+        )
+        recovery = ffi.new("bk_recovery *")
+        out = ffi.new("bk_engine **")
+        lent = ffi.NULL if mark is None else lend_mark(mark)
+        _plan_fault_of_environment()
+        check(
+            lib.bk_engine_open(options, lent, recovery, out),
+            f"opening the bookie's folders {journal_folder} and {ledger_folder}",
+        )
+        return cls(out[0], event_fd), Recovery(
+            recovery.replayed_files,
+            recovery.replayed_records,
+            recovery.replayed_bytes,
+            recovery.damages,
+            bool(recovery.limbo),
+        )
+
+    def close(self) -> None:
+        """Stop the journal thread and free everything. Blocks; harmless twice.
+
+        What was not flushed stays in the journal. Close connections first.
+        """
+        if self._pointer != ffi.NULL:
+            lib.bk_engine_close(self._pointer)
+            self._pointer = ffi.NULL
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- connections and events ---------------------------------------------------
+
+    def connect(self, token: int) -> Connection:
+        """Begin a connection; `ready` tells its news by *token*."""
+        out = ffi.new("bk_connection **")
+        check(lib.bk_connection_open(self._pointer, token, out), "a new connection")
+        return Connection(out[0], self._requests)
+
+    def poll(self) -> Event:
+        """Return the events since the last poll.
+
+        Raises:
+            OSError: the journal failed. Nothing will be acknowledged any more;
+                end the process.
+        """
+        error = ffi.new("int32_t *")
+        events = Event(lib.bk_engine_poll(self._pointer, error))
+        if Event.FAILED in events:
+            raise_for(-error[0], "writing the journal failed; the bookie must stop")
+        return events
+
+    def ready(self) -> list[int]:
+        """Return the tokens of connections that have responses to send."""
+        return list(_drain(lib.bk_engine_ready, self._pointer, self._tokens))
+
+    def woken(self) -> list[int]:
+        """Return the ids of ledgers whose watch came true, and is over."""
+        return list(_drain(lib.bk_engine_woken, self._pointer, self._ids))
+
+    def watch(self, ledger_id: int, known_lac: int) -> bool:
+        """Watch the ledger's LAC; False when it is past *known_lac* already.
+
+        Raises:
+            NoLedger: it is not known here.
+        """
+        result = lib.bk_engine_watch(self._pointer, ledger_id, known_lac)
+        if result not in (lib.BK_OK, lib.BK_END):
+            raise_for(result, f"ledger {ledger_id}")
+        return bool(result == lib.BK_OK)
+
+    def notify(self, ticket: int) -> None:
+        """Ask for Event.SYNCED once everything up to *ticket* is synced."""
+        lib.bk_engine_notify(self._pointer, ticket)
+
+    def synced(self) -> int:
+        """Return the ticket up to which everything is synced."""
+        return int(lib.bk_engine_synced(self._pointer))
+
+    # --- requests -------------------------------------------------------------------
+
+    def fence(self, ledger_id: int, key: bytes) -> int:
+        """Fence the ledger; the fence is durable when the ticket returned is synced.
+
+        Raises:
+            BadKey: *key* is not the ledger's master key.
+            Full: the memtable is full; try again after Event.SPACE.
+        """
+        ticket = ffi.new("uint64_t *")
+        check(
+            lib.bk_engine_fence(self._pointer, ledger_id, key, ticket), f"fencing ledger {ledger_id}"
+        )
+        return int(ticket[0])
+
+    def answer(self, request: Request, *, use_disk: bool, size_max: int) -> bytes | None:
+        """Return the response frame of a read, or None when the disk is needed.
+
+        An error is a response too. With *use_disk* it blocks. The frame has at
+        most *size_max* bytes, but for a single entry that is larger.
+        """
+        lent = ffi.new(
+            "bk_request *",
+            {
+                "opcode": request.opcode,
+                "flags": request.flags,
+                "ledger_id": request.ledger_id,
+                "entry_id": request.entry_id,
+                "request_id": request.request_id,
+                "known_lac": request.known_lac,
+                "size_max": request.size_max,
+                "count_max": request.count_max,
+                "wait_ms": request.wait_ms,
+                "has_key": request.key is not None,
+                "key": request.key or bytes(lib.BK_KEY_SIZE),
+            },
+        )
+        size = ffi.new("size_t *")
+        room = max(4096, min(size_max, lib.BK_FRAME_SIZE_MAX + 4))
+        while True:
+            out = ffi.from_buffer(self._buffer(room))
+            result = lib.bk_engine_answer(self._pointer, lent, use_disk, out, room, size)
+            if result == lib.BK_OK:
+                return bytes(ffi.buffer(out, size[0]))
+            if result == lib.BK_AGAIN:
+                return None
+            if result != lib.BK_SMALL or size[0] <= room:
+                raise_for(result, f"reading ledger {request.ledger_id}")
+            room = size[0]
+
+    def _buffer(self, size: int) -> bytearray:
+        """Return this thread's answer buffer, of at least *size* bytes.
+
+        One a thread, kept: allocating 5 MiB for each answer costs more than
+        filling it.
+        """
+        buffer: bytearray | None = getattr(self._answers, "buffer", None)
+        if buffer is None or len(buffer) < size:
+            buffer = self._answers.buffer = bytearray(size)
+        return buffer
+
+    def set_limbo(self, limbo: bool) -> None:
+        """Answer I/O error instead of "no entry": the entry may have been here."""
+        lib.bk_engine_set_limbo(self._pointer, limbo)
+
+    def set_read_only(self, read_only: bool, priority_allowed: bool) -> None:
+        """Refuse adds; those with the priority flag only unless *priority_allowed*."""
+        lib.bk_engine_set_read_only(self._pointer, read_only, priority_allowed)
+
+    # --- ledgers -----------------------------------------------------------------------
+
+    def ledger(self, ledger_id: int) -> LedgerState | None:
+        """Return what is known of a ledger, a deleted one too, or None."""
+        out = ffi.new("bk_ledger_state *")
+        if lib.bk_engine_ledger(self._pointer, ledger_id, out) != lib.BK_OK:
+            return None
+        return _ledger_state(out)
+
+    def ledgers(self, after: int = -1, count: int = 1000) -> list[LedgerState]:
+        """Return up to *count* ledgers with ids above *after*, in rising order."""
+        rows = ffi.new("bk_ledger_state[]", count)
+        n = lib.bk_engine_ledgers(self._pointer, after, rows, count)
+        return [_ledger_state(rows[i]) for i in range(n)]
+
+    def delete_ledger(self, ledger_id: int, now_ms: int) -> None:
+        """Forget a ledger's entries; a tombstone keeps late writers away.
+
+        Raises:
+            NoLedger: it is not known here.
+        """
+        result = lib.bk_engine_delete_ledger(self._pointer, ledger_id, now_ms)
+        if result == lib.BK_NO_LEDGER:
+            raise NoLedger(f"ledger {ledger_id}")
+        check(result, f"deleting ledger {ledger_id}")
+
+    def forget_tombstones(self, now_ms: int) -> None:
+        """Drop the tombstones that are older than seven days."""
+        lib.bk_engine_forget_tombstones(self._pointer, now_ms)
+
+    def fence_all(self) -> None:
+        """Fence every ledger, durably at the next flush."""
+        lib.bk_engine_fence_all(self._pointer)
+
+    # --- journal and flush ----------------------------------------------------------------
+
+    def commit(self) -> bool:
+        """Without a journal thread: write and sync what gathered. Blocks.
+
+        Returns False when nothing had.
+        """
+        result = lib.bk_engine_commit(self._pointer)
+        if result not in (lib.BK_OK, lib.BK_END):
+            raise_for(result, "writing the journal")
+        return bool(result == lib.BK_OK)
+
+    def seal(self) -> bool:
+        """Seal the active half of the memtable, so that flush finds it.
+
+        Returns False when there is nothing to flush, or a flush is under way.
+        """
+        result = lib.bk_engine_seal(self._pointer)
+        if result not in (lib.BK_OK, lib.BK_END, lib.BK_FULL):
+            raise_for(result, "sealing the memtable")
+        return bool(result == lib.BK_OK)
+
+    def flush(self) -> Mark | None:
+        """Write the sealed half to log, index and table. Blocks.
+
+        Returns the mark to persist, or None when no half is sealed.
+
+        Raises:
+            OSError: a write or sync failed. The journal keeps everything; end
+                the process.
+        """
+        mark = ffi.new("bk_mark *")
+        result = lib.bk_engine_flush(self._pointer, mark)
+        if result == lib.BK_END:
+            return None
+        check(result, "flushing the memtable")
+        return take_mark(mark)
+
+    def trim(self, mark: Mark, backups: int) -> None:
+        """Once *mark* is durable: drop journal files before it. Blocks."""
+        check(lib.bk_engine_trim(self._pointer, lend_mark(mark), backups), "trimming the journal")
+
+    def release_memory(self) -> None:
+        """Give the memory of unused memtable halves back to the system."""
+        lib.bk_engine_release_memory(self._pointer)
+
+    def stats(self) -> EngineStats:
+        """Return the counters; cheap enough for every scrape."""
+        out = ffi.new("bk_engine_stats *")
+        lib.bk_engine_get_stats(self._pointer, out)
+        values: dict[str, Any] = {}
+        for name in EngineStats.__struct_fields__:
+            value = getattr(out, name)
+            if name == "add_errors":
+                value = list(value)
+            elif not isinstance(value, int):
+                value = Histogram(value.count, value.sum_ns, list(value.buckets))
+            values[name] = value
+        return EngineStats(**values)
+
+
+class Connection:
+    """One peer of the engine: feed what it sends, send it what take returns."""
+
+    def __init__(self, pointer: Any, requests: Any) -> None:  # noqa: ANN401 - cffi pointers
+        self._pointer = pointer
+        self._requests = requests
+        self._numbers = ffi.new("uint64_t[4]")
+        self._used = ffi.new("size_t *")
+        self._count = ffi.new("uint32_t *")
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Fed:
+        """Take in bytes from the peer.
+
+        With Verdict.FULL feed the rest after Event.SPACE (also when the rest is
+        empty); with Verdict.OK and fewer than all bytes used, feed the rest at
+        once; with Verdict.CLOSE send what take gives, then close.
+
+        Raises:
+            OSError: no memory.
+        """
+        with ffi.from_buffer(data) as buffer:
+            result = lib.bk_connection_feed(
+                self._pointer,
+                ffi.cast("const uint8_t *", buffer),
+                len(data),
+                self._used,
+                self._requests,
+                _REQUESTS_MAX,
+                self._count,
+            )
+            if result < 0:
+                raise_for(result, "a connection")
+            requests = [self._request(self._requests[i], buffer) for i in range(self._count[0])]
+        return Fed(self._used[0], Verdict(result), requests)
+
+    def _request(self, raw: Any, fed: Any) -> Request:  # noqa: ANN401 - cffi pointers
+        body = b""
+        if raw.body_size > 0:
+            source = (
+                lib.bk_connection_partial(self._pointer)
+                if raw.in_pieces
+                else ffi.cast("const uint8_t *", fed)
+            )
+            body = bytes(ffi.buffer(source + raw.body_offset, raw.body_size))
+        return Request(
+            raw.opcode,
+            raw.flags,
+            raw.ledger_id,
+            raw.entry_id,
+            raw.request_id,
+            raw.known_lac,
+            raw.size_max,
+            raw.count_max,
+            raw.wait_ms,
+            bytes(raw.key) if raw.has_key else None,
+            body,
+        )
+
+    def take(self) -> bytes:
+        """Return all response bytes that may be sent now."""
+        ready = self.backlog().ready
+        if ready == 0:
+            ready = 1  # so that the engine tells of this connection again
+        out = ffi.new("uint8_t[]", ready)
+        size = lib.bk_connection_take(self._pointer, out, ready)
+        return bytes(ffi.buffer(out, size))
+
+    def backlog(self) -> Backlog:
+        """Return how many bytes the connection holds."""
+        n = self._numbers
+        lib.bk_connection_backlog(self._pointer, n, n + 1, n + 2, n + 3)
+        return Backlog(n[0], n[1], n[2], n[3])
+
+    def close(self) -> None:
+        """Forget the connection. Adds that were taken in stay in the journal."""
+        if self._pointer != ffi.NULL:
+            lib.bk_connection_close(self._pointer)
+            self._pointer = ffi.NULL
+
+
+def _drain(call: Any, engine: Any, buffer: Any) -> Iterator[int]:  # noqa: ANN401 - cffi
+    while True:
+        count = call(engine, buffer, len(buffer))
+        yield from ffi.unpack(buffer, count)
+        if count < len(buffer):
+            return
+
+
+def _ledger_state(row: Any) -> LedgerState:  # noqa: ANN401 - a cffi struct
+    return LedgerState(
+        row.ledger_id,
+        row.last_entry,
+        row.lac,
+        row.explicit_lac,
+        bool(row.fenced),
+        bool(row.deleted),
+        bytes(row.key) if row.key_known else None,
+    )
+
+
+def _plan_fault_of_environment() -> None:
+    """Plan the fault that a test names in QUIRE_FAULT, as site:nth:errno[:count]."""
+    plan = os.environ.get("QUIRE_FAULT")
+    if plan:
+        site, *numbers = plan.split(":")
+        plan_fault(site, *_numbers_of(numbers))
+
+
+def _numbers_of(texts: Sequence[str]) -> list[int]:
+    return [int(text) for text in texts]

@@ -1,0 +1,349 @@
+/* What a start finds: ledger table, store, journal. See engine.h. */
+#include "engine_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+typedef struct {
+    bk_engine *engine;
+    bk_recovery *recovery;
+    uint64_t *ids;      /* journal files from the mark on */
+    uint64_t *ends;     /* of each, as its successor names it; 0: the newest, or not known */
+    size_t count;
+    pthread_t flusher;
+    int flusher_runs;
+    bk_half *flushed_half;
+    int flush_result;
+} bk_replay;
+
+static void note(bk_replay *replay, const char *path, uint64_t offset)
+{
+    replay->recovery->damages++;
+    replay->recovery->limbo = 1;
+    bk_store_note(replay->engine->store, path, offset, -1, -1);
+}
+
+/* --- the ledger table ------------------------------------------------------------------ */
+
+static int load_table(bk_replay *replay, const bk_mark *mark)
+{
+    bk_engine *engine = replay->engine;
+    char path[BK_PATH_SIZE_MAX];
+    bk_table_scan *scan;
+    bk_record record;
+    engine->table_id = mark != NULL ? mark->table_id : 1;
+    engine->table_end = mark != NULL ? mark->table_end : 0;
+    if (engine->table_id == 0)
+        engine->table_id = 1;
+    if (engine->table_end == 0)
+        return 0;
+    int result = bk_table_path(engine->ledger_folder, engine->table_id, path);
+    if (result != 0)
+        return result;
+    result = bk_table_scan_open(path, engine->table_end, &scan);
+    if (result == 0) {
+        while ((result = bk_table_scan_next(scan, &record)) == BK_OK)
+            if ((result = bk_table_apply(&engine->ledgers, &record)) != 0)
+                break;
+        bk_table_scan_close(scan);
+    }
+    if (result == BK_CORRUPT || result == -ENOENT) {
+        /* Fences are lost: the caller fences every ledger. A new file takes over. */
+        note(replay, path, result == BK_CORRUPT ? record.offset : 0);
+        engine->table_id++;
+        engine->table_end = 0;
+        return BK_CORRUPT;
+    }
+    return result == BK_END ? 0 : result;
+}
+
+/* Every ledger that has entries is known, with its last one. */
+static int list_store(bk_engine *engine)
+{
+    bk_ledger_usage rows[256];
+    int64_t after = -1;
+    for (;;) {
+        uint32_t n = bk_store_ledgers(engine->store, after, rows, 256);
+        for (uint32_t i = 0; i < n; i++) {
+            after = rows[i].ledger_id;
+            bk_ledger *ledger = bk_ledgers_make(&engine->ledgers, after);
+            if (ledger == NULL)
+                return -ENOMEM;
+            if (ledger->deleted)
+                (void)bk_store_delete_ledger(engine->store, after);
+            else if (rows[i].last_entry > ledger->last_entry)
+                ledger->last_entry = rows[i].last_entry;
+        }
+        if (n < 256)
+            return 0;
+    }
+}
+
+/* --- the journal ------------------------------------------------------------------------- */
+
+static int journal_path(bk_replay *replay, size_t i, char *out)
+{
+    int n = snprintf(out, BK_PATH_SIZE_MAX, "%s/%016llx.journal", replay->engine->journal_folder,
+                     (unsigned long long)replay->ids[i]);
+    return n > 0 && n < BK_PATH_SIZE_MAX ? 0 : -ENAMETOOLONG;
+}
+
+/* Read the headers: each names the end of the file before it. The newest may be
+ * without one, when the crash came while it was begun; it is deleted then. */
+static int read_headers(bk_replay *replay)
+{
+    char path[BK_PATH_SIZE_MAX];
+    for (size_t i = 0; i < replay->count; i++) {
+        bk_journal_scan *scan;
+        uint64_t id, previous, end;
+        int result = journal_path(replay, i, path);
+        if (result == 0)
+            result = bk_journal_scan_open(path, 0, 0, &scan);
+        if (result == BK_END && i + 1 == replay->count) {
+            if (unlink(path) != 0)
+                return -errno;
+            replay->count--;
+            return 0;
+        }
+        if (result == BK_END || result == BK_CORRUPT) {
+            note(replay, path, 0);
+            continue;
+        }
+        if (result != 0)
+            return result;
+        bk_journal_scan_header(scan, &id, &previous, &end);
+        bk_journal_scan_close(scan);
+        if (i > 0 && previous == replay->ids[i - 1])
+            replay->ends[i - 1] = end;
+        else if (i > 0)
+            note(replay, path, 24); /* a file between these two is missing */
+    }
+    return 0;
+}
+
+static void *flush_half(void *argument)
+{
+    bk_replay *replay = argument;
+    bk_mark ignored;
+    replay->flush_result = bk_engine_write_out(replay->engine, replay->flushed_half, &ignored);
+    return NULL;
+}
+
+static int join_flusher(bk_replay *replay)
+{
+    if (!replay->flusher_runs)
+        return 0;
+    pthread_join(replay->flusher, NULL);
+    replay->flusher_runs = 0;
+    return replay->flush_result;
+}
+
+/* The active half is full: let a thread write it out, go on in the other one. */
+static int change_half(bk_replay *replay)
+{
+    bk_engine *engine = replay->engine;
+    int result = join_flusher(replay);
+    if (result != 0)
+        return result;
+    replay->flushed_half = &engine->halves[engine->active];
+    pthread_mutex_lock(&engine->lock);
+    result = bk_engine_swap(engine);
+    pthread_mutex_unlock(&engine->lock);
+    if (result != 0)
+        return result;
+    result = -pthread_create(&replay->flusher, NULL, flush_half, replay);
+    replay->flusher_runs = result == 0;
+    return result;
+}
+
+static int replay_entry(bk_replay *replay, const bk_record *record, uint32_t file_salt)
+{
+    bk_engine *engine = replay->engine;
+    uint32_t size = record->body_size + BK_RECORD_HEADER_SIZE;
+    if (record->ledger_id < 0 || record->body_size < BK_ENTRY_HEADER_SIZE)
+        return 0;
+    if (engine->halves[engine->active].used + size > engine->half_size) {
+        int result = change_half(replay);
+        if (result != 0)
+            return result;
+    }
+    pthread_mutex_lock(&engine->lock);
+    bk_half *half = &engine->halves[engine->active];
+    bk_ledger *ledger = bk_ledgers_make(&engine->ledgers, record->ledger_id);
+    int result = ledger != NULL ? 0 : -ENOMEM;
+    if (result == 0 && !ledger->deleted) {
+        uint8_t *at = half->arena + half->used;
+        memcpy(at, record->body - BK_RECORD_HEADER_SIZE, size);
+        bk_put32le(at + 4, bk_get32le(at + 4) ^ file_salt ^ half->salt);
+        result = bk_engine_put(engine, ledger, record->entry_id, half->used, size);
+        half->used += result == 0 ? size : 0;
+        if (result == BK_FULL) /* there already */
+            result = 0;
+        int64_t lac = (int64_t)bk_get64be(record->body + 16);
+        if (lac > ledger->lac && lac < record->entry_id)
+            ledger->lac = lac;
+        ledger->lac_known = 1;
+    }
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+static int replay_record(bk_replay *replay, const bk_record *record, uint32_t file_salt)
+{
+    bk_engine *engine = replay->engine;
+    replay->recovery->replayed_records++;
+    replay->recovery->replayed_bytes += record->body_size + BK_RECORD_HEADER_SIZE;
+    if (record->entry_id >= 0)
+        return replay_entry(replay, record, file_salt);
+    pthread_mutex_lock(&engine->lock);
+    int result = bk_table_apply(&engine->ledgers, record);
+    bk_ledger *ledger =
+        record->ledger_id >= 0 ? bk_ledgers_find(&engine->ledgers, record->ledger_id) : NULL;
+    if (result == 0 && ledger != NULL)
+        result = bk_engine_dirty(engine, ledger);
+    pthread_mutex_unlock(&engine->lock);
+    return result;
+}
+
+static int replay_file(bk_replay *replay, size_t i, uint64_t start, uint64_t *end)
+{
+    char path[BK_PATH_SIZE_MAX];
+    bk_journal_scan *scan;
+    bk_record record;
+    *end = replay->ends[i];
+    int result = journal_path(replay, i, path);
+    if (result == 0)
+        result = bk_journal_scan_open(path, start, replay->ends[i], &scan);
+    if (result == BK_END || result == BK_CORRUPT)
+        return 0; /* its header is damaged; noted already */
+    if (result != 0)
+        return result;
+    uint32_t salt = bk_salt(replay->ids[i]);
+    replay->recovery->replayed_files++;
+    while ((result = bk_journal_scan_next(scan, &record)) != BK_END) {
+        if (result == BK_CORRUPT)
+            note(replay, path, record.offset);
+        else if (result != BK_OK || (record.entry_id != BK_RECORD_GROUP &&
+                                     (result = replay_record(replay, &record, salt)) != 0))
+            break;
+    }
+    *end = record.offset;
+    bk_journal_scan_close(scan);
+    return result == BK_END ? 0 : result;
+}
+
+/* A first start that was cut short leaves a journal file without records. */
+static int delete_unused_journal(bk_replay *replay)
+{
+    for (; replay->count > 0; replay->count--) {
+        char path[BK_PATH_SIZE_MAX];
+        bk_journal_scan *scan = NULL;
+        bk_record record;
+        int result = journal_path(replay, replay->count - 1, path);
+        if (result == 0)
+            result = bk_journal_scan_open(path, 0, 0, &scan);
+        if (result == BK_OK)
+            result = bk_journal_scan_next(scan, &record);
+        bk_journal_scan_close(scan);
+        if (result != BK_END)
+            return result < 0 ? result : -EEXIST;
+        if (unlink(path) != 0)
+            return -errno;
+    }
+    return 0;
+}
+
+/* Without a mark there must be no entries; a log of a single block holds none. */
+static int check_no_logs(const char *folder)
+{
+    struct stat st;
+    int result = 0;
+    DIR *dir = opendir(folder);
+    if (dir == NULL)
+        return -errno;
+    for (struct dirent *e; (e = readdir(dir)) != NULL;) {
+        size_t size = strlen(e->d_name);
+        if (size > 4 && strcmp(e->d_name + size - 4, ".log") == 0 &&
+            fstatat(dirfd(dir), e->d_name, &st, 0) == 0 && st.st_size > BK_BLOCK_SIZE)
+            result = -EEXIST;
+    }
+    closedir(dir);
+    return result;
+}
+
+static int list_journal(bk_replay *replay, const bk_mark *mark)
+{
+    int result = bk_journal_list(replay->engine->journal_folder, "journal", &replay->ids,
+                                 &replay->count);
+    if (result != 0)
+        return result;
+    if (mark == NULL) {
+        result = check_no_logs(replay->engine->ledger_folder);
+        return result != 0 ? result : delete_unused_journal(replay);
+    }
+    size_t first = 0;
+    while (first < replay->count && replay->ids[first] < mark->journal_id)
+        first++;
+    if (first == replay->count || replay->ids[first] != mark->journal_id)
+        return -ENOENT;
+    replay->count -= first;
+    memmove(replay->ids, replay->ids + first, replay->count * sizeof *replay->ids);
+    replay->ends = calloc(replay->count, sizeof *replay->ends);
+    return replay->ends != NULL ? 0 : -ENOMEM;
+}
+
+static int replay_journal(bk_replay *replay, const bk_mark *mark, uint64_t *last_id,
+                          uint64_t *last_end)
+{
+    bk_engine *engine = replay->engine;
+    int result = replay->count > 0 ? read_headers(replay) : 0;
+    if (result != 0)
+        return result;
+    *last_id = replay->count > 0 ? replay->ids[replay->count - 1] : 0;
+    if (mark != NULL && *last_id < mark->journal_id)
+        *last_id = mark->journal_id; /* it was deleted as not begun; its id is used up */
+    engine->plan_file = *last_id + 1;
+    engine->plan_offset = BK_BLOCK_SIZE;
+    engine->end_file = engine->plan_file;
+    engine->end_offset = engine->plan_offset;
+    engine->unmarked = mark == NULL;
+    pthread_mutex_lock(&engine->lock);
+    bk_engine_activate(engine, 0);
+    pthread_mutex_unlock(&engine->lock);
+    for (size_t i = 0; i < replay->count && result == 0; i++)
+        result = replay_file(replay, i, i == 0 ? mark->journal_offset : 0, last_end);
+    int flushed = join_flusher(replay);
+    return result != 0 ? result : flushed;
+}
+
+int bk_engine_recover(bk_engine *engine, const bk_mark *mark, bk_recovery *recovery,
+                      uint64_t *last_id, uint64_t *last_end)
+{
+    bk_replay replay = {.engine = engine, .recovery = recovery};
+    int fences_lost = 0;
+    int result = list_journal(&replay, mark);
+    if (result == 0)
+        result = bk_store_open(engine->ledger_folder, mark, engine->options.log_size_max,
+                               engine->options.index_cache_size, &engine->store);
+    if (result == 0) {
+        result = load_table(&replay, mark);
+        fences_lost = result == BK_CORRUPT;
+        if (fences_lost)
+            result = 0;
+    }
+    if (result == 0)
+        result = bk_engine_open_table(engine); /* replay may flush */
+    if (result == 0)
+        result = list_store(engine);
+    if (result == 0)
+        result = replay_journal(&replay, mark, last_id, last_end);
+    if (result == 0 && fences_lost)
+        bk_engine_fence_all(engine);
+    free(replay.ids);
+    free(replay.ends);
+    return result;
+}

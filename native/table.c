@@ -1,0 +1,166 @@
+/* The ledgers on disk. See table.h. */
+#include "engine_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+int bk_bytes_add(bk_bytes *bytes, const void *data, size_t size)
+{
+    if (bytes->size + size > bytes->room) {
+        size_t room = bytes->room ? bytes->room : 4096;
+        while (room < bytes->size + size)
+            room *= 2;
+        uint8_t *grown = realloc(bytes->bytes, room);
+        if (grown == NULL)
+            return -ENOMEM;
+        bytes->bytes = grown;
+        bytes->room = room;
+    }
+    memcpy(bytes->bytes + bytes->size, data, size);
+    bytes->size += size;
+    return 0;
+}
+
+uint32_t bk_special_write(uint8_t *out, uint32_t salt, int64_t ledger_id, int64_t kind,
+                          const void *rest, uint32_t rest_size)
+{
+    uint8_t body[BK_SPECIAL_SIZE_MAX];
+    bk_put64be(body, (uint64_t)ledger_id);
+    bk_put64be(body + 8, (uint64_t)kind);
+    memcpy(body + 16, rest, rest_size);
+    return bk_record_write(out, salt, body, 16 + rest_size);
+}
+
+static int describe(bk_bytes *bytes, int64_t ledger_id, int64_t kind, const void *rest,
+                    uint32_t rest_size)
+{
+    uint8_t record[BK_SPECIAL_SIZE_MAX + BK_RECORD_HEADER_SIZE];
+    return bk_bytes_add(bytes, record,
+                        bk_special_write(record, 0, ledger_id, kind, rest, rest_size));
+}
+
+int bk_table_describe(bk_bytes *bytes, const bk_ledger *ledger)
+{
+    uint8_t number[8];
+    int result = 0;
+    if (ledger->key_known)
+        result = describe(bytes, ledger->id, BK_RECORD_KEY, ledger->key, BK_KEY_SIZE);
+    if (result == 0 && ledger->fenced)
+        result = describe(bytes, ledger->id, BK_RECORD_FENCE, "", 0);
+    if (result == 0 && ledger->explicit_lac >= 0) {
+        bk_put64be(number, (uint64_t)ledger->explicit_lac);
+        result = describe(bytes, ledger->id, BK_RECORD_EXPLICIT_LAC, number, 8);
+    }
+    if (result == 0 && ledger->deleted) {
+        bk_put64be(number, (uint64_t)ledger->deleted_ms);
+        result = describe(bytes, ledger->id, BK_RECORD_DELETED, number, 8);
+    }
+    return result;
+}
+
+int bk_table_apply(bk_ledgers *ledgers, const bk_record *record)
+{
+    const uint8_t *rest = record->body + 16;
+    uint32_t size = record->body_size - 16;
+    if (record->ledger_id < 0)
+        return 0;
+    bk_ledger *ledger = bk_ledgers_make(ledgers, record->ledger_id);
+    if (ledger == NULL)
+        return -ENOMEM;
+    if (record->entry_id == BK_RECORD_KEY && size == BK_KEY_SIZE) {
+        memcpy(ledger->key, rest, BK_KEY_SIZE);
+        ledger->key_known = 1;
+    } else if (record->entry_id == BK_RECORD_FENCE) {
+        ledger->fenced = 1;
+    } else if (record->entry_id == BK_RECORD_EXPLICIT_LAC && size == 8) {
+        int64_t lac = (int64_t)bk_get64be(rest);
+        if (lac > ledger->explicit_lac)
+            ledger->explicit_lac = lac;
+        if (lac > ledger->lac)
+            ledger->lac = lac;
+    } else if (record->entry_id == BK_RECORD_DELETED && size == 8) {
+        ledger->deleted = 1;
+        ledger->deleted_ms = (int64_t)bk_get64be(rest);
+    }
+    return 0;
+}
+
+int bk_table_path(const char *folder, uint64_t table_id, char *out)
+{
+    int n = snprintf(out, BK_PATH_SIZE_MAX, "%s/%016llx.table", folder,
+                     (unsigned long long)table_id);
+    return n > 0 && n < BK_PATH_SIZE_MAX ? 0 : -ENAMETOOLONG;
+}
+
+/* --- scan ------------------------------------------------------------------------ */
+
+struct bk_table_scan {
+    uint8_t *bytes; /* the whole file: some hundred bytes a ledger */
+    size_t size;
+    size_t at;
+    int damaged;
+};
+
+int bk_table_scan_open(const char *path, uint64_t end, bk_table_scan **out)
+{
+    struct stat st;
+    int result = 0;
+    bk_table_scan *scan = calloc(1, sizeof *scan);
+    if (scan == NULL)
+        return -ENOMEM;
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0 || fstat(fd, &st) != 0) {
+        result = -errno;
+    } else {
+        size_t size = (size_t)st.st_size;
+        if (end != 0 && end < size)
+            size = (size_t)end;
+        /* What the mark promises and the file lacks is damage, told at its end. */
+        scan->damaged = end != 0 && end > (uint64_t)st.st_size;
+        scan->bytes = malloc(size + 1);
+        result = scan->bytes != NULL ? bk_io_read(fd, scan->bytes, size, 0, &scan->size) : -ENOMEM;
+    }
+    if (fd >= 0)
+        close(fd);
+    if (result != 0) {
+        bk_table_scan_close(scan);
+        return result;
+    }
+    *out = scan;
+    return BK_OK;
+}
+
+int bk_table_scan_next(bk_table_scan *scan, bk_record *record)
+{
+    uint32_t size;
+    record->offset = scan->at;
+    if (scan->at >= scan->size) {
+        int damaged = scan->damaged;
+        scan->damaged = 0;
+        return damaged ? BK_CORRUPT : BK_END;
+    }
+    const uint8_t *data = scan->bytes + scan->at;
+    if (bk_record_read(data, scan->size - scan->at, 0, &size) != BK_OK) {
+        scan->at = scan->size;
+        scan->damaged = 0;
+        return BK_CORRUPT;
+    }
+    record->body = data + BK_RECORD_HEADER_SIZE;
+    record->body_size = size - BK_RECORD_HEADER_SIZE;
+    record->ledger_id = (int64_t)bk_get64be(record->body);
+    record->entry_id = (int64_t)bk_get64be(record->body + 8);
+    scan->at += size;
+    return BK_OK;
+}
+
+void bk_table_scan_close(bk_table_scan *scan)
+{
+    if (scan == NULL)
+        return;
+    free(scan->bytes);
+    free(scan);
+}
