@@ -261,14 +261,24 @@ class LogPage(Message, frozen=True):
     logs: list[LogOnBookie]
 
 
+class LogKept(msgspec.Struct, frozen=True):
+    """An entry log that a collection left, and why. Sizes in bytes."""
+
+    log_id: int
+    size: int
+    live: int
+    reason: str
+
+
 class GarbageReport(Message, frozen=True):
-    """What a collection did."""
+    """What a collection did. Sizes in bytes."""
 
     ledgers_deleted: int = 0
     logs_deleted: int = 0
     logs_compacted: int = 0
     freed_size: int = 0
     copied_size: int = 0
+    kept: list[LogKept] = []
 
 
 # --- the two unions ----------------------------------------------------------------------

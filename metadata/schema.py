@@ -1,0 +1,146 @@
+"""The SQLite file: what it holds, how it is opened, and what its errors mean.
+
+``application_id`` says that the file is ours, ``user_version`` which layout it
+has. A file that is neither ours nor empty is left as it is.
+
+keys      key, value, version: the revision of its last change
+changes   revision, key: the last 10 000 changes; the newest row always stays,
+          for its revision is the store's
+leases    name, owner, epoch: the revision of the grant; times in milliseconds
+          of the host's clock (metadata/lease_rows.py)
+counters  name, next: the next id that was never given
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from pathlib import Path
+
+from metadata.errors import BadStore, MetadataError, MetadataUnavailable
+
+APPLICATION_ID = 0x71756972  # "quir"
+SCHEMA_VERSION = 1
+WAL_SIZE_KEPT = 64 << 20
+
+_TABLES = {
+    "keys": "key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL",
+    "changes": "revision INTEGER PRIMARY KEY, key TEXT NOT NULL",
+    "leases": "name TEXT PRIMARY KEY, owner TEXT NOT NULL, epoch INTEGER NOT NULL,"
+    " value BLOB NOT NULL, ttl_ms INTEGER NOT NULL, renewed_ms INTEGER NOT NULL",
+    "counters": "name TEXT PRIMARY KEY, next INTEGER NOT NULL",
+}
+_DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_OUTAGES = {
+    sqlite3.SQLITE_BUSY,
+    sqlite3.SQLITE_LOCKED,
+    sqlite3.SQLITE_FULL,
+    sqlite3.SQLITE_IOERR,
+    sqlite3.SQLITE_CANTOPEN,
+    sqlite3.SQLITE_READONLY,
+    sqlite3.SQLITE_PERM,
+    sqlite3.SQLITE_NOMEM,
+    sqlite3.SQLITE_PROTOCOL,
+}
+
+
+def open_connection(path: Path, *, timeout_s: float) -> sqlite3.Connection:
+    """Open the store at *path*, making it when the file is missing or empty; blocks.
+
+    Several processes may do so at once. The connection may move between threads, but
+    serves one at a time, and leaves transactions to the caller.
+
+    Raises:
+        BadStore: the file is foreign, damaged, or of a newer version.
+        MetadataUnavailable: it cannot be opened, or was locked for *timeout_s*.
+    """
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            return _open_once(path, max(deadline - time.monotonic(), 0.0))
+        except sqlite3.Error as error:
+            # Switching to WAL does not wait for the lock, whatever the timeout.
+            if error_code(error) != sqlite3.SQLITE_BUSY or time.monotonic() >= deadline:
+                raise translate(error, path) from error
+        time.sleep(0.02)
+
+
+def translate(error: sqlite3.Error, path: Path, *, committing: bool = False) -> MetadataError:
+    """Return what *error* means to a caller; an error that is our own bug is raised again.
+
+    With *committing*, a failed write leaves open whether the transaction will be there.
+    """
+    code = error_code(error)
+    if code in _DAMAGE:
+        return BadStore(f"{path} is not a sound metadata store: {error}", path=str(path))
+    if code in _OUTAGES:
+        unknown = committing and code == sqlite3.SQLITE_IOERR
+        return MetadataUnavailable(f"{path}: {error}", outcome_unknown=unknown)
+    raise error
+
+
+def error_code(error: sqlite3.Error) -> int | None:
+    """Return the primary result code of *error*; None when it has none."""
+    code: int | None = getattr(error, "sqlite_errorcode", None)
+    return None if code is None else code & 0xFF
+
+
+def _open_once(path: Path, timeout_s: float) -> sqlite3.Connection:
+    connection = sqlite3.connect(
+        path, timeout=timeout_s, isolation_level=None, check_same_thread=False
+    )
+    try:
+        fresh = _is_empty(connection)
+        if not fresh:
+            _check(connection, path)
+        connection.execute("PRAGMA journal_mode = WAL")
+        connection.execute("PRAGMA synchronous = FULL")
+        connection.execute(f"PRAGMA journal_size_limit = {WAL_SIZE_KEPT}")
+        if fresh:
+            _create(connection)
+            _check(connection, path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _create(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    if _is_empty(connection):  # else another process was quicker
+        for name, columns in _TABLES.items():
+            connection.execute(f"CREATE TABLE {name} ({columns})")
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _check(connection: sqlite3.Connection, path: Path) -> None:
+    version = _pragma(connection, "user_version")
+    if _pragma(connection, "application_id") != APPLICATION_ID:
+        raise BadStore(f"{path} is a database of another program", path=str(path))
+    if version > SCHEMA_VERSION:
+        raise BadStore(
+            f"{path} has version {version} of the schema, made by a newer quire;"
+            f" this one knows {SCHEMA_VERSION}",
+            path=str(path),
+        )
+    if version < 1 or not set(_TABLES) <= _tables(connection):
+        raise BadStore(f"{path} lacks tables that a metadata store has", path=str(path))
+
+
+def _is_empty(connection: sqlite3.Connection) -> bool:
+    return (
+        not _tables(connection)
+        and _pragma(connection, "application_id") == 0
+        and _pragma(connection, "user_version") == 0
+    )
+
+
+def _tables(connection: sqlite3.Connection) -> set[str]:
+    rows = connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")
+    return {name for (name,) in rows}
+
+
+def _pragma(connection: sqlite3.Connection, name: str) -> int:
+    return int(connection.execute(f"PRAGMA {name}").fetchone()[0])

@@ -1,0 +1,222 @@
+"""The SQLite driver: one file, shared by the processes of one host.
+
+Write-ahead log, synchronous=FULL: a change is one transaction and one fsync,
+and is there after power loss. Changes wait for each other, across processes too,
+up to the store's timeout; reads wait for nobody. The file must lie on a local
+disk: SQLite's locks and shared memory do not work over network file systems.
+
+One connection changes, another reads; each runs on worker threads.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from metadata import lease_rows, limits, rows
+from metadata.pulse import Pulse
+from metadata.store import (
+    Changes,
+    Check,
+    CheckLease,
+    Delete,
+    Lease,
+    Leases,
+    Op,
+    Page,
+    Put,
+    Versioned,
+    Versions,
+)
+from metadata.transactions import Transactions
+from metadata.watch import watching
+
+TIMEOUT_S = 10.0
+T = TypeVar("T")
+
+
+class SqliteStore:
+    """A MetadataStore in the SQLite file at *path*. Open it with SqliteStore.open."""
+
+    def __init__(
+        self, writer: Transactions, reader: Transactions, clock_ms: Callable[[], int]
+    ) -> None:
+        self._writer = writer
+        self._reader = reader
+        self._clock_ms = clock_ms
+        self._pulse = Pulse(self._read_revision)
+
+    @classmethod
+    async def open(
+        cls,
+        path: Path,
+        *,
+        timeout_s: float = TIMEOUT_S,
+        clock_ms: Callable[[], int] = lease_rows.host_clock_ms,
+    ) -> SqliteStore:
+        """Open the store, making the file when it is missing; its folder must exist.
+
+        Args:
+            path: the file.
+            timeout_s: the longest that a call waits for other processes.
+            clock_ms: the clock of leases; every process must have the same.
+
+        Raises:
+            BadStore: the file is foreign, damaged, or of a newer version.
+            MetadataUnavailable: it cannot be opened.
+        """
+        writer = await Transactions.open(path, timeout_s=timeout_s)
+        try:
+            reader = await Transactions.open(path, timeout_s=timeout_s)
+        except BaseException:
+            await writer.aclose()
+            raise
+        return cls(writer, reader, clock_ms)
+
+    async def get(self, key: str) -> Versioned | None:
+        """As MetadataStore.get."""
+        limits.check_key(key)
+        return await self._reader.read(lambda connection: rows.get(connection, key))
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None) -> int:
+        """As MetadataStore.put."""
+        (version,) = await self.transact([Put(key, value, expected)])
+        return version
+
+    async def delete(self, key: str, *, expected: int | None = None) -> None:
+        """As MetadataStore.delete."""
+        await self.transact([Delete(key, expected)])
+
+    async def transact(self, ops: Sequence[Op]) -> Versions:
+        """As MetadataStore.transact."""
+        ops = tuple(ops)
+        _check_ops(ops)
+        return await self._change(lambda connection: [self._apply(connection, op) for op in ops])
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        """As MetadataStore.list."""
+        limits.check_prefix(prefix)
+        limits.check_prefix(after, "key to go on after")
+        limits.check_range(limit, 1, limits.PAGE_COUNT_MAX, "the limit")
+        return await self._reader.read(
+            lambda connection: rows.page(connection, prefix, after, limit)
+        )
+
+    async def next_id(self, counter: str, count: int = 1) -> int:
+        """As MetadataStore.next_id."""
+        limits.check_key(counter, "counter")
+        limits.check_range(count, 1, limits.IDS_MAX, "the count of ids")
+        return await self._change(lambda connection: rows.next_id(connection, counter, count))
+
+    async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
+        """As MetadataStore.grant."""
+        limits.check_key(name, "lease name")
+        limits.check_key(owner, "owner")
+        limits.check_range(ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX, "the time to live")
+        limits.check_size(len(value), limits.LEASE_VALUE_SIZE_MAX, "the value")
+        return await self._change(
+            lambda connection: lease_rows.grant(
+                connection,
+                name,
+                owner,
+                ttl_ms=round(ttl_s * 1000),
+                value=value,
+                now_ms=self._clock_ms(),
+            )
+        )
+
+    async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
+        """As MetadataStore.renew."""
+        limits.check_key(lease.name, "lease name")
+        limits.check_size(len(value or b""), limits.LEASE_VALUE_SIZE_MAX, "the value")
+        return await self._change(
+            lambda connection: lease_rows.renew(connection, lease, value, self._clock_ms())
+        )
+
+    async def release(self, lease: Lease) -> None:
+        """As MetadataStore.release."""
+        limits.check_key(lease.name, "lease name")
+        await self._change(lambda connection: lease_rows.release(connection, lease))
+
+    async def leases(self, prefix: str, *, after: str = "") -> Leases:
+        """As MetadataStore.leases."""
+        limits.check_prefix(prefix)
+        limits.check_prefix(after, "name to go on after")
+        return await self._reader.read(
+            lambda connection: lease_rows.live(connection, prefix, after, self._clock_ms())
+        )
+
+    async def changes(
+        self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
+    ) -> Changes:
+        """As MetadataStore.changes."""
+        limits.check_prefix(prefix)
+        limits.check_expected(since)
+        limits.check_range(wait_s, 0, limits.WAIT_S_MAX, "the wait")
+        found = await self._changes(prefix, since)
+        with trio.move_on_after(wait_s):
+            while since is not None and not (found.keys or found.everything):
+                await self._pulse.wait_past(found.revision)
+                found = await self._changes(prefix, found.revision)
+        return found
+
+    def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
+        """As MetadataStore.watch."""
+        return watching(self, prefix)
+
+    async def aclose(self) -> None:
+        """As MetadataStore.aclose; waits for the change that is under way."""
+        await self._reader.aclose()
+        await self._writer.aclose()
+
+    async def _changes(self, prefix: str, since: int | None) -> Changes:
+        return await self._reader.read(lambda connection: rows.changes(connection, prefix, since))
+
+    async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        result, revision = await self._writer.change(
+            lambda connection: (work(connection), rows.revision(connection))
+        )
+        self._pulse.advance(revision)
+        return result
+
+    def _apply(self, connection: sqlite3.Connection, op: Op) -> int:
+        match op:
+            case Put():
+                return rows.put(connection, op)
+            case Delete():
+                return rows.delete(connection, op)
+            case Check():
+                return rows.check(connection, op)
+            case CheckLease():
+                return lease_rows.check(connection, op, self._clock_ms())
+
+    async def _read_revision(self) -> int:
+        over, revision = await self._reader.read(
+            lambda connection: (
+                lease_rows.any_over(connection, self._clock_ms()),
+                rows.revision(connection),
+            )
+        )
+        if over:
+            await self._change(lambda connection: lease_rows.sweep(connection, self._clock_ms()))
+        return revision
+
+
+def _check_ops(ops: Sequence[Op]) -> None:
+    limits.check_range(len(ops), 0, limits.OPS_MAX, "the number of ops")
+    size = 0
+    for op in ops:
+        if isinstance(op, CheckLease):
+            limits.check_key(op.name, "lease name")
+            continue
+        limits.check_key(op.key)
+        limits.check_expected(op.expected)
+        if isinstance(op, Put):
+            limits.check_size(len(op.value), limits.VALUE_SIZE_MAX, f"the value of {op.key}")
+            size += len(op.value)
+    limits.check_size(size, limits.OPS_SIZE_MAX, "the transaction")

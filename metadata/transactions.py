@@ -1,0 +1,93 @@
+"""Transactions on a worker thread: one connection, one transaction at a time.
+
+A limiter of one guards the connection. It is held until the thread is done, also
+when the caller was cancelled and went away: so a cancelled change is over before
+the next one starts.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from metadata.errors import MetadataUnavailable
+from metadata.schema import open_connection, translate
+
+T = TypeVar("T")
+
+
+class Transactions:
+    """Runs functions inside transactions on the store at *path*."""
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, timeout_s: float) -> None:
+        self._path = path
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._limiter = trio.CapacityLimiter(1)
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: Path, *, timeout_s: float) -> Transactions:
+        """Open a connection of its own. Raises as open_connection."""
+        connection = await trio.to_thread.run_sync(
+            lambda: open_connection(path, timeout_s=timeout_s)
+        )
+        return cls(path, connection, timeout_s=timeout_s)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what *work* returns, which sees one state of the store."""
+        return await self._run("BEGIN", work)
+
+    async def change(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return what *work* returns, once what it did is on disk.
+
+        When *work* raises, nothing of it is done. Cancelled while the thread runs,
+        the change may still be made.
+
+        Raises:
+            MetadataUnavailable: locked, full, or failing; within *timeout_s*.
+            BadStore: the file is damaged.
+        """
+        return await self._run("BEGIN IMMEDIATE", work)
+
+    async def aclose(self) -> None:
+        """Close the connection, after the transaction that is under way."""
+        self._closed = True
+        with trio.CancelScope(shield=True):  # bounded: a transaction has a deadline
+            await trio.to_thread.run_sync(self._connection.close, limiter=self._limiter)
+
+    async def _run(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        return await trio.to_thread.run_sync(
+            lambda: self._transact(begin, work, deadline),
+            limiter=self._limiter,
+            abandon_on_cancel=True,
+        )
+
+    def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
+        if self._closed:
+            raise MetadataUnavailable(f"{self._path}: the store is closed")
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise MetadataUnavailable(f"{self._path}: no turn within {self._timeout_s} s")
+        committing = False
+        try:
+            self._connection.execute(f"PRAGMA busy_timeout = {max(1, int(left_s * 1000))}")
+            self._connection.execute(begin)
+            result = work(self._connection)
+            committing = True
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise translate(error, self._path, committing=committing) from error
+        finally:
+            self._roll_back()
+        return result
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            self._connection.rollback()
