@@ -1,0 +1,157 @@
+"""CALL: what is asked of a bookie outside the data path (metadata/calls.py).
+
+Calls about metadata are answered out of the bookie's own metadata store, so that a client
+needs no access to it; those about the bookie are answered here. A call gives a reply
+whatever happens, within its deadline; only a failed disk of this bookie goes further.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Any, get_args
+
+import trio
+
+from bookie.errors import CallRefused
+from bookie.garbage import Collector
+from bookie.reads import ANSWER_SIZE_MAX
+from bookie.status import Status
+from bookie.storage import Storage
+from metadata import calls
+from metadata.answers import MetadataCalls
+from metadata.calls import BookieReply, Failure, MetadataRequest, Reply
+from metadata.errors import BadRecord
+from metadata.failures import failure_of
+from metadata.store import MetadataStore
+from native.engine import Request as WireRequest
+from native.errors import Absent, CoreError, NoLedger
+from native.frame import Code, Opcode
+
+_METADATA = get_args(MetadataRequest)
+_QUICK_S = 10.0
+_FLUSH_S = 60.0
+_COLLECTION_S = 24 * 3600.0  # compaction is throttled and may take hours
+_LOGS_PAGE = 1000
+
+
+class Calls:
+    """Answers the calls of all connections."""
+
+    def __init__(self, store: MetadataStore, storage: Storage, collector: Collector) -> None:
+        self._metadata = MetadataCalls(store)
+        self._storage = storage
+        self._collector = collector
+        self._status: Status | None = None
+        self._handlers: dict[type, Callable[[Any], Awaitable[BookieReply]]] = {
+            calls.BookieInfo: self._info,
+            calls.LedgerStates: self._ledgers,
+            calls.EntryLocation: self._location,
+            calls.JournalMark: self._journal,
+            calls.Logs: self._logs,
+            calls.CollectGarbage: self._collect,
+            calls.FlushNow: self._flush,
+        }
+
+    def tell_of(self, status: Status) -> None:
+        """Answer BookieInfo with *status* from now on; before, it is refused."""
+        self._status = status
+
+    async def answer(self, body: bytes) -> bytes:
+        """The reply to the request in *body*, both in msgpack.
+
+        Raises:
+            OSError: the bookie's disk failed.
+        """
+        return calls.encode_reply(await self._answer(body))
+
+    async def _answer(self, body: bytes) -> Reply:
+        try:
+            request = calls.decode_request(body)
+        except BadRecord as error:
+            return failure_of(error)
+        deadline_s = _deadline_s(request)
+        with trio.move_on_after(deadline_s):
+            if isinstance(request, _METADATA):
+                return await self._metadata.answer(request)
+            try:
+                return await self._handlers[type(request)](request)
+            except (CallRefused, CoreError) as error:
+                return Failure(type(error).__name__, str(error))
+        return Failure("CallTimedOut", f"{type(request).__name__} took over {deadline_s:g} s")
+
+    async def _info(self, _: calls.BookieInfo) -> BookieReply:
+        if self._status is None:
+            raise CallRefused("the bookie is starting")
+        return self._status.tell()
+
+    async def _ledgers(self, request: calls.LedgerStates) -> BookieReply:
+        engine = self._storage.engine
+        states = engine.ledgers(request.after, request.count)
+        # Both lists are ordered by id, and a ledger with entries in logs is in the first.
+        usage = engine.store.ledgers(request.after, request.count)
+        size_in_logs = {row.ledger_id: row.bytes for row in usage}
+        return calls.LedgerStatePage(
+            [
+                calls.LedgerOnBookie(
+                    state.ledger_id,
+                    state.last_entry,
+                    state.lac,
+                    state.explicit_lac,
+                    bool(state.fenced),
+                    size_in_logs.get(state.ledger_id, 0),
+                )
+                for state in states
+            ]
+        )
+
+    async def _location(self, request: calls.EntryLocation) -> BookieReply:
+        return await trio.to_thread.run_sync(self._locate, request.ledger_id, request.entry_id)
+
+    def _locate(self, ledger_id: int, entry_id: int) -> BookieReply:
+        engine = self._storage.engine
+        try:
+            place = engine.store.find(ledger_id, entry_id)
+        except (Absent, NoLedger):
+            asked = _read_of(ledger_id, entry_id)
+            frame = engine.answer(asked, use_disk=True, size_max=ANSWER_SIZE_MAX)
+            found = frame is not None and frame[8:12] == int(Code.OK).to_bytes(4, "big")
+            return calls.EntryPlace("memtable" if found else "absent")
+        return calls.EntryPlace("log", place.log_id, place.offset, place.record_size)
+
+    async def _journal(self, _: calls.JournalMark) -> BookieReply:
+        stats = self._storage.engine.stats()
+        return calls.JournalState(stats.journal_id, stats.journal_offset, self._storage.mark)
+
+    async def _logs(self, request: calls.Logs) -> BookieReply:
+        logs = self._storage.engine.store.logs(request.after, _LOGS_PAGE)
+        return calls.LogPage(
+            [
+                calls.LogOnBookie(
+                    log.log_id, log.size, log.live, bool(log.open), bool(log.damaged), log.extents
+                )
+                for log in logs
+            ]
+        )
+
+    async def _collect(self, request: calls.CollectGarbage) -> BookieReply:
+        return await self._collector.collect(major=request.major)
+
+    async def _flush(self, request: calls.FlushNow) -> BookieReply:
+        await self._storage.checkpoint()
+        return await self._journal(calls.JournalMark())
+
+
+def _deadline_s(request: calls.Request) -> float:
+    match request:
+        case calls.WatchSince():
+            return _QUICK_S + request.wait_ms / 1000
+        case calls.FlushNow():
+            return _FLUSH_S
+        case calls.CollectGarbage():
+            return _COLLECTION_S
+        case _:
+            return _QUICK_S
+
+
+def _read_of(ledger_id: int, entry_id: int) -> WireRequest:
+    return WireRequest(opcode=Opcode.READ, flags=0, ledger_id=ledger_id, entry_id=entry_id)

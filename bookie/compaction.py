@@ -1,0 +1,148 @@
+"""Freeing space: entry logs that hold little or nothing alive.
+
+A log without a live byte is deleted. A closed one with a smaller live share than the
+threshold is rewritten, emptiest first: copy, sync, switch the index, delete (native/store.h).
+Minor compaction looks for nearly empty logs often, major for half-empty ones seldom. None
+runs on a full disk, and no major one on a disk that is filling up: it needs space first.
+A log in which damage is met is left alone from then on, and the others go on.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+
+import trio
+
+from bookie.config import BookieConfig
+from bookie.disk import DiskGuard, Level
+from metadata.calls import GarbageReport, LogKept
+from native.errors import Corrupt
+from native.store import LogUsage, Store
+
+_log = logging.getLogger(__name__)
+
+_PAGE = 1000
+_FOREVER_S = float("inf")
+
+
+class Compactor:
+    """Decides which entry logs are deleted or rewritten, and has it done."""
+
+    def __init__(self, store: Store, config: BookieConfig, disk: DiskGuard) -> None:
+        self._store = store
+        self._config = config
+        self._disk = disk
+        now = trio.current_time()
+        self._minor_due = now + (config.minor_interval_s or _FOREVER_S)
+        self._major_due = now + (config.major_interval_s or _FOREVER_S)
+
+    def threshold(self, major: bool | None) -> float:
+        """The live share below which logs are rewritten now; 0 for none.
+
+        Args:
+            major: as asked for by somebody; None: whichever is due, which then is not
+                due again for its interval.
+        """
+        config = self._config
+        if major is not None:
+            return config.major_threshold if major else config.minor_threshold
+        now = trio.current_time()
+        if now >= self._major_due and self._disk.level is Level.OK:
+            self._major_due = now + config.major_interval_s
+            self._minor_due = now + (config.minor_interval_s or _FOREVER_S)
+            return config.major_threshold
+        if now >= self._minor_due:
+            self._minor_due = now + config.minor_interval_s
+            return config.minor_threshold
+        return 0.0
+
+    async def free(self, threshold: float) -> GarbageReport:
+        """Delete dead logs and rewrite those with a live share below *threshold*.
+
+        A log that cannot be read or copied stays as it is, and the others go on.
+
+        Raises:
+            OSError: a dead log cannot be deleted.
+        """
+        deleted = compacted = freed = copied = 0
+        for log in self._closed():
+            if log.live == 0:
+                freed += await trio.to_thread.run_sync(self._store.delete_log, log.log_id)
+                deleted += 1
+        for log in self._worth_rewriting(threshold):
+            size = await self._compact(log)
+            if size is not None:
+                compacted += 1
+                copied += size
+                freed += log.size - size
+        return GarbageReport(
+            logs_deleted=deleted,
+            logs_compacted=compacted,
+            freed_size=freed,
+            copied_size=copied,
+            kept=self._kept(threshold),
+        )
+
+    def _logs(self) -> list[LogUsage]:
+        logs: list[LogUsage] = []
+        while page := self._store.logs(logs[-1].log_id if logs else -1, _PAGE):
+            logs += page
+        return logs
+
+    def _closed(self) -> list[LogUsage]:
+        return [log for log in self._logs() if not log.open]
+
+    def _worth_rewriting(self, threshold: float) -> list[LogUsage]:
+        worth = [log for log in self._closed() if not self._reason(log, threshold)]
+        return sorted(worth, key=_live_share)
+
+    def _reason(self, log: LogUsage, threshold: float) -> str:
+        """Why *log* is left as it is; "" when it is worth rewriting."""
+        if log.open:
+            return "it is being written"
+        if log.damaged:
+            return "it is damaged"
+        if _live_share(log) >= threshold:
+            return f"{_live_share(log):.0%} of it is alive"
+        if self._disk.level is Level.FULL:
+            return "the disk is full"
+        if self._disk.level is Level.WARN and threshold > self._config.minor_threshold:
+            return "the disk is filling up"
+        return ""
+
+    def _kept(self, threshold: float) -> list[LogKept]:
+        return [
+            LogKept(log.log_id, log.size, log.live, self._reason(log, threshold) or "not reached")
+            for log in self._logs()
+        ]
+
+    async def _compact(self, log: LogUsage) -> int | None:
+        """The bytes copied; None when the log was left as it is."""
+        stop = threading.Event()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_set_when_cancelled, stop)
+            try:
+                return await trio.to_thread.run_sync(
+                    self._store.compact, log.log_id, self._config.compaction_rate, stop
+                )
+            except Corrupt:
+                _log.warning("entry log %d is damaged; it is kept, and left alone", log.log_id)
+                return None
+            except OSError as error:
+                # Nothing hangs on the copy: the log it was made from is still there.
+                _log.warning("entry log %d cannot be rewritten: %s", log.log_id, error)
+                return None
+            finally:
+                nursery.cancel_scope.cancel()
+
+
+def _live_share(log: LogUsage) -> float:
+    return log.live / log.size if log.size else 0.0
+
+
+async def _set_when_cancelled(stop: threading.Event) -> None:
+    try:
+        await trio.sleep_forever()
+    finally:
+        stop.set()

@@ -1,0 +1,182 @@
+"""A bookie's life: one coroutine that owns everything else.
+
+    offline ─► initialization ─► syncing ─► ready ─► stopping
+               locks, cookie     replay     registered, takes connections
+
+Its pages answer from the start, so that /ready tells the state. A failure of journal or
+flush ends it with that OSError; a cancellation ends it in good order: deregister, stop
+taking connections, flush, write the mark.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import NoReturn
+
+import msgspec
+import trio
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
+
+from bookie.calls import Calls
+from bookie.config import BookieConfig
+from bookie.cookie import check_cookie
+from bookie.disk import DiskGuard
+from bookie.errors import cause_of
+from bookie.garbage import Collector
+from bookie.listeners import address_of, listen, serve
+from bookie.lock import hold_folders
+from bookie.metrics import BookieMetrics
+from bookie.pages import Page, Pages
+from bookie.registration import Registration
+from bookie.server import Server
+from bookie.status import Life, State, Status
+from bookie.storage import Storage
+from metadata.records import CookieRecord
+from metadata.store import MetadataStore
+
+_log = logging.getLogger(__name__)
+
+
+class Ready(msgspec.Struct, frozen=True):
+    """A bookie that serves. *metrics_port* is 0 when it has no pages."""
+
+    bookie_id: str
+    address: str
+    metrics_port: int
+
+
+async def run_bookie(
+    config: BookieConfig,
+    store: MetadataStore,
+    *,
+    task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Run a bookie until cancelled; started once it serves.
+
+    Args:
+        config: its settings, folders filled in.
+        store: the metadata of its cluster; the caller closes it.
+        task_status: told the address that clients may use.
+
+    Raises:
+        BookieError: it does not start; nothing was changed.
+        MetadataError: the store did not answer during the start.
+        OSError: a port is taken, or a disk failed. Every acknowledged entry is in the
+            journal, and nothing that was not is acknowledged.
+    """
+    life = Life()
+    try:
+        await _Bookie(config, store, life).run(task_status)
+    except BaseExceptionGroup as group:
+        cause = cause_of(group)
+        if cause is None:
+            raise
+        raise cause from group
+    finally:
+        life.state = State.OFFLINE
+    raise AssertionError("a bookie ends by cancellation or failure only")
+
+
+class _Bookie:
+    """The parts of one bookie while it runs."""
+
+    def __init__(self, config: BookieConfig, store: MetadataStore, life: Life) -> None:
+        self._config = config
+        self._store = store
+        self._life = life
+        self._registry = CollectorRegistry()
+        self._disk: DiskGuard | None = None
+
+    async def run(self, task_status: trio.TaskStatus[Ready]) -> None:
+        with hold_folders(self._config):
+            async with trio.open_nursery() as nursery:
+                metrics_port = await self._open_pages(nursery)
+                self._enter(State.INITIALIZATION)
+                cookie = await check_cookie(self._config, self._store)
+                self._enter(State.SYNCING)
+                async with self._storage() as storage:
+                    await self._serve(storage, cookie, metrics_port, task_status)
+
+    def _enter(self, state: State) -> None:
+        self._life.state = state
+        _log.info("%s", state.value)
+
+    @asynccontextmanager
+    async def _storage(self) -> AsyncIterator[Storage]:
+        storage = await Storage.open(self._config)
+        try:
+            yield storage
+        finally:
+            # Everybody who used the engine has ended: the nursery inside is closed.
+            with trio.CancelScope(shield=True):
+                await storage.stop()
+
+    async def _serve(
+        self,
+        storage: Storage,
+        cookie: CookieRecord,
+        metrics_port: int,
+        task_status: trio.TaskStatus[Ready],
+    ) -> None:
+        config, store = self._config, self._store
+        disk = self._disk = DiskGuard(storage.engine, config)
+        collector = Collector(storage, store, config, disk, bookie_id=cookie.bookie_id)
+        calls = Calls(store, storage, collector)
+        server = Server(storage.engine, storage.events, config, calls.answer)
+        self._registry.register(BookieMetrics(storage, server, disk, collector))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(storage.run)
+            await nursery.start(disk.run)
+            listeners = await listen(config.host, config.port)
+            status = Status(
+                bookie_id=cookie.bookie_id,
+                address=config.advertised_address or address_of(listeners[0]),
+                metrics_port=metrics_port,
+                life=self._life,
+                storage=storage,
+                server=server,
+                disk=disk,
+            )
+            calls.tell_of(status)
+            await nursery.start(serve, server.serve, listeners)
+            registration = Registration(
+                store, status, disk, owner=cookie.cookie_id, ttl_s=config.lease_ttl_s
+            )
+            nursery.start_soon(collector.run)
+            await nursery.start(registration.run)
+            self._enter(State.READY)
+            task_status.started(Ready(cookie.bookie_id, status.address, metrics_port))
+            try:
+                await trio.sleep_forever()
+            finally:
+                self._enter(State.STOPPING)
+                with trio.CancelScope(shield=True):
+                    await registration.release()
+
+    # --- pages ---------------------------------------------------------------------------
+
+    async def _open_pages(self, nursery: trio.Nursery) -> int:
+        port = self._config.metrics_port
+        if port == 0:
+            return 0
+        pages = Pages({"/metrics": self._metrics, "/health": self._health, "/ready": self._ready})
+        listeners = await listen(self._config.host, max(port, 0))
+        await nursery.start(serve, pages.serve, listeners)
+        return int(listeners[0].socket.getsockname()[1])
+
+    def _metrics(self) -> Page:
+        return 200, CONTENT_TYPE_LATEST, generate_latest(self._registry)
+
+    def _health(self) -> Page:
+        return 200, "text/plain; charset=utf-8", b"ok\n"
+
+    def _ready(self) -> Page:
+        state = self._life.state
+        told = {
+            "state": state.value,
+            "read_only": self._disk is not None and self._disk.is_read_only,
+        }
+        return 200 if state is State.READY else 503, "application/json", msgspec.json.encode(told)

@@ -1,0 +1,28 @@
+"""Small files that are replaced as a whole and survive a crash at any point."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Make *data* the content of *path*. Blocks for two syncs.
+
+    A temporary file is synced and renamed, then the folder is synced. A crash in the
+    middle leaves the old content or the new one.
+
+    Raises:
+        OSError: the disk failed; either content may be there.
+    """
+    fresh = path.with_name(f"{path.name}.new")
+    with fresh.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    fresh.rename(path)
+    fd = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

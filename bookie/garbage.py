@@ -1,0 +1,146 @@
+"""Garbage collection: ledgers that were deleted, and the space of their entries.
+
+    local ledgers, listed first ─► metadata: which are not there? ─► forget them
+    entry logs without a live byte ─► delete
+    closed logs with few live bytes ─► copy what lives to a new log, delete the old one
+
+The order matters: a ledger made after the local listing is not in it, so it cannot be
+missed in the metadata. Nothing is deleted on any doubt: when the store does not answer,
+or does not know this very bookie (another cluster's store, or an emptied one), a
+collection only frees what earlier ones found dead.
+
+`bookie gc` frees space here; `topic compact` and `purge` are other words for other things.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NoReturn
+
+import msgspec
+import trio
+
+from bookie.compaction import Compactor
+from bookie.config import BookieConfig
+from bookie.disk import DiskGuard
+from bookie.foreign import ForeignLedgers
+from bookie.storage import Storage
+from metadata.calls import GarbageReport
+from metadata.errors import MetadataError
+from metadata.records import LEDGERS, cookie_key, ledger_key, parse_ledger_key
+from metadata.store import MetadataStore, pages
+
+_log = logging.getLogger(__name__)
+
+_PAGE = 1000
+
+
+class Collector:
+    """Collects the garbage of one bookie, one collection at a time.
+
+    Attributes:
+        runs: collections by "ok" and "failed", when the metadata could not be asked.
+        total: what all of them did together.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        store: MetadataStore,
+        config: BookieConfig,
+        disk: DiskGuard,
+        *,
+        bookie_id: str,
+    ) -> None:
+        self._storage = storage
+        self._store = store
+        self._config = config
+        self._bookie_id = bookie_id
+        self._foreign = ForeignLedgers(Path(config.ledger_folder))
+        self._compactor = Compactor(storage.engine.store, config, disk)
+        self._one_at_a_time = trio.Lock()
+        self.runs = {"ok": 0, "failed": 0}
+        self.total = GarbageReport()
+
+    async def run(self) -> NoReturn:
+        """Collect every gc_interval_s until cancelled."""
+        interval_s = self._config.gc_interval_s
+        while True:
+            await trio.sleep(interval_s if interval_s > 0 else float("inf"))
+            await self.collect()
+
+    async def collect(self, *, major: bool | None = None) -> GarbageReport:
+        """Collect once.
+
+        Args:
+            major: compact now, with the threshold of major or minor compaction; the
+                memtable is flushed and the open log closed first, so that all space
+                counts. None: compact what is due.
+
+        Returns:
+            What was done. A store that does not answer, and a log that is damaged, are
+            logged, and the rest is done.
+        """
+        async with self._one_at_a_time:
+            deleted = await self._delete_ledgers()
+            if major is not None:
+                await self._storage.checkpoint()
+                await self._storage.roll_log()
+            freed = await self._compactor.free(self._compactor.threshold(major))
+            report = msgspec.structs.replace(freed, ledgers_deleted=deleted)
+            self._count(report)
+            return report
+
+    def _count(self, report: GarbageReport) -> None:
+        counts = (
+            (name, getattr(self.total, name) + getattr(report, name))
+            for name in ("ledgers_deleted", "logs_deleted", "logs_compacted")
+        )
+        self.total = msgspec.structs.replace(
+            self.total,
+            freed_size=self.total.freed_size + report.freed_size,
+            copied_size=self.total.copied_size + report.copied_size,
+            **dict(counts),
+        )
+
+    async def _delete_ledgers(self) -> int:
+        engine = self._storage.engine
+        now_ms = time.time_ns() // 1_000_000
+        engine.forget_tombstones(now_ms)
+        dead = 0
+        try:
+            for ledger_id in sorted(await self._unwanted(set(self._local_ledgers()))):
+                # A last look, for a listing of many pages is not one moment.
+                if await self._store.get(ledger_key(ledger_id)) is None:
+                    engine.delete_ledger(ledger_id, now_ms)
+                    dead += 1
+        except (MetadataError, msgspec.MsgspecError) as error:
+            self.runs["failed"] += 1
+            _log.warning("no further ledger is deleted: %s", error)
+        else:
+            self.runs["ok"] += 1
+        if dead:
+            _log.info("%d ledgers are gone from the metadata and were deleted here", dead)
+        return dead
+
+    def _local_ledgers(self) -> Iterator[int]:
+        after = -1
+        while states := self._storage.engine.ledgers(after, _PAGE):
+            yield from (state.ledger_id for state in states)
+            after = states[-1].ledger_id
+
+    async def _unwanted(self, local: set[int]) -> set[int]:
+        if not local:
+            return local
+        if await self._store.get(cookie_key(self._bookie_id)) is None:
+            _log.warning("the metadata store does not know this bookie: no ledger is deleted")
+            return set()
+        absent = local
+        async for page in pages(self._store, LEDGERS):
+            absent = absent - {parse_ledger_key(key) for key, _ in page}
+        if absent and self._config.gc_foreign_ledgers == "keep":
+            absent = absent - await self._foreign.among(absent, self._store)
+        return absent

@@ -1,0 +1,58 @@
+"""Listening sockets of a bookie."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Awaitable, Callable
+from typing import NoReturn
+
+import trio
+
+# A peer whose machine vanished is noticed after about two minutes.
+_KEEPALIVE = (
+    (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, 60),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, 15),
+    (socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4),
+)
+
+
+async def listen(host: str, port: int) -> list[trio.SocketListener]:
+    """Listen on *host*; port 0: any free one.
+
+    Raises:
+        OSError: the port is taken or the host is not ours; the message names both.
+    """
+    try:
+        return await trio.open_tcp_listeners(port, host=host)
+    except OSError as cause:
+        raise OSError(cause.errno, f"cannot listen on {host}:{port}: {cause.strerror}") from cause
+
+
+async def serve(
+    handler: Callable[[trio.abc.Stream], Awaitable[None]],
+    listeners: list[trio.SocketListener],
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
+) -> NoReturn:
+    """Run *handler* for each connection until cancelled; it closes its stream.
+
+    Raises:
+        OSError: accepting failed. What *handler* raises ends this too.
+    """
+
+    async def handle(stream: trio.SocketStream) -> None:
+        for level, option, value in _KEEPALIVE:
+            stream.setsockopt(level, option, value)
+        await handler(stream)
+
+    async with trio.open_nursery() as nursery:
+        await nursery.start(trio.serve_listeners, handle, listeners)
+        task_status.started()
+    raise AssertionError("serve_listeners never returns")
+
+
+def address_of(listener: trio.SocketListener) -> str:
+    """host:port of a listener, an IPv6 host in brackets."""
+    host, port = listener.socket.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

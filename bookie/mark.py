@@ -1,0 +1,95 @@
+"""The lastMark file: where a restart begins to replay the journal.
+
+It is written after every flush, when entry log, index and ledger table are synced,
+and before the journal files ahead of it are deleted. A text that an operator can read:
+
+    quire lastMark 1
+    journal_id 2
+    journal_offset 4096
+    log_id 1
+    next_log_id 2
+    log_end 8192
+    index_end 8256
+    table_end 137
+    table_id 1
+    crc32c 5f1c3a77
+
+The last line is the CRC32C of every byte before it, in 8 hex digits. A file is accepted
+only when writing what was read gives the same bytes, so no flipped bit can pass.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+
+from bookie.durable import replace_file
+from bookie.errors import BadMark, MarkBackwards
+from native.digest import crc32c
+from native.mark import Mark
+
+FILE_NAME = "lastMark"
+
+_TITLE = "quire lastMark 1\n"
+_SIZE_MAX = 1024
+
+
+def read_mark(ledger_folder: Path) -> Mark | None:
+    """The mark kept in *ledger_folder*; None when there is no file. Blocks.
+
+    Raises:
+        BadMark: the file is damaged.
+        OSError: it cannot be read.
+    """
+    path = ledger_folder / FILE_NAME
+    try:
+        with path.open("rb") as file:
+            data = file.read(_SIZE_MAX)
+    except FileNotFoundError:
+        return None
+    try:
+        return parse_mark(data)
+    except ValueError as cause:
+        raise BadMark(path, f"damaged ({cause})") from cause
+
+
+def write_mark(ledger_folder: Path, mark: Mark, previous: Mark | None) -> None:
+    """Replace the mark; when this returns it is durable. Blocks for two syncs.
+
+    A crash in the middle leaves the previous file.
+
+    Raises:
+        MarkBackwards: *mark* is older than *previous*, the one on disk.
+        OSError: the disk failed; either file may be there after a restart.
+    """
+    if previous is not None and _age(mark) < _age(previous):
+        raise MarkBackwards(f"{ledger_folder / FILE_NAME}: {mark} is older than {previous}")
+    replace_file(ledger_folder / FILE_NAME, format_mark(mark))
+
+
+def format_mark(mark: Mark) -> bytes:
+    """The text of a mark file."""
+    lines = [f"{name} {value}\n" for name, value in msgspec.structs.asdict(mark).items()]
+    text = (_TITLE + "".join(lines)).encode()
+    return text + f"crc32c {crc32c(text):08x}\n".encode()
+
+
+def parse_mark(data: bytes) -> Mark:
+    """Read the text of a mark file back.
+
+    Raises:
+        ValueError: it is not, to the byte, what format_mark writes.
+    """
+    words = [line.split(b" ") for line in data.split(b"\n")]
+    names = Mark.__struct_fields__
+    if len(words) != len(names) + 3 or any(len(pair) != 2 for pair in words[1:-2]):
+        raise ValueError("not the right lines")
+    mark = Mark(**{name: int(pair[1]) for name, pair in zip(names, words[1:-2], strict=True)})
+    if format_mark(mark) != data:
+        raise ValueError("the checksum is wrong")
+    return mark
+
+
+def _age(mark: Mark) -> tuple[int, int, int]:
+    return mark.journal_id, mark.journal_offset, mark.next_log_id

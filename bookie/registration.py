@@ -1,0 +1,91 @@
+"""Registration: the lease ``bookies/<id>`` that tells clients where a bookie is.
+
+It is renewed three times in its lifetime. While the metadata store is away the bookie
+goes on serving those who know it, and asks again.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+import trio
+
+from bookie.disk import DiskGuard
+from bookie.status import Status
+from metadata.errors import LeaseLost, MetadataError
+from metadata.records import bookie_lease, encode_record
+from metadata.store import Lease, MetadataStore
+
+_log = logging.getLogger(__name__)
+
+_RELEASE_S = 2.0
+
+
+class Registration:
+    """The lease of one bookie.
+
+    Args:
+        store: where the lease lives.
+        status: what the lease says.
+        disk: its changed bell asks for an update at once.
+        owner: the cookie's id. It names the folders, which one process at a time
+            holds, so that a bookie that was killed is registered again at once.
+        ttl_s: how long the lease outlives the bookie.
+    """
+
+    def __init__(
+        self, store: MetadataStore, status: Status, disk: DiskGuard, *, owner: str, ttl_s: float
+    ) -> None:
+        self._store = store
+        self._status = status
+        self._disk = disk
+        self._owner = owner
+        self._ttl_s = ttl_s
+        self._lease: Lease | None = None
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    ) -> NoReturn:
+        """Register, then keep the lease until cancelled.
+
+        Raises:
+            MetadataError: the store refused the first registration.
+        """
+        self._lease = await self._grant()
+        task_status.started()
+        while True:
+            with trio.move_on_after(self._ttl_s / 3):
+                await self._disk.changed.heard()
+            self._status.sample_load()
+            await self._keep()
+
+    async def release(self) -> None:
+        """Leave, so that clients stop asking here before the lease runs out."""
+        if self._lease is None:
+            return
+        with trio.move_on_after(_RELEASE_S):
+            try:
+                await self._store.release(self._lease)
+            except MetadataError as error:
+                _log.warning("not deregistered, the lease will run out: %s", error)
+
+    async def _keep(self) -> None:
+        try:
+            if self._lease is not None:
+                self._lease = await self._store.renew(self._lease, value=self._value())
+            else:
+                self._lease = await self._grant()
+        except LeaseLost:
+            _log.warning("the registration was lost; registering again")
+            self._lease = None
+            self._disk.changed.ring()
+        except MetadataError as error:
+            _log.warning("the registration is not renewed: %s", error)
+
+    async def _grant(self) -> Lease:
+        name = bookie_lease(self._status.bookie_id)
+        return await self._store.grant(name, self._owner, ttl_s=self._ttl_s, value=self._value())
+
+    def _value(self) -> bytes:
+        return encode_record(self._status.record())

@@ -1,0 +1,246 @@
+"""Storage: the engine's life from opening to closing, and its checkpoints.
+
+    open     lastMark ─► engine replays the journal from there
+    run      a half is sealed ─┐
+             the timer ────────┼─► flush: log, index, table ─► lastMark ─► trim journal
+             FlushNow ─────────┘        (worker thread, one at a time)
+    stop     one more checkpoint, so that the next start replays nothing
+
+The mark is written after the flush is synced and before the journal is trimmed; a
+crash in between only makes the next start replay more.
+"""
+
+from __future__ import annotations
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import trio
+
+from bookie.config import BookieConfig
+from bookie.errors import JournalMissing, MarkMissing
+from bookie.events import Events
+from bookie.limbo import DamagedPlace, enter_limbo, in_limbo
+from bookie.mark import read_mark, write_mark
+from native.engine import Engine, Recovery
+from native.mark import Mark
+
+_log = logging.getLogger(__name__)
+_T = TypeVar("_T")
+
+
+class Storage:
+    """The engine of one bookie, with its events and checkpoints.
+
+    Attributes:
+        engine: the engine; closed by stop().
+        events: its news.
+        recovery: what opening found.
+        limbo: whether "no such entry" is answered as an I/O error.
+        mark: the checkpoint on disk; None only while a new bookie is opened.
+        checkpoints: how many were taken since opening.
+    """
+
+    def __init__(
+        self,
+        config: BookieConfig,
+        engine: Engine,
+        recovery: Recovery,
+        mark: Mark | None,
+        event_fd: int,
+    ) -> None:
+        self._config = config
+        self._ledger_folder = Path(config.ledger_folder)
+        self._event_fd = event_fd
+        self._flushing = trio.Lock()
+        self._flushed_at = trio.current_time()
+        self._adds = 0
+        self._failed = False
+        self.engine = engine
+        self.events = Events(engine, event_fd)
+        self.recovery = recovery
+        self.limbo = recovery.limbo
+        self.mark = mark
+        self.checkpoints = 0
+
+    @classmethod
+    async def open(cls, config: BookieConfig, *, threaded: bool = True) -> Storage:
+        """Open the folders of *config*, replay the journal, and take a checkpoint.
+
+        Raises:
+            BadMark: the mark is damaged.
+            MarkMissing: the folders hold data and no mark.
+            JournalMissing: the journal file that the mark names is gone.
+            OSError: the disk failed.
+        """
+        event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        try:
+            opened = await trio.to_thread.run_sync(_open, config, event_fd, threaded)
+        except BaseException:
+            os.close(event_fd)
+            raise
+        storage = cls(config, *opened, event_fd)
+        await storage._in_thread(storage._note_damage)
+        # What was replayed goes to the logs. A new bookie needs a mark before its first
+        # entry, since entries without a mark would stop the next start.
+        await storage.checkpoint()
+        return storage
+
+    async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
+        """Tell news and flush until cancelled.
+
+        Raises:
+            OSError: journal or flush failed. Nothing of what failed is acknowledged.
+                Let it end the process: a bookie that cannot sync must not look alive.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._tell)
+            nursery.start_soon(self._flush_when_sealed)
+            if self._config.checkpoint_interval_s > 0:
+                nursery.start_soon(self._checkpoint_regularly)
+            task_status.started()
+
+    async def checkpoint(self) -> bool:
+        """Flush everything stored so far and move the mark; False when there was nothing.
+
+        Raises:
+            OSError: the disk failed; the mark on disk stays where it was.
+        """
+        return await self._flush(self._checkpoint)
+
+    async def roll_log(self) -> None:
+        """Close the open entry log, so that compaction may take it."""
+        await self._flush(self._roll_log)
+
+    async def stop(self) -> None:
+        """Take a last checkpoint unless the disk failed, and close the engine."""
+        try:
+            if not self._failed:
+                await self.checkpoint()
+        finally:
+            with trio.CancelScope(shield=True):
+                await self._in_thread(self.engine.close)
+            os.close(self._event_fd)
+
+    async def _tell(self) -> None:
+        try:
+            await self.events.run()
+        except OSError as cause:
+            self._failed = True
+            raise _failure(cause, f"the journal in {self._config.journal_folder}") from cause
+
+    async def _flush_when_sealed(self) -> None:
+        while True:
+            await self.events.sealed.heard()
+            await self._flush(self._flush_sealed)
+
+    async def _checkpoint_regularly(self) -> None:
+        interval_s = self._config.checkpoint_interval_s
+        while True:
+            await trio.sleep_until(self._flushed_at + interval_s)
+            await self.checkpoint()
+            # Without news there was no flush, and the next look is an interval from now.
+            self._flushed_at = trio.current_time()
+            self._rest_when_idle()
+
+    def _rest_when_idle(self) -> None:
+        adds = self.engine.stats().adds
+        if adds == self._adds:
+            self.engine.release_memory()
+        self._adds = adds
+
+    async def _flush(self, work: Callable[[], bool]) -> bool:
+        async with self._flushing:
+            try:
+                flushed = await self._in_thread(work)
+            except OSError as cause:
+                self._failed = True
+                raise _failure(cause, f"the flush to {self._ledger_folder}") from cause
+            if flushed:
+                self._flushed_at = trio.current_time()
+            return flushed
+
+    def _checkpoint(self) -> bool:
+        # A half that was sealed before comes first. Should the other one fill up and
+        # seal itself now, it holds all that this checkpoint is about.
+        flushed = self._flush_sealed()
+        self.engine.seal()
+        return self._flush_sealed() or flushed
+
+    def _flush_sealed(self) -> bool:
+        mark = self.engine.flush()
+        if mark is None:
+            return False
+        self._keep(mark)
+        return True
+
+    def _roll_log(self) -> bool:
+        assert self.mark is not None  # opening wrote one
+        self._keep(self.engine.store.roll(self.mark))
+        return True
+
+    def _keep(self, mark: Mark) -> None:
+        write_mark(self._ledger_folder, mark, self.mark)
+        self.mark = mark
+        self.checkpoints += 1
+        self.engine.trim(mark, self._config.journal_backups)
+
+    def _note_damage(self) -> None:
+        places = [
+            DamagedPlace(str(d.path), d.offset, d.ledger_id, d.entry_id)
+            for d in self.engine.store.take_damage()
+        ]
+        for place in places:
+            _log.warning("damaged: %s at offset %d", place.file, place.offset)
+        if self.recovery.limbo:
+            enter_limbo(self._ledger_folder, places)
+        if self.recovery.limbo or in_limbo(self._ledger_folder):
+            self.limbo = True
+            self.engine.set_limbo(True)
+            _log.warning(
+                "in limbo: records may be lost here, so a missing entry is answered as an I/O "
+                "error; see %s/limbo",
+                self._ledger_folder,
+            )
+
+    async def _in_thread(self, work: Callable[[], _T]) -> _T:
+        return await trio.to_thread.run_sync(work)
+
+
+def _open(
+    config: BookieConfig, event_fd: int, threaded: bool
+) -> tuple[Engine, Recovery, Mark | None]:
+    journal_folder, ledger_folder = Path(config.journal_folder), Path(config.ledger_folder)
+    journal_folder.mkdir(parents=True, exist_ok=True)
+    ledger_folder.mkdir(parents=True, exist_ok=True)
+    mark = read_mark(ledger_folder)
+    try:
+        engine, recovery = Engine.open(
+            journal_folder=journal_folder,
+            ledger_folder=ledger_folder,
+            mark=mark,
+            memtable_size=config.memtable_size,
+            journal_size_max=config.journal_size_max,
+            journal_spares=config.journal_spares,
+            log_size_max=config.log_size_max,
+            index_cache_size=config.index_cache_size,
+            event_fd=event_fd,
+            threaded=threaded,
+        )
+    except FileExistsError as cause:
+        raise MarkMissing(ledger_folder / "lastMark") from cause
+    except FileNotFoundError as cause:
+        raise JournalMissing(journal_folder, mark.journal_id if mark else 0) from cause
+    return engine, recovery, mark
+
+
+def _failure(cause: OSError, what: str) -> OSError:
+    reason = os.strerror(cause.errno) if cause.errno else str(cause)
+    return OSError(
+        cause.errno or errno.EIO,
+        f"{what} failed ({reason}); the bookie stops, nothing unsynced was acknowledged",
+    )

@@ -1,0 +1,66 @@
+"""Reads parked until a ledger's last confirmed entry moves on."""
+
+from __future__ import annotations
+
+import trio
+
+from native.engine import Engine
+from native.errors import NoLedger
+
+# A parked read is a task, some kilobytes each.
+_PARKED_MAX = 4096
+
+
+class _Watch:
+    """Who waits for one ledger."""
+
+    def __init__(self) -> None:
+        self.woken = trio.Event()
+        self.readers = 0
+
+
+class Waits:
+    """The parked reads of all connections.
+
+    Attributes:
+        parked: how many there are.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._watches: dict[int, _Watch] = {}
+        self.parked = 0
+
+    @property
+    def is_full(self) -> bool:
+        """Whether no further read can be parked."""
+        return self.parked >= _PARKED_MAX
+
+    def is_over(self, ledger_id: int, known_lac: int) -> bool:
+        """Whether a read of the ledger would have nothing to wait for."""
+        try:
+            return not self._engine.watch(ledger_id, known_lac)
+        except NoLedger:
+            return True
+
+    async def park(self, ledger_id: int, known_lac: int, wait_s: float) -> None:
+        """Wait until the LAC is above *known_lac*, the ledger has ended, or *wait_s* passed."""
+        watch = self._watches.setdefault(ledger_id, _Watch())
+        watch.readers += 1
+        self.parked += 1
+        try:
+            with trio.move_on_after(wait_s):
+                while not self.is_over(ledger_id, known_lac):
+                    await watch.woken.wait()
+        finally:
+            self.parked -= 1
+            watch.readers -= 1
+            if watch.readers == 0:
+                del self._watches[ledger_id]
+
+    def wake(self, ledger_id: int) -> None:
+        """Let the parked reads of a ledger look again: its watch came true."""
+        watch = self._watches.get(ledger_id)
+        if watch is not None:
+            watch.woken.set()
+            watch.woken = trio.Event()
