@@ -28,7 +28,7 @@
  *   READ_WAIT response 0 N | 4 header | 8 code | 12 ledger | 20 start entry | 28
  *                      request id | 36 LAC 8 | 44 fenced 4 (0 or 1) |
  *                      48 { size 4, stored entry }...  none above the LAC
- *   WRITE_LAC request  0 N=52 | 4 header | 8 master key 20 | 28 ledger 8 | 36 request
+ *   WRITE_LAC request  0 N=48 | 4 header | 8 master key 20 | 28 ledger 8 | 36 request
  *                      id 8 | 44 LAC 8
  *   WRITE_LAC response 0 N=24 | 4 header | 8 code | 12 ledger 8 | 20 request id 8
  *                      Sent when the explicit LAC is in the journal, synced.
@@ -40,7 +40,8 @@
  *
  * A version above 2 is answered with BAD_VERSION and the connection closed; so
  * is, without an answer, a frame that is too long or too short for its opcode,
- * or an opcode that is not listed.
+ * or an opcode that is not listed. A fencing READ of version 0 or 1 carries no
+ * key.
  */
 #define BK_OP_ADD 1
 #define BK_OP_READ 2
@@ -93,9 +94,9 @@ typedef struct {
  * while unknown. BK_CLOSE: longer than the limit, or shorter than a header. */
 int bk_frame_find(const uint8_t *data, size_t size, uint32_t *frame_size);
 
-/* Take one whole request frame apart. BK_OK: *request is filled (for ADD only
- * opcode, flags, ids and key; body is the stored entry). BK_CORRUPT: bad
- * version. BK_CLOSE: anything else wrong. */
+/* Take one whole request frame apart. BK_OK: *request is filled, with 0 where the
+ * frame says nothing (of an ADD, body is the stored entry, which has 32 bytes at
+ * least). BK_CORRUPT: bad version. BK_CLOSE: anything else wrong. */
 int bk_frame_parse_request(const uint8_t *frame, uint32_t frame_size, bk_request *request);
 
 /* Builders for requests; each returns the bytes written to out, whose size the
@@ -114,8 +115,8 @@ uint32_t bk_frame_write_lac(uint8_t *out, const uint8_t *key, int64_t ledger_id,
 /* The 16 bytes before a CALL's msgpack of body_size bytes. */
 uint32_t bk_frame_call(uint8_t *out, int64_t request_id, uint32_t body_size);
 
-/* Response heads; the same rules. id is the entry id or, for WRITE_LAC, the
- * request id. body_size bytes follow, sent by the caller. */
+/* Response heads; the same rules. bk_frame_response makes those of ADD, READ and
+ * WRITE_LAC: id is the entry id or, for WRITE_LAC, the request id. body_size bytes follow, sent by the caller. */
 uint32_t bk_frame_response(uint8_t *out, int32_t opcode, int32_t code, int64_t ledger_id,
                            int64_t id, uint32_t body_size);
 uint32_t bk_frame_batch_response(uint8_t *out, int32_t code, int64_t ledger_id, int64_t start_id,
