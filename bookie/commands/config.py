@@ -1,0 +1,36 @@
+"""``bookie config``: the settings there are, and those a bookie would run with."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+
+from bookie.commands import options
+from bookie.config import sample_file
+
+
+@click.command()
+@click.option("--effective", is_flag=True, help="Print what a bookie would run with, as JSON.")
+@options.bookie_of_folder
+def config(
+    *,
+    effective: bool,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    **direct: str | None,
+) -> None:
+    r"""Print a sample of bookie.toml: every setting with unit, default and bounds.
+
+    \b
+    Start from it:             bookie config > bookie.toml
+    Check a file you edited:   bookie config --effective --config bookie.toml
+
+    Settings may also be given to a command, one at a time: --set memtable_size=128MiB.
+    """
+    if not effective:
+        click.echo(sample_file(), nl=False)
+        return
+    found = options.read_config(config_file, settings, **direct)
+    click.echo(msgspec.json.format(msgspec.json.encode(found)))

@@ -1,0 +1,107 @@
+"""``bookie format``: make a bookie, give one up, or accept that it was moved."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+import trio
+
+from bookie.commands import options
+from bookie.commands.outcome import CommandFailed
+from bookie.commands.output import count, print_json
+from bookie.config import BookieConfig
+from bookie.cookie import adopt_folders, check_cookie
+from bookie.cookie_file import look
+from bookie.lock import hold_folders
+from bookie.settings import format_size
+from bookie.wiping import Wiped, wipe_bookie
+from metadata.records import CookieRecord
+from metadata.urls import open_store
+
+
+class Formatted(msgspec.Struct, frozen=True):
+    """What ``--json`` prints."""
+
+    bookie_id: str
+    journal_folder: str
+    ledger_folder: str
+    wiped: Wiped | None = None
+
+
+@click.command("format")
+@options.bookie_of_folder
+@options.bookie_id
+@click.option("--force", is_flag=True, help="Delete the bookie that is there, and all its copies.")
+@click.option("--moved", is_flag=True, help="The folders were moved: write their new place down.")
+@click.option("--yes", is_flag=True, help="Do not ask before --force deletes.")
+@options.as_json
+def format_folders(
+    *,
+    force: bool,
+    moved: bool,
+    yes: bool,
+    as_json: bool,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    **direct: str | None,
+) -> None:
+    """Make folders and identity of a new bookie, without starting it.
+
+    `bookie run` does the same for a bookie that is known nowhere. This command is for
+    when it refuses to start: --moved after its folders were moved, --force to give up
+    what it holds and begin anew under the same name. Ledgers then lack the copies that
+    were here; those with no other copy are lost. The bookie must not be running.
+    """
+    if force and moved:
+        raise click.UsageError("--force and --moved exclude each other")
+    config = options.read_config(config_file, settings, **direct)
+    if force and not yes:
+        _ask(config)
+    formatted = trio.run(_format, config, force, moved)
+    if as_json:
+        print_json(formatted)
+    else:
+        _tell(formatted)
+
+
+def _ask(config: BookieConfig) -> None:
+    click.echo(f"This deletes every entry in {config.journal_folder}", err=True)
+    click.echo(f"and in {config.ledger_folder}, for good.", err=True)
+    click.confirm("Delete them?", abort=True, err=True)
+
+
+async def _format(config: BookieConfig, force: bool, moved: bool) -> Formatted:
+    with hold_folders(config):
+        async with open_store(config.metadata) as store:
+            if moved:
+                return _formatted(await adopt_folders(config, store))
+            if not force:
+                await _check_no_bookie(config)
+                return _formatted(await check_cookie(config, store))
+            wiped = await wipe_bookie(config, store)
+            config = msgspec.structs.replace(config, bookie_id=wiped.bookie_id)
+            return _formatted(await check_cookie(config, store), wiped)
+
+
+async def _check_no_bookie(config: BookieConfig) -> None:
+    for folder in await look(config):
+        if folder.cookie is not None and folder.cookie.complete:
+            raise CommandFailed(
+                f"{folder.path}: holds bookie {folder.cookie.bookie_id} already; "
+                "`bookie run` starts it, --force deletes it"
+            )
+
+
+def _formatted(record: CookieRecord, wiped: Wiped | None = None) -> Formatted:
+    return Formatted(record.bookie_id, record.journal_folder, record.ledger_folder, wiped)
+
+
+def _tell(formatted: Formatted) -> None:
+    if formatted.wiped is not None:
+        wiped = formatted.wiped
+        click.echo(f"deleted {count(wiped.files, 'file')}, {format_size(wiped.size)}")
+    click.echo(f"{formatted.bookie_id} is ready to be started by `bookie run`")
+    click.echo(f"  journal  {formatted.journal_folder}")
+    click.echo(f"  ledgers  {formatted.ledger_folder}")

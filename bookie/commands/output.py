@@ -1,0 +1,59 @@
+"""What commands print: tables for people, one JSON value a line for programs."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import sys
+from collections.abc import Iterable, Iterator, Sequence
+
+import click
+import msgspec
+
+
+def print_json(value: object) -> None:
+    """Print *value* as one line of JSON."""
+    click.echo(msgspec.json.encode(value))
+
+
+def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print *rows* under *heads*."""
+    for line in table_lines(heads, rows):
+        click.echo(line)
+
+
+def table_lines(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
+    """Yield the lines of a table; columns of numbers are aligned to the right."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
+    right = [
+        bool(cells) and all(cell.lstrip("-").isdigit() or cell == "-" for cell in column)
+        for column in (list(column) for column in zip(*cells, strict=True))
+    ] or [False] * len(heads)
+    for line in (list(heads), *cells):
+        padded = [
+            cell.rjust(width) if to_right else cell.ljust(width)
+            for cell, width, to_right in zip(line, widths, right, strict=True)
+        ]
+        yield "  ".join(padded).rstrip()
+
+
+def _cell(value: object) -> str:
+    if value is None:
+        return "-"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return str(value)
+
+
+def announce(line: str) -> None:
+    """Print *line* at once. A daemon goes on when nobody reads it."""
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(line)
+        return
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def count(number: int, noun: str) -> str:
+    """Write "1 ledger" or "3 ledgers", with separators for thousands."""
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

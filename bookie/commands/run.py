@@ -1,0 +1,127 @@
+"""``bookie run``: one bookie in the foreground, until a signal."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import stat
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+import trio
+
+from bookie.commands import options
+from bookie.commands.output import announce
+from bookie.config import BookieConfig
+from bookie.cookie import check_cookie
+from bookie.daemon import Ready, run_bookie
+from bookie.lock import hold_folders
+from metadata.urls import open_store
+
+
+class Announcement(msgspec.Struct):
+    """What ``--json`` prints when the bookie serves."""
+
+    ready: str
+    bookie_id: str
+    address: str
+    metrics_port: int
+    process_id: int
+
+
+@click.command()
+@options.config_file
+@options.data_folder
+@click.option("--host", metavar="ADDRESS", help="Address to listen on. [default: 127.0.0.1]")
+@click.option("--port", type=int, help="Port to listen on; 0: any free one. [default: 3181]")
+@options.metadata
+@options.bookie_id
+@click.option(
+    "--metrics-port",
+    type=int,
+    help="Port of /metrics, /health, /ready; 0: none, -1: any free one. [default: 0]",
+)
+@options.log_level
+@options.settings
+@click.option(
+    "--stop-with-parent",
+    is_flag=True,
+    help="Also stop when standard input is a pipe and its other end is closed.",
+)
+@options.as_json
+def run(
+    *,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    stop_with_parent: bool,
+    as_json: bool,
+    **direct: str | int | None,
+) -> None:
+    r"""Run one bookie until SIGTERM or Ctrl-C.
+
+    \b
+    The shortest way:     bookie run --data /var/lib/quire
+    One of a cluster:     bookie run --data DIR --metadata sqlite:///shared/metadata.db
+    Three on a laptop:    bookie standalone --data DIR
+
+    Prints "ready bookie://HOST:PORT" once it serves; logs go to standard error. A stop
+    flushes what is in memory and takes the bookie off the list of the cluster. Exit code
+    0 after a stop; 1 when it cannot start or its journal fails; 2 for a wrong setting.
+    """
+    config = options.read_config(config_file, settings, **direct)
+    logging.basicConfig(
+        stream=sys.stderr,
+        level=config.log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s: %(message)s",
+    )
+    trio.run(_run, config, stop_with_parent, as_json)
+
+
+async def _run(config: BookieConfig, stop_with_parent: bool, as_json: bool) -> None:
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_stop_on_signal, nursery.cancel_scope)
+        if stop_with_parent and stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+            nursery.start_soon(_stop_with_parent, nursery.cancel_scope)
+        await _serve(config, as_json)
+
+
+async def _serve(config: BookieConfig, as_json: bool) -> None:
+    with hold_folders(config):
+        async with open_store(config.metadata) as store:
+            record = await check_cookie(config, store)
+            config = msgspec.structs.replace(config, bookie_id=record.bookie_id)
+            async with trio.open_nursery() as nursery:
+                ready = await nursery.start(run_bookie, config, store)
+                _announce(config.bookie_id, ready, as_json)
+
+
+def _announce(bookie_id: str, ready: Ready, as_json: bool) -> None:
+    url = f"bookie://{ready.address}"
+    if as_json:
+        told = Announcement(url, bookie_id, str(ready.address), ready.metrics_port, os.getpid())
+        announce(msgspec.json.encode(told).decode())
+    else:
+        announce(f"ready {url}")
+
+
+async def _stop_on_signal(
+    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for number in signals:
+            logging.getLogger("bookie").info("stopping on %s", signal.Signals(number).name)
+            scope.cancel()
+
+
+async def _stop_with_parent(scope: trio.CancelScope) -> None:
+    # Our end of the pipe is read-only and the parent never writes: the read ends when
+    # the last holder of the other end is gone, however it went.
+    async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as parent:
+        while await parent.receive_some(4096):
+            pass
+    logging.getLogger("bookie").info("stopping with the parent process")
+    scope.cancel()

@@ -1,0 +1,142 @@
+"""``bookie standalone``: a cluster on this machine, until a signal."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import click
+import msgspec
+import trio
+
+from bookie.commands import options
+from bookie.commands.output import announce, table_lines
+from bookie.config import load_config
+from bookie.member import Running
+from bookie.standalone import METADATA_NAME, Cluster, Plan, count_members
+
+
+class Announcement(msgspec.Struct):
+    """What ``--json`` prints when all bookies serve."""
+
+    ready: str
+    process_id: int
+    metadata: str
+    bookies: list[Running]
+
+
+@click.command()
+@click.option(
+    "--data",
+    "folder",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False),
+    metavar="DIR",
+    help="Folder of the cluster; made when missing, used again when there.",
+)
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 999),
+    help="How many. [default: as many as DIR has, or 3]",
+)
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=3181,
+    show_default=True,
+    help="Port of the first bookie, the others follow; 0: any free ones.",
+)
+@click.option(
+    "--metrics-port",
+    type=click.IntRange(-1, 65535),
+    default=0,
+    show_default=True,
+    help="The same for /metrics, /health, /ready; 0: none, -1: any free ones.",
+)
+@click.option(
+    "--restart/--no-restart",
+    default=True,
+    show_default=True,
+    help="Start a bookie again that ended by itself, after a second.",
+)
+@click.option("--log-level", default="warning", show_default=True, help="Of each bookie.")
+@options.config_file
+@options.settings
+@options.as_json
+def standalone(
+    *,
+    folder: Path,
+    bookies: int | None,
+    host: str,
+    port: int,
+    metrics_port: int,
+    restart: bool,
+    log_level: str,
+    config_file: Path | None,
+    settings: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    r"""Run a cluster on this machine until SIGTERM or Ctrl-C.
+
+    One SQLite file for the metadata, DIR/metadata.db, and several bookies as processes,
+    with their data in DIR/bookie-1, DIR/bookie-2 and so on. Started again over the same
+    DIR, everything is there; a bookie's port may be another one.
+
+    \b
+    Try:   bookie standalone --data /tmp/quire &
+           quire ledger create --cluster bookie://127.0.0.1:3181
+
+    Prints "ready bookie://..." once all serve, then a table of processes and folders.
+    Logs of the bookies go to standard error. All bookies end with this process, however
+    it ends. Exit code 0 after a stop, 1 when a bookie does not start.
+    """
+    given = {"data_folder": str(folder), "log_level": log_level}
+    config = load_config(config_file, options.overrides(settings, **given))
+    words = [f"--set={setting}" for setting in settings] + ["--log-level", log_level]
+    if config_file is not None:
+        words += ["--config", str(config_file.absolute())]
+    plan = Plan(
+        folder=folder.absolute(),
+        bookies=bookies or count_members(folder) or 3,
+        host=host,
+        port=port,
+        metrics_port=metrics_port,
+        options=words,
+        restart=restart,
+        stop_timeout_s=config.stop_timeout_s,
+    )
+    trio.run(_run, plan, as_json)
+
+
+async def _run(plan: Plan, as_json: bool) -> None:
+    cluster = Cluster(plan, tell=lambda line: click.echo(line, err=True))
+    async with trio.open_nursery() as nursery:
+        await nursery.start(_stop_on_signal, nursery.cancel_scope)
+        running = await nursery.start(cluster.run)
+        _announce(plan, running, as_json)
+
+
+def _announce(plan: Plan, running: list[Running], as_json: bool) -> None:
+    url = "bookie://" + ",".join(each.address for each in running)
+    if as_json:
+        told = Announcement(url, os.getpid(), f"sqlite://{plan.folder / METADATA_NAME}", running)
+        announce(msgspec.json.encode(told).decode())
+        return
+    announce(f"ready {url}")
+    rows = [
+        (each.bookie_id, each.process_id, each.address, each.metrics_port or None, each.folder)
+        for each in running
+    ]
+    for line in table_lines(("bookie", "process", "address", "metrics", "folder"), rows):
+        announce(line)
+
+
+async def _stop_on_signal(
+    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+) -> None:
+    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+        task_status.started()
+        async for _ in signals:
+            scope.cancel()

@@ -1,0 +1,215 @@
+"""A cluster on one machine: one SQLite file and several bookies, each a process.
+
+    standalone ── starts, watches ──► python -m bookie run --bookie-id bookie-1 ...
+        ▲                                stdin:   a pipe; its end stops the bookie
+        └── ready line, log lines ◄───── stdout, stderr: pipes
+
+The pipe on standard input is how bookies end with this process even when it is killed:
+the kernel closes our end. Each bookie leads a session of its own, so that Ctrl-C in a
+terminal comes here only, and bookies are stopped in order.
+
+The names bookie-1, bookie-2, ... and their folders stay the same over restarts; ports
+need not, since clients learn them from the bookies' registrations.
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+import msgspec
+import trio
+
+from bookie.errors import BookieError
+from bookie.member import Member, Running
+from metadata.urls import open_store
+
+METADATA_NAME = "metadata.db"
+RESTART_DELAY_S = 1.0
+RESTART_DELAY_MAX_S = 30.0
+# A bookie stops within its own stop_timeout_s; this long after it we kill it.
+KILL_MARGIN_S = 5.0
+_MEMBER = re.compile(r"bookie-([1-9][0-9]{0,3})")
+
+
+class BookieNotStarted(BookieError):
+    """A bookie of the cluster ended before it served; the others were stopped."""
+
+
+class NoBookieLeft(BookieError):
+    """Every bookie of the cluster ended, and none is to be started again."""
+
+
+class PortsTaken(BookieError):
+    """There are not as many ports as bookies from the first one on."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to run.
+
+    Attributes:
+        folder: of the whole cluster.
+        bookies: how many.
+        host: address to listen on.
+        port: of the first bookie, the others on the ports after it; 0: any free ones.
+        metrics_port: the same for metrics; 0: none, -1: any free ones.
+        options: words given to every bookie's command line.
+        restart: start a bookie again that ended by itself.
+        stop_timeout_s: time for all bookies to stop before they are killed.
+    """
+
+    folder: Path
+    bookies: int
+    host: str = "127.0.0.1"
+    port: int = 3181
+    metrics_port: int = 0
+    options: Sequence[str] = ()
+    restart: bool = True
+    stop_timeout_s: float = 30.0
+
+
+def count_members(folder: Path) -> int:
+    """How many bookies a former run left in *folder*."""
+    if not folder.is_dir():
+        return 0
+    names = (_MEMBER.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
+    return max((int(match[1]) for match in names if match), default=0)
+
+
+class Cluster:
+    """The bookies of one folder. ``run`` keeps them until it is cancelled.
+
+    Args:
+        plan: what to run.
+        tell: takes log lines of the bookies, and what happens to them.
+    """
+
+    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
+        self._plan = plan
+        self._tell = tell
+        self._members: list[Member] = []
+        self._stopping = trio.Event()
+        self._serving = trio.Event()
+        self._failure: BookieError | None = None
+
+    async def run(
+        self, *, task_status: trio.TaskStatus[list[Running]] = trio.TASK_STATUS_IGNORED
+    ) -> None:
+        """Start all bookies, say so when all serve, and watch over them until cancelled.
+
+        However it ends, the bookies were stopped in order, or killed when they did not
+        stop in time.
+
+        Raises:
+            BookieNotStarted: one did not start, so none runs.
+            NoBookieLeft: all ended by themselves.
+            PortsTaken, MetadataError, OSError: nothing was started.
+        """
+        self._plan.folder.mkdir(parents=True, exist_ok=True)
+        # Made here once, lest all bookies try at the same time.
+        async with open_store(self._metadata):
+            pass
+        self._members = [
+            self._member(number, port) for number, port in enumerate(_ports(self._plan), 1)
+        ]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_when_cancelled)
+            nursery.start_soon(self._tell_when_serving, task_status)
+            with trio.CancelScope(shield=True):
+                await self._keep_all()
+            nursery.cancel_scope.cancel()
+        if self._failure is not None:
+            raise self._failure
+
+    @property
+    def _metadata(self) -> str:
+        return f"sqlite://{self._plan.folder.absolute() / METADATA_NAME}"
+
+    def _member(self, number: int, port: int) -> Member:
+        plan = self._plan
+        metrics = plan.metrics_port + number - 1 if plan.metrics_port > 0 else plan.metrics_port
+        options = ["--host", plan.host, "--port", str(port), "--metrics-port", str(metrics)]
+        options += ["--metadata", self._metadata, *plan.options]
+        bookie_id = f"bookie-{number}"
+        return Member(bookie_id, plan.folder.absolute() / bookie_id, options, self._tell)
+
+    async def _stop_when_cancelled(self) -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            self._stopping.set()
+
+    async def _tell_when_serving(self, task_status: trio.TaskStatus[list[Running]]) -> None:
+        await self._serving.wait()
+        task_status.started([m.running for m in self._members if m.running is not None])
+
+    async def _keep_all(self) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._stop_all)
+            async with trio.open_nursery() as members:
+                for member in self._members:
+                    members.start_soon(self._keep, member)
+            if not self._stopping.is_set():
+                self._fail(NoBookieLeft("no bookie is left"))
+            nursery.cancel_scope.cancel()
+
+    async def _keep(self, member: Member) -> None:
+        """Run *member* until the cluster stops; start it again as the plan says."""
+        delay_s = RESTART_DELAY_S
+        while True:
+            before = member.running
+            ended = await member.run(self._stopping, self._note_ready)
+            if self._stopping.is_set():
+                return
+            if member.running is None:
+                cause = member.last_words or ended
+                self._fail(BookieNotStarted(f"{member.bookie_id} did not start: {cause}"))
+                return
+            if not self._plan.restart:
+                self._tell(f"{member.bookie_id} {ended}; the others go on")
+                return
+            served = member.running is not before
+            delay_s = RESTART_DELAY_S if served else min(2 * delay_s, RESTART_DELAY_MAX_S)
+            self._tell(f"{member.bookie_id} {ended}; starting it again in {delay_s:g} s")
+            with trio.move_on_after(delay_s):
+                await self._stopping.wait()
+                return
+
+    def _note_ready(self) -> None:
+        if all(member.running is not None for member in self._members):
+            self._serving.set()
+
+    def _fail(self, failure: BookieError) -> None:
+        self._failure = self._failure or failure
+        self._stopping.set()
+
+    async def _stop_all(self) -> None:
+        await self._stopping.wait()
+        for member in self._members:
+            member.signal(signal.SIGTERM)
+        await trio.sleep(self._plan.stop_timeout_s + KILL_MARGIN_S)
+        self._tell("not all bookies stopped in time; the rest is killed")
+        for member in self._members:
+            member.signal(signal.SIGKILL)
+
+
+def _ports(plan: Plan) -> list[int]:
+    """The port of each bookie.
+
+    Free ones are chosen here, not by the bookies, so that one that is started again
+    has the address that it had.
+    """
+    if plan.port + plan.bookies - 1 > 65535:
+        raise PortsTaken(f"there are no {plan.bookies} ports from {plan.port} on")
+    if plan.port:
+        return list(range(plan.port, plan.port + plan.bookies))
+    family = socket.AF_INET6 if ":" in plan.host else socket.AF_INET
+    with ExitStack() as bound:
+        sockets = [bound.enter_context(socket.socket(family)) for _ in range(plan.bookies)]
+        for each in sockets:
+            each.bind((plan.host, 0))
+        return [each.getsockname()[1] for each in sockets]

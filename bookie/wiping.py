@@ -1,0 +1,78 @@
+"""Giving a bookie's copies up: its record, its cookies and every file it wrote.
+
+The record goes first and the cookies last, so that a crash in between leaves a bookie
+that refuses to start, and a second try ends the work. Only files with names that a
+bookie gives are deleted; anything else in the folders makes the whole thing refuse.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import msgspec
+import trio
+
+from bookie import cookie_file, limbo, lock, mark
+from bookie.config import BookieConfig
+from bookie.cookie_file import FolderForeign
+from metadata.records import cookie_key
+from metadata.store import MetadataStore
+
+_DATA = re.compile(
+    r"[0-9a-f]{16}\.(journal|spare|table)|[0-9a-f]{8}\.(log|index)|[^.]+(\.json)?\.new"
+)
+_DATA_NAMES = {limbo.FILE_NAME, mark.FILE_NAME}
+_KEPT_NAMES = {lock.FILE_NAME, "lost+found"}
+
+
+class Wiped(msgspec.Struct, frozen=True):
+    """What was deleted; *size* in bytes."""
+
+    bookie_id: str
+    files: int
+    size: int
+
+
+async def wipe_bookie(config: BookieConfig, store: MetadataStore) -> Wiped:
+    """Delete the bookie of *config* for good. Call it with the folders held (lock.py).
+
+    Returns:
+        What was deleted; bookie_id is "" when there was no cookie to tell it.
+
+    Raises:
+        FolderForeign: a folder holds files that are not a bookie's; nothing was deleted.
+    """
+    data, cookies = await trio.to_thread.run_sync(_files, config)
+    bookie_id = config.bookie_id or await trio.to_thread.run_sync(_known_id, cookies)
+    if bookie_id:
+        await store.delete(cookie_key(bookie_id))
+    size = sum(path.stat().st_size for path in data)
+    for path in (*data, *cookies):
+        await trio.to_thread.run_sync(path.unlink)
+    return Wiped(bookie_id, len(data), size)
+
+
+def _files(config: BookieConfig) -> tuple[list[Path], list[Path]]:
+    data: list[Path] = []
+    cookies: list[Path] = []
+    for folder in (Path(config.journal_folder), Path(config.ledger_folder)):
+        for path in sorted(folder.iterdir() if folder.exists() else ()):
+            if path.name == cookie_file.FILE_NAME:
+                cookies.append(path)
+            elif path.name in _DATA_NAMES or _DATA.fullmatch(path.name):
+                data.append(path)
+            elif path.name not in _KEPT_NAMES:
+                raise FolderForeign(
+                    str(path), "not a bookie's file", "move it away, or name another folder"
+                )
+    return data, cookies
+
+
+def _known_id(cookies: list[Path]) -> str:
+    for path in cookies:
+        try:
+            return cookie_file.read_cookie(path.parent).bookie_id
+        except FolderForeign:
+            continue  # damaged; the other one may be whole
+    return ""
