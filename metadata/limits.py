@@ -6,7 +6,10 @@ refused the same way wherever it is made, and a reply always fits a frame.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from metadata.errors import BadRequest
+from metadata.store import CheckLease, Lease, Op, Put
 
 KEY_SIZE_MAX = 512
 VALUE_SIZE_MAX = 1 << 20
@@ -54,3 +57,55 @@ def check_expected(expected: int | None) -> None:
     """Raise BadRequest unless *expected* is None or can be a version."""
     if expected is not None:
         check_range(expected, 0, INTEGER_MAX, "the expected version")
+
+
+def check_ops(ops: Sequence[Op]) -> None:
+    """Check a transaction."""
+    check_range(len(ops), 0, OPS_MAX, "the number of ops")
+    size = 0
+    for op in ops:
+        if isinstance(op, CheckLease):
+            check_lease(op)
+            continue
+        check_key(op.key)
+        check_expected(op.expected)
+        if isinstance(op, Put):
+            check_size(len(op.value), VALUE_SIZE_MAX, f"the value of {op.key}")
+            size += len(op.value)
+    check_size(size, OPS_SIZE_MAX, "the transaction")
+
+
+def check_page(prefix: str, after: str, limit: int = PAGE_COUNT_MAX) -> None:
+    """Check a question for a page of keys or leases."""
+    check_prefix(prefix)
+    check_prefix(after, "key to go on after")
+    check_range(limit, 1, PAGE_COUNT_MAX, "the limit")
+
+
+def check_ids(counter: str, count: int) -> None:
+    """Check a request for fresh ids."""
+    check_key(counter, "counter")
+    check_range(count, 1, IDS_MAX, "the count of ids")
+
+
+def check_grant(name: str, owner: str, ttl_s: float, value: bytes) -> None:
+    """Check a request for a lease."""
+    check_key(name, "lease name")
+    check_key(owner, "owner")
+    check_range(ttl_s, TTL_S_MIN, TTL_S_MAX, "the time to live")
+    check_size(len(value), LEASE_VALUE_SIZE_MAX, "the value")
+
+
+def check_lease(lease: Lease | CheckLease, value: bytes | None = None) -> None:
+    """Check what is to be done with a lease, and its new value."""
+    check_key(lease.name, "lease name")
+    check_key(lease.owner, "owner")
+    check_range(lease.epoch, 1, INTEGER_MAX, "the epoch")
+    check_size(len(value or b""), LEASE_VALUE_SIZE_MAX, "the value")
+
+
+def check_changes(prefix: str, since: int | None, wait_s: float) -> None:
+    """Check a question for changes."""
+    check_prefix(prefix)
+    check_range(since or 0, 0, INTEGER_MAX, "the revision")
+    check_range(wait_s, 0, WAIT_S_MAX, "the wait")

@@ -95,30 +95,24 @@ class SqliteStore:
     async def transact(self, ops: Sequence[Op]) -> Versions:
         """As MetadataStore.transact."""
         ops = tuple(ops)
-        _check_ops(ops)
+        limits.check_ops(ops)
         return await self._change(lambda connection: [self._apply(connection, op) for op in ops])
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
         """As MetadataStore.list."""
-        limits.check_prefix(prefix)
-        limits.check_prefix(after, "key to go on after")
-        limits.check_range(limit, 1, limits.PAGE_COUNT_MAX, "the limit")
+        limits.check_page(prefix, after, limit)
         return await self._reader.read(
             lambda connection: rows.page(connection, prefix, after, limit)
         )
 
     async def next_id(self, counter: str, count: int = 1) -> int:
         """As MetadataStore.next_id."""
-        limits.check_key(counter, "counter")
-        limits.check_range(count, 1, limits.IDS_MAX, "the count of ids")
+        limits.check_ids(counter, count)
         return await self._change(lambda connection: rows.next_id(connection, counter, count))
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
         """As MetadataStore.grant."""
-        limits.check_key(name, "lease name")
-        limits.check_key(owner, "owner")
-        limits.check_range(ttl_s, limits.TTL_S_MIN, limits.TTL_S_MAX, "the time to live")
-        limits.check_size(len(value), limits.LEASE_VALUE_SIZE_MAX, "the value")
+        limits.check_grant(name, owner, ttl_s, value)
         return await self._change(
             lambda connection: lease_rows.grant(
                 connection,
@@ -132,21 +126,19 @@ class SqliteStore:
 
     async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
         """As MetadataStore.renew."""
-        limits.check_key(lease.name, "lease name")
-        limits.check_size(len(value or b""), limits.LEASE_VALUE_SIZE_MAX, "the value")
+        limits.check_lease(lease, value)
         return await self._change(
             lambda connection: lease_rows.renew(connection, lease, value, self._clock_ms())
         )
 
     async def release(self, lease: Lease) -> None:
         """As MetadataStore.release."""
-        limits.check_key(lease.name, "lease name")
+        limits.check_lease(lease)
         await self._change(lambda connection: lease_rows.release(connection, lease))
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
         """As MetadataStore.leases."""
-        limits.check_prefix(prefix)
-        limits.check_prefix(after, "name to go on after")
+        limits.check_page(prefix, after)
         return await self._reader.read(
             lambda connection: lease_rows.live(connection, prefix, after, self._clock_ms())
         )
@@ -155,9 +147,7 @@ class SqliteStore:
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
         """As MetadataStore.changes."""
-        limits.check_prefix(prefix)
-        limits.check_expected(since)
-        limits.check_range(wait_s, 0, limits.WAIT_S_MAX, "the wait")
+        limits.check_changes(prefix, since, wait_s)
         found = await self._changes(prefix, since)
         with trio.move_on_after(wait_s):
             while since is not None and not (found.keys or found.everything):
@@ -205,18 +195,3 @@ class SqliteStore:
         if over:
             await self._change(lambda connection: lease_rows.sweep(connection, self._clock_ms()))
         return revision
-
-
-def _check_ops(ops: Sequence[Op]) -> None:
-    limits.check_range(len(ops), 0, limits.OPS_MAX, "the number of ops")
-    size = 0
-    for op in ops:
-        if isinstance(op, CheckLease):
-            limits.check_key(op.name, "lease name")
-            continue
-        limits.check_key(op.key)
-        limits.check_expected(op.expected)
-        if isinstance(op, Put):
-            limits.check_size(len(op.value), limits.VALUE_SIZE_MAX, f"the value of {op.key}")
-            size += len(op.value)
-    limits.check_size(size, limits.OPS_SIZE_MAX, "the transaction")

@@ -1,0 +1,66 @@
+"""Which bookie to call: start anywhere, stay with one that answers, else go round."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+
+import trio
+
+from metadata.address import Address
+from metadata.connection import CallConnection
+
+CONNECT_S = 2.0
+
+OpenStream = Callable[[Address], Awaitable[trio.abc.Stream]]
+
+
+async def open_tcp(address: Address) -> trio.abc.Stream:
+    """Connect to *address*. Raises OSError."""
+    return await trio.open_tcp_stream(address.host, address.port)
+
+
+class Dialer:
+    """Keeps one connection to one of *addresses*."""
+
+    def __init__(self, addresses: Sequence[Address], open_stream: OpenStream) -> None:
+        self._addresses = random.sample(addresses, len(addresses))
+        self._open_stream = open_stream
+        self._next = 0
+        self._connection: CallConnection | None = None
+        self._connecting = trio.Lock()
+
+    async def connection(self) -> CallConnection:
+        """Return the connection in use, or one to the next address.
+
+        Raises:
+            OSError: that address cannot be reached; the next call tries another.
+        """
+        async with self._connecting:
+            if self._connection is None or not self._connection.usable:
+                self._connection = await self._connect()
+            return self._connection
+
+    async def pass_over(self, connection: CallConnection) -> None:
+        """Make no new calls over *connection*, and go on with the next address."""
+        if connection is self._connection:
+            self._connection = None
+            self._next += 1
+        await connection.retire()
+
+    async def aclose(self) -> None:
+        """Close the connection, if any."""
+        if self._connection is not None:
+            await self._connection.aclose()
+
+    async def _connect(self) -> CallConnection:
+        address = self._addresses[self._next % len(self._addresses)]
+        try:
+            with trio.fail_after(CONNECT_S):
+                return CallConnection(await self._open_stream(address))
+        except trio.TooSlowError as error:
+            self._next += 1
+            raise TimeoutError(f"{address} cannot be reached in {CONNECT_S} s") from error
+        except OSError as error:
+            self._next += 1
+            raise ConnectionError(f"{address} cannot be reached: {error}") from error
