@@ -1,6 +1,7 @@
 /* The client's side of the wire: entries go out as ADD frames, acknowledgements
  * come in. A writer is one ledger being written; a link is one connection. All
- * of it lives in one thread. */
+ * of it lives in one thread. Closing a writer detaches it from its links, and
+ * closing a link from its writers, in any order. */
 
 /* --- writer ------------------------------------------------------------------- */
 
@@ -8,8 +9,8 @@
  * e mod ensemble_size (RoundRobinDistributionSchedule.java). It is complete when
  * ack_quorum of them acknowledged it and every smaller entry is complete; the
  * greatest complete one is the last add confirmed (LAC), which later entries
- * carry. With ensemble_size == write_quorum all bookies get the same bytes, which are then
- * built once. */
+ * carry. With ensemble_size == write_quorum all bookies get the same bytes, which
+ * are then built once. */
 typedef struct bk_writer bk_writer;
 
 #define BK_ENSEMBLE_SIZE_MAX 64
@@ -27,24 +28,26 @@ typedef struct {
 } bk_writer_state;
 
 /* first_entry: id of the first entry to come (its LAC is first_entry - 1); length: payload
- * bytes before it. -EINVAL: not 1 <= ack <= write <= ensemble <= 64. */
+ * bytes before it. -EINVAL: not 1 <= ack <= write <= ensemble <= 64, a negative id, or an
+ * unknown kind of digest. */
 int bk_writer_open(int64_t ledger_id, uint32_t ensemble_size, uint32_t write_quorum,
                    uint32_t ack_quorum, const bk_digest *digest, int64_t first_entry,
                    uint64_t length, uint64_t token, bk_writer **out);
 /* Links forget it. */
 void bk_writer_close(bk_writer *writer);
 /* Bytes that bk_writer_add will write for each of the ensemble_size bookies (only sizes[0] is filled
- * in when all get the same). BK_CORRUPT: a payload is too large for a frame. */
+ * in when all get the same). BK_CORRUPT: a payload is too large for a frame, or ids ran out. */
 int bk_writer_plan(const bk_writer *writer, const uint32_t *payload_sizes, uint32_t count,
                    uint64_t *sizes);
 /* Build the frames of count entries, their payloads one after the other in payloads, into
  * outs[0 .. ensemble_size) (only outs[0] when all get the same), each as large as planned.
- * *first_entry: id of the first. */
+ * *first_entry: id of the first. After an error nothing was added. */
 int bk_writer_add(bk_writer *writer, const uint8_t *payloads, const uint32_t *payload_sizes,
                   uint32_t count, uint8_t **outs, int64_t *first_entry);
 void bk_writer_get_state(const bk_writer *writer, bk_writer_state *out);
 /* One acknowledgement; what a link does for each ADD response. An answer of a bookie that is
- * not in the entry's write set, for an entry not pending, or twice, changes nothing. */
+ * not in the entry's write set, for an entry that was not added, or twice, changes nothing.
+ * A refusal counts for an entry up to the LAC too: its copy is missing there. */
 void bk_writer_acknowledge(bk_writer *writer, uint32_t bookie, int64_t entry_id, int32_t code);
 
 /* --- link ---------------------------------------------------------------------- */
@@ -57,13 +60,16 @@ void bk_link_close(bk_link *link);
 int bk_link_attach(bk_link *link, bk_writer *writer, uint32_t bookie);
 void bk_link_detach(bk_link *link, bk_writer *writer);
 /* Take in bytes from the bookie. ADD responses for attached writers are dealt with; the others
- * stand in responses, *count of at most responses_max. *used < size: responses_max was reached,
- * call again. BK_OK or BK_CLOSE. */
+ * stand in responses, *count of at most responses_max, which is 1 at least. *used < size:
+ * there was no room for more, call again with the rest. BK_OK; or BK_CLOSE, with the responses
+ * before the fault, and for ever after. */
 int bk_link_feed(bk_link *link, const uint8_t *data, size_t size, size_t *used,
                  bk_response *responses, uint32_t responses_max, uint32_t *count);
-/* As bk_connection_partial. */
+/* The buffer in which a response that came in pieces was put together, valid until the next
+ * feed. bk_response.in_pieces tells which; there is one at most in a feed. */
 const uint8_t *bk_link_partial(const bk_link *link);
-/* Tokens of writers whose LAC or error changed since they were last told. */
+/* Tokens of writers whose LAC or error this link changed since they were last told. Returns
+ * how many were written; call again when it is out_count. */
 uint32_t bk_link_dirty(bk_link *link, uint64_t *out, uint32_t out_count);
 
 /* --- single frames and entries --------------------------------------------------- */
