@@ -1,0 +1,245 @@
+"""Frames, as frame.h lays them out: requests and responses, built and taken apart."""
+
+from __future__ import annotations
+
+import enum
+from typing import Any
+
+import msgspec
+
+from native._core import ffi, lib
+from native.errors import check
+
+_HEAD_SIZE_MAX = 68
+
+
+class Opcode(enum.IntEnum):
+    """What a frame is."""
+
+    ADD = lib.BK_OP_ADD
+    READ = lib.BK_OP_READ
+    AUTH = lib.BK_OP_AUTH
+    BATCH_READ = lib.BK_OP_BATCH_READ
+    READ_WAIT = lib.BK_OP_READ_WAIT
+    WRITE_LAC = lib.BK_OP_WRITE_LAC
+    CALL = lib.BK_OP_CALL
+
+
+class Flag(enum.IntFlag):
+    """How a request is meant."""
+
+    FENCE = lib.BK_FLAG_FENCE
+    RECOVERY = lib.BK_FLAG_RECOVERY
+    PRIORITY = lib.BK_FLAG_PRIORITY
+
+
+class Code(enum.IntEnum):
+    """What a response says; a peer may send others."""
+
+    OK = lib.BK_CODE_OK
+    NO_LEDGER = lib.BK_CODE_NO_LEDGER
+    NO_ENTRY = lib.BK_CODE_NO_ENTRY
+    BAD_REQUEST = lib.BK_CODE_BAD_REQUEST
+    IO_ERROR = lib.BK_CODE_IO_ERROR
+    UNAUTHORIZED = lib.BK_CODE_UNAUTHORIZED
+    BAD_VERSION = lib.BK_CODE_BAD_VERSION
+    FENCED = lib.BK_CODE_FENCED
+    READ_ONLY = lib.BK_CODE_READ_ONLY
+    TOO_MANY = lib.BK_CODE_TOO_MANY
+
+
+class Request(msgspec.Struct, frozen=True):
+    """A request frame. Fields that its opcode has not are 0 or empty.
+
+    *entry_id* is the start entry of a batch and the LAC of WRITE_LAC; *key* the
+    master key, None where the frame has none; *body* the bytes of AUTH and CALL
+    and the stored entry of ADD.
+    """
+
+    opcode: int
+    flags: int = 0
+    ledger_id: int = 0
+    entry_id: int = 0
+    request_id: int = 0
+    known_lac: int = 0
+    size_max: int = 0
+    count_max: int = 0
+    wait_ms: int = 0
+    key: bytes | None = None
+    body: bytes = b""
+
+
+def take_request(raw: Any, source: Any) -> Request:  # noqa: ANN401 - cffi pointers
+    """Return a bk_request as a Request; its body offset counts from *source*."""
+    return Request(
+        raw.opcode,
+        raw.flags,
+        raw.ledger_id,
+        raw.entry_id,
+        raw.request_id,
+        raw.known_lac,
+        raw.size_max,
+        raw.count_max,
+        raw.wait_ms,
+        bytes(raw.key) if raw.has_key else None,
+        bytes(ffi.buffer(source + raw.body_offset, raw.body_size)) if raw.body_size else b"",
+    )
+
+
+def find(data: bytes | bytearray | memoryview) -> tuple[int, bool]:
+    """Return the size of the frame at the start of *data*, and whether it is whole.
+
+    The size counts the length word too; it is 0 while it is not known.
+
+    Raises:
+        ProtocolBroken: no frame has that length.
+    """
+    size = ffi.new("uint32_t *")
+    with ffi.from_buffer(data) as pointer:
+        result = lib.bk_frame_find(pointer, len(pointer), size)
+    if result != lib.BK_END:
+        check(result, "a frame's length")
+    return size[0], result == lib.BK_OK
+
+
+def parse_request(frame: bytes | bytearray | memoryview) -> Request:
+    """Take one whole request frame apart.
+
+    Raises:
+        Corrupt: its version is above 2.
+        ProtocolBroken: it is not a request frame.
+    """
+    raw = ffi.new("bk_request *")
+    with ffi.from_buffer(frame) as pointer:
+        check(lib.bk_frame_parse_request(pointer, len(pointer), raw), "a request frame")
+        return take_request(raw, pointer)
+
+
+# --- requests ---------------------------------------------------------------------
+
+
+def read(ledger_id: int, entry_id: int, *, flags: int = 0, key: bytes | None = None) -> bytes:
+    """Return a READ; entry -1 is the last one. With Flag.FENCE it needs the *key*."""
+    out = _head()
+    return _cut(out, lib.bk_frame_read(out, flags, ledger_id, entry_id, _lend_key(key)))
+
+
+def batch_read(
+    ledger_id: int,
+    start_id: int,
+    request_id: int,
+    count_max: int,
+    size_max: int,
+    *,
+    flags: int = 0,
+    key: bytes | None = None,
+) -> bytes:
+    """Return a BATCH_READ; *count_max* 0 sets no limit, *size_max* is bytes of the response."""
+    out = _head()
+    size = lib.bk_frame_batch_read(
+        out, flags, ledger_id, start_id, request_id, count_max, size_max, _lend_key(key)
+    )
+    return _cut(out, size)
+
+
+def read_wait(
+    ledger_id: int,
+    start_id: int,
+    request_id: int,
+    count_max: int,
+    size_max: int,
+    known_lac: int,
+    wait_ms: int,
+) -> bytes:
+    """Return a READ_WAIT, answered when the LAC passes *known_lac* or after *wait_ms*."""
+    out = _head()
+    size = lib.bk_frame_read_wait(
+        out, ledger_id, start_id, request_id, count_max, size_max, known_lac, wait_ms
+    )
+    return _cut(out, size)
+
+
+def write_lac(key: bytes, ledger_id: int, request_id: int, lac: int) -> bytes:
+    """Return a WRITE_LAC: every entry up to *lac* is confirmed."""
+    out = _head()
+    return _cut(out, lib.bk_frame_write_lac(out, _lend_key(key), ledger_id, request_id, lac))
+
+
+def call(request_id: int, body: bytes) -> bytes:
+    """Return a CALL with *body*.
+
+    Raises:
+        ValueError: it is larger than a frame may be.
+    """
+    out = _head()
+    return _cut(out, lib.bk_frame_call(out, request_id, _room_for(body))) + body
+
+
+# --- responses --------------------------------------------------------------------
+
+
+def response(opcode: int, code: int, ledger_id: int, entry_id: int, body: bytes = b"") -> bytes:
+    """Return a response to ADD, READ, or WRITE_LAC (with its request id as *entry_id*)."""
+    out = _head()
+    size = lib.bk_frame_response(out, opcode, code, ledger_id, entry_id, _room_for(body))
+    return _cut(out, size) + body
+
+
+def batch_response(
+    code: int, ledger_id: int, start_id: int, request_id: int, body: bytes = b""
+) -> bytes:
+    """Return a response to BATCH_READ; *body* is a run of sizes and stored entries."""
+    out = _head()
+    size = lib.bk_frame_batch_response(out, code, ledger_id, start_id, request_id, _room_for(body))
+    return _cut(out, size) + body
+
+
+def read_wait_response(
+    code: int,
+    ledger_id: int,
+    start_id: int,
+    request_id: int,
+    lac: int,
+    fenced: bool,
+    body: bytes = b"",
+) -> bytes:
+    """Return a response to READ_WAIT; *body* as in batch_response."""
+    out = _head()
+    size = lib.bk_frame_read_wait_response(
+        out, code, ledger_id, start_id, request_id, lac, fenced, _room_for(body)
+    )
+    return _cut(out, size) + body
+
+
+def call_response(code: int, request_id: int, body: bytes) -> bytes:
+    """Return a response to CALL.
+
+    Raises:
+        ValueError: *body* is larger than a frame may be.
+    """
+    out = _head()
+    return _cut(out, lib.bk_frame_call_response(out, code, request_id, _room_for(body))) + body
+
+
+def _head() -> Any:  # noqa: ANN401 - a cffi array
+    return ffi.new("uint8_t[]", _HEAD_SIZE_MAX)
+
+
+def _cut(out: Any, size: int) -> bytes:  # noqa: ANN401 - a cffi array
+    return bytes(ffi.buffer(out, size))
+
+
+def _lend_key(key: bytes | None) -> Any:  # noqa: ANN401 - a cffi pointer
+    if key is None:
+        return ffi.NULL
+    if len(key) != lib.BK_KEY_SIZE:
+        raise ValueError(f"a master key has {lib.BK_KEY_SIZE} bytes, not {len(key)}")
+    return key
+
+
+def _room_for(body: bytes) -> int:
+    """Return the body's size, if a frame takes it behind the largest head."""
+    size_max = int(lib.BK_FRAME_SIZE_MAX) - lib.BK_READ_WAIT_HEADER_SIZE
+    if len(body) > size_max:
+        raise ValueError(f"{len(body)} bytes in one frame; {size_max} are the most")
+    return len(body)

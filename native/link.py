@@ -1,0 +1,305 @@
+"""The client's side of the wire, as link.h defines it: writers, links, single entries."""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+
+from native._core import ffi, lib
+from native.digest import Digest
+from native.errors import check, raise_for
+
+_RESPONSES_MAX = 256
+_TOKENS_MAX = 256
+_ENTRY_SIZE_MIN = 36  # in a batch: the size, and a stored entry without payload
+_new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
+
+
+class WriterState(msgspec.Struct, frozen=True):
+    """How far a writer is. Sizes are payload bytes of the ledger."""
+
+    lac: int
+    next_entry: int
+    length: int
+    confirmed_length: int
+    pending_bytes: int
+    refused: int
+    """Bit i: the bookie at index i refused an entry."""
+    code: int
+    """The first refusal's code, 0 for none; FENCED and UNAUTHORIZED replace others."""
+
+
+class Writer:
+    """One ledger being written: builds its ADD frames and counts acknowledgements.
+
+    With ``ensemble_size == write_quorum`` every bookie gets the same bytes, which
+    are then built once. Closing it detaches it from its links.
+    """
+
+    def __init__(
+        self,
+        ledger_id: int,
+        ensemble_size: int,
+        write_quorum: int,
+        ack_quorum: int,
+        digest: Digest,
+        *,
+        first_entry: int = 0,
+        length: int = 0,
+        token: int = 0,
+    ) -> None:
+        """*length* is the payload bytes before *first_entry*; links report *token*.
+
+        Raises:
+            OSError: EINVAL, not 1 <= ack <= write <= ensemble <= 64.
+        """
+        out = ffi.new("bk_writer **")
+        result = lib.bk_writer_open(
+            ledger_id,
+            ensemble_size,
+            write_quorum,
+            ack_quorum,
+            digest.pointer,
+            first_entry,
+            length,
+            token,
+            out,
+        )
+        check(result, f"a writer of ledger {ledger_id}")
+        self._pointer = ffi.gc(out[0], lib.bk_writer_close)
+        self._buffer_count = 1 if ensemble_size == write_quorum else ensemble_size
+        self._copies = ensemble_size // self._buffer_count
+        self._payload_size_max = digest.payload_size_max
+        self._sizes = ffi.new("uint64_t[]", self._buffer_count)
+        self._outs = ffi.new("uint8_t *[]", self._buffer_count)
+        self._first = ffi.new("int64_t *")
+        self._state = ffi.new("bk_writer_state *")
+
+    @property
+    def pointer(self) -> Any:  # noqa: ANN401 - a cffi pointer
+        """The handle, for the other modules of this package; ValueError once closed."""
+        if self._pointer is None:
+            raise ValueError("the writer is closed")
+        return self._pointer
+
+    @property
+    def is_open(self) -> bool:
+        """False after close()."""
+        return self._pointer is not None
+
+    def add(self, payloads: Sequence[bytes]) -> tuple[int, list[memoryview]]:
+        """Return the first entry's id, and what to send to each bookie of the ensemble.
+
+        The ids of *payloads* rise by one from there. A bookie whose share is empty
+        gets an empty buffer; bookies with the same share get the same object.
+
+        Raises:
+            ValueError: a payload is too large for a frame. Nothing was added.
+        """
+        pointer = self.pointer
+        sizes = array("I", map(len, payloads))
+        lent_sizes = ffi.from_buffer("uint32_t[]", sizes)
+        if lib.bk_writer_plan(pointer, lent_sizes, len(sizes), self._sizes) != lib.BK_OK:
+            raise ValueError(f"a payload has more than {self._payload_size_max} bytes")
+        buffers = [_new_uncleared("uint8_t[]", size) for size in self._sizes]
+        for i, buffer in enumerate(buffers):
+            self._outs[i] = buffer
+        joined = b"".join(payloads)
+        result = lib.bk_writer_add(pointer, joined, lent_sizes, len(sizes), self._outs, self._first)
+        check(result, "adding entries")
+        return self._first[0], [memoryview(ffi.buffer(b)) for b in buffers] * self._copies
+
+    def state(self) -> WriterState:
+        """Return how far the writer is."""
+        lib.bk_writer_get_state(self.pointer, self._state)
+        raw = self._state
+        return WriterState(
+            raw.lac,
+            raw.next_entry,
+            raw.length,
+            raw.confirmed_length,
+            raw.pending_bytes,
+            raw.refused,
+            raw.code,
+        )
+
+    def acknowledge(self, bookie: int, entry_id: int, code: int = 0) -> None:
+        """Count one answer of the bookie at this index, as a link does."""
+        lib.bk_writer_acknowledge(self.pointer, bookie, entry_id, code)
+
+    def close(self) -> None:
+        """Forget everything pending, and leave all links. Closing twice is fine."""
+        if self._pointer is not None:
+            ffi.release(self._pointer)
+            self._pointer = None
+
+
+class Response(msgspec.Struct, frozen=True):
+    """A response frame. Fields that its opcode has not are 0 or empty."""
+
+    opcode: int
+    code: int
+    ledger_id: int
+    entry_id: int
+    request_id: int
+    lac: int
+    fenced: bool
+    body: bytes
+
+
+class Link:
+    """What comes from one bookie: acknowledgements to writers, the rest to the caller."""
+
+    def __init__(self) -> None:
+        out = ffi.new("bk_link **")
+        check(lib.bk_link_open(out), "a link")
+        self._pointer = ffi.gc(out[0], lib.bk_link_close)
+        self._raw = ffi.new("bk_response[]", _RESPONSES_MAX)
+        self._used = ffi.new("size_t *")
+        self._count = ffi.new("uint32_t *")
+        self._tokens = ffi.new("uint64_t[]", _TOKENS_MAX)
+
+    def attach(self, writer: Writer, bookie: int) -> None:
+        """Count ADD responses of the writer's ledger for this index of its ensemble.
+
+        Raises:
+            OSError: EEXIST, another writer of the ledger is attached; EINVAL, no
+                such index.
+        """
+        check(lib.bk_link_attach(self._open(), writer.pointer, bookie), "attaching a writer")
+
+    def detach(self, writer: Writer) -> None:
+        """Count for this writer no longer. Nothing happens when it is not attached."""
+        if self._pointer is not None and writer.is_open:
+            lib.bk_link_detach(self._pointer, writer.pointer)
+
+    def feed(self, data: bytes | bytearray | memoryview) -> list[Response]:
+        """Take in bytes from the bookie and return the responses that are not for writers.
+
+        Raises:
+            ProtocolBroken: these are no responses; the link takes nothing any more.
+        """
+        pointer = self._open()
+        responses: list[Response] = []
+        with ffi.from_buffer(data) as lent:
+            at, size = lent + 0, len(lent)
+            while True:
+                result = lib.bk_link_feed(
+                    pointer, at, size, self._used, self._raw, _RESPONSES_MAX, self._count
+                )
+                if result != lib.BK_OK:
+                    raise_for(result, "a response")
+                responses.extend([self._response(raw, at) for raw in self._raw[0 : self._count[0]]])
+                at, size = at + self._used[0], size - self._used[0]
+                if size == 0:
+                    return responses
+
+    def _response(self, raw: Any, fed: Any) -> Response:  # noqa: ANN401 - cffi pointers
+        source = lib.bk_link_partial(self._pointer) if raw.in_pieces else fed
+        return Response(
+            raw.opcode,
+            raw.code,
+            raw.ledger_id,
+            raw.entry_id,
+            raw.request_id,
+            raw.lac,
+            raw.fenced != 0,
+            bytes(ffi.buffer(source + raw.body_offset, raw.body_size)),
+        )
+
+    def dirty(self) -> list[int]:
+        """Return the tokens of writers whose state this link changed since the last call."""
+        tokens: list[int] = []
+        while True:
+            count = lib.bk_link_dirty(self._open(), self._tokens, _TOKENS_MAX)
+            tokens += ffi.unpack(self._tokens, count)
+            if count < _TOKENS_MAX:
+                return tokens
+
+    def close(self) -> None:
+        """Detach all writers and forget a frame that is not whole. Closing twice is fine."""
+        if self._pointer is not None:
+            ffi.release(self._pointer)
+            self._pointer = None
+
+    def _open(self) -> Any:  # noqa: ANN401 - a cffi pointer
+        if self._pointer is None:
+            raise ValueError("the link is closed")
+        return self._pointer
+
+
+def add_frame(
+    digest: Digest,
+    ledger_id: int,
+    entry_id: int,
+    lac: int,
+    length: int,
+    payload: bytes,
+    *,
+    flags: int = 0,
+) -> bytes:
+    """Return one ADD frame; *length* counts the ledger's payload bytes up to this entry.
+
+    Raises:
+        ValueError: the payload is too large for a frame.
+    """
+    if len(payload) > digest.payload_size_max:
+        raise ValueError(f"a payload has more than {digest.payload_size_max} bytes")
+    out = _new_uncleared("uint8_t[]", lib.bk_frame_add_size(digest.pointer, len(payload)))
+    lib.bk_frame_add(
+        out, digest.pointer, flags, ledger_id, entry_id, lac, length, payload, len(payload)
+    )
+    return bytes(ffi.buffer(out))
+
+
+class Entries(msgspec.Struct, frozen=True):
+    """The sound entries at the start of a body: payload i lies at offsets[i]."""
+
+    count: int
+    offsets: list[int]
+    sizes: list[int]
+    lac: int
+    """The greatest LAC that they carry, -1 for none."""
+    length: int
+    """The ledger's payload bytes up to the last of them."""
+    sound: bool
+    """False when what follows them is damaged."""
+
+
+def check_entries(
+    digest: Digest, body: bytes | memoryview, ledger_id: int, start_id: int, count_max: int
+) -> Entries:
+    """Check the entries in the body of a BATCH_READ or READ_WAIT response.
+
+    Their ids rise by one from *start_id*; at most *count_max* are looked at.
+    """
+    with ffi.from_buffer(body) as lent:
+        room = max(0, min(count_max, len(lent) // _ENTRY_SIZE_MIN + 1))
+        offsets, sizes = _new_uncleared("uint64_t[]", room), _new_uncleared("uint32_t[]", room)
+        count, lac = ffi.new("uint32_t *"), ffi.new("int64_t *")
+        length = ffi.new("uint64_t *")
+        result = lib.bk_entries_check(
+            digest.pointer,
+            lent,
+            len(lent),
+            ledger_id,
+            start_id,
+            room,
+            offsets,
+            sizes,
+            count,
+            lac,
+            length,
+        )
+    n = count[0]
+    return Entries(
+        n,
+        ffi.unpack(offsets, n),
+        ffi.unpack(sizes, n),
+        lac[0],
+        length[0],
+        result == lib.BK_OK,
+    )
