@@ -1,209 +1,216 @@
-/* From the memtable to entry logs, index and ledger table. See engine.h. */
-#include "engine_internal.h"
+/* Flushes: a sealed half of the memtable becomes records and extents.
+ *
+ * Everything is written and synced before anybody sees it. A flush that fails
+ * poisons the store for flushes: what lies beyond the last mark in the files is
+ * cut off at the next start, and the journal still has it. */
+#include "store_internal.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <unistd.h>
 
-#define TABLE_REWRITE_MIN (1u << 20)
-#define TABLE_BYTES_PER_LEDGER 120 /* about what a ledger's records take */
+#define INDEX_SIZE_MAX (2u << 30) /* offsets of pages have 32 bits */
 
-/* --- the ledger table ----------------------------------------------------------------- */
-
-int bk_engine_open_table(bk_engine *engine)
+static void pending_free(bk_store *store)
 {
-    char path[BK_PATH_SIZE_MAX];
-    int result = bk_table_path(engine->ledger_folder, engine->table_id, path);
-    if (result != 0)
-        return result;
-    engine->table_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
-    if (engine->table_fd < 0)
-        return -errno;
-    if (ftruncate(engine->table_fd, (off_t)engine->table_end) != 0)
-        return -errno;
-    return bk_io_sync_folder(engine->ledger_folder);
+    bk_flush *flush = &store->flush;
+    for (uint32_t i = 0; i < flush->pending_count; i++) {
+        free(flush->pending[i].rows);
+        if (flush->pending[i].closed)
+            bk_log_unpin(&store->files, flush->pending[i].log);
+    }
+    free(flush->pending);
+    flush->pending = NULL;
+    flush->pending_count = 0;
 }
 
-/* The records of the ledgers that changed, or of all when the file is to be written
- * anew. With the lock held. */
-static int collect_table(bk_engine *engine, bk_bytes *bytes, int *anew)
+/* --- one at a time ------------------------------------------------------------------ */
+
+static int flush_enter(bk_flush *flush)
 {
-    int result = 0;
-    uint64_t fair = 2 * TABLE_BYTES_PER_LEDGER * (uint64_t)engine->ledgers.count;
-    *anew = engine->table_end > TABLE_REWRITE_MIN && engine->table_end > fair;
-    for (size_t i = 0; *anew && i < engine->ledgers.room && result == 0; i++)
-        if (engine->ledgers.slots[i] != NULL)
-            result = bk_table_describe(bytes, engine->ledgers.slots[i]);
-    for (size_t i = 0; i < engine->dirty_count && result == 0; i++) {
-        if (!*anew)
-            result = bk_table_describe(bytes, engine->dirty[i]);
-        engine->dirty[i]->dirty = 0;
-    }
-    engine->dirty_count = 0;
+    pthread_mutex_lock(&flush->lock);
+    while (flush->busy)
+        pthread_cond_wait(&flush->idle, &flush->lock);
+    int result = flush->error;
+    flush->busy = result == BK_OK;
+    pthread_mutex_unlock(&flush->lock);
     return result;
 }
 
-static int write_table(bk_engine *engine, const bk_bytes *bytes, int anew)
+static int flush_leave(bk_store *store, int result)
 {
-    int result = 0;
-    if (anew) {
-        close(engine->table_fd);
-        engine->table_fd = -1;
-        engine->table_id++;
-        engine->table_end = 0;
-        result = bk_engine_open_table(engine);
+    bk_flush *flush = &store->flush;
+    pending_free(store);
+    if (result != BK_OK) {
+        bk_log_writer_drop(&flush->writer);
+        if (flush->log != NULL)
+            bk_log_unpin(&store->files, flush->log);
+        flush->log = NULL;
     }
-    if (result == 0 && bytes->size > 0)
-        result = bk_io_write(engine->table_fd, bytes->bytes, bytes->size, engine->table_end,
-                             BK_FAULT_TABLE_WRITE);
-    if (result == 0 && bytes->size > 0)
-        result = bk_io_sync(engine->table_fd, BK_FAULT_TABLE_SYNC);
-    if (result == 0)
-        engine->table_end += bytes->size;
+    pthread_mutex_lock(&flush->lock);
+    flush->busy = 0;
+    flush->error = result;
+    pthread_cond_broadcast(&flush->idle);
+    pthread_mutex_unlock(&flush->lock);
     return result;
 }
 
-/* --- the sealed half --------------------------------------------------------------------- */
+/* --- logs ------------------------------------------------------------------------------ */
 
-static int by_id(const void *a, const void *b)
+static int log_begin(bk_store *store)
 {
-    int64_t x = (*(bk_ledger *const *)a)->id, y = (*(bk_ledger *const *)b)->id;
-    return x < y ? -1 : x > y;
-}
-
-static int write_entries(bk_engine *engine, bk_half *half, int which, bk_mark *mark)
-{
-    int result = bk_store_flush_begin(engine->store);
-    qsort(half->ledgers, half->ledger_count, sizeof *half->ledgers, by_id);
-    for (size_t i = 0; i < half->ledger_count && result == 0; i++) {
-        bk_ledger *ledger = half->ledgers[i];
-        const bk_run *run = &ledger->halves[which].runs[0];
-        if (!__atomic_load_n(&ledger->deleted, __ATOMIC_RELAXED))
-            result = bk_store_flush_ledger(engine->store, ledger->id, run->slots, run->count,
-                                           half->arena, half->salt);
+    bk_flush *flush = &store->flush;
+    uint32_t id = bk_store_next_log_id(store);
+    flush->log = bk_log_new(id, id);
+    if (flush->log == NULL)
+        return -ENOMEM;
+    if (flush->writer.buffer == NULL) {
+        int result = bk_log_writer_init(&flush->writer, store->folder);
+        if (result != BK_OK)
+            return result;
     }
-    return result == 0 ? bk_store_flush_commit(engine->store, mark) : result;
+    return bk_log_writer_begin(&flush->writer, id, id);
 }
 
-static void give_back(bk_engine *engine, bk_half *half, int which)
+/* Sync the log and its index; its rows wait for the end of the flush. */
+static int log_settle(bk_store *store)
 {
-    for (size_t i = 0; i < half->ledger_count; i++) {
-        bk_ledger *ledger = half->ledgers[i];
-        bk_runs_free(&ledger->halves[which]);
-        /* Deleted while its entries were on their way to the log. */
-        if (ledger->deleted)
-            (void)bk_store_delete_ledger(engine->store, ledger->id);
-    }
-    half->ledger_count = 0;
-    half->entries = 0;
-    half->used = 0;
-    half->state = BK_HALF_FREE;
-    bk_engine_raise(engine, BK_EVENT_SPACE);
+    bk_flush *flush = &store->flush;
+    bk_pending *pending =
+        realloc(flush->pending, (flush->pending_count + 1) * sizeof *flush->pending);
+    if (pending == NULL)
+        return -ENOMEM;
+    flush->pending = pending;
+    pending = &flush->pending[flush->pending_count++];
+    *pending = (bk_pending){.log = flush->log};
+    int result = bk_log_writer_sync(&flush->writer, &pending->rows, &pending->count);
+    pending->size = flush->writer.log_end;
+    pending->index_size = flush->writer.index_end;
+    return result;
 }
 
-int bk_engine_write_out(bk_engine *engine, bk_half *half, bk_mark *mark)
+static int log_close(bk_store *store)
 {
-    bk_bytes bytes = {NULL, 0, 0};
-    int which = half == &engine->halves[1], anew = 0, result = 0;
-    uint64_t begun = bk_io_now_ns();
-    pthread_mutex_lock(&engine->lock);
-    for (size_t i = 0; i < half->ledger_count && result == 0; i++)
-        result = bk_runs_merge(&half->ledgers[i]->halves[which]);
-    if (result == 0)
-        result = collect_table(engine, &bytes, &anew);
-    pthread_mutex_unlock(&engine->lock);
-    if (result == 0)
-        result = write_entries(engine, half, which, mark);
-    if (result == 0)
-        result = write_table(engine, &bytes, anew);
-    free(bytes.bytes);
-    if (result != 0)
-        return result;
-    mark->journal_id = half->mark_file;
-    mark->journal_offset = half->mark_offset;
-    mark->table_id = engine->table_id;
-    mark->table_end = engine->table_end;
-    pthread_mutex_lock(&engine->lock);
-    give_back(engine, half, which);
-    bk_histogram_add_ns(&engine->stats.flush, bk_io_now_ns() - begun, 1);
-    pthread_mutex_unlock(&engine->lock);
-    return BK_OK;
-}
-
-/* Wait until all of the half is in the journal. With the lock held. */
-static int wait_synced(bk_engine *engine, uint64_t ticket)
-{
-    while (engine->synced < ticket) {
-        if (engine->failed != 0)
-            return -engine->failed;
-        if (engine->stop)
-            return -ECANCELED;
-        if (engine->has_thread) {
-            pthread_cond_wait(&engine->synced_more, &engine->lock);
-        } else {
-            pthread_mutex_unlock(&engine->lock);
-            int result = bk_engine_commit(engine);
-            pthread_mutex_lock(&engine->lock);
-            if (result < 0)
-                return result;
-        }
-    }
-    return BK_OK;
-}
-
-int bk_engine_flush(bk_engine *engine, bk_mark *mark)
-{
-    bk_half *half = NULL;
-    memset(mark, 0, sizeof *mark);
-    pthread_mutex_lock(&engine->lock);
-    for (int i = 0; i < 2; i++)
-        if (engine->halves[i].state == BK_HALF_SEALED)
-            half = &engine->halves[i];
-    int result = half == NULL || engine->flushing ? BK_END : wait_synced(engine, half->last_ticket);
-    if (result == BK_OK)
-        engine->flushing = 1;
-    pthread_mutex_unlock(&engine->lock);
+    bk_flush *flush = &store->flush;
+    int result = log_settle(store);
     if (result != BK_OK)
         return result;
-    result = bk_engine_write_out(engine, half, mark);
-    pthread_mutex_lock(&engine->lock);
-    engine->flushing = 0;
-    pthread_mutex_unlock(&engine->lock);
+    bk_pending *pending = &flush->pending[flush->pending_count - 1];
+    result = bk_log_writer_close(&flush->writer);
+    pending->size = flush->writer.log_end;
+    pending->closed = 1; /* and its pin goes with it */
+    flush->log = NULL;
     return result;
 }
 
-int bk_engine_seal(bk_engine *engine)
+/* A log that has room for a record. */
+static int log_ready(bk_store *store, uint32_t record_size)
 {
-    pthread_mutex_lock(&engine->lock);
-    bk_half *half = &engine->halves[engine->active];
-    int idle = half->used == 0 && engine->dirty_count == 0 && !engine->unmarked;
-    int result = idle ? BK_END : bk_engine_swap(engine);
-    if (result == BK_OK)
-        engine->unmarked = 0;
-    pthread_mutex_unlock(&engine->lock);
-    return result;
-}
-
-/* --- after the mark is durable --------------------------------------------------------------- */
-
-static int delete_old_tables(const char *folder, uint64_t table_id)
-{
-    uint64_t *ids;
-    size_t count;
-    int result = bk_journal_list(folder, "table", &ids, &count);
-    for (size_t i = 0; result == 0 && i < count && ids[i] < table_id; i++) {
-        char path[BK_PATH_SIZE_MAX];
-        result = bk_table_path(folder, ids[i], path);
-        if (result == 0 && unlink(path) != 0)
-            result = -errno;
+    bk_flush *flush = &store->flush;
+    if (flush->log != NULL) {
+        uint64_t offset = bk_log_writer_offset(&flush->writer);
+        if (offset == BK_BLOCK_SIZE || (offset + record_size <= store->log_size_max &&
+                                        flush->writer.index_end <= INDEX_SIZE_MAX))
+            return BK_OK;
+        int result = log_close(store);
+        if (result != BK_OK)
+            return result;
     }
-    free(ids);
+    return log_begin(store);
+}
+
+/* --- begin, ledgers, commit -------------------------------------------------------------- */
+
+int bk_store_flush_begin(bk_store *store)
+{
+    int result = flush_enter(&store->flush);
+    store->flush.entries = store->flush.bytes = 0;
     return result;
 }
 
-int bk_engine_trim(bk_engine *engine, const bk_mark *mark, uint32_t backups)
+int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, const bk_slot *slots, uint32_t count,
+                          const uint8_t *arena, uint32_t salt)
 {
-    int result = bk_journal_trim(engine->journal, mark->journal_id, backups);
-    return result != 0 ? result : delete_old_tables(engine->ledger_folder, mark->table_id);
+    bk_flush *flush = &store->flush;
+    if (flush->error != BK_OK)
+        return flush->error;
+    for (uint32_t i = 0; i < count; i++) {
+        const bk_slot *slot = &slots[i];
+        int result = log_ready(store, slot->record_size);
+        if (result == BK_OK)
+            result = bk_log_writer_add(&flush->writer, ledger_id, slot->entry_id,
+                                       arena + slot->offset, slot->record_size, salt);
+        if (result != BK_OK)
+            return flush_leave(store, result);
+        flush->bytes += slot->record_size;
+    }
+    flush->entries += count;
+    return BK_OK;
+}
+
+/* With the store's lock held for writing. */
+static int pending_publish(bk_store *store, const bk_pending *pending)
+{
+    bk_log *log = pending->log;
+    int result = bk_store_log(store, log->id) == log ? BK_OK : bk_store_add_log(store, log);
+    if (result == BK_OK)
+        result = bk_directory_add(&store->directory, log, pending->rows, pending->count);
+    log->open = !pending->closed;
+    log->size = pending->size;
+    log->index_size = pending->index_size;
+    return result;
+}
+
+static int publish(bk_store *store)
+{
+    const bk_flush *flush = &store->flush;
+    int result = BK_OK;
+    pthread_rwlock_wrlock(&store->lock);
+    for (uint32_t i = 0; i < flush->pending_count && result == BK_OK; i++)
+        result = pending_publish(store, &flush->pending[i]);
+    pthread_rwlock_unlock(&store->lock);
+    return result;
+}
+
+static void mark_fill(bk_store *store, bk_mark *mark)
+{
+    const bk_flush *flush = &store->flush;
+    const bk_log_writer *w = &flush->writer;
+    int is_open = flush->log != NULL;
+    mark->log_id = is_open ? flush->log->id : 0;
+    mark->log_end = is_open ? w->log_end : 0;
+    mark->index_end = is_open ? w->index_end : 0;
+    pthread_rwlock_rdlock(&store->lock);
+    mark->next_log_id = store->next_log_id;
+    pthread_rwlock_unlock(&store->lock);
+}
+
+int bk_store_flush_commit(bk_store *store, bk_mark *mark)
+{
+    bk_flush *flush = &store->flush;
+    if (flush->error != BK_OK)
+        return flush->error;
+    int result = flush->log != NULL ? log_settle(store) : BK_OK;
+    if (result == BK_OK)
+        result = publish(store);
+    if (result == BK_OK) {
+        mark_fill(store, mark);
+        bk_count(&store->flushes, 1);
+        bk_count(&store->flushed_entries, flush->entries);
+        bk_count(&store->flushed_bytes, flush->bytes);
+    }
+    return flush_leave(store, result);
+}
+
+int bk_store_roll(bk_store *store, bk_mark *mark)
+{
+    int result = flush_enter(&store->flush);
+    if (result != BK_OK)
+        return result;
+    if (store->flush.log != NULL)
+        result = log_close(store);
+    if (result == BK_OK)
+        result = publish(store);
+    if (result == BK_OK)
+        mark_fill(store, mark);
+    return flush_leave(store, result);
 }

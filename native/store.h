@@ -7,49 +7,74 @@
  *        0     8  magic "QUIRELOG"
  *        8     4  version, 1
  *       12     4  log id
- *       16     8  map offset: 0 while the log is open
- *       24     8  end: size of the log's sound part, 0 while the log is open
- *       32     4  crc32c of the 32 bytes above
- *       36        zeros to 4096
+ *       16     4  origin: the log whose records these are. Its own id, unless it
+ *                 came from compaction, which hands the origin on
+ *       20     4  zero
+ *       24     8  map offset: 0 while the log is open, or when it was closed
+ *                 without a map because it is damaged
+ *       32     8  end: size of the log's sound part, 0 while the log is open
+ *       40     4  crc32c of the 40 bytes above
+ *       44        zeros to 4096
  *
  * Then records (record.h, salt 0), ordered by (ledger, entry) within one flush.
  * Each flush starts on a block boundary. A log that is closed ends with its
  * ledger map: records with ledger id -1, BK_RECORD_MAP and, little-endian,
  * pairs of ledger id 8, bytes 8; at most 10 000 pairs a record.
  *
+ * An open log with id 3 starts 51 55 49 52 45 4c 4f 47 | 01 00 00 00 |
+ * 03 00 00 00 | 03 00 00 00 | 00 00 00 00 | map 8 zeros | end 8 zeros | crc32c.
+ *
  * INDEX. Beside each log, <same digits>.index: a header block (magic "QUIREIDX",
- * version 4, log id 4, crc32c 4 of the 16 bytes above), then one block of
- * bytes for each flush:
+ * version 4, log id 4, origin 4, crc32c 4 of the 20 bytes above), then one
+ * block of bytes for each flush, each starting on a multiple of 64:
  *
- *   pages      the offset tables, in pieces of up to 4096 bytes
- *   directory  one row of 48 bytes for each extent, ordered by (ledger, entry)
- *   footer     64 bytes: magic "QUIREXTN", offset of the first page 8, of the
- *              directory 8, rows 4, crc32c 4 of the rows, log start 8 and end 8
- *              of the flush, zeros, crc32c 4 of the footer's 60 bytes before
+ *   offset  size  field
+ *        0     8  magic "QUIREXTN"
+ *        8     8  offset of this block in the file
+ *       16     4  rows in the directory
+ *       20     4  crc32c of the directory
+ *       24     8  bytes of the pages
+ *       32     8  log start: where the records of this block begin in the log
+ *       40     8  log end: where they end, and where the next block's begin
+ *       48     4  log id
+ *       52     8  zeros
+ *       60     4  crc32c of the 60 bytes above
+ *       64  48 n  directory: one row for each extent, ordered by (ledger, entry)
+ *                 pages: the offset tables, in pieces of up to 4096 bytes
+ *                 zeros to a multiple of 64
  *
- * so that the footers can be walked from the front: a flush's block starts at
- * the next multiple of 64 after the footer before it.
+ * A block is written after the log was synced up to its log end, so a sound
+ * block vouches for the records. The blocks tile the log from 4096 to its map:
+ * one that is missing at the end is noticed.
  *
  * An EXTENT is a run of one ledger's entries that lie one after the other in the
  * log. Its row, little-endian: ledger 8, first entry 8, last entry 8, offset of
  * its first page in the index file 8, offset in the log 4 and bytes 4 of the
  * run, entries 4, kind 4. Its table:
  *
- *   dense   pages of up to 1023 slots of 4 bytes and a crc32c 4: slot i holds
- *           the offset, counted from the extent's, of entry first + i, or
- *           ffffffff for an entry that is not there. Used while at least one
- *           slot in eight is filled.
- *   sparse  one page of up to 340 rows of 12 bytes (entry 8, offset 4) and a
- *           crc32c 4. Entries with wider gaps make several sparse extents.
+ *   dense   pages of up to 1022 slots of 4 bytes, the end 4 and a crc32c 4: slot
+ *           i holds the offset, counted from the extent's, of entry first + i,
+ *           or ffffffff for an entry that is not there. The end is where the
+ *           last record of the page ends. Used while at least one slot in eight
+ *           is filled. All pages but the last have 1022 slots.
+ *   sparse  one page of up to 340 rows of 12 bytes (entry 8, offset 4), the end
+ *           4 and a crc32c 4. Entries with wider gaps make several sparse extents.
  *
  * So a lookup costs one read of a page (none when the index cache has it) and
- * one of the record. The directory is held in memory, some 48 bytes an extent:
- * it grows with ledgers per flush, not with entries, and compaction merges it.
+ * one of the record, whose size the page tells. The directory is held in memory,
+ * 48 bytes an extent: it grows with ledgers per flush, not with entries, and
+ * compaction merges it. An entry that is stored twice is read from the newer
+ * extent: the one of greater (origin, log id, offset).
  *
  * THE MARK. A checkpoint is known by where everything ended when it was taken.
  * What lies beyond in the open log and its index is a torn flush and is cut off
- * at start; what lies before must be sound, and is reported when it is not. A
- * log above mark.log_id that is not closed is a leftover, and deleted at start.
+ * at start; what lies before must be sound, and is reported when it is not.
+ * Another log that is not closed is a leftover, and deleted at start. So is a
+ * log of the same origin as a newer one that is closed: a compaction ended after
+ * it closed its output and before it deleted its input.
+ *
+ * A log is deleted in three steps: renamed to <same digits>.dead, its index
+ * deleted, itself deleted. So an index without a log means that the log is lost.
  *
  * Threads: any number of readers, one flusher, one compactor, at once.
  */

@@ -1,0 +1,451 @@
+/* Compaction: a closed log's live records go to a log of their own.
+ *
+ *   extents of the log, by ledger ─► clusters ─► records, checked ─► new log, new index
+ *                                                     ─► switch the extents ─► delete the old log
+ *
+ * A cluster is one extent, or several that overlap because an entry was stored
+ * twice; of those the newest copy is kept. The new log has the old one's origin,
+ * so against other logs its extents are as new as they were. Until its header
+ * says "closed", a restart deletes it; from then on, a restart deletes the old one. */
+#include "store_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+#include <time.h>
+
+#define REGION_SIZE (6u << 20) /* read in one go */
+#define SYNC_SIZE (64u << 20)  /* records after which an index block is written */
+#define RECORD_MIN (BK_RECORD_HEADER_SIZE + 16)
+#define RECORD_MAX (BK_RECORD_HEADER_SIZE + BK_RECORD_SIZE_MAX)
+
+_Static_assert(REGION_SIZE > RECORD_MAX, "a region holds a record at least");
+
+/* A record of an overlapped extent. */
+typedef struct {
+    int64_t entry_id;
+    uint64_t offset;
+    uint32_t size;
+} copy_item;
+
+typedef struct {
+    int64_t ledger_id;
+    bk_row row;
+} source;
+
+typedef struct {
+    bk_store *store;
+    bk_log *from, *to;
+    bk_log_writer writer;
+    source *sources; /* by ledger, then by first entry */
+    uint32_t count;
+    bk_extent *rows; /* of the new log */
+    uint32_t row_count;
+    uint8_t *region;
+    copy_item *items; /* of a cluster */
+    size_t item_count, item_capacity;
+    uint64_t bytes_per_s;
+    const volatile int32_t *stop;
+    uint64_t begun_ns;
+    uint64_t copied;
+    uint64_t synced; /* of copied */
+} compaction;
+
+/* --- what to copy ----------------------------------------------------------------------- */
+
+static int sources_add(compaction *c, const bk_ledger_rows *ledger, uint32_t *capacity)
+{
+    for (uint32_t i = 0; i < ledger->count; i++) {
+        if (ledger->rows[i].log != c->from)
+            continue;
+        if (c->count == *capacity) {
+            *capacity = *capacity * 2 + 256;
+            source *larger = realloc(c->sources, *capacity * sizeof *larger);
+            if (larger == NULL)
+                return -ENOMEM;
+            c->sources = larger;
+        }
+        c->sources[c->count++] = (source){ledger->id, ledger->rows[i]};
+    }
+    return BK_OK;
+}
+
+static int sources_list(compaction *c)
+{
+    const bk_directory *d = &c->store->directory;
+    uint32_t capacity = 0;
+    int result = BK_OK;
+    pthread_rwlock_rdlock(&c->store->lock);
+    for (uint32_t i = 0; i < d->count && result == BK_OK; i++)
+        result = sources_add(c, &d->ledgers[i], &capacity);
+    pthread_rwlock_unlock(&c->store->lock);
+    return result;
+}
+
+static int is_wanted(const compaction *c, int64_t ledger_id)
+{
+    pthread_rwlock_rdlock(&c->store->lock);
+    int wanted = bk_directory_ledger(&c->store->directory, ledger_id) != NULL;
+    pthread_rwlock_unlock(&c->store->lock);
+    return wanted;
+}
+
+/* --- pace ---------------------------------------------------------------------------------- */
+
+static int is_stopped(const compaction *c)
+{
+    return c->stop != NULL && *c->stop != 0;
+}
+
+/* Sleep until as many bytes are allowed; BK_END when told to stop. */
+static int keep_pace(const compaction *c)
+{
+    while (!is_stopped(c) && c->bytes_per_s > 0) {
+        uint64_t due_ns = (uint64_t)((double)c->copied / (double)c->bytes_per_s * 1e9);
+        uint64_t now_ns = bk_io_now_ns() - c->begun_ns;
+        if (now_ns >= due_ns)
+            break;
+        /* Short naps, so that a stop is seen. */
+        uint64_t left = due_ns - now_ns < 50000000 ? due_ns - now_ns : 50000000;
+        struct timespec nap = {0, (long)left};
+        nanosleep(&nap, NULL);
+    }
+    return is_stopped(c) ? BK_END : BK_OK;
+}
+
+/* --- records ---------------------------------------------------------------------------------- */
+
+static int log_read(const compaction *c, uint64_t offset, size_t size, size_t *got)
+{
+    int fd;
+    int result = bk_log_acquire(&c->store->files, c->from, BK_FILE_LOG, &fd);
+    if (result != BK_OK)
+        return result == -ENOENT ? BK_CORRUPT : result;
+    result = bk_io_read(fd, c->region, size, offset, got);
+    bk_log_release(&c->store->files, c->from, BK_FILE_LOG);
+    return result;
+}
+
+static int damaged_at(compaction *c, int64_t ledger_id, uint64_t offset)
+{
+    bk_store_note_log(c->store, c->from->id, BK_SUFFIX_LOG, offset, ledger_id, -1);
+    return BK_CORRUPT;
+}
+
+/* What is done with a sound record of an extent. */
+typedef int (*record_take)(compaction *c, const source *s, int64_t entry_id, uint64_t offset,
+                           const uint8_t *record, uint32_t record_size);
+
+static int record_copy(compaction *c, const source *s, int64_t entry_id, uint64_t offset,
+                       const uint8_t *record, uint32_t record_size)
+{
+    (void)offset;
+    c->copied += record_size;
+    return bk_log_writer_add(&c->writer, s->ledger_id, entry_id, record, record_size, 0);
+}
+
+/* Take the whole records among size bytes at c->region, which lie at offset in the
+ * log. *used: their bytes. */
+static int region_take(compaction *c, const source *s, uint64_t offset, size_t size,
+                       record_take take, uint32_t *entries, size_t *used)
+{
+    for (*used = 0; size - *used >= RECORD_MIN; ++*entries) {
+        const uint8_t *record = c->region + *used;
+        uint64_t record_size = (uint64_t)bk_get32le(record) + BK_RECORD_HEADER_SIZE;
+        if (record_size < RECORD_MIN || record_size > RECORD_MAX)
+            return BK_CORRUPT;
+        if (record_size > size - *used)
+            break;
+        int64_t entry_id = (int64_t)bk_get64be(record + BK_RECORD_HEADER_SIZE + 8);
+        if (entry_id < s->row.first || entry_id > s->row.last ||
+            bk_entry_check(record, (uint32_t)record_size, s->ledger_id, entry_id) != BK_OK)
+            return BK_CORRUPT;
+        int result = take(c, s, entry_id, offset + *used, record, (uint32_t)record_size);
+        if (result != BK_OK)
+            return result;
+        *used += record_size;
+    }
+    return BK_OK;
+}
+
+/* Take all records of one extent. */
+static int extent_take(compaction *c, const source *s, record_take take)
+{
+    uint64_t offset = s->row.log_offset, end = offset + s->row.log_size;
+    uint32_t entries = 0;
+    while (offset < end) {
+        size_t got, used = 0;
+        size_t size = end - offset < REGION_SIZE ? (size_t)(end - offset) : REGION_SIZE;
+        int result = log_read(c, offset, size, &got);
+        if (result == BK_OK)
+            result = region_take(c, s, offset, got, take, &entries, &used);
+        if (result == BK_CORRUPT || (result == BK_OK && used == 0))
+            return damaged_at(c, s->ledger_id, offset + used);
+        if (result == BK_OK)
+            result = keep_pace(c);
+        if (result != BK_OK)
+            return result;
+        offset += used;
+    }
+    return entries == s->row.entries_kind / 2 ? BK_OK
+                                              : damaged_at(c, s->ledger_id, s->row.log_offset);
+}
+
+/* --- entries that are stored twice ------------------------------------------------------- */
+
+static int item_add(compaction *c, const source *s, int64_t entry_id, uint64_t offset,
+                    const uint8_t *record, uint32_t record_size)
+{
+    (void)s;
+    (void)record;
+    if (c->item_count == c->item_capacity) {
+        size_t capacity = c->item_capacity * 2 + 256;
+        copy_item *larger = realloc(c->items, capacity * sizeof *larger);
+        if (larger == NULL)
+            return -ENOMEM;
+        c->items = larger;
+        c->item_capacity = capacity;
+    }
+    c->items[c->item_count++] = (copy_item){entry_id, offset, record_size};
+    return BK_OK;
+}
+
+/* By entry, the newest copy first. */
+static int item_order(const void *a, const void *b)
+{
+    const copy_item *left = a, *right = b;
+    if (left->entry_id != right->entry_id)
+        return left->entry_id < right->entry_id ? -1 : 1;
+    return (left->offset < right->offset) - (left->offset > right->offset);
+}
+
+static int item_copy(compaction *c, const source *s, const copy_item *item)
+{
+    size_t got;
+    int result = log_read(c, item->offset, item->size, &got);
+    if (result != BK_OK)
+        return result;
+    if (got < item->size ||
+        bk_entry_check(c->region, item->size, s->ledger_id, item->entry_id) != BK_OK)
+        return damaged_at(c, s->ledger_id, item->offset);
+    result = record_copy(c, s, item->entry_id, item->offset, c->region, item->size);
+    return result == BK_OK ? keep_pace(c) : result;
+}
+
+static int cluster_copy(compaction *c, const source *cluster, uint32_t count)
+{
+    int result = BK_OK;
+    if (count == 1)
+        return extent_take(c, cluster, record_copy);
+    c->item_count = 0;
+    for (uint32_t i = 0; i < count && result == BK_OK; i++)
+        result = extent_take(c, &cluster[i], item_add);
+    if (result == BK_OK)
+        qsort(c->items, c->item_count, sizeof *c->items, item_order);
+    for (size_t i = 0; i < c->item_count && result == BK_OK; i++)
+        if (i == 0 || c->items[i].entry_id != c->items[i - 1].entry_id)
+            result = item_copy(c, cluster, &c->items[i]);
+    return result;
+}
+
+static uint32_t cluster_size(const compaction *c, uint32_t at)
+{
+    int64_t last = c->sources[at].row.last;
+    uint32_t end = at + 1;
+    while (end < c->count && c->sources[end].ledger_id == c->sources[at].ledger_id &&
+           c->sources[end].row.first <= last) {
+        if (c->sources[end].row.last > last)
+            last = c->sources[end].row.last;
+        end++;
+    }
+    return end - at;
+}
+
+static int settle(compaction *c)
+{
+    c->synced = c->copied;
+    return bk_log_writer_sync(&c->writer, &c->rows, &c->row_count);
+}
+
+static int copy_all(compaction *c)
+{
+    int result = BK_OK;
+    for (uint32_t at = 0, count; at < c->count && result == BK_OK; at += count) {
+        count = cluster_size(c, at);
+        if (!is_wanted(c, c->sources[at].ledger_id))
+            continue;
+        result = cluster_copy(c, &c->sources[at], count);
+        if (result == BK_OK && c->copied - c->synced >= SYNC_SIZE)
+            result = settle(c);
+    }
+    return result == BK_OK ? settle(c) : result;
+}
+
+/* --- the switch ----------------------------------------------------------------------------------------- */
+
+/* The rows of a ledger go from the old log to the new one, unless it was deleted. */
+static int ledger_switch(compaction *c, const bk_extent *rows, uint32_t count)
+{
+    bk_directory *d = &c->store->directory;
+    bk_ledger_rows *ledger = bk_directory_ledger(d, rows->ledger_id);
+    if (ledger == NULL || bk_directory_remove(d, ledger, c->from) == 0)
+        return BK_OK;
+    return bk_directory_add(d, c->to, rows, count);
+}
+
+static int rows_switch(compaction *c)
+{
+    int result = BK_OK;
+    for (uint32_t i = 0, count; i < c->row_count && result == BK_OK; i += count) {
+        count = 1;
+        while (i + count < c->row_count && c->rows[i + count].ledger_id == c->rows[i].ledger_id)
+            count++;
+        result = ledger_switch(c, c->rows + i, count);
+    }
+    return result;
+}
+
+static int publish(compaction *c)
+{
+    pthread_rwlock_wrlock(&c->store->lock);
+    int result = bk_store_add_log(c->store, c->to);
+    if (result == BK_OK) {
+        c->to->size = c->writer.log_end;
+        c->to->index_size = c->writer.index_end;
+        result = rows_switch(c);
+        if (result == BK_OK)
+            bk_store_remove_log(c->store, c->from);
+    }
+    pthread_rwlock_unlock(&c->store->lock);
+    return result;
+}
+
+/* --- one log --------------------------------------------------------------------------------------------- */
+
+static int copy_begin(compaction *c)
+{
+    uint32_t id = bk_store_next_log_id(c->store);
+    c->to = bk_log_new(id, c->from->origin);
+    c->region = malloc(REGION_SIZE);
+    if (c->to == NULL || c->region == NULL)
+        return -ENOMEM;
+    int result = bk_log_writer_init(&c->writer, c->store->folder);
+    return result == BK_OK ? bk_log_writer_begin(&c->writer, id, c->from->origin) : result;
+}
+
+static int copy_log(compaction *c)
+{
+    int result = sources_list(c);
+    if (result == BK_OK)
+        result = copy_begin(c);
+    if (result == BK_OK)
+        result = copy_all(c);
+    if (result == BK_OK)
+        result = bk_log_writer_close(&c->writer);
+    if (result == BK_OK)
+        return publish(c);
+    if (c->to != NULL) {
+        bk_log_writer_drop(&c->writer);
+        (void)bk_log_erase(c->store->folder, c->to->id);
+    }
+    return result;
+}
+
+static void compaction_free(compaction *c)
+{
+    bk_log_writer_free(&c->writer);
+    if (c->to != NULL)
+        bk_log_unpin(&c->store->files, c->to);
+    free(c->sources);
+    free(c->rows);
+    free(c->region);
+    free(c->items);
+}
+
+static void mark_damaged(bk_store *store, bk_log *log)
+{
+    pthread_rwlock_wrlock(&store->lock);
+    log->damaged = 1;
+    pthread_rwlock_unlock(&store->lock);
+}
+
+/* Pin a log that is closed; *live tells whether it holds anything. */
+static int log_claim(bk_store *store, uint32_t log_id, bk_log **log, uint64_t *live)
+{
+    int result = BK_OK;
+    pthread_rwlock_rdlock(&store->lock);
+    *log = bk_store_log(store, log_id);
+    if (*log == NULL)
+        result = -ENOENT;
+    else if ((*log)->open)
+        result = BK_FULL;
+    if (result == BK_OK) {
+        bk_log_pin(*log);
+        *live = (*log)->live;
+    }
+    pthread_rwlock_unlock(&store->lock);
+    return result;
+}
+
+static int compact_log(bk_store *store, bk_log *log, uint64_t bytes_per_s,
+                       const volatile int32_t *stop, uint64_t *copied)
+{
+    compaction c = {.store = store, .from = log, .bytes_per_s = bytes_per_s, .stop = stop,
+                    .begun_ns = bk_io_now_ns(), .writer = {.log_fd = -1, .index_fd = -1}};
+    int result = copy_log(&c);
+    if (result == BK_OK)
+        result = bk_log_erase(store->folder, log->id);
+    else if (result == BK_CORRUPT)
+        mark_damaged(store, log);
+    *copied = c.copied;
+    compaction_free(&c);
+    return result;
+}
+
+int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
+                     const volatile int32_t *stop, uint64_t *copied)
+{
+    bk_log *log;
+    uint64_t live;
+    *copied = 0;
+    pthread_mutex_lock(&store->compaction);
+    int result = log_claim(store, log_id, &log, &live);
+    if (result == BK_OK) {
+        uint64_t freed;
+        result = live > 0 ? compact_log(store, log, bytes_per_s, stop, copied) : BK_OK;
+        bk_log_unpin(&store->files, log);
+        pthread_mutex_unlock(&store->compaction);
+        return live > 0 ? result : bk_store_delete_log(store, log_id, &freed);
+    }
+    pthread_mutex_unlock(&store->compaction);
+    return result;
+}
+
+/* Take a log without live bytes off the list. */
+static int log_retire(bk_store *store, bk_log *log)
+{
+    pthread_rwlock_wrlock(&store->lock);
+    int result = log->extents > 0 || log->open ? BK_FULL : BK_OK;
+    if (result == BK_OK)
+        bk_store_remove_log(store, log);
+    pthread_rwlock_unlock(&store->lock);
+    return result;
+}
+
+int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed)
+{
+    bk_log *log;
+    uint64_t live;
+    *freed = 0;
+    pthread_mutex_lock(&store->compaction);
+    int result = log_claim(store, log_id, &log, &live);
+    if (result == BK_OK) {
+        result = log_retire(store, log);
+        if (result == BK_OK) {
+            *freed = log->size + log->index_size;
+            result = bk_log_erase(store->folder, log_id);
+        }
+        bk_log_unpin(&store->files, log);
+    }
+    pthread_mutex_unlock(&store->compaction);
+    return result;
+}

@@ -1,0 +1,159 @@
+/* A log and its index as files: names, shared descriptors, lifetime, deletion.
+ *
+ * A reader finds an extent under the store's lock and reads without it, so a log
+ * may be deleted in between. It pins the log, which keeps the structure and any
+ * descriptor that is open; a file not open by then is gone (-ENOENT), and the
+ * reader looks the entry up again. */
+#include "store_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+void bk_log_path(const char *folder, uint32_t log_id, const char *suffix, char *out)
+{
+    snprintf(out, BK_PATH_SIZE_MAX, "%s/%08x.%s", folder, log_id, suffix);
+}
+
+/* --- the pool of descriptors ------------------------------------------------------- */
+
+void bk_file_pool_init(bk_file_pool *pool, const char *folder, uint32_t open_max)
+{
+    pthread_mutex_init(&pool->lock, NULL);
+    pool->folder = folder;
+    pool->open_count = 0;
+    pool->open_max = open_max;
+    pool->ends.newer = pool->ends.older = &pool->ends;
+}
+
+static void file_link(bk_file_pool *pool, bk_file *file)
+{
+    file->newer = &pool->ends;
+    file->older = pool->ends.older;
+    file->older->newer = file;
+    pool->ends.older = file;
+}
+
+static void file_unlink(bk_file *file)
+{
+    file->newer->older = file->older;
+    file->older->newer = file->newer;
+}
+
+static void file_close(bk_file_pool *pool, bk_file *file)
+{
+    file_unlink(file);
+    close(file->fd);
+    file->fd = -1;
+    pool->open_count--;
+}
+
+static void pool_trim(bk_file_pool *pool)
+{
+    bk_file *file = pool->ends.newer;
+    while (pool->open_count >= pool->open_max && file != &pool->ends) {
+        bk_file *newer = file->newer;
+        if (file->users == 0)
+            file_close(pool, file);
+        file = newer;
+    }
+}
+
+static int file_open(bk_file_pool *pool, bk_log *log, int which)
+{
+    char path[BK_PATH_SIZE_MAX];
+    bk_log_path(pool->folder, log->id, which == BK_FILE_LOG ? BK_SUFFIX_LOG : BK_SUFFIX_INDEX,
+                path);
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    /* A lookup reads exactly what it needs; runs ask for their read-ahead. */
+    posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
+    log->files[which].fd = fd;
+    pool->open_count++;
+    file_link(pool, &log->files[which]);
+    return BK_OK;
+}
+
+int bk_log_acquire(bk_file_pool *pool, bk_log *log, int which, int *fd)
+{
+    bk_file *file = &log->files[which];
+    int result = BK_OK;
+    pthread_mutex_lock(&pool->lock);
+    if (file->fd < 0) {
+        pool_trim(pool);
+        result = file_open(pool, log, which);
+    } else if (file->newer != &pool->ends) {
+        file_unlink(file);
+        file_link(pool, file);
+    }
+    if (result == BK_OK) {
+        file->users++;
+        *fd = file->fd;
+    }
+    pthread_mutex_unlock(&pool->lock);
+    return result;
+}
+
+void bk_log_release(bk_file_pool *pool, bk_log *log, int which)
+{
+    pthread_mutex_lock(&pool->lock);
+    log->files[which].users--;
+    pthread_mutex_unlock(&pool->lock);
+}
+
+/* --- lifetime ------------------------------------------------------------------------ */
+
+bk_log *bk_log_new(uint32_t id, uint32_t origin)
+{
+    bk_log *log = calloc(1, sizeof *log);
+    if (log == NULL)
+        return NULL;
+    log->id = id;
+    log->origin = origin;
+    log->pins = 1;
+    log->files[BK_FILE_LOG].fd = log->files[BK_FILE_INDEX].fd = -1;
+    return log;
+}
+
+void bk_log_pin(bk_log *log)
+{
+    __atomic_fetch_add(&log->pins, 1, __ATOMIC_RELAXED);
+}
+
+void bk_log_unpin(bk_file_pool *pool, bk_log *log)
+{
+    if (__atomic_sub_fetch(&log->pins, 1, __ATOMIC_ACQ_REL) > 0)
+        return;
+    pthread_mutex_lock(&pool->lock);
+    for (int which = 0; which < 2; which++)
+        if (log->files[which].fd >= 0)
+            file_close(pool, &log->files[which]);
+    pthread_mutex_unlock(&pool->lock);
+    free(log);
+}
+
+/* --- deletion ------------------------------------------------------------------------- */
+
+static int unlink_if_there(const char *path)
+{
+    return unlink(path) == 0 || errno == ENOENT ? 0 : -errno;
+}
+
+int bk_log_erase(const char *folder, uint32_t log_id)
+{
+    char log[BK_PATH_SIZE_MAX], dead[BK_PATH_SIZE_MAX], index[BK_PATH_SIZE_MAX];
+    bk_log_path(folder, log_id, BK_SUFFIX_LOG, log);
+    bk_log_path(folder, log_id, BK_SUFFIX_DEAD, dead);
+    bk_log_path(folder, log_id, BK_SUFFIX_INDEX, index);
+    if (rename(log, dead) != 0 && errno != ENOENT)
+        return -errno;
+    int result = bk_io_sync_folder(folder);
+    if (result == 0)
+        result = unlink_if_there(index);
+    if (result == 0)
+        result = unlink_if_there(dead);
+    return result;
+}

@@ -1,0 +1,378 @@
+/* Opening: from the files of a folder and a mark to a store.
+ *
+ *   files ─► headers ─► leftovers deleted ─► open log cut at the mark
+ *                                            ─► index checked, or built anew
+ *                                               ─► directory, newest log first
+ *
+ * Newest first, so that a log whose compacted copy is sound is known to be
+ * superseded before it is read. */
+#include "store_internal.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* A log as found. */
+typedef struct {
+    uint32_t id;
+    int has_log, has_index;
+    int state; /* of the header: BK_OK, BK_CORRUPT, -ENOENT */
+    bk_log_header header;
+    uint64_t size;
+    int superseding; /* loaded, closed and sound: stands for all of its origin */
+} found;
+
+typedef struct {
+    bk_store *store;
+    const bk_mark *mark; /* NULL: accept what is sound */
+    found *logs;         /* by id */
+    uint32_t count, capacity;
+} opening;
+
+static int is_marked(const opening *o, const found *f)
+{
+    return o->mark != NULL && o->mark->log_id == f->id;
+}
+
+static int is_closed(const found *f)
+{
+    return f->state == BK_OK && f->header.end != 0;
+}
+
+/* --- what is there --------------------------------------------------------------------- */
+
+static found *found_at(opening *o, uint32_t id)
+{
+    uint32_t at = 0;
+    while (at < o->count && o->logs[at].id < id)
+        at++;
+    if (at < o->count && o->logs[at].id == id)
+        return &o->logs[at];
+    if (o->count == o->capacity) {
+        uint32_t capacity = o->capacity * 2 + 64;
+        found *larger = realloc(o->logs, capacity * sizeof *larger);
+        if (larger == NULL)
+            return NULL;
+        o->logs = larger;
+        o->capacity = capacity;
+    }
+    memmove(o->logs + at + 1, o->logs + at, (o->count - at) * sizeof *o->logs);
+    o->count++;
+    o->logs[at] = (found){.id = id, .state = -ENOENT};
+    return &o->logs[at];
+}
+
+static void note_next_id(bk_store *store, uint32_t id)
+{
+    if (store->next_log_id <= id)
+        store->next_log_id = id + 1;
+}
+
+static int name_take(opening *o, const char *name)
+{
+    char *dot, path[BK_PATH_SIZE_MAX];
+    uint32_t id = (uint32_t)strtoul(name, &dot, 16);
+    if (dot != name + 8 || *dot != '.')
+        return BK_OK;
+    note_next_id(o->store, id);
+    if (strcmp(dot + 1, BK_SUFFIX_DEAD) == 0)
+        return bk_log_erase(o->store->folder, id);
+    if (strcmp(dot + 1, BK_SUFFIX_INDEX ".tmp") == 0) {
+        bk_log_path(o->store->folder, id, dot + 1, path);
+        return unlink(path) == 0 ? BK_OK : -errno;
+    }
+    int is_log = strcmp(dot + 1, BK_SUFFIX_LOG) == 0;
+    if (!is_log && strcmp(dot + 1, BK_SUFFIX_INDEX) != 0)
+        return BK_OK;
+    found *f = found_at(o, id);
+    if (f == NULL)
+        return -ENOMEM;
+    *(is_log ? &f->has_log : &f->has_index) = 1;
+    return BK_OK;
+}
+
+static int folder_list(opening *o)
+{
+    int result = BK_OK;
+    DIR *folder = opendir(o->store->folder);
+    if (folder == NULL)
+        return -errno;
+    for (struct dirent *entry; result == BK_OK && (entry = readdir(folder)) != NULL;)
+        result = name_take(o, entry->d_name);
+    closedir(folder);
+    return result;
+}
+
+static int headers_load(opening *o)
+{
+    char path[BK_PATH_SIZE_MAX];
+    for (uint32_t i = 0; i < o->count; i++) {
+        found *f = &o->logs[i];
+        if (!f->has_log)
+            continue;
+        bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, path);
+        f->state = bk_log_header_load(path, &f->header, &f->size);
+        if (f->state == BK_OK && f->header.log_id != f->id)
+            f->state = BK_CORRUPT;
+        if (f->state < 0)
+            return f->state;
+    }
+    return BK_OK;
+}
+
+/* --- the index ---------------------------------------------------------------------------- */
+
+/* What a walk over an index file tells. */
+typedef struct {
+    int result; /* BK_END: sound to its end */
+    uint32_t origin;
+    uint64_t end;
+    uint64_t log_end;
+    uint64_t rows;
+} index_walk;
+
+/* log NULL: look only; otherwise its rows go to the directory. */
+static index_walk index_read(bk_store *store, uint32_t id, bk_log *log)
+{
+    char path[BK_PATH_SIZE_MAX];
+    uint32_t log_id;
+    bk_index_scan *scan;
+    index_walk walk = {.origin = id, .log_end = BK_BLOCK_SIZE};
+    bk_log_path(store->folder, id, BK_SUFFIX_INDEX, path);
+    walk.result = bk_index_scan_open(path, &scan, &log_id);
+    if (walk.result != BK_OK)
+        return walk;
+    while (walk.result == BK_OK && (walk.result = bk_index_scan_block(scan)) == BK_OK) {
+        walk.rows += scan->block.rows;
+        if (log != NULL)
+            walk.result = bk_directory_add(&store->directory, log, scan->rows, scan->block.rows);
+    }
+    walk.end = scan->end;
+    walk.log_end = scan->log_end;
+    walk.origin = scan->origin;
+    if (log_id != id)
+        walk.result = BK_CORRUPT;
+    bk_index_scan_close(scan);
+    return walk;
+}
+
+/* Without a sound header nothing names the end of the records: the file has to
+ * end where the index does, or go on with the map. */
+static int ends_at(bk_store *store, const found *f, uint64_t log_end)
+{
+    char path[BK_PATH_SIZE_MAX];
+    bk_log_scan *scan;
+    bk_record record;
+    if (f->size <= log_end)
+        return f->size == log_end || f->state == BK_CORRUPT;
+    bk_log_path(store->folder, f->id, BK_SUFFIX_LOG, path);
+    if (bk_log_scan_open_at(path, log_end, 0, &scan) != BK_OK)
+        return 0;
+    int is_map = bk_log_scan_next(scan, &record) == BK_OK && record.ledger_id == -1 &&
+                 record.entry_id == BK_RECORD_MAP;
+    bk_log_scan_close(scan);
+    return is_map;
+}
+
+/* Where the records of the log must end; 0 when nothing says so. */
+static uint64_t records_end(const opening *o, const found *f)
+{
+    if (is_marked(o, f))
+        return o->mark->log_end;
+    if (!is_closed(f))
+        return 0;
+    return f->header.map_offset != 0 ? f->header.map_offset : f->header.end;
+}
+
+static int is_whole(const opening *o, const found *f, const index_walk *walk)
+{
+    uint64_t end = records_end(o, f);
+    if (walk->result != BK_END)
+        return 0;
+    if (end != 0)
+        return walk->log_end == end;
+    return !f->has_log || ends_at(o->store, f, walk->log_end);
+}
+
+static void note_damage(void *context, const char *path, uint64_t offset)
+{
+    bk_store_note(context, path, offset, -1, -1);
+}
+
+static int index_rebuild(opening *o, const found *f, const index_walk *walk)
+{
+    char log_path[BK_PATH_SIZE_MAX], index_path[BK_PATH_SIZE_MAX];
+    uint64_t entries;
+    bk_log_header header = {.log_id = f->id, .origin = walk->origin, .end = records_end(o, f)};
+    if (f->state == BK_OK)
+        header.origin = f->header.origin;
+    bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, log_path);
+    bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, index_path);
+    return bk_index_rebuild_from(log_path, index_path, &header, note_damage, o->store, &entries);
+}
+
+/* --- leftovers -------------------------------------------------------------------------------- */
+
+static int is_leftover(const opening *o, const found *f)
+{
+    if (o->mark == NULL || is_marked(o, f) || is_closed(f))
+        return 0;
+    if (f->state == BK_OK)
+        return 1;
+    /* No sound header: being created, unless its index vouches for records. */
+    return f->id >= o->mark->next_log_id && index_read(o->store, f->id, NULL).rows == 0;
+}
+
+static int is_superseded(const opening *o, const found *f)
+{
+    uint32_t origin = f->state == BK_OK ? f->header.origin
+                                        : index_read(o->store, f->id, NULL).origin;
+    for (const found *g = f + 1; g < o->logs + o->count; g++)
+        if (g->superseding && g->header.origin == origin)
+            return 1;
+    return 0;
+}
+
+static int file_cut(const char *folder, uint32_t id, const char *suffix, uint64_t end)
+{
+    char path[BK_PATH_SIZE_MAX];
+    struct stat status;
+    bk_log_path(folder, id, suffix, path);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return errno == ENOENT ? BK_OK : -errno;
+    int result = fstat(fd, &status) == 0 ? BK_OK : -errno;
+    if (result == BK_OK && (uint64_t)status.st_size > end)
+        result = ftruncate(fd, (off_t)end) == 0 && fsync(fd) == 0 ? BK_OK : -errno;
+    close(fd);
+    return result;
+}
+
+static int cut_at_mark(opening *o, found *f)
+{
+    int result = file_cut(o->store->folder, f->id, BK_SUFFIX_LOG, o->mark->log_end);
+    if (result == BK_OK)
+        result = file_cut(o->store->folder, f->id, BK_SUFFIX_INDEX, o->mark->index_end);
+    if (f->size > o->mark->log_end)
+        f->size = o->mark->log_end;
+    return result;
+}
+
+/* --- one log -------------------------------------------------------------------------------------- */
+
+/* Check the log's own file; what it should hold is in its index. */
+static int log_check(opening *o, const found *f, uint64_t log_end)
+{
+    uint64_t end = is_closed(f) && !is_marked(o, f) ? f->header.end : log_end;
+    if (f->state == BK_OK && f->size >= end)
+        return BK_OK;
+    bk_store_note_log(o->store, f->id, BK_SUFFIX_LOG, f->state == BK_OK ? f->size : 0, -1, -1);
+    return BK_CORRUPT;
+}
+
+/* Go on writing where the mark says. */
+static int log_resume(opening *o, bk_log *log, uint64_t index_end)
+{
+    bk_flush *flush = &o->store->flush;
+    bk_log_header header = {.log_id = log->id, .origin = log->origin};
+    int result = bk_log_writer_init(&flush->writer, o->store->folder);
+    /* A flush that was not checkpointed may have closed it. */
+    if (result == BK_OK)
+        result = bk_log_header_save(o->store->folder, log->id, log->origin, 0);
+    if (result == BK_OK)
+        result = bk_log_writer_resume(&flush->writer, &header, o->mark->log_end, index_end);
+    if (result != BK_OK)
+        return result;
+    bk_log_pin(log);
+    flush->log = log;
+    log->open = 1;
+    return BK_OK;
+}
+
+/* Decide what becomes of a log that was open when the mark was taken, or about
+ * which no mark says anything. */
+static int log_settle(opening *o, found *f, bk_log *log, const index_walk *walk, int sound)
+{
+    if (is_marked(o, f) && sound == BK_OK && o->mark->log_end % BK_BLOCK_SIZE == 0)
+        return log_resume(o, log, walk->end);
+    if (is_marked(o, f))
+        return bk_log_header_save(o->store->folder, f->id, log->origin, o->mark->log_end);
+    if (o->mark == NULL && !is_closed(f))
+        return bk_log_header_save(o->store->folder, f->id, log->origin, walk->log_end);
+    return BK_OK;
+}
+
+static int log_load(opening *o, found *f, bk_log *log)
+{
+    bk_store *store = o->store;
+    index_walk walk = index_read(store, f->id, NULL);
+    int clean = is_whole(o, f, &walk);
+    if (!clean) {
+        bk_store_note_log(store, f->id, BK_SUFFIX_INDEX, walk.end, -1, -1);
+        int result = f->has_log ? index_rebuild(o, f, &walk) : BK_OK;
+        if (result != BK_OK)
+            return result;
+    }
+    log->origin = f->state == BK_OK ? f->header.origin : walk.origin;
+    walk = index_read(store, f->id, log);
+    if (walk.result < 0 && walk.result != -ENOENT)
+        return walk.result;
+    int sound = log_check(o, f, walk.log_end);
+    log->damaged = sound != BK_OK && (f->state != BK_CORRUPT || f->size < walk.log_end);
+    log->size = f->size;
+    log->index_size = walk.end;
+    f->superseding = clean && sound == BK_OK && is_closed(f);
+    return log_settle(o, f, log, &walk, sound);
+}
+
+static int log_take(opening *o, found *f)
+{
+    int result = BK_OK;
+    if (is_leftover(o, f) || is_superseded(o, f))
+        return bk_log_erase(o->store->folder, f->id);
+    if (is_marked(o, f))
+        result = cut_at_mark(o, f);
+    if (result != BK_OK)
+        return result;
+    bk_log *log = bk_log_new(f->id, f->id);
+    if (log == NULL)
+        return -ENOMEM;
+    result = bk_store_add_log(o->store, log);
+    if (result == BK_OK)
+        result = log_load(o, f, log);
+    bk_log_unpin(&o->store->files, log);
+    return result;
+}
+
+/* --- all of them ------------------------------------------------------------------------------------ */
+
+/* The log of the mark is lost, unless compaction put another in its place. */
+static void check_marked(opening *o)
+{
+    uint32_t id = o->mark != NULL ? o->mark->log_id : 0;
+    if (id == 0)
+        return;
+    for (uint32_t i = 0; i < o->store->log_count; i++)
+        if (o->store->logs[i]->id == id || o->store->logs[i]->origin == id)
+            return;
+    bk_store_note_log(o->store, id, BK_SUFFIX_LOG, 0, -1, -1);
+}
+
+int bk_store_load(bk_store *store, const bk_mark *mark)
+{
+    opening o = {.store = store, .mark = mark};
+    store->next_log_id = mark != NULL && mark->next_log_id > 0 ? mark->next_log_id : 1;
+    int result = folder_list(&o);
+    if (result == BK_OK)
+        result = headers_load(&o);
+    for (uint32_t i = o.count; i > 0 && result == BK_OK; i--)
+        result = log_take(&o, &o.logs[i - 1]);
+    if (result == BK_OK)
+        check_marked(&o);
+    free(o.logs);
+    return result;
+}

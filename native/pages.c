@@ -1,0 +1,273 @@
+/* Index pages: where an entry's record lies, through a cache of bounded size.
+ *
+ * One lock guards the cache; a page is read from disk without it, so two readers
+ * may read the same page, and the second copy is dropped. */
+#include "store_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define BYTES_PER_BUCKET 256
+#define BUCKETS_MIN 64
+#define NODE_COST 16 /* what malloc adds to a page, about */
+
+struct bk_page {
+    bk_page *next; /* in the bucket */
+    bk_page *newer, *older;
+    uint32_t log_id;
+    uint32_t offset; /* in the index file */
+    uint32_t size;
+    uint8_t bytes[];
+};
+
+/* Which page has the entry, and where it stands in it. */
+typedef struct {
+    uint32_t offset;
+    uint32_t size;
+    uint32_t slots;
+    uint32_t slot;
+} page_place;
+
+/* --- the cache ----------------------------------------------------------------------- */
+
+int bk_page_cache_init(bk_page_cache *cache, uint64_t size_max)
+{
+    uint32_t buckets = BUCKETS_MIN;
+    while (buckets < size_max / BYTES_PER_BUCKET && buckets < 1u << 24)
+        buckets *= 2;
+    memset(cache, 0, sizeof *cache);
+    pthread_mutex_init(&cache->lock, NULL);
+    cache->mask = buckets - 1;
+    cache->size_max = size_max;
+    cache->buckets = calloc(buckets, sizeof(bk_page *));
+    return cache->buckets != NULL ? BK_OK : -ENOMEM;
+}
+
+static bk_page **bucket_of(const bk_page_cache *cache, uint32_t log_id, uint32_t offset)
+{
+    uint64_t hash = ((uint64_t)log_id << 32 | offset) * 0x9e3779b97f4a7c15u;
+    return &cache->buckets[(hash >> 32) & cache->mask];
+}
+
+static void page_unlink(bk_page_cache *cache, bk_page *page)
+{
+    *(page->newer != NULL ? &page->newer->older : &cache->newest) = page->older;
+    *(page->older != NULL ? &page->older->newer : &cache->oldest) = page->newer;
+}
+
+static void page_link(bk_page_cache *cache, bk_page *page)
+{
+    page->newer = NULL;
+    page->older = cache->newest;
+    *(cache->newest != NULL ? &cache->newest->newer : &cache->oldest) = page;
+    cache->newest = page;
+}
+
+static uint64_t page_cost(const bk_page *page)
+{
+    return sizeof *page + page->size + NODE_COST;
+}
+
+static void page_evict(bk_page_cache *cache)
+{
+    bk_page *page = cache->oldest;
+    bk_page **at = bucket_of(cache, page->log_id, page->offset);
+    while (*at != page)
+        at = &(*at)->next;
+    *at = page->next;
+    page_unlink(cache, page);
+    cache->size -= page_cost(page);
+    free(page);
+}
+
+static bk_page *page_find(bk_page_cache *cache, uint32_t log_id, uint32_t offset)
+{
+    bk_page *page = *bucket_of(cache, log_id, offset);
+    while (page != NULL && (page->log_id != log_id || page->offset != offset))
+        page = page->next;
+    if (page != NULL && page != cache->newest) {
+        page_unlink(cache, page);
+        page_link(cache, page);
+    }
+    return page;
+}
+
+/* Takes the page over. */
+static void page_keep(bk_page_cache *cache, bk_page *page)
+{
+    pthread_mutex_lock(&cache->lock);
+    if (page_cost(page) > cache->size_max ||
+        page_find(cache, page->log_id, page->offset) != NULL) {
+        pthread_mutex_unlock(&cache->lock);
+        free(page);
+        return;
+    }
+    while (cache->size + page_cost(page) > cache->size_max)
+        page_evict(cache);
+    bk_page **bucket = bucket_of(cache, page->log_id, page->offset);
+    page->next = *bucket;
+    *bucket = page;
+    page_link(cache, page);
+    cache->size += page_cost(page);
+    pthread_mutex_unlock(&cache->lock);
+}
+
+void bk_page_cache_free(bk_page_cache *cache)
+{
+    while (cache->oldest != NULL)
+        page_evict(cache);
+    free(cache->buckets);
+    cache->buckets = NULL;
+    pthread_mutex_destroy(&cache->lock);
+}
+
+/* --- pages from disk ------------------------------------------------------------------- */
+
+static int page_read(bk_page_cache *cache, bk_file_pool *pool, bk_log *log,
+                     const page_place *place, bk_page **out)
+{
+    int fd;
+    size_t got = 0;
+    int result = bk_log_acquire(pool, log, BK_FILE_INDEX, &fd);
+    if (result != BK_OK)
+        return result;
+    bk_page *page = malloc(sizeof *page + place->size);
+    result = page == NULL ? -ENOMEM : bk_io_read(fd, page->bytes, place->size, place->offset, &got);
+    bk_log_release(pool, log, BK_FILE_INDEX);
+    bk_count(&cache->reads, 1);
+    if (result == BK_OK &&
+        (got < place->size || bk_crc32c(0, page->bytes, place->size - 4) !=
+                                  bk_get32le(page->bytes + place->size - 4)))
+        result = BK_CORRUPT;
+    if (result != BK_OK) {
+        free(page);
+        return result;
+    }
+    page->log_id = log->id;
+    page->offset = place->offset;
+    page->size = place->size;
+    *out = page;
+    return BK_OK;
+}
+
+/* --- spans -------------------------------------------------------------------------------- */
+
+typedef struct {
+    const uint8_t *bytes;
+    uint32_t slots;
+    uint32_t stride; /* 4 dense, 12 sparse */
+    int64_t first;   /* dense: entry of slot 0 */
+} page_view;
+
+static uint32_t view_offset(const page_view *view, uint32_t slot)
+{
+    return bk_get32le(view->bytes + (size_t)(slot + 1) * view->stride - 4);
+}
+
+static int64_t view_entry(const page_view *view, uint32_t slot)
+{
+    return view->stride == 4 ? view->first + slot
+                             : (int64_t)bk_get64le(view->bytes + (size_t)slot * 12);
+}
+
+/* Where the record before slot ends: where the next one begins. */
+static uint32_t view_end(const page_view *view, uint32_t slot)
+{
+    while (slot < view->slots && view_offset(view, slot) == BK_NO_OFFSET)
+        slot++;
+    return slot < view->slots ? view_offset(view, slot)
+                              : bk_get32le(view->bytes + (size_t)view->slots * view->stride);
+}
+
+static int view_span(const page_view *view, const bk_row *row, uint32_t slot, uint32_t count_max,
+                     uint32_t size_max, bk_span *span)
+{
+    uint32_t start = view_offset(view, slot);
+    if (start == BK_NO_OFFSET)
+        return BK_ABSENT;
+    int64_t entry_id = view_entry(view, slot);
+    uint32_t end = view_end(view, ++slot);
+    uint32_t count = 1;
+    for (; count < count_max && slot < view->slots && view_offset(view, slot) != BK_NO_OFFSET &&
+           view_entry(view, slot) == entry_id + count;
+         count++) {
+        uint32_t longer = view_end(view, ++slot);
+        if (longer < end || longer - start > size_max)
+            break;
+        end = longer;
+    }
+    if (end <= start || end > row->log_size)
+        return BK_CORRUPT;
+    *span = (bk_span){.offset = (uint64_t)row->log_offset + start, .size = end - start,
+                      .count = count};
+    return BK_OK;
+}
+
+static uint32_t sparse_slot(const uint8_t *bytes, uint32_t rows, int64_t entry_id)
+{
+    uint32_t low = 0, high = rows;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if ((int64_t)bk_get64le(bytes + (size_t)middle * 12) < entry_id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+static int page_span(const bk_page *page, const bk_row *row, const page_place *place,
+                     int64_t entry_id, uint32_t count_max, uint32_t size_max, bk_span *span)
+{
+    page_view view = {.bytes = page->bytes, .slots = place->slots, .stride = 4};
+    uint32_t slot = place->slot;
+    if ((row->entries_kind & 1) == BK_KIND_SPARSE) {
+        view.stride = 12;
+        slot = sparse_slot(page->bytes, place->slots, entry_id);
+        if (slot == place->slots || view_entry(&view, slot) != entry_id)
+            return BK_ABSENT;
+    } else {
+        view.first = entry_id - slot;
+    }
+    return view_span(&view, row, slot, count_max, size_max, span);
+}
+
+static page_place place_of(const bk_row *row, int64_t entry_id)
+{
+    uint32_t entries = row->entries_kind / 2;
+    if ((row->entries_kind & 1) == BK_KIND_SPARSE)
+        return (page_place){.offset = row->page_offset,
+                            .size = entries * 12 + BK_PAGE_TAIL,
+                            .slots = entries};
+    uint64_t index = (uint64_t)(entry_id - row->first);
+    uint64_t left = (uint64_t)(row->last - row->first) + 1 - index / BK_DENSE_SLOTS * BK_DENSE_SLOTS;
+    uint32_t slots = left < BK_DENSE_SLOTS ? (uint32_t)left : BK_DENSE_SLOTS;
+    return (page_place){
+        .offset = row->page_offset + (uint32_t)(index / BK_DENSE_SLOTS) * BK_BLOCK_SIZE,
+        .size = slots * 4 + BK_PAGE_TAIL,
+        .slots = slots,
+        .slot = (uint32_t)(index % BK_DENSE_SLOTS)};
+}
+
+int bk_page_span(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
+                 uint32_t count_max, uint32_t size_max, bk_span *span, uint64_t *offset)
+{
+    page_place place = place_of(row, entry_id);
+    *offset = place.offset;
+    pthread_mutex_lock(&cache->lock);
+    bk_page *page = page_find(cache, row->log->id, place.offset);
+    int result = BK_OK;
+    if (page != NULL) {
+        cache->hits++;
+        result = page_span(page, row, &place, entry_id, count_max, size_max, span);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    if (page != NULL)
+        return result;
+    result = page_read(cache, pool, row->log, &place, &page);
+    if (result != BK_OK)
+        return result;
+    result = page_span(page, row, &place, entry_id, count_max, size_max, span);
+    page_keep(cache, page);
+    return result;
+}

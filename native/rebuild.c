@@ -1,0 +1,149 @@
+/* An index from a log: its records say all that the index says. */
+#include "store_internal.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#define BLOCK_PAGES_MAX (8u << 20) /* bytes of pages after which a block ends */
+
+typedef struct {
+    int fd;
+    const bk_log_header *header;
+    bk_extents extents;
+    uint64_t block_start;
+    uint64_t index_end;
+    int64_t ledger_id, entry_id; /* of the record before */
+    uint64_t entries;
+} rebuild;
+
+static int block_end(rebuild *r, uint64_t log_end)
+{
+    int result = bk_extents_end(&r->extents);
+    if (result == BK_OK && log_end > r->block_start)
+        result = bk_index_write_block(r->fd, r->header->log_id, &r->extents, r->block_start,
+                                      log_end, &r->index_end);
+    bk_extents_clear(&r->extents);
+    r->block_start = log_end;
+    r->ledger_id = r->entry_id = -1;
+    return result;
+}
+
+static int is_in_order(const rebuild *r, const bk_record *record)
+{
+    return record->ledger_id > r->ledger_id ||
+           (record->ledger_id == r->ledger_id && record->entry_id > r->entry_id);
+}
+
+static int entry_add(rebuild *r, const bk_record *record)
+{
+    int result = BK_OK;
+    if (record->ledger_id < 0 || record->entry_id < 0 || record->offset >= BK_LOG_OFFSET_MAX)
+        return BK_OK;
+    if (!is_in_order(r, record) || r->extents.pages_size > BLOCK_PAGES_MAX)
+        result = block_end(r, record->offset);
+    if (result == BK_OK)
+        result = bk_extents_add(&r->extents, record->ledger_id, record->entry_id,
+                                (uint32_t)record->offset,
+                                record->body_size + BK_RECORD_HEADER_SIZE);
+    r->ledger_id = record->ledger_id;
+    r->entry_id = record->entry_id;
+    r->entries++;
+    return result;
+}
+
+static int is_map(const bk_record *record)
+{
+    return record->ledger_id == -1 && record->entry_id == BK_RECORD_MAP;
+}
+
+static int records_read(rebuild *r, bk_log_scan *scan, const char *log_path, bk_damage_note note,
+                        void *context)
+{
+    bk_record record;
+    for (;;) {
+        int result = bk_log_scan_next(scan, &record);
+        if (result == BK_CORRUPT)
+            note(context, log_path, record.offset);
+        else if (result == BK_END || (result == BK_OK && is_map(&record)))
+            return block_end(r, record.offset);
+        else if (result == BK_OK)
+            result = entry_add(r, &record);
+        if (result != BK_OK && result != BK_CORRUPT)
+            return result;
+    }
+}
+
+static int rename_durably(const char *from, const char *to)
+{
+    char folder[BK_PATH_SIZE_MAX];
+    if (rename(from, to) != 0)
+        return -errno;
+    snprintf(folder, sizeof folder, "%s", to);
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL)
+        return bk_io_sync_folder(".");
+    slash[slash == folder] = '\0';
+    return bk_io_sync_folder(folder);
+}
+
+int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk_log_header *header,
+                          bk_damage_note note, void *context, uint64_t *entries)
+{
+    char temporary[BK_PATH_SIZE_MAX + 8];
+    bk_log_scan *scan = NULL;
+    uint64_t end = header->map_offset != 0 ? header->map_offset : header->end;
+    rebuild r = {.header = header, .block_start = BK_BLOCK_SIZE, .index_end = BK_BLOCK_SIZE,
+                 .ledger_id = -1, .entry_id = -1};
+    snprintf(temporary, sizeof temporary, "%s.tmp", index_path);
+    int result = bk_log_scan_open_at(log_path, BK_BLOCK_SIZE, end, &scan);
+    if (result != BK_OK)
+        return result;
+    r.fd = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    result = r.fd >= 0 ? bk_index_write_header(r.fd, header->log_id, header->origin) : -errno;
+    if (result == BK_OK)
+        result = records_read(&r, scan, log_path, note, context);
+    if (result == BK_OK)
+        result = bk_io_sync(r.fd, BK_FAULT_INDEX_SYNC);
+    if (result == BK_OK)
+        result = rename_durably(temporary, index_path);
+    if (r.fd >= 0)
+        close(r.fd);
+    if (result != BK_OK)
+        unlink(temporary);
+    bk_extents_free(&r.extents);
+    bk_log_scan_close(scan);
+    *entries = r.entries;
+    return result;
+}
+
+static void count_damage(void *context, const char *path, uint64_t offset)
+{
+    (void)path;
+    (void)offset;
+    ++*(uint64_t *)context;
+}
+
+static uint32_t id_of(const char *path)
+{
+    const char *slash = strrchr(path, '/');
+    return (uint32_t)strtoul(slash != NULL ? slash + 1 : path, NULL, 16);
+}
+
+int bk_index_rebuild(const char *log_path, const char *index_path, uint64_t *entries,
+                     uint64_t *damaged)
+{
+    bk_log_header header;
+    uint64_t file_size;
+    *entries = *damaged = 0;
+    int result = bk_log_header_load(log_path, &header, &file_size);
+    if (result == BK_CORRUPT) {
+        header = (bk_log_header){.log_id = id_of(log_path), .origin = id_of(log_path)};
+        ++*damaged;
+    } else if (result != BK_OK) {
+        return result;
+    }
+    return bk_index_rebuild_from(log_path, index_path, &header, count_damage, damaged, entries);
+}

@@ -1,0 +1,274 @@
+/* The store as a whole: open, close, its list of logs, damage, figures. */
+#include "store_internal.h"
+
+#include <errno.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+#define FILES_OPEN_MAX 256
+#define DAMAGES_MAX 1000
+
+/* --- open and close ------------------------------------------------------------------- */
+
+static void locks_init(bk_store *store)
+{
+    pthread_rwlockattr_t attributes;
+    pthread_rwlockattr_init(&attributes);
+    /* Readers come without end; a flush must not starve behind them. */
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&store->lock, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
+    pthread_mutex_init(&store->flush.lock, NULL);
+    pthread_cond_init(&store->flush.idle, NULL);
+    pthread_mutex_init(&store->compaction, NULL);
+    pthread_mutex_init(&store->damage_lock, NULL);
+}
+
+int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max,
+                  uint64_t cache_size_max, bk_store **out)
+{
+    *out = NULL;
+    if (strlen(folder) > BK_PATH_SIZE_MAX - 32)
+        return -ENAMETOOLONG;
+    bk_store *store = calloc(1, sizeof *store);
+    if (store == NULL)
+        return -ENOMEM;
+    snprintf(store->folder, sizeof store->folder, "%s", folder);
+    store->log_size_max = log_size_max < BK_LOG_OFFSET_MAX ? log_size_max : BK_LOG_OFFSET_MAX;
+    store->flush.writer.log_fd = store->flush.writer.index_fd = -1;
+    locks_init(store);
+    bk_file_pool_init(&store->files, store->folder, FILES_OPEN_MAX);
+    int result = bk_page_cache_init(&store->pages, cache_size_max);
+    if (result == BK_OK)
+        result = bk_store_load(store, mark);
+    if (result != BK_OK) {
+        bk_store_close(store);
+        return result;
+    }
+    *out = store;
+    return BK_OK;
+}
+
+void bk_store_close(bk_store *store)
+{
+    if (store == NULL)
+        return;
+    bk_log_writer_free(&store->flush.writer);
+    if (store->flush.log != NULL)
+        bk_log_unpin(&store->files, store->flush.log);
+    while (store->log_count > 0)
+        bk_store_remove_log(store, store->logs[store->log_count - 1]);
+    free(store->logs);
+    bk_directory_free(&store->directory);
+    bk_page_cache_free(&store->pages);
+    free(store->damages);
+    free(store);
+}
+
+/* --- the list of logs --------------------------------------------------------------------- */
+
+bk_log *bk_store_log(const bk_store *store, uint32_t log_id)
+{
+    for (uint32_t i = store->log_count; i > 0; i--)
+        if (store->logs[i - 1]->id == log_id)
+            return store->logs[i - 1];
+    return NULL;
+}
+
+int bk_store_add_log(bk_store *store, bk_log *log)
+{
+    if (store->log_count == store->log_capacity) {
+        uint32_t capacity = store->log_capacity * 2 + 16;
+        bk_log **logs = realloc(store->logs, capacity * sizeof *logs);
+        if (logs == NULL)
+            return -ENOMEM;
+        store->logs = logs;
+        store->log_capacity = capacity;
+    }
+    uint32_t at = store->log_count++;
+    for (; at > 0 && store->logs[at - 1]->id > log->id; at--)
+        store->logs[at] = store->logs[at - 1];
+    store->logs[at] = log;
+    bk_log_pin(log);
+    return BK_OK;
+}
+
+void bk_store_remove_log(bk_store *store, bk_log *log)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < store->log_count; i++)
+        if (store->logs[i] != log)
+            store->logs[kept++] = store->logs[i];
+    store->log_count = kept;
+    store->epoch++;
+    bk_log_unpin(&store->files, log);
+}
+
+uint32_t bk_store_next_log_id(bk_store *store)
+{
+    pthread_rwlock_wrlock(&store->lock);
+    uint32_t id = store->next_log_id++;
+    pthread_rwlock_unlock(&store->lock);
+    return id;
+}
+
+/* --- damage ----------------------------------------------------------------------------------- */
+
+static int is_noted(const bk_store *store, const char *path, uint64_t offset)
+{
+    for (uint32_t i = 0; i < store->damage_count; i++)
+        if (store->damages[i].offset == offset && strcmp(store->damages[i].path, path) == 0)
+            return 1;
+    return 0;
+}
+
+static bk_damage *damage_room(bk_store *store)
+{
+    if (store->damage_count < store->damage_capacity)
+        return &store->damages[store->damage_count++];
+    if (store->damage_capacity == DAMAGES_MAX)
+        return NULL;
+    uint32_t capacity = store->damage_capacity * 2 + 8;
+    if (capacity > DAMAGES_MAX)
+        capacity = DAMAGES_MAX;
+    bk_damage *damages = realloc(store->damages, capacity * sizeof *damages);
+    if (damages == NULL)
+        return NULL;
+    store->damages = damages;
+    store->damage_capacity = capacity;
+    return &store->damages[store->damage_count++];
+}
+
+void bk_store_note(bk_store *store, const char *path, uint64_t offset, int64_t ledger_id,
+                   int64_t entry_id)
+{
+    pthread_mutex_lock(&store->damage_lock);
+    bk_damage *damage = NULL;
+    if (!is_noted(store, path, offset)) {
+        store->damaged++;
+        damage = damage_room(store);
+    }
+    if (damage != NULL) {
+        *damage = (bk_damage){.offset = offset, .ledger_id = ledger_id, .entry_id = entry_id};
+        snprintf(damage->path, sizeof damage->path, "%s", path);
+    }
+    pthread_mutex_unlock(&store->damage_lock);
+}
+
+void bk_store_note_log(bk_store *store, uint32_t log_id, const char *suffix, uint64_t offset,
+                       int64_t ledger_id, int64_t entry_id)
+{
+    char path[BK_PATH_SIZE_MAX];
+    bk_log_path(store->folder, log_id, suffix, path);
+    bk_store_note(store, path, offset, ledger_id, entry_id);
+}
+
+uint32_t bk_store_take_damage(bk_store *store, bk_damage *out, uint32_t out_count)
+{
+    pthread_mutex_lock(&store->damage_lock);
+    uint32_t count = store->damage_count < out_count ? store->damage_count : out_count;
+    if (count > 0) {
+        memcpy(out, store->damages, count * sizeof *out);
+        memmove(store->damages, store->damages + count,
+                (store->damage_count - count) * sizeof *out);
+    }
+    store->damage_count -= count;
+    pthread_mutex_unlock(&store->damage_lock);
+    return count;
+}
+
+/* --- figures -------------------------------------------------------------------------------------- */
+
+static bk_ledger_usage usage_of(const bk_ledger_rows *ledger)
+{
+    bk_ledger_usage usage = {.ledger_id = ledger->id,
+                             .first_entry = ledger->rows[0].first,
+                             .last_entry = ledger->rows[ledger->count - 1].reach,
+                             .extents = ledger->count};
+    for (uint32_t i = 0; i < ledger->count; i++) {
+        usage.entries += ledger->rows[i].entries_kind / 2;
+        usage.bytes += ledger->rows[i].log_size;
+    }
+    return usage;
+}
+
+uint32_t bk_store_ledgers(bk_store *store, int64_t after, bk_ledger_usage *out, uint32_t out_count)
+{
+    uint32_t count = 0;
+    pthread_rwlock_rdlock(&store->lock);
+    const bk_directory *d = &store->directory;
+    for (uint32_t i = bk_directory_after(d, after); i < d->count && count < out_count; i++)
+        if (d->ledgers[i].count > 0)
+            out[count++] = usage_of(&d->ledgers[i]);
+    pthread_rwlock_unlock(&store->lock);
+    return count;
+}
+
+uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32_t out_count)
+{
+    uint32_t count = 0;
+    pthread_rwlock_rdlock(&store->lock);
+    for (uint32_t i = 0; i < store->log_count && count < out_count; i++) {
+        const bk_log *log = store->logs[i];
+        if ((int64_t)log->id > after)
+            out[count++] = (bk_log_usage){.log_id = log->id,
+                                          .open = log->open,
+                                          .size = log->size,
+                                          .live = log->live,
+                                          .damaged = log->damaged,
+                                          .extents = log->extents};
+    }
+    pthread_rwlock_unlock(&store->lock);
+    return count;
+}
+
+int bk_store_delete_ledger(bk_store *store, int64_t ledger_id)
+{
+    pthread_rwlock_wrlock(&store->lock);
+    bk_ledger_rows *ledger = bk_directory_ledger(&store->directory, ledger_id);
+    if (ledger != NULL) {
+        bk_directory_remove(&store->directory, ledger, NULL);
+        store->epoch++;
+    }
+    pthread_rwlock_unlock(&store->lock);
+    return ledger != NULL ? BK_OK : BK_NO_LEDGER;
+}
+
+static uint64_t counted(const uint64_t *counter)
+{
+    return __atomic_load_n(counter, __ATOMIC_RELAXED);
+}
+
+static void directory_stats(bk_store *store, bk_store_stats *out)
+{
+    const bk_directory *d = &store->directory;
+    pthread_rwlock_rdlock(&store->lock);
+    out->directory_bytes = d->capacity * sizeof *d->ledgers + d->row_bytes;
+    out->extents = d->extents;
+    for (uint32_t i = 0; i < d->count; i++)
+        out->ledgers += d->ledgers[i].count > 0;
+    out->logs = store->log_count;
+    for (uint32_t i = 0; i < store->log_count; i++) {
+        out->log_bytes += store->logs[i]->size;
+        out->live_bytes += store->logs[i]->live;
+        out->index_bytes += store->logs[i]->index_size;
+    }
+    pthread_rwlock_unlock(&store->lock);
+}
+
+void bk_store_get_stats(bk_store *store, bk_store_stats *out)
+{
+    *out = (bk_store_stats){.flushes = counted(&store->flushes),
+                            .flushed_entries = counted(&store->flushed_entries),
+                            .flushed_bytes = counted(&store->flushed_bytes),
+                            .log_reads = counted(&store->log_reads),
+                            .index_reads = counted(&store->pages.reads)};
+    directory_stats(store, out);
+    pthread_mutex_lock(&store->pages.lock);
+    out->index_cache_hits = store->pages.hits;
+    out->index_cache_bytes = store->pages.size;
+    pthread_mutex_unlock(&store->pages.lock);
+    pthread_mutex_lock(&store->damage_lock);
+    out->damaged = store->damaged;
+    pthread_mutex_unlock(&store->damage_lock);
+}

@@ -1,0 +1,492 @@
+"""Entry logs and the index behind Python, as store.h lays them out.
+
+`Store` is a bookie's store, its own or an engine's. The functions read the files
+without one: what a log or an index says, and an index built anew from its log.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import msgspec
+
+from native._core import ffi, lib
+from native.errors import Corrupt, check, raise_for
+from native.mark import Mark, lend_mark, take_mark
+
+_Fields = TypeVar("_Fields", bound=msgspec.Struct)
+_DAMAGES = 64
+_READ_SIZE = 64 * 1024
+MAP = lib.BK_RECORD_MAP
+
+
+class LogRecord(msgspec.Struct, frozen=True):
+    """A record of an entry log. The ledger map has ledger id -1 and entry id MAP."""
+
+    offset: int
+    ledger_id: int
+    entry_id: int
+    body: bytes
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """A run of one ledger's entries in a log; *offset* is its row's in the index."""
+
+    offset: int
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    page_offset: int
+    log_offset: int
+    log_size: int
+    entries: int
+    sparse: bool
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where an entry's record lies. *record_size* counts its header too."""
+
+    log_id: int
+    offset: int
+    record_size: int
+
+
+class LedgerUsage(msgspec.Struct, frozen=True):
+    """What entry logs hold of a ledger. *bytes* is the size of its records."""
+
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    entries: int
+    bytes: int
+    extents: int
+
+
+class LogUsage(msgspec.Struct, frozen=True):
+    """An entry log: *size* of the file and *live* bytes of wanted records in it."""
+
+    log_id: int
+    open: bool
+    size: int
+    live: int
+    damaged: bool
+    extents: int
+
+
+class Damage(msgspec.Struct, frozen=True):
+    """A place in *path* that is not sound; ids are -1 when not known."""
+
+    path: Path
+    offset: int
+    ledger_id: int = -1
+    entry_id: int = -1
+
+
+class LogHead(msgspec.Struct, frozen=True):
+    """The header of an entry log."""
+
+    log_id: int
+    closed: bool
+
+
+class StoreStats(msgspec.Struct, frozen=True):
+    """Counters since the store was opened, and present sizes in bytes."""
+
+    flushes: int
+    flushed_entries: int
+    flushed_bytes: int
+    log_reads: int
+    index_reads: int
+    index_cache_hits: int
+    index_cache_bytes: int
+    directory_bytes: int
+    extents: int
+    ledgers: int
+    logs: int
+    log_bytes: int
+    live_bytes: int
+    index_bytes: int
+    damaged: int
+
+
+class Stop:
+    """Ends a compaction early, from any thread."""
+
+    def __init__(self) -> None:
+        self.flag = ffi.new("int32_t *")
+
+    def set(self) -> None:
+        """Let the compaction end within a fraction of a second, without loss."""
+        self.flag[0] = 1
+
+
+class Store:
+    """Entry logs and index of one folder. Any thread may read; store.h has the rules.
+
+    All calls but the listings touch the disk.
+    """
+
+    def __init__(self, pointer: Any, *, owned: bool) -> None:  # noqa: ANN401 - a cffi pointer
+        self._pointer = pointer
+        self._owned = owned
+
+    @classmethod
+    def open(
+        cls, folder: Path, mark: Mark | None, log_size_max: int, index_cache_size: int
+    ) -> Store:
+        """Open *folder* and cut off what lies beyond *mark*.
+
+        Damage is no error: it is reported by `take_damage`, and an index that is
+        damaged is built anew.
+
+        Args:
+            folder: holds logs and indexes.
+            mark: the last checkpoint; None accepts whatever is sound.
+            log_size_max: begin a new log after this many bytes, at most 2 GiB.
+            index_cache_size: bytes of index pages kept in memory.
+
+        Raises:
+            OSError: a file could not be read or written.
+        """
+        out = ffi.new("bk_store **")
+        lent = ffi.NULL if mark is None else lend_mark(mark)
+        check(
+            lib.bk_store_open(os.fsencode(folder), lent, log_size_max, index_cache_size, out),
+            f"opening the store {folder}",
+        )
+        return cls(out[0], owned=True)
+
+    @classmethod
+    def wrap(cls, pointer: Any) -> Store:  # noqa: ANN401 - a cffi pointer
+        """Return the binding of a store that somebody else opened and will close."""
+        return cls(pointer, owned=False)
+
+    def close(self) -> None:
+        """Release the store, if it is this object's to release. Harmless twice."""
+        if self._owned and self._pointer != ffi.NULL:
+            lib.bk_store_close(self._pointer)
+        self._pointer = ffi.NULL
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    # --- flushes ---------------------------------------------------------------------
+
+    def flush(
+        self, ledgers: Mapping[int, Mapping[int, bytes]], mark: Mark, *, salt: int = 0
+    ) -> Mark:
+        """Store entries durably; return *mark* with where the logs end now.
+
+        The engine flushes by itself; this is for tools and tests. *ledgers* gives,
+        for each ledger id, stored entries (digest.h) by entry id. *salt* is that
+        of the records on their way; none of it reaches the disk.
+
+        Raises:
+            OSError: nothing of this flush can be seen, and no later one works.
+        """
+        self.flush_begin()
+        for ledger_id, entries in sorted(ledgers.items()):
+            self.flush_ledger(ledger_id, entries, salt=salt)
+        return self.flush_commit(mark)
+
+    def flush_begin(self) -> None:
+        """Begin a flush; waits for one that is under way."""
+        check(lib.bk_store_flush_begin(self._pointer), "beginning a flush")
+
+    def flush_ledger(self, ledger_id: int, entries: Mapping[int, bytes], *, salt: int = 0) -> None:
+        """Write the entries of a ledger. Ledgers come in rising order."""
+        bodies = [entries[entry_id] for entry_id in sorted(entries)]
+        sizes = [len(body) + lib.BK_RECORD_HEADER_SIZE for body in bodies]
+        arena = ffi.new("uint8_t[]", sum(sizes))
+        slots = ffi.new("bk_slot[]", len(bodies))
+        offset = 0
+        for i, entry_id in enumerate(sorted(entries)):
+            lib.bk_record_write(arena + offset, salt, bodies[i], len(bodies[i]))
+            slots[i] = (entry_id, offset, sizes[i])
+            offset += sizes[i]
+        check(
+            lib.bk_store_flush_ledger(self._pointer, ledger_id, slots, len(bodies), arena, salt),
+            f"flushing ledger {ledger_id}",
+        )
+
+    def flush_commit(self, mark: Mark) -> Mark:
+        """Sync and show what was flushed; return *mark* with where the logs end now."""
+        raw = lend_mark(mark)
+        check(lib.bk_store_flush_commit(self._pointer, raw), "ending a flush")
+        return take_mark(raw)
+
+    def roll(self, mark: Mark) -> Mark:
+        """Close the open log; return *mark* with where the logs end now.
+
+        Persist that mark before the log is compacted or deleted.
+
+        Raises:
+            OSError: no later flush works.
+        """
+        raw = lend_mark(mark)
+        check(lib.bk_store_roll(self._pointer, raw), "closing the open entry log")
+        return take_mark(raw)
+
+    # --- reading -----------------------------------------------------------------------
+
+    def read(self, ledger_id: int, entry_id: int) -> bytes:
+        """Return the stored entry (digest.h).
+
+        Raises:
+            Absent, NoLedger: it is not stored here.
+            Corrupt: it was stored here and is damaged; the damage was noted.
+        """
+        size = ffi.new("uint32_t *")
+        room = _READ_SIZE
+        while True:
+            out = ffi.new("uint8_t[]", room)
+            result = lib.bk_store_read(self._pointer, ledger_id, entry_id, out, room, size)
+            if result == lib.BK_OK:
+                return bytes(ffi.buffer(out, size[0]))
+            if result != lib.BK_SMALL:
+                raise_for(result, f"entry {entry_id} of ledger {ledger_id}")
+            room = size[0]
+
+    def read_run(
+        self,
+        ledger_id: int,
+        start_id: int,
+        *,
+        last_id: int = 2**63 - 1,
+        count_max: int = 2**32 - 1,
+        size_max: int = 1 << 20,
+    ) -> tuple[int, bytes]:
+        """Return how many entries, and them as ``{size 4 big-endian, entry}``.
+
+        Entries follow each other from *start_id* on without a gap, as many as
+        *size_max* bytes hold. None when the first is larger than that.
+
+        Raises:
+            Absent, NoLedger, Corrupt: as `read`, of the first entry.
+        """
+        out = ffi.new("uint8_t[]", size_max)
+        count = ffi.new("uint32_t *")
+        size = ffi.new("size_t *")
+        result = lib.bk_store_read_run(
+            self._pointer, ledger_id, start_id, last_id, count_max, out, size_max, count, size
+        )
+        if result not in (lib.BK_OK, lib.BK_SMALL):
+            raise_for(result, f"entry {start_id} of ledger {ledger_id}")
+        return int(count[0]), bytes(ffi.buffer(out, size[0]))
+
+    def last(self, ledger_id: int) -> int:
+        """Return the greatest entry id of the ledger; NoLedger when it has none."""
+        out = ffi.new("int64_t *")
+        check(lib.bk_store_last(self._pointer, ledger_id, out), f"ledger {ledger_id}")
+        return int(out[0])
+
+    def find(self, ledger_id: int, entry_id: int) -> Place:
+        """Return where the entry lies, without reading it. Raises as `read`."""
+        log_id = ffi.new("uint32_t *")
+        offset = ffi.new("uint64_t *")
+        size = ffi.new("uint32_t *")
+        check(
+            lib.bk_store_find(self._pointer, ledger_id, entry_id, log_id, offset, size),
+            f"entry {entry_id} of ledger {ledger_id}",
+        )
+        return Place(log_id[0], offset[0], size[0])
+
+    # --- ledgers and logs ------------------------------------------------------------------
+
+    def ledgers(self, after: int = -1, count: int = 1000) -> list[LedgerUsage]:
+        """Return up to *count* ledgers with ids above *after*, in rising order."""
+        rows = ffi.new("bk_ledger_usage[]", count)
+        n = lib.bk_store_ledgers(self._pointer, after, rows, count)
+        return [_fields(LedgerUsage, rows[i]) for i in range(n)]
+
+    def logs(self, after: int = -1, count: int = 1000) -> list[LogUsage]:
+        """Return up to *count* logs with ids above *after*, in rising order."""
+        rows = ffi.new("bk_log_usage[]", count)
+        n = lib.bk_store_logs(self._pointer, after, rows, count)
+        return [
+            LogUsage(r.log_id, bool(r.open), r.size, r.live, bool(r.damaged), r.extents)
+            for r in (rows[i] for i in range(n))
+        ]
+
+    def delete_ledger(self, ledger_id: int) -> None:
+        """Forget a ledger, until the store is opened again; its bytes become dead.
+
+        Raises:
+            NoLedger: it is not stored here.
+        """
+        check(lib.bk_store_delete_ledger(self._pointer, ledger_id), f"ledger {ledger_id}")
+
+    def delete_log(self, log_id: int) -> int:
+        """Delete a log without live bytes; return the bytes that this freed.
+
+        Raises:
+            Full: it is open, or has live bytes.
+            FileNotFoundError: there is no such log.
+        """
+        freed = ffi.new("uint64_t *")
+        check(lib.bk_store_delete_log(self._pointer, log_id, freed), f"entry log {log_id}")
+        return int(freed[0])
+
+    def compact(self, log_id: int, bytes_per_s: int = 0, stop: Stop | None = None) -> int | None:
+        """Rewrite a closed log without its dead records; return the bytes copied.
+
+        Returns None when *stop* ended it early; the log stays as it was.
+
+        Args:
+            log_id: which log.
+            bytes_per_s: copy no faster; 0 for as fast as it goes.
+            stop: ends it early.
+
+        Raises:
+            Corrupt: a record is damaged. The log stays, marked damaged.
+            Full: the log is open.
+            FileNotFoundError: there is no such log.
+            OSError: the copy failed; the log stays as it was.
+        """
+        copied = ffi.new("uint64_t *")
+        flag = ffi.NULL if stop is None else stop.flag
+        result = lib.bk_store_compact(self._pointer, log_id, bytes_per_s, flag, copied)
+        if result == lib.BK_END:
+            return None
+        check(result, f"entry log {log_id}")
+        return int(copied[0])
+
+    # --- damage and figures --------------------------------------------------------------------
+
+    def take_damage(self) -> list[Damage]:
+        """Return the damage met since the last call, oldest first, 1000 places at most."""
+        taken: list[Damage] = []
+        rows = ffi.new("bk_damage[]", _DAMAGES)
+        while n := lib.bk_store_take_damage(self._pointer, rows, _DAMAGES):
+            taken += [
+                Damage(_path(r.path), r.offset, r.ledger_id, r.entry_id)
+                for r in (rows[i] for i in range(n))
+            ]
+        return taken
+
+    def stats(self) -> StoreStats:
+        """Return the counters; cheap."""
+        out = ffi.new("bk_store_stats *")
+        lib.bk_store_get_stats(self._pointer, out)
+        return _fields(StoreStats, out)
+
+
+def read_head(path: Path) -> LogHead:
+    """Return the header of an entry log.
+
+    Raises:
+        Corrupt: it is damaged.
+    """
+    scan, head = _open_log(path, 0)
+    lib.bk_log_scan_close(scan)
+    return head
+
+
+def scan_log(path: Path, end: int = 0) -> Iterator[LogRecord | Damage]:
+    """Yield the records of an entry log in file order, the ledger map too; blocks.
+
+    Args:
+        path: the file.
+        end: stop here; 0 for the end that its header names, or of the file.
+
+    Raises:
+        Corrupt: the header is damaged.
+    """
+    scan, _ = _open_log(path, end)
+    record = ffi.new("bk_record *")
+    try:
+        while True:
+            result = lib.bk_log_scan_next(scan, record)
+            if result == lib.BK_END:
+                return
+            if result == lib.BK_CORRUPT:
+                yield Damage(path, record.offset)
+            else:
+                check(result, f"entry log {path}")
+                body = bytes(ffi.buffer(record.body, record.body_size))
+                yield LogRecord(record.offset, record.ledger_id, record.entry_id, body)
+    finally:
+        lib.bk_log_scan_close(scan)
+
+
+def scan_index(path: Path) -> Iterator[Extent | Damage]:
+    """Yield the extents of an index file; damage ends it; blocks.
+
+    Raises:
+        Corrupt: the header is damaged.
+    """
+    out = ffi.new("bk_index_scan **")
+    log_id = ffi.new("uint32_t *")
+    check(lib.bk_index_scan_open(os.fsencode(path), out, log_id), f"index {path}")
+    extent = ffi.new("bk_extent *")
+    offset = ffi.new("uint64_t *")
+    try:
+        while True:
+            result = lib.bk_index_scan_next(out[0], extent, offset)
+            if result == lib.BK_END:
+                return
+            if result == lib.BK_CORRUPT:
+                yield Damage(path, offset[0])
+                return
+            check(result, f"index {path}")
+            yield _extent(offset[0], extent)
+    finally:
+        lib.bk_index_scan_close(out[0])
+
+
+def rebuild_index(log_path: Path, index_path: Path) -> tuple[int, int]:
+    """Write the index of a log anew; return its entries and the damages met.
+
+    Blocks for as long as reading the log takes. The old index is replaced at
+    the end, in one step.
+    """
+    entries = ffi.new("uint64_t *")
+    damaged = ffi.new("uint64_t *")
+    result = lib.bk_index_rebuild(os.fsencode(log_path), os.fsencode(index_path), entries, damaged)
+    check(result, f"building {index_path} from {log_path}")
+    return int(entries[0]), int(damaged[0])
+
+
+def _open_log(path: Path, end: int) -> tuple[Any, LogHead]:
+    out = ffi.new("bk_log_scan **")
+    log_id = ffi.new("uint32_t *")
+    closed = ffi.new("uint32_t *")
+    result = lib.bk_log_scan_open(os.fsencode(path), end, out, log_id, closed)
+    if result == lib.BK_CORRUPT:
+        raise Corrupt(f"the header of entry log {path}")
+    check(result, f"entry log {path}")
+    return out[0], LogHead(log_id[0], bool(closed[0]))
+
+
+def _extent(offset: int, raw: Any) -> Extent:  # noqa: ANN401 - a cffi struct
+    return Extent(
+        offset,
+        raw.ledger_id,
+        raw.first_entry,
+        raw.last_entry,
+        raw.page_offset,
+        raw.log_offset,
+        raw.log_size,
+        raw.entries,
+        raw.kind == 1,
+    )
+
+
+def _fields(kind: type[_Fields], raw: Any) -> _Fields:  # noqa: ANN401 - a cffi struct
+    return kind(*(getattr(raw, name) for name in kind.__struct_fields__))
+
+
+def _path(raw: Any) -> Path:  # noqa: ANN401 - a cffi array
+    return Path(os.fsdecode(ffi.string(raw)))

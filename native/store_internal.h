@@ -1,0 +1,345 @@
+/* What the files behind store.h share.
+ *
+ *   logfile.c    a log and its index as files: names, descriptors, lifetime
+ *   entrylog.c   the log's header; the writer of a log and its index
+ *   logscan.c    reading a log from front to back
+ *   extent.c     entries in, directory rows and pages out
+ *   index.c      the index file: header, blocks, scan
+ *   rebuild.c    an index from a log
+ *   pages.c      the cache of index pages; where an entry's record lies
+ *   directory.c  every live extent, by ledger
+ *   opening.c    from files and a mark to a store
+ *   flush.c      begin, ledgers, commit; rolling
+ *   lookup.c     one entry, a run of entries
+ *   compaction.c rewriting a log, deleting one
+ *   store.c      open, close, damage, figures
+ */
+#ifndef BK_STORE_INTERNAL_H
+#define BK_STORE_INTERNAL_H
+
+#include <pthread.h>
+
+#include "internal.h"
+
+#define BK_LOG_OFFSET_MAX 0x80000000u /* a record starts and ends below this */
+#define BK_EXTENT_SIZE 48
+#define BK_DENSE_SLOTS 1022
+#define BK_SPARSE_ROWS 340
+#define BK_PAGE_TAIL 8 /* end, crc32c */
+#define BK_NO_OFFSET 0xffffffffu
+#define BK_KIND_DENSE 0
+#define BK_KIND_SPARSE 1
+
+/* --- logfile.c ------------------------------------------------------------------ */
+
+#define BK_SUFFIX_LOG "log"
+#define BK_SUFFIX_INDEX "index"
+#define BK_SUFFIX_DEAD "dead"
+#define BK_FILE_LOG 0
+#define BK_FILE_INDEX 1
+
+/* A file that readers share. It stays open while somebody uses it; the pool
+ * closes the one that was not used for longest when too many are open. */
+typedef struct bk_file {
+    int fd; /* -1: not open at present */
+    uint32_t users;
+    struct bk_file *newer, *older;
+} bk_file;
+
+typedef struct {
+    pthread_mutex_t lock;
+    const char *folder;
+    uint32_t open_count;
+    uint32_t open_max;
+    bk_file ends; /* .newer is the oldest, .older the newest */
+} bk_file_pool;
+
+/* A log that holds or held extents. Alive while the store or a reader pins it. */
+typedef struct {
+    uint32_t id;
+    uint32_t origin;
+    uint32_t pins; /* atomic */
+    /* Under the store's lock: */
+    uint32_t open;
+    uint32_t damaged;
+    uint32_t extents;
+    uint64_t size;
+    uint64_t index_size;
+    uint64_t live;
+    /* Under the pool's lock: */
+    bk_file files[2];
+} bk_log;
+
+/* Where a file of the log lies. out has BK_PATH_SIZE_MAX bytes. */
+void bk_log_path(const char *folder, uint32_t log_id, const char *suffix, char *out);
+bk_log *bk_log_new(uint32_t id, uint32_t origin);
+void bk_log_pin(bk_log *log);
+void bk_log_unpin(bk_file_pool *pool, bk_log *log);
+void bk_file_pool_init(bk_file_pool *pool, const char *folder, uint32_t open_max);
+/* [blocks] A descriptor for reading, until released. */
+int bk_log_acquire(bk_file_pool *pool, bk_log *log, int which, int *fd);
+void bk_log_release(bk_file_pool *pool, bk_log *log, int which);
+/* [blocks] Delete the files of a log, in the order that a crash leaves clear. */
+int bk_log_erase(const char *folder, uint32_t log_id);
+
+/* --- extent.c ---------------------------------------------------------------------- */
+
+/* Builds the rows and pages of one block from entries in the order of the log. */
+typedef struct {
+    bk_extent *rows;
+    uint32_t row_count, row_capacity;
+    uint8_t *pages;
+    size_t pages_size, pages_capacity;
+    bk_extent row; /* the extent under way; entries 0: none */
+    uint32_t end;  /* of its last record, counted from its start */
+    int state;
+    uint32_t slots_used;     /* of the dense page under way */
+    uint64_t page_number;    /* in the extent */
+    int64_t entries[BK_SPARSE_ROWS];
+    uint32_t offsets[BK_SPARSE_ROWS];
+    uint32_t slots[BK_DENSE_SLOTS];
+} bk_extents;
+
+/* Entries of one ledger in rising order. A new ledger, a gap in the log, or an
+ * entry that does not rise begins a new extent. */
+int bk_extents_add(bk_extents *x, int64_t ledger_id, int64_t entry_id, uint32_t log_offset,
+                   uint32_t record_size);
+/* End the extent under way. */
+int bk_extents_end(bk_extents *x);
+/* Forget rows and pages, keep the memory. */
+void bk_extents_clear(bk_extents *x);
+void bk_extents_free(bk_extents *x);
+
+/* --- index.c ------------------------------------------------------------------------ */
+
+#define BK_INDEX_BLOCK_HEADER 64
+
+typedef struct {
+    uint64_t offset;
+    uint32_t rows;
+    uint64_t pages_size;
+    uint64_t log_start;
+    uint64_t log_end;
+} bk_index_block;
+
+struct bk_index_scan {
+    int fd;
+    uint32_t log_id;
+    uint32_t origin;
+    uint64_t file_size;
+    uint64_t end;     /* of the blocks read so far, padding included */
+    uint64_t log_end; /* of the last block; BK_BLOCK_SIZE before the first */
+    bk_index_block block;
+    bk_extent *rows;
+    uint32_t row, row_capacity;
+    int result; /* what ended the scan, BK_OK while it goes on */
+};
+
+/* Read the next block's directory. BK_OK, BK_END, BK_CORRUPT (at scan->end). */
+int bk_index_scan_block(bk_index_scan *scan);
+/* Write the file header at 0. */
+int bk_index_write_header(int fd, uint32_t log_id, uint32_t origin);
+/* Write a block at *end, moving it on. Page offsets of the rows, which count from the
+ * first page, become offsets in the file. */
+int bk_index_write_block(int fd, uint32_t log_id, bk_extents *x, uint64_t log_start,
+                         uint64_t log_end, uint64_t *end);
+
+/* --- entrylog.c ---------------------------------------------------------------------- */
+
+typedef struct {
+    uint32_t log_id;
+    uint32_t origin;
+    uint64_t map_offset;
+    uint64_t end; /* 0: open */
+} bk_log_header;
+
+void bk_log_header_write(uint8_t *block, const bk_log_header *header);
+/* BK_OK or BK_CORRUPT. */
+int bk_log_header_read(const uint8_t *block, bk_log_header *header);
+/* [blocks] From a file: BK_OK, BK_CORRUPT (damaged or cut short), -ENOENT, other errno. */
+int bk_log_header_load(const char *path, bk_log_header *header, uint64_t *file_size);
+
+/* The one writer of a log and of its index. */
+typedef struct {
+    const char *folder;
+    bk_log_header header;
+    int log_fd, index_fd; /* -1: none */
+    uint8_t *buffer;
+    uint64_t buffer_offset; /* in the log, of the buffer's first byte */
+    uint32_t used;
+    uint64_t block_start; /* of the index block under way, in the log */
+    uint64_t log_end;     /* synced */
+    uint64_t index_end;   /* synced */
+    bk_extents extents;
+} bk_log_writer;
+
+int bk_log_writer_init(bk_log_writer *w, const char *folder);
+void bk_log_writer_free(bk_log_writer *w);
+/* [blocks] A new log. */
+int bk_log_writer_begin(bk_log_writer *w, uint32_t log_id, uint32_t origin);
+/* [blocks] Go on with an open log. */
+int bk_log_writer_resume(bk_log_writer *w, const bk_log_header *header, uint64_t log_end,
+                         uint64_t index_end);
+/* Where the next record goes. */
+uint64_t bk_log_writer_offset(const bk_log_writer *w);
+/* [blocks] Append a record whose check is salted. */
+int bk_log_writer_add(bk_log_writer *w, int64_t ledger_id, int64_t entry_id, const uint8_t *record,
+                      uint32_t record_size, uint32_t salt);
+/* [blocks] Sync the log, write and sync the index block. Its rows, with final
+ * offsets, are appended to *rows, which the caller frees. */
+int bk_log_writer_sync(bk_log_writer *w, bk_extent **rows, uint32_t *count);
+/* [blocks] Write map and header, release the files. Only after sync. */
+int bk_log_writer_close(bk_log_writer *w);
+/* Release the files of a log that is not wanted, or that stays open. */
+void bk_log_writer_drop(bk_log_writer *w);
+/* [blocks] Write a log's header anew: open (end 0), or closed without a map, when it
+ * is damaged and nothing can be appended. A log that is missing stays missing. */
+int bk_log_header_save(const char *folder, uint32_t log_id, uint32_t origin, uint64_t end);
+
+/* --- logscan.c ----------------------------------------------------------------------- */
+
+/* [blocks] As bk_log_scan_open, without a look at the header. */
+int bk_log_scan_open_at(const char *path, uint64_t start, uint64_t end, bk_log_scan **out);
+
+/* --- rebuild.c ------------------------------------------------------------------------ */
+
+typedef void (*bk_damage_note)(void *context, const char *path, uint64_t offset);
+/* [blocks] header: what is known of the log; an end of 0 means the file's end. */
+int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk_log_header *header,
+                          bk_damage_note note, void *context, uint64_t *entries);
+
+/* --- directory.c ---------------------------------------------------------------------- */
+
+/* An extent in memory. */
+typedef struct {
+    int64_t first;
+    int64_t last;
+    int64_t reach; /* greatest last of this row and of those before it */
+    bk_log *log;
+    uint32_t page_offset;
+    uint32_t log_offset;
+    uint32_t log_size;
+    uint32_t entries_kind; /* entries * 2 + kind */
+} bk_row;
+
+typedef struct {
+    int64_t id;
+    bk_row *rows; /* by first entry; none: the ledger was deleted */
+    uint32_t count, capacity;
+} bk_ledger_rows;
+
+typedef struct {
+    bk_ledger_rows *ledgers; /* by id */
+    uint32_t count, capacity;
+    uint64_t extents;
+    uint64_t row_bytes;
+} bk_directory;
+
+/* Rows of one log, ordered by ledger. -ENOMEM leaves the directory as it was or
+ * with a part of the rows. */
+int bk_directory_add(bk_directory *d, bk_log *log, const bk_extent *rows, uint32_t count);
+/* The ledger, or NULL. */
+bk_ledger_rows *bk_directory_ledger(const bk_directory *d, int64_t ledger_id);
+/* Position of the first ledger with a greater id. */
+uint32_t bk_directory_after(const bk_directory *d, int64_t ledger_id);
+/* Remove the rows of a ledger, or those in one log (NULL: all). Returns how many. */
+uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_log *log);
+/* The newest row that spans entry_id and is older than *than (NULL: any).
+ * *limit: up to this entry no newer extent than it has a say. NULL: none. */
+const bk_row *bk_directory_row(const bk_ledger_rows *ledger, int64_t entry_id, const bk_row *than,
+                               int64_t *limit);
+void bk_directory_free(bk_directory *d);
+
+/* --- pages.c --------------------------------------------------------------------------- */
+
+typedef struct bk_page bk_page;
+typedef struct {
+    pthread_mutex_t lock;
+    bk_page **buckets;
+    uint32_t mask;
+    uint64_t size, size_max;
+    uint64_t reads, hits;
+    bk_page *newest, *oldest;
+} bk_page_cache;
+
+/* Records that lie together. */
+typedef struct {
+    uint64_t offset; /* in the log */
+    uint32_t size;   /* of all */
+    uint32_t count;
+} bk_span;
+
+int bk_page_cache_init(bk_page_cache *cache, uint64_t size_max);
+void bk_page_cache_free(bk_page_cache *cache);
+/* [blocks] The records of entry_id and those after it without a gap: at most
+ * count_max and size_max bytes, but at least the first. BK_OK; BK_ABSENT: the extent has
+ * a hole there; BK_CORRUPT: the page is damaged, at *offset of the index. */
+int bk_page_span(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
+                 uint32_t count_max, uint32_t size_max, bk_span *span, uint64_t *offset);
+
+/* --- the store --------------------------------------------------------------------------- */
+
+/* Rows of a flush that nobody sees yet. */
+typedef struct {
+    bk_log *log;
+    bk_extent *rows;
+    uint32_t count;
+    uint32_t closed;
+    uint64_t size;
+    uint64_t index_size;
+} bk_pending;
+
+typedef struct {
+    pthread_mutex_t lock;
+    pthread_cond_t idle;
+    int busy;  /* a flush or a roll is under way */
+    int error; /* poisoned: what every later flush returns */
+    bk_log_writer writer;
+    bk_log *log; /* of the writer, pinned */
+    bk_pending *pending;
+    uint32_t pending_count;
+    uint64_t entries, bytes; /* of this flush */
+} bk_flush;
+
+struct bk_store {
+    char folder[BK_PATH_SIZE_MAX];
+    uint64_t log_size_max;
+    bk_file_pool files;
+    bk_page_cache pages;
+    pthread_rwlock_t lock; /* directory, logs and the fields down to next_log_id */
+    bk_directory directory;
+    bk_log **logs; /* by id, each pinned once */
+    uint32_t log_count, log_capacity;
+    uint64_t epoch; /* rises when extents move or go */
+    uint32_t next_log_id;
+    bk_flush flush;
+    pthread_mutex_t compaction; /* one at a time */
+    pthread_mutex_t damage_lock;
+    bk_damage *damages;
+    uint32_t damage_count, damage_capacity;
+    uint64_t damaged;
+    uint64_t flushes, flushed_entries, flushed_bytes, log_reads; /* atomic */
+};
+
+static inline void bk_count(uint64_t *counter, uint64_t n)
+{
+    __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
+}
+
+/* store.c */
+void bk_store_note_log(bk_store *store, uint32_t log_id, const char *suffix, uint64_t offset,
+                       int64_t ledger_id, int64_t entry_id);
+/* With the store's lock held for writing: */
+int bk_store_add_log(bk_store *store, bk_log *log);
+void bk_store_remove_log(bk_store *store, bk_log *log);
+bk_log *bk_store_log(const bk_store *store, uint32_t log_id);
+/* A log id that was never used. Takes the store's lock. */
+uint32_t bk_store_next_log_id(bk_store *store);
+
+/* opening.c */
+int bk_store_load(bk_store *store, const bk_mark *mark);
+
+/* lookup.c. Check record against its id and size; *body_size is its body's. */
+int bk_entry_check(const uint8_t *record, uint32_t record_size, int64_t ledger_id, int64_t entry_id);
+
+#endif
