@@ -153,12 +153,13 @@ async def _check_not_emptied(config: BookieConfig, store: MetadataStore) -> None
 
 async def _record_of_folders(config: BookieConfig, store: MetadataStore) -> CookieRecord | None:
     places = {absolute(config.journal_folder), absolute(config.ledger_folder)}
+    known = None
     async for page in pages(store, COOKIES):
         for key, found in page:
             record = decode_cookie(key, found.value)
             if places & {record.journal_folder, record.ledger_folder}:
-                return record
-    return None
+                known = record
+    return known
 
 
 async def _complete(

@@ -7,6 +7,7 @@ import os
 import signal
 import stat
 import sys
+import threading
 from pathlib import Path
 
 import click
@@ -14,12 +15,14 @@ import msgspec
 import trio
 
 from bookie.commands import options
+from bookie.commands.outcome import Exit
 from bookie.commands.output import announce
 from bookie.config import BookieConfig
-from bookie.cookie import check_cookie
 from bookie.daemon import Ready, run_bookie
 from bookie.lock import hold_folders
 from metadata.urls import open_store
+
+_log = logging.getLogger("bookie")
 
 
 class Announcement(msgspec.Struct):
@@ -82,46 +85,62 @@ def run(
 
 async def _run(config: BookieConfig, stop_with_parent: bool, as_json: bool) -> None:
     async with trio.open_nursery() as nursery:
-        await nursery.start(_stop_on_signal, nursery.cancel_scope)
+        await nursery.start(_stop_on_signal, nursery.cancel_scope, config.stop_timeout_s)
         if stop_with_parent and stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
-            nursery.start_soon(_stop_with_parent, nursery.cancel_scope)
+            nursery.start_soon(_stop_with_parent, nursery.cancel_scope, config.stop_timeout_s)
         await _serve(config, as_json)
 
 
 async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
-        async with open_store(config.metadata) as store:
-            record = await check_cookie(config, store)
-            config = msgspec.structs.replace(config, bookie_id=record.bookie_id)
-            async with trio.open_nursery() as nursery:
-                ready = await nursery.start(run_bookie, config, store)
-                _announce(config.bookie_id, ready, as_json)
+        async with open_store(config.metadata) as store, trio.open_nursery() as nursery:
+            _announce(await nursery.start(run_bookie, config, store), as_json)
 
 
-def _announce(bookie_id: str, ready: Ready, as_json: bool) -> None:
+def _announce(ready: Ready, as_json: bool) -> None:
     url = f"bookie://{ready.address}"
     if as_json:
-        told = Announcement(url, bookie_id, str(ready.address), ready.metrics_port, os.getpid())
+        told = Announcement(url, ready.bookie_id, ready.address, ready.metrics_port, os.getpid())
         announce(msgspec.json.encode(told).decode())
     else:
         announce(f"ready {url}")
 
 
 async def _stop_on_signal(
-    scope: trio.CancelScope, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
+    scope: trio.CancelScope,
+    timeout_s: float,
+    *,
+    task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED,
 ) -> None:
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
         task_status.started()
         async for number in signals:
-            logging.getLogger("bookie").info("stopping on %s", signal.Signals(number).name)
+            _log.info("stopping on %s", signal.Signals(number).name)
+            _give_up_after(timeout_s)
             scope.cancel()
 
 
-async def _stop_with_parent(scope: trio.CancelScope) -> None:
+async def _stop_with_parent(scope: trio.CancelScope, timeout_s: float) -> None:
     # Our end of the pipe is read-only and the parent never writes: the read ends when
     # the last holder of the other end is gone, however it went.
     async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as parent:
         while await parent.receive_some(4096):
             pass
-    logging.getLogger("bookie").info("stopping with the parent process")
+    _log.info("stopping with the parent process")
+    _give_up_after(timeout_s)
     scope.cancel()
+
+
+def _give_up_after(timeout_s: float) -> None:
+    """End the process for good if it is still there after *timeout_s*.
+
+    A thread, since the event loop may be what hangs.
+    """
+    timer = threading.Timer(timeout_s, _give_up, [timeout_s])
+    timer.daemon = True
+    timer.start()
+
+
+def _give_up(timeout_s: float) -> None:
+    _log.error("not stopped in %g s; what is not flushed is replayed at the next start", timeout_s)
+    os._exit(Exit.FAILED)
