@@ -10,7 +10,6 @@ A log in which damage is met is left alone from then on, and the others go on.
 from __future__ import annotations
 
 import logging
-import threading
 
 import trio
 
@@ -18,7 +17,7 @@ from bookie.config import BookieConfig
 from bookie.disk import DiskGuard, Level
 from metadata.calls import GarbageReport, LogKept
 from native.errors import Corrupt
-from native.store import LogUsage, Store
+from native.store import LogUsage, Stop, Store
 
 _log = logging.getLogger(__name__)
 
@@ -119,7 +118,7 @@ class Compactor:
 
     async def _compact(self, log: LogUsage) -> int | None:
         """The bytes copied; None when the log was left as it is."""
-        stop = threading.Event()
+        stop = Stop()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_set_when_cancelled, stop)
             try:
@@ -141,7 +140,7 @@ def _live_share(log: LogUsage) -> float:
     return log.live / log.size if log.size else 0.0
 
 
-async def _set_when_cancelled(stop: threading.Event) -> None:
+async def _set_when_cancelled(stop: Stop) -> None:
     try:
         await trio.sleep_forever()
     finally:
