@@ -197,8 +197,12 @@ size_t bk_connection_take(bk_connection *connection, uint8_t *out, size_t out_si
     pthread_mutex_lock(&engine->lock);
     size_t size = connection->ready_end - connection->taken;
     connection->in_ready = 0;
-    if (size > out_size)
+    if (size > out_size) {
         size = out_size;
+        /* What became ready meanwhile must not wait for the next sync. Without memory the
+         * peer waits, and closes at its deadline. */
+        (void)bk_engine_tell_ready(engine, connection);
+    }
     if (size > 0)
         memcpy(out, connection->out + connection->taken, size);
     connection->taken += size;

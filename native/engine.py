@@ -78,8 +78,7 @@ class Fed(msgspec.Struct, frozen=True):
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """Bytes that a connection holds: unsynced adds, responses ready and waiting,
-    and a frame that is not whole."""
+    """Bytes a connection holds: unsynced adds, responses, a frame that is not whole."""
 
     unsynced: int
     ready: int
@@ -317,7 +316,8 @@ class Engine:
         """
         ticket = ffi.new("uint64_t *")
         check(
-            lib.bk_engine_fence(self._pointer, ledger_id, key, ticket), f"fencing ledger {ledger_id}"
+            lib.bk_engine_fence(self._pointer, ledger_id, key, ticket),
+            f"fencing ledger {ledger_id}",
         )
         return int(ticket[0])
 
@@ -346,7 +346,7 @@ class Engine:
         size = ffi.new("size_t *")
         room = max(4096, min(size_max, lib.BK_FRAME_SIZE_MAX + 4))
         while True:
-            out = ffi.from_buffer(self._buffer(room))
+            out = ffi.from_buffer("uint8_t[]", self._buffer(room))
             result = lib.bk_engine_answer(self._pointer, lent, use_disk, out, room, size)
             if result == lib.BK_OK:
                 return bytes(ffi.buffer(out, size[0]))
@@ -490,10 +490,10 @@ class Connection:
         Raises:
             OSError: no memory.
         """
-        with ffi.from_buffer(data) as buffer:
+        with ffi.from_buffer("uint8_t[]", data) as buffer:
             result = lib.bk_connection_feed(
                 self._pointer,
-                ffi.cast("const uint8_t *", buffer),
+                buffer,
                 len(data),
                 self._used,
                 self._requests,
@@ -508,11 +508,7 @@ class Connection:
     def _request(self, raw: Any, fed: Any) -> Request:  # noqa: ANN401 - cffi pointers
         body = b""
         if raw.body_size > 0:
-            source = (
-                lib.bk_connection_partial(self._pointer)
-                if raw.in_pieces
-                else ffi.cast("const uint8_t *", fed)
-            )
+            source = lib.bk_connection_partial(self._pointer) if raw.in_pieces else fed
             body = bytes(ffi.buffer(source + raw.body_offset, raw.body_size))
         return Request(
             raw.opcode,
@@ -530,11 +526,9 @@ class Connection:
 
     def take(self) -> bytes:
         """Return all response bytes that may be sent now."""
-        ready = self.backlog().ready
-        if ready == 0:
-            ready = 1  # so that the engine tells of this connection again
-        out = ffi.new("uint8_t[]", ready)
-        size = lib.bk_connection_take(self._pointer, out, ready)
+        room = max(self.backlog().ready, 4096)
+        out = ffi.new("uint8_t[]", room)
+        size = lib.bk_connection_take(self._pointer, out, room)
         return bytes(ffi.buffer(out, size))
 
     def backlog(self) -> Backlog:

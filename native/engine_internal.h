@@ -202,7 +202,7 @@ void bk_histogram_add_ns(bk_histogram *histogram, uint64_t ns, uint64_t count);
 /* Close the active half and begin the other. BK_FULL: that one is not free. */
 int bk_engine_swap(bk_engine *engine);
 void bk_engine_activate(bk_engine *engine, int half);
-/* flush.c; without the lock. Write the sealed half out and give it back. */
+/* checkpoint.c; without the lock. Write the sealed half out and give it back. */
 int bk_engine_write_out(bk_engine *engine, bk_half *half, bk_mark *mark);
 /* Open the table file for appending, cut off at table_end. */
 int bk_engine_open_table(bk_engine *engine);

@@ -1,0 +1,110 @@
+"""A bookie that answers nothing but metadata calls, and misbehaves on demand.
+
+It takes frames apart by hand, so that it does not share the driver's mistakes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+import trio.testing
+
+from metadata.address import Address
+from metadata.answers import MetadataCalls
+from metadata.calls import MetadataRequest, Reply, decode_request, encode_reply
+from metadata.store import MetadataStore
+
+CALL = 0x0243  # version 2, opcode 67
+
+
+class _Peer:
+    def __init__(self, stream: trio.abc.Stream) -> None:
+        self.stream = stream
+        self.sending = trio.Lock()
+
+
+class FakeBookie:
+    """Serves *store*. What is set on it decides how the next requests fare."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._calls = MetadataCalls(store)
+        self.requests: list[MetadataRequest] = []
+        self.connections = 0
+        self.reachable = True
+        self.mute = False
+        """take requests and never answer"""
+        self.lose_answers = 0
+        """do this many requests, then close the connection instead of answering"""
+        self.answer: Callable[[MetadataRequest], Reply | bytes | None] = lambda _request: None
+        """answer with this instead, unless it is None"""
+
+    async def serve(self, stream: trio.abc.Stream) -> None:
+        """Answer over *stream* until the peer goes away."""
+        self.connections += 1
+        data = bytearray()
+        peer = _Peer(stream)
+        try:
+            async with stream, trio.open_nursery() as nursery:
+                async for received in stream:
+                    data += received
+                    while (frame := _take_frame(data)) is not None:
+                        nursery.start_soon(self._answer, peer, frame)
+                nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError):
+            pass
+
+    async def _answer(self, peer: _Peer, frame: bytes) -> None:
+        assert int.from_bytes(frame[:2]) == CALL
+        request = decode_request(frame[12:])
+        self.requests.append(request)  # type: ignore[arg-type]
+        if self.mute:
+            return
+        reply = self.answer(request)  # type: ignore[arg-type]
+        if reply is None:
+            reply = await self._calls.answer(request)  # type: ignore[arg-type]
+        if self.lose_answers:
+            self.lose_answers -= 1
+            await peer.stream.aclose()
+            return
+        body = reply if isinstance(reply, bytes) else encode_reply(reply)
+        async with peer.sending:
+            await peer.stream.send_all(_response(frame[4:12], body))
+
+    async def dial(self, nursery: trio.Nursery) -> trio.abc.Stream:
+        """Return the client's end of a connection to this bookie."""
+        if not self.reachable:
+            raise ConnectionRefusedError("nobody listens here")
+        ours, theirs = trio.testing.memory_stream_pair()
+        nursery.start_soon(self.serve, theirs)
+        return ours
+
+
+class Network:
+    """Fake bookies by address, for the driver's open_stream."""
+
+    def __init__(self, nursery: trio.Nursery, *bookies: FakeBookie) -> None:
+        self._nursery = nursery
+        self.bookies = {Address("bookie", 1 + i): bookie for i, bookie in enumerate(bookies)}
+
+    @property
+    def addresses(self) -> list[Address]:
+        return list(self.bookies)
+
+    async def open_stream(self, address: Address) -> trio.abc.Stream:
+        await trio.lowlevel.checkpoint()
+        return await self.bookies[address].dial(self._nursery)
+
+
+def _response(request_id: bytes, body: bytes) -> bytes:
+    payload = CALL.to_bytes(2) + bytes(2) + bytes(4) + request_id + body
+    return len(payload).to_bytes(4) + payload
+
+
+def _take_frame(data: bytearray) -> bytes | None:
+    end = 4 + int.from_bytes(data[:4])
+    if len(data) < 4 or len(data) < end:
+        return None
+    frame = bytes(data[4:end])
+    del data[:end]
+    return frame

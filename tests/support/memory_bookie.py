@@ -1,0 +1,190 @@
+"""A bookie in memory: protocol v2 over any stream, and misbehaviour on demand."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+
+import trio
+
+from native import frame
+from native.errors import ProtocolBroken
+from native.frame import Code, Opcode, Request
+
+
+class MemoryLedger:
+    """What a bookie holds of one ledger."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, bytes] = {}
+        self.lac = -1
+        self.fenced = False
+        self.news = trio.lowlevel.ParkingLot()
+
+    def raise_lac(self, lac: int) -> None:
+        if lac > self.lac:
+            self.lac = lac
+            self.news.unpark_all()
+
+
+class MemoryBookie:
+    """Takes entries and serves them. The attributes decide how it fares."""
+
+    def __init__(self, *, chance: random.Random | None = None) -> None:
+        self.ledgers: dict[int, MemoryLedger] = {}
+        self.requests: list[Request] = []
+        self.connections = 0
+        self.answering = True
+        """False: take requests and never answer"""
+        self.add_code = Code.OK
+        self.read_code = Code.OK
+        self.holding = False
+        """True: keep acknowledgements until release()"""
+        self.delay_s: Callable[[Request], float] = lambda _request: 0.0
+        self._held: list[tuple[trio.abc.SendStream, trio.Lock, bytes]] = []
+        self._chance = chance or random.Random(0)
+        self._scopes: list[trio.CancelScope] = []
+
+    def entries(self, ledger_id: int) -> dict[int, bytes]:
+        """Return the stored entries of a ledger by id."""
+        return self.ledgers[ledger_id].entries if ledger_id in self.ledgers else {}
+
+    def damage(self, ledger_id: int, entry_id: int) -> None:
+        """Flip the last bit of a stored entry."""
+        entries = self.ledgers[ledger_id].entries
+        entries[entry_id] = entries[entry_id][:-1] + bytes([entries[entry_id][-1] ^ 1])
+
+    def drop_connections(self) -> None:
+        """End every connection, as a crash does."""
+        for scope in self._scopes:
+            scope.cancel()
+        self._scopes.clear()
+        self._held.clear()
+
+    async def release(self, *, shuffled: bool = False) -> None:
+        """Send the acknowledgements that were held."""
+        held, self._held = self._held, []
+        if shuffled:
+            self._chance.shuffle(held)
+        for stream, lock, answer in held:
+            async with lock:
+                await stream.send_all(answer)
+
+    async def serve(self, stream: trio.abc.Stream) -> None:
+        """Serve one connection until it ends."""
+        self.connections += 1
+        scope = trio.CancelScope()
+        self._scopes.append(scope)
+        data = bytearray()
+        lock = trio.Lock()
+        try:
+            with scope:
+                async with stream, trio.open_nursery() as nursery:
+                    async for received in stream:
+                        data += received
+                        while (request := _take_request(data)) is not None:
+                            self.requests.append(request)
+                            nursery.start_soon(self._answer, request, stream, lock)
+                    nursery.cancel_scope.cancel()
+        except* (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolBroken):
+            pass
+
+    async def _answer(self, request: Request, stream: trio.abc.Stream, lock: trio.Lock) -> None:
+        if not self.answering:
+            return
+        delay_s = self.delay_s(request)
+        if delay_s > 0:
+            await trio.sleep(delay_s)
+        if request.opcode == Opcode.READ_WAIT:
+            answer = await self._read_wait(request)
+        else:
+            answer = self._handle(request)
+        if request.opcode == Opcode.ADD and self.holding:
+            self._held.append((stream, lock, answer))
+            return
+        async with lock:
+            await stream.send_all(answer)
+
+    def _handle(self, request: Request) -> bytes:
+        if request.opcode == Opcode.ADD:
+            return self._add(request)
+        if request.opcode == Opcode.READ:
+            return self._read(request)
+        if request.opcode == Opcode.BATCH_READ:
+            return self._batch_read(request)
+        if request.opcode == Opcode.WRITE_LAC:
+            self._ledger(request.ledger_id).raise_lac(request.entry_id)
+            return frame.response(
+                Opcode.WRITE_LAC, Code.OK, request.ledger_id, request.request_id
+            )
+        raise AssertionError(request)
+
+    def _add(self, request: Request) -> bytes:
+        ledger = self._ledger(request.ledger_id)
+        code = Code.FENCED if ledger.fenced else self.add_code
+        if code == Code.OK:
+            ledger.entries[request.entry_id] = request.body
+            ledger.raise_lac(int.from_bytes(request.body[16:24], "big", signed=True))
+        return frame.response(Opcode.ADD, code, request.ledger_id, request.entry_id)
+
+    def _read(self, request: Request) -> bytes:
+        code, entry = self._find(request.ledger_id, request.entry_id)
+        return frame.response(Opcode.READ, code, request.ledger_id, request.entry_id, entry)
+
+    def _batch_read(self, request: Request) -> bytes:
+        code, _ = self._find(request.ledger_id, request.entry_id)
+        body = b""
+        if code == Code.OK:
+            body = self._run(request, request.entry_id + request.count_max - 1)
+        return frame.batch_response(
+            code, request.ledger_id, request.entry_id, request.request_id, body
+        )
+
+    async def _read_wait(self, request: Request) -> bytes:
+        ledger = self.ledgers.get(request.ledger_id)
+        if ledger is None:
+            return frame.read_wait_response(
+                Code.NO_LEDGER, request.ledger_id, request.entry_id, request.request_id, -1, False
+            )
+        with trio.move_on_after(request.wait_ms / 1000):
+            while ledger.lac <= request.known_lac and not ledger.fenced:
+                await ledger.news.park()
+        body = self._run(request, min(ledger.lac, request.entry_id + request.count_max - 1))
+        return frame.read_wait_response(
+            Code.OK,
+            request.ledger_id,
+            request.entry_id,
+            request.request_id,
+            ledger.lac,
+            ledger.fenced,
+            body,
+        )
+
+    def _run(self, request: Request, last: int) -> bytes:
+        body = bytearray()
+        for entry_id in range(request.entry_id, last + 1):
+            entry = self.entries(request.ledger_id).get(entry_id)
+            if entry is None or (body and len(body) + len(entry) > request.size_max):
+                break
+            body += len(entry).to_bytes(4, "big") + entry
+        return bytes(body)
+
+    def _find(self, ledger_id: int, entry_id: int) -> tuple[int, bytes]:
+        if self.read_code != Code.OK:
+            return self.read_code, b""
+        if ledger_id not in self.ledgers:
+            return Code.NO_LEDGER, b""
+        entry = self.entries(ledger_id).get(entry_id)
+        return (Code.NO_ENTRY, b"") if entry is None else (Code.OK, entry)
+
+    def _ledger(self, ledger_id: int) -> MemoryLedger:
+        return self.ledgers.setdefault(ledger_id, MemoryLedger())
+
+
+def _take_request(data: bytearray) -> Request | None:
+    size, whole = frame.find(data)
+    if not whole:
+        return None
+    request = frame.parse_request(bytes(data[:size]))
+    del data[:size]
+    return request

@@ -1,0 +1,92 @@
+"""Bookies and a store in memory, and a client connected to them."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import trio
+import trio.testing
+from memory_bookie import MemoryBookie
+from memory_store import MemoryStore
+
+from ledger_client import Client, Options
+from ledger_client.background import Background
+from metadata.records import BookieRecord, LedgerRecord, decode_ledger, ledger_key
+
+GIB = 1 << 30
+
+
+class MemoryCluster:
+    """Bookies b1, b2, ... on host "memory", ports 1, 2, ..."""
+
+    def __init__(self, nursery: trio.Nursery, bookies: int, *, seed: int = 0) -> None:
+        self.store = MemoryStore()
+        self.chance = random.Random(seed)
+        self.bookies: dict[str, MemoryBookie] = {}
+        self.down: set[str] = set()
+        self.stalled: dict[str, trio.Event] = {}
+        """bookies that take no bytes until the event is set"""
+        self.dialled: list[str] = []
+        self._nursery = nursery
+        for number in range(1, bookies + 1):
+            self.add_bookie(number)
+
+    def add_bookie(self, number: int, *, read_only: bool = False) -> None:
+        name = f"b{number}"
+        self.bookies[name] = MemoryBookie(chance=self.chance)
+        self.store.bookies[name] = BookieRecord(
+            bookie_id=name,
+            address=f"memory:{number}",
+            capacity=100 * GIB,
+            free=50 * GIB,
+            read_only=read_only,
+        )
+
+    def kill(self, name: str) -> None:
+        """End the bookie's connections and accept none."""
+        self.down.add(name)
+        self.bookies[name].drop_connections()
+
+    def revive(self, name: str) -> None:
+        self.down.discard(name)
+
+    def record(self, ledger_id: int) -> LedgerRecord:
+        key = ledger_key(ledger_id)
+        return decode_ledger(key, self.store.values[key].value)
+
+    async def open_stream(self, host: str, port: int) -> trio.abc.Stream:
+        assert host == "memory"
+        name = f"b{port}"
+        self.dialled.append(name)
+        await trio.lowlevel.checkpoint()
+        if name in self.down:
+            raise OSError(f"{name} is down")
+        ours, theirs = trio.testing.memory_stream_pair()
+
+        async def stall() -> None:
+            if name in self.stalled:
+                await self.stalled[name].wait()
+
+        ours.send_stream.send_all_hook = stall  # type: ignore[union-attr]
+        self._nursery.start_soon(self.bookies[name].serve, theirs)
+        return ours
+
+    @asynccontextmanager
+    async def client(self, options: Options | None = None) -> AsyncIterator[Client]:
+        async with Background() as nursery:
+            yield Client(
+                self.store,
+                nursery,
+                options=options or Options(),
+                open_stream=self.open_stream,
+                chance=self.chance,
+            )
+
+
+@asynccontextmanager
+async def memory_cluster(bookies: int = 3, *, seed: int = 0) -> AsyncIterator[MemoryCluster]:
+    """Run a cluster for the block."""
+    async with Background() as nursery:
+        yield MemoryCluster(nursery, bookies, seed=seed)
