@@ -28,7 +28,7 @@ from metadata.address import Address, format_cluster
 from metadata.calls import MetadataRequest, Reply, decode_reply, encode_request
 from metadata.connection import Call, CallConnection, ConnectionLost
 from metadata.dialer import Dialer, OpenStream, open_tcp
-from metadata.errors import BadRecord, MetadataUnavailable
+from metadata.errors import BadRecord, CallFailed, MetadataUnavailable
 from metadata.failures import error_of, expect
 from metadata.store import Changes, Delete, Lease, Leases, Op, Page, Put, Versioned, Versions
 from metadata.watch import watching
@@ -157,19 +157,22 @@ class BookieStore:
             try:
                 return await self._attempt(Call(body), limit_s)
             except MetadataUnavailable as error:
-                if error.outcome_unknown and not twice:
-                    raise
-                if self._closed or trio.current_time() >= deadline:
-                    raise MetadataUnavailable(f"{self._name}: {error.message}") from error
-            failures += 1
-            await self._pause(failures, deadline)
+                failures += 1
+                pause_s = self._pause_s(failures)
+                late = trio.current_time() + pause_s >= deadline
+                if self._closed or late or (error.outcome_unknown and not twice):
+                    raise MetadataUnavailable(
+                        f"{self._name}: {error.message}",
+                        outcome_unknown=error.outcome_unknown and not twice,
+                    ) from error
+            await trio.sleep(pause_s)
 
-    async def _pause(self, failures: int, deadline: float) -> None:
-        """Wait after each round of all bookies, longer every time."""
+    def _pause_s(self, failures: int) -> float:
+        """Return 0 within a round of all bookies; after each round more."""
         rounds, position = divmod(failures, self._count)
-        if position == 0:
-            pause_s = min(PAUSE_S_MIN * 2.0**rounds, PAUSE_S_MAX) * random.uniform(0.5, 1.0)
-            await trio.sleep_until(min(trio.current_time() + pause_s, deadline))
+        if position != 0:
+            return 0.0
+        return min(PAUSE_S_MIN * 2.0**rounds, PAUSE_S_MAX) * random.uniform(0.5, 1.0)
 
     async def _attempt(self, call: Call, limit_s: float) -> Reply:
         """Make *call* at one bookie. Raises MetadataUnavailable when it is of no use."""
@@ -192,9 +195,12 @@ def _reply(response: Response) -> Reply:
             f"the bookie refused the call with code {response.code}", outcome_unknown=True
         )
     reply = decode_reply(response.body)
-    if isinstance(reply, calls.Failure):
-        raise error_of(reply)
-    return reply
+    if not isinstance(reply, calls.Failure):
+        return reply
+    error = error_of(reply)
+    if isinstance(error, CallFailed):  # the bookie's own trouble, not the store's
+        raise MetadataUnavailable(error.message, outcome_unknown=True) from error
+    raise error
 
 
 def _unavailable(error: Exception, call: Call, limit_s: float) -> MetadataUnavailable:

@@ -80,9 +80,9 @@ def stall(path: Path) -> None:
     sys.stdin.readline()
 
 
-async def main(path: Path, job: str, *arguments: str) -> None:
+async def main(path: Path, *job: str) -> None:
     store = await SqliteStore.open(path)
-    await globals()[job](store, *arguments)
+    await globals()[job[0]](store, *job[1:])
     await store.aclose()
 
 

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import pytest
+import trio
+from fake_bookie import FakeBookie, Network
+from lease_clock import LeaseClock
+
+from metadata.address import Address
+from metadata.remote import BookieStore
+from metadata.sqlite import SqliteStore
+from metadata.store import MetadataStore
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "metadata.db"
+
+
+@pytest.fixture
+def clock() -> LeaseClock:
+    return LeaseClock()
+
+
+@pytest.fixture
+async def sqlite_store(path: Path, clock: LeaseClock) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore.open(path, clock_ms=clock)
+    yield store
+    await store.aclose()
+
+
+@pytest.fixture(params=["sqlite", "memory", "tcp"])
+async def store(
+    request: pytest.FixtureRequest, sqlite_store: SqliteStore, nursery: trio.Nursery
+) -> AsyncIterator[MetadataStore]:
+    if request.param == "sqlite":
+        yield sqlite_store
+        return
+    bookie = FakeBookie(sqlite_store)
+    if request.param == "memory":
+        network = Network(nursery, bookie)
+        remote = BookieStore(network.addresses, open_stream=network.open_stream)
+    else:
+        listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+        nursery.start_soon(trio.serve_listeners, bookie.serve, listeners)
+        port = listeners[0].socket.getsockname()[1]
+        remote = BookieStore([Address("127.0.0.1", port)])
+    yield remote
+    await remote.aclose()

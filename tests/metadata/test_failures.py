@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+
+from metadata import calls, errors
+from metadata.failures import error_of, expect, failure_of
+
+ERRORS: list[errors.MetadataError] = [
+    errors.VersionConflict(key="a", expected=1, found=0),
+    errors.LeaseHeld(name="l", owner="o", expires_in_s=1.5),
+    errors.LeaseLost(name="l", owner="o", epoch=3),
+    errors.MetadataUnavailable("locked", outcome_unknown=True),
+    errors.BadRequest("too long"),
+    errors.BadRecord("spoilt"),
+    errors.BadStore("damaged", path="/x"),
+    errors.BadAddress("no host"),
+    errors.CallFailed("not here", kind="NoLedger", attributes={"ledger_id": 7}),
+]
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_an_error_crosses_the_wire_whole(error: errors.MetadataError) -> None:
+    reply = calls.decode_reply(calls.encode_reply(failure_of(error)))
+    with pytest.raises(type(error)) as caught:
+        expect(reply, calls.Done)
+    assert str(caught.value) == str(error)
+    assert vars(caught.value) == vars(error)
+
+
+def test_every_error_is_tried_here() -> None:
+    assert {type(error) for error in ERRORS} == set(errors.MetadataError.__subclasses__())
+
+
+def test_a_reply_of_another_kind_is_named() -> None:
+    with pytest.raises(errors.BadRecord, match="answered Missing, not Done"):
+        expect(calls.Missing(), calls.Done)
+
+
+@pytest.mark.parametrize(
+    "failure",
+    [
+        calls.Failure("VersionConflict", "m"),
+        calls.Failure("LeaseHeld", "m", {"name": "a", "owner": "b", "expires_in_s": "soon"}),
+        calls.Failure("BadStore", "m", {"path": "/x", "__class__": "y"}),
+    ],
+)
+def test_a_failure_with_wrong_attributes_is_the_peers_fault(failure: calls.Failure) -> None:
+    assert isinstance(error_of(failure), errors.BadRecord)

@@ -1,0 +1,349 @@
+"""The SQLite driver among several processes, and with a file that is not as it should be."""
+
+from __future__ import annotations
+
+import os
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import metadata_worker
+import pytest
+import trio
+from lease_clock import LeaseClock
+
+from metadata import rows
+from metadata.errors import BadStore, LeaseHeld, LeaseLost, MetadataUnavailable
+from metadata.schema import APPLICATION_ID, SCHEMA_VERSION
+from metadata.sqlite import SqliteStore
+from metadata.store import CheckLease, Put
+
+Worker = subprocess.Popen[str]
+
+
+def start(path: Path, *job: str) -> Worker:
+    return subprocess.Popen(
+        [sys.executable, metadata_worker.__file__, str(path), *job],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+    )
+
+
+@contextmanager
+def worker(path: Path, *job: str) -> Iterator[Worker]:
+    with start(path, *job) as process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
+async def line(process: Worker) -> str:
+    assert process.stdout is not None
+    return (await trio.to_thread.run_sync(process.stdout.readline)).strip()
+
+
+async def all_output(process: Worker) -> str:
+    return (await trio.to_thread.run_sync(process.communicate))[0]
+
+
+async def tell(process: Worker) -> None:
+    assert process.stdin is not None
+    process.stdin.write("go\n")
+    process.stdin.flush()
+
+
+async def number_at(store: SqliteStore, key: str) -> int:
+    found = await store.get(key)
+    return -1 if found is None else int(found.value.rstrip(b"\0"))
+
+
+# --- several processes -----------------------------------------------------------------
+
+
+async def test_two_processes_lose_no_update_and_share_no_id(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    await store.put("number", b"0")
+    with worker(path, "count", "60") as one, worker(path, "count", "60") as two:
+        outputs = [await all_output(process) for process in (one, two)]
+        assert (one.returncode, two.returncode) == (0, 0)
+    ids = [int(word) for output in outputs for word in output.split()]
+    assert sorted(ids) == list(range(1, 121))
+    assert await number_at(store, "number") == 120
+    await store.aclose()
+
+
+async def test_processes_that_start_at_once_make_one_store(path: Path) -> None:
+    with worker(path, "put_when_told", "a") as one, worker(path, "put_when_told", "b") as two:
+        for process in (one, two):
+            assert await line(process) == "ready"
+            await tell(process)
+        assert [await trio.to_thread.run_sync(process.wait) for process in (one, two)] == [0, 0]
+    store = await SqliteStore.open(path)
+    assert [key for key, _ in await store.list("")] == ["a", "b"]
+    await store.aclose()
+
+
+async def test_a_watch_wakes_within_half_a_second_of_another_process(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    with worker(path, "put_when_told", "w/a") as other:
+        assert await line(other) == "ready"
+        async with store.watch("w/") as hints:
+            await tell(other)
+            with trio.fail_after(0.5):
+                assert await hints.receive() == "w/a"
+    await store.aclose()
+
+
+async def test_a_killed_writer_leaves_whole_transactions(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    told = -1
+    for _ in range(4):
+        with worker(path, "put_pairs", str(told + 1)) as writer:
+            for _ in range(5):
+                told = int(await line(writer))
+            writer.kill()
+        left, right = await number_at(store, "left"), await number_at(store, "right")
+        assert left == right
+        assert left >= told
+        told = left
+    await store.aclose()
+    with sqlite3.connect(path) as connection:
+        assert connection.execute("PRAGMA integrity_check").fetchall() == [("ok",)]
+    connection.close()
+
+
+async def test_a_process_killed_inside_a_transaction_changes_and_locks_nothing(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    await store.put("a", b"whole")
+    with worker(path, "stall") as writer:
+        assert await line(writer) == "inside"
+        found = await store.get("a")
+        assert found is not None and found.value == b"whole"
+        writer.kill()
+    found = await store.get("a")
+    assert found is not None and found.value == b"whole"
+    await store.put("a", b"again", expected=found.version)
+    await store.aclose()
+
+
+async def test_the_lease_of_a_killed_process_can_be_taken_when_it_runs_out(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    with worker(path, "hold", "0.5") as holder:
+        epoch = int(await line(holder))
+        holder.kill()
+    with pytest.raises(LeaseHeld) as caught:
+        await store.grant("leader", "the next", ttl_s=30)
+    await trio.sleep(caught.value.expires_in_s)
+    lease = await store.grant("leader", "the next", ttl_s=30)
+    assert lease.epoch > epoch
+    await store.aclose()
+
+
+async def test_a_disk_without_room_refuses_changes_and_serves_reads(path: Path) -> None:
+    with worker(path, "fill", "1000000") as filler:
+        error, last_told, stored = [await line(filler) for _ in range(3)]
+        assert await trio.to_thread.run_sync(filler.wait) == 0
+    assert str(path) in error
+    assert int(stored) >= int(last_told) > 0
+
+
+# --- locks and deadlines ---------------------------------------------------------------
+
+
+@contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """As another process that holds the write lock."""
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN IMMEDIATE")
+    try:
+        yield
+    finally:
+        connection.close()
+
+
+async def test_a_locked_store_refuses_changes_in_time_and_serves_reads(path: Path) -> None:
+    store = await SqliteStore.open(path, timeout_s=0.3)
+    await store.put("a", b"1")
+    with locked(path):
+        started = time.monotonic()
+        with pytest.raises(MetadataUnavailable, match="locked") as caught:
+            await store.put("a", b"2")
+        assert 0.2 < time.monotonic() - started < 2
+        assert not caught.value.outcome_unknown
+        assert await number_at(store, "a") == 1
+    await store.put("a", b"3")
+    await store.aclose()
+
+
+async def test_all_who_wait_for_a_locked_store_are_refused_in_time(path: Path) -> None:
+    store = await SqliteStore.open(path, timeout_s=0.3)
+    refused = 0
+
+    async def put() -> None:
+        nonlocal refused
+        with pytest.raises(MetadataUnavailable):
+            await store.put("a", b"")
+        refused += 1
+
+    with locked(path), trio.fail_after(2):
+        async with trio.open_nursery() as nursery:
+            for _ in range(10):
+                nursery.start_soon(put)
+    assert refused == 10
+    await store.aclose()
+
+
+async def test_a_caller_that_is_cancelled_does_not_wait_for_the_lock(path: Path) -> None:
+    store = await SqliteStore.open(path, timeout_s=1.0)
+    with locked(path):
+        started = time.monotonic()
+        with trio.move_on_after(0.05) as scope:
+            await store.put("a", b"")
+        assert scope.cancelled_caught
+        assert time.monotonic() - started < 0.5
+    await store.put("b", b"")
+    await store.aclose()
+
+
+async def test_opening_a_store_that_stays_locked_is_refused_in_time(path: Path) -> None:
+    connection = sqlite3.connect(path, isolation_level=None)
+    connection.execute("BEGIN EXCLUSIVE")
+    with trio.fail_after(2), pytest.raises(MetadataUnavailable):
+        await SqliteStore.open(path, timeout_s=0.2)
+    connection.close()
+
+
+# --- files -----------------------------------------------------------------------------
+
+
+async def test_a_store_is_as_it_was_when_opened_again(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    version = await store.put("a", b"1")
+    await store.next_id("ids", 5)
+    await store.aclose()
+    store = await SqliteStore.open(path)
+    found = await store.get("a")
+    assert found is not None and found.version == version
+    assert await store.next_id("ids") == 6
+    assert await store.put("a", b"2", expected=version) > version
+    await store.aclose()
+
+
+async def test_versions_rise_even_over_a_deletion(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    old = await store.put("a", b"1")
+    await store.delete("a")
+    assert await store.put("a", b"1") > old
+    await store.aclose()
+
+
+async def test_an_empty_file_becomes_a_store(path: Path) -> None:
+    await trio.Path(path).touch()
+    store = await SqliteStore.open(path)
+    await store.put("a", b"1")
+    await store.aclose()
+
+
+async def test_a_missing_folder_is_named(tmp_path: Path) -> None:
+    with pytest.raises(MetadataUnavailable, match="nowhere"):
+        await SqliteStore.open(tmp_path / "nowhere" / "metadata.db")
+
+
+async def test_bytes_that_are_no_database_are_refused(path: Path) -> None:
+    await trio.Path(path).write_bytes(b"not a database at all" * 100)
+    with pytest.raises(BadStore) as caught:
+        await SqliteStore.open(path)
+    assert caught.value.path == str(path)
+    assert await trio.Path(path).read_bytes() == b"not a database at all" * 100
+
+
+async def test_a_database_of_another_program_is_left_as_it_is(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute("CREATE TABLE songs (title TEXT)")
+    connection.close()
+    before = await trio.Path(path).read_bytes()
+    with pytest.raises(BadStore, match="another program"):
+        await SqliteStore.open(path)
+    assert await trio.Path(path).read_bytes() == before
+
+
+async def test_a_newer_schema_is_refused_and_named(path: Path) -> None:
+    await (await SqliteStore.open(path)).aclose()
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION + 1}")
+    connection.close()
+    with pytest.raises(BadStore, match=f"version {SCHEMA_VERSION + 1}"):
+        await SqliteStore.open(path)
+
+
+async def test_a_store_without_its_tables_is_refused(path: Path) -> None:
+    with sqlite3.connect(path) as connection:
+        connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
+        connection.execute("CREATE TABLE keys (key TEXT)")
+    connection.close()
+    with pytest.raises(BadStore, match="lacks tables"):
+        await SqliteStore.open(path)
+
+
+async def test_damage_is_told_as_such_and_never_as_absence(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    for number in range(50):
+        await store.put(f"k{number}", bytes(3000))
+    await store.aclose()
+    whole = await trio.Path(path).read_bytes()
+    await trio.Path(path).write_bytes(whole[:8192] + b"\xa5" * (len(whole) - 8192))
+    with pytest.raises(BadStore) as caught:
+        store = await SqliteStore.open(path)
+        try:
+            for number in range(50):
+                assert await store.get(f"k{number}") is not None
+        finally:
+            await store.aclose()
+    assert caught.value.path == str(path)
+
+
+# --- the clock and the log of changes --------------------------------------------------
+
+
+async def test_a_lease_from_before_the_host_started_is_over(
+    sqlite_store: SqliteStore, clock: LeaseClock
+) -> None:
+    old = await sqlite_store.grant("leader", "one", ttl_s=3600)
+    clock.now_ms = 5
+    assert await sqlite_store.leases("") == []
+    new = await sqlite_store.grant("leader", "two", ttl_s=3600)
+    assert new.epoch > old.epoch
+    with pytest.raises(LeaseLost):
+        await sqlite_store.transact([CheckLease.of(old), Put("a", b"")])
+
+
+async def test_a_lease_never_lasts_longer_than_its_time_after_the_clock_went_back(
+    sqlite_store: SqliteStore, clock: LeaseClock
+) -> None:
+    await sqlite_store.grant("leader", "one", ttl_s=10)
+    clock.advance(5)
+    clock.advance(-4)
+    (lease,) = await sqlite_store.leases("")
+    assert lease.expires_in_s <= 10
+    clock.advance(9)
+    assert await sqlite_store.leases("") == []
+
+
+async def test_a_watch_that_fell_behind_is_told_to_look_everywhere(
+    sqlite_store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "CHANGES_MAX", 10)
+    async with sqlite_store.watch("w/") as hints:
+        for number in range(20):
+            await sqlite_store.put(f"w/{number}", b"")
+        with trio.fail_after(2):
+            assert await hints.receive() == "w/"
+            await sqlite_store.put("w/a", b"")
+            assert await hints.receive() == "w/a"
