@@ -97,13 +97,16 @@ class Writer:
         gets an empty buffer; bookies with the same share get the same object.
 
         Raises:
-            ValueError: a payload is too large for a frame. Nothing was added.
+            ValueError: a payload is too large for a frame, or ids run out. Nothing
+                was added.
         """
         pointer = self.pointer
         sizes = array("I", map(len, payloads))
         lent_sizes = ffi.from_buffer("uint32_t[]", sizes)
         if lib.bk_writer_plan(pointer, lent_sizes, len(sizes), self._sizes) != lib.BK_OK:
-            raise ValueError(f"a payload has more than {self._payload_size_max} bytes")
+            raise ValueError(
+                f"a payload has more than {self._payload_size_max} bytes, or entry ids run out"
+            )
         buffers = [_new_uncleared("uint8_t[]", size) for size in self._sizes]
         for i, buffer in enumerate(buffers):
             self._outs[i] = buffer
