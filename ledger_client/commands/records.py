@@ -18,15 +18,9 @@ import io
 from collections.abc import Sequence
 from typing import Protocol
 
+from ledger_client.commands.errors import RecordCut, RecordTooLarge
+
 SIZE_BYTES = 4
-
-
-class RecordTooLarge(ValueError):
-    """A line or record does not fit in an entry."""
-
-
-class RecordCut(ValueError):
-    """The stream ended within a framed record."""
 
 
 class Splitter(Protocol):
@@ -91,7 +85,7 @@ class Frames:
     def feed(self, data: bytes) -> list[bytes]:
         """Return the records that *data* completes, without their sizes."""
         held = self._rest + data
-        records = []
+        records: list[bytes] = []
         start = 0
         while start + SIZE_BYTES <= len(held):
             size = int.from_bytes(held[start : start + SIZE_BYTES], "big")

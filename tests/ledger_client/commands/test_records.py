@@ -3,14 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies
 
-from ledger_client.commands.records import (
-    Frames,
-    Lines,
-    RecordCut,
-    RecordTooLarge,
-    Splitter,
-    join_framed,
-)
+from ledger_client.commands.errors import RecordCut, RecordTooLarge
+from ledger_client.commands.records import Frames, Lines, Splitter, join_framed
 
 CHUNKS = strategies.lists(
     strategies.one_of(strategies.binary(max_size=40), strategies.sampled_from([b"\n", b"\r\n"]))

@@ -1,0 +1,34 @@
+"""The command ``quire``: ledgers, a demonstration, measurements."""
+
+from __future__ import annotations
+
+import sys
+
+import click
+
+from ledger_client.commands.bench import bench
+from ledger_client.commands.demo import demo
+from ledger_client.commands.ledger import ledger
+from ledger_client.commands.outcome import conclude
+
+
+@click.group()
+@click.version_option(package_name="quire", message="quire %(version)s")
+def quire() -> None:
+    """Write and read replicated ledgers.
+
+    Try `quire demo` first: it needs nothing but this installation.
+    """
+
+
+for command in (ledger, demo, bench):
+    quire.add_command(command)
+
+
+def main() -> None:
+    """Run the command line and exit with its code (see commands/outcome.py)."""
+    sys.exit(conclude(quire, sys.argv[1:]))
+
+
+if __name__ == "__main__":
+    main()

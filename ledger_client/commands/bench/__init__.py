@@ -1,0 +1,22 @@
+"""``quire bench``: how fast the disk is, and how fast quire is on it.
+
+``disk`` is the floor. ``append`` and ``read`` measure it too, in the same run and
+the same folder, and state their figures as a part of it.
+"""
+
+from __future__ import annotations
+
+import click
+
+from ledger_client.commands.bench.append import append
+from ledger_client.commands.bench.disk import disk
+from ledger_client.commands.bench.read import read
+
+
+@click.group()
+def bench() -> None:
+    """Measure the disk, appends and reads."""
+
+
+for command in (disk, append, read):
+    bench.add_command(command)

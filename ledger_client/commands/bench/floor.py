@@ -1,0 +1,116 @@
+"""The floor: what the disk itself does, so that a figure means something elsewhere.
+
+The same pattern as a journal, without a journal: aligned writes past the page
+cache into a file that is allocated and zero-filled already, one fdatasync after
+each group. Then the file is read once in order, from the disk. No store that
+acknowledges after a sync can be faster than this on the same disk.
+"""
+
+from __future__ import annotations
+
+import errno
+import mmap
+import os
+import tempfile
+import time
+from pathlib import Path
+
+import msgspec
+
+from ledger_client.commands.bench.samples import Percentiles, Samples
+
+BLOCK_SIZE = 4096
+GROUP_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+READ_SIZE = 4 << 20
+SYNCS = 2000
+
+
+class GroupFloor(msgspec.Struct, frozen=True):
+    """Groups of *group_size* bytes, each written and synced."""
+
+    group_size: int
+    mb_per_s: float
+    latency: Percentiles
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """What the disk under a folder does; MB are 10^6 bytes."""
+
+    sync: GroupFloor
+    """of single blocks: nothing is acknowledged faster"""
+    groups: list[GroupFloor]
+    read_mb_per_s: float
+    direct: bool
+
+    @property
+    def write_mb_per_s(self) -> float:
+        """The fastest that any group size was."""
+        return max(group.mb_per_s for group in self.groups)
+
+
+def measure_floor(folder: Path, size: int) -> Floor:
+    """Write and read *size* bytes in a temporary file in *folder*; blocks.
+
+    Raises:
+        OSError: no room, or no access.
+    """
+    size = max(size, GROUP_SIZES[-1]) // GROUP_SIZES[-1] * GROUP_SIZES[-1]
+    with tempfile.TemporaryDirectory(dir=folder, prefix="quire-floor-") as scratch:
+        buffer = mmap.mmap(-1, GROUP_SIZES[-1])  # page-aligned, as O_DIRECT needs it
+        buffer.write(os.urandom(GROUP_SIZES[-1]))
+        return _measure(Path(scratch) / "floor", memoryview(buffer), size)
+
+
+def _measure(path: Path, buffer: memoryview, size: int) -> Floor:
+    descriptor, direct = _open_direct(path)
+    try:
+        _fill_with_zeros(path, size)
+        sync = _write_groups(descriptor, buffer[:BLOCK_SIZE], min(SYNCS * BLOCK_SIZE, size))
+        groups = [_write_groups(descriptor, buffer[:group], size) for group in GROUP_SIZES]
+        read_mb_per_s = _read(descriptor, buffer[:READ_SIZE], size)
+    finally:
+        os.close(descriptor)
+    return Floor(sync, groups, read_mb_per_s, direct)
+
+
+def _open_direct(path: Path) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_CREAT
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o600), False  # tmpfs and the like know no O_DIRECT
+
+
+def _fill_with_zeros(path: Path, size: int) -> None:
+    zeros = bytes(GROUP_SIZES[-1])
+    with path.open("r+b") as file:
+        for _ in range(size // len(zeros)):
+            file.write(zeros)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_groups(descriptor: int, group: memoryview, size: int) -> GroupFloor:
+    samples = Samples()
+    started = before = time.perf_counter()
+    for offset in range(0, size, len(group)):
+        os.pwrite(descriptor, group, offset)
+        os.fdatasync(descriptor)
+        after = time.perf_counter()
+        samples.add(after - before)
+        before = after
+    return GroupFloor(len(group), _mb_per_s(size, before - started), samples.percentiles())
+
+
+def _read(descriptor: int, buffer: memoryview, size: int) -> float:
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    started = time.perf_counter()
+    for offset in range(0, size, len(buffer)):
+        os.preadv(descriptor, [buffer], offset)
+    return _mb_per_s(size, time.perf_counter() - started)
+
+
+def _mb_per_s(size: int, seconds: float) -> float:
+    return round(size / 1e6 / seconds, 1)

@@ -1,0 +1,229 @@
+"""``quire bench read``: entries read a second from a disk that has to be asked."""
+
+from __future__ import annotations
+
+import random
+import re
+import tempfile
+import time
+import urllib.request
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+import msgspec
+import trio
+
+import ledger_client
+from ledger_client import Client, LedgerReader
+from ledger_client.commands import options
+from ledger_client.commands.bench import usage
+from ledger_client.commands.bench.floor import Floor, measure_floor
+from ledger_client.commands.bench.load import Load, apply_load, batch_for
+from ledger_client.commands.bench.samples import Percentiles, Samples
+from ledger_client.commands.bench.size import Size
+from ledger_client.commands.peer import Peer
+from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
+from metadata.calls import FlushNow, JournalState
+
+FLOOR_SIZE = 512 << 20
+DISK_READS = re.compile(r"^quire_bookie_(?:log|index)_reads_total (\S+)$", re.MULTILINE)
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to read: a ledger of *size* bytes in all, *reads* single entries of it if random."""
+
+    sequential: bool
+    entry_size: int
+    size: int
+    reads: int
+    outstanding: int
+    bookies: int
+    folder: Path
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """The figures beside the floor of the same run; MB are 10^6 payload bytes.
+
+    *bandwidth_to_floor* compares with one cold read of the same disk in order.
+    """
+
+    order: str
+    entries: int
+    entry_size: int
+    ledger_bytes: int
+    seconds: float
+    entries_per_s: float
+    mb_per_s: float
+    latency: Percentiles
+    disk_reads_per_entry: float
+    client_cpu_s: float
+    bookie_cpu_s: float
+    bookie_rss_max_mib: list[float]
+    floor: Floor
+    bandwidth_to_floor: float
+
+
+@click.command()
+@click.option(
+    "--order",
+    type=click.Choice(["sequential", "random"]),
+    default="sequential",
+    show_default=True,
+    help="All entries in order, or single ones anywhere.",
+)
+@click.option("--entry-size", type=Size(), default="1KiB", show_default=True)
+@click.option("--bytes", "size", type=Size(), default="1GiB", show_default=True)
+@click.option("--reads", type=click.IntRange(1), default=20_000, help="With --order random.")
+@click.option("--outstanding", type=click.IntRange(1), default=8, help="With --order random.")
+@click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
+@options.folder
+@options.as_json
+def read(
+    *,
+    order: str,
+    entry_size: int,
+    size: int,
+    reads: int,
+    outstanding: int,
+    bookies: int,
+    folder: Path | None,
+    as_json: bool,
+) -> None:
+    """Write a ledger, drop it from every cache, read it, and say how fast that was.
+
+    The bookies are its own, in a temporary folder. A latency is that of a batch, or of
+    a single read with --order random.
+    """
+    plan = Plan(
+        sequential=order == "sequential",
+        entry_size=entry_size,
+        size=size,
+        reads=reads,
+        outstanding=outstanding,
+        bookies=bookies,
+        folder=folder or Path(tempfile.gettempdir()),
+    )
+    result = trio.run(_measure, plan)
+    click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
+
+
+async def _measure(plan: Plan) -> Result:
+    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, FLOOR_SIZE)
+    async with (
+        open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
+        ledger_client.connect(sandbox.cluster) as client,
+    ):
+        ledger_id = await _fill(client, plan)
+        await _make_cold(sandbox)
+        async with client.open_ledger(ledger_id) as reader:
+            return await _read(plan, floor, sandbox.bookies, reader)
+
+
+async def _fill(client: Client, plan: Plan) -> int:
+    """Write the ledger and return its id."""
+    load = Load(
+        entry_size=plan.entry_size,
+        entries=plan.size // plan.entry_size,
+        batch=batch_for(plan.entry_size),
+    )
+    async with client.create_ledger(plan.bookies, plan.bookies, plan.bookies) as ledger:
+        await apply_load([ledger], load)
+    return ledger.id
+
+
+async def _make_cold(sandbox: Sandbox) -> None:
+    for bookie in sandbox.bookies:
+        async with Peer.open(bookie.address) as peer:
+            await peer.call(FlushNow(), JournalState)
+    await trio.to_thread.run_sync(usage.drop_page_cache, sandbox.folder)
+
+
+async def _read(
+    plan: Plan, floor: Floor, bookies: Sequence[Bookie], reader: LedgerReader
+) -> Result:
+    processes = [bookie.process_id for bookie in bookies]
+    samples = Samples()
+    disk_reads = await _disk_reads(bookies)
+    client_cpu_s, bookie_cpu_s = time.process_time(), usage.cpu_s(processes)
+    started = time.perf_counter()
+    if plan.sequential:
+        entries = await _read_in_order(reader, samples)
+    else:
+        entries = await _read_at_random(reader, samples, plan)
+    seconds = time.perf_counter() - started
+    client_cpu_s = time.process_time() - client_cpu_s
+    bookie_cpu_s = usage.cpu_s(processes) - bookie_cpu_s
+    mb_per_s = round(entries * plan.entry_size / 1e6 / seconds, 2)
+    return Result(
+        order="sequential" if plan.sequential else "random",
+        entries=entries,
+        entry_size=plan.entry_size,
+        ledger_bytes=plan.size,
+        seconds=round(seconds, 3),
+        entries_per_s=round(entries / seconds, 1),
+        mb_per_s=mb_per_s,
+        latency=samples.percentiles(),
+        disk_reads_per_entry=round((await _disk_reads(bookies) - disk_reads) / entries, 3),
+        client_cpu_s=round(client_cpu_s, 2),
+        bookie_cpu_s=round(bookie_cpu_s, 2),
+        bookie_rss_max_mib=[round(usage.rss_max(process) / 2**20, 1) for process in processes],
+        floor=floor,
+        bandwidth_to_floor=round(mb_per_s / floor.read_mb_per_s, 3),
+    )
+
+
+async def _read_in_order(reader: LedgerReader, samples: Samples) -> int:
+    entries = 0
+    before = time.perf_counter()
+    async for batch in reader.read_batches(0, reader.last_confirmed):
+        entries += len(batch)
+        now = time.perf_counter()
+        samples.add(now - before)
+        before = now
+    return entries
+
+
+async def _read_at_random(reader: LedgerReader, samples: Samples, plan: Plan) -> int:
+    choice = random.Random(plan.reads)
+    left = plan.reads
+
+    async def work() -> None:
+        nonlocal left
+        while left:
+            left -= 1
+            entry_id = choice.randrange(reader.last_confirmed + 1)
+            before = time.perf_counter()
+            await reader.read(entry_id, entry_id)
+            samples.add(time.perf_counter() - before)
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(plan.outstanding):
+            nursery.start_soon(work)
+    return plan.reads
+
+
+async def _disk_reads(bookies: Sequence[Bookie]) -> float:
+    return sum([await trio.to_thread.run_sync(_scrape, bookie) for bookie in bookies])
+
+
+def _scrape(bookie: Bookie) -> float:
+    url = f"http://127.0.0.1:{bookie.metrics_port}/metrics"
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        text = answer.read().decode()
+    return sum(float(match[1]) for match in DISK_READS.finditer(text))
+
+
+def _describe(result: Result) -> str:
+    at = result.latency
+    what = "a batch" if result.order == "sequential" else "a read"
+    return (
+        f"{result.entries:,} entries of {result.entry_size} bytes read in {result.order} order "
+        f"from a cold ledger of {result.ledger_bytes / 2**30:.2f} GiB in {result.seconds:.2f} s\n"
+        f"  {result.entries_per_s:,.0f} entries/s, {result.mb_per_s:,.1f} MB/s, "
+        f"{result.bandwidth_to_floor:.2f} x the disk's {result.floor.read_mb_per_s:,.0f} MB/s\n"
+        f"  latency of {what}: p50 {at.p50_ms:.3f} ms, p99 {at.p99_ms:.3f} ms, "
+        f"p99.9 {at.p999_ms:.3f} ms; {result.disk_reads_per_entry:.2f} disk reads an entry\n"
+        f"  CPU: client {result.client_cpu_s:.2f} s, bookies {result.bookie_cpu_s:.2f} s; "
+        f"greatest RSS of a bookie: {max(result.bookie_rss_max_mib):.0f} MiB"
+    )

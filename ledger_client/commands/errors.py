@@ -1,0 +1,45 @@
+"""Why a command could not do what was asked, beside what the client raises.
+
+CommandFailed          the message says why and, where it can, what to do next
+├── RecordTooLarge     a line or record does not fit in an entry
+├── RecordCut          the input ended within a framed record
+├── SandboxFailed      bookies of our own did not start
+├── PeerSilent         a bookie asked directly did not answer
+└── ReplicaDamaged     a bookie's own copy of an entry is not sound
+Interrupted            Ctrl-C or SIGTERM came; the command has tidied up
+"""
+
+
+class CommandFailed(Exception):
+    """The command cannot go on."""
+
+
+class RecordTooLarge(CommandFailed):
+    """A line or record does not fit in an entry. Nothing after it was read."""
+
+
+class RecordCut(CommandFailed):
+    """The input ended within a framed record."""
+
+
+class SandboxFailed(CommandFailed):
+    """Bookies of our own did not start, or not again."""
+
+
+class PeerSilent(CommandFailed):
+    """A bookie closed the connection, did not answer in time, or answered a failure."""
+
+
+class ReplicaDamaged(CommandFailed):
+    """A bookie gave bytes that are not the entry asked for."""
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM came; the command has tidied up and said what holds."""
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return the error itself, or the first one within a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,165 @@
+"""``quire ledger``: create, look at and delete ledgers; write, read and follow them."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+import click
+import msgspec
+import trio
+
+import ledger_client
+from ledger_client import LedgerInfo
+from ledger_client.commands import options
+from ledger_client.commands.read import follow, read
+from ledger_client.commands.target import Target, fill_quorums
+from ledger_client.commands.write import write
+from metadata.records import LedgerState
+
+HEADS = ("ledger", "state", "entries", "bytes", "E/Qw/Qa", "created")
+ROW = "{:>10}  {:<12}{:>12}{:>16}  {:<9}{}"
+
+
+@click.group()
+def ledger() -> None:
+    """Write, read and look after ledgers."""
+
+
+for command in (write, read, follow):
+    ledger.add_command(command)
+
+
+@ledger.command()
+@options.quorums
+@options.digest
+@options.password
+@options.new_id
+@options.cluster
+@options.as_json
+def create(
+    *,
+    ensemble: int,
+    write_quorum: int | None,
+    ack_quorum: int | None,
+    digest: str,
+    password: str,
+    new_id: int | None,
+    cluster: str,
+    as_json: bool,
+) -> None:
+    """Make an empty ledger and print its id.
+
+    Only who makes a ledger can write it, so this one is closed at once and stays empty;
+    `quire ledger write` makes one with something in it.
+    """
+    target = Target(
+        cluster=cluster,
+        quorums=fill_quorums(ensemble, write_quorum, ack_quorum),
+        digest=digest,
+        password=password,
+        ledger_id=new_id,
+    )
+    trio.run(_create, target, as_json)
+
+
+async def _create(target: Target, as_json: bool) -> None:
+    async with ledger_client.connect(target.cluster) as client:
+        async with target.create(client) as made:
+            pass
+        found = await client.ledger_info(made.id)
+    click.echo(msgspec.json.encode(found).decode() if as_json else found.ledger_id)
+
+
+@ledger.command()
+@options.ledger_id
+@options.cluster
+@options.as_json
+def info(*, ledger_id: int, cluster: str, as_json: bool) -> None:
+    """Say what metadata knows of LEDGER. Its end is known once it is closed."""
+    trio.run(_info, ledger_id, cluster, as_json)
+
+
+async def _info(ledger_id: int, cluster: str, as_json: bool) -> None:
+    async with ledger_client.connect(cluster) as client:
+        found = await client.ledger_info(ledger_id)
+    click.echo(msgspec.json.encode(found).decode() if as_json else _describe(found))
+
+
+@ledger.command("list")
+@options.cluster
+@options.as_json
+def list_(*, cluster: str, as_json: bool) -> None:
+    """List all ledgers by rising id; with --json, an object on a line for each."""
+    trio.run(_list, cluster, as_json)
+
+
+async def _list(cluster: str, as_json: bool) -> None:
+    async with ledger_client.connect(cluster) as client:
+        heads = None if as_json else ROW.format(*HEADS)
+        async for found in client.list_ledgers():
+            if heads:
+                click.echo(heads)
+                heads = None
+            click.echo(msgspec.json.encode(found).decode() if as_json else _row(found))
+
+
+@ledger.command()
+@options.ledger_id
+@options.cluster
+@options.as_json
+def delete(*, ledger_id: int, cluster: str, as_json: bool) -> None:
+    """Delete LEDGER. Bookies free its space when they collect garbage next."""
+    trio.run(_delete, ledger_id, cluster, as_json)
+
+
+async def _delete(ledger_id: int, cluster: str, as_json: bool) -> None:
+    async with ledger_client.connect(cluster) as client:
+        await client.delete_ledger(ledger_id)
+    if as_json:
+        click.echo(msgspec.json.encode({"ledger_id": ledger_id, "deleted": True}).decode())
+
+
+def _describe(found: LedgerInfo) -> str:
+    lines = [
+        ("ledger", found.ledger_id),
+        ("state", found.state.value),
+        ("entries", _entries(found)),
+        ("bytes", _bytes(found)),
+        ("quorums", f"{_quorums(found)} (ensemble, write, ack)"),
+        ("digest", found.digest),
+        ("created", _created(found)),
+        *((f"from entry {first}", ", ".join(bookies)) for first, bookies in found.bookies),
+        *found.custom.items(),
+    ]
+    return "\n".join(f"{key:<16}{value}" for key, value in lines)
+
+
+def _row(found: LedgerInfo) -> str:
+    return ROW.format(
+        found.ledger_id,
+        found.state.value,
+        _entries(found),
+        _bytes(found),
+        _quorums(found),
+        _created(found),
+    )
+
+
+def _entries(found: LedgerInfo) -> str:
+    return str(found.last_entry + 1) if _ended(found) else "-"
+
+
+def _bytes(found: LedgerInfo) -> str:
+    return str(found.length) if _ended(found) else "-"
+
+
+def _ended(found: LedgerInfo) -> bool:
+    return found.state is LedgerState.CLOSED
+
+
+def _quorums(found: LedgerInfo) -> str:
+    return f"{found.ensemble_size}/{found.write_quorum}/{found.ack_quorum}"
+
+
+def _created(found: LedgerInfo) -> str:
+    return datetime.fromtimestamp(found.created_ms / 1000, UTC).strftime("%Y-%m-%d %H:%M:%SZ")

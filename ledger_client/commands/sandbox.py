@@ -1,0 +1,180 @@
+"""A cluster of our own: bookies on this machine, in a folder that goes away with them.
+
+``python -m bookie standalone`` runs as a child in a session of its own, so that a
+Ctrl-C in the terminal reaches only us and we decide what happens to it. However
+the block ends, no process and no folder is left, unless the folder shall be kept.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import trio
+
+from ledger_client.commands.errors import SandboxFailed
+
+START_TIMEOUT_S = 60.0
+STOP_TIMEOUT_S = 60.0
+
+
+class Bookie(msgspec.Struct, frozen=True):
+    """One bookie process, as it announced itself when it served."""
+
+    bookie_id: str
+    address: str
+    process_id: int
+    metrics_port: int
+
+
+class _Ready(msgspec.Struct, frozen=True):
+    """What `bookie standalone --json` prints when all bookies serve."""
+
+    ready: str
+    bookies: list[Bookie]
+
+
+class Sandbox:
+    """The bookies in *folder*. Make it with open_sandbox.
+
+    Args:
+        folder: of the whole cluster.
+        count: how many bookies.
+        settings: of each of them, in the form KEY=VALUE.
+
+    Attributes:
+        cluster: the URL for clients.
+        bookies: the processes, those started again included.
+    """
+
+    def __init__(self, folder: Path, count: int, settings: Sequence[str] = ()) -> None:
+        self.folder = folder
+        self.cluster = ""
+        self.bookies: list[Bookie] = []
+        self._command = [sys.executable, "-m", "bookie", "standalone", "--json", "--no-restart"]
+        self._command += ["--data", str(folder), "--bookies", str(count)]
+        self._command += ["--port", "0", "--metrics-port", "-1"]
+        self._command += [f"--set={setting}" for setting in settings]
+        self._log = folder / "standalone.log"
+        self._standalone: trio.Process | None = None
+        self._restarted: list[trio.Process] = []
+
+    async def start(self) -> None:
+        """Start all bookies over what the folder holds, and wait until they serve.
+
+        Raises:
+            SandboxFailed: they did not start.
+        """
+        self._standalone = await self._open(self._command)
+        told = msgspec.json.decode(await self._first_line(self._standalone), type=_Ready)
+        self.cluster, self.bookies = told.ready, told.bookies
+
+    def kill(self, bookie: Bookie) -> list[str]:
+        """End the bookie's process with SIGKILL, at once; return the command it ran by."""
+        words = Path(f"/proc/{bookie.process_id}/cmdline").read_bytes().split(b"\0")[:-1]
+        os.kill(bookie.process_id, signal.SIGKILL)
+        return [os.fsdecode(word) for word in words]
+
+    async def kill_all(self) -> None:
+        """End every process with SIGKILL."""
+        for bookie in self.bookies:
+            _signal(bookie.process_id, signal.SIGKILL)
+        await self._end(signal.SIGKILL)
+
+    async def restart(self, bookie: Bookie, command: Sequence[str]) -> Bookie:
+        """Start a bookie again by the *command* it ran by, and wait until it serves.
+
+        Raises:
+            SandboxFailed: it did not start.
+        """
+        process = await self._open(command)
+        self._restarted.append(process)
+        restarted = msgspec.json.decode(await self._first_line(process), type=Bookie)
+        self.bookies = [restarted if old == bookie else old for old in self.bookies]
+        return restarted
+
+    async def stop(self) -> None:
+        """Stop all bookies in order; those that do not end in time are killed."""
+        await self._end(signal.SIGTERM)
+
+    async def _end(self, number: signal.Signals) -> None:
+        processes = [*self._restarted, *([self._standalone] if self._standalone else [])]
+        for process in processes:
+            process.send_signal(number)
+        with trio.move_on_after(STOP_TIMEOUT_S):
+            for process in processes:
+                await process.wait()
+        for process in processes:
+            process.kill()
+            await process.wait()
+            for pipe in (process.stdin, process.stdout):
+                if pipe is not None:
+                    await pipe.aclose()
+        self._standalone = None
+        self._restarted.clear()
+
+    async def _open(self, command: Sequence[str]) -> trio.Process:
+        with self._log.open("ab") as log:
+            return await trio.lowlevel.open_process(
+                command,
+                stdin=subprocess.PIPE,  # whose end, however we end, stops a bookie
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    async def _first_line(self, process: trio.Process) -> bytes:
+        assert process.stdout is not None
+        line = b""
+        with trio.move_on_after(START_TIMEOUT_S):
+            while not line.endswith(b"\n"):
+                data = await process.stdout.receive_some()
+                if not data:
+                    raise SandboxFailed(f"the bookies did not start: {self._last_words()}")
+                line += data
+            return line
+        raise SandboxFailed(f"the bookies do not serve after {START_TIMEOUT_S:g} s")
+
+    def _last_words(self) -> str:
+        lines = self._log.read_text(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if line.strip()), "no reason was given")
+
+
+@asynccontextmanager
+async def open_sandbox(
+    count: int,
+    *,
+    parent: Path | None = None,
+    keep: bool = False,
+    settings: Sequence[str] = (),
+) -> AsyncGenerator[Sandbox]:
+    """Start *count* bookies in a new folder in *parent*, by default the system's temporary one.
+
+    Raises:
+        SandboxFailed: they did not start.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="quire-", dir=parent))
+    sandbox = Sandbox(folder, count, settings)
+    try:
+        await sandbox.start()
+        yield sandbox
+    finally:
+        with trio.CancelScope(shield=True):
+            await sandbox.stop()
+            if not keep:
+                await trio.to_thread.run_sync(shutil.rmtree, folder)
+
+
+def _signal(process_id: int, number: signal.Signals) -> None:
+    try:
+        os.kill(process_id, number)
+    except ProcessLookupError:
+        return  # ended already, as wished
