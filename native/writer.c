@@ -143,19 +143,17 @@ int bk_writer_plan(const bk_writer *writer, const uint32_t *payload_sizes, uint3
 {
     if (!fit_frames(writer, payload_sizes, count))
         return BK_CORRUPT;
-    uint32_t copies = all_get_all(writer) ? 1 : writer->write_quorum;
-    memset(sizes, 0, (copies == 1 ? 1 : writer->ensemble_size) * sizeof *sizes);
-    if (all_get_all(writer)) {
-        for (uint32_t i = 0; i < count; i++)
-            sizes[0] += bk_frame_add_size(&writer->digest, payload_sizes[i]);
-        return BK_OK;
-    }
-    uint32_t first = first_bookie(writer, writer->state.next_entry);
-    for (uint32_t i = 0; i < count; i++, first = next_bookie(writer, first)) {
+    int shared = all_get_all(writer);
+    uint32_t copies = shared ? 1 : writer->write_quorum;
+    memset(sizes, 0, (shared ? 1 : writer->ensemble_size) * sizeof *sizes);
+    uint32_t first = shared ? 0 : first_bookie(writer, writer->state.next_entry);
+    for (uint32_t i = 0; i < count; i++) {
         uint64_t size = bk_frame_add_size(&writer->digest, payload_sizes[i]);
         uint32_t bookie = first;
         for (uint32_t copy = 0; copy < copies; copy++, bookie = next_bookie(writer, bookie))
             sizes[bookie] += size;
+        if (!shared)
+            first = next_bookie(writer, first);
     }
     return BK_OK;
 }

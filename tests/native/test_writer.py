@@ -81,6 +81,7 @@ steps = st.lists(st.one_of(adds, acknowledgements, acknowledgements), max_size=8
 
 
 @given(quorums, steps)
+@example((2, 1, 1), [[0, 0], []])
 @example((5, 3, 2), [[1, 2, 3], (1, 0, 0), (1, 0, 0), (4, 0, 0), (2, 0, 0), (2, 1, 0), (3, 1, 0)])
 def test_any_order_of_adds_and_answers_agrees_with_the_model(
     shape: tuple[int, int, int], todo: list[list[int] | tuple[int, int, int]]
