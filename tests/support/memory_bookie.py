@@ -114,9 +114,7 @@ class MemoryBookie:
             return self._batch_read(request)
         if request.opcode == Opcode.WRITE_LAC:
             self._ledger(request.ledger_id).raise_lac(request.entry_id)
-            return frame.response(
-                Opcode.WRITE_LAC, Code.OK, request.ledger_id, request.request_id
-            )
+            return frame.response(Opcode.WRITE_LAC, Code.OK, request.ledger_id, request.request_id)
         raise AssertionError(request)
 
     def _add(self, request: Request) -> bytes:

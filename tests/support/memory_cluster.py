@@ -65,11 +65,15 @@ class MemoryCluster:
             raise OSError(f"{name} is down")
         ours, theirs = trio.testing.memory_stream_pair()
 
+        pump = ours.send_stream.send_all_hook
+        assert pump is not None
+
         async def stall() -> None:
             if name in self.stalled:
                 await self.stalled[name].wait()
+            await pump()
 
-        ours.send_stream.send_all_hook = stall  # type: ignore[union-attr]
+        ours.send_stream.send_all_hook = stall
         self._nursery.start_soon(self.bookies[name].serve, theirs)
         return ours
 

@@ -1,0 +1,35 @@
+"""Replicated ledgers for Python: write, read and follow them, on trio.
+
+    async with ledger_client.connect("bookie://127.0.0.1:3181") as client:
+        async with client.create_ledger() as ledger:
+            entry_id = await ledger.append(b"one")
+        async with client.open_ledger(ledger.id) as reader:
+            entries = await reader.read(0, reader.last_confirmed)
+
+``ledger_client.blocking`` has the same calls for code without trio;
+``ledger_client.errors`` says what can go wrong and what to do then.
+"""
+
+from ledger_client.client import Client, connect
+from ledger_client.entries import Entries, Entry, EntryBatch
+from ledger_client.errors import LedgerError
+from ledger_client.follow import Follower
+from ledger_client.listing import LedgerInfo
+from ledger_client.options import Options
+from ledger_client.reader import BatchReads, LedgerReader
+from ledger_client.writer import LedgerWriter
+
+__all__ = [
+    "BatchReads",
+    "Client",
+    "Entries",
+    "Entry",
+    "EntryBatch",
+    "Follower",
+    "LedgerError",
+    "LedgerInfo",
+    "LedgerReader",
+    "LedgerWriter",
+    "Options",
+    "connect",
+]

@@ -1,0 +1,103 @@
+"""What callers want appended, and what was sent and is not confirmed yet.
+
+Two queues of one writer. A request waits in the first until all of its payloads
+were handed to C, piece by piece, and in the second until its last entry is
+confirmed. Pieces keep their frames until then, so that they can be sent again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import trio
+
+from ledger_client.errors import LedgerError
+from ledger_client.outgoing import Buffer
+
+PIECE_SIZE = 512 * 1024
+"""Payload bytes handed to C at once: small enough to pipeline, large enough to amortize."""
+
+
+class Request:
+    """One call of append or append_many."""
+
+    __slots__ = ("done", "failure", "first", "largest", "payloads", "taken")
+
+    def __init__(self, payloads: Sequence[bytes], largest: int) -> None:
+        self.payloads = payloads
+        self.largest = largest
+        self.taken = 0
+        self.first: int | None = None
+        self.done = trio.Event()
+        self.failure: LedgerError | None = None
+
+    @property
+    def last(self) -> int:
+        """Id of the last entry that was sent; only once one was."""
+        assert self.first is not None
+        return self.first + self.taken - 1
+
+    def finish(self, failure: LedgerError | None) -> None:
+        """Wake the caller."""
+        self.failure = failure
+        self.done.set()
+
+
+class Piece(NamedTuple):
+    """Entries sent together; frames[i] went to bookie i of the ensemble."""
+
+    first: int
+    last: int
+    frames: Sequence[Buffer]
+    sent_at: float
+
+
+class RequestQueue:
+    """Requests whose payloads were not all sent yet, first come first served."""
+
+    def __init__(self) -> None:
+        self._requests: deque[Request] = deque()
+
+    def __bool__(self) -> bool:
+        return bool(self._requests)
+
+    def put(self, request: Request) -> None:
+        """Add a request behind the others."""
+        self._requests.append(request)
+
+    def withdraw(self, request: Request) -> None:
+        """Send nothing more of *request*; what was sent stays sent."""
+        if request in self._requests:
+            self._requests.remove(request)
+
+    def take_all(self) -> list[Request]:
+        """Empty the queue."""
+        requests = list(self._requests)
+        self._requests.clear()
+        return requests
+
+    def take_piece(self, next_entry: int) -> tuple[list[bytes], list[Request]]:
+        """Return payloads for one piece and the requests of which it holds the last.
+
+        *next_entry* is the id that the first of them will get.
+        """
+        payloads: list[bytes] = []
+        complete: list[Request] = []
+        room = PIECE_SIZE
+        while self._requests:
+            request = self._requests[0]
+            count = room // max(request.largest, 1)
+            if count == 0 and payloads:
+                break
+            taken = request.payloads[request.taken : request.taken + max(count, 1)]
+            if request.first is None:
+                request.first = next_entry + len(payloads)
+            request.taken += len(taken)
+            payloads += taken
+            room -= len(taken) * max(request.largest, 1)
+            if request.taken < len(request.payloads):
+                break
+            complete.append(self._requests.popleft())
+        return payloads, complete

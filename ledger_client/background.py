@@ -1,0 +1,39 @@
+"""Background tasks that leave the errors of the block as they are.
+
+A nursery wraps whatever its body raises in an exception group, because it
+cannot know that the body is the one that matters. Here it is: the tasks serve
+the block, so an error of the block leaves unwrapped, after the tasks ended. An
+error of a task still ends the block, as a group.
+"""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+import trio
+
+
+class Background:
+    """``async with Background() as nursery``: tasks that end with the block."""
+
+    def __init__(self) -> None:
+        self._manager = trio.open_nursery()
+        self._nursery: trio.Nursery | None = None
+
+    async def __aenter__(self) -> trio.Nursery:
+        self._nursery = await self._manager.__aenter__()
+        return self._nursery
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        assert self._nursery is not None
+        failed = self._nursery.cancel_scope.cancel_called
+        self._nursery.cancel_scope.cancel()
+        if failed:  # a task crashed: its error, not the cancellation it caused, must get out
+            await self._manager.__aexit__(kind, error, trace)
+        else:
+            await self._manager.__aexit__(None, None, None)

@@ -1,0 +1,103 @@
+"""The bookies of the cluster: where they listen, and one connection to each.
+
+Addresses come from the leases that bookies hold in metadata. The last known
+address is kept when a lease ends or the store is away, since a bookie may serve
+reads nevertheless; it is looked up again whenever a connection is made.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from ledger_client.catalogue import Catalogue
+from ledger_client.connection import BookieConnection, OpenStream
+from ledger_client.errors import BookieUnavailable, LedgerError, MetadataUnavailable
+from ledger_client.options import Options
+from metadata.address import Address, parse_address
+from metadata.errors import BadAddress
+from metadata.records import BookieRecord
+
+FRESH_S = 0.5
+"""An address looked up so lately is not looked up again."""
+LOOK_UP_S = 1.0
+"""How long to wait for the store when an older address is at hand."""
+
+
+class Bookies:
+    """Directory of bookies and owner of the connections to them."""
+
+    def __init__(
+        self,
+        catalogue: Catalogue,
+        *,
+        options: Options,
+        nursery: trio.Nursery,
+        open_stream: OpenStream,
+    ) -> None:
+        self._catalogue = catalogue
+        self._options = options
+        self._nursery = nursery
+        self._open_stream = open_stream
+        self._addresses: dict[str, Address] = {}
+        self._connections: dict[str, BookieConnection] = {}
+        self._refreshed_at = float("-inf")
+
+    async def live(self) -> list[BookieRecord]:
+        """Return the bookies that are registered now, from metadata.
+
+        Raises:
+            MetadataUnavailable: the store did not answer in time.
+        """
+        records = await self._catalogue.bookies()
+        for record in records:
+            try:
+                self._addresses[record.bookie_id] = parse_address(record.address)
+            except BadAddress:
+                self._addresses.pop(record.bookie_id, None)
+        self._refreshed_at = trio.current_time()
+        return records
+
+    def connection(self, bookie_id: str) -> BookieConnection:
+        """Return the connection to a bookie, known or not; it connects when used."""
+        connection = self._connections.get(bookie_id)
+        if connection is None:
+
+            async def locate() -> Address | None:
+                return await self._locate(bookie_id)
+
+            connection = self._connections[bookie_id] = BookieConnection(
+                bookie_id,
+                locate=locate,
+                options=self._options,
+                nursery=self._nursery,
+                open_stream=self._open_stream,
+            )
+        return connection
+
+    async def unreachable(self, bookie_ids: list[str]) -> dict[str, BookieUnavailable]:
+        """Connect to all of *bookie_ids*; return those that fail, with the reason."""
+        failures: dict[str, BookieUnavailable] = {}
+
+        async def reach(bookie_id: str) -> None:
+            try:
+                await self.connection(bookie_id).ready()
+            except BookieUnavailable as failure:
+                failures[bookie_id] = failure
+
+        async with trio.open_nursery() as nursery:
+            for bookie_id in bookie_ids:
+                nursery.start_soon(reach, bookie_id)
+        return failures
+
+    async def _locate(self, bookie_id: str) -> Address | None:
+        known = self._addresses.get(bookie_id)
+        if trio.current_time() - self._refreshed_at < FRESH_S:
+            return known
+        with trio.move_on_after(LOOK_UP_S if known is not None else float("inf")):
+            try:
+                await self.live()
+            except MetadataUnavailable:
+                pass
+            except LedgerError as wrong:
+                raise OSError(str(wrong)) from wrong
+        return self._addresses.get(bookie_id)

@@ -1,0 +1,235 @@
+"""The cluster, as a client sees it: ledgers made, opened, listed and deleted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
+from itertools import count
+
+import trio
+
+from ledger_client.background import Background
+from ledger_client.bookies import Bookies
+from ledger_client.catalogue import Catalogue
+from ledger_client.connection import OpenStream
+from ledger_client.creation import DIGESTS, LedgerPlan, create_record
+from ledger_client.ensemble import Ensemble
+from ledger_client.errors import (
+    InvalidAddress,
+    LedgerError,
+    MetadataBroken,
+    MetadataUnavailable,
+    WrongPassword,
+)
+from ledger_client.listing import LedgerInfo, LedgerListing
+from ledger_client.options import Options
+from ledger_client.reader import LedgerReader
+from ledger_client.source import LedgerSource
+from ledger_client.view import LedgerView
+from ledger_client.writer import LedgerWriter
+from metadata import errors as metadata_errors
+from metadata.records import BookieRecord, LedgerRecord
+from metadata.store import MetadataStore
+from metadata.urls import open_store
+from native.digest import Digest
+from native.link import Writer
+
+DEFAULT_OPTIONS = Options()
+
+
+class Client:
+    """A connected client. Made by connect(); any task may use it."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        nursery: trio.Nursery,
+        *,
+        options: Options = DEFAULT_OPTIONS,
+        open_stream: OpenStream = trio.open_tcp_stream,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.options = options
+        self._nursery = nursery
+        self._chance = chance or random.Random()
+        self._catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
+        self._bookies = Bookies(
+            self._catalogue, options=options, nursery=nursery, open_stream=open_stream
+        )
+        self._tokens = count(1)
+
+    @asynccontextmanager
+    async def create_ledger(
+        self,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        *,
+        password: bytes = b"",
+        digest: str = "crc32c",
+        custom: Mapping[str, str] | None = None,
+        ledger_id: int | None = None,
+    ) -> AsyncIterator[LedgerWriter]:
+        """Make a ledger and write it; it is closed at the end of the block.
+
+        Args:
+            ensemble_size: how many bookies share its entries, at most 64.
+            write_quorum: how many of them get each entry.
+            ack_quorum: how many must make an entry durable before it counts.
+            password: needed again to open the ledger.
+            digest: how entries are protected from end to end: "crc32c",
+                "crc32", "hmac" (keyed with the password) or "dummy" (not).
+            custom: what the application wants kept with the ledger.
+            ledger_id: an id of the caller's choice; by default a fresh one.
+
+        Raises:
+            InvalidQuorum: not 1 <= ack_quorum <= write_quorum <= ensemble_size.
+            NotEnoughBookies: fewer than ensemble_size take writes.
+            LedgerExists: *ledger_id* is taken.
+            MetadataUnavailable: the store did not answer in time.
+            LedgerError: at the end of the block, as LedgerWriter.close(); an
+                error of the block itself goes first.
+        """
+        plan = LedgerPlan(
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            password=password,
+            digest=digest,
+            custom=custom or {},
+            ledger_id=ledger_id,
+        )
+        record = await create_record(
+            plan, catalogue=self._catalogue, bookies=self._bookies, chance=self._chance
+        )
+        writer = self._writer(record)
+        try:
+            try:
+                yield writer
+            except Exception as error:
+                await _close_after(error, writer.close)
+                raise
+            await writer.close()
+        except BaseException as error:
+            if not isinstance(error, Exception):  # cancelled or interrupted: be quick
+                await _close_after(error, writer.abort)
+            raise
+
+    @asynccontextmanager
+    async def open_ledger(
+        self, ledger_id: int, password: bytes = b""
+    ) -> AsyncIterator[LedgerReader]:
+        """Open a ledger for reading, also while it is written.
+
+        Raises:
+            NoSuchLedger: there is none with this id.
+            WrongPassword: it was created with another password.
+            ReplicasUnavailable: it is open, and none of its bookies answered.
+            MetadataUnavailable: the store did not answer in time.
+        """
+        record, _ = await self._catalogue.get(ledger_id)
+        if record.password_bytes != password:
+            raise WrongPassword(ledger_id)
+        source = LedgerSource(
+            record, digest=_digest(record), bookies=self._bookies, options=self.options
+        )
+        view = LedgerView(source, self._catalogue, self._nursery)
+        await view.learn_confirmed()
+        try:
+            yield LedgerReader(view)
+        finally:
+            view.close()
+
+    async def ledger_info(self, ledger_id: int) -> LedgerInfo:
+        """Return what metadata says of a ledger. Raises NoSuchLedger."""
+        record, _ = await self._catalogue.get(ledger_id)
+        return LedgerInfo.of(record)
+
+    def list_ledgers(self) -> LedgerListing:
+        """Return an async iterator of LedgerInfo, by rising id."""
+        return LedgerListing(self._catalogue)
+
+    async def delete_ledger(self, ledger_id: int) -> None:
+        """Remove a ledger from metadata; bookies free its space in their time.
+
+        Whoever is writing it cannot close it any more. Raises NoSuchLedger.
+        """
+        await self._catalogue.delete(ledger_id)
+
+    async def list_bookies(self) -> list[BookieRecord]:
+        """Return the bookies that are registered now, with their room and load."""
+        return await self._bookies.live()
+
+    def _writer(self, record: LedgerRecord) -> LedgerWriter:
+        token = next(self._tokens)
+        digest = _digest(record)
+        native = Writer(
+            record.ledger_id,
+            record.ensemble_size,
+            record.write_quorum,
+            record.ack_quorum,
+            digest,
+            token=token,
+        )
+        bookies = [self._bookies.connection(b) for b in record.fragments[-1].bookies]
+        return LedgerWriter(
+            record,
+            native=native,
+            digest=digest,
+            ensemble=Ensemble(record, bookies, token=token),
+            catalogue=self._catalogue,
+            options=self.options,
+            nursery=self._nursery,
+        )
+
+
+@asynccontextmanager
+async def connect(
+    url: str,
+    *,
+    options: Options = DEFAULT_OPTIONS,
+    open_stream: OpenStream = trio.open_tcp_stream,
+) -> AsyncIterator[Client]:
+    """Connect to a cluster.
+
+    Nothing is sent before it is needed, so an unreachable cluster is noticed by
+    the first call.
+
+    Args:
+        url: "bookie://host:port,host:port" (any live bookies; others are found
+            through them) or "sqlite:///path" of the metadata on this host.
+        options: deadlines and bounds.
+        open_stream: how to reach a host and port; for tests.
+
+    Raises:
+        InvalidAddress: *url* cannot be understood.
+        MetadataUnavailable: the SQLite file cannot be opened.
+    """
+    stores = open_store(url)
+    try:
+        store = await stores.__aenter__()
+    except metadata_errors.BadAddress as wrong:
+        raise InvalidAddress(str(wrong)) from wrong
+    except metadata_errors.MetadataUnavailable as wrong:
+        raise MetadataUnavailable(f"metadata: {wrong}") from wrong
+    except metadata_errors.MetadataError as wrong:
+        raise MetadataBroken(f"metadata: {wrong}") from wrong
+    try:
+        async with Background() as nursery:
+            yield Client(store, nursery, options=options, open_stream=open_stream)
+    finally:
+        with trio.CancelScope(shield=True):
+            await stores.__aexit__(None, None, None)
+
+
+def _digest(record: LedgerRecord) -> Digest:
+    return Digest(DIGESTS[record.digest], record.password_bytes)
+
+
+async def _close_after(error: BaseException, close: Callable[[], Awaitable[None]]) -> None:
+    """Close a ledger whose block failed; the block's error is the one to tell."""
+    try:
+        await close()
+    except LedgerError as failure:
+        error.add_note(f"the ledger was not closed: {failure}")

@@ -1,0 +1,111 @@
+"""Making a ledger: check what is asked for, choose bookies, write the record."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Mapping
+from typing import Literal, cast
+
+import msgspec
+
+from ledger_client.bookies import Bookies
+from ledger_client.catalogue import Catalogue
+from ledger_client.errors import InvalidQuorum, LedgerExists, NoSuchLedger
+from ledger_client.placement import choose_ensemble
+from metadata.records import (
+    ENSEMBLE_SIZE_MAX,
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    encode_password,
+)
+from native.digest import DigestKind
+
+LEDGER_ID_MAX = (1 << 63) - 1
+DigestName = Literal["crc32", "hmac", "crc32c", "dummy"]
+DIGESTS: dict[str, DigestKind] = {
+    "crc32": DigestKind.CRC32,
+    "hmac": DigestKind.HMAC,
+    "crc32c": DigestKind.CRC32C,
+    "dummy": DigestKind.DUMMY,
+}
+
+
+class LedgerPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What a caller of create_ledger wants; see there."""
+
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    password: bytes
+    digest: str
+    custom: Mapping[str, str]
+    ledger_id: int | None
+
+    def check(self) -> None:
+        """Raise InvalidQuorum or ValueError for what can never be made."""
+        quorums = (self.ensemble_size, self.write_quorum, self.ack_quorum)
+        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
+            raise InvalidQuorum(*quorums)
+        if self.ensemble_size > ENSEMBLE_SIZE_MAX:
+            raise InvalidQuorum(*quorums)
+        if self.ledger_id is not None and not 0 <= self.ledger_id <= LEDGER_ID_MAX:
+            raise ValueError(f"ledger id {self.ledger_id} is not between 0 and 2**63 - 1")
+        if self.digest not in DIGESTS:
+            raise ValueError(f"digest {self.digest!r} is none of {', '.join(DIGESTS)}")
+
+
+async def create_record(
+    plan: LedgerPlan, *, catalogue: Catalogue, bookies: Bookies, chance: random.Random
+) -> LedgerRecord:
+    """Add the record of a new, open ledger on bookies that can be reached.
+
+    Raises:
+        NotEnoughBookies: fewer than ensemble_size take writes and answer.
+        LedgerExists: the id is taken.
+        MetadataUnavailable: the store did not answer in time.
+    """
+    plan.check()
+    if plan.ledger_id is not None:
+        await _check_free(plan.ledger_id, catalogue)
+    ensemble = await _place(plan.ensemble_size, bookies, chance)
+    ledger_id = await catalogue.new_id() if plan.ledger_id is None else plan.ledger_id
+    record = LedgerRecord(
+        ledger_id=ledger_id,
+        ensemble_size=plan.ensemble_size,
+        write_quorum=plan.write_quorum,
+        ack_quorum=plan.ack_quorum,
+        state=LedgerState.OPEN,
+        fragments=[Fragment(0, ensemble)],
+        digest=cast(DigestName, plan.digest),
+        password=encode_password(plan.password),
+        created_ms=time.time_ns() // 1_000_000,
+        custom=dict(plan.custom),
+    )
+    await catalogue.create(record)
+    return record
+
+
+async def _check_free(ledger_id: int, catalogue: Catalogue) -> None:
+    """Say early, before bookies are bothered, that the id is taken."""
+    try:
+        await catalogue.get(ledger_id)
+    except NoSuchLedger:
+        return
+    raise LedgerExists(ledger_id)
+
+
+async def _place(ensemble_size: int, bookies: Bookies, chance: random.Random) -> list[str]:
+    """Choose bookies, replacing those that turn out to be out of reach.
+
+    A bookie that died is registered until its lease runs out.
+    """
+    live = await bookies.live()
+    unreachable: set[str] = set()
+    while True:
+        chosen = choose_ensemble(live, ensemble_size, chance=chance, exclude=unreachable)
+        failed = await bookies.unreachable(chosen)
+        if not failed:
+            return chosen
+        unreachable.update(failed)

@@ -1,0 +1,106 @@
+"""A thread that runs trio, for callers without it.
+
+The thread holds one resource, opened at its start and closed at its end. Each
+call from outside becomes a task there, and the caller sleeps until it is done.
+An interrupted caller (Ctrl-C) cancels its task and waits for it to wind up, so
+that nothing goes on behind its back.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from contextlib import AbstractAsyncContextManager, suppress
+from typing import Generic, TypeVar
+
+import trio
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+
+class Portal(Generic[R]):
+    """A running trio loop in a thread of its own, around one resource."""
+
+    def __init__(self, open_resource: Callable[[], AbstractAsyncContextManager[R]]) -> None:
+        """Start the thread and wait for the resource. Raises what opening raises."""
+        self._open_resource = open_resource
+        self._opened: Future[R] = Future()
+        self._thread = threading.Thread(
+            target=trio.run, args=(self._serve,), name="ledger_client", daemon=True
+        )
+        self._thread.start()
+        self.value = self._opened.result()
+
+    def call(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Run *work* in the loop and return what it returns, or raise what it raises.
+
+        Raises:
+            RuntimeError: the portal is closed, or this is its own thread.
+        """
+        if threading.current_thread() is self._thread:
+            raise RuntimeError("a blocking call from the thread that serves it")
+        scope = trio.CancelScope()
+        result: Future[T] = Future()
+        try:
+            self._token.run_sync_soon(self._spawn, work, scope, result)
+        except trio.RunFinishedError:
+            raise RuntimeError("the client is closed") from None
+        try:
+            return result.result()
+        except BaseException:
+            if not result.done():  # the caller was interrupted, not the work
+                with suppress(trio.RunFinishedError):
+                    self._token.run_sync_soon(scope.cancel)
+                _outlast(result)
+            raise
+
+    def close(self) -> None:
+        """Cancel the calls under way, close the resource, end the thread."""
+        with suppress(trio.RunFinishedError):
+            self._token.run_sync_soon(self._stop.set)
+        self._thread.join()
+
+    async def _serve(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        self._stop = trio.Event()
+        try:
+            async with self._open_resource() as value, trio.open_nursery() as self._nursery:
+                self._opened.set_result(value)
+                await self._stop.wait()
+                self._nursery.cancel_scope.cancel()
+        except Exception as error:
+            if self._opened.done():
+                raise
+            self._opened.set_exception(error)
+
+    def _spawn(
+        self, work: Callable[[], Awaitable[T]], scope: trio.CancelScope, result: Future[T]
+    ) -> None:
+        if self._stop.is_set():
+            result.set_exception(RuntimeError("the client is closed"))
+        else:
+            self._nursery.start_soon(_complete, work, scope, result)
+
+
+async def _complete(
+    work: Callable[[], Awaitable[T]], scope: trio.CancelScope, result: Future[T]
+) -> None:
+    """Bring what becomes of *work* to the waiting thread; let no error end the loop."""
+    try:
+        with scope:
+            result.set_result(await work())
+    except trio.Cancelled:
+        result.set_exception(RuntimeError("the client was closed during the call"))
+        raise
+    except BaseException as error:  # noqa: BLE001  # it belongs to the thread that waits
+        result.set_exception(error)
+    if not result.done():
+        result.set_exception(InterruptedError("the call was cancelled"))
+
+
+def _outlast(result: Future[T]) -> None:
+    """Wait until cancelled work has wound up, whatever becomes of it."""
+    with suppress(KeyboardInterrupt):  # a second Ctrl-C: stop waiting
+        result.exception()

@@ -1,0 +1,343 @@
+"""Writing a ledger: entries out to the ensemble, acknowledgements back in order.
+
+    append ──┐                                     ┌─► bookie 0 ─┐
+    append ──┼─► requests ─► pump: one pass ───────┼─► bookie 1 ─┼─► acknowledged()
+    append ──┘   (callers    through C a piece,    └─► bookie 2 ─┘   LAC moves on:
+                 wait)       bounded in flight                       callers wake
+
+All that is asked for in one turn of the scheduler goes through C together. The
+pump is a task that exists while there is something to send. C counts who has
+acknowledged what and says how far the ledger is confirmed.
+
+A writer fails once and for good: when too few bookies are left, when one says
+that the ledger is fenced, or when an entry takes too long. What it confirmed is
+safe; callers whose entries were sent and not confirmed get OutcomeUnknown.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable
+
+import trio
+
+from ledger_client.appends import Piece, Request, RequestQueue
+from ledger_client.catalogue import Catalogue
+from ledger_client.ensemble import Ensemble
+from ledger_client.errors import (
+    AppendTimeout,
+    BookieUnavailable,
+    EntryTooLarge,
+    LedgerClosed,
+    LedgerError,
+    LedgerFenced,
+    MetadataUnavailable,
+    OutcomeUnknown,
+    WrongPassword,
+)
+from ledger_client.options import Options
+from metadata.records import LedgerRecord
+from native.digest import Digest
+from native.frame import Code
+from native.link import Writer
+
+PAYLOAD_SIZE_MAX = 5 * 1024 * 1024 - 256
+"""A frame has 5 MiB; the entry must also fit the answer to any kind of read."""
+ABORTED_CLOSE_S = 5.0
+"""For the metadata when the block is left by a cancellation."""
+
+
+class LedgerWriter:
+    """One ledger, being written by Client.create_ledger. Any task may append."""
+
+    def __init__(
+        self,
+        record: LedgerRecord,
+        *,
+        native: Writer,
+        digest: Digest,
+        ensemble: Ensemble,
+        catalogue: Catalogue,
+        options: Options,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._record = record
+        self._native = native
+        self._digest = digest
+        self._ensemble = ensemble
+        self._catalogue = catalogue
+        self._options = options
+        self._nursery = nursery
+        self._queue = RequestQueue()
+        self._unconfirmed: deque[Request] = deque()
+        self._pieces: deque[Piece] = deque()
+        self._moved = trio.lowlevel.ParkingLot()
+        self._failure: LedgerError | None = None
+        self._closing = trio.Lock()
+        self._ending = self._sealed = False
+        self._next = 0
+        self._lac = -1
+        self._told = -1
+        self._pumping = self._announcing = self._guarding = False
+        ensemble.attach(native, self)
+
+    @property
+    def id(self) -> int:
+        """Id of the ledger."""
+        return self._record.ledger_id
+
+    @property
+    def metadata(self) -> LedgerRecord:
+        """The ledger's record as this writer knows it."""
+        return self._record
+
+    @property
+    def last_confirmed(self) -> int:
+        """The greatest entry that is acknowledged, as all before it are; -1 for none."""
+        return self._lac
+
+    @property
+    def closed(self) -> bool:
+        """True once the ledger is sealed by this writer."""
+        return self._sealed
+
+    @property
+    def next_entry(self) -> int:
+        """Id that the next entry gets; those above last_confirmed are under way."""
+        return self._next
+
+    # --- appending -------------------------------------------------------------------
+
+    async def append(self, payload: bytes) -> int:
+        """Add one entry and return its id once ack_quorum bookies made it durable.
+
+        Waits while bytes_in_flight_max bytes are not confirmed. Cancelled, it
+        may or may not have added the entry; the writer stays usable.
+
+        Raises:
+            OutcomeUnknown: it was sent, and the writer failed before it was
+                acknowledged; the cause says why.
+            WriterFailed: the writer failed earlier: the entry was not sent.
+            EntryTooLarge: larger than 5 MiB less 256 bytes; nothing was sent.
+        """
+        return (await self.append_many((payload,))).start
+
+    async def append_many(self, payloads: Iterable[bytes]) -> range:
+        """Add entries with consecutive ids and return the ids once all are durable.
+
+        Costs one pass through C for every 512 KiB. Raises as append(); of many
+        entries, the first may be in the ledger and the others not.
+        """
+        request = self._request(list(payloads))
+        if not request.payloads:
+            return range(self._next, self._next)
+        self._queue.put(request)
+        self._start_pump()
+        try:
+            await request.done.wait()
+        except trio.Cancelled:
+            self._queue.withdraw(request)
+            raise
+        if request.failure is not None:
+            raise request.failure
+        assert request.first is not None
+        return range(request.first, request.last + 1)
+
+    def _request(self, payloads: list[bytes]) -> Request:
+        """Return a checked request. Raises what makes it impossible to send."""
+        if self._failure is not None:
+            raise self._failure
+        if self._ending:
+            raise LedgerClosed(self.id)
+        kinds = set(map(type, payloads))
+        if not kinds <= {bytes, bytearray, memoryview}:
+            raise TypeError(f"entries are bytes, not {', '.join(k.__name__ for k in kinds)}")
+        if kinds != {bytes}:
+            payloads = [bytes(payload) for payload in payloads]
+        largest = max(map(len, payloads), default=0)
+        if largest > PAYLOAD_SIZE_MAX:
+            raise EntryTooLarge(ledger_id=self.id, size=largest, size_max=PAYLOAD_SIZE_MAX)
+        return Request(payloads, largest)
+
+    # --- the pump --------------------------------------------------------------------
+
+    def _start_pump(self) -> None:
+        if not self._pumping:
+            self._pumping = True
+            self._nursery.start_soon(self._pump)
+
+    async def _pump(self) -> None:
+        try:
+            while self._queue and self._failure is None:
+                self._send_piece()
+                await trio.lowlevel.checkpoint()
+                await self._wait_room()
+        finally:
+            self._pumping = False
+
+    def _send_piece(self) -> None:
+        payloads, complete = self._queue.take_piece(self._next)
+        self._told = self._lac  # these entries carry it
+        first, frames = self._native.add(payloads)
+        assert first == self._next
+        self._next += len(payloads)
+        self._pieces.append(Piece(first, self._next - 1, frames, trio.current_time()))
+        self._unconfirmed.extend(complete)
+        self._ensemble.send(frames)
+        if not self._guarding:
+            self._guarding = True
+            self._nursery.start_soon(self._guard)
+
+    async def _wait_room(self) -> None:
+        """Wait for confirmations and for slow bookies, but for these not for ever."""
+        limit = self._options.bytes_in_flight_max
+        while self._failure is None and self._native.state().pending_bytes >= limit:
+            await self._moved.park()
+        while self._failure is None and self._ensemble.full():
+            with trio.move_on_after(self._options.slow_bookie_s) as patience:
+                await self._ensemble.wait_room()
+            slow = self._ensemble.full()
+            if patience.cancelled_caught and self._ensemble.has_quorum(without=slow):
+                for index in slow:
+                    self._lose(index, f"too slow for {self._options.slow_bookie_s:g} s")
+
+    # --- acknowledgements ------------------------------------------------------------
+
+    def acknowledged(self) -> None:
+        """The state of the native writer changed: wake who waited for that."""
+        state = self._native.state()
+        if state.lac > self._lac:
+            self._confirm(state.lac)
+        if state.refused and self._failure is None:
+            self._take_refusals(state.refused, state.code)
+
+    def bookie_lost(self, index: int, failure: BookieUnavailable) -> None:
+        """The connection to a bookie of the ensemble broke."""
+        self._lose(index, failure.reason)
+
+    def _confirm(self, lac: int) -> None:
+        self._lac = lac
+        while self._pieces and self._pieces[0].last <= lac:
+            self._pieces.popleft()
+        while self._unconfirmed and self._unconfirmed[0].last <= lac:
+            self._unconfirmed.popleft().finish(None)
+        self._moved.unpark_all()
+        if self._options.explicit_lac_s > 0 and not self._announcing:
+            self._announcing = True
+            self._nursery.start_soon(self._announce)
+
+    def _take_refusals(self, refused: int, code: int) -> None:
+        if code == Code.FENCED:
+            self._fail(LedgerFenced(self.id))
+        elif code == Code.UNAUTHORIZED:
+            self._fail(WrongPassword(self.id))
+        else:
+            for index in range(self._record.ensemble_size):
+                if refused >> index & 1:
+                    self._lose(index, f"refused an entry with code {code}")
+
+    def _lose(self, index: int, reason: str) -> None:
+        self._ensemble.lose(index, reason)
+        if self._failure is None and not self._ensemble.has_quorum():
+            self._fail(self._ensemble.quorum_lost())
+
+    def _fail(self, failure: LedgerError) -> None:
+        """End writing: the last confirmed entry stays where it is from here on."""
+        self._failure = failure
+        self._ensemble.detach()
+        for request in self._unconfirmed:
+            request.finish(self._unknown(request, failure))
+        self._unconfirmed.clear()
+        for request in self._queue.take_all():
+            sent = request.first is not None
+            request.finish(self._unknown(request, failure) if sent else failure)
+        self._pieces.clear()
+        self._moved.unpark_all()
+
+    def _unknown(self, request: Request, failure: LedgerError) -> LedgerError:
+        if isinstance(failure, WrongPassword):
+            return failure  # refused by a check of the key: not stored anywhere
+        assert request.first is not None
+        unknown = OutcomeUnknown(
+            ledger_id=self.id,
+            first_entry=max(request.first, self._lac + 1),
+            last_entry=request.first + len(request.payloads) - 1,
+            reason=str(failure),
+        )
+        unknown.__cause__ = failure
+        return unknown
+
+    # --- what happens when nothing happens ---------------------------------------------
+
+    async def _announce(self) -> None:
+        """Tell bookies what is confirmed when no entry follows to carry the news."""
+        try:
+            while self._told < self._lac and self._failure is None:
+                newest = self._next
+                await trio.sleep(self._options.explicit_lac_s)
+                if self._next == newest and self._failure is None:
+                    self._told = self._lac
+                    self._ensemble.tell_confirmed(self._lac, self._digest.master_key)
+        finally:
+            self._announcing = False
+
+    async def _guard(self) -> None:
+        """Fail the writer when its oldest entry is not confirmed in time."""
+        limit_s = self._options.append_timeout_s
+        try:
+            while self._pieces:
+                oldest = self._pieces[0]
+                await trio.sleep_until(oldest.sent_at + limit_s)
+                if self._pieces and self._pieces[0] is oldest:
+                    self._ensemble.suspect(oldest.sent_at)  # may fail the writer already
+                    if self._failure is None:
+                        late = AppendTimeout(
+                            ledger_id=self.id, entry_id=oldest.first, waited_s=limit_s
+                        )
+                        self._fail(late)
+        finally:
+            self._guarding = False
+
+    # --- closing ---------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Seal the ledger at its last confirmed entry.
+
+        Waits up to close_timeout_s for entries under way, then as long for the
+        metadata; works on a failed writer too. Closing twice does nothing.
+
+        Raises:
+            LedgerFenced: another client recovers the ledger.
+            LedgerClosed: another client sealed it at another entry.
+            NoSuchLedger: it was deleted.
+            MetadataUnavailable: the store did not take it in time; the ledger
+                stays open, and close() may be called again.
+        """
+        await self._seal(wait_s=self._options.close_timeout_s)
+
+    async def abort(self) -> None:
+        """Seal the ledger without waiting for entries under way, even when cancelled.
+
+        Raises as close().
+        """
+        with trio.CancelScope(shield=True):
+            await self._seal(wait_s=0.0)
+
+    async def _seal(self, *, wait_s: float) -> None:
+        async with self._closing:
+            if self._sealed:
+                return
+            self._ending = True
+            with trio.move_on_after(wait_s):
+                while self._queue or self._pieces:
+                    await self._moved.park()
+            if self._failure is None:
+                self._fail(LedgerClosed(self.id))
+            limit_s = wait_s if wait_s > 0 else ABORTED_CLOSE_S
+            length = self._native.state().confirmed_length
+            with trio.move_on_after(limit_s) as scope:
+                self._record = await self._catalogue.close(self.id, self._lac, length)
+            if scope.cancelled_caught:
+                raise MetadataUnavailable(f"not closed within {limit_s:g} s", ledger_id=self.id)
+            self._sealed = True
+            self._native.close()
