@@ -118,6 +118,7 @@ class Compactor:
 
     async def _compact(self, log: LogUsage) -> int | None:
         """The bytes copied; None when the log was left as it is."""
+        # A thread cannot be cancelled, so a cancellation asks it to end.
         stop = Stop()
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_set_when_cancelled, stop)

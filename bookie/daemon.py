@@ -1,7 +1,7 @@
 """A bookie's life: one coroutine that owns everything else.
 
     offline ─► initialization ─► syncing ─► ready ─► stopping
-               locks, cookie     replay     registered, takes connections
+               cookie, pages     replay     registered, takes connections
 
 Its pages answer from the start, so that /ready tells the state. A failure of journal or
 flush ends it with that OSError; a cancellation ends it in good order: deregister, stop
@@ -27,7 +27,6 @@ from bookie.disk import DiskGuard
 from bookie.errors import cause_of
 from bookie.garbage import Collector
 from bookie.listeners import address_of, listen, serve
-from bookie.lock import hold_folders
 from bookie.metrics import BookieMetrics
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
@@ -57,7 +56,7 @@ async def run_bookie(
     """Run a bookie until cancelled; started once it serves.
 
     Args:
-        config: its settings, folders filled in.
+        config: its settings, folders filled in. The caller holds them (bookie/lock.py).
         store: the metadata of its cluster; the caller closes it.
         task_status: told the address that clients may use.
 
@@ -91,14 +90,13 @@ class _Bookie:
         self._disk: DiskGuard | None = None
 
     async def run(self, task_status: trio.TaskStatus[Ready]) -> None:
-        with hold_folders(self._config):
-            async with trio.open_nursery() as nursery:
-                metrics_port = await self._open_pages(nursery)
-                self._enter(State.INITIALIZATION)
-                cookie = await check_cookie(self._config, self._store)
-                self._enter(State.SYNCING)
-                async with self._storage() as storage:
-                    await self._serve(storage, cookie, metrics_port, task_status)
+        async with trio.open_nursery() as nursery:
+            metrics_port = await self._open_pages(nursery)
+            self._enter(State.INITIALIZATION)
+            cookie = await check_cookie(self._config, self._store)
+            self._enter(State.SYNCING)
+            async with self._storage() as storage:
+                await self._serve(storage, cookie, metrics_port, task_status)
 
     def _enter(self, state: State) -> None:
         self._life.state = state

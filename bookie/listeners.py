@@ -24,7 +24,7 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
         OSError: the port is taken or the host is not ours; the message names both.
     """
     try:
-        return await trio.open_tcp_listeners(port, host=host)
+        return list(await trio.open_tcp_listeners(port, host=host))
     except OSError as cause:
         raise OSError(cause.errno, f"cannot listen on {host}:{port}: {cause.strerror}") from cause
 

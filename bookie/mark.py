@@ -12,7 +12,7 @@ and before the journal files ahead of it are deleted. A text that an operator ca
     index_end 8256
     table_end 137
     table_id 1
-    crc32c 5f1c3a77
+    crc32c 4a292107
 
 The last line is the CRC32C of every byte before it, in 8 hex digits. A file is accepted
 only when writing what was read gives the same bytes, so no flipped bit can pass.

@@ -139,7 +139,8 @@ class Conversation:
         self._idle_s = config.idle_timeout_s or math.inf
         self._frame_left_s = self._frame_s
         self._partial = 0
-        self._held = 0  # charged to the budget, answers in the outbox not included
+        self._held = 0  # unsynced or unsent, answers in the outbox not included
+        self._charged = 0  # the same and the frame that is not whole, as the budget has it
         self._in_send = 0
         self._parked = 0
         self._ended = False
@@ -168,7 +169,7 @@ class Conversation:
         self._connection.close()
         while self._outbox.size:
             self._outbox.take()
-        self._server.budget.change(-self._held)
+        self._server.budget.change(-self._charged)
         self._server.budget.mark_unfinished(self._token, False)
 
     # --- receiving ---------------------------------------------------------------------
@@ -223,9 +224,10 @@ class Conversation:
 
     def _account(self) -> None:
         backlog = self._connection.backlog()
-        held = backlog.unsynced + backlog.ready + backlog.waiting + backlog.partial + self._in_send
-        self._server.budget.change(held - self._held)
-        self._held = held
+        self._held = backlog.unsynced + backlog.ready + backlog.waiting + self._in_send
+        charged = self._held + backlog.partial
+        self._server.budget.change(charged - self._charged)
+        self._charged = charged
 
     # --- requests that are not adds ----------------------------------------------------
 

@@ -26,7 +26,7 @@ def settings(folder: Path, **changed: object) -> BookieConfig:
         "ledger_folder": str(folder / "ledgers"),
         "metadata": f"sqlite://{folder / 'metadata.db'}",
         "port": 0,
-        "memtable_size": 8 * MIB,
+        "memtable_size": 12 * MIB,
         "journal_size_max": 4 * MIB,
         "log_size_max": 4 * MIB,
         "index_cache_size": MIB,

@@ -98,9 +98,7 @@ def batch_read(ledger_id: int, start_id: int, *, count: int = 0, size: int = 5 <
 
 def read_wait(ledger_id: int, start_id: int, *, known_lac: int, wait_ms: int) -> bytes:
     ids = int64(ledger_id) + int64(start_id) + int64(78)
-    return frame(
-        READ_WAIT, ids + int32(10) + int32(1 << 20) + int64(known_lac) + int32(wait_ms)
-    )
+    return frame(READ_WAIT, ids + int32(10) + int32(1 << 20) + int64(known_lac) + int32(wait_ms))
 
 
 def write_lac(ledger_id: int, lac: int, *, key: bytes = KEY) -> bytes:

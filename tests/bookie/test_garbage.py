@@ -1,0 +1,207 @@
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import v2
+from rig import MIB, Peer, Rig, serving, settings
+
+from bookie.config import BookieConfig
+from bookie.disk import DiskGuard, Level
+from bookie.garbage import Collector
+from metadata.errors import MetadataUnavailable
+from metadata.records import cookie_key, ledger_key
+from metadata.sqlite import SqliteStore
+from metadata.store import MetadataStore
+from metadata.urls import open_store
+
+
+class Yard:
+    """A bookie with a collector and a metadata store that knows the bookie."""
+
+    def __init__(self, rig: Rig, store: MetadataStore, config: BookieConfig) -> None:
+        self.rig = rig
+        self.store = store
+        self.disk = DiskGuard(rig.storage.engine, config)
+        self.collector = Collector(rig.storage, store, config, self.disk, bookie_id="b1")
+        self.peer: Peer = rig.connect()
+
+    async def write(self, ledger_id: int, *, count: int = 1, size: int = 100) -> None:
+        for entry_id in range(count):
+            answer = await self.peer.ask(v2.add(ledger_id, entry_id, bytes(size)))
+            assert answer.code == 0
+
+    async def create(self, *, count: int = 1, size: int = 100) -> int:
+        """A ledger as clients of the metadata make them."""
+        ledger_id = await self.store.next_id("ledgers")
+        await self.store.put(ledger_key(ledger_id), b"{}")
+        await self.write(ledger_id, count=count, size=size)
+        return ledger_id
+
+    async def delete(self, ledger_id: int) -> None:
+        await self.store.delete(ledger_key(ledger_id))
+
+    async def code(self, ledger_id: int) -> int:
+        return (await self.peer.ask(v2.read(ledger_id, 0))).code
+
+
+@asynccontextmanager
+async def yard(folder: Path, **changed: object) -> AsyncIterator[Yard]:
+    config = settings(folder, **changed)
+    async with open_store(config.metadata) as store:
+        await store.put(cookie_key("b1"), b"{}")
+        async with serving(config) as rig:
+            yield Yard(rig, store, config)
+
+
+async def test_a_ledger_deleted_from_the_metadata_is_deleted_here(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here:
+        kept, gone = await here.create(), await here.create()
+        await here.delete(gone)
+        assert (await here.collector.collect()).ledgers_deleted == 1
+        assert (await here.code(kept), await here.code(gone)) == (0, 1)
+        assert (await here.peer.ask(v2.add(gone, 1))).code == 104  # a late writer
+
+
+async def test_a_ledger_that_the_metadata_never_issued_is_kept(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here:
+        await here.create()
+        await here.write(1 << 62)
+        for _ in range(3):
+            assert (await here.collector.collect()).ledgers_deleted == 0
+        assert await here.code(1 << 62) == 0
+
+
+async def test_a_foreign_ledger_stays_foreign_when_the_counter_passes_it(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here:
+        await here.write(5)
+        await here.collector.collect()
+        await here.store.next_id("ledgers", 100)
+        assert (await here.collector.collect()).ledgers_deleted == 0
+    async with yard(tmp_path) as here:
+        assert (await here.collector.collect()).ledgers_deleted == 0
+        assert await here.code(5) == 0
+
+
+async def test_foreign_ledgers_are_deleted_when_asked_to(tmp_path: Path) -> None:
+    async with yard(tmp_path, gc_foreign_ledgers="delete") as here:
+        await here.write(1 << 62)
+        assert (await here.collector.collect()).ledgers_deleted == 1
+        assert await here.code(1 << 62) == 1
+
+
+async def test_a_damaged_list_of_foreign_ledgers_deletes_nothing(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here:
+        gone = await here.create()
+        await here.delete(gone)
+        (tmp_path / "ledgers" / "foreign.json").write_text("[1, ")
+        assert (await here.collector.collect()).ledgers_deleted == 0
+        assert here.collector.runs == {"ok": 0, "failed": 1}
+
+
+async def test_a_store_that_does_not_know_this_bookie_deletes_nothing(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here:
+        gone = await here.create()
+        await here.delete(gone)
+        await here.store.delete(cookie_key("b1"))
+        assert (await here.collector.collect()).ledgers_deleted == 0
+        assert await here.code(gone) == 0
+
+
+@pytest.mark.parametrize("call", ["get", "list", "next_id"])
+async def test_a_store_that_does_not_answer_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
+) -> None:
+    async def unavailable(*_: object, **__: object) -> None:
+        raise MetadataUnavailable("gone")
+
+    async with yard(tmp_path) as here:
+        gone = await here.create()
+        await here.delete(gone)
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteStore, call, unavailable)
+            assert (await here.collector.collect()).ledgers_deleted == 0
+        assert await here.code(gone) == 0
+        assert (await here.collector.collect()).ledgers_deleted == 1
+
+
+async def fill(here: Yard, *, ledgers: int) -> list[int]:
+    """Ledgers of 2 MiB each, in logs that are closed."""
+    made = [await here.create(count=8, size=256 << 10) for _ in range(ledgers)]
+    await here.rig.storage.checkpoint()
+    await here.rig.storage.roll_log()
+    return made
+
+
+def log_sizes(here: Yard) -> dict[int, int]:
+    return {log.log_id: log.size for log in here.rig.storage.engine.store.logs(-1, 100)}
+
+
+async def test_a_forced_major_collection_frees_the_space_of_deleted_ledgers(
+    tmp_path: Path,
+) -> None:
+    async with yard(tmp_path) as here:
+        first, *others = await fill(here, ledgers=6)
+        before = sum(log_sizes(here).values())
+        for ledger_id in others:
+            await here.delete(ledger_id)
+        report = await here.collector.collect(major=True)
+        assert report.ledgers_deleted == 5
+        assert report.logs_deleted + report.logs_compacted >= 1
+        assert report.freed_size > 9 * MIB
+        assert sum(log_sizes(here).values()) < before - 9 * MIB
+        answer = await here.peer.ask(v2.read(first, 7))
+        assert answer.body == v2.entry(first, 7, bytes(256 << 10))
+
+
+async def test_every_log_that_is_left_says_why(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here:
+        await fill(here, ledgers=2)
+        report = await here.collector.collect(major=True)
+        assert {kept.log_id for kept in report.kept} == set(log_sizes(here))
+        assert all(kept.reason for kept in report.kept)
+
+
+async def test_nothing_is_compacted_on_a_full_disk(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here:
+        first, second = await fill(here, ledgers=2)
+        await here.delete(first)
+        here.disk.level = Level.FULL
+        report = await here.collector.collect(major=True)
+        assert report.logs_compacted == 0
+        assert "the disk is full" in {kept.reason for kept in report.kept}
+        here.disk.level = Level.WARN
+        assert (await here.collector.collect(major=True)).logs_compacted == 0
+        here.disk.level = Level.OK
+        assert (await here.collector.collect(major=True)).logs_compacted >= 1
+        assert await here.code(second) == 0
+
+
+async def test_a_damaged_log_is_left_alone_and_the_others_go_on(tmp_path: Path) -> None:
+    async with yard(tmp_path, log_size_max=MIB) as here:
+        first = await fill(here, ledgers=2)
+        second = await fill(here, ledgers=2)
+        damaged = min(log_sizes(here))
+        path = next((tmp_path / "ledgers").glob(f"{damaged:08x}.log"))
+        with path.open("r+b") as file:
+            file.seek(4096 + 100_000)
+            file.write(b"\xff" * 64)
+        await here.delete(first[1])
+        await here.delete(second[1])
+        report = await here.collector.collect(major=True)
+        assert path.exists()
+        assert damaged in {kept.log_id for kept in report.kept}
+        assert await here.code(second[0]) == 0
+
+
+async def test_the_timer_collects(tmp_path: Path) -> None:
+    async with yard(tmp_path, gc_interval_s=0.01) as here:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.collector.run)
+            with trio.fail_after(5):
+                while here.collector.runs["ok"] < 2:
+                    await trio.sleep(0.005)
+            nursery.cancel_scope.cancel()

@@ -1,0 +1,154 @@
+from __future__ import annotations
+
+import errno
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import pytest
+import trio
+import v2
+from rig import serving, settings
+
+from bookie.errors import BadMark, JournalMissing, MarkMissing
+from bookie.limbo import FILE_NAME as LIMBO
+from bookie.mark import FILE_NAME as MARK, read_mark
+from bookie.storage import Storage
+from native.engine import clear_fault, plan_fault
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_stays() -> Iterator[None]:
+    yield
+    clear_fault()
+
+
+def failing(message: str) -> AbstractContextManager[object]:
+    """Expect an OSError with *message*, in whatever groups nurseries put it."""
+    return pytest.RaisesGroup(
+        pytest.RaisesExc(OSError, match=message), flatten_subgroups=True, allow_unwrapped=True
+    )
+
+
+async def write_some(folder: Path, *, count: int = 10) -> None:
+    async with serving(settings(folder)) as rig:
+        peer = rig.connect()
+        for entry_id in range(count):
+            assert (await peer.ask(v2.add(1, entry_id, b"%d" % entry_id))).code == 0
+
+
+async def test_a_new_bookie_has_a_mark_before_its_first_entry(tmp_path: Path) -> None:
+    storage = await Storage.open(settings(tmp_path))
+    assert read_mark(tmp_path / "ledgers") == storage.mark is not None
+    await storage.stop()
+
+
+async def test_what_was_written_is_there_after_an_orderly_stop(tmp_path: Path) -> None:
+    await write_some(tmp_path)
+    async with serving(settings(tmp_path)) as rig:
+        assert rig.storage.recovery.replayed_records == 0
+        answer = await rig.connect().ask(v2.read(1, 9))
+        assert answer.body == v2.entry(1, 9, b"9")
+
+
+async def test_what_was_written_is_there_after_a_crash(tmp_path: Path) -> None:
+    storage = await Storage.open(settings(tmp_path))
+    connection = storage.engine.connect(1)
+    connection.feed(v2.ADD_HELLO + v2.add(2, 0))
+    await trio.to_thread.run_sync(synced, storage)
+    connection.close()
+    await trio.to_thread.run_sync(storage.engine.close)  # without a checkpoint
+    async with serving(settings(tmp_path)) as rig:
+        assert rig.storage.recovery.replayed_records > 0
+        assert (await rig.connect().ask(v2.READ_HELLO)).body == v2.ENTRY_HELLO
+
+
+def synced(storage: Storage) -> None:
+    while storage.engine.stats().adds < 2:
+        pass
+
+
+async def test_a_checkpoint_moves_the_mark_and_without_news_it_does_not(tmp_path: Path) -> None:
+    async with serving(settings(tmp_path)) as rig:
+        before = rig.storage.mark
+        assert not await rig.storage.checkpoint()
+        await rig.connect().ask(v2.ADD_HELLO)
+        assert await rig.storage.checkpoint()
+        assert rig.storage.mark != before
+        assert read_mark(tmp_path / "ledgers") == rig.storage.mark
+        assert (await rig.connect().ask(v2.READ_HELLO)).body == v2.ENTRY_HELLO
+
+
+async def test_the_timer_takes_checkpoints(tmp_path: Path) -> None:
+    async with serving(settings(tmp_path, checkpoint_interval_s=0.01)) as rig:
+        taken = rig.storage.checkpoints
+        await rig.connect().ask(v2.ADD_HELLO)
+        with trio.fail_after(5):
+            while rig.storage.checkpoints == taken:
+                await trio.sleep(0.005)
+
+
+@pytest.mark.parametrize("site", ["journal_write", "journal_sync"])
+async def test_a_failed_journal_ends_the_service_without_an_acknowledgement(
+    tmp_path: Path, site: str
+) -> None:
+    with failing("journal in .* failed .*the bookie stops"):
+        async with serving(settings(tmp_path)) as rig:
+            peer = rig.connect()
+            assert (await peer.ask(v2.ADD_HELLO)).code == 0
+            plan_fault(site, 1, errno.EIO)
+            await peer.stream.send_all(v2.add(1, 1))
+            assert await peer.closed()
+    clear_fault()
+    async with serving(settings(tmp_path)) as rig:
+        assert (await rig.connect().ask(v2.READ_HELLO)).code == 0
+
+
+@pytest.mark.parametrize("site", ["log_write", "log_sync", "index_sync", "table_sync"])
+async def test_a_failed_flush_ends_the_service_and_loses_nothing(tmp_path: Path, site: str) -> None:
+    with failing("flush to .* failed"):
+        async with serving(settings(tmp_path)) as rig:
+            assert (await rig.connect().ask(v2.ADD_HELLO)).code == 0
+            mark = rig.storage.mark
+            plan_fault(site, 1, errno.EIO, 100)
+            await rig.storage.checkpoint()
+    assert read_mark(tmp_path / "ledgers") == mark
+    clear_fault()
+    async with serving(settings(tmp_path)) as rig:
+        assert (await rig.connect().ask(v2.READ_HELLO)).body == v2.ENTRY_HELLO
+
+
+async def test_a_missing_mark_beside_entries_is_refused(tmp_path: Path) -> None:
+    await write_some(tmp_path)
+    (tmp_path / "ledgers" / MARK).unlink()
+    with pytest.raises(MarkMissing, match="rebuild-index"):
+        await Storage.open(settings(tmp_path))
+
+
+async def test_a_damaged_mark_is_refused(tmp_path: Path) -> None:
+    await write_some(tmp_path)
+    (tmp_path / "ledgers" / MARK).write_bytes(b"quire lastMark 1\njournal_id 9\n")
+    with pytest.raises(BadMark):
+        await Storage.open(settings(tmp_path))
+
+
+async def test_a_missing_journal_is_refused(tmp_path: Path) -> None:
+    await write_some(tmp_path)
+    for path in (tmp_path / "journal").glob("*.journal"):
+        path.unlink()
+    with pytest.raises(JournalMissing, match=r"\.journal: missing"):
+        await Storage.open(settings(tmp_path))
+
+
+async def test_in_limbo_a_missing_entry_is_an_io_error(tmp_path: Path) -> None:
+    await write_some(tmp_path)
+    (tmp_path / "ledgers" / LIMBO).write_text("")
+    async with serving(settings(tmp_path)) as rig:
+        assert rig.storage.limbo
+        peer = rig.connect()
+        assert (await peer.ask(v2.read(1, 10))).code == 101
+        assert (await peer.ask(v2.read(7, 0))).code == 101
+        assert (await peer.ask(v2.read(1, 3))).code == 0
+    (tmp_path / "ledgers" / LIMBO).unlink()
+    async with serving(settings(tmp_path)) as rig:
+        assert (await rig.connect().ask(v2.read(1, 10))).code == 2
