@@ -90,4 +90,7 @@ class Transactions:
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
-            self._connection.rollback()
+            try:
+                self._connection.rollback()
+            except sqlite3.Error as error:
+                raise translate(error, self._path) from error
