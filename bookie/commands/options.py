@@ -12,6 +12,14 @@ from bookie.config import BookieConfig, load_config
 
 Command = Callable[..., Any]
 
+cluster = click.option(
+    "--cluster",
+    envvar="QUIRE_CLUSTER",
+    default="bookie://127.0.0.1:3181",
+    show_default=True,
+    metavar="URL",
+    help="Any bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]. Also QUIRE_CLUSTER.",
+)
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 config_file = click.option(
     "--config",

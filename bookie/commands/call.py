@@ -1,0 +1,89 @@
+"""Asking a running bookie: one connection, one question at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TypeVar
+
+import trio
+
+from bookie.commands.outcome import Unreachable
+from metadata.address import Address, parse_address
+from metadata.calls import BookieRequest, decode_reply, encode_request
+from metadata.connection import Call, CallConnection, ConnectionLost
+from metadata.failures import expect
+from native import frame
+from native.link import Link, Response
+
+FOR_EVER = math.inf
+CONNECT_TIMEOUT_S = 5.0
+ANSWER_TIMEOUT_S = 30.0
+T = TypeVar("T")
+
+
+class Asked:
+    """A connection to one bookie. Make it with ``asking``."""
+
+    def __init__(self, address: Address, connection: CallConnection) -> None:
+        self.address = address
+        self._connection = connection
+
+    async def ask(
+        self, request: BookieRequest, kind: type[T], *, wait_s: float = ANSWER_TIMEOUT_S
+    ) -> T:
+        """Return the bookie's answer to *request*; wait up to *wait_s*, or for ever (inf).
+
+        Raises:
+            MetadataError: the bookie says why it did not do it.
+            Unreachable: the connection broke, or no answer came in time.
+        """
+        with trio.move_on_after(wait_s):
+            try:
+                response = await self._connection.perform(Call(encode_request(request)))
+            except ConnectionLost as cause:
+                raise Unreachable(f"{self.address}: {cause}") from cause
+            return expect(decode_reply(response.body), kind)
+        raise Unreachable(f"{self.address}: no answer within {wait_s:g} s")
+
+
+@asynccontextmanager
+async def asking(address: Address) -> AsyncIterator[Asked]:
+    """Connect to the bookie at *address*.
+
+    Raises:
+        Unreachable: nobody listens there.
+    """
+    connection = None
+    try:
+        with trio.fail_after(CONNECT_TIMEOUT_S):
+            stream = await trio.open_tcp_stream(address.host, address.port)
+        connection = CallConnection(stream)
+    except (OSError, trio.TooSlowError) as cause:
+        raise Unreachable(f"{address}: no bookie answers here; is it running?") from cause
+    try:
+        yield Asked(address, connection)
+    finally:
+        with trio.CancelScope(shield=True):
+            await connection.aclose()
+
+
+async def read_entry(address: str, ledger_id: int, entry_id: int) -> Response:
+    """Return what the bookie at *address* answers to a READ.
+
+    Raises:
+        Unreachable: nobody listens there, or no answer came in time.
+    """
+    where = parse_address(address)
+    link = Link()
+    try:
+        with trio.fail_after(ANSWER_TIMEOUT_S):
+            async with await trio.open_tcp_stream(where.host, where.port) as stream:
+                await stream.send_all(frame.read(ledger_id, entry_id))
+                async for data in stream:
+                    for response in link.feed(data):
+                        return response
+    except (OSError, trio.BrokenResourceError, trio.TooSlowError) as cause:
+        raise Unreachable(f"{address}: no bookie answers here; is it running?") from cause
+    raise Unreachable(f"{address}: the bookie closed the connection")

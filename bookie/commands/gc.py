@@ -1,0 +1,110 @@
+"""``bookie gc``: collect garbage now instead of at the next interval."""
+
+from __future__ import annotations
+
+import click
+import msgspec
+import trio
+
+from bookie.commands import options
+from bookie.commands.call import FOR_EVER, asking
+from bookie.commands.outcome import CommandFailed, Unreachable
+from bookie.commands.output import print_json, print_table
+from bookie.settings import format_size
+from metadata.address import parse_address, parse_cluster
+from metadata.calls import CollectGarbage, GarbageReport
+from metadata.errors import MetadataUnavailable
+from metadata.records import BOOKIES, BookieRecord, decode_bookie
+from metadata.remote import BookieStore
+
+
+class Collected(msgspec.Struct, frozen=True):
+    """What one bookie did; *error* says why it did not."""
+
+    bookie_id: str
+    address: str
+    report: GarbageReport | None = None
+    error: str = ""
+
+
+@click.command()
+@options.cluster
+@click.option("--bookie", "only", metavar="NAME", help="Only this one. [default: all that serve]")
+@click.option(
+    "--major", is_flag=True, help="Rewrite all logs under the major threshold, not the minor one."
+)
+@options.as_json
+def gc(*, cluster: str, only: str | None, major: bool, as_json: bool) -> None:
+    """Free the space of deleted ledgers on the bookies of a cluster, now.
+
+    Each bookie looks for ledgers that the metadata no longer has, deletes entry logs in
+    which nothing is alive, and rewrites those in which little is: minor compaction takes
+    logs with less than minor_threshold alive, --major those with less than
+    major_threshold. Waits for the end, which can take minutes: compaction is throttled
+    (compaction_rate). Bookies do the same by themselves every gc_interval_s.
+
+    Exit code 1 when a bookie failed, 3 when none answers.
+    """
+    collected = trio.run(_collect_all, cluster, only, major)
+    if as_json:
+        print_json(collected)
+    else:
+        _tell(collected)
+    failed = [each for each in collected if each.error]
+    if failed:
+        raise CommandFailed(f"{failed[0].bookie_id} at {failed[0].address}: {failed[0].error}")
+
+
+async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Collected]:
+    bookies = [b for b in await _serving(cluster) if only in (None, b.bookie_id)]
+    if not bookies:
+        what = f"bookie {only}" if only else "no bookie"
+        raise CommandFailed(f"{what} is not registered; leave --bookie out to see who is")
+    collected: list[Collected] = []
+
+    async def collect(bookie: BookieRecord) -> None:
+        collected.append(await _collect(bookie, major))
+
+    async with trio.open_nursery() as nursery:
+        for bookie in bookies:
+            nursery.start_soon(collect, bookie)
+    return sorted(collected, key=lambda each: each.bookie_id)
+
+
+async def _serving(cluster: str) -> list[BookieRecord]:
+    store = BookieStore(parse_cluster(cluster))
+    try:
+        leases = await store.leases(BOOKIES)
+    except MetadataUnavailable as cause:
+        raise Unreachable(f"{cluster}: no bookie answers ({cause})") from cause
+    finally:
+        await store.aclose()
+    return [decode_bookie(lease.name, lease.value) for lease in leases]
+
+
+async def _collect(bookie: BookieRecord, major: bool) -> Collected:
+    try:
+        async with asking(parse_address(bookie.address)) as asked:
+            report = await asked.ask(CollectGarbage(major), GarbageReport, wait_s=FOR_EVER)
+    except Unreachable as cause:
+        return Collected(bookie.bookie_id, bookie.address, error=str(cause))
+    return Collected(bookie.bookie_id, bookie.address, report)
+
+
+def _tell(collected: list[Collected]) -> None:
+    heads = ("bookie", "ledgers deleted", "logs deleted", "logs rewritten", "freed", "copied")
+    print_table(
+        heads,
+        [
+            (
+                each.bookie_id,
+                each.report.ledgers_deleted,
+                each.report.logs_deleted,
+                each.report.logs_compacted,
+                format_size(each.report.freed_size),
+                format_size(each.report.copied_size),
+            )
+            for each in collected
+            if each.report is not None
+        ],
+    )

@@ -1,0 +1,56 @@
+"""Records of a journal file or an entry log, one line each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import click
+import msgspec
+
+from bookie.commands.inspect.report import Report
+from bookie.commands.output import print_json
+from native.journal import Damage, End, Record
+
+_COLUMNS = "{:>12}  {:<12}  {:>20}  {:>20}  {:>9}"
+
+
+class RecordLine(msgspec.Struct, frozen=True):
+    """A record in JSON; *size* is that of its body, in bytes."""
+
+    offset: int
+    kind: str
+    ledger_id: int
+    entry_id: int
+    size: int
+
+
+def print_records(
+    records: Iterable[tuple[str, Record] | Damage | End], report: Report, *, as_json: bool
+) -> None:
+    """Print records (with their kinds) as they come; *report* takes the damages."""
+    if not as_json:
+        click.echo(_COLUMNS.format("offset", "kind", "ledger", "entry", "size"))
+    for found in records:
+        if isinstance(found, Damage):
+            report.damage(found.path, found.offset)
+        elif isinstance(found, End):
+            _print_end(found, as_json)
+        else:
+            _print_record(*found, as_json)
+
+
+def _print_end(end: End, as_json: bool) -> None:
+    if as_json:
+        print_json({"end": end.offset})
+    else:
+        click.echo(f"{end.offset:>12}  end")
+
+
+def _print_record(kind: str, record: Record, as_json: bool) -> None:
+    size = len(record.body)
+    if as_json:
+        print_json(RecordLine(record.offset, kind, record.ledger_id, record.entry_id, size))
+        return
+    entry = record.entry_id if record.entry_id >= 0 else ""
+    ledger = record.ledger_id if record.ledger_id >= 0 else ""
+    click.echo(_COLUMNS.format(record.offset, kind, ledger, entry, size))

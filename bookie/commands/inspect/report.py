@@ -1,0 +1,36 @@
+"""Damage on its way to the user: told where it is met, remembered for the exit code."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from bookie.commands.outcome import DamageFound
+from bookie.commands.output import print_json
+
+
+class Report:
+    """Prints damages and counts them.
+
+    Args:
+        as_json: print each as a line of JSON on stdout, beside the other lines;
+            otherwise as text on stderr.
+    """
+
+    def __init__(self, *, as_json: bool) -> None:
+        self._as_json = as_json
+        self.damages = 0
+
+    def damage(self, path: Path, offset: int, what: str = "") -> None:
+        """Tell of a damaged place."""
+        self.damages += 1
+        if self._as_json:
+            print_json({"damage": str(path), "offset": offset, "what": what})
+        else:
+            click.echo(f"damaged: {path} at offset {offset}{what and f' ({what})'}", err=True)
+
+    def conclude(self) -> None:
+        """Raise DamageFound when there was any."""
+        if self.damages:
+            raise DamageFound

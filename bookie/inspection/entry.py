@@ -1,0 +1,66 @@
+"""A stored entry taken apart, as digest.h lays it out."""
+
+from __future__ import annotations
+
+import msgspec
+
+from native.digest import Digest
+from native.errors import Corrupt
+
+_HEADER_SIZE = 32
+
+
+class StoredEntry(msgspec.Struct, frozen=True):
+    """An entry with its header.
+
+    Attributes:
+        lac: last add confirmed when the writer sent it; -1 for none.
+        length: payload bytes of the ledger up to and with this entry.
+        digest: in hex, as stored.
+        sound: whether the digest is right, for the kind and password given.
+    """
+
+    ledger_id: int
+    entry_id: int
+    lac: int
+    length: int
+    digest: str
+    sound: bool
+    payload: bytes
+
+
+def take_apart(body: bytes, digest: Digest) -> StoredEntry | None:
+    """The entry in *body*; None when it is too short for one."""
+    payload_offset = _HEADER_SIZE + digest.size
+    if len(body) < payload_offset:
+        return None
+    ledger_id, entry_id, lac, length = (
+        int.from_bytes(body[at : at + 8], "big", signed=True) for at in range(0, _HEADER_SIZE, 8)
+    )
+    return StoredEntry(
+        ledger_id=ledger_id,
+        entry_id=entry_id,
+        lac=lac,
+        length=length,
+        digest=body[_HEADER_SIZE:payload_offset].hex(),
+        sound=_is_sound(body, digest, ledger_id, entry_id),
+        payload=body[payload_offset:],
+    )
+
+
+def _is_sound(body: bytes, digest: Digest, ledger_id: int, entry_id: int) -> bool:
+    try:
+        digest.check(body, ledger_id, entry_id)
+    except Corrupt:
+        return False
+    return True
+
+
+def hexdump(data: bytes) -> list[str]:
+    """Sixteen bytes a line: offset, hex, and the characters that can be printed."""
+    lines = []
+    for offset in range(0, len(data), 16):
+        row = data[offset : offset + 16]
+        text = "".join(chr(byte) if 32 <= byte < 127 else "." for byte in row)
+        lines.append(f"{offset:08x}  {row.hex(' '):<47}  |{text}|")
+    return lines

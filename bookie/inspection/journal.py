@@ -1,0 +1,96 @@
+"""The journal as found: its files, and what each record says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+
+from bookie.inspection.files import DataFile, list_files
+from native.errors import Corrupt
+from native.journal import (
+    DELETED,
+    EXPLICIT_LAC,
+    FENCE,
+    GROUP,
+    KEY,
+    Damage,
+    End,
+    JournalHeader,
+    Record,
+    read_header,
+    scan_journal,
+)
+
+_KINDS = {
+    DELETED: "deleted",
+    EXPLICIT_LAC: "explicit LAC",
+    FENCE: "fence",
+    GROUP: "group",
+    KEY: "key",
+}
+
+
+class JournalFile(msgspec.Struct, frozen=True):
+    """One journal file.
+
+    Attributes:
+        file: id, path and allocated size.
+        header: None when it is damaged, or was only being created.
+        end: bytes in use, as the file after it says; 0 for the newest one.
+        damaged: whether the header is damaged.
+    """
+
+    file: DataFile
+    header: JournalHeader | None
+    end: int
+    damaged: bool
+
+
+def list_journals(folder: Path) -> list[JournalFile]:
+    """The journal files of *folder*, oldest first. Blocks; reads one block of each."""
+    found = [(file, *_header(file.path)) for file in list_files(folder, "journal")]
+    journals = []
+    for number, (file, header, damaged) in enumerate(found):
+        following = found[number + 1][1] if number + 1 < len(found) else None
+        follows = following is not None and following.previous_id == file.id
+        end = following.previous_end if follows and following is not None else 0
+        journals.append(JournalFile(file, header, end, damaged))
+    return journals
+
+
+def missing_ids(journals: Sequence[JournalFile]) -> list[int]:
+    """Ids of files that must have been between those in *journals*."""
+    ids = [journal.file.id for journal in journals]
+    present = set(ids)
+    return [i for i in range(ids[0], ids[-1]) if i not in present] if ids else []
+
+
+def read_records(
+    journal: JournalFile, start: int = 0, *, groups: bool = False
+) -> Iterator[Record | Damage | End]:
+    """Yield what is in a journal file from the group at *start* on. Blocks.
+
+    Damages stand where they were met; the End comes last. Group records are left out
+    unless *groups*.
+    """
+    try:
+        for found in scan_journal(journal.file.path, start, journal.end):
+            if groups or not isinstance(found, Record) or found.entry_id != GROUP:
+                yield found
+    except Corrupt:
+        yield Damage(journal.file.path, 0)
+        yield End(0)
+
+
+def kind_of(record: Record) -> str:
+    """What a record is, in a word or two."""
+    return "entry" if record.entry_id >= 0 else _KINDS.get(record.entry_id, "unknown")
+
+
+def _header(path: Path) -> tuple[JournalHeader | None, bool]:
+    try:
+        return read_header(path), False
+    except Corrupt:
+        return None, True

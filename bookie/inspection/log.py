@@ -1,0 +1,91 @@
+"""Entry logs and their indexes as found, up to where they are vouched for.
+
+A log that is closed is sound to its end. Of the open one only what lies before the mark
+is: behind it may be a flush under way, or one that a crash cut short, which is no
+damage. The same goes for a log that compaction is writing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from bookie.inspection.files import DataFile, list_files
+from bookie.mark import read_mark
+from native.errors import Corrupt
+from native.journal import Damage, Record
+from native.mark import Mark
+from native.store import MAP, Extent, LogRecord, read_head, scan_index, scan_log
+
+
+class LogFile(msgspec.Struct, frozen=True):
+    """One entry log.
+
+    Attributes:
+        file: id, path and size.
+        closed: nothing will be written to it any more.
+        log_end: bytes vouched for; 0 for all of them.
+        index_end: the same of its index.
+        damaged: its header is damaged.
+    """
+
+    file: DataFile
+    closed: bool
+    log_end: int
+    index_end: int
+    damaged: bool
+
+    @property
+    def index_path(self) -> Path:
+        """Its index, whether it is there or not."""
+        return self.file.path.with_suffix(".index")
+
+
+def list_logs(folder: Path) -> list[LogFile]:
+    """The entry logs of *folder*, oldest first. Blocks; reads one block of each."""
+    mark = read_mark(folder)
+    return [_log_file(file, mark) for file in list_files(folder, "log")]
+
+
+def read_log(log: LogFile) -> Iterator[Record | Damage]:
+    """Yield the records of a log, its ledger map too, and the damages. Blocks."""
+    try:
+        for found in scan_log(log.file.path, log.log_end):
+            if isinstance(found, LogRecord):
+                yield Record(found.offset, found.ledger_id, found.entry_id, found.body)
+            elif log.closed or log.log_end:
+                yield Damage(found.path, found.offset)
+    except Corrupt:
+        yield Damage(log.file.path, 0)
+
+
+def read_index(log: LogFile) -> Iterator[Extent | Damage]:
+    """Yield the extents of a log's index, and the damage if there is one. Blocks."""
+    try:
+        for found in scan_index(log.index_path):
+            if isinstance(found, Extent):
+                yield found
+            elif log.closed or found.offset < log.index_end:
+                yield Damage(found.path, found.offset)
+    except (Corrupt, FileNotFoundError):
+        yield Damage(log.index_path, 0)
+
+
+def kind_of(record: Record) -> str:
+    """What a record of a log is, in a word or two."""
+    if record.entry_id >= 0:
+        return "entry"
+    return "ledger map" if record.entry_id == MAP else "unknown"
+
+
+def _log_file(file: DataFile, mark: Mark | None) -> LogFile:
+    is_open = mark is not None and mark.log_id == file.id
+    log_end = mark.log_end if mark is not None and is_open else 0
+    index_end = mark.index_end if mark is not None and is_open else 0
+    try:
+        closed, damaged = read_head(file.path).closed, False
+    except Corrupt:
+        closed, damaged = False, True
+    return LogFile(file, closed and not is_open, log_end, index_end, damaged)

@@ -1,0 +1,255 @@
+"""Rebuilding: from entry logs and journals to a bookie that can start.
+
+For when the mark, the ledger table or indexes are lost or damaged. In this order, so that
+a crash at any point leaves a bookie that refuses to start until it is rebuilt again:
+
+    1  take lastMark away
+    2  build the index of every entry log anew from its records
+    3  close the logs that were open, at the end of what is sound in them
+    4  replay every journal file there is, over the ledger table that knows most
+    5  fence every ledger: a fence that is lost would let an old writer go on
+    6  flush, and write the mark
+
+Where records were damaged or journal files are missing, the bookie ends up in limbo
+(limbo.py): it no longer denies that an entry exists.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from bookie.config import BookieConfig
+from bookie.errors import BadMark, BookieError
+from bookie.inspection.files import DataFile, list_files
+from bookie.limbo import DamagedPlace, enter_limbo
+from bookie.mark import FILE_NAME, read_mark, write_mark
+from native.engine import Engine, Recovery
+from native.errors import Corrupt, Full
+from native.journal import Record, scan_table
+from native.mark import Mark
+from native.store import Damage, Store, rebuild_index, scan_log
+
+FIRST_OFFSET = 4096
+_LEDGERS_PAGE = 1000
+_RECORD_HEADER_SIZE = 8
+
+
+class NothingToRebuild(BookieError):
+    """The folders hold neither journals nor entry logs."""
+
+
+class Rebuilt(msgspec.Struct):
+    """What was found and done."""
+
+    logs: int = 0
+    entries: int = 0
+    journal_files: int = 0
+    journal_records: int = 0
+    ledgers: int = 0
+    limbo: bool = False
+    mark: Mark | None = None
+    damages: list[DamagedPlace] = []
+
+
+class Step(msgspec.Struct, frozen=True):
+    """A step of the work is done: *size* bytes more were read."""
+
+    text: str
+    size: int
+
+
+def total_size(config: BookieConfig) -> int:
+    """Bytes that a rebuild reads."""
+    logs = list_files(Path(config.ledger_folder), "log")
+    journals = list_files(Path(config.journal_folder), "journal")
+    return sum(file.size for file in (*logs, *journals))
+
+
+def rebuild(config: BookieConfig, tell: Callable[[Step], None]) -> Rebuilt:
+    """Rebuild the bookie of *config*. Blocks for as long as reading everything takes.
+
+    Call it with the folders held (lock.py). Safe to repeat after a crash.
+
+    Raises:
+        NothingToRebuild: nothing was changed.
+        OSError: a file could not be read or written; nothing is lost.
+    """
+    journal_folder, ledger_folder = Path(config.journal_folder), Path(config.ledger_folder)
+    logs = list_files(ledger_folder, "log")
+    journals = list_files(journal_folder, "journal")
+    if not logs and not journals:
+        raise NothingToRebuild(f"{ledger_folder}: neither entry logs here nor journals beside it")
+    done = Rebuilt(logs=len(logs), journal_files=len(journals))
+    former = _take_mark_away(ledger_folder)
+    for log in logs:
+        _rebuild_index(log, done)
+        tell(Step(log.path.name, log.size))
+    next_log_id = _close_logs(config, done)
+    table_id, table_end = _best_table(ledger_folder)
+    mark = Mark(
+        journal_id=_first_journal(config, journals, former, done),
+        journal_offset=FIRST_OFFSET,
+        log_id=0,
+        next_log_id=max(next_log_id, former.next_log_id if former else 1),
+        log_end=0,
+        index_end=0,
+        table_end=table_end,
+        table_id=table_id,
+    )
+    _replay(config, mark, done)
+    tell(Step("journal", sum(file.size for file in journals)))
+    return done
+
+
+def _take_mark_away(ledger_folder: Path) -> Mark | None:
+    try:
+        former = read_mark(ledger_folder)
+    except BadMark:
+        former = None
+    (ledger_folder / FILE_NAME).unlink(missing_ok=True)
+    _sync_folder(ledger_folder)
+    return former
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+# --- entry logs --------------------------------------------------------------------------
+
+
+def _rebuild_index(log: DataFile, done: Rebuilt) -> None:
+    entries, damaged = rebuild_index(log.path, log.path.with_suffix(".index"))
+    done.entries += entries
+    if damaged:
+        done.damages += _damages_in(log)
+
+
+def _damages_in(log: DataFile) -> Iterator[DamagedPlace]:
+    try:
+        for found in scan_log(log.path):
+            if isinstance(found, Damage):
+                yield _place(found)
+    except Corrupt:
+        yield DamagedPlace(str(log.path), 0)
+
+
+def _close_logs(config: BookieConfig, done: Rebuilt) -> int:
+    """Let the store close what is open; return the id that the next log gets."""
+    folder = Path(config.ledger_folder)
+    with Store.open(folder, None, config.log_size_max, config.index_cache_size) as store:
+        known = {(place.file, place.offset) for place in done.damages}
+        for damage in store.take_damage():
+            if (str(damage.path), damage.offset) not in known:
+                done.damages.append(_place(damage))
+    return max((file.id for file in list_files(folder, "log")), default=0) + 1
+
+
+def _place(damage: Damage) -> DamagedPlace:
+    return DamagedPlace(str(damage.path), damage.offset, damage.ledger_id, damage.entry_id)
+
+
+# --- ledger table and journal ------------------------------------------------------------
+
+
+def _best_table(ledger_folder: Path) -> tuple[int, int]:
+    """Id and sound end of the table that knows most ledgers, the newest of equals.
+
+    Two are there when a crash came while the table was written anew: the new one may
+    have been cut short.
+    """
+    best = (0, 0, 0)
+    for file in list_files(ledger_folder, "table"):
+        ledgers, end = _measure_table(file.path)
+        best = max(best, (ledgers, file.id, end))
+    return best[1], best[2]
+
+
+def _measure_table(path: Path) -> tuple[int, int]:
+    """How many ledgers a table knows, and where its sound part ends."""
+    ledgers: set[int] = set()
+    end = 0
+    for found in scan_table(path):
+        if isinstance(found, Record):
+            ledgers.add(found.ledger_id)
+            end = found.offset + _RECORD_HEADER_SIZE + len(found.body)
+    return len(ledgers), end
+
+
+def _first_journal(
+    config: BookieConfig, journals: list[DataFile], former: Mark | None, done: Rebuilt
+) -> int:
+    """The oldest journal file; one is begun when there is none."""
+    ids = [journal.id for journal in journals]
+    if former is not None and former.journal_id not in ids:
+        name = f"{former.journal_id:016x}.journal"
+        done.damages.append(DamagedPlace(str(Path(config.journal_folder, name)), 0))
+    return ids[0] if ids else _begin_journal(config)
+
+
+def _begin_journal(config: BookieConfig) -> int:
+    """Let an engine without entries make the first journal file."""
+    journal_folder = Path(config.journal_folder)
+    for spare in list_files(journal_folder, "spare"):
+        spare.path.unlink()  # ids begin at 1 again, and a spare may have been one of these
+    with tempfile.TemporaryDirectory(dir=config.ledger_folder) as empty:
+        engine, _ = _open(config, Path(empty), None)
+        engine.close()
+    return list_files(journal_folder, "journal")[0].id
+
+
+# --- replay --------------------------------------------------------------------------------
+
+
+def _replay(config: BookieConfig, mark: Mark, done: Rebuilt) -> None:
+    ledger_folder = Path(config.ledger_folder)
+    engine, recovery = _open(config, ledger_folder, mark)
+    with engine:
+        done.journal_records = recovery.replayed_records
+        done.damages += [_place(damage) for damage in engine.store.take_damage()]
+        done.ledgers = _count_ledgers(engine)
+        engine.fence_all()
+        done.mark = _flush(engine) or mark
+        done.limbo = recovery.limbo or bool(done.damages)
+        if done.limbo:
+            enter_limbo(ledger_folder, done.damages)
+        write_mark(ledger_folder, done.mark, None)
+
+
+def _open(config: BookieConfig, ledger_folder: Path, mark: Mark | None) -> tuple[Engine, Recovery]:
+    return Engine.open(
+        journal_folder=Path(config.journal_folder),
+        ledger_folder=ledger_folder,
+        mark=mark,
+        memtable_size=config.memtable_size,
+        journal_size_max=config.journal_size_max,
+        journal_spares=config.journal_spares,
+        log_size_max=config.log_size_max,
+        index_cache_size=config.index_cache_size,
+    )
+
+
+def _count_ledgers(engine: Engine) -> int:
+    count, after = 0, -1
+    while page := engine.ledgers(after, _LEDGERS_PAGE):
+        count += len(page)
+        after = page[-1].ledger_id
+    return count
+
+
+def _flush(engine: Engine) -> Mark | None:
+    """Flush what replay left sealed, then the rest."""
+    earlier = engine.flush()
+    with contextlib.suppress(Full):
+        engine.seal()
+    return engine.flush() or earlier
