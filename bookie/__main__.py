@@ -19,7 +19,7 @@ from bookie.commands.standalone import standalone
 @click.group()
 @click.version_option(package_name="quire", message="bookie of quire %(version)s")
 def bookie() -> None:
-    r"""Run, look after and look into bookies, the storage nodes of quire.
+    """Run, look after and look into bookies, the storage nodes of quire.
 
     \b
     A cluster on this machine:   bookie standalone --data DIR
@@ -27,7 +27,7 @@ def bookie() -> None:
 
     Exit codes: 0 done; 1 failed, or damage found; 2 wrong command line or setting;
     3 nobody answers; 130 interrupted.
-    """
+    """  # noqa: D301 - the backslash keeps lines
 
 
 for command in (run, standalone, format_folders, config, gc, inspect, rebuild_index):

@@ -20,7 +20,9 @@ from metadata.records import cookie_key
 from metadata.store import MetadataStore
 
 _DATA = re.compile(
-    r"[0-9a-f]{16}\.(journal|spare|table)|[0-9a-f]{8}\.(log|index)|[^.]+(\.json)?\.new"
+    r"[0-9a-f]{16}\.(journal|spare|table)"
+    r"|[0-9a-f]{8}\.(log|index|index\.tmp|dead)"
+    r"|(lastMark|cookie\.json)\.new"
 )
 _DATA_NAMES = {limbo.FILE_NAME, mark.FILE_NAME}
 _KEPT_NAMES = {lock.FILE_NAME, "lost+found"}

@@ -21,14 +21,14 @@ def config(
     settings: tuple[str, ...],
     **direct: str | None,
 ) -> None:
-    r"""Print a sample of bookie.toml: every setting with unit, default and bounds.
+    """Print a sample of bookie.toml: every setting with unit, default and bounds.
 
     \b
     Start from it:             bookie config > bookie.toml
     Check a file you edited:   bookie config --effective --config bookie.toml
 
     Settings may also be given to a command, one at a time: --set memtable_size=128MiB.
-    """
+    """  # noqa: D301 - the backslash keeps lines
     if not effective:
         click.echo(sample_file(), nl=False)
         return

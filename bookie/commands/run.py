@@ -63,7 +63,7 @@ def run(
     as_json: bool,
     **direct: str | int | None,
 ) -> None:
-    r"""Run one bookie until SIGTERM or Ctrl-C.
+    """Run one bookie until SIGTERM or Ctrl-C.
 
     \b
     The shortest way:     bookie run --data /var/lib/quire
@@ -73,7 +73,7 @@ def run(
     Prints "ready bookie://HOST:PORT" once it serves; logs go to standard error. A stop
     flushes what is in memory and takes the bookie off the list of the cluster. Exit code
     0 after a stop; 1 when it cannot start or its journal fails; 2 for a wrong setting.
-    """
+    """  # noqa: D301 - the backslash keeps lines
     config = options.read_config(config_file, settings, **direct)
     logging.basicConfig(
         stream=sys.stderr,

@@ -78,7 +78,7 @@ def standalone(
     settings: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    r"""Run a cluster on this machine until SIGTERM or Ctrl-C.
+    """Run a cluster on this machine until SIGTERM or Ctrl-C.
 
     One SQLite file for the metadata, DIR/metadata.db, and several bookies as processes,
     with their data in DIR/bookie-1, DIR/bookie-2 and so on. Started again over the same
@@ -91,7 +91,7 @@ def standalone(
     Prints "ready bookie://..." once all serve, then a table of processes and folders.
     Logs of the bookies go to standard error. All bookies end with this process, however
     it ends. Exit code 0 after a stop, 1 when a bookie does not start.
-    """
+    """  # noqa: D301 - the backslash keeps lines
     given = {"data_folder": str(folder), "log_level": log_level}
     config = load_config(config_file, options.overrides(settings, **given))
     words = [f"--set={setting}" for setting in settings] + ["--log-level", log_level]
