@@ -38,6 +38,8 @@ from native.link import Response
 TIMEOUT_S = 10.0
 ATTEMPT_S = 3.0
 """After this long, a call that may be made twice goes to another bookie."""
+ATTEMPT_S_MIN = 0.1
+"""With less time left, nothing is tried any more: it would only hide the reason."""
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
 T = TypeVar("T")
@@ -159,7 +161,7 @@ class BookieStore:
             except MetadataUnavailable as error:
                 failures += 1
                 pause_s = self._pause_s(failures)
-                late = trio.current_time() + pause_s >= deadline
+                late = trio.current_time() + pause_s + ATTEMPT_S_MIN > deadline
                 if self._closed or late or (error.outcome_unknown and not twice):
                     raise MetadataUnavailable(
                         f"{self._name}: {error.message}",
