@@ -219,7 +219,13 @@ static int index_rebuild(opening *o, const found *f, const index_walk *walk)
 
 static int is_leftover(const opening *o, const found *f)
 {
-    if (o->mark == NULL || is_marked(o, f) || is_closed(f))
+    if (is_marked(o, f) || is_closed(f))
+        return 0;
+    /* A copy that compaction did not finish: its source is there. Closed here, it
+     * would be taken for the whole of it. */
+    if (f->state == BK_OK && f->header.origin != f->id)
+        return 1;
+    if (o->mark == NULL)
         return 0;
     if (f->state == BK_OK)
         return 1;
