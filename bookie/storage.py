@@ -84,7 +84,7 @@ class Storage:
             os.close(event_fd)
             raise
         storage = cls(config, *opened, event_fd)
-        await storage._in_thread(storage._note_damage)
+        await storage._in_thread(storage._note_recovery)
         # What was replayed goes to the logs. A new bookie needs a mark before its first
         # entry, since entries without a mark would stop the next start.
         await storage.checkpoint()
@@ -145,6 +145,7 @@ class Storage:
             await self.checkpoint()
             # Without news there was no flush, and the next look is an interval from now.
             self._flushed_at = trio.current_time()
+            self._report_damage()
             self._rest_when_idle()
 
     def _rest_when_idle(self) -> None:
@@ -189,16 +190,11 @@ class Storage:
         self.checkpoints += 1
         self.engine.trim(mark, self._config.journal_backups)
 
-    def _note_damage(self) -> None:
-        places = [
-            DamagedPlace(str(d.path), d.offset, d.ledger_id, d.entry_id)
-            for d in self.engine.store.take_damage()
-        ]
-        for place in places:
-            _log.warning("damaged: %s at offset %d", place.file, place.offset)
+    def _note_recovery(self) -> None:
+        damaged = self._report_damage()
         if self.recovery.limbo:
-            enter_limbo(self._ledger_folder, places)
-        if self.recovery.limbo or in_limbo(self._ledger_folder):
+            enter_limbo(self._ledger_folder, damaged)
+        if in_limbo(self._ledger_folder):
             self.limbo = True
             self.engine.set_limbo(True)
             _log.warning(
@@ -206,6 +202,21 @@ class Storage:
                 "error; see %s/limbo",
                 self._ledger_folder,
             )
+
+    def _report_damage(self) -> list[DamagedPlace]:
+        places = [
+            DamagedPlace(str(damage.path), damage.offset, damage.ledger_id, damage.entry_id)
+            for damage in self.engine.store.take_damage()
+        ]
+        for place in places:
+            _log.warning(
+                "damaged: %s at offset %d (ledger %d, entry %d)",
+                place.file,
+                place.offset,
+                place.ledger_id,
+                place.entry_id,
+            )
+        return places
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await trio.to_thread.run_sync(work)

@@ -70,10 +70,8 @@ async def test_a_full_disk_refuses_adds_and_takes_those_of_a_recovery(tmp_path: 
 
 async def test_the_bookie_is_writable_again_by_itself(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
-    await disk.look(GIB)
-    assert disk.guard.is_read_only
-    await disk.look(20 * GIB)
-    assert not disk.guard.is_read_only
+    assert await disk.look(GIB) is Level.FULL
+    assert await disk.look(20 * GIB) is Level.OK
     assert disk.engine.read_only == (False, True)
 
 

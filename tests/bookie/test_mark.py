@@ -40,7 +40,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
 def test_every_truncation_is_damage() -> None:
     data = format_mark(MARK)
     for size in range(len(data)):
-        with pytest.raises(ValueError):  # noqa: PT011 - of whatever line is cut
+        with pytest.raises(ValueError):
             parse_mark(data[:size])
 
 
@@ -49,13 +49,13 @@ def test_every_flipped_bit_is_damage() -> None:
     for bit in range(len(data) * 8):
         flipped = bytearray(data)
         flipped[bit // 8] ^= 1 << bit % 8
-        with pytest.raises(ValueError):  # noqa: PT011 - of whatever the bit broke
+        with pytest.raises(ValueError):
             parse_mark(bytes(flipped))
 
 
 def test_anything_after_the_end_is_damage() -> None:
     for tail in (b"\n", b" ", b"\0", format_mark(MARK)):
-        with pytest.raises(ValueError):  # noqa: PT011
+        with pytest.raises(ValueError):
             parse_mark(format_mark(MARK) + tail)
 
 

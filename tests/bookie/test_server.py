@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 import v2
-from rig import Peer, Rig, serving, settings
+from rig import Peer, Rig, serving, settings, until
 
 Serving = AbstractAsyncContextManager[Rig]
 
@@ -28,13 +28,6 @@ def quiet(tmp_path: Path) -> Serving:
         checkpoint_interval_s=0.0,
     )
     return serving(config, threaded=False)
-
-
-async def settle(rig: Rig) -> None:
-    """Wait until the bookie has done all that it can."""
-    with trio.fail_after(5):
-        while rig.server.connections:
-            await trio.sleep(0.001)
 
 
 # --- protocol v2 -------------------------------------------------------------------------
@@ -214,7 +207,7 @@ async def test_a_connection_dropped_at_any_byte_leaves_nothing_behind(bookie: Se
             peer = rig.connect()
             await peer.stream.send_all(CONVERSATION[:size])
             await peer.stream.aclose()
-        await settle(rig)
+        await until(lambda: rig.server.connections == 0)
         assert rig.server.budget.held == 0
         assert rig.server.waits.parked == 0
         stats = rig.storage.engine.stats()
@@ -362,8 +355,7 @@ async def test_a_parked_read_is_woken_by_the_lac(bookie: Serving) -> None:
         reader, writer = rig.connect(), rig.connect()
         await writer.ask(v2.add(4, 0))
         await reader.stream.send_all(v2.read_wait(4, 0, known_lac=-1, wait_ms=30_000))
-        while rig.server.waits.parked == 0:
-            await trio.sleep(0.001)
+        await until(lambda: rig.server.waits.parked == 1)
         assert (await writer.ask(v2.write_lac(4, 0))).code == 0
         with trio.fail_after(5):
             answer = await reader.response()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import trio
 import v2
-from rig import serving, settings
+from rig import serving, settings, until
 
 from bookie.errors import BadMark, JournalMissing, MarkMissing
 from bookie.limbo import FILE_NAME as LIMBO
@@ -55,17 +55,12 @@ async def test_what_was_written_is_there_after_a_crash(tmp_path: Path) -> None:
     storage = await Storage.open(settings(tmp_path))
     connection = storage.engine.connect(1)
     connection.feed(v2.ADD_HELLO + v2.add(2, 0))
-    await trio.to_thread.run_sync(synced, storage)
+    await until(lambda: storage.engine.stats().adds == 2)
     connection.close()
     await trio.to_thread.run_sync(storage.engine.close)  # without a checkpoint
     async with serving(settings(tmp_path)) as rig:
         assert rig.storage.recovery.replayed_records > 0
         assert (await rig.connect().ask(v2.READ_HELLO)).body == v2.ENTRY_HELLO
-
-
-def synced(storage: Storage) -> None:
-    while storage.engine.stats().adds < 2:
-        pass
 
 
 async def test_a_checkpoint_moves_the_mark_and_without_news_it_does_not(tmp_path: Path) -> None:
@@ -83,9 +78,7 @@ async def test_the_timer_takes_checkpoints(tmp_path: Path) -> None:
     async with serving(settings(tmp_path, checkpoint_interval_s=0.01)) as rig:
         taken = rig.storage.checkpoints
         await rig.connect().ask(v2.ADD_HELLO)
-        with trio.fail_after(5):
-            while rig.storage.checkpoints == taken:
-                await trio.sleep(0.005)
+        await until(lambda: rig.storage.checkpoints > taken)
 
 
 @pytest.mark.parametrize("site", ["journal_write", "journal_sync"])

@@ -113,3 +113,10 @@ async def serving(
 
 async def _echo(body: bytes) -> bytes:
     return body
+
+
+async def until(happened: Callable[[], bool]) -> None:
+    """Wait for what a thread brings about; fail after some seconds."""
+    with trio.fail_after(5):
+        while not happened():  # noqa: ASYNC110 - a thread sets no event of the loop
+            await trio.sleep(0.001)

@@ -1,0 +1,212 @@
+from __future__ import annotations
+
+import errno
+import json
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+import v2
+from rig import Peer, settings
+
+from bookie.config import BookieConfig
+from bookie.daemon import Ready, run_bookie
+from bookie.errors import BadMark
+from metadata import calls
+from metadata.errors import MetadataUnavailable
+from metadata.records import BOOKIES, BookieRecord, decode_bookie
+from metadata.sqlite import SqliteStore
+from metadata.store import MetadataStore
+from metadata.urls import open_store
+from native.engine import clear_fault, plan_fault
+
+
+@pytest.fixture(autouse=True)
+def _no_fault_stays() -> Iterator[None]:
+    yield
+    clear_fault()
+
+
+@asynccontextmanager
+async def running(config: BookieConfig, store: MetadataStore) -> AsyncIterator[Ready]:
+    async with trio.open_nursery() as nursery:
+        ready = await nursery.start(run_bookie, config, store)
+        yield ready
+        nursery.cancel_scope.cancel()
+
+
+@asynccontextmanager
+async def connected(address: str) -> AsyncIterator[Peer]:
+    host, _, port = address.rpartition(":")
+    async with await trio.open_tcp_stream(host, int(port)) as stream:
+        yield Peer(stream)
+
+
+async def registered(store: MetadataStore) -> list[BookieRecord]:
+    return [decode_bookie(lease.name, lease.value) for lease in await store.leases(BOOKIES)]
+
+
+async def page(port: int, path: str) -> tuple[int, bytes]:
+    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
+        await stream.send_all(f"GET {path} HTTP/1.1\r\n\r\n".encode())
+        answer = b""
+        while chunk := await stream.receive_some():
+            answer += chunk
+    head, _, body = answer.partition(b"\r\n\r\n")
+    return int(head.split()[1]), body
+
+
+async def test_a_bookie_registers_serves_and_leaves(tmp_path: Path) -> None:
+    config = settings(tmp_path, bookie_id="b1")
+    async with open_store(config.metadata) as store:
+        async with running(config, store) as ready:
+            assert ready.bookie_id == "b1"
+            (record,) = await registered(store)
+            assert (record.bookie_id, record.address) == ("b1", ready.address)
+            assert record.capacity > record.free > 0
+            async with connected(ready.address) as peer:
+                assert (await peer.ask(v2.ADD_HELLO)).code == 0
+        assert await registered(store) == []
+        async with running(config, store) as ready, connected(ready.address) as peer:
+            assert (await peer.ask(v2.READ_HELLO)).body == v2.ENTRY_HELLO
+
+
+async def test_the_pages_tell_the_state_and_the_metrics(tmp_path: Path) -> None:
+    config = settings(tmp_path, metrics_port=-1)
+    async with open_store(config.metadata) as store, running(config, store) as ready:
+        port = ready.metrics_port
+        assert await page(port, "/health") == (200, b"ok\n")
+        status, body = await page(port, "/ready")
+        assert (status, json.loads(body)) == (200, {"state": "ready", "read_only": False})
+        status, body = await page(port, "/metrics")
+        assert status == 200
+        assert b"quire_bookie_adds_total 0.0" in body
+        (record,) = await registered(store)
+        assert record.metrics_port == port
+
+
+async def ask(peer: Peer, request: calls.Request) -> calls.Reply:
+    answer = await peer.ask(v2.call(calls.encode_request(request)))
+    assert answer.code == 0
+    return calls.decode_reply(answer.rest[8:])
+
+
+async def test_calls_about_the_bookie_are_answered(tmp_path: Path) -> None:
+    config = settings(tmp_path, bookie_id="b1")
+    async with (
+        open_store(config.metadata) as store,
+        running(config, store) as ready,
+        connected(ready.address) as peer,
+    ):
+        info = await ask(peer, calls.BookieInfo())
+        assert isinstance(info, calls.BookieStatus)
+        assert (info.bookie_id, info.state, info.address) == ("b1", "ready", ready.address)
+        await peer.ask(v2.ADD_HELLO)
+        assert await ask(peer, calls.EntryLocation(1, 0)) == calls.EntryPlace("memtable")
+        assert await ask(peer, calls.EntryLocation(1, 1)) == calls.EntryPlace("absent")
+        flushed = await ask(peer, calls.FlushNow())
+        assert isinstance(flushed, calls.JournalState)
+        assert flushed == await ask(peer, calls.JournalMark())
+        assert flushed.mark is not None
+        place = await ask(peer, calls.EntryLocation(1, 0))
+        assert isinstance(place, calls.EntryPlace)
+        assert (place.source, place.log_id) == ("log", 1)
+        page = await ask(peer, calls.LedgerStates())
+        assert isinstance(page, calls.LedgerStatePage)
+        assert [(row.ledger_id, row.last_entry) for row in page.ledgers] == [(1, 0)]
+        assert page.ledgers[0].bytes_in_logs > 41
+        logs = await ask(peer, calls.Logs())
+        assert isinstance(logs, calls.LogPage)
+        assert [log.open for log in logs.logs] == [True]
+        report = await ask(peer, calls.CollectGarbage(major=True))
+        assert isinstance(report, calls.GarbageReport)
+
+
+async def test_calls_about_metadata_are_answered_from_the_store(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    async with (
+        open_store(config.metadata) as store,
+        running(config, store) as ready,
+        connected(ready.address) as peer,
+    ):
+        version = await store.put("key", b"value")
+        assert await ask(peer, calls.Get("key")) == calls.Found(b"value", version)
+        assert await ask(peer, calls.Get("none")) == calls.Missing()
+        answer = await peer.ask(v2.call(b"\xc1"))
+        failure = calls.decode_reply(answer.rest[8:])
+        assert isinstance(failure, calls.Failure)
+        assert failure.kind == "BadRecord"
+
+
+async def test_a_failed_sync_ends_the_bookie_without_an_acknowledgement(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    async with open_store(config.metadata) as store:
+        acknowledged = []
+
+        async def write(address: str) -> None:
+            async with connected(address) as peer:
+                acknowledged.append((await peer.ask(v2.ADD_HELLO)).code)
+                plan_fault("journal_sync", 1, errno.EIO)
+                await peer.stream.send_all(v2.add(1, 1))
+                assert await peer.closed()
+
+        with pytest.RaisesGroup(
+            pytest.RaisesExc(OSError, match="journal in .*Input/output error.*the bookie stops")
+        ):
+            async with trio.open_nursery() as nursery:
+                ready = await nursery.start(run_bookie, config, store)
+                with trio.CancelScope(shield=True):
+                    await write(ready.address)
+        assert acknowledged == [0]
+        assert await registered(store) == []
+
+
+async def test_a_bookie_that_refuses_to_start_says_why(tmp_path: Path) -> None:
+    config = settings(tmp_path)
+    async with open_store(config.metadata) as store:
+        async with running(config, store):
+            pass
+        (tmp_path / "ledgers" / "lastMark").write_text("what?")
+        with pytest.raises(BadMark, match="lastMark"):
+            await run_bookie(config, store)
+        assert await registered(store) == []
+
+
+async def test_a_taken_port_is_named(tmp_path: Path) -> None:
+    listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
+    port = listeners[0].socket.getsockname()[1]
+    config = settings(tmp_path, port=port)
+    async with open_store(config.metadata) as store, listeners[0]:
+        with pytest.raises(OSError, match=f"cannot listen on 127.0.0.1:{port}"):
+            await run_bookie(config, store)
+
+
+async def test_a_bookie_goes_on_without_its_metadata_store_and_registers_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = []
+
+    async def unavailable(*_: object, **__: object) -> None:
+        asked.append(1)
+        raise MetadataUnavailable("gone")
+
+    config = settings(tmp_path, lease_ttl_s=0.3)
+    async with (
+        open_store(config.metadata) as store,
+        running(config, store) as ready,
+        connected(ready.address) as peer,
+    ):
+        with monkeypatch.context() as patch:
+            patch.setattr(SqliteStore, "renew", unavailable)
+            patch.setattr(SqliteStore, "grant", unavailable)
+            await trio.sleep(0.6)
+            assert asked
+            assert (await peer.ask(v2.ADD_HELLO)).code == 0
+            assert await registered(store) == []
+        with trio.fail_after(5):
+            async with store.watch(BOOKIES) as changes:
+                if not await registered(store):
+                    await changes.receive()
+        assert [record.address for record in await registered(store)] == [ready.address]
