@@ -207,6 +207,6 @@ async def test_a_bookie_goes_on_without_its_metadata_store_and_registers_again(
             assert await registered(store) == []
         with trio.fail_after(5):
             async with store.watch(BOOKIES) as changes:
-                if not await registered(store):
+                while not await registered(store):
                     await changes.receive()
         assert [record.address for record in await registered(store)] == [ready.address]

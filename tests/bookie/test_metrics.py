@@ -73,7 +73,7 @@ async def test_the_counters_say_what_was_done(tmp_path: Path) -> None:
         await bookie.peer.ask(v2.ADD_HELLO)
         await bookie.peer.ask(v2.ADD_HELLO)
         await bookie.peer.ask(v2.READ_HELLO)
-        await bookie.peer.ask(v2.read(9, 0))
+        await bookie.peer.ask(v2.read(1, 7))
         await bookie.peer.ask(v2.add(1, 1, key=v2.OTHER_KEY))
         await until(lambda: bookie.value("journal_groups_total") >= 1)
         assert bookie.value("adds_total") == 1
