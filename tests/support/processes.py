@@ -1,0 +1,52 @@
+"""The two commands as processes, for tests that want the real thing.
+
+``cluster`` runs a standalone cluster for a whole module of tests; a test that
+kills bookies has one of its own (ledger_client.commands.sandbox).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+DEADLINE_S = 60
+
+
+@contextmanager
+def cluster(folder: Path, count: int) -> Iterator[str]:
+    """Run *count* bookies in *folder*; yield the URL of the cluster."""
+    command = [sys.executable, "-m", "bookie", "standalone", "--json", "--port", "0"]
+    command += ["--data", str(folder), "--bookies", str(count)]
+    with (folder / "standalone.log").open("wb") as log:
+        process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
+    assert process.stdout is not None
+    with process.stdout:
+        try:
+            line = process.stdout.readline()
+            assert line, (folder / "standalone.log").read_text()
+            yield json.loads(line)["ready"]
+        finally:
+            process.send_signal(signal.SIGTERM)
+            process.wait(DEADLINE_S)
+
+
+def quire(
+    *words: str | int | Path,
+    stdin: bytes = b"",
+    environment: Mapping[str, str] | None = None,
+) -> subprocess.CompletedProcess[bytes]:
+    """Run ``quire`` with these words to its end."""
+    return subprocess.run(
+        [sys.executable, "-m", "ledger_client", *map(str, words)],
+        input=stdin,
+        capture_output=True,
+        env={**os.environ, **(environment or {})},
+        timeout=DEADLINE_S,
+        check=False,
+    )
