@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+import hashlib
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from processes import quire
+
+
+def processes_below(folder: Path) -> list[str]:
+    """The command lines of processes that name *folder*."""
+    lines = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            lines.append(path.read_bytes().replace(b"\0", b" ").decode(errors="replace"))
+        except OSError:
+            continue  # ended meanwhile
+    return [line for line in lines if str(folder) in line]
+
+
+def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    file = tmp_path / "some.log"
+    file.write_bytes(b"".join(b"line %d\r\n" % number for number in range(30_000)) + b"no end")
+    done = quire("demo", file, "--json", environment={"TMPDIR": str(scratch)})
+    assert (done.returncode, done.stderr) == (0, b"")
+    report = json.loads(done.stdout)
+    assert report["intact"]
+    assert report["entries"] == report["entries_read"] == 30_001
+    assert report["sha256_read"] == hashlib.sha256(file.read_bytes()).hexdigest()
+    assert report["killed_process"] != report["restarted_process"]
+    assert 0 < report["copy_entries"] < 30_001
+    assert list(scratch.iterdir()) == []
+    assert processes_below(scratch) == []
+
+
+def test_without_a_file_the_demo_finds_or_makes_one(tmp_path: Path) -> None:
+    done = quire("demo", environment={"TMPDIR": str(tmp_path)})
+    text = done.stdout.decode()
+    assert done.returncode == 0
+    for word in ("file", "started", "killed", "wrote", "restarted", "read", "checked", "Try next"):
+        assert word in text
+    assert "Every line that was written was read back, byte for byte." in text
+
+
+def test_the_demo_keeps_its_folder_when_asked(tmp_path: Path) -> None:
+    file = tmp_path / "one.log"
+    file.write_bytes(b"a single line\n")
+    done = quire("demo", file, "--keep", "--json", environment={"TMPDIR": str(tmp_path)})
+    kept = Path(json.loads(done.stdout)["kept"])
+    assert kept.parent == tmp_path
+    assert (kept / "metadata.db").exists()
+
+
+def test_an_empty_file_is_no_story(tmp_path: Path) -> None:
+    file = tmp_path / "empty.log"
+    file.touch()
+    done = quire("demo", file, environment={"TMPDIR": str(tmp_path)})
+    assert done.returncode == 1
+    assert done.stderr.decode().splitlines() == [
+        f"quire: {file} is empty; name a file with at least one line"
+    ]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_demo_leaves_nothing(tmp_path: Path, number: signal.Signals) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "ledger_client", "demo"],
+        env={"TMPDIR": str(tmp_path), "PYTHONUNBUFFERED": "1", "PYTHONPATH": ":".join(sys.path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as demo:
+        assert demo.stdout is not None
+        assert demo.stderr is not None
+        while b"started" not in demo.stdout.readline():
+            pass
+        assert len(processes_below(tmp_path)) >= 4
+        demo.send_signal(number)
+        assert demo.wait(30) == 130
+        assert demo.stderr.read() == b""
+    assert list(tmp_path.iterdir()) == []
+    assert processes_below(tmp_path) == []
