@@ -50,7 +50,7 @@ typedef struct {
     uint64_t synced; /* of copied */
 } compaction;
 
-/* --- what to copy ----------------------------------------------------------------------- */
+/* --- what to copy ------------------------------------------------------------------ */
 
 static int sources_add(compaction *c, const bk_ledger_rows *ledger, uint32_t *capacity)
 {
@@ -89,7 +89,7 @@ static int is_wanted(const compaction *c, int64_t ledger_id)
     return wanted;
 }
 
-/* --- pace ---------------------------------------------------------------------------------- */
+/* --- pace -------------------------------------------------------------------------- */
 
 static int is_stopped(const compaction *c)
 {
@@ -112,7 +112,7 @@ static int keep_pace(const compaction *c)
     return is_stopped(c) ? BK_END : BK_OK;
 }
 
-/* --- records ---------------------------------------------------------------------------------- */
+/* --- records ----------------------------------------------------------------------- */
 
 static int log_read(const compaction *c, uint64_t offset, size_t size, size_t *got)
 {
@@ -190,7 +190,7 @@ static int extent_take(compaction *c, const source *s, record_take take)
                                               : damaged_at(c, s->ledger_id, s->row.log_offset);
 }
 
-/* --- entries that are stored twice ------------------------------------------------------- */
+/* --- entries that are stored twice ------------------------------------------------- */
 
 static int item_add(compaction *c, const source *s, int64_t entry_id, uint64_t offset,
                     const uint8_t *record, uint32_t record_size)
@@ -280,7 +280,7 @@ static int copy_all(compaction *c)
     return result == BK_OK ? settle(c) : result;
 }
 
-/* --- the switch ----------------------------------------------------------------------------------------- */
+/* --- the switch -------------------------------------------------------------------- */
 
 /* The rows of a ledger go from the old log to the new one, unless it was deleted. */
 static int ledger_switch(compaction *c, const bk_extent *rows, uint32_t count)
@@ -319,7 +319,7 @@ static int publish(compaction *c)
     return result;
 }
 
-/* --- one log --------------------------------------------------------------------------------------------- */
+/* --- one log ----------------------------------------------------------------------- */
 
 static int copy_begin(compaction *c)
 {

@@ -33,7 +33,7 @@ bk_ledger_rows *bk_directory_ledger(const bk_directory *d, int64_t ledger_id)
     return ledger != NULL && ledger->count > 0 ? ledger : NULL;
 }
 
-/* --- rows of one ledger ------------------------------------------------------------- */
+/* --- rows of one ledger ------------------------------------------------------------ */
 
 /* Position of the first row that begins after entry_id. */
 static uint32_t row_after(const bk_ledger_rows *ledger, int64_t entry_id)
@@ -116,7 +116,7 @@ uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_l
     return count - kept;
 }
 
-/* --- adding what a flush or an index file holds ---------------------------------------- */
+/* --- adding what a flush or an index file holds ------------------------------------ */
 
 static uint32_t count_new(const bk_directory *d, const bk_extent *rows, uint32_t count)
 {
@@ -197,7 +197,7 @@ int bk_directory_add(bk_directory *d, bk_log *log, const bk_extent *rows, uint32
     return result;
 }
 
-/* --- finding ------------------------------------------------------------------------------ */
+/* --- finding ----------------------------------------------------------------------- */
 
 static int is_newer(const bk_row *a, const bk_row *b)
 {

@@ -17,7 +17,7 @@
 
 static const char LOG_MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'L', 'O', 'G'};
 
-/* --- the header ---------------------------------------------------------------------- */
+/* --- the header -------------------------------------------------------------------- */
 
 void bk_log_header_write(uint8_t *block, const bk_log_header *header)
 {
@@ -61,7 +61,7 @@ int bk_log_header_load(const char *path, bk_log_header *header, uint64_t *file_s
     return got == sizeof block ? bk_log_header_read(block, header) : BK_CORRUPT;
 }
 
-/* --- beginning and ending -------------------------------------------------------------- */
+/* --- beginning and ending ---------------------------------------------------------- */
 
 int bk_log_writer_init(bk_log_writer *w, const char *folder)
 {
@@ -141,7 +141,7 @@ int bk_log_writer_resume(bk_log_writer *w, const bk_log_header *header, uint64_t
     return BK_OK;
 }
 
-/* --- records ----------------------------------------------------------------------------- */
+/* --- records ----------------------------------------------------------------------- */
 
 uint64_t bk_log_writer_offset(const bk_log_writer *w)
 {
@@ -231,7 +231,7 @@ int bk_log_writer_sync(bk_log_writer *w, bk_extent **rows, uint32_t *count)
     return result;
 }
 
-/* --- the map -------------------------------------------------------------------------------- */
+/* --- the map ----------------------------------------------------------------------- */
 
 typedef struct {
     int64_t ledger_id;
@@ -312,7 +312,7 @@ static int map_write(bk_log_writer *w)
     return result == BK_OK ? log_sync(w) : result;
 }
 
-/* --- closing ---------------------------------------------------------------------------------- */
+/* --- closing ----------------------------------------------------------------------- */
 
 static int header_patch(int fd, const bk_log_header *header, uint8_t *block)
 {

@@ -98,7 +98,7 @@ static int become_dense(bk_extents *x)
     return result;
 }
 
-/* --- sparse ------------------------------------------------------------------------- */
+/* --- sparse ------------------------------------------------------------------------ */
 
 static int sparse_page(bk_extents *x)
 {
@@ -116,7 +116,7 @@ static int sparse_page(bk_extents *x)
     return BK_OK;
 }
 
-/* --- the extent under way ------------------------------------------------------------ */
+/* --- the extent under way ---------------------------------------------------------- */
 
 static int row_append(bk_extents *x)
 {

@@ -23,7 +23,7 @@ static void pending_free(bk_store *store)
     flush->pending_count = 0;
 }
 
-/* --- one at a time ------------------------------------------------------------------ */
+/* --- one at a time ----------------------------------------------------------------- */
 
 static int flush_enter(bk_flush *flush)
 {
@@ -54,7 +54,7 @@ static int flush_leave(bk_store *store, int result)
     return result;
 }
 
-/* --- logs ------------------------------------------------------------------------------ */
+/* --- logs -------------------------------------------------------------------------- */
 
 static int log_begin(bk_store *store)
 {
@@ -118,7 +118,7 @@ static int log_ready(bk_store *store, uint32_t record_size)
     return log_begin(store);
 }
 
-/* --- begin, ledgers, commit -------------------------------------------------------------- */
+/* --- begin, ledgers, commit -------------------------------------------------------- */
 
 int bk_store_flush_begin(bk_store *store)
 {

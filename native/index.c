@@ -13,7 +13,7 @@
 static const char FILE_MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'I', 'D', 'X'};
 static const char BLOCK_MAGIC[8] = {'Q', 'U', 'I', 'R', 'E', 'X', 'T', 'N'};
 
-/* --- writing ------------------------------------------------------------------------ */
+/* --- writing ----------------------------------------------------------------------- */
 
 int bk_index_write_header(int fd, uint32_t log_id, uint32_t origin)
 {
@@ -63,8 +63,10 @@ static int block_assemble(const bk_index_block *block, uint32_t log_id, bk_exten
     for (uint32_t i = 0; i < block->rows; i++)
         x->rows[i].page_offset += block_pages(block);
     block_header_write(bytes, log_id, block, x->rows);
-    memcpy(bytes + BK_INDEX_BLOCK_HEADER, x->rows, directory_size);
-    memcpy(bytes + BK_INDEX_BLOCK_HEADER + directory_size, x->pages, x->pages_size);
+    if (block->rows > 0) { /* a log without a sound entry has none, and no memory for them */
+        memcpy(bytes + BK_INDEX_BLOCK_HEADER, x->rows, directory_size);
+        memcpy(bytes + BK_INDEX_BLOCK_HEADER + directory_size, x->pages, x->pages_size);
+    }
     memset(bytes + used, 0, size - used);
     *out = bytes;
     return BK_OK;
@@ -92,7 +94,7 @@ int bk_index_write_block(int fd, uint32_t log_id, bk_extents *x, uint64_t log_st
     return result;
 }
 
-/* --- reading ------------------------------------------------------------------------- */
+/* --- reading ----------------------------------------------------------------------- */
 
 static int file_header_read(bk_index_scan *scan)
 {

@@ -104,7 +104,7 @@ void bk_log_release(bk_file_pool *pool, bk_log *log, int which)
     pthread_mutex_unlock(&pool->lock);
 }
 
-/* --- lifetime ------------------------------------------------------------------------ */
+/* --- lifetime ---------------------------------------------------------------------- */
 
 bk_log *bk_log_new(uint32_t id, uint32_t origin)
 {
@@ -135,7 +135,7 @@ void bk_log_unpin(bk_file_pool *pool, bk_log *log)
     free(log);
 }
 
-/* --- deletion ------------------------------------------------------------------------- */
+/* --- deletion ---------------------------------------------------------------------- */
 
 static int unlink_if_there(const char *path)
 {

@@ -21,7 +21,7 @@ typedef struct {
     bk_span span;
 } place;
 
-/* --- extent and page ------------------------------------------------------------------- */
+/* --- extent and page --------------------------------------------------------------- */
 
 static int row_pin(bk_store *store, int64_t ledger_id, int64_t entry_id, const bk_row *than,
                    place *out)
@@ -115,7 +115,7 @@ static int seek(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t c
     return result;
 }
 
-/* --- one record ------------------------------------------------------------------------- */
+/* --- one record -------------------------------------------------------------------- */
 
 static int head_check(const uint8_t *head, const uint8_t *body, uint32_t body_size,
                       int64_t ledger_id, int64_t entry_id)
@@ -203,7 +203,7 @@ int bk_store_find(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t
     return BK_OK;
 }
 
-/* --- a run of records ---------------------------------------------------------------------- */
+/* --- a run of records -------------------------------------------------------------- */
 
 typedef struct {
     bk_store *store;

@@ -19,7 +19,8 @@
 /* A log as found. */
 typedef struct {
     uint32_t id;
-    int has_log, has_index;
+    int has_log;
+    int is_dead; /* its deletion was under way */
     int state; /* of the header: BK_OK, BK_CORRUPT, -ENOENT */
     bk_log_header header;
     uint64_t size;
@@ -43,7 +44,7 @@ static int is_closed(const found *f)
     return f->state == BK_OK && f->header.end != 0;
 }
 
-/* --- what is there --------------------------------------------------------------------- */
+/* --- what is there ----------------------------------------------------------------- */
 
 static found *found_at(opening *o, uint32_t id)
 {
@@ -79,19 +80,19 @@ static int name_take(opening *o, const char *name)
     if (dot != name + 8 || *dot != '.')
         return BK_OK;
     note_next_id(o->store, id);
-    if (strcmp(dot + 1, BK_SUFFIX_DEAD) == 0)
-        return bk_log_erase(o->store->folder, id);
     if (strcmp(dot + 1, BK_SUFFIX_INDEX ".tmp") == 0) {
         bk_log_path(o->store->folder, id, dot + 1, path);
         return unlink(path) == 0 ? BK_OK : -errno;
     }
     int is_log = strcmp(dot + 1, BK_SUFFIX_LOG) == 0;
-    if (!is_log && strcmp(dot + 1, BK_SUFFIX_INDEX) != 0)
+    int is_dead = strcmp(dot + 1, BK_SUFFIX_DEAD) == 0;
+    if (!is_log && !is_dead && strcmp(dot + 1, BK_SUFFIX_INDEX) != 0)
         return BK_OK;
     found *f = found_at(o, id);
     if (f == NULL)
         return -ENOMEM;
-    *(is_log ? &f->has_log : &f->has_index) = 1;
+    f->has_log |= is_log;
+    f->is_dead |= is_dead;
     return BK_OK;
 }
 
@@ -124,7 +125,7 @@ static int headers_load(opening *o)
     return BK_OK;
 }
 
-/* --- the index ---------------------------------------------------------------------------- */
+/* --- the index --------------------------------------------------------------------- */
 
 /* What a walk over an index file tells. */
 typedef struct {
@@ -215,7 +216,7 @@ static int index_rebuild(opening *o, const found *f, const index_walk *walk)
     return bk_index_rebuild_from(log_path, index_path, &header, note_damage, o->store, &entries);
 }
 
-/* --- leftovers -------------------------------------------------------------------------------- */
+/* --- leftovers --------------------------------------------------------------------- */
 
 static int is_leftover(const opening *o, const found *f)
 {
@@ -268,7 +269,7 @@ static int cut_at_mark(opening *o, found *f)
     return result;
 }
 
-/* --- one log -------------------------------------------------------------------------------------- */
+/* --- one log ----------------------------------------------------------------------- */
 
 /* Check the log's own file; what it should hold is in its index. */
 static int log_check(opening *o, const found *f, uint64_t log_end)
@@ -338,7 +339,7 @@ static int log_load(opening *o, found *f, bk_log *log)
 static int log_take(opening *o, found *f)
 {
     int result = BK_OK;
-    if (is_leftover(o, f) || is_superseded(o, f))
+    if (f->is_dead || is_leftover(o, f) || is_superseded(o, f))
         return bk_log_erase(o->store->folder, f->id);
     if (is_marked(o, f))
         result = cut_at_mark(o, f);
@@ -354,7 +355,7 @@ static int log_take(opening *o, found *f)
     return result;
 }
 
-/* --- all of them ------------------------------------------------------------------------------------ */
+/* --- all of them ------------------------------------------------------------------- */
 
 /* The log of the mark is lost, unless compaction put another in its place. */
 static void check_marked(opening *o)

@@ -28,7 +28,7 @@ typedef struct {
     uint32_t slot;
 } page_place;
 
-/* --- the cache ----------------------------------------------------------------------- */
+/* --- the cache --------------------------------------------------------------------- */
 
 int bk_page_cache_init(bk_page_cache *cache, uint64_t size_max)
 {
@@ -121,7 +121,7 @@ void bk_page_cache_free(bk_page_cache *cache)
     pthread_mutex_destroy(&cache->lock);
 }
 
-/* --- pages from disk ------------------------------------------------------------------- */
+/* --- pages from disk --------------------------------------------------------------- */
 
 static int page_read(bk_page_cache *cache, bk_file_pool *pool, bk_log *log,
                      const page_place *place, bk_page **out)
@@ -150,7 +150,7 @@ static int page_read(bk_page_cache *cache, bk_file_pool *pool, bk_log *log,
     return BK_OK;
 }
 
-/* --- spans -------------------------------------------------------------------------------- */
+/* --- spans ------------------------------------------------------------------------- */
 
 typedef struct {
     const uint8_t *bytes;

@@ -8,7 +8,7 @@
 #define FILES_OPEN_MAX 256
 #define DAMAGES_MAX 1000
 
-/* --- open and close ------------------------------------------------------------------- */
+/* --- open and close ---------------------------------------------------------------- */
 
 static void locks_init(bk_store *store)
 {
@@ -65,7 +65,7 @@ void bk_store_close(bk_store *store)
     free(store);
 }
 
-/* --- the list of logs --------------------------------------------------------------------- */
+/* --- the list of logs -------------------------------------------------------------- */
 
 bk_log *bk_store_log(const bk_store *store, uint32_t log_id)
 {
@@ -112,7 +112,7 @@ uint32_t bk_store_next_log_id(bk_store *store)
     return id;
 }
 
-/* --- damage ----------------------------------------------------------------------------------- */
+/* --- damage ------------------------------------------------------------------------ */
 
 static int is_noted(const bk_store *store, const char *path, uint64_t offset)
 {
@@ -177,7 +177,7 @@ uint32_t bk_store_take_damage(bk_store *store, bk_damage *out, uint32_t out_coun
     return count;
 }
 
-/* --- figures -------------------------------------------------------------------------------------- */
+/* --- figures ----------------------------------------------------------------------- */
 
 static bk_ledger_usage usage_of(const bk_ledger_rows *ledger)
 {

@@ -21,6 +21,7 @@ from native.mark import Mark, lend_mark, take_mark
 _Fields = TypeVar("_Fields", bound=msgspec.Struct)
 _DAMAGES = 64
 _READ_SIZE = 64 * 1024
+_new = ffi.new_allocator(should_clear_after_alloc=False)
 MAP = lib.BK_RECORD_MAP
 
 
@@ -182,7 +183,7 @@ class Store:
     ) -> None:
         self.close()
 
-    # --- flushes ---------------------------------------------------------------------
+    # --- flushes --------------------------------------------------------------------------
 
     def flush(
         self, ledgers: Mapping[int, Mapping[int, bytes]], mark: Mark, *, salt: int = 0
@@ -239,7 +240,7 @@ class Store:
         check(lib.bk_store_roll(self._pointer, raw), "closing the open entry log")
         return take_mark(raw)
 
-    # --- reading -----------------------------------------------------------------------
+    # --- reading --------------------------------------------------------------------------
 
     def read(self, ledger_id: int, entry_id: int) -> bytes:
         """Return the stored entry (digest.h).
@@ -251,7 +252,7 @@ class Store:
         size = ffi.new("uint32_t *")
         room = _READ_SIZE
         while True:
-            out = ffi.new("uint8_t[]", room)
+            out = _new("uint8_t[]", room)
             result = lib.bk_store_read(self._pointer, ledger_id, entry_id, out, room, size)
             if result == lib.BK_OK:
                 return bytes(ffi.buffer(out, size[0]))
@@ -276,7 +277,7 @@ class Store:
         Raises:
             Absent, NoLedger, Corrupt: as `read`, of the first entry.
         """
-        out = ffi.new("uint8_t[]", size_max)
+        out = _new("uint8_t[]", size_max)
         count = ffi.new("uint32_t *")
         size = ffi.new("size_t *")
         result = lib.bk_store_read_run(
@@ -303,7 +304,7 @@ class Store:
         )
         return Place(log_id[0], offset[0], size[0])
 
-    # --- ledgers and logs ------------------------------------------------------------------
+    # --- ledgers and logs -----------------------------------------------------------------
 
     def ledgers(self, after: int = -1, count: int = 1000) -> list[LedgerUsage]:
         """Return up to *count* ledgers with ids above *after*, in rising order."""
@@ -363,7 +364,7 @@ class Store:
         check(result, f"entry log {log_id}")
         return int(copied[0])
 
-    # --- damage and figures --------------------------------------------------------------------
+    # --- damage and figures ---------------------------------------------------------------
 
     def take_damage(self) -> list[Damage]:
         """Return the damage met since the last call, oldest first, 1000 places at most."""

@@ -30,7 +30,7 @@
 #define BK_KIND_DENSE 0
 #define BK_KIND_SPARSE 1
 
-/* --- logfile.c ------------------------------------------------------------------ */
+/* --- logfile.c --------------------------------------------------------------------- */
 
 #define BK_SUFFIX_LOG "log"
 #define BK_SUFFIX_INDEX "index"
@@ -110,7 +110,7 @@ int bk_extents_end(bk_extents *x);
 void bk_extents_clear(bk_extents *x);
 void bk_extents_free(bk_extents *x);
 
-/* --- index.c ------------------------------------------------------------------------ */
+/* --- index.c ----------------------------------------------------------------------- */
 
 #define BK_INDEX_BLOCK_HEADER 64
 
@@ -144,7 +144,7 @@ int bk_index_write_header(int fd, uint32_t log_id, uint32_t origin);
 int bk_index_write_block(int fd, uint32_t log_id, bk_extents *x, uint64_t log_start,
                          uint64_t log_end, uint64_t *end);
 
-/* --- entrylog.c ---------------------------------------------------------------------- */
+/* --- entrylog.c -------------------------------------------------------------------- */
 
 typedef struct {
     uint32_t log_id;
@@ -196,19 +196,19 @@ void bk_log_writer_drop(bk_log_writer *w);
  * is damaged and nothing can be appended. A log that is missing stays missing. */
 int bk_log_header_save(const char *folder, uint32_t log_id, uint32_t origin, uint64_t end);
 
-/* --- logscan.c ----------------------------------------------------------------------- */
+/* --- logscan.c --------------------------------------------------------------------- */
 
 /* [blocks] As bk_log_scan_open, without a look at the header. */
 int bk_log_scan_open_at(const char *path, uint64_t start, uint64_t end, bk_log_scan **out);
 
-/* --- rebuild.c ------------------------------------------------------------------------ */
+/* --- rebuild.c --------------------------------------------------------------------- */
 
 typedef void (*bk_damage_note)(void *context, const char *path, uint64_t offset);
 /* [blocks] header: what is known of the log; an end of 0 means the file's end. */
 int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk_log_header *header,
                           bk_damage_note note, void *context, uint64_t *entries);
 
-/* --- directory.c ---------------------------------------------------------------------- */
+/* --- directory.c ------------------------------------------------------------------- */
 
 /* An extent in memory. */
 typedef struct {
@@ -250,7 +250,7 @@ const bk_row *bk_directory_row(const bk_ledger_rows *ledger, int64_t entry_id, c
                                int64_t *limit);
 void bk_directory_free(bk_directory *d);
 
-/* --- pages.c --------------------------------------------------------------------------- */
+/* --- pages.c ----------------------------------------------------------------------- */
 
 typedef struct bk_page bk_page;
 typedef struct {
@@ -277,7 +277,7 @@ void bk_page_cache_free(bk_page_cache *cache);
 int bk_page_span(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
                  uint32_t count_max, uint32_t size_max, bk_span *span, uint64_t *offset);
 
-/* --- the store --------------------------------------------------------------------------- */
+/* --- the store --------------------------------------------------------------------- */
 
 /* Rows of a flush that nobody sees yet. */
 typedef struct {

@@ -1,0 +1,281 @@
+"""Compaction: what is copied, what is merged, and what a crash leaves."""
+
+from __future__ import annotations
+
+import errno
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stores import StoreRig, entries
+from wire import crc32c
+
+from native.engine import clear_fault, plan_fault
+from native.errors import Corrupt, Full, NoLedger
+from native.store import Extent, LogRecord, Stop, scan_index, scan_log
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[StoreRig]:
+    rig = StoreRig(tmp_path / "ledgers")
+    yield rig
+    clear_fault()
+    rig.close()
+
+
+def names(rig: StoreRig) -> list[str]:
+    return sorted(path.name for path in rig.folder.iterdir())
+
+
+def extents(rig: StoreRig, name: str) -> list[tuple[int, int, int]]:
+    return [
+        (e.ledger_id, e.first_entry, e.last_entry)
+        for e in scan_index(rig.path(name))
+        if isinstance(e, Extent)
+    ]
+
+
+def filled(rig: StoreRig) -> None:
+    """Close a log with ledgers 1 to 4 in three flushes; ledger 2 is dead."""
+    for turn in range(3):
+        rig.flush({i: entries(i, range(turn * 5, turn * 5 + 5)) for i in range(1, 5)})
+    rig.roll()
+    rig.store.delete_ledger(2)
+    del rig.model[2]
+
+
+def forget(rig: StoreRig, ledger_id: int) -> None:
+    """Delete a ledger again, as the engine does after each start."""
+    try:
+        rig.store.delete_ledger(ledger_id)
+    except NoLedger:
+        return
+
+
+# --- what is copied -----------------------------------------------------------------------
+
+
+def test_live_records_are_copied_in_order_and_extents_merged(rig: StoreRig) -> None:
+    filled(rig)
+    live = rig.store.logs()[0].live
+    assert rig.store.compact(1) == live
+    assert names(rig) == ["00000002.index", "00000002.log"]
+    records = [r for r in scan_log(rig.path("00000002.log")) if isinstance(r, LogRecord)]
+    assert [(r.ledger_id, r.entry_id) for r in records[:-1]] == [
+        (ledger_id, i) for ledger_id in (1, 3, 4) for i in range(15)
+    ]
+    assert extents(rig, "00000002.index") == [(1, 0, 14), (3, 0, 14), (4, 0, 14)]
+    rig.check()
+    rig.reopen()
+    rig.check()
+    assert rig.damage() == []
+    (log,) = rig.store.logs()
+    assert (log.live, log.open, log.extents) == (live, False, 3)
+
+
+def test_of_an_entry_stored_twice_the_newest_copy_is_kept(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, range(20), tag="old")})
+    rig.flush({1: entries(1, range(5, 15, 3), tag="new")})
+    rig.flush({1: entries(1, [*range(12, 30), 10**9], tag="newest")})
+    rig.flush({1: entries(1, [29, 10**9 + 1], tag="last")})
+    rig.roll()
+    rig.store.compact(1)
+    rig.check()
+    records = [r for r in scan_log(rig.path("00000002.log")) if isinstance(r, LogRecord)]
+    assert [r.entry_id for r in records[:-1]] == [*range(30), 10**9, 10**9 + 1]
+
+
+def test_a_compacted_log_stays_as_old_as_it_was(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, range(10), tag="old")})
+    rig.roll()
+    rig.flush({1: entries(1, range(5), tag="new")})
+    rig.roll()
+    for log_id in (1, 3, 2):
+        rig.store.compact(log_id)
+        rig.check()
+        rig.reopen()
+        rig.check()
+    assert [log.log_id for log in rig.store.logs()] == [4, 5]
+
+
+def test_a_log_larger_than_an_index_block_is_copied_in_several(rig: StoreRig) -> None:
+    for turn in range(3):
+        rig.flush({turn: entries(turn, range(30), 1 << 20)})
+    rig.roll()
+    assert rig.store.compact(1) == rig.store.logs()[0].live
+    rig.check()
+    rig.reopen()
+    rig.check()
+
+
+def test_a_log_without_live_bytes_is_deleted(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, [0])})
+    with pytest.raises(Full):
+        rig.store.delete_log(1)
+    rig.roll()
+    with pytest.raises(Full):
+        rig.store.delete_log(1)
+    rig.store.delete_ledger(1)
+    size = sum(path.stat().st_size for path in rig.folder.iterdir())
+    assert rig.store.delete_log(1) == size
+    assert names(rig) == []
+    with pytest.raises(FileNotFoundError):
+        rig.store.delete_log(1)
+    assert rig.store.stats().log_bytes == 0
+
+
+def test_compacting_a_dead_log_deletes_it(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, [0])})
+    rig.roll()
+    rig.store.delete_ledger(1)
+    assert rig.store.compact(1) == 0
+    assert names(rig) == []
+
+
+def test_an_open_log_is_not_compacted(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, [0])})
+    with pytest.raises(Full):
+        rig.store.compact(1)
+    with pytest.raises(FileNotFoundError):
+        rig.store.compact(2)
+
+
+# --- damage, stop, pace -------------------------------------------------------------------
+
+
+def test_a_damaged_record_keeps_the_log_and_is_reported(rig: StoreRig) -> None:
+    filled(rig)
+    place = rig.store.find(3, 7)
+    log = rig.path("00000001.log")
+    data = bytearray(log.read_bytes())
+    data[place.offset + 20] ^= 1
+    rig.store.close()
+    log.write_bytes(data)
+    rig.reopen()
+    forget(rig, 2)
+    with pytest.raises(Corrupt):
+        rig.store.compact(1)
+    assert [(d.path, d.offset) for d in rig.damage()] == [(log, place.offset)]
+    assert names(rig) == ["00000001.index", "00000001.log"]
+    (usage,) = rig.store.logs()
+    assert usage.damaged
+    assert rig.check_damaged() == 1
+
+
+def test_a_stop_ends_a_copy_without_loss(rig: StoreRig) -> None:
+    filled(rig)
+    stop = Stop()
+    stop.set()
+    assert rig.store.compact(1, stop=stop) is None
+    assert names(rig) == ["00000001.index", "00000001.log"]
+    rig.check()
+
+
+def test_a_copy_keeps_its_pace_and_can_be_stopped_meanwhile(rig: StoreRig) -> None:
+    rig.flush({i: entries(i, range(2), 10_000) for i in range(50)})
+    rig.roll()
+    begun = time.monotonic()
+    rig.store.compact(1, bytes_per_s=5_000_000)
+    assert time.monotonic() - begun >= 0.19
+    stop = Stop()
+    threading.Timer(0.05, stop.set).start()
+    assert rig.store.compact(2, bytes_per_s=1000, stop=stop) is None
+    rig.check()
+
+
+def test_a_ledger_deleted_meanwhile_does_not_come_back(rig: StoreRig) -> None:
+    rig.flush({i: entries(i, range(2), 10_000) for i in range(50)})
+    rig.roll()
+    deleter = threading.Timer(0.05, rig.store.delete_ledger, [0])
+    deleter.start()
+    rig.store.compact(1, bytes_per_s=5_000_000)
+    deleter.join()
+    del rig.model[0]
+    rig.check()
+
+
+# --- crashes ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("site", ["log_write", "log_sync", "index_write", "index_sync"])
+def test_a_copy_that_fails_at_any_write_changes_nothing(rig: StoreRig, site: str) -> None:
+    filled(rig)
+    failures = 0
+    for nth in range(1, 20):
+        before = names(rig)
+        plan_fault(site, nth, errno.EIO)
+        try:
+            rig.store.compact(rig.store.logs()[0].log_id)
+        except OSError as error:
+            assert error.errno == errno.EIO
+            assert names(rig) == before
+            failures += 1
+        clear_fault()
+        rig.check()
+    assert failures >= 1
+    rig.flush({1: entries(1, range(15, 20))})
+    rig.check()
+
+
+def states(rig: StoreRig, tmp_path: Path) -> list[Path]:
+    """Copies of the folder as a crash would leave it, at each step of a compaction."""
+    old, found = tmp_path / "old", []
+    rig.save(old)
+    rig.store.compact(1)
+    new = tmp_path / "new"
+    rig.save(new)
+    output = (new / "00000002.log").read_bytes()
+    index = (new / "00000002.index").read_bytes()
+    opened = output[:24] + bytes(4072)
+    whole = {"00000002.log": output, "00000002.index": index}
+    steps: list[tuple[Path, dict[str, bytes]]] = [
+        (old, {"00000002.log": b""}),
+        (old, {"00000002.log": b"", "00000002.index": b""}),
+        (old, {"00000002.log": bytes(4096), "00000002.index": index[:4096]}),
+        (old, {"00000002.log": opened + output[4096:8192], "00000002.index": index[:4096]}),
+        (old, {"00000002.log": open_header(output) + output[4096:], "00000002.index": index}),
+        (old, whole),
+        (new, {"00000001.dead": b"", "00000001.index": (old / "00000001.index").read_bytes()}),
+        (new, {"00000001.dead": b""}),
+        (new, {}),
+    ]
+    for number, (start, files) in enumerate(steps):
+        state = tmp_path / f"state{number}"
+        rig.restore(start, rig.mark)
+        for name, data in files.items():
+            rig.path(name).write_bytes(data)
+        rig.save(state)
+        found.append(state)
+    return found
+
+
+def open_header(data: bytes) -> bytes:
+    """Return the header of an open log for the one of *data*."""
+    fields = data[:24] + bytes(16)
+    return (fields + crc32c(fields).to_bytes(4, "little")).ljust(4096, b"\0")
+
+
+def test_a_crash_at_any_step_leaves_every_entry_once(rig: StoreRig, tmp_path: Path) -> None:
+    filled(rig)
+    for state in states(rig, tmp_path):
+        rig.restore(state, rig.mark)
+        rig.reopen()
+        assert rig.damage() == [], state
+        forget(rig, 2)
+        rig.check()
+        assert len(rig.store.logs()) == 1
+        rig.store.compact(rig.store.logs()[0].log_id)
+        rig.check()
+
+
+def test_the_log_of_an_old_mark_may_have_been_compacted_since(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, range(5))})
+    mark = rig.mark
+    rig.roll()
+    for log_id in (1, 2, 3):
+        rig.store.compact(log_id)
+        rig.reopen(mark)
+        rig.check()
+        assert rig.damage() == []
