@@ -384,7 +384,7 @@ static int fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint6
 int bk_engine_fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint64_t *ticket)
 {
     if (ledger_id < 0)
-        return -EINVAL;
+        return BK_BAD_KEY; /* a peer may ask for it, and no key is that of no ledger */
     pthread_mutex_lock(&engine->lock);
     int result = fence(engine, ledger_id, key, ticket);
     pthread_cond_signal(&engine->work);

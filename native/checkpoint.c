@@ -75,7 +75,8 @@ static int by_id(const void *a, const void *b)
 static int write_entries(bk_engine *engine, bk_half *half, int which, bk_mark *mark)
 {
     int result = bk_store_flush_begin(engine->store);
-    qsort(half->ledgers, half->ledger_count, sizeof *half->ledgers, by_id);
+    if (half->ledger_count > 0)
+        qsort(half->ledgers, half->ledger_count, sizeof *half->ledgers, by_id);
     for (size_t i = 0; i < half->ledger_count && result == 0; i++) {
         bk_ledger *ledger = half->ledgers[i];
         const bk_run *run = &ledger->halves[which].runs[0];
