@@ -26,7 +26,7 @@ from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.portal import Portal
 from ledger_client.reader import LedgerReader
-from ledger_client.writer import LedgerWriter
+from ledger_client.writer import LedgerWriter, Payload
 from metadata.records import BookieRecord, LedgerRecord
 
 T = TypeVar("T")
@@ -119,11 +119,11 @@ class BlockingWriter:
         """The greatest entry that is acknowledged; -1 for none."""
         return self._writer.last_confirmed
 
-    def append(self, payload: bytes) -> int:
+    def append(self, payload: Payload) -> int:
         """Add one entry and return its id once it is durable."""
         return self._portal.call(partial(self._writer.append, payload))
 
-    def append_many(self, payloads: Iterable[bytes]) -> range:
+    def append_many(self, payloads: Iterable[Payload]) -> range:
         """Add entries and return their ids once all are durable."""
         listed = list(payloads)  # a generator's code belongs to the caller's thread
         return self._portal.call(partial(self._writer.append_many, listed))

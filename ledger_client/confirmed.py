@@ -16,22 +16,23 @@ from native import frame
 from native.frame import Code
 
 NOTHING_KNOWN = -1
+STRAGGLER_S = 0.5
+"""How long to wait for the others once one bookie answered."""
 
 
 async def ask_confirmed(source: LedgerSource) -> int:
     """Return the greatest last confirmed entry that the bookies know, -1 for none.
 
-    Waits for all of them, but no longer than speculative_s once one answered.
+    Waits for all of them, but not for long once one answered.
 
     Raises:
         ReplicasUnavailable: none of them answered.
     """
     replies = _ask_all(source)
-    options = source.options
-    with trio.move_on_after(options.speculative_s):
-        await replies.wait_for(len(replies.asked))
-    with trio.move_on_after(options.request_timeout_s - options.speculative_s):
+    with trio.move_on_after(source.options.request_timeout_s):
         await replies.wait_for(1)
+    with trio.move_on_after(STRAGGLER_S):
+        await replies.wait_for(len(replies.asked))
     answers = [lac for reply in replies.asked if (lac := _judge(reply)) is not None]
     for reply in replies.asked:
         reply.abandon()

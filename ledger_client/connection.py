@@ -129,7 +129,7 @@ class BookieConnection:
 
         Called by who waited in vain: a half-open connection looks alive for ever.
         """
-        if self._state is _State.OPEN and self._received_at < since:
+        if self._state is _State.OPEN and self._received_at <= since:
             self._fail("does not answer")
 
     # --- writers -----------------------------------------------------------------

@@ -40,7 +40,7 @@ class Follower:
         self._batch: EntryBatch | None = None
         self._index = 0
         self._looked_at = float("-inf")
-        self._heard_at = trio.current_time()
+        self._silent_since: float | None = None
 
     @property
     def position(self) -> int:
@@ -79,7 +79,6 @@ class Follower:
                 batch = await self._wait()
             if batch is not None:
                 self._position = batch.last_entry + 1
-                self._heard_at = trio.current_time()
                 return batch
 
     def _has_backlog(self) -> bool:
@@ -103,10 +102,12 @@ class Follower:
                 await self._view.reload()
             return None
         bookie = self._source.newest_ensemble()[0]
-        batch = None
+        batch, unsound = None, None
         try:
             batch = await self._poll(bookie)
-        except Unsound as unsound:
+        except Unsound as wrong:
+            unsound = wrong
+        if unsound is not None:
             self._give_up(bookie, unsound)
         if batch is None and not self._has_backlog() and not self._view.hinted.is_set():
             await self._look_elsewhere(bookie)
@@ -150,7 +151,7 @@ class Follower:
         if response is None:
             assert reply.failure is not None
             raise Unsound(Verdict.UNAVAILABLE, reply.failure.reason)
-        self._heard_at = trio.current_time()
+        self._silent_since = None
         if response.code in (Code.NO_LEDGER, Code.NO_ENTRY):
             return None  # no entry was written yet
         check_code(response)
@@ -174,8 +175,11 @@ class Follower:
     def _give_up(self, bookie: BookieConnection, unsound: Unsound) -> None:
         """Turn to another bookie; raise when none has answered for too long."""
         self._source.shun(bookie.bookie_id)
-        options = self._source.options
-        if trio.current_time() - self._heard_at >= options.poll_s + options.read_timeout_s:
+        now = trio.current_time()
+        if self._silent_since is None:
+            self._silent_since = now
+        if now - self._silent_since >= self._source.options.read_timeout_s:
+            self._silent_since = None  # who asks again gets the full time again
             raise ReplicasUnavailable(
                 ledger_id=self._source.ledger_id,
                 entry_id=self._position,

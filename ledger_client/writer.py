@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
+from typing import cast
 
 import trio
 
@@ -43,6 +44,7 @@ from native.link import Writer
 
 PAYLOAD_SIZE_MAX = 5 * 1024 * 1024 - 256
 """A frame has 5 MiB; the entry must also fit the answer to any kind of read."""
+Payload = bytes | bytearray | memoryview
 ABORTED_CLOSE_S = 5.0
 """For the metadata when the block is left by a cancellation."""
 
@@ -108,7 +110,7 @@ class LedgerWriter:
 
     # --- appending -------------------------------------------------------------------
 
-    async def append(self, payload: bytes) -> int:
+    async def append(self, payload: Payload) -> int:
         """Add one entry and return its id once ack_quorum bookies made it durable.
 
         Waits while bytes_in_flight_max bytes are not confirmed. Cancelled, it
@@ -122,7 +124,7 @@ class LedgerWriter:
         """
         return (await self.append_many((payload,))).start
 
-    async def append_many(self, payloads: Iterable[bytes]) -> range:
+    async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Add entries with consecutive ids and return the ids once all are durable.
 
         Costs one pass through C for every 512 KiB. Raises as append(); of many
@@ -143,7 +145,7 @@ class LedgerWriter:
         assert request.first is not None
         return range(request.first, request.last + 1)
 
-    def _request(self, payloads: list[bytes]) -> Request:
+    def _request(self, payloads: list[Payload]) -> Request:
         """Return a checked request. Raises what makes it impossible to send."""
         if self._failure is not None:
             raise self._failure
@@ -152,12 +154,11 @@ class LedgerWriter:
         kinds = set(map(type, payloads))
         if not kinds <= {bytes, bytearray, memoryview}:
             raise TypeError(f"entries are bytes, not {', '.join(k.__name__ for k in kinds)}")
-        if kinds != {bytes}:
-            payloads = [bytes(payload) for payload in payloads]
-        largest = max(map(len, payloads), default=0)
+        own = cast(list[bytes], payloads) if kinds == {bytes} else list(map(bytes, payloads))
+        largest = max(map(len, own), default=0)
         if largest > PAYLOAD_SIZE_MAX:
             raise EntryTooLarge(ledger_id=self.id, size=largest, size_max=PAYLOAD_SIZE_MAX)
-        return Request(payloads, largest)
+        return Request(own, largest)
 
     # --- the pump --------------------------------------------------------------------
 

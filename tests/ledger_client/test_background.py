@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from trio.testing import MockClock
+
+from ledger_client.background import Background
+
+
+async def test_an_error_of_the_block_leaves_as_it_is_and_ends_the_tasks() -> None:
+    ended = trio.Event()
+
+    async def serve() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            ended.set()
+
+    with pytest.raises(KeyError):
+        async with Background() as nursery:
+            nursery.start_soon(serve)
+            await trio.testing.wait_all_tasks_blocked()
+            raise KeyError
+    assert ended.is_set()
+
+
+async def test_an_error_of_a_task_ends_the_block(autojump_clock: MockClock) -> None:
+    async def crash() -> None:
+        raise OSError("crashed")
+
+    with pytest.raises(ExceptionGroup) as group:
+        async with Background() as nursery:
+            nursery.start_soon(crash)
+            await trio.sleep_forever()
+    assert group.group_contains(OSError, match="crashed")
+
+
+async def test_a_cancellation_of_the_block_ends_where_it_should(autojump_clock: MockClock) -> None:
+    scope = trio.CancelScope(deadline=1)
+    with scope:
+        async with Background() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            await trio.sleep(10)
+    assert scope.cancelled_caught
+    assert trio.current_time() == pytest.approx(1)

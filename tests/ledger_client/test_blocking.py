@@ -1,0 +1,108 @@
+"""The blocking calls, over a real thread that runs a cluster in memory."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+
+import pytest
+from memory_cluster import memory_cluster
+
+from ledger_client import Client, blocking
+from ledger_client.blocking import BlockingClient
+from ledger_client.errors import InvalidAddress, LedgerClosed, NoSuchEntry, NoSuchLedger
+from ledger_client.portal import Portal
+
+
+@asynccontextmanager
+async def client_and_cluster() -> AsyncIterator[Client]:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        yield client
+
+
+@pytest.fixture
+def client() -> Iterator[BlockingClient]:
+    portal = Portal(client_and_cluster)
+    yield BlockingClient(portal)
+    portal.close()
+
+
+def test_the_whole_life_of_a_ledger(client: BlockingClient) -> None:
+    with client.create_ledger(3, 3, 2) as ledger:
+        assert ledger.append(b"one") == 0
+        assert ledger.append_many(b"%d" % i for i in range(3)) == range(1, 4)
+    with pytest.raises(LedgerClosed):
+        ledger.append(b"late")
+    with client.open_ledger(ledger.id) as reader:
+        assert reader.closed
+        assert [e.payload for e in reader.read(0, 3)] == [b"one", b"0", b"1", b"2"]
+        assert sum(len(batch) for batch in reader.read_batches(0, 3)) == 4
+        assert [e.entry_id for e in reader.follow(1)] == [1, 2, 3]
+        with pytest.raises(NoSuchEntry):
+            reader.read(0, 4)
+    assert [info.ledger_id for info in client.list_ledgers()] == [ledger.id]
+    assert len(client.list_bookies()) == 3
+    client.delete_ledger(ledger.id)
+    with pytest.raises(NoSuchLedger):
+        client.ledger_info(ledger.id)
+
+
+def test_several_threads_share_a_client(client: BlockingClient) -> None:
+    with client.create_ledger() as ledger, ThreadPoolExecutor(8) as pool:
+        ids = sorted(pool.map(ledger.append, [b"x"] * 200))
+    assert ids == list(range(200))
+
+
+def test_a_follower_in_one_thread_sees_what_another_writes(client: BlockingClient) -> None:
+    with (
+        client.create_ledger() as ledger,
+        client.open_ledger(ledger.id) as reader,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        seen = pool.submit(lambda: [entry.payload for entry in reader.follow(0)])
+        for i in range(5):
+            ledger.append(b"%d" % i)
+        ledger.close()
+        assert seen.result(timeout=10) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+def test_ctrl_c_ends_a_call_and_leaves_the_client_usable(client: BlockingClient) -> None:
+    with client.create_ledger() as ledger, client.open_ledger(ledger.id) as reader:
+        main = threading.main_thread().ident
+        assert main is not None
+        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
+        timer.start()
+        start = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            list(reader.follow(0))
+        assert time.monotonic() - start < 5
+        timer.join()
+        assert ledger.append(b"still there") == 0
+
+
+def test_an_error_in_the_block_closes_the_ledger_and_comes_out_as_it_is(
+    client: BlockingClient,
+) -> None:
+    with pytest.raises(KeyError), client.create_ledger() as ledger:
+        ledger.append(b"x")
+        raise KeyError
+    assert client.ledger_info(ledger.id).last_entry == 0
+
+
+def test_a_closed_client_refuses_calls_and_ends_those_under_way() -> None:
+    portal = Portal(client_and_cluster)
+    client = BlockingClient(portal)
+    with client.create_ledger() as ledger:
+        pass
+    portal.close()
+    with pytest.raises(RuntimeError, match="closed"):
+        client.ledger_info(ledger.id)
+
+
+def test_what_fails_on_opening_is_raised() -> None:
+    with pytest.raises(InvalidAddress), blocking.connect("nonsense://"):
+        pass

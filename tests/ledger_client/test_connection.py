@@ -1,0 +1,88 @@
+"""One connection: reconnecting, pausing, failing fast, and being dropped."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+import trio.testing
+from memory_cluster import memory_cluster
+from trio.testing import MockClock
+
+from ledger_client import Options
+from ledger_client.errors import BookieUnavailable
+
+
+async def test_a_restarted_bookie_is_reached_again_at_a_new_address(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        async with client.create_ledger(1, 1, 1) as ledger:
+            await ledger.append(b"x")
+        cluster.kill("b1")
+        cluster.bookies["b7"] = cluster.bookies["b1"]
+        old = cluster.store.bookies["b1"]
+        cluster.store.bookies["b1"] = type(old)("b1", "memory:7", old.capacity, old.free)
+        async with client.open_ledger(ledger.id) as reader:
+            assert [entry.payload for entry in await reader.read(0, 0)] == [b"x"]
+        assert cluster.dialled[-1] == "b7"
+
+
+async def test_attempts_are_spaced_out_while_a_bookie_is_down(autojump_clock: MockClock) -> None:
+    options = Options(reconnect_delay_s=0.1, reconnect_delay_max_s=1.0)
+    async with memory_cluster(1) as cluster, cluster.client(options) as client:
+        await client.list_bookies()
+        cluster.kill("b1")
+        connection = client._bookies.connection("b1")
+        with trio.move_on_after(20):
+            while trio.current_time() < 1000:
+                with pytest.raises(BookieUnavailable) as unavailable:
+                    await connection.ready()
+                assert unavailable.value.bookie_id == "b1"
+                await trio.sleep(0.01)
+        assert 20 <= len(cluster.dialled) <= 30
+        cluster.revive("b1")
+        await trio.sleep(1)
+        await connection.ready()
+
+
+async def test_an_unknown_bookie_is_unavailable(autojump_clock: MockClock) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        with pytest.raises(BookieUnavailable, match="b9: not registered"):
+            await client._bookies.connection("b9").ready()
+
+
+async def test_a_host_that_never_answers_costs_the_connect_timeout(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with memory_cluster(1) as cluster:
+
+        async def never(host: str, port: int) -> trio.abc.Stream:
+            await trio.sleep_forever()
+            raise AssertionError
+
+        monkeypatch.setattr(cluster, "open_stream", never)
+        async with cluster.client(Options(connect_timeout_s=3)) as client:
+            await client.list_bookies()
+            start = trio.current_time()
+            with pytest.raises(BookieUnavailable, match="no connection within 3 s"):
+                await client._bookies.connection("b1").ready()
+            assert trio.current_time() - start == pytest.approx(3)
+
+
+@pytest.mark.parametrize("nonsense", [b"\xff" * 8, bytes(4) + b"x" * 60, b"\x00\x00\x00\x18" * 10])
+async def test_a_peer_that_sends_nonsense_is_dropped(
+    autojump_clock: MockClock, nonsense: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with memory_cluster(1) as cluster:
+
+        async def babble(host: str, port: int) -> trio.abc.Stream:
+            ours, theirs = trio.testing.memory_stream_pair()
+            await theirs.send_all(nonsense)
+            return ours
+
+        monkeypatch.setattr(cluster, "open_stream", babble)
+        async with cluster.client() as client:
+            connection = client._bookies.connection("b1")
+            await connection.ready()
+            await trio.sleep(1)
+            assert not connection.standing

@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given, strategies as st
+
+from ledger_client.errors import NotEnoughBookies
+from ledger_client.placement import choose_ensemble
+from metadata.records import BookieRecord
+
+GIB = 1 << 30
+records = st.lists(
+    st.builds(
+        BookieRecord,
+        bookie_id=st.sampled_from([f"b{i}" for i in range(40)]),
+        address=st.just("h:1"),
+        capacity=st.just(1 << 50),
+        free=st.integers(0, 1 << 50),
+        load=st.floats(0, 1e12),
+        read_only=st.booleans(),
+    ),
+    unique_by=lambda record: record.bookie_id,
+    max_size=40,
+)
+
+
+@given(records, st.integers(1, 8), st.sets(st.sampled_from(["b1", "b2", "b3"])), st.integers())
+def test_an_ensemble_has_different_writable_bookies_that_are_not_excluded(
+    bookies: list[BookieRecord], size: int, exclude: set[str], seed: int
+) -> None:
+    able = {b.bookie_id for b in bookies if not b.read_only} - exclude
+    chance = random.Random(seed)
+    if len(able) < size:
+        with pytest.raises(NotEnoughBookies) as few:
+            choose_ensemble(bookies, size, chance=chance, exclude=exclude)
+        assert (few.value.healthy, few.value.needed) == (len(able), size)
+    else:
+        chosen = choose_ensemble(bookies, size, chance=chance, exclude=exclude)
+        assert len(set(chosen)) == len(chosen) == size
+        assert set(chosen) <= able
+
+
+def share(bookies: list[BookieRecord], draws: int = 4000) -> Counter[str]:
+    chance = random.Random(1)
+    return Counter(choose_ensemble(bookies, 1, chance=chance)[0] for _ in range(draws))
+
+
+def test_equal_bookies_get_equal_shares() -> None:
+    counts = share([BookieRecord(f"b{i}", "h:1", 100 * GIB, 50 * GIB) for i in range(4)])
+    assert all(850 < count < 1150 for count in counts.values())
+
+
+def test_room_counts_in_proportion() -> None:
+    counts = share(
+        [
+            BookieRecord("small", "h:1", 100 * GIB, 10 * GIB),
+            BookieRecord("large", "h:1", 100 * GIB, 30 * GIB),
+        ]
+    )
+    assert 2.6 < counts["large"] / counts["small"] < 3.4
+
+
+def test_busy_bookies_get_less_and_full_ones_hardly_anything() -> None:
+    counts = share(
+        [
+            BookieRecord("idle", "h:1", 100 * GIB, 50 * GIB, load=0),
+            BookieRecord("busy", "h:1", 100 * GIB, 50 * GIB, load=1e8),
+            BookieRecord("full", "h:1", 100 * GIB, 0, load=0),
+        ]
+    )
+    assert counts["idle"] > 2 * counts["busy"] > 20 * counts["full"]
