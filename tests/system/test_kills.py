@@ -1,0 +1,157 @@
+"""Bookies killed at any moment: what was acknowledged is there, and nothing else.
+
+Writers append numbered payloads until bookies are killed under them. Entry i of a
+ledger can only be payload i of that ledger, so both promises can be checked: every
+acknowledged entry reads back as it was sent, and no bookie holds a byte that was
+never sent.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import pytest
+import trio
+
+import ledger_client
+from ledger_client import Client, LedgerWriter, Options
+from ledger_client.commands.peer import Peer
+from ledger_client.commands.sandbox import Sandbox, open_sandbox
+from ledger_client.errors import LedgerError
+from native.digest import Digest
+
+WRITERS = 4
+PATIENCE = Options(append_timeout_s=5.0, close_timeout_s=5.0)
+# Small halves and files, so that kills fall into flushes, rolls and checkpoints too.
+SETTINGS = ["memtable_size=10MiB", "journal_size_max=16MiB", "checkpoint_interval_s=1"]
+
+
+NOISE = random.Random(0).randbytes(70_000)
+SIZES = (0, 1, 100, 100, 1000, 5000, 1000, 60_000)
+
+
+def payload(ledger_id: int, entry_id: int) -> bytes:
+    size = SIZES[(entry_id * 2654435761 >> 7) % len(SIZES)]
+    start = (ledger_id * 1009 + entry_id) % 10_000
+    return b"%d/%d" % (ledger_id, entry_id) + NOISE[start : start + size]
+
+
+class Scribe:
+    """Writes one ledger until it is told to stop, or can not go on."""
+
+    def __init__(self, seed: int) -> None:
+        self.ledger_id = -1
+        self.sent = 0
+        self.acknowledged = 0
+        self._chance = random.Random(seed)
+
+    async def write(self, client: Client, stop: trio.Event) -> None:
+        try:
+            async with client.create_ledger(3, 3, 2) as ledger:
+                self.ledger_id = ledger.id
+                while not stop.is_set():
+                    await self._append(ledger)
+        except LedgerError:
+            return  # the kill; what counts is what was acknowledged before
+
+    async def _append(self, ledger: LedgerWriter) -> None:
+        count = self._chance.choice((1, 10, 100))
+        first = self.sent
+        self.sent += count
+        ids = await ledger.append_many(self.payloads(first, count))
+        assert ids == range(first, first + count)
+        self.acknowledged = first + count
+
+    def payloads(self, first: int, count: int) -> list[bytes]:
+        return [payload(self.ledger_id, first + i) for i in range(count)]
+
+
+@asynccontextmanager
+async def connect(sandbox: Sandbox) -> AsyncGenerator[Client]:
+    """Connect by way of the metadata itself, which outlives all bookies."""
+    url = f"sqlite://{sandbox.folder}/metadata.db"
+    async with ledger_client.connect(url, options=PATIENCE) as client:
+        yield client
+
+
+async def check(sandbox: Sandbox, scribes: list[Scribe]) -> None:
+    async with connect(sandbox) as client:
+        for scribe in scribes:
+            async with client.open_ledger(scribe.ledger_id) as reader:
+                assert reader.closed
+                assert scribe.acknowledged <= reader.last_confirmed + 1 <= scribe.sent
+                entries = await reader.read(0, reader.last_confirmed)
+                kept = [entry.payload for entry in entries]
+                assert kept == scribe.payloads(0, len(kept))
+            for bookie in sandbox.bookies:
+                await check_copy(bookie.address, scribe)
+
+
+async def check_copy(address: str, scribe: Scribe) -> None:
+    async with Peer.open(address) as peer:
+        first = 0
+        async for payloads in peer.copy(scribe.ledger_id, Digest()):
+            assert payloads == scribe.payloads(first, len(payloads))
+            first += len(payloads)
+        assert first <= scribe.sent
+
+
+async def write_and_kill_all(sandbox: Sandbox, seed: int) -> list[Scribe]:
+    """Kill every bookie at a moment that the seed chooses; return the writers."""
+    scribes = [Scribe(seed + number) for number in range(WRITERS)]
+    async with connect(sandbox) as client, trio.open_nursery() as nursery:
+        for scribe in scribes:
+            nursery.start_soon(scribe.write, client, trio.Event())
+        await trio.sleep(random.Random(seed).uniform(0.2, 1.2))
+        await sandbox.kill_all()
+    return scribes
+
+
+async def kill_all_again_and_again(folder: Path, seed: int, rounds: int) -> None:
+    async with open_sandbox(3, parent=folder, settings=SETTINGS) as sandbox:
+        scribes: list[Scribe] = []
+        for number in range(rounds):
+            scribes += await write_and_kill_all(sandbox, 10 * seed + number)
+            await sandbox.start()
+            await check(sandbox, scribes)
+        assert sum(scribe.acknowledged for scribe in scribes) > 0
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+async def test_killing_all_bookies_loses_nothing(tmp_path: Path, seed: int) -> None:
+    await kill_all_again_and_again(tmp_path, seed, rounds=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3, 9))
+async def test_killing_all_bookies_often_loses_nothing(tmp_path: Path, seed: int) -> None:
+    await kill_all_again_and_again(tmp_path, seed, rounds=4)
+
+
+async def test_killing_one_bookie_after_the_other_loses_nothing(tmp_path: Path) -> None:
+    chance = random.Random(7)
+    scribes: list[Scribe] = []
+    async with (
+        open_sandbox(3, parent=tmp_path, settings=SETTINGS) as sandbox,
+        connect(sandbox) as client,
+    ):
+        for _ in range(3):
+            new = [Scribe(chance.randrange(1 << 30)) for _ in range(WRITERS)]
+            stop = trio.Event()
+            async with trio.open_nursery() as nursery:
+                for scribe in new:
+                    nursery.start_soon(scribe.write, client, stop)
+                await trio.sleep(chance.uniform(0.1, 0.5))
+                victim = chance.choice(sandbox.bookies)
+                command = sandbox.kill(victim)
+                before = [scribe.acknowledged for scribe in new]
+                await trio.sleep(0.3)
+                await sandbox.restart(victim, command)
+                stop.set()
+            # Two of three were enough to go on.
+            assert all(s.acknowledged > b for s, b in zip(new, before, strict=True))
+            scribes += new
+        await check(sandbox, scribes)
