@@ -142,15 +142,9 @@ class Conversation:
         self._held = 0  # unsynced or unsent, answers in the outbox not included
         self._charged = 0  # the same and the frame that is not whole, as the budget has it
         self._in_send = 0
+        self._asked = 0  # bytes of calls not yet answered
         self._parked = 0
         self._ended = False
-        self._handlers: dict[int, Callable[[Request], Awaitable[None]]] = {
-            Opcode.READ: self._on_read,
-            Opcode.BATCH_READ: self._on_read,
-            Opcode.READ_WAIT: self._on_read_wait,
-            Opcode.AUTH: self._on_auth,
-            Opcode.CALL: self._on_call,
-        }
 
     async def run(self) -> None:
         """Serve until the peer closes or a rule is broken; what is owed is sent first."""
@@ -203,7 +197,7 @@ class Conversation:
             fed = self._connection.feed(rest)
             rest = rest[fed.used :]
             for request in fed.requests:
-                await self._handlers[request.opcode](request)
+                await _HANDLERS[request.opcode](self, request)
             if fed.requests:
                 await trio.lowlevel.checkpoint()  # answers from memory would never yield
             verdict = fed.verdict
@@ -224,7 +218,9 @@ class Conversation:
 
     def _account(self) -> None:
         backlog = self._connection.backlog()
-        self._held = backlog.unsynced + backlog.ready + backlog.waiting + self._in_send
+        self._held = (
+            backlog.unsynced + backlog.ready + backlog.waiting + self._in_send + self._asked
+        )
         charged = self._held + backlog.partial
         self._server.budget.change(charged - self._charged)
         self._charged = charged
@@ -287,12 +283,14 @@ class Conversation:
         self._outbox.put(_AUTH_ANSWER)
 
     async def _on_call(self, request: Request) -> None:
+        self._asked += len(request.body)
         await self._start(self._call, request)
 
     async def _call(self, request: Request) -> None:
         reply = await self._server.answer_call(request.body)
         await self._outbox.room()
         self._outbox.put(call_response(Code.OK, request.request_id, reply))
+        self._asked -= len(request.body)
 
     async def _start(self, work: Callable[[Request], Awaitable[None]], request: Request) -> None:
         await self._tasks.acquire()
@@ -340,6 +338,15 @@ class Conversation:
             or (self._parked and not self._ended)
             or self._tasks.value < _TASKS_MAX
         )
+
+
+_HANDLERS: dict[int, Callable[[Conversation, Request], Awaitable[None]]] = {
+    Opcode.READ: Conversation._on_read,
+    Opcode.BATCH_READ: Conversation._on_read,
+    Opcode.READ_WAIT: Conversation._on_read_wait,
+    Opcode.AUTH: Conversation._on_auth,
+    Opcode.CALL: Conversation._on_call,
+}
 
 
 def _too_many(request: Request) -> bytes:

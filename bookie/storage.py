@@ -84,11 +84,20 @@ class Storage:
             os.close(event_fd)
             raise
         storage = cls(config, *opened, event_fd)
-        await storage._in_thread(storage._note_recovery)
+        try:
+            await storage._begin()
+        except BaseException:
+            storage._failed = True
+            with trio.CancelScope(shield=True):
+                await storage.stop()
+            raise
+        return storage
+
+    async def _begin(self) -> None:
+        await self._in_thread(self._note_recovery)
         # What was replayed goes to the logs. A new bookie needs a mark before its first
         # entry, since entries without a mark would stop the next start.
-        await storage.checkpoint()
-        return storage
+        await self.checkpoint()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Tell news and flush until cancelled.
@@ -117,14 +126,24 @@ class Storage:
         await self._flush(self._roll_log)
 
     async def stop(self) -> None:
-        """Take a last checkpoint unless the disk failed, and close the engine."""
+        """Take a last checkpoint unless the disk failed, and close the engine.
+
+        What cannot be flushed within stop_timeout_s stays in the journal, for the next
+        start to replay; the engine is then left to the end of the process.
+        """
+        flushed = True
         try:
             if not self._failed:
-                await self.checkpoint()
+                with trio.move_on_after(self._config.stop_timeout_s) as patience:
+                    await trio.to_thread.run_sync(self._checkpoint, abandon_on_cancel=True)
+                flushed = not patience.cancelled_caught
         finally:
-            with trio.CancelScope(shield=True):
-                await self._in_thread(self.engine.close)
-            os.close(self._event_fd)
+            if flushed:
+                with trio.CancelScope(shield=True):
+                    await self._in_thread(self.engine.close)
+                os.close(self._event_fd)
+            else:
+                _log.warning("the last flush takes too long; the next start replays the journal")
 
     async def _tell(self) -> None:
         try:
@@ -191,8 +210,15 @@ class Storage:
         self.engine.trim(mark, self._config.journal_backups)
 
     def _note_recovery(self) -> None:
+        found = self.recovery
+        _log.info(
+            "replayed %d records, %d bytes, of %d journal files",
+            found.replayed_records,
+            found.replayed_bytes,
+            found.replayed_files,
+        )
         damaged = self._report_damage()
-        if self.recovery.limbo:
+        if found.limbo:
             enter_limbo(self._ledger_folder, damaged)
         if in_limbo(self._ledger_folder):
             self.limbo = True
