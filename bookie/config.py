@@ -94,7 +94,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "Size of one half of the memtable; there are two, so twice this is used. A full half\n"
             "is flushed to the entry log while the other fills.",
             "bytes",
-            8 * MiB,
+            10 * MiB,
             GiB,
             section="Storage",
         ),

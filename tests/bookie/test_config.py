@@ -80,8 +80,8 @@ def test_overrides_win_over_the_file(tmp_path: Path) -> None:
         ("64MiB", 64 * MiB),
         ("1GiB", GiB),
         ("1 gib", GiB),
-        ("8388608", 8 * MiB),
-        ("8388608B", 8 * MiB),
+        ("10485760", 10 * MiB),
+        ("10485760B", 10 * MiB),
         ("16384KiB", 16 * MiB),
     ],
 )
@@ -99,7 +99,7 @@ def test_a_size_is_read_as_it_was_written(size: int) -> None:
 
 @pytest.mark.parametrize("text", ["64MB", "MiB", "-1", "1.5GiB", "", "1e6", "64 Mi B", "9" * 30])
 def test_what_is_not_a_size_is_refused(tmp_path: Path, text: str) -> None:
-    with pytest.raises(ConfigError, match="allowed: 8MiB to 1GiB"):
+    with pytest.raises(ConfigError, match="allowed: 10MiB to 1GiB"):
         load_config(None, {"data_folder": str(tmp_path), "memtable_size": text})
 
 
