@@ -73,9 +73,15 @@ int bk_journal_scan_open(const char *path, uint64_t start, uint64_t end, bk_jour
     bk_journal_scan *scan = calloc(1, sizeof *scan);
     if (scan == NULL)
         return -ENOMEM;
-    int result = bk_io_open_direct(path, O_RDONLY, &scan->fd);
-    if (result == 0 && fstat(scan->fd, &st) != 0)
+    int result = 0;
+    scan->fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (scan->fd < 0 || fstat(scan->fd, &st) != 0)
         result = -errno;
+    if (result == 0 && st.st_size > (off_t)WINDOW_SIZE) {
+        /* Read once, by nobody else: past the page cache. */
+        close(scan->fd);
+        result = bk_io_open_direct(path, O_RDONLY, &scan->fd);
+    }
     if (result == 0) {
         scan->window = bk_io_alloc(WINDOW_SIZE);
         result = scan->window != NULL ? read_header(scan, path) : -ENOMEM;
