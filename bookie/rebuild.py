@@ -88,7 +88,7 @@ def rebuild(config: BookieConfig, tell: Callable[[Step], None]) -> Rebuilt:
     done = Rebuilt(logs=len(logs), journal_files=len(journals))
     former = _take_mark_away(ledger_folder)
     for log in logs:
-        _rebuild_index(log, done)
+        _rebuild_index(log, former, done)
         tell(Step(log.path.name, log.size))
     next_log_id = _close_logs(config, done)
     table_id, table_end = _best_table(ledger_folder)
@@ -128,16 +128,18 @@ def _sync_folder(folder: Path) -> None:
 # --- entry logs --------------------------------------------------------------------------
 
 
-def _rebuild_index(log: DataFile, done: Rebuilt) -> None:
+def _rebuild_index(log: DataFile, former: Mark | None, done: Rebuilt) -> None:
     entries, damaged = rebuild_index(log.path, log.path.with_suffix(".index"))
     done.entries += entries
     if damaged:
-        done.damages += _damages_in(log)
+        # Behind the mark lies a flush that was cut short; the journal has it all.
+        is_open = former is not None and former.log_id == log.id
+        done.damages += _damages_in(log, former.log_end if former and is_open else 0)
 
 
-def _damages_in(log: DataFile) -> Iterator[DamagedPlace]:
+def _damages_in(log: DataFile, end: int) -> Iterator[DamagedPlace]:
     try:
-        for found in scan_log(log.path):
+        for found in scan_log(log.path, end):
             if isinstance(found, Damage):
                 yield _place(found)
     except Corrupt:
@@ -148,6 +150,8 @@ def _close_logs(config: BookieConfig, done: Rebuilt) -> int:
     """Let the store close what is open; return the id that the next log gets."""
     folder = Path(config.ledger_folder)
     with Store.open(folder, None, config.log_size_max, config.index_cache_size) as store:
+        # A copy that compaction did not finish is gone now, and its damage with it.
+        done.damages = [place for place in done.damages if Path(place.file).exists()]
         known = {(place.file, place.offset) for place in done.damages}
         for damage in store.take_damage():
             if (str(damage.path), damage.offset) not in known:

@@ -18,7 +18,7 @@ from native import frame
 from native.link import Link, Response
 
 FOR_EVER = math.inf
-CONNECT_TIMEOUT_S = 5.0
+CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 30.0
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.call import FOR_EVER, asking
+from bookie.commands.call import CONNECT_TIMEOUT_S, FOR_EVER, asking
 from bookie.commands.outcome import CommandFailed, Unreachable
 from bookie.commands.output import print_json, print_table
 from bookie.settings import format_size
@@ -72,7 +72,7 @@ async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Coll
 
 
 async def _serving(cluster: str) -> list[BookieRecord]:
-    store = BookieStore(parse_cluster(cluster))
+    store = BookieStore(parse_cluster(cluster), timeout_s=CONNECT_TIMEOUT_S)
     try:
         leases = await store.leases(BOOKIES)
     except MetadataUnavailable as cause:

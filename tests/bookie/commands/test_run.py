@@ -1,0 +1,134 @@
+"""``bookie run`` as a process."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import daemons
+import pytest
+import trio
+from daemons import Daemon
+
+import ledger_client
+from bookie.commands.run import Announcement
+
+SMALL = ["--set", "memtable_size=12MiB", "--set", "disk_reserve=0"]
+
+
+def start(folder: Path, *words: str | int) -> Daemon:
+    return Daemon("run", "--data", folder / "data", "--port", 0, *SMALL, *words, log=folder / "log")
+
+
+def start_to_fail(folder: Path, *words: str | int) -> str:
+    """The one line that a refusal to start comes with."""
+    with start(folder, "--log-level", "error", *words) as daemon:
+        assert daemon.line() == ""
+        assert daemon.process.wait(daemons.DEADLINE_S) == 1
+        assert daemon.log.count("\n") == 1
+        return daemon.log
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_bookie_says_when_it_serves_and_stops_on_a_signal(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    with start(tmp_path) as daemon:
+        assert daemon.line().startswith("ready bookie://127.0.0.1:")
+        assert daemon.stop(number) == 0
+        assert "Traceback" not in daemon.log
+
+
+def test_a_bookie_keeps_its_name_and_entries_over_a_restart(tmp_path: Path) -> None:
+    with start(tmp_path, "--json") as daemon:
+        first = daemon.ready(Announcement)
+        ledger_id = trio.run(write, first.ready)
+        assert daemon.stop() == 0
+    with start(tmp_path, "--json") as daemon:
+        second = daemon.ready(Announcement)
+        assert second.bookie_id == first.bookie_id
+        assert trio.run(read, second.ready, ledger_id) == [b"one", b"two"]
+        assert daemon.stop() == 0
+
+
+async def write(url: str) -> int:
+    async with (
+        ledger_client.connect(url) as client,
+        client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1) as ledger,
+    ):
+        await ledger.append_many([b"one", b"two"])
+        return ledger.id
+
+
+async def read(url: str, ledger_id: int) -> list[bytes]:
+    async with ledger_client.connect(url) as client, client.open_ledger(ledger_id) as reader:
+        return [entry.payload for entry in await reader.read(0, reader.last_confirmed)]
+
+
+def test_a_second_process_over_one_folder_is_refused(tmp_path: Path) -> None:
+    with start(tmp_path) as daemon:
+        daemon.line()
+        (tmp_path / "second").mkdir()
+        second = ["run", "--data", str(tmp_path / "data"), "--port", "0", "--log-level", "error"]
+        with Daemon(*second, log=tmp_path / "second/log") as other:
+            assert other.process.wait(daemons.DEADLINE_S) == 1
+            assert "in use by another process" in other.log
+        assert daemon.stop() == 0
+
+
+def test_a_port_in_use_is_told(tmp_path: Path) -> None:
+    with start(tmp_path, "--json") as daemon:
+        port = daemon.ready(Announcement).address.rpartition(":")[2]
+        (tmp_path / "other").mkdir()
+        told = start_to_fail(tmp_path / "other", "--port", port)
+    assert f":{port}" in told
+    assert "in use" in told
+
+
+def test_an_emptied_folder_is_refused(tmp_path: Path) -> None:
+    words = ["--metadata", f"sqlite://{tmp_path}/metadata.db", "--bookie-id", "b1"]
+    with start(tmp_path, *words) as daemon:
+        daemon.line()
+        daemon.stop()
+    (tmp_path / "data/ledgers").rename(tmp_path / "gone")
+    (tmp_path / "log").unlink()
+    told = start_to_fail(tmp_path, *words)
+    assert told.startswith("bookie: ")
+    assert "data/ledgers" in told
+
+
+def test_a_wrong_metadata_address_is_told(tmp_path: Path) -> None:
+    assert "nosuch://" in start_to_fail(tmp_path, "--metadata", "nosuch://x")
+
+
+def test_a_bookie_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path) -> None:
+    with start(tmp_path, "--metrics-port", 0, "--log-level", "info") as daemon:
+        assert daemon.process.stdout is not None
+        daemon.process.stdout.close()
+        daemon.wait_for_log("bookie.daemon: ready")
+        assert daemon.stop() == 0
+    assert "Traceback" not in daemon.log
+
+
+def test_a_bookie_stops_with_its_parent_when_told_to(tmp_path: Path) -> None:
+    with start(tmp_path, "--stop-with-parent") as daemon:
+        daemon.line()
+        assert daemon.process.stdin is not None
+        daemon.process.stdin.close()
+        assert daemon.process.wait(daemons.DEADLINE_S) == 0
+
+
+def test_a_terminal_or_nothing_on_standard_input_is_no_parent(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "bookie", "run", "--data", str(tmp_path / "data")]
+    command += ["--port", "0", "--stop-with-parent", *SMALL]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline().startswith(b"ready ")
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(0.3)
+        process.terminate()
+        assert process.wait(daemons.DEADLINE_S) == 0

@@ -1,0 +1,251 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import rig
+import v2
+from engines import Bookie
+
+import bookie.rebuild
+from bookie.config import BookieConfig
+from bookie.limbo import in_limbo
+from bookie.mark import read_mark, write_mark
+from bookie.rebuild import NothingToRebuild, Rebuilt, rebuild, total_size
+from native.digest import crc32c
+from native.engine import Engine
+from native.store import scan_log
+
+LEDGERS = (3, 7)
+FLUSHED = 40
+ENTRIES = 60
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> BookieConfig:
+    return rig.settings(tmp_path)
+
+
+def entry(ledger_id: int, entry_id: int) -> bytes:
+    return v2.entry(ledger_id, entry_id, b"payload %d" % entry_id * 20)
+
+
+def frames(first: int, end: int) -> bytes:
+    return b"".join(
+        v2.add(ledger_id, entry_id, b"payload %d" % entry_id * 20)
+        for ledger_id in LEDGERS
+        for entry_id in range(first, end)
+    )
+
+
+def fill(folder: Path) -> None:
+    """A bookie with entries in a log, and later ones in the journal only."""
+    filled = Bookie(folder)
+    filled.send(frames(0, FLUSHED))
+    filled.engine.commit()
+    filled.checkpoint()
+    filled.send(frames(FLUSHED, ENTRIES))
+    filled.engine.fence(LEDGERS[0], v2.KEY)
+    filled.engine.commit()
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    fill(tmp_path)
+    return tmp_path
+
+
+def run(config: BookieConfig) -> Rebuilt:
+    total = total_size(config)
+    read = []
+    done = rebuild(config, lambda step: read.append(step.size))
+    assert sum(read) == total
+    return done
+
+
+def opened(config: BookieConfig) -> Engine:
+    mark = read_mark(Path(config.ledger_folder))
+    assert mark is not None
+    engine, recovery = Engine.open(
+        journal_folder=Path(config.journal_folder),
+        ledger_folder=Path(config.ledger_folder),
+        mark=mark,
+        memtable_size=config.memtable_size,
+        journal_size_max=config.journal_size_max,
+        journal_spares=1,
+        log_size_max=config.log_size_max,
+        index_cache_size=config.index_cache_size,
+    )
+    assert recovery.damages == 0
+    return engine
+
+
+def missing(config: BookieConfig) -> Iterator[tuple[int, int]]:
+    """Entries that a bookie started over the folders does not have."""
+    with opened(config) as engine:
+        for ledger_id in LEDGERS:
+            for entry_id in range(ENTRIES):
+                try:
+                    found = engine.store.read(ledger_id, entry_id)
+                except Exception:  # noqa: BLE001 - whatever the reason, it is missing
+                    yield ledger_id, entry_id
+                else:
+                    assert found == entry(ledger_id, entry_id)
+
+
+def assert_whole(config: BookieConfig) -> None:
+    assert list(missing(config)) == []
+    with opened(config) as engine:
+        assert [state.ledger_id for state in engine.ledgers()] == list(LEDGERS)
+        assert all(state.fenced for state in engine.ledgers())
+        assert all(state.key == v2.KEY for state in engine.ledgers())
+
+
+LOSSES = {
+    "nothing": [],
+    "the mark": ["ledgers/lastMark"],
+    "the indexes": ["ledgers/*.index"],
+    "the mark and the indexes": ["ledgers/lastMark", "ledgers/*.index"],
+}
+
+
+@pytest.mark.parametrize("lost", LOSSES)
+def test_a_rebuilt_bookie_has_every_entry_and_all_ledgers_fenced(
+    folder: Path, config: BookieConfig, lost: str
+) -> None:
+    for pattern in LOSSES[lost]:
+        for path in folder.glob(pattern):
+            path.unlink()
+    done = run(config)
+    assert done.damages == []
+    assert not done.limbo
+    assert not in_limbo(folder / "ledgers")
+    assert done.ledgers == len(LEDGERS)
+    assert_whole(config)
+
+
+def test_a_rebuilt_bookie_may_be_rebuilt_again(folder: Path, config: BookieConfig) -> None:
+    for _ in range(3):
+        run(config)
+        assert_whole(config)
+
+
+def test_a_damaged_mark_is_rebuilt(folder: Path, config: BookieConfig) -> None:
+    (folder / "ledgers/lastMark").write_text("quire lastMark 1\njournal_id 99999\n")
+    assert run(config).damages == []
+    assert_whole(config)
+
+
+def test_a_lost_ledger_table_leaves_every_ledger_fenced(folder: Path, config: BookieConfig) -> None:
+    for path in folder.glob("ledgers/*.table"):
+        path.unlink()
+    run(config)
+    assert list(missing(config)) == []
+    with opened(config) as engine:
+        assert all(state.fenced for state in engine.ledgers())
+
+
+def test_the_table_that_knows_more_ledgers_is_taken(folder: Path, config: BookieConfig) -> None:
+    """A crash while the table was written anew leaves a second one that is cut short."""
+    run(config)
+    (table,) = (folder / "ledgers").glob("*.table")
+    cut = table.with_name(f"{int(table.stem, 16) + 1:016x}.table")
+    cut.write_bytes(table.read_bytes()[:50])
+    (folder / "ledgers/lastMark").unlink()
+    run(config)
+    assert_whole(config)
+
+
+def test_without_journals_the_logs_alone_are_rebuilt(folder: Path, config: BookieConfig) -> None:
+    for path in folder.glob("journal/*"):
+        path.unlink()
+    done = run(config)
+    assert done.limbo
+    assert [Path(place.file).suffix for place in done.damages] == [".journal"]
+    lost = [(ledger, e) for ledger in LEDGERS for e in range(FLUSHED, ENTRIES)]
+    assert list(missing(config)) == lost
+
+
+def test_a_damaged_record_is_told_and_restored_from_the_journal(
+    folder: Path, config: BookieConfig
+) -> None:
+    (log,) = (folder / "ledgers").glob("*.log")
+    victim = next(each for each in scan_log(log) if getattr(each, "entry_id", -1) == 5)
+    with log.open("r+b") as file:
+        file.seek(victim.offset + 60)
+        file.write(b"\xff")
+    done = run(config)
+    assert [(place.file, place.offset) for place in done.damages] == [(str(log), victim.offset)]
+    assert done.limbo
+    assert in_limbo(folder / "ledgers")
+    assert list(missing(config)) == []  # the journal had it still
+
+
+def test_a_flush_that_was_cut_short_is_no_damage(folder: Path, config: BookieConfig) -> None:
+    (log,) = (folder / "ledgers").glob("*.log")
+    with log.open("ab") as file:
+        file.write(b"\x30\x00\x00\x00 half a record")
+    assert run(config).damages == []
+    assert_whole(config)
+
+
+def test_a_copy_that_compaction_did_not_finish_does_not_replace_its_source(
+    folder: Path, config: BookieConfig
+) -> None:
+    run(config)  # closes the log
+    source = min((folder / "ledgers").glob("*.log"))
+    copy = source.with_name("000000ff.log")
+    head = b"QUIRELOG" + b"".join(
+        value.to_bytes(4, "little") for value in (1, 0xFF, int(source.stem, 16), 0, 0, 0, 0, 0)
+    )
+    block = (head + crc32c(head).to_bytes(4, "little")).ljust(4096, b"\0")
+    copy.write_bytes(block + source.read_bytes()[4096:8192])
+    run(config)
+    assert not copy.exists()
+    assert_whole(config)
+
+
+def test_a_crash_before_the_end_leaves_a_bookie_without_a_mark(
+    folder: Path, config: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cut_off(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    for step in ("_close_logs", "_replay", "write_mark"):
+        with monkeypatch.context() as patch:
+            patch.setattr(bookie.rebuild, step, cut_off)
+            with pytest.raises(KeyboardInterrupt):
+                run(config)
+        assert read_mark(folder / "ledgers") is None
+    run(config)
+    assert_whole(config)
+
+
+def test_a_journal_file_missing_in_between_leads_to_limbo(
+    tmp_path: Path, config: BookieConfig
+) -> None:
+    filled = Bookie(tmp_path, journal_size_max=1 << 20)
+    for start in range(0, ENTRIES, 20):
+        filled.send(frames(start, start + 20))
+        filled.engine.commit()
+        filled.engine.seal()
+        filled.engine.flush()
+        filled.crash()
+    filled.close()
+    journals = sorted((tmp_path / "journal").glob("*.journal"))
+    assert len(journals) > 2
+    journals[1].unlink()
+    done = run(config)
+    assert done.limbo
+    assert done.damages
+
+
+def test_empty_folders_are_no_bookie(tmp_path: Path, config: BookieConfig) -> None:
+    for name in ("journal", "ledgers"):
+        (tmp_path / name).mkdir()
+    with pytest.raises(NothingToRebuild):
+        run(config)

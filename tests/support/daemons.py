@@ -1,0 +1,107 @@
+"""``bookie run`` and ``bookie standalone`` as processes that end with the test."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+
+DEADLINE_S = 60.0
+POLL_S = 0.02
+T = TypeVar("T")
+
+
+class Daemon:
+    """One such process. *words* follow ``python -m bookie``."""
+
+    def __init__(self, *words: str | Path | int, log: Path) -> None:
+        self._log = log
+        with log.open("ab") as errors:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "bookie", *map(str, words)],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Daemon:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self.process.stdin is not None
+        assert self.process.stdout is not None
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.stdin.close()
+        self.process.stdout.close()
+        self.process.wait(DEADLINE_S)
+
+    def line(self) -> str:
+        """The next line that it prints; "" once it ended."""
+        assert self.process.stdout is not None
+        return self.process.stdout.readline().decode().rstrip("\n")
+
+    def ready(self, kind: type[T]) -> T:
+        """What it prints in JSON when it serves."""
+        line = self.line()
+        assert line, self.log
+        return msgspec.json.decode(line, type=kind)
+
+    @property
+    def log(self) -> str:
+        """Everything that it logged so far."""
+        return self._log.read_text()
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, and return the exit code."""
+        self.process.send_signal(number)
+        return self.process.wait(DEADLINE_S)
+
+    def wait_for_log(self, words: str, count: int = 1) -> None:
+        """Return once it has logged *words* so often."""
+        deadline = time.monotonic() + DEADLINE_S
+        while self.log.count(words) < count:
+            assert time.monotonic() < deadline, self.log
+            time.sleep(POLL_S)
+
+
+def wait_until_gone(process_ids: list[int]) -> None:
+    """Return once none of these processes is there, zombies aside."""
+    deadline = time.monotonic() + DEADLINE_S
+    while any(is_running(process_id) for process_id in process_ids):
+        assert time.monotonic() < deadline, process_ids
+        time.sleep(POLL_S)
+
+
+def is_running(process_id: int) -> bool:
+    """Whether there is such a process, and it is no zombie."""
+    try:
+        state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return state != "Z"
+
+
+def free_ports(count: int) -> int:
+    """The first of *count* ports that are free, one after the other."""
+    for first in range(20_000 + os.getpid() % 10_000, 60_000, count):
+        if all(_is_free(port) for port in range(first, first + count)):
+            return first
+    raise AssertionError("no free ports")
+
+
+def _is_free(port: int) -> bool:
+    with socket.socket() as candidate:
+        try:
+            candidate.bind(("127.0.0.1", port))
+        except OSError:
+            return False
+        return True
