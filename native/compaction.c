@@ -401,33 +401,34 @@ static int compact_log(bk_store *store, bk_log *log, uint64_t bytes_per_s,
     return result;
 }
 
-int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
-                     const volatile int32_t *stop, uint64_t *copied)
-{
-    bk_log *log;
-    uint64_t live;
-    *copied = 0;
-    pthread_mutex_lock(&store->compaction);
-    int result = log_claim(store, log_id, &log, &live);
-    if (result == BK_OK) {
-        uint64_t freed;
-        result = live > 0 ? compact_log(store, log, bytes_per_s, stop, copied) : BK_OK;
-        bk_log_unpin(&store->files, log);
-        pthread_mutex_unlock(&store->compaction);
-        return live > 0 ? result : bk_store_delete_log(store, log_id, &freed);
-    }
-    pthread_mutex_unlock(&store->compaction);
-    return result;
-}
-
-/* Take a log without live bytes off the list. */
-static int log_retire(bk_store *store, bk_log *log)
+/* Delete a log that has no live bytes. */
+static int drop_log(bk_store *store, bk_log *log, uint64_t *freed)
 {
     pthread_rwlock_wrlock(&store->lock);
     int result = log->extents > 0 || log->open ? BK_FULL : BK_OK;
     if (result == BK_OK)
         bk_store_remove_log(store, log);
     pthread_rwlock_unlock(&store->lock);
+    if (result != BK_OK)
+        return result;
+    *freed = log->size + log->index_size;
+    return bk_log_erase(store->folder, log->id);
+}
+
+int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
+                     const volatile int32_t *stop, uint64_t *copied)
+{
+    bk_log *log;
+    uint64_t live, freed;
+    *copied = 0;
+    pthread_mutex_lock(&store->compaction);
+    int result = log_claim(store, log_id, &log, &live);
+    if (result == BK_OK) {
+        result = live > 0 ? compact_log(store, log, bytes_per_s, stop, copied)
+                          : drop_log(store, log, &freed);
+        bk_log_unpin(&store->files, log);
+    }
+    pthread_mutex_unlock(&store->compaction);
     return result;
 }
 
@@ -439,11 +440,7 @@ int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed)
     pthread_mutex_lock(&store->compaction);
     int result = log_claim(store, log_id, &log, &live);
     if (result == BK_OK) {
-        result = log_retire(store, log);
-        if (result == BK_OK) {
-            *freed = log->size + log->index_size;
-            result = bk_log_erase(store->folder, log_id);
-        }
+        result = drop_log(store, log, freed);
         bk_log_unpin(&store->files, log);
     }
     pthread_mutex_unlock(&store->compaction);

@@ -65,25 +65,38 @@ static int is_zero(const uint8_t *data, size_t size)
     return 1;
 }
 
-/* What lies at offset. BK_OK: a record. BK_END: padding up to the next block.
- * A size of 0 with something behind it is damage: a lost size, not padding. */
-static int look(bk_log_scan *scan, uint64_t offset, const uint8_t **data, uint32_t *record_size)
+/* Whether the block of offset is empty from there on. */
+static int look_padding(bk_log_scan *scan, uint64_t offset)
+{
+    const uint8_t *data;
+    size_t got;
+    int result = window_move(scan, offset, next_block(offset) - offset, &data, &got);
+    return result != BK_OK ? result : is_zero(data, got) ? BK_END : BK_CORRUPT;
+}
+
+static int look_record(bk_log_scan *scan, uint64_t offset, const uint8_t **data,
+                       uint32_t *record_size)
 {
     size_t got;
     int result = window_move(scan, offset, 4, data, &got);
     if (result != BK_OK)
         return result;
-    if (got < 4)
-        return BK_CORRUPT;
-    uint32_t body_size = bk_get32le(*data);
-    if (body_size == 0) {
-        result = window_move(scan, offset, next_block(offset) - offset, data, &got);
-        return result != BK_OK ? result : is_zero(*data, got) ? BK_END : BK_CORRUPT;
-    }
+    uint32_t body_size = got == 4 ? bk_get32le(*data) : UINT32_MAX;
     if (body_size > BK_RECORD_SIZE_MAX)
         return BK_CORRUPT;
     result = window_move(scan, offset, (size_t)body_size + BK_RECORD_HEADER_SIZE, data, &got);
     return result != BK_OK ? result : bk_record_read(*data, got, 0, record_size);
+}
+
+/* What lies at offset. BK_OK: a record. BK_END: padding up to the next block.
+ * A size of 0 with something behind it is damage: a lost size, not padding. Where
+ * a block has fewer than four bytes left, a size may begin as well as padding. */
+static int look(bk_log_scan *scan, uint64_t offset, const uint8_t **data, uint32_t *record_size)
+{
+    int result = look_record(scan, offset, data, record_size);
+    if (result == BK_END || (result == BK_CORRUPT && next_block(offset) - offset < 4))
+        return look_padding(scan, offset);
+    return result;
 }
 
 /* Where to go on after the damage at offset: behind the damaged record when its

@@ -127,13 +127,16 @@ int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, const bk_slot *slo
 int bk_store_flush_commit(bk_store *store, bk_mark *mark);
 
 /* [blocks] Read the body of a record (a stored entry). *size is its size, also
- * with BK_SMALL. BK_ABSENT, BK_NO_LEDGER, BK_CORRUPT (damage was noted). */
+ * with BK_SMALL. BK_ABSENT, BK_NO_LEDGER, BK_CORRUPT (damage was noted). A log
+ * that is missing is damage; one that compaction deleted meanwhile is not, and
+ * the entry is looked up again. */
 int bk_store_read(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
                   size_t out_size, uint32_t *size);
 /* [blocks] Read entries from start_id on without a gap, to last_id at most, as
  * { size 4 big-endian, stored entry }... into out: as many as fit out_size and
  * count_max. *count and *size say what was written. With nothing written: the
- * verdict on start_id (as above); otherwise BK_OK, whatever ended the run. */
+ * verdict on start_id (as above; BK_SMALL when it does not fit); otherwise BK_OK,
+ * whatever ended the run. out may be scribbled on beyond *size. */
 int bk_store_read_run(bk_store *store, int64_t ledger_id, int64_t start_id, int64_t last_id,
                       uint32_t count_max, uint8_t *out, size_t out_size, uint32_t *count,
                       size_t *size);
@@ -164,19 +167,24 @@ typedef struct {
  * the rows copied. */
 uint32_t bk_store_ledgers(bk_store *store, int64_t after, bk_ledger_usage *out, uint32_t out_count);
 uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32_t out_count);
-/* Forget a ledger: its bytes become dead. BK_OK or BK_NO_LEDGER. */
+/* Forget a ledger: its bytes become dead. BK_OK or BK_NO_LEDGER. The files do not
+ * tell: until its logs are gone, the next start finds it again, and whoever
+ * remembers the deletion deletes it once more. */
 int bk_store_delete_ledger(bk_store *store, int64_t ledger_id);
 /* [blocks] Delete a log that has no live bytes and is not open. *freed: bytes.
- * BK_FULL when the log is not empty or is open. */
+ * BK_FULL when the log is not empty or is open; -ENOENT when there is none. */
 int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
 /* [blocks] Rewrite a closed log: copy its live records to a new log of the
  * compactor's own, sync that, sync its index, switch the extents, delete the old log.
  * bytes_per_s: throttle, 0 = none. *stop != 0 ends it early, without loss
- * (BK_END). *copied: bytes. A damaged record is noted, the old log is kept and
- * marked damaged (BK_CORRUPT). */
+ * (BK_END); it may be NULL. *copied: bytes. A damaged record is noted, the old log
+ * is kept and marked damaged (BK_CORRUPT). After any failure the old log is as it
+ * was. A ledger deleted meanwhile stays deleted. BK_FULL: the log is open. */
 int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
                      const volatile int32_t *stop, uint64_t *copied);
-/* [blocks] Close the open log (map, header), so that compaction may take it. */
+/* [blocks] Close the open log (map, header), so that compaction may take it. Waits
+ * for a flush under way. Fills in *mark as a commit does; persist it before the log
+ * is compacted or deleted. */
 int bk_store_roll(bk_store *store, bk_mark *mark);
 
 /* Up to out_count damages, oldest first, removed from the list. */
@@ -209,8 +217,9 @@ typedef struct bk_log_scan bk_log_scan;
  * or, in an open log, to the end of the file. */
 int bk_log_scan_open(const char *path, uint64_t end, bk_log_scan **out, uint32_t *log_id,
                      uint32_t *closed);
-/* [blocks] As bk_journal_scan_next; after BK_CORRUPT it goes on at the next
- * block that starts with a sound record. */
+/* [blocks] As bk_journal_scan_next; after BK_CORRUPT it goes on behind the damaged
+ * record when its size leads to something sound, else at the next block that starts
+ * with a sound record. */
 int bk_log_scan_next(bk_log_scan *scan, bk_record *record);
 void bk_log_scan_close(bk_log_scan *scan);
 
@@ -226,8 +235,10 @@ typedef struct {
   uint32_t kind;       /* 0 dense, 1 sparse */
 } bk_extent;
 typedef struct bk_index_scan bk_index_scan;
-/* [blocks] */
+/* [blocks] BK_CORRUPT when the header is damaged. */
 int bk_index_scan_open(const char *path, bk_index_scan **out, uint32_t *log_id);
+/* [blocks] The next row; *offset: where it stands. BK_END, or BK_CORRUPT: the block
+ * at *offset is damaged, and the scan is over. */
 int bk_index_scan_next(bk_index_scan *scan, bk_extent *extent, uint64_t *offset);
 void bk_index_scan_close(bk_index_scan *scan);
 

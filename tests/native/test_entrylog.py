@@ -111,6 +111,22 @@ def test_a_size_that_became_zero_is_damage_and_not_padding(rig: StoreRig) -> Non
     assert next(scan_log(rig.path(LOG))) == Damage(rig.path(LOG), BLOCK)
 
 
+@pytest.mark.parametrize("left", range(9))
+def test_a_flush_may_end_just_before_a_block_does(rig: StoreRig, left: int) -> None:
+    """Or a record begin there, its size on both sides of the border."""
+    size = BLOCK - left - 8 - 32
+    for turn in range(3):
+        rig.flush({1: entries(1, [turn], size), 2: entries(2, [turn] * (turn > 0))})
+    found = list(scan_log(rig.path(LOG)))
+    assert [(r.ledger_id, r.entry_id) for r in found if isinstance(r, LogRecord)] == [
+        (1, 0), (1, 1), (2, 1), (1, 2), (2, 2)
+    ]  # fmt: skip
+    rig.path("00000001.index").unlink()
+    rig.reopen()
+    rig.check()
+    assert len(rig.damage()) == 1
+
+
 def test_a_damaged_header_is_corrupt_to_a_scan_and_no_obstacle_to_reads(rig: StoreRig) -> None:
     rig.flush({1: entries(1, range(3))})
     rig.roll()

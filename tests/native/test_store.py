@@ -179,6 +179,16 @@ def test_a_run_ends_before_damage_and_reports_it_when_it_comes_first(rig: StoreR
     assert rig.store.stats().damaged == 1
 
 
+def test_the_number_of_open_files_is_bounded(rig: StoreRig) -> None:
+    for i in range(150):
+        rig.flush({i: entries(i, [0])})
+        rig.roll()
+    rig.check()
+    rig.check()
+    mine = [path for path in Path("/proc/self/fd").iterdir() if path.exists()]
+    assert sum(str(rig.folder) in str(path.readlink()) for path in mine) <= 256
+
+
 def test_a_second_binding_borrows_the_store(rig: StoreRig) -> None:
     rig.flush({1: entries(1, [0])})
     borrowed = Store.wrap(rig.store._pointer)
