@@ -1,0 +1,112 @@
+"""A disk that fills up: a small file system in memory, which only root can mount."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import trio
+
+import ledger_client
+from ledger_client import Client
+from ledger_client.commands.sandbox import open_sandbox
+from ledger_client.errors import LedgerError
+
+SIZE_MIB = 128
+SETTINGS = ["memtable_size=10MiB", "journal_size_max=10MiB", "journal_spares=0"]
+ENTRIES = [bytes([number]) * 1000 for number in range(200)]
+
+
+@pytest.fixture
+def disk(tmp_path: Path) -> Iterator[Path]:
+    assert os.geteuid() == 0, "this test mounts a file system: run it as root"
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    options = f"size={SIZE_MIB}m"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "quire-test", folder], check=True)
+    try:
+        yield folder
+    finally:
+        subprocess.run(["umount", "--lazy", folder], check=True)
+
+
+def fill(disk: Path, *, leave_mib: int) -> Path:
+    filler = disk / "filler"
+    status = os.statvfs(disk)
+    filler.write_bytes(bytes(status.f_bavail * status.f_frsize - (leave_mib << 20)))
+    return filler
+
+
+async def append_until_refused(client: Client) -> None:
+    async with client.create_ledger(1, 1, 1) as ledger:
+        while True:
+            await ledger.append_many(ENTRIES)
+
+
+async def until_writable(client: Client) -> int:
+    """Return the id of a ledger written once the bookie takes adds again."""
+    with trio.fail_after(20):
+        while True:
+            try:
+                async with client.create_ledger(1, 1, 1) as ledger:
+                    await ledger.append(b"there is room again")
+            except LedgerError:
+                await trio.sleep(0.1)
+            else:
+                return ledger.id
+
+
+async def test_a_full_disk_stops_adds_and_not_reads_until_there_is_room(disk: Path) -> None:
+    guard = ["disk_reserve=8MiB", "disk_check_s=0.05"]
+    async with (
+        open_sandbox(1, parent=disk, settings=SETTINGS + guard) as sandbox,
+        ledger_client.connect(sandbox.cluster) as client,
+    ):
+        async with client.create_ledger(1, 1, 1) as ledger:
+            await ledger.append_many(ENTRIES)
+        filler = fill(disk, leave_mib=12)
+        with pytest.raises(LedgerError), trio.fail_after(20):
+            await append_until_refused(client)
+        async with client.open_ledger(ledger.id) as reader:
+            assert [e.payload for e in await reader.read(0, len(ENTRIES) - 1)] == ENTRIES
+        filler.unlink()
+        async with client.open_ledger(await until_writable(client)) as reader:
+            assert (await reader.read(0, 0))[0].payload == b"there is room again"
+
+
+async def test_a_journal_without_room_ends_the_bookie_without_a_false_word(
+    disk: Path, tmp_path: Path
+) -> None:
+    guard = ["disk_reserve=0", "disk_full_ratio=1", "disk_check_s=3600"]
+    settings = [*SETTINGS, *guard, f"journal_folder={disk}/journal"]
+    async with open_sandbox(1, parent=tmp_path, settings=settings) as sandbox:
+        log = sandbox.folder / "standalone.log"
+        filler = fill(disk, leave_mib=2)
+        async with ledger_client.connect(f"sqlite://{sandbox.folder}/metadata.db") as client:
+            ledger_id, acknowledged = await append_until_the_end(client)
+            with trio.fail_after(20):
+                while "No space left on device" not in log.read_text():
+                    await trio.sleep(0.05)
+            filler.unlink()
+            await sandbox.stop()
+            await sandbox.start()
+            async with client.open_ledger(ledger_id) as reader:
+                entries = await reader.read(0, acknowledged - 1)
+                assert [e.payload for e in entries] == ENTRIES * (acknowledged // len(ENTRIES))
+
+
+async def append_until_the_end(client: Client) -> tuple[int, int]:
+    """Return the ledger's id and how many entries were acknowledged."""
+    acknowledged = 0
+    with trio.fail_after(30):
+        async with client.create_ledger(1, 1, 1) as ledger:
+            while True:
+                try:
+                    await ledger.append_many(ENTRIES)
+                except LedgerError:
+                    break
+                acknowledged += len(ENTRIES)
+    return ledger.id, acknowledged
