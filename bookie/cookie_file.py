@@ -16,7 +16,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
@@ -25,12 +24,12 @@ import msgspec
 import trio
 
 from bookie.config import BookieConfig
+from bookie.durable import replace_file, sync_folder
 from bookie.errors import BookieError
 from metadata.records import CookieRecord
 
 FILE_NAME = "cookie.json"
-_FRESH_NAME = f"{FILE_NAME}.new"
-_NOT_DATA = {FILE_NAME, _FRESH_NAME, "lock", "lost+found"}
+_NOT_DATA = {FILE_NAME, f"{FILE_NAME}.new", "lock", "lost+found"}
 Role = Literal["journal", "ledgers"]
 
 
@@ -136,22 +135,8 @@ async def write_cookies(folders: Sequence[Folder], cookie: Cookie, *, complete: 
 
 def _write_file(folder: Path, cookie: Cookie) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    fresh = folder / _FRESH_NAME
-    with fresh.open("wb") as file:
-        file.write(msgspec.json.format(msgspec.json.encode(cookie)) + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    fresh.rename(folder / FILE_NAME)
-    for path in (folder, folder.parent):
-        _sync_folder(path)
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
+    sync_folder(folder.parent)
+    replace_file(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(cookie)) + b"\n")
 
 
 def absolute(folder: str) -> str:

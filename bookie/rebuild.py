@@ -17,7 +17,6 @@ Where records were damaged or journal files are missing, the bookie ends up in l
 from __future__ import annotations
 
 import contextlib
-import os
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from pathlib import Path
 import msgspec
 
 from bookie.config import BookieConfig
+from bookie.durable import sync_folder
 from bookie.errors import BadMark, BookieError
 from bookie.inspection.files import DataFile, list_files
 from bookie.limbo import DamagedPlace, enter_limbo
@@ -113,16 +113,8 @@ def _take_mark_away(ledger_folder: Path) -> Mark | None:
     except BadMark:
         former = None
     (ledger_folder / FILE_NAME).unlink(missing_ok=True)
-    _sync_folder(ledger_folder)
+    sync_folder(ledger_folder)
     return former
-
-
-def _sync_folder(folder: Path) -> None:
-    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 # --- entry logs --------------------------------------------------------------------------

@@ -10,12 +10,11 @@ import trio
 
 from bookie.commands import options
 from bookie.commands.outcome import CommandFailed
-from bookie.commands.output import count, print_json
+from bookie.commands.output import count, print_json, size
 from bookie.config import BookieConfig
 from bookie.cookie import adopt_folders, check_cookie
 from bookie.cookie_file import look
 from bookie.lock import hold_folders
-from bookie.settings import format_size
 from bookie.wiping import Wiped, wipe_bookie
 from metadata.records import CookieRecord
 from metadata.urls import open_store
@@ -101,7 +100,7 @@ def _formatted(record: CookieRecord, wiped: Wiped | None = None) -> Formatted:
 def _tell(formatted: Formatted) -> None:
     if formatted.wiped is not None:
         wiped = formatted.wiped
-        click.echo(f"deleted {count(wiped.files, 'file')}, {format_size(wiped.size)}")
+        click.echo(f"deleted {count(wiped.files, 'file')}, {size(wiped.size)}")
     click.echo(f"{formatted.bookie_id} is ready to be started by `bookie run`")
     click.echo(f"  journal  {formatted.journal_folder}")
     click.echo(f"  ledgers  {formatted.ledger_folder}")

@@ -9,8 +9,7 @@ import trio
 from bookie.commands import options
 from bookie.commands.call import CONNECT_TIMEOUT_S, FOR_EVER, asking
 from bookie.commands.outcome import CommandFailed, Unreachable
-from bookie.commands.output import print_json, print_table
-from bookie.settings import format_size
+from bookie.commands.output import print_json, print_table, size
 from metadata.address import parse_address, parse_cluster
 from metadata.calls import CollectGarbage, GarbageReport
 from metadata.errors import MetadataUnavailable
@@ -47,7 +46,8 @@ def gc(*, cluster: str, only: str | None, major: bool, as_json: bool) -> None:
     """
     collected = trio.run(_collect_all, cluster, only, major)
     if as_json:
-        print_json(collected)
+        for each in collected:
+            print_json(each)
     else:
         _tell(collected)
     failed = [each for each in collected if each.error]
@@ -101,10 +101,13 @@ def _tell(collected: list[Collected]) -> None:
                 each.report.ledgers_deleted,
                 each.report.logs_deleted,
                 each.report.logs_compacted,
-                format_size(each.report.freed_size),
-                format_size(each.report.copied_size),
+                size(each.report.freed_size),
+                size(each.report.copied_size),
             )
             for each in collected
             if each.report is not None
         ],
     )
+    for each in collected:
+        for kept in each.report.kept if each.report is not None else ():
+            click.echo(f"{each.bookie_id} keeps log {kept.log_id:08x}: {kept.reason}")

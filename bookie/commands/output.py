@@ -57,3 +57,13 @@ def announce(line: str) -> None:
 def count(number: int, noun: str) -> str:
     """Write "1 ledger" or "3 ledgers", with separators for thousands."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+def size(number: int) -> str:
+    """Write a size in bytes for people: "17 B", "3.4 MiB"."""
+    value = float(number)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 1024:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1024
+    return f"{value:.1f} TiB"

@@ -1,0 +1,86 @@
+"""``bookie gc`` and ``bookie inspect --address``: what is asked of a running bookie."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import trio
+from command import Command
+from daemons import Daemon
+
+import ledger_client
+from bookie.commands.outcome import Exit
+from bookie.commands.run import Announcement
+
+LEDGERS = 3
+
+
+@pytest.fixture(scope="module")
+def bookie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Announcement]:
+    """A bookie with three ledgers of ten entries, the second of them deleted."""
+    folder = tmp_path_factory.mktemp("bookie")
+    small = ["--set", "memtable_size=12MiB", "--set", "disk_reserve=0", "--json"]
+    with Daemon("run", "--data", folder, "--port", 0, *small, log=folder / "log") as daemon:
+        ready = daemon.ready(Announcement)
+        trio.run(fill, ready.ready)
+        yield ready
+        assert daemon.stop() == 0
+
+
+async def fill(url: str) -> None:
+    async with ledger_client.connect(url) as client:
+        for _ in range(LEDGERS):
+            async with client.create_ledger(
+                ensemble_size=1, write_quorum=1, ack_quorum=1
+            ) as ledger:
+                await ledger.append_many([b"entry %d" % number for number in range(10)])
+        await client.delete_ledger(2)
+
+
+def test_inspect_ledger_lists_those_of_a_running_bookie(
+    command: Command, bookie: Announcement
+) -> None:
+    told = command("inspect", "ledger", "--address", bookie.address, "--json")
+    assert {row["ledger_id"] for row in told.json} >= {1, 3}
+    assert "confirmed" in command("inspect", "ledger", "1", "--address", bookie.address).out
+    assert command("inspect", "ledger", "99", "--address", bookie.address).code == Exit.FAILED
+
+
+def test_inspect_entry_reads_from_a_running_bookie(command: Command, bookie: Announcement) -> None:
+    told = command("inspect", "entry", "1", "3", "--address", bookie.address)
+    assert told.code == Exit.DONE, told.err
+    assert "|entry 3|" in told.out
+    assert "right" in told.out
+    told = command("inspect", "entry", "1", "10", "--address", bookie.address)
+    assert told.code == Exit.FAILED
+    assert "NO_ENTRY" in told.err
+
+
+def test_inspect_mark_asks_a_running_bookie(command: Command, bookie: Announcement) -> None:
+    (told,) = command("inspect", "mark", "--address", bookie.address, "--json").json
+    assert isinstance(told["journal_end"], int)
+    assert told["journal_end"] > 4096
+
+
+def test_gc_frees_a_deleted_ledger(command: Command, bookie: Announcement) -> None:
+    told = command("gc", "--cluster", bookie.ready, "--json")
+    assert told.code == Exit.DONE, told.err
+    (row,) = told.json
+    assert row["bookie_id"] == bookie.bookie_id
+    listed = command("inspect", "ledger", "--address", bookie.address, "--json")
+    assert [state["ledger_id"] for state in listed.json] == [1, 3]
+    assert command("gc", "--major", "--cluster", bookie.ready).code == Exit.DONE
+    logs = command("inspect", "log", "--address", bookie.address, "--json").json
+    assert all(isinstance(row["live"], int) for row in logs)
+
+
+def test_gc_of_a_bookie_that_is_not_there_fails(command: Command, bookie: Announcement) -> None:
+    told = command("gc", "--cluster", bookie.ready, "--bookie", "nobody")
+    assert told.code == Exit.FAILED
+    assert "nobody" in told.err
+
+
+def test_records_are_read_from_files_only(command: Command, bookie: Announcement) -> None:
+    told = command("inspect", "log", "1", "--address", bookie.address)
+    assert told.code == Exit.USAGE
