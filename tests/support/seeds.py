@@ -1,0 +1,140 @@
+"""Sound inputs for the fuzz harnesses, each behind its byte of modes (see fuzz.h)."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from engines import Bookie
+from stores import StoreRig, entries
+from wire import KEY, add, be, framed, header, write_lac
+
+REPAIR, OPEN = 1, 2
+MODES = [bytes([0]), bytes([REPAIR]), bytes([REPAIR | OPEN])]
+PIECES = [b"\x00", b"\x01", b"\xff"]
+"""Of a stream: 1 + 4 times this many bytes."""
+
+REQUESTS = [
+    add(1, 0, b"hello"),
+    add(1, 1, b"x" * 300),
+    add(2, 0, b"", flags=6),
+    framed(header(2) + be(1) + be(0)),
+    framed(header(2) + be(1) + be(-1)),
+    framed(header(2, 1) + be(1) + be(-1) + KEY),
+    framed(header(3) + b"\x0a\x01x\x12\x00"),
+    framed(header(7) + be(1) + be(0) + be(9) + be(10, 4) + be(4096)),
+    framed(header(64) + be(1) + be(0) + be(9) + be(10, 4) + be(4096, 4) + be(-1) + be(50, 4)),
+    write_lac(1, 3, 0),
+    framed(header(67) + be(4) + b"\x80"),
+    framed(header(2, 0, 3) + be(1) + be(0)),
+]
+
+
+def _entry(ledger_id: int, entry_id: int) -> bytes:
+    entry = entries(ledger_id, [entry_id])[entry_id]
+    return be(len(entry), 4) + entry
+
+
+RESPONSES = [
+    framed(header(1) + be(0, 4) + be(1) + be(0)),
+    framed(header(1) + be(104, 4) + be(1) + be(0)),
+    framed(header(2) + be(0, 4) + be(1) + be(-1) + _entry(1, 0)[4:]),
+    framed(header(7) + be(0, 4) + be(1) + be(0) + be(9) + _entry(1, 0) + _entry(1, 1)),
+    framed(header(64) + be(0, 4) + be(1) + be(0) + be(9) + be(1) + be(0, 4) + _entry(1, 0)),
+    framed(header(65) + be(0, 4) + be(1) + be(3)),
+    framed(header(67) + be(0, 4) + be(4) + b"\x80"),
+]
+
+
+def streams() -> Iterator[bytes]:
+    """Requests and responses, alone and all together, in pieces of several sizes."""
+    for piece in PIECES:
+        for frame in [*REQUESTS, *RESPONSES]:
+            yield piece + frame
+        yield piece + b"".join(REQUESTS[:-1])
+        yield piece + b"".join(RESPONSES)
+
+
+def _file_of(folder: Path, pattern: str) -> bytes:
+    return max(folder.glob(pattern)).read_bytes()
+
+
+def _bookie(folder: Path) -> Bookie:
+    """A bookie with every kind of record in its table and in its newest journal."""
+    bookie = Bookie(folder)
+    for ledger_id in (1, 2, 7):
+        for entry_id in range(3):
+            bookie.add(ledger_id, entry_id, b"x" * 40 * entry_id)
+    bookie.send(write_lac(2, 1, 2))
+    bookie.engine.fence(7, KEY)
+    bookie.engine.delete_ledger(1, 1000)
+    while bookie.engine.commit():
+        pass
+    return bookie
+
+
+def journals(folder: Path) -> Iterator[bytes]:
+    """A journal file of a few groups, without the zeros behind them."""
+    bookie = _bookie(folder)
+    data = _file_of(bookie.journal_folder, "*.journal").rstrip(b"\0")
+    bookie.close()
+    data += bytes(-len(data) % 4096)
+    for mode in MODES:
+        yield mode + data
+        yield mode + data[: len(data) // 2]
+
+
+def tables(folder: Path) -> Iterator[bytes]:
+    """A ledger table after a flush."""
+    bookie = _bookie(folder)
+    bookie.checkpoint()
+    data = _file_of(bookie.ledger_folder, "*.table")
+    bookie.close()
+    for mode in MODES:
+        yield mode + data
+
+
+def _store_files(folder: Path) -> Iterator[tuple[bytes, bytes]]:
+    """A log and its index: open, closed, with dense and sparse extents."""
+    rig = StoreRig(folder)
+    rig.flush({1: entries(1, range(5)), 2: entries(2, [0, 400, 90_000])})
+    rig.flush({1: entries(1, range(5, 9)), 3: entries(3, [7])})
+    yield _file_of(folder, "*.log"), _file_of(folder, "*.index")
+    rig.roll()
+    yield _file_of(folder, "*.log"), _file_of(folder, "*.index")
+    rig.close()
+
+
+def entry_logs(folder: Path) -> Iterator[bytes]:
+    """Entry logs, open and closed."""
+    for log, _ in _store_files(folder):
+        for mode in MODES[:2]:
+            yield mode + log
+
+
+def stores(folder: Path) -> Iterator[bytes]:
+    """Entry logs with their indexes, and one without."""
+    for log, index in _store_files(folder):
+        for mode in MODES:
+            yield mode + len(log).to_bytes(4, "little") + log + index
+        yield MODES[2] + len(log).to_bytes(4, "little") + log
+
+
+SEEDS: dict[str, Callable[[Path], Iterator[bytes]]] = {
+    "frames": lambda _: streams(),
+    "connection": lambda _: streams(),
+    "journal": journals,
+    "table": tables,
+    "entry_log": entry_logs,
+    "store": stores,
+}
+"""By harness: a function of an empty folder."""
+
+
+def write_seeds(harness: str, corpus: Path, scratch: Path) -> None:
+    """Fill the folder *corpus* with the seeds of *harness*, using *scratch* meanwhile."""
+    scratch.mkdir()
+    for i, seed in enumerate(SEEDS[harness](scratch)):
+        (corpus / f"seed-{i:03}").write_bytes(seed)
+    shutil.rmtree(scratch)
