@@ -54,6 +54,12 @@ def announce(line: str) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def log_line(line: str) -> None:
+    """Print *line* on stderr. A daemon goes on when nobody reads it."""
+    with contextlib.suppress(BrokenPipeError):
+        click.echo(line, err=True)
+
+
 def count(number: int, noun: str) -> str:
     """Write "1 ledger" or "3 ledgers", with separators for thousands."""
     return f"{number:,} {noun}{'' if number == 1 else 's'}"

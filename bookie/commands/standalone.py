@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.output import announce, table_lines
+from bookie.commands.output import announce, log_line, table_lines
 from bookie.config import load_config
 from bookie.member import Running
 from bookie.standalone import METADATA_NAME, Cluster, Plan, count_members
@@ -111,7 +111,7 @@ def standalone(
 
 
 async def _run(plan: Plan, as_json: bool) -> None:
-    cluster = Cluster(plan, tell=lambda line: click.echo(line, err=True))
+    cluster = Cluster(plan, tell=log_line)
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, nursery.cancel_scope)
         running = await nursery.start(cluster.run)

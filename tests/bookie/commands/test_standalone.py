@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -148,6 +150,22 @@ def test_without_restart_the_others_go_on(tmp_path: Path) -> None:
         daemon.wait_for_log("bookie-1 was killed by SIGKILL; the others go on")
         assert all(daemons.is_running(process_id) for process_id in process_ids(ready)[1:])
         assert daemon.stop() == 0
+
+
+def test_it_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path) -> None:
+    read_end, write_end = os.pipe()
+    words = ["standalone", "--data", str(tmp_path / "cluster"), "--port", "0", "--bookies", "1"]
+    command = [sys.executable, "-m", "bookie", *words, "--log-level", "info", *SMALL]
+    with subprocess.Popen(
+        command, stdin=subprocess.DEVNULL, stdout=write_end, stderr=write_end
+    ) as process:
+        os.close(write_end)
+        with os.fdopen(read_end, "rb") as output:
+            assert output.readline()
+        with pytest.raises(subprocess.TimeoutExpired):
+            process.wait(1.0)
+        process.terminate()
+        assert process.wait(daemons.DEADLINE_S) == 0
 
 
 def test_without_any_bookie_left_it_fails(tmp_path: Path) -> None:
