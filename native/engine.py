@@ -503,7 +503,16 @@ class Connection:
             if result < 0:
                 raise_for(result, "a connection")
             requests = [self._request(self._requests[i], buffer) for i in range(self._count[0])]
-        return Fed(self._used[0], Verdict(result), requests)
+        used = self._used[0]
+        if any(request.body for request in requests):
+            self._release_pieces()
+        return Fed(used, Verdict(result), requests)
+
+    def _release_pieces(self) -> None:
+        """Free a frame that came in pieces and was copied, though no more may come."""
+        lib.bk_connection_feed(
+            self._pointer, ffi.NULL, 0, self._used, self._requests, _REQUESTS_MAX, self._count
+        )
 
     def _request(self, raw: Any, fed: Any) -> Request:  # noqa: ANN401 - cffi pointers
         body = b""
