@@ -18,6 +18,7 @@ from native.mark import Mark, lend_mark, take_mark
 from native.store import Store
 
 _REQUESTS_MAX = 256
+_NOTHING = ffi.new("uint8_t[1]")
 _FAULT_SITES = {
     "journal_write": lib.BK_FAULT_JOURNAL_WRITE,
     "journal_sync": lib.BK_FAULT_JOURNAL_SYNC,
@@ -511,7 +512,7 @@ class Connection:
     def _release_pieces(self) -> None:
         """Free a frame that came in pieces and was copied, though no more may come."""
         lib.bk_connection_feed(
-            self._pointer, ffi.NULL, 0, self._used, self._requests, _REQUESTS_MAX, self._count
+            self._pointer, _NOTHING, 0, self._used, self._requests, _REQUESTS_MAX, self._count
         )
 
     def _request(self, raw: Any, fed: Any) -> Request:  # noqa: ANN401 - cffi pointers
