@@ -9,13 +9,14 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import trio
 
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, OutcomeUnknown, WrongPassword
 from ledger_client.outgoing import Buffer
 
+Payload = bytes | bytearray | memoryview
 PIECE_SIZE = 512 * 1024
 """Payload bytes handed to C at once: small enough to pipeline, large enough to amortize."""
 
@@ -25,23 +26,39 @@ class Request:
 
     __slots__ = ("done", "failure", "first", "largest", "payloads", "taken")
 
-    def __init__(self, payloads: Sequence[bytes], largest: int) -> None:
-        self.payloads = payloads
-        self.largest = largest
+    def __init__(self, payloads: Sequence[Payload]) -> None:
+        """Raises TypeError for what is not bytes."""
+        kinds = set(map(type, payloads))
+        if not kinds <= {bytes, bytearray, memoryview}:
+            raise TypeError(f"entries are bytes, not {', '.join(k.__name__ for k in kinds)}")
+        own = kinds <= {bytes}  # others are copied: they may change before they are sent
+        self.payloads = cast(Sequence[bytes], payloads) if own else list(map(bytes, payloads))
+        self.largest = max(map(len, self.payloads), default=0)
         self.taken = 0
         self.first: int | None = None
         self.done = trio.Event()
         self.failure: LedgerError | None = None
 
     @property
-    def last(self) -> int:
-        """Id of the last entry that was sent; only once one was."""
-        assert self.first is not None
-        return self.first + self.taken - 1
+    def ids(self) -> range:
+        """Ids of the entries that were sent."""
+        return range(0) if self.first is None else range(self.first, self.first + self.taken)
 
-    def finish(self, failure: LedgerError | None) -> None:
-        """Wake the caller."""
+    def succeed(self) -> None:
+        """Wake the caller: all entries are confirmed."""
+        self.done.set()
+
+    def fail(self, failure: LedgerError, *, ledger_id: int, confirmed: int) -> None:
+        """Wake the caller: entries above *confirmed* may or may not be in the ledger."""
         self.failure = failure
+        if self.first is not None and not isinstance(failure, WrongPassword):
+            self.failure = OutcomeUnknown(
+                ledger_id=ledger_id,
+                first_entry=max(self.first, confirmed + 1),
+                last_entry=self.first + len(self.payloads) - 1,
+                reason=str(failure),
+            )
+            self.failure.__cause__ = failure
         self.done.set()
 
 

@@ -1,4 +1,4 @@
-"""Background tasks that leave the errors of the block as they are.
+"""Background tasks: for the length of a block, or while there is work.
 
 A nursery wraps whatever its body raises in an exception group, because it
 cannot know that the body is the one that matters. Here it is: the tasks serve
@@ -8,6 +8,7 @@ error of a task still ends the block, as a group.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from types import TracebackType
 
 import trio
@@ -37,3 +38,28 @@ class Background:
             await self._manager.__aexit__(kind, error, trace)
         else:
             await self._manager.__aexit__(None, None, None)
+
+
+class OnDemand:
+    """A task that exists while there is something for it to do.
+
+    *work* returns when nothing is left; start() runs it again when there is. It
+    must not wait between finding nothing left and returning.
+    """
+
+    def __init__(self, nursery: trio.Nursery, work: Callable[[], Awaitable[None]]) -> None:
+        self._nursery = nursery
+        self._work = work
+        self._running = False
+
+    def start(self) -> None:
+        """Begin in the scheduler's next turn, unless it is running."""
+        if not self._running:
+            self._running = True
+            self._nursery.start_soon(self._run)
+
+    async def _run(self) -> None:
+        try:
+            await self._work()
+        finally:
+            self._running = False

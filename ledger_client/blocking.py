@@ -20,13 +20,14 @@ from functools import partial
 from typing import TypeVar
 
 from ledger_client import client as trio_client
+from ledger_client.appends import Payload
 from ledger_client.client import DEFAULT_OPTIONS, Client
 from ledger_client.entries import Entries, Entry, EntryBatch
 from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.portal import Portal
 from ledger_client.reader import LedgerReader
-from ledger_client.writer import LedgerWriter, Payload
+from ledger_client.writer import LedgerWriter
 from metadata.records import BookieRecord, LedgerRecord
 
 T = TypeVar("T")

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ledger_client.connection import BookieConnection, Listener
+from ledger_client.connection import BookieConnection
 from ledger_client.errors import AckQuorumLost, BookieUnavailable
 from ledger_client.outgoing import Buffer
+from ledger_client.session import Listener
 from metadata.records import LedgerRecord
 from native import frame
 from native.link import Writer

@@ -40,5 +40,5 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Bytes not yet sent to one bookie; writers wait above."""
     read_batch_size: int = 1024 * 1024
     """Payload bytes that one batch read asks for; at most 2 MiB are used."""
-    reads_in_flight: int = 2
+    reads_in_flight: int = 4
     """Batches of one sequential read that are asked for ahead of the caller."""

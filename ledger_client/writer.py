@@ -18,11 +18,11 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable
-from typing import cast
 
 import trio
 
-from ledger_client.appends import Piece, Request, RequestQueue
+from ledger_client.appends import Payload, Piece, Request, RequestQueue
+from ledger_client.background import OnDemand
 from ledger_client.catalogue import Catalogue
 from ledger_client.ensemble import Ensemble
 from ledger_client.errors import (
@@ -33,7 +33,6 @@ from ledger_client.errors import (
     LedgerError,
     LedgerFenced,
     MetadataUnavailable,
-    OutcomeUnknown,
     WrongPassword,
 )
 from ledger_client.options import Options
@@ -44,7 +43,6 @@ from native.link import Writer
 
 PAYLOAD_SIZE_MAX = 5 * 1024 * 1024 - 256
 """A frame has 5 MiB; the entry must also fit the answer to any kind of read."""
-Payload = bytes | bytearray | memoryview
 ABORTED_CLOSE_S = 5.0
 """For the metadata when the block is left by a cancellation."""
 
@@ -69,7 +67,6 @@ class LedgerWriter:
         self._ensemble = ensemble
         self._catalogue = catalogue
         self._options = options
-        self._nursery = nursery
         self._queue = RequestQueue()
         self._unconfirmed: deque[Request] = deque()
         self._pieces: deque[Piece] = deque()
@@ -80,7 +77,9 @@ class LedgerWriter:
         self._next = 0
         self._lac = -1
         self._told = -1
-        self._pumping = self._announcing = self._guarding = False
+        self._pump = OnDemand(nursery, self._send_queued)
+        self._announcer = OnDemand(nursery, self._announce)
+        self._guard = OnDemand(nursery, self._watch_oldest)
         ensemble.attach(native, self)
 
     @property
@@ -130,11 +129,14 @@ class LedgerWriter:
         Costs one pass through C for every 512 KiB. Raises as append(); of many
         entries, the first may be in the ledger and the others not.
         """
-        request = self._request(list(payloads))
+        self._check_writable()
+        request = Request(list(payloads))
+        if request.largest > PAYLOAD_SIZE_MAX:
+            raise EntryTooLarge(ledger_id=self.id, size=request.largest, size_max=PAYLOAD_SIZE_MAX)
         if not request.payloads:
             return range(self._next, self._next)
         self._queue.put(request)
-        self._start_pump()
+        self._pump.start()
         try:
             await request.done.wait()
         except trio.Cancelled:
@@ -142,39 +144,23 @@ class LedgerWriter:
             raise
         if request.failure is not None:
             raise request.failure
-        assert request.first is not None
-        return range(request.first, request.last + 1)
+        return request.ids
 
-    def _request(self, payloads: list[Payload]) -> Request:
-        """Return a checked request. Raises what makes it impossible to send."""
+    def _check_writable(self) -> None:
         if self._failure is not None:
             raise self._failure
         if self._ending:
             raise LedgerClosed(self.id)
-        kinds = set(map(type, payloads))
-        if not kinds <= {bytes, bytearray, memoryview}:
-            raise TypeError(f"entries are bytes, not {', '.join(k.__name__ for k in kinds)}")
-        own = cast(list[bytes], payloads) if kinds == {bytes} else list(map(bytes, payloads))
-        largest = max(map(len, own), default=0)
-        if largest > PAYLOAD_SIZE_MAX:
-            raise EntryTooLarge(ledger_id=self.id, size=largest, size_max=PAYLOAD_SIZE_MAX)
-        return Request(own, largest)
 
     # --- the pump --------------------------------------------------------------------
 
-    def _start_pump(self) -> None:
-        if not self._pumping:
-            self._pumping = True
-            self._nursery.start_soon(self._pump)
-
-    async def _pump(self) -> None:
-        try:
-            while self._queue and self._failure is None:
+    async def _send_queued(self) -> None:
+        while self._queue and self._failure is None:
+            await self._wait_room()
+            if self._queue and self._failure is None:
                 self._send_piece()
+            if self._queue:  # let the first pieces leave while the next are built
                 await trio.lowlevel.checkpoint()
-                await self._wait_room()
-        finally:
-            self._pumping = False
 
     def _send_piece(self) -> None:
         payloads, complete = self._queue.take_piece(self._next)
@@ -185,9 +171,7 @@ class LedgerWriter:
         self._pieces.append(Piece(first, self._next - 1, frames, trio.current_time()))
         self._unconfirmed.extend(complete)
         self._ensemble.send(frames)
-        if not self._guarding:
-            self._guarding = True
-            self._nursery.start_soon(self._guard)
+        self._guard.start()
 
     async def _wait_room(self) -> None:
         """Wait for confirmations and for slow bookies, but for these not for ever."""
@@ -220,12 +204,11 @@ class LedgerWriter:
         self._lac = lac
         while self._pieces and self._pieces[0].last <= lac:
             self._pieces.popleft()
-        while self._unconfirmed and self._unconfirmed[0].last <= lac:
-            self._unconfirmed.popleft().finish(None)
+        while self._unconfirmed and self._unconfirmed[0].ids[-1] <= lac:
+            self._unconfirmed.popleft().succeed()
         self._moved.unpark_all()
-        if self._options.explicit_lac_s > 0 and not self._announcing:
-            self._announcing = True
-            self._nursery.start_soon(self._announce)
+        if self._options.explicit_lac_s > 0:
+            self._announcer.start()
 
     def _take_refusals(self, refused: int, code: int) -> None:
         if code == Code.FENCED:
@@ -246,58 +229,35 @@ class LedgerWriter:
         """End writing: the last confirmed entry stays where it is from here on."""
         self._failure = failure
         self._ensemble.detach()
-        for request in self._unconfirmed:
-            request.finish(self._unknown(request, failure))
+        for request in [*self._unconfirmed, *self._queue.take_all()]:
+            request.fail(failure, ledger_id=self.id, confirmed=self._lac)
         self._unconfirmed.clear()
-        for request in self._queue.take_all():
-            sent = request.first is not None
-            request.finish(self._unknown(request, failure) if sent else failure)
         self._pieces.clear()
         self._moved.unpark_all()
-
-    def _unknown(self, request: Request, failure: LedgerError) -> LedgerError:
-        if isinstance(failure, WrongPassword):
-            return failure  # refused by a check of the key: not stored anywhere
-        assert request.first is not None
-        unknown = OutcomeUnknown(
-            ledger_id=self.id,
-            first_entry=max(request.first, self._lac + 1),
-            last_entry=request.first + len(request.payloads) - 1,
-            reason=str(failure),
-        )
-        unknown.__cause__ = failure
-        return unknown
 
     # --- what happens when nothing happens ---------------------------------------------
 
     async def _announce(self) -> None:
         """Tell bookies what is confirmed when no entry follows to carry the news."""
-        try:
-            while self._told < self._lac and self._failure is None:
-                newest = self._next
-                await trio.sleep(self._options.explicit_lac_s)
-                if self._next == newest and self._failure is None:
-                    self._told = self._lac
-                    self._ensemble.tell_confirmed(self._lac, self._digest.master_key)
-        finally:
-            self._announcing = False
+        while self._told < self._lac and self._failure is None:
+            newest = self._next
+            await trio.sleep(self._options.explicit_lac_s)
+            if self._next == newest and self._failure is None:
+                self._told = self._lac
+                self._ensemble.tell_confirmed(self._lac, self._digest.master_key)
 
-    async def _guard(self) -> None:
+    async def _watch_oldest(self) -> None:
         """Fail the writer when its oldest entry is not confirmed in time."""
         limit_s = self._options.append_timeout_s
-        try:
-            while self._pieces:
-                oldest = self._pieces[0]
-                await trio.sleep_until(oldest.sent_at + limit_s)
-                if self._pieces and self._pieces[0] is oldest:
-                    self._ensemble.suspect(oldest.sent_at)  # may fail the writer already
-                    if self._failure is None:
-                        late = AppendTimeout(
-                            ledger_id=self.id, entry_id=oldest.first, waited_s=limit_s
-                        )
-                        self._fail(late)
-        finally:
-            self._guarding = False
+        while self._pieces:
+            oldest = self._pieces[0]
+            await trio.sleep_until(oldest.sent_at + limit_s)
+            if self._pieces and self._pieces[0] is oldest:
+                self._ensemble.suspect(oldest.sent_at)  # may fail the writer by itself
+                if self._failure is None:
+                    self._fail(
+                        AppendTimeout(ledger_id=self.id, entry_id=oldest.first, waited_s=limit_s)
+                    )
 
     # --- closing ---------------------------------------------------------------------
 

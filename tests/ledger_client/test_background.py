@@ -5,7 +5,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ledger_client.background import Background
+from ledger_client.background import Background, OnDemand
 
 
 async def test_an_error_of_the_block_leaves_as_it_is_and_ends_the_tasks() -> None:
@@ -44,3 +44,25 @@ async def test_a_cancellation_of_the_block_ends_where_it_should(autojump_clock: 
             await trio.sleep(10)
     assert scope.cancelled_caught
     assert trio.current_time() == pytest.approx(1)
+
+
+async def test_work_on_demand_runs_once_at_a_time_and_again_when_there_is_more(
+    autojump_clock: MockClock,
+) -> None:
+    jobs: list[int] = []
+    done: list[list[int]] = []
+
+    async def work() -> None:
+        while jobs:
+            done.append(jobs.copy())
+            jobs.clear()
+            await trio.sleep(1)
+
+    async with Background() as nursery:
+        task = OnDemand(nursery, work)
+        for number in range(6):
+            jobs.append(number)
+            task.start()
+            if number % 3 == 2:
+                await trio.sleep(5)
+    assert done == [[0, 1, 2], [3, 4, 5]]

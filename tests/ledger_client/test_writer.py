@@ -262,7 +262,7 @@ async def test_a_stalled_bookie_is_given_up_when_the_quorum_can_spare_it(
         assert ids == range(1, 201)
         assert 2.0 <= trio.current_time() - start < 5.0
         connection = client._bookies.connection("b3")
-        assert connection._outgoing.size < 1 << 20  # what was queued there is dropped
+        assert connection.queued < 1 << 20  # what was queued there is dropped
 
 
 async def test_a_stalled_bookie_that_the_quorum_needs_is_waited_for(

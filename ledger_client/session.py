@@ -1,0 +1,134 @@
+"""One TCP connection to a bookie, from when it stands until it breaks.
+
+What is queued before it stands goes out first. When it is over, everybody who
+waits for an answer and every writer is told, once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import NamedTuple, Protocol
+
+import trio
+
+from ledger_client.errors import BookieUnavailable
+from ledger_client.outgoing import Outgoing
+from ledger_client.replies import ReplyBook
+from native.errors import ProtocolBroken
+from native.link import Link, Writer
+
+RECEIVE_SIZE = 256 * 1024
+SEND_SIZE = 1 << 20
+
+
+class Listener(Protocol):
+    """A writer, as its connections see it."""
+
+    def acknowledged(self) -> None:
+        """The state of the native writer changed."""
+
+    def bookie_lost(self, index: int, failure: BookieUnavailable) -> None:
+        """The bookie at *index* of the ensemble acknowledges nothing any more."""
+
+
+class Attached(NamedTuple):
+    """A writer, and this bookie's index in its ensemble."""
+
+    writer: Writer
+    place: int
+    listener: Listener
+
+
+class Session:
+    """Bytes to a bookie and back, answers to who asked, acknowledgements to writers."""
+
+    def __init__(self, *, send_timeout_s: float, queue_size_max: int) -> None:
+        self.outgoing = Outgoing(queue_size_max)
+        self.replies = ReplyBook()
+        self.scope = trio.CancelScope()
+        self.received_at = trio.current_time()
+        self._send_timeout_s = send_timeout_s
+        self._link = Link()
+        self._attached: dict[int, Attached] = {}
+        self._over = False
+
+    def attach(self, token: int, attached: Attached) -> None:
+        """Count acknowledgements for a writer."""
+        self._attached[token] = attached
+        self._link.attach(attached.writer, attached.place)
+
+    def detach(self, token: int) -> None:
+        """Forget a writer and drop what it has queued."""
+        attached = self._attached.pop(token, None)
+        if attached is not None:
+            self.outgoing.revoke(token)
+            self._link.detach(attached.writer)
+
+    async def serve(self, stream: trio.abc.Stream) -> str:
+        """Send and receive until the connection is over; return why it is."""
+        self.received_at = trio.current_time()
+        reasons: list[str] = []
+
+        async def run(work: Callable[[trio.abc.Stream], Awaitable[str]]) -> None:
+            reasons.append(await work(stream))
+            tasks.cancel_scope.cancel()
+
+        async with trio.open_nursery() as tasks:
+            tasks.start_soon(run, self._send_all)
+            tasks.start_soon(run, self._receive_all)
+        return reasons[0]
+
+    def end(self, failure: BookieUnavailable) -> None:
+        """Tell everybody; what comes in from now on belongs to nobody."""
+        self._over = True
+        self.scope.cancel()
+        self._link.close()
+        self.outgoing.clear()
+        attached, self._attached = self._attached, {}
+        for _, place, listener in attached.values():
+            listener.bookie_lost(place, failure)
+        self.replies.fail(failure)
+
+    async def _send_all(self, stream: trio.abc.Stream) -> str:
+        while True:
+            buffer = memoryview(await self.outgoing.take())
+            try:
+                for start in range(0, len(buffer), SEND_SIZE):
+                    with trio.fail_after(self._send_timeout_s):
+                        await stream.send_all(buffer[start : start + SEND_SIZE])
+            except trio.TooSlowError:
+                return f"took nothing for {self._send_timeout_s:g} s"
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as wrong:
+                return f"connection lost: {first_line(wrong)}"
+            self.outgoing.sent(len(buffer))
+
+    async def _receive_all(self, stream: trio.abc.Stream) -> str:
+        while True:
+            try:
+                data = await stream.receive_some(RECEIVE_SIZE)
+            except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as wrong:
+                return f"connection lost: {first_line(wrong)}"
+            if not data:
+                return "connection closed by the bookie"
+            if self._over:
+                return "given up"  # the cancellation is on its way
+            self.received_at = trio.current_time()
+            try:
+                self._take_in(data)
+            except ProtocolBroken as wrong:
+                return f"broke the protocol: {wrong}"
+
+    def _take_in(self, data: bytes | bytearray) -> None:
+        for response in self._link.feed(data):
+            self.replies.resolve(response)
+        if self._attached:
+            for token in self._link.dirty():
+                attached = self._attached.get(token)
+                if attached is not None:
+                    attached.listener.acknowledged()
+
+
+def first_line(error: BaseException) -> str:
+    """Return what *error* says in one line; trio's errors hide the cause behind them."""
+    told = str(error) or str(error.__cause__ or "") or type(error).__name__
+    return told.splitlines()[0]
