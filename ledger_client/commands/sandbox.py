@@ -101,6 +101,11 @@ class Sandbox:
         self.bookies = [restarted if old == bookie else old for old in self.bookies]
         return restarted
 
+    async def ended(self) -> None:
+        """Wait until all bookies have ended by themselves."""
+        assert self._standalone is not None
+        await self._standalone.wait()
+
     async def stop(self) -> None:
         """Stop all bookies in order; those that do not end in time are killed."""
         await self._end(signal.SIGTERM)

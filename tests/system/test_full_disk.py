@@ -83,13 +83,12 @@ async def test_a_journal_without_room_ends_the_bookie_without_a_false_word(
     guard = ["disk_reserve=0", "disk_full_ratio=1", "disk_check_s=3600"]
     settings = [*SETTINGS, *guard, f"journal_folder={disk}/journal"]
     async with open_sandbox(1, parent=tmp_path, settings=settings) as sandbox:
-        log = sandbox.folder / "standalone.log"
         filler = fill(disk, leave_mib=2)
         async with ledger_client.connect(f"sqlite://{sandbox.folder}/metadata.db") as client:
             ledger_id, acknowledged = await append_until_the_end(client)
             with trio.fail_after(20):
-                while "No space left on device" not in log.read_text():
-                    await trio.sleep(0.05)
+                await sandbox.ended()
+            assert "No space left on device" in (sandbox.folder / "standalone.log").read_text()
             filler.unlink()
             await sandbox.stop()
             await sandbox.start()

@@ -17,14 +17,13 @@ from ledger_client.commands.bench.floor import Floor, measure_floor
 from ledger_client.commands.bench.ledgers import open_ledgers
 from ledger_client.commands.bench.load import OUTSTANDING, Load, apply_load, batch_for
 from ledger_client.commands.bench.samples import Percentiles
-from ledger_client.commands.bench.size import Size
+from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 from ledger_client.commands.target import Quorums, Target, fill_quorums
 
 MEMTABLE_SIZE = 64 << 20
 TURNS = 12
 RECORD_OVERHEAD = 100
-FLOOR_SIZE = 512 << 20
 MANY_LEDGERS_BATCH = 64
 
 
@@ -37,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     ledgers: int
     load: Load
     folder: Path
+    floor_size: int
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,6 +87,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--pipelined/--synchronous", default=True, help="Or one entry at a time.")
 @click.option("--rate", type=float, default=0.0, help="Offer so many entries a second.")
 @options.folder
+@floor_size
 @options.as_json
 def append(
     *,
@@ -104,6 +105,7 @@ def append(
     pipelined: bool,
     rate: float,
     folder: Path | None,
+    floor_size: int,
     as_json: bool,
 ) -> None:
     """Append entries, every acknowledgement after fdatasync, and say how fast it was.
@@ -130,6 +132,7 @@ def append(
             seconds=seconds,
         ),
         folder=folder or Path(tempfile.gettempdir()),
+        floor_size=floor_size,
     )
     result = trio.run(_measure, plan)
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
@@ -144,7 +147,7 @@ def _entries_for(entry_size: int, pipelined: bool, seconds: float) -> int:
 
 
 async def _measure(plan: Plan) -> Result:
-    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, FLOOR_SIZE)
+    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
     if plan.cluster:
         return await _measure_cluster(plan, floor, plan.cluster, [])
     async with open_sandbox(plan.bookies, parent=plan.folder) as sandbox:

@@ -22,7 +22,7 @@ from ledger_client.commands.bench.samples import Percentiles, Samples
 BLOCK_SIZE = 4096
 GROUP_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 READ_SIZE = 4 << 20
-SYNCS = 2000
+SYNCS = 1000
 
 
 class GroupFloor(msgspec.Struct, frozen=True):

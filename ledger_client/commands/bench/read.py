@@ -21,12 +21,11 @@ from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.floor import Floor, measure_floor
 from ledger_client.commands.bench.load import Load, apply_load, batch_for
 from ledger_client.commands.bench.samples import Percentiles, Samples
-from ledger_client.commands.bench.size import Size
+from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
 from metadata.calls import FlushNow, JournalState
 
-FLOOR_SIZE = 512 << 20
 DISK_READS = re.compile(r"^quire_bookie_(?:log|index)_reads_total (\S+)$", re.MULTILINE)
 
 
@@ -40,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     outstanding: int
     bookies: int
     folder: Path
+    floor_size: int
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,6 +78,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--outstanding", type=click.IntRange(1), default=8, help="With --order random.")
 @click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
 @options.folder
+@floor_size
 @options.as_json
 def read(
     *,
@@ -88,6 +89,7 @@ def read(
     outstanding: int,
     bookies: int,
     folder: Path | None,
+    floor_size: int,
     as_json: bool,
 ) -> None:
     """Write a ledger, drop it from every cache, read it, and say how fast that was.
@@ -103,13 +105,14 @@ def read(
         outstanding=outstanding,
         bookies=bookies,
         folder=folder or Path(tempfile.gettempdir()),
+        floor_size=floor_size,
     )
     result = trio.run(_measure, plan)
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
 async def _measure(plan: Plan) -> Result:
-    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, FLOOR_SIZE)
+    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
         ledger_client.connect(sandbox.cluster) as client,

@@ -25,3 +25,13 @@ class Size(click.ParamType[int]):
         if found is None or found[2].upper() not in _UNITS:
             self.fail(f"{value!r} is no size; write 4096, 64KiB, 10GiB", param, ctx)
         return int(found[1]) * _UNITS[found[2].upper()]
+
+
+floor_size = click.option(
+    "--floor-bytes",
+    "floor_size",
+    type=Size(),
+    default="512MiB",
+    show_default=True,
+    help="How much to write and read to measure the disk itself.",
+)

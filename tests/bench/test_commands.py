@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from processes import quire
+
+SMALL: dict[str | int, list[str]] = {
+    "disk": ["--bytes", "16MiB"],
+    "append": ["--floor-bytes", "16MiB"],
+    "read": ["--floor-bytes", "16MiB"],
+}
+
+
+def measured(tmp_path: Path, *words: str | int) -> dict[str, Any]:
+    done = quire("bench", *words, *SMALL[words[0]], "--folder", tmp_path, "--json")
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert list(tmp_path.iterdir()) == []
+    result: dict[str, Any] = json.loads(done.stdout)
+    return result
+
+
+def test_the_disk_is_measured(tmp_path: Path) -> None:
+    floor = measured(tmp_path, "disk")
+    assert floor["read_mb_per_s"] > 0
+    assert floor["sync"]["group_size"] == 4096
+    assert [group["group_size"] for group in floor["groups"]] == [1 << n for n in range(16, 25, 2)]
+
+
+def test_appends_are_measured_beside_the_floor(tmp_path: Path) -> None:
+    words = ("--bookies", 3, "--ack-quorum", 2, "--entries", 20_000, "--rate", 100_000)
+    result = measured(tmp_path, "append", *words)
+    figures = result["figures"]
+    assert figures["entries"] >= 20_000
+    assert 0 < figures["entries_per_s"] < 120_000
+    at = figures["latency"]
+    assert 0 < at["p50_ms"] <= at["p99_ms"] <= at["p999_ms"]
+    assert figures["bookie_cpu_s"] > 0
+    assert len(figures["bookie_rss_max_mib"]) == 3
+    assert result["bandwidth_to_floor"] > 0
+
+
+def test_many_ledgers_are_compared_with_one(tmp_path: Path) -> None:
+    words = ("--ledgers", 20, "--entries", 10_000, "--entry-size", "100B")
+    result = measured(tmp_path, "append", *words)
+    assert result["figures"]["ledgers"] == 20
+    assert result["cost_to_one_ledger"] > 0
+
+
+@pytest.mark.parametrize("order", ["sequential", "random"])
+def test_cold_reads_are_measured(tmp_path: Path, order: str) -> None:
+    result = measured(tmp_path, "read", "--order", order, "--bytes", "32MiB", "--reads", 500)
+    assert result["entries"] == {"sequential": 32 * 1024, "random": 500}[order]
+    assert 0 < result["disk_reads_per_entry"] <= 2
+    assert result["bandwidth_to_floor"] > 0
+
+
+@pytest.mark.parametrize("size", ["x", "10 apples", "-1", "1TB"])
+def test_what_is_no_size_is_refused(size: str) -> None:
+    done = quire("bench", "disk", "--bytes", size)
+    assert done.returncode == 2
+    assert b"is no size" in done.stderr or b"No such option" in done.stderr
