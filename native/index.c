@@ -158,6 +158,19 @@ static int block_header_read(bk_index_scan *scan, bk_index_block *block, uint32_
     return BK_OK;
 }
 
+/* The directory in memory is searched by halves, so order is part of soundness. */
+static int rows_are_ordered(const bk_extent *rows, uint32_t count)
+{
+    int64_t ledger_id = 0;
+    for (uint32_t i = 0; i < count; i++) {
+        if (rows[i].ledger_id < ledger_id || rows[i].first_entry < 0 ||
+            rows[i].last_entry < rows[i].first_entry)
+            return 0;
+        ledger_id = rows[i].ledger_id;
+    }
+    return 1;
+}
+
 static int rows_read(bk_index_scan *scan, const bk_index_block *block, uint32_t crc)
 {
     size_t size = (size_t)block->rows * BK_EXTENT_SIZE;
@@ -173,7 +186,9 @@ static int rows_read(bk_index_scan *scan, const bk_index_block *block, uint32_t 
         bk_io_read(scan->fd, scan->rows, size, block->offset + BK_INDEX_BLOCK_HEADER, &got);
     if (result != BK_OK)
         return result;
-    return got == size && bk_crc32c(0, scan->rows, size) == crc ? BK_OK : BK_CORRUPT;
+    if (got < size || bk_crc32c(0, scan->rows, size) != crc)
+        return BK_CORRUPT;
+    return rows_are_ordered(scan->rows, block->rows) ? BK_OK : BK_CORRUPT;
 }
 
 int bk_index_scan_block(bk_index_scan *scan)
