@@ -14,6 +14,7 @@ import msgspec
 
 from native._core import ffi, lib
 from native.errors import NoLedger, check, raise_for
+from native.frame import Request as Request, take_request
 from native.mark import Mark, lend_mark, take_mark
 from native.store import Store
 
@@ -48,26 +49,6 @@ class Event(enum.IntFlag):
     WOKEN = lib.BK_EVENT_WOKEN
     SYNCED = lib.BK_EVENT_SYNCED
     FAILED = lib.BK_EVENT_FAILED
-
-
-class Request(msgspec.Struct, frozen=True):
-    """A frame that is not an add. Fields that its opcode has not are 0 or empty.
-
-    *entry_id* is the start entry of a batch; *key* the master key of a fencing
-    read; *body* the bytes of AUTH and CALL.
-    """
-
-    opcode: int
-    flags: int = 0
-    ledger_id: int = 0
-    entry_id: int = 0
-    request_id: int = 0
-    known_lac: int = 0
-    size_max: int = 0
-    count_max: int = 0
-    wait_ms: int = 0
-    key: bytes | None = None
-    body: bytes = b""
 
 
 class Fed(msgspec.Struct, frozen=True):
@@ -516,23 +497,8 @@ class Connection:
         )
 
     def _request(self, raw: Any, fed: Any) -> Request:  # noqa: ANN401 - cffi pointers
-        body = b""
-        if raw.body_size > 0:
-            source = lib.bk_connection_partial(self._pointer) if raw.in_pieces else fed
-            body = bytes(ffi.buffer(source + raw.body_offset, raw.body_size))
-        return Request(
-            raw.opcode,
-            raw.flags,
-            raw.ledger_id,
-            raw.entry_id,
-            raw.request_id,
-            raw.known_lac,
-            raw.size_max,
-            raw.count_max,
-            raw.wait_ms,
-            bytes(raw.key) if raw.has_key else None,
-            body,
-        )
+        source = lib.bk_connection_partial(self._pointer) if raw.in_pieces else fed
+        return take_request(raw, source)
 
     def take(self) -> bytes:
         """Return all response bytes that may be sent now."""
