@@ -115,9 +115,14 @@ class BookieConnection:
         """Count acknowledgements of *writer*'s ledger for *index* of its ensemble.
 
         Raises:
-            BookieUnavailable: there is no connection at present.
+            BookieUnavailable: there is no connection at present, or another
+                writer of the same ledger uses it.
         """
-        self._wake().attach(token, Attached(writer, index, listener))
+        session = self._wake()
+        try:
+            session.attach(token, Attached(writer, index, listener))
+        except OSError as wrong:
+            raise BookieUnavailable(self.bookie_id, first_line(wrong)) from wrong
 
     def detach(self, token: int) -> None:
         """Forget the writer and drop what it has queued here."""

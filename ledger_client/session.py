@@ -53,9 +53,13 @@ class Session:
         self._over = False
 
     def attach(self, token: int, attached: Attached) -> None:
-        """Count acknowledgements for a writer."""
-        self._attached[token] = attached
+        """Count acknowledgements for a writer.
+
+        Raises:
+            OSError: another writer of the same ledger is attached.
+        """
         self._link.attach(attached.writer, attached.place)
+        self._attached[token] = attached
 
     def detach(self, token: int) -> None:
         """Forget a writer and drop what it has queued."""

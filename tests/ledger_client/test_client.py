@@ -11,6 +11,7 @@ from trio.testing import MockClock
 import ledger_client
 from ledger_client import Options
 from ledger_client.errors import (
+    AckQuorumLost,
     InvalidAddress,
     InvalidQuorum,
     LedgerClosed,
@@ -68,6 +69,20 @@ async def test_a_ledger_id_is_given_once(autojump_clock: MockClock) -> None:
         with pytest.raises(ValueError, match="ledger id -1"):
             async with client.create_ledger(ledger_id=-1):
                 pass
+
+
+async def test_a_ledger_deleted_under_its_writer_does_not_let_a_second_one_in_beside_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        with pytest.raises(LedgerClosed):  # the first one: another ledger took its place
+            async with client.create_ledger(1, 1, 1, ledger_id=5) as first:
+                await first.append(b"first")
+                await client.delete_ledger(5)
+                async with client.create_ledger(1, 1, 1, ledger_id=5) as second:
+                    with pytest.raises(AckQuorumLost):
+                        await second.append(b"second")
+                await first.append(b"first still writes")
 
 
 async def test_ledgers_are_listed_by_id_and_deleted(autojump_clock: MockClock) -> None:

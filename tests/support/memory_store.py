@@ -9,7 +9,7 @@ import trio
 
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.records import BOOKIES, BookieRecord, bookie_lease, encode_record
-from metadata.store import ABSENT, Changes, Item, Lease, Op, Page, Versioned
+from metadata.store import ABSENT, Changes, Item, Lease, Leases, Op, Page, Versioned, Versions
 
 
 class MemoryStore:
@@ -48,7 +48,7 @@ class MemoryStore:
         self.values.pop(key, None)
         self._tell(key)
 
-    async def transact(self, ops: Sequence[Op]) -> list[int]:
+    async def transact(self, ops: Sequence[Op]) -> Versions:
         raise NotImplementedError
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
@@ -75,7 +75,7 @@ class MemoryStore:
     async def release(self, lease: Lease) -> None:
         raise NotImplementedError
 
-    async def leases(self, prefix: str, *, after: str = "") -> list[Lease]:
+    async def leases(self, prefix: str, *, after: str = "") -> Leases:
         await self._reach()
         assert prefix == BOOKIES
         return [
