@@ -304,10 +304,10 @@ static int run_step(run *r)
 {
     place p;
     size_t room = r->out_size - r->used;
-    int64_t entries = r->last - r->next + 1;
+    uint64_t more = (uint64_t)r->last - (uint64_t)r->next;
     uint32_t count_max = r->count_max - r->count;
     int result = seek(r->store, r->ledger_id, r->next,
-                      entries < count_max ? (uint32_t)entries : count_max,
+                      more < count_max - 1 ? (uint32_t)more + 1 : count_max,
                       room < PIECE_SIZE ? (uint32_t)room : PIECE_SIZE, &p);
     if (result != BK_OK)
         return result;
