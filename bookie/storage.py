@@ -218,7 +218,8 @@ class Storage:
             found.replayed_files,
         )
         damaged = self._report_damage()
-        if found.limbo:
+        # A damaged log may hide entries when its index had to be built from it.
+        if found.limbo or any(place.file.endswith(".log") for place in damaged):
             enter_limbo(self._ledger_folder, damaged)
         if in_limbo(self._ledger_folder):
             self.limbo = True
