@@ -1,0 +1,39 @@
+"""README's promises that a test can try: its example, its commands, its paths."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+from processes import cluster
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text()
+
+
+def test_the_example_runs_as_it_stands(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    with cluster(tmp_path, 3) as url:
+        program = example.replace("bookie://127.0.0.1:3181", url)
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
+        )
+    assert done.stderr == b""
+    assert done.stdout.decode().splitlines() == [
+        *("0 b'one'", "1 b'two'", "2 b'three'"),
+        *("b'one'", "b'two'", "b'three'"),
+    ]
+
+
+def test_every_file_that_is_named_exists() -> None:
+    named = re.findall(r"`((?:bookie|ledger_client|metadata|native|tests)/[\w/.]*)`", README)
+    assert len(named) > 10
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+def test_the_test_command_is_the_one_that_the_check_script_runs() -> None:
+    command = "pip install -e '.[dev]' && pytest"
+    assert command in README
+    assert command in (ROOT / ".ci/run").read_text()
