@@ -16,14 +16,15 @@ from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.floor import Floor, measure_floor
 from ledger_client.commands.bench.ledgers import open_ledgers
 from ledger_client.commands.bench.load import OUTSTANDING, Load, apply_load, batch_for
+from ledger_client.commands.bench.metrics import count
 from ledger_client.commands.bench.samples import Percentiles
 from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 from ledger_client.commands.target import Quorums, Target, fill_quorums
 
 MEMTABLE_SIZE = 64 << 20
-TURNS = 12
-RECORD_OVERHEAD = 100
+TURNS = 13
+RECORD_OVERHEAD = 30
 MANY_LEDGERS_BATCH = 64
 
 
@@ -49,6 +50,8 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float
     entries_per_s: float
     mb_per_s: float
+    memtable_turns: float
+    """flushes to entry logs meanwhile, for each bookie"""
     latency: Percentiles
     client_cpu_s: float
     bookie_cpu_s: float
@@ -178,7 +181,9 @@ async def _run(plan: Plan, cluster: str, bookies: list[Bookie], *, ledgers: int)
         open_ledgers(client, target, ledgers) as opened,
     ):
         client_cpu_s, bookie_cpu_s = time.process_time(), usage.cpu_s(processes)
+        flushes = await count(bookies, "flushes")
         outcome = await apply_load(opened, plan.load)
+        flushes = await count(bookies, "flushes") - flushes
         client_cpu_s = time.process_time() - client_cpu_s
         bookie_cpu_s = usage.cpu_s(processes) - bookie_cpu_s
     rate = outcome.entries / outcome.seconds
@@ -190,6 +195,7 @@ async def _run(plan: Plan, cluster: str, bookies: list[Bookie], *, ledgers: int)
         seconds=round(outcome.seconds, 3),
         entries_per_s=round(rate, 1),
         mb_per_s=round(rate * plan.load.entry_size / 1e6, 2),
+        memtable_turns=round(flushes / max(len(bookies), 1), 1),
         latency=outcome.latency,
         client_cpu_s=round(client_cpu_s, 2),
         bookie_cpu_s=round(bookie_cpu_s, 2),
@@ -203,7 +209,8 @@ def _describe(result: Result) -> str:
     lines = [
         f"{figures.entries:,} entries of {figures.entry_size} bytes, {figures.batch} a call, to "
         f"{figures.ledgers} ledger(s), quorums {quorums.ensemble_size}/{quorums.write_quorum}/"
-        f"{quorums.ack_quorum} (ensemble/write/ack), in {figures.seconds:.2f} s",
+        f"{quorums.ack_quorum} (ensemble/write/ack), in {figures.seconds:.2f} s; the "
+        f"memtable was flushed {figures.memtable_turns:.0f} times",
         f"  {figures.entries_per_s:,.0f} entries/s, {figures.mb_per_s:,.1f} MB/s; with all copies "
         f"{result.bandwidth_to_floor:.2f} x the disk's {floor.write_mb_per_s:,.0f} MB/s",
         f"  latency of a call: p50 {at.p50_ms:.3f} ms, p99 {at.p99_ms:.3f} ms, "

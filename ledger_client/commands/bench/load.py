@@ -21,7 +21,7 @@ from ledger_client.writer import LedgerWriter
 
 BATCH_BYTES = 1 << 20
 BATCH_ENTRIES_MAX = 16384
-OUTSTANDING = 6
+OUTSTANDING = 16
 
 
 class Load(msgspec.Struct, frozen=True):

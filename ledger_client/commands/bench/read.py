@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
 import tempfile
 import time
-import urllib.request
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -20,13 +18,12 @@ from ledger_client.commands import options
 from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.floor import Floor, measure_floor
 from ledger_client.commands.bench.load import Load, apply_load, batch_for
+from ledger_client.commands.bench.metrics import count
 from ledger_client.commands.bench.samples import Percentiles, Samples
 from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
 from metadata.calls import FlushNow, JournalState
-
-DISK_READS = re.compile(r"^quire_bookie_(?:log|index)_reads_total (\S+)$", re.MULTILINE)
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -206,15 +203,8 @@ async def _read_at_random(reader: LedgerReader, samples: Samples, plan: Plan) ->
     return plan.reads
 
 
-async def _disk_reads(bookies: Sequence[Bookie]) -> float:
-    return sum([await trio.to_thread.run_sync(_scrape, bookie) for bookie in bookies])
-
-
-def _scrape(bookie: Bookie) -> float:
-    url = f"http://127.0.0.1:{bookie.metrics_port}/metrics"
-    with urllib.request.urlopen(url, timeout=10) as answer:
-        text = answer.read().decode()
-    return sum(float(match[1]) for match in DISK_READS.finditer(text))
+async def _disk_reads(bookies: Sequence[Bookie]) -> int:
+    return await count(bookies, "log_reads") + await count(bookies, "index_reads")
 
 
 def _describe(result: Result) -> str:
