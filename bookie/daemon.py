@@ -121,6 +121,7 @@ class _Bookie:
     ) -> None:
         config, store = self._config, self._store
         disk = self._disk = DiskGuard(storage.engine, config)
+        storage.on_flushed = disk.look_now.ring
         collector = Collector(storage, store, config, disk, bookie_id=cookie.bookie_id)
         calls = Calls(store, storage, collector)
         server = Server(storage.engine, storage.events, config, calls.answer)

@@ -9,9 +9,8 @@ for everything that is under way: both halves of the memtable, and the reserve.
     free < disk_reserve + 2 x memtable_size          reads and fences go on
     and free > disk_reserve                          ... and so do adds of a recovery
 
-Both folders are looked at every disk_check_s; the worse one counts. What a disk takes in
-that time (disk_check_s x its speed) must fit into the reserve: on a small disk lower
-disk_check_s or raise disk_reserve.
+Both folders are looked at every disk_check_s, and after each flush, so that no more than
+a memtable goes to the disk between two looks, however fast it is. The worse folder counts.
 """
 
 from __future__ import annotations
@@ -66,6 +65,7 @@ class DiskGuard:
         free: bytes free on the disk that has fewer.
         capacity: bytes of the ledger folder's disk.
         changed: rings when the bookie turned read-only or back.
+        look_now: to be rung when much was written.
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class DiskGuard:
         self.free = 0
         self.capacity = 0
         self.changed = Bell()
+        self.look_now = Bell()
 
     @property
     def is_read_only(self) -> bool:
@@ -91,7 +92,7 @@ class DiskGuard:
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> NoReturn:
-        """Look now, then every disk_check_s.
+        """Look now, then every disk_check_s and whenever look_now rings.
 
         Raises:
             OSError: a folder cannot be looked at; its disk is gone.
@@ -99,7 +100,8 @@ class DiskGuard:
         await self.check()
         task_status.started()
         while True:
-            await trio.sleep(self._config.disk_check_s)
+            with trio.move_on_after(self._config.disk_check_s):
+                await self.look_now.heard()
             await self.check()
 
     async def check(self) -> None:

@@ -43,6 +43,7 @@ class Storage:
         limbo: whether "no such entry" is answered as an I/O error.
         mark: the checkpoint on disk; None only while a new bookie is opened.
         checkpoints: how many were taken since opening.
+        on_flushed: called after each flush.
     """
 
     def __init__(
@@ -66,6 +67,7 @@ class Storage:
         self.limbo = recovery.limbo
         self.mark = mark
         self.checkpoints = 0
+        self.on_flushed: Callable[[], None] = lambda: None
 
     @classmethod
     async def open(cls, config: BookieConfig, *, threaded: bool = True) -> Storage:
@@ -182,6 +184,7 @@ class Storage:
                 raise _failure(cause, f"the flush to {self._ledger_folder}") from cause
             if flushed:
                 self._flushed_at = trio.current_time()
+                self.on_flushed()
             return flushed
 
     def _checkpoint(self) -> bool:

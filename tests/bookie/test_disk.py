@@ -100,6 +100,18 @@ async def test_a_change_rings_the_bell_and_a_repetition_does_not(tmp_path: Path)
     assert quiet.cancelled_caught
 
 
+async def test_a_flush_makes_the_guard_look_before_its_time(tmp_path: Path) -> None:
+    disk = Disk(tmp_path, disk_check_s=1000.0)
+    async with trio.open_nursery() as nursery:
+        await nursery.start(disk.guard.run)
+        disk.free = GIB
+        disk.guard.look_now.ring()
+        with trio.fail_after(5):
+            await disk.guard.changed.heard()
+        assert disk.guard.is_read_only
+        nursery.cancel_scope.cancel()
+
+
 async def test_a_disk_that_is_gone_ends_the_guard(tmp_path: Path) -> None:
     config = settings(tmp_path / "nowhere")
     guard = DiskGuard(FakeEngine(), config)  # type: ignore[arg-type]  # a fake
