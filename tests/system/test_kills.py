@@ -120,13 +120,13 @@ async def kill_all_again_and_again(folder: Path, seed: int, rounds: int) -> None
         assert sum(scribe.acknowledged for scribe in scribes) > 0
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1])
 async def test_killing_all_bookies_loses_nothing(tmp_path: Path, seed: int) -> None:
     await kill_all_again_and_again(tmp_path, seed, rounds=2)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3, 9))
+@pytest.mark.parametrize("seed", range(2, 8))
 async def test_killing_all_bookies_often_loses_nothing(tmp_path: Path, seed: int) -> None:
     await kill_all_again_and_again(tmp_path, seed, rounds=4)
 
@@ -138,7 +138,7 @@ async def test_killing_one_bookie_after_the_other_loses_nothing(tmp_path: Path) 
         open_sandbox(3, parent=tmp_path, settings=SETTINGS) as sandbox,
         connect(sandbox) as client,
     ):
-        for _ in range(3):
+        for _ in range(2):
             new = [Scribe(chance.randrange(1 << 30)) for _ in range(WRITERS)]
             stop = trio.Event()
             async with trio.open_nursery() as nursery:
