@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
+from itertools import accumulate, takewhile
 from typing import NamedTuple, cast
 
 import trio
@@ -19,6 +20,9 @@ from ledger_client.outgoing import Buffer
 Payload = bytes | bytearray | memoryview
 PIECE_SIZE = 512 * 1024
 """Payload bytes handed to C at once: small enough to pipeline, large enough to amortize."""
+
+FEW = 64
+"""Fewer payloads in a piece than this are worth a closer look at their sizes."""
 
 
 class Request:
@@ -43,6 +47,17 @@ class Request:
     def ids(self) -> range:
         """Ids of the entries that were sent."""
         return range(0) if self.first is None else range(self.first, self.first + self.taken)
+
+    def count_within(self, room: int) -> int:
+        """Return how many of the payloads not taken yet surely fit in *room* bytes."""
+        count = room // max(self.largest, 1)
+        left = len(self.payloads) - self.taken
+        if count >= min(left, FEW):
+            return count
+        # A few large ones may stand among many small ones: only counting tells.
+        rest = map(self.payloads.__getitem__, range(self.taken, len(self.payloads)))
+        ends = accumulate(map(len, rest))
+        return sum(1 for _ in takewhile(room.__ge__, ends))
 
     def succeed(self) -> None:
         """Wake the caller: all entries are confirmed."""
@@ -105,7 +120,7 @@ class RequestQueue:
         room = PIECE_SIZE
         while self._requests:
             request = self._requests[0]
-            count = room // max(request.largest, 1)
+            count = request.count_within(room)
             if count == 0 and payloads:
                 break
             taken = request.payloads[request.taken : request.taken + max(count, 1)]
@@ -113,7 +128,7 @@ class RequestQueue:
                 request.first = next_entry + len(payloads)
             request.taken += len(taken)
             payloads += taken
-            room -= len(taken) * max(request.largest, 1)
+            room -= sum(map(len, taken))
             if request.taken < len(request.payloads):
                 break
             complete.append(self._requests.popleft())
