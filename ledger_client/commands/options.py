@@ -45,12 +45,12 @@ digest = click.option(
 new_id = click.option(
     "--id",
     "new_id",
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 2**63 - 1),
     metavar="LEDGER",
     show_default="a fresh one",
     help="The id of the new ledger; it must not be taken.",
 )
-ledger_id = click.argument("ledger_id", metavar="LEDGER", type=click.IntRange(min=0))
+ledger_id = click.argument("ledger_id", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 _ensemble = click.option(
     "--ensemble",
     type=int,
