@@ -1,11 +1,16 @@
-"""Ctrl-C and SIGTERM as a cancellation, so that a command can still tidy up."""
+"""Ctrl-C, SIGTERM and a closed terminal as a cancellation, so that a command can tidy up."""
 
 from __future__ import annotations
 
 import signal
 from collections.abc import Awaitable, Callable
+from typing import TypeVar
 
 import trio
+
+from ledger_client.commands.errors import Interrupted
+
+T = TypeVar("T")
 
 
 async def interrupted(work: Callable[[], Awaitable[None]]) -> bool:
@@ -26,9 +31,31 @@ async def interrupted(work: Callable[[], Awaitable[None]]) -> bool:
             nursery.cancel_scope.cancel()
             return
 
-    with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM) as signals:
+    with trio.open_signal_receiver(*_signals()) as signals:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watch)
             await work()
             nursery.cancel_scope.cancel()
     return came
+
+
+async def finish(work: Callable[[], Awaitable[T]]) -> T:
+    """Return what *work* returns.
+
+    Raises:
+        Interrupted: a signal cut it short.
+    """
+    results: list[T] = []
+
+    async def keep_result() -> None:
+        results.append(await work())
+
+    if await interrupted(keep_result):
+        raise Interrupted
+    return results[0]
+
+
+def _signals() -> list[signal.Signals]:
+    """Return the signals that ask for an end; nohup's wish to outlive the terminal counts."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]

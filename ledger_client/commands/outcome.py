@@ -22,6 +22,7 @@ import click
 from ledger_client.commands.errors import CommandFailed, Interrupted, first_of
 from ledger_client.errors import (
     AckQuorumLost,
+    InvalidAddress,
     LedgerError,
     MetadataUnavailable,
     NoSuchLedger,
@@ -50,6 +51,12 @@ class Exit(enum.IntEnum):
     USAGE = 2
     UNREACHABLE = 3
     INTERRUPTED = 130
+
+
+CODES: dict[type[BaseException], Exit] = {
+    InvalidAddress: Exit.USAGE,
+    MetadataUnavailable: Exit.UNREACHABLE,
+}
 
 
 def conclude(command: click.Command, arguments: Sequence[str]) -> int:
@@ -83,7 +90,7 @@ def _report(error: BaseException) -> Exit:
     if isinstance(error, click.ClickException):
         return _report_usage(error)
     click.echo(f"quire: {_one_line(error)}", err=True)
-    return Exit.UNREACHABLE if isinstance(error, MetadataUnavailable) else Exit.FAILED
+    return next((code for kind, code in CODES.items() if isinstance(error, kind)), Exit.FAILED)
 
 
 def _report_usage(error: click.ClickException) -> Exit:
@@ -98,7 +105,13 @@ def _report_usage(error: click.ClickException) -> Exit:
 
 
 def _one_line(error: BaseException) -> str:
-    parts = [str(error) or type(error).__name__, *getattr(error, "__notes__", ())]
+    parts = [_text(error), *getattr(error, "__notes__", ())]
     if type(error) in ADVICE:
         parts.append(ADVICE[type(error)])
     return " ".join("; ".join(parts).split())
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:  # without its number
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__

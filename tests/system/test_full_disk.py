@@ -77,6 +77,23 @@ async def test_a_full_disk_stops_adds_and_not_reads_until_there_is_room(disk: Pa
             assert (await reader.read(0, 0))[0].payload == b"there is room again"
 
 
+async def test_bookies_stay_known_while_the_disk_of_the_metadata_is_full(disk: Path) -> None:
+    guard = ["disk_reserve=8MiB", "disk_check_s=0.05", "lease_ttl_s=1"]
+    async with open_sandbox(1, parent=disk, settings=SETTINGS + guard) as sandbox:
+        async with (
+            ledger_client.connect(sandbox.cluster) as client,
+            client.create_ledger(1, 1, 1) as ledger,
+        ):
+            await ledger.append_many(ENTRIES)
+        filler = fill(disk, leave_mib=0)
+        await trio.sleep(2.5)  # more than a lease lives without being renewed
+        async with ledger_client.connect(sandbox.cluster) as client:
+            async with client.open_ledger(ledger.id) as reader:
+                assert [e.payload for e in await reader.read(0, len(ENTRIES) - 1)] == ENTRIES
+            filler.unlink()
+            await until_writable(client)
+
+
 async def test_a_journal_without_room_ends_the_bookie_without_a_false_word(
     disk: Path, tmp_path: Path
 ) -> None:

@@ -121,12 +121,12 @@ def test_an_empty_ledger_is_made_and_read(run: Run) -> None:
         (("write", "--ensemble", 4), 1, "3 healthy bookies, 4 needed"),
         (("write", "--ensemble", 0), 1, "ensemble size 0"),
         (("write", "--framed"), 1, "the input ends within record 1"),
-        (("write", "/no/such/file"), 1, "/no/such/file"),
+        (("write", "/no/such/file"), 1, "/no/such/file: No such file"),
         (("write", "--digest", "md5"), 2, "md5"),
         (("read", "seven"), 2, "seven"),
         (("red", 7), 2, "No such command"),
         (("list", "--cluster", "bookie://127.0.0.1:9"), 3, "127.0.0.1:9"),
-        (("list", "--cluster", "http://127.0.0.1"), 1, "bookie://"),
+        (("list", "--cluster", "http://127.0.0.1"), 2, "bookie://"),
     ],
 )
 def test_an_error_is_one_line_and_an_exit_code(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ from ledger_client.commands.bench.load import OUTSTANDING, Load, apply_load, bat
 from ledger_client.commands.bench.metrics import count
 from ledger_client.commands.bench.samples import Percentiles
 from ledger_client.commands.bench.size import Size, floor_size
+from ledger_client.commands.interruption import finish
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 from ledger_client.commands.target import Quorums, Target, fill_quorums
 
@@ -137,7 +139,7 @@ def append(
         folder=folder or Path(tempfile.gettempdir()),
         floor_size=floor_size,
     )
-    result = trio.run(_measure, plan)
+    result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 

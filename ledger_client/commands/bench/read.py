@@ -6,6 +6,7 @@ import random
 import tempfile
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import click
@@ -21,6 +22,7 @@ from ledger_client.commands.bench.load import Load, apply_load, batch_for
 from ledger_client.commands.bench.metrics import count
 from ledger_client.commands.bench.samples import Percentiles, Samples
 from ledger_client.commands.bench.size import Size, floor_size
+from ledger_client.commands.interruption import finish
 from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
 from metadata.calls import FlushNow, JournalState
@@ -104,7 +106,7 @@ def read(
         folder=folder or Path(tempfile.gettempdir()),
         floor_size=floor_size,
     )
-    result = trio.run(_measure, plan)
+    result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 

@@ -13,8 +13,8 @@ import trio
 from ledger_client.commands import options
 from ledger_client.commands.demo.sample import Sample, choose_sample
 from ledger_client.commands.demo.story import BOOKIES, Report, Say, Story
-from ledger_client.commands.errors import CommandFailed, Interrupted
-from ledger_client.commands.interruption import interrupted
+from ledger_client.commands.errors import CommandFailed
+from ledger_client.commands.interruption import finish
 from ledger_client.commands.sandbox import open_sandbox
 
 
@@ -30,21 +30,14 @@ def demo(*, file: Path | None, keep: bool, as_json: bool) -> None:
     FILE is by default a log of this machine, or one made up if there is none. The
     bookies run in a temporary folder; both are gone when the command ends.
     """
-    trio.run(_demo, file, keep, as_json)
-
-
-async def _demo(file: Path | None, keep: bool, as_json: bool) -> None:
-    reports: list[Report] = []
     say = _keep_silent if as_json else _say
-    if await interrupted(partial(_play, file, keep, say, reports)):
-        raise Interrupted
-    (report,) = reports
+    report = trio.run(finish, partial(_play, file, keep, say))
     click.echo(msgspec.json.encode(report).decode() if as_json else _summary(report))
     if not report.intact:
         raise CommandFailed("what was read is not what was written")
 
 
-async def _play(file: Path | None, keep: bool, say: Say, reports: list[Report]) -> None:
+async def _play(file: Path | None, keep: bool, say: Say) -> Report:
     with tempfile.TemporaryDirectory(prefix="quire-demo-") as scratch:
         sample = Sample(file, generated=False) if file else choose_sample(Path(scratch))
         origin = "a log made up for this, since none was found" if sample.generated else "a log"
@@ -52,7 +45,7 @@ async def _play(file: Path | None, keep: bool, say: Say, reports: list[Report]) 
         async with open_sandbox(BOOKIES, keep=keep) as sandbox:
             report = await Story(sample, sandbox, say).play()
             report.kept = str(sandbox.folder) if keep else None
-            reports.append(report)
+    return report
 
 
 def _say(what: str, text: str) -> None:
