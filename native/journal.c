@@ -224,8 +224,10 @@ int bk_journal_write(bk_journal *journal, uint64_t file_id, uint64_t offset, con
         return result;
     }
     journal->end = offset + size;
-    if (journal->zeroed < journal->end)
+    if (journal->zeroed < journal->end) {
+        __atomic_add_fetch(&journal->bytes, journal->end - journal->zeroed, __ATOMIC_RELAXED);
         journal->zeroed = journal->end;
+    }
     if (journal->zeroed - journal->end < PREPARE_LOW)
         journal->preparing = 1;
     return 0;
@@ -246,13 +248,19 @@ int bk_journal_prepare(bk_journal *journal)
         journal->preparing = 0;
         return BK_END;
     }
-    /* Failing here is no failure of the journal: a full disk is told by the next write. */
-    if (pwrite(journal->fd, journal->zeros, size, (off_t)at) != (ssize_t)size ||
-        fdatasync(journal->fd) != 0) {
+    /* A full disk is no failure of the journal yet: the next write tells, if it must grow. */
+    if (pwrite(journal->fd, journal->zeros, size, (off_t)at) != (ssize_t)size) {
+        journal->preparing = 0;
+        return BK_END;
+    }
+    /* A failed sync is: the kernel reports it once, so the next one could falsely succeed. */
+    if (fdatasync(journal->fd) != 0) {
+        journal->failed = -errno;
         journal->preparing = 0;
         return BK_END;
     }
     journal->zeroed = at + size;
+    __atomic_add_fetch(&journal->bytes, size, __ATOMIC_RELAXED);
     return BK_OK;
 }
 
