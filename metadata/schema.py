@@ -22,6 +22,7 @@ from metadata.errors import BadStore, MetadataError, MetadataUnavailable
 APPLICATION_ID = 0x71756972  # "quir"
 SCHEMA_VERSION = 1
 WAL_SIZE_KEPT = 64 << 20
+RESERVE_SIZE = 512 << 10
 
 _TABLES = {
     "keys": "key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL",
@@ -99,6 +100,7 @@ def _open_once(path: Path, timeout_s: float) -> sqlite3.Connection:
         if fresh:
             _create(connection)
             _check(connection, path)
+            _reserve(connection)
     except BaseException:
         connection.close()
         raise
@@ -112,6 +114,19 @@ def _create(connection: sqlite3.Connection) -> None:
             connection.execute(f"CREATE TABLE {name} ({columns})")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
+
+
+def _reserve(connection: sqlite3.Connection) -> None:
+    """Make the file larger than it need be, for changes on a disk that is full later."""
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("CREATE TABLE IF NOT EXISTS reserve (bytes BLOB)")
+    connection.execute("INSERT INTO reserve VALUES (zeroblob(?))", (RESERVE_SIZE,))
+    connection.execute("COMMIT")
+    # Written out before it is given up: a page that is free is not written at all.
+    connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute("DROP TABLE IF EXISTS reserve")
     connection.execute("COMMIT")
 
 

@@ -16,7 +16,7 @@ from typing import TypeVar
 import trio
 
 from metadata.errors import MetadataUnavailable
-from metadata.schema import open_connection, translate
+from metadata.schema import error_code, open_connection, translate
 
 T = TypeVar("T")
 
@@ -72,6 +72,14 @@ class Transactions:
     def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
         if self._closed:
             raise MetadataUnavailable(f"{self._path}: the store is closed")
+        try:
+            return self._attempt(begin, work, deadline)
+        except MetadataUnavailable as error:
+            if not (_is_full(error) and self._reuse_log()):
+                raise
+        return self._attempt(begin, work, deadline)
+
+    def _attempt(self, begin: str, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
             raise MetadataUnavailable(f"{self._path}: no turn within {self._timeout_s} s")
@@ -88,9 +96,26 @@ class Transactions:
             self._roll_back()
         return result
 
+    def _reuse_log(self) -> bool:
+        """Let the next change overwrite the write-ahead log; False when it cannot.
+
+        On a full disk the log cannot grow, yet what stands in it may go to the file and
+        make room. So bookies on a full disk keep their leases, and readers find them.
+        """
+        try:
+            row = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        except sqlite3.Error:
+            return False
+        return row[0] == 0
+
     def _roll_back(self) -> None:
         if self._connection.in_transaction:
             try:
                 self._connection.rollback()
             except sqlite3.Error as error:
                 raise translate(error, self._path) from error
+
+
+def _is_full(error: MetadataUnavailable) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, sqlite3.Error) and error_code(cause) == sqlite3.SQLITE_FULL

@@ -55,8 +55,8 @@ def announce(line: str) -> None:
 
 
 def log_line(line: str) -> None:
-    """Print *line* on stderr. A daemon goes on when nobody reads it."""
-    with contextlib.suppress(BrokenPipeError):
+    """Print *line* on stderr. A daemon goes on when nobody reads it, or its disk is full."""
+    with contextlib.suppress(OSError):
         click.echo(line, err=True)
 
 

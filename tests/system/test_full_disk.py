@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 from collections.abc import Iterator
@@ -37,6 +38,15 @@ def fill(disk: Path, *, leave_mib: int) -> Path:
     filler = disk / "filler"
     status = os.statvfs(disk)
     filler.write_bytes(bytes(status.f_bavail * status.f_frsize - (leave_mib << 20)))
+    return filler
+
+
+def fill_up(disk: Path) -> Path:
+    """Fill to the last byte, also while a bookie prepares its journal."""
+    filler = disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(4096))
     return filler
 
 
@@ -85,7 +95,7 @@ async def test_bookies_stay_known_while_the_disk_of_the_metadata_is_full(disk: P
             client.create_ledger(1, 1, 1) as ledger,
         ):
             await ledger.append_many(ENTRIES)
-        filler = fill(disk, leave_mib=0)
+        filler = fill_up(disk)
         await trio.sleep(2.5)  # more than a lease lives without being renewed
         async with ledger_client.connect(sandbox.cluster) as client:
             async with client.open_ledger(ledger.id) as reader:
