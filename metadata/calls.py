@@ -326,12 +326,12 @@ def decode_request(body: bytes) -> Request:
     return _decode(_request_decoder, body)
 
 
-def decode_reply(body: bytes) -> Reply:
+def decode_reply(body: bytes | memoryview) -> Reply:
     """Return the reply in *body*. Raises BadRecord for anything else."""
     return _decode(_reply_decoder, body)
 
 
-def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes) -> T:
+def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview) -> T:
     try:
         return decoder.decode(body)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:

@@ -6,6 +6,7 @@
 
 #define ADD_RESPONSE_SIZE 28
 #define PARTIAL_KEPT_MAX 65536 /* bytes of the buffer that outlive a frame in pieces */
+#define ROOM_LEAST 65536       /* for fewer bytes of a frame a receive of their own does not pay */
 
 struct bk_link {
     bk_attachment **buckets; /* by ledger */
@@ -230,7 +231,9 @@ static int fill_partial(bk_link *link, const uint8_t *data, size_t size, size_t 
         size_t take = need - link->partial_size;
         if (take > size - *used)
             take = size - *used;
-        memcpy(link->partial + link->partial_size, data + *used, take);
+        uint8_t *to = link->partial + link->partial_size;
+        if (to != data + *used) /* else they were received in bk_link_room() */
+            memcpy(to, data + *used, take);
         link->partial_size += (uint32_t)take;
         *used += take;
     }
@@ -319,6 +322,29 @@ int bk_link_feed(bk_link *link, const uint8_t *data, size_t size, size_t *used,
 }
 
 const uint8_t *bk_link_partial(const bk_link *link) { return link->partial; }
+
+uint8_t *bk_link_take(bk_link *link)
+{
+    uint8_t *taken = link->partial;
+    link->partial = NULL;
+    link->partial_room = 0;
+    end_partial(link);
+    return taken;
+}
+
+void bk_link_release(void *taken) { free(taken); }
+
+uint8_t *bk_link_room(bk_link *link, size_t *size)
+{
+    uint32_t need;
+    if (link->lent)
+        end_partial(link);
+    if (bk_frame_find(link->partial, link->partial_size, &need) != BK_END ||
+        need < link->partial_size + ROOM_LEAST || grow_partial(link, need) != BK_OK)
+        return NULL;
+    *size = need - link->partial_size;
+    return link->partial + link->partial_size;
+}
 
 /* --- entries ----------------------------------------------------------------------------- */
 

@@ -14,6 +14,8 @@ from native.errors import check, raise_for
 
 _RESPONSES_MAX = 256
 _TOKENS_MAX = 256
+_CHUNK_SIZE = 256 << 10
+_COPIED_MAX = 65536  # bytes of a body that come in pieces and are cheaper to copy than to lend
 _ENTRY_SIZE_MIN = 36  # in a batch: the size, and a stored entry without payload
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
@@ -141,7 +143,10 @@ class Writer:
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response frame. Fields that its opcode has not are 0 or empty."""
+    """A response frame. Fields that its opcode has not are 0 or empty.
+
+    A large body is a read-only view of the memory into which it was received.
+    """
 
     opcode: int
     code: int
@@ -150,7 +155,7 @@ class Response(msgspec.Struct, frozen=True):
     request_id: int
     lac: int
     fenced: bool
-    body: bytes
+    body: bytes | memoryview
 
 
 class Link:
@@ -164,6 +169,10 @@ class Link:
         self._used = ffi.new("size_t *")
         self._count = ffi.new("uint32_t *")
         self._tokens = ffi.new("uint64_t[]", _TOKENS_MAX)
+        self._room_size = ffi.new("size_t *")
+        self._chunk: Any = None
+        self._room: Any = None
+        self._orphan: Any = None
 
     def attach(self, writer: Writer, bookie: int) -> None:
         """Count ADD responses of the writer's ledger for this index of its ensemble.
@@ -179,29 +188,50 @@ class Link:
         if self._pointer is not None and writer.is_open:
             lib.bk_link_detach(self._pointer, writer.pointer)
 
+    def room(self) -> memoryview:
+        """Return where to put the next bytes from the bookie; then call `filled`.
+
+        The rest of a large frame goes where the frame is put together, and is not
+        copied any more. Feed nothing in between. The memory stays valid when the link
+        is closed meanwhile, as long as the link object lives.
+        """
+        self._room = lib.bk_link_room(self._open(), self._room_size)
+        if self._room != ffi.NULL:
+            return memoryview(ffi.buffer(self._room, self._room_size[0]))
+        if self._chunk is None:
+            self._chunk = _new_uncleared("uint8_t[]", _CHUNK_SIZE)
+        self._room = self._chunk
+        return memoryview(ffi.buffer(self._chunk))
+
+    def filled(self, size: int) -> list[Response]:
+        """Take in *size* bytes that were put into the last room; returns and raises as `feed`."""
+        room, self._room = self._room, None
+        return self._feed(room, size)
+
     def feed(self, data: bytes | bytearray | memoryview) -> list[Response]:
         """Take in bytes from the bookie and return the responses that are not for writers.
 
         Raises:
             ProtocolBroken: these are no responses; the link takes nothing any more.
         """
-        pointer = self._open()
-        responses: list[Response] = []
         with ffi.from_buffer(data) as lent:
-            at, size = lent + 0, len(lent)
-            while True:
-                result = lib.bk_link_feed(
-                    pointer, at, size, self._used, self._raw, _RESPONSES_MAX, self._count
-                )
-                if result != lib.BK_OK:
-                    raise_for(result, "a response")
-                responses.extend([self._response(raw, at) for raw in self._raw[0 : self._count[0]]])
-                at, size = at + self._used[0], size - self._used[0]
-                if size == 0:
-                    return responses
+            return self._feed(lent, len(lent))
+
+    def _feed(self, start: Any, size: int) -> list[Response]:  # noqa: ANN401 - a cffi pointer
+        pointer, at = self._open(), ffi.cast("uint8_t *", start)
+        responses: list[Response] = []
+        while True:
+            result = lib.bk_link_feed(
+                pointer, at, size, self._used, self._raw, _RESPONSES_MAX, self._count
+            )
+            if result != lib.BK_OK:
+                raise_for(result, "a response")
+            responses += [self._response(raw, at) for raw in self._raw[0 : self._count[0]]]
+            at, size = at + self._used[0], size - self._used[0]
+            if size == 0:
+                return responses
 
     def _response(self, raw: Any, fed: Any) -> Response:  # noqa: ANN401 - cffi pointers
-        source = lib.bk_link_partial(self._pointer) if raw.in_pieces else fed
         return Response(
             raw.opcode,
             raw.code,
@@ -210,8 +240,17 @@ class Link:
             raw.request_id,
             raw.lac,
             raw.fenced != 0,
-            bytes(ffi.buffer(source + raw.body_offset, raw.body_size)),
+            self._body(raw, fed),
         )
+
+    def _body(self, raw: Any, fed: Any) -> bytes | memoryview:  # noqa: ANN401 - cffi pointers
+        start, size = raw.body_offset, raw.body_size
+        if not raw.in_pieces:
+            return bytes(ffi.buffer(fed + start, size))
+        if size <= _COPIED_MAX:
+            return bytes(ffi.buffer(lib.bk_link_partial(self._pointer) + start, size))
+        taken = ffi.gc(lib.bk_link_take(self._pointer), lib.bk_link_release, start + size)
+        return memoryview(ffi.buffer(taken, start + size)).toreadonly()[start:]
 
     def dirty(self) -> list[int]:
         """Return the tokens of writers whose state this link changed since the last call."""
@@ -225,6 +264,8 @@ class Link:
     def close(self) -> None:
         """Detach all writers and forget a frame that is not whole. Closing twice is fine."""
         if self._pointer is not None:
+            if self._room is not None:  # somebody may be about to receive into it
+                self._orphan = ffi.gc(lib.bk_link_take(self._pointer), lib.bk_link_release)
             ffi.release(self._pointer)
             self._pointer = None
 

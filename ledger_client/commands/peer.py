@@ -87,7 +87,7 @@ class Peer:
         if not found.sound:
             raise ReplicaDamaged(f"ledger {ledger_id}, entry {start + found.count}: bad digest")
         return [
-            response.body[offset : offset + size]
+            bytes(response.body[offset : offset + size])
             for offset, size in zip(found.offsets, found.sizes, strict=True)
         ]
 

@@ -105,6 +105,44 @@ def test_a_large_response_in_pieces_arrives_whole() -> None:
     assert [(r.request_id, r.body) for r in responses] == [(1, body), (2, b"x")]
 
 
+def fill(link: Link, data: bytes, most: int) -> list[Response]:
+    """Put *data* where the link wants it, at most *most* bytes at a time."""
+    responses = []
+    while data:
+        room = link.room()
+        size = min(len(room), len(data), most)
+        room[:size] = data[:size]
+        responses += link.filled(size)
+        data = data[size:]
+    return responses
+
+
+@pytest.mark.parametrize("most", [1, 7, 100_000, 1 << 20, 1 << 30])
+def test_bytes_put_into_the_room_of_a_link_are_as_good_as_fed(most: int) -> None:
+    bodies = [b"", b"x", random.Random(1).randbytes(200_000 if most < 100 else 3_000_000), b"y"]
+    data = b"".join(frame.call_response(0, i, body) for i, body in enumerate(bodies))
+    link, _writer = attached()
+    assert fill(link, BYTES, most) == EXPECTED
+    assert [r.body for r in fill(link, data, most)] == bodies
+
+
+def test_a_large_body_outlives_its_link_and_later_frames() -> None:
+    bodies = [random.Random(i).randbytes(1 << 20) for i in range(3)]
+    link = Link()
+    kept = [fill(link, frame.call_response(0, 1, body), 300_000)[0].body for body in bodies]
+    link.close()
+    gc.collect()
+    assert kept == bodies
+
+
+def test_the_room_of_a_link_can_be_written_after_its_close() -> None:
+    link = Link()
+    link.feed(frame.call_response(0, 1, bytes(1 << 20))[:100])
+    room = link.room()
+    link.close()
+    room[:] = bytes(len(room))
+
+
 @pytest.mark.parametrize(
     "wrong",
     [

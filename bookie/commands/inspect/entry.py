@@ -90,7 +90,7 @@ def _online(place: Target, ledger_id: int, entry_id: int, digest: Digest) -> Cop
         code = Code(response.code).name if response.code in set(Code) else response.code
         raise CommandFailed(f"entry {entry_id} of ledger {ledger_id}: the bookie answers {code}")
     where = f"log {found.log_id:08x}" if found.source == "log" else found.source
-    return Copy(where, found.offset, take_apart(response.body, digest))
+    return Copy(where, found.offset, take_apart(bytes(response.body), digest))
 
 
 async def _locate(asked: Asked, ledger_id: int, entry_id: int) -> EntryPlace:
