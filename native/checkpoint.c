@@ -161,7 +161,10 @@ int bk_engine_flush(bk_engine *engine, bk_mark *mark)
     for (int i = 0; i < 2; i++)
         if (engine->halves[i].state == BK_HALF_SEALED)
             half = &engine->halves[i];
-    int result = half == NULL || engine->flushing ? BK_END : wait_synced(engine, half->last_ticket);
+    int result = engine->flush_error;
+    if (result == BK_OK)
+        result = half == NULL || engine->flushing ? BK_END
+                                                  : wait_synced(engine, half->last_ticket);
     if (result == BK_OK)
         engine->flushing = 1;
     pthread_mutex_unlock(&engine->lock);
@@ -170,6 +173,8 @@ int bk_engine_flush(bk_engine *engine, bk_mark *mark)
     result = bk_engine_write_out(engine, half, mark);
     pthread_mutex_lock(&engine->lock);
     engine->flushing = 0;
+    /* What it had taken from the table's ledgers, a second try would not write. */
+    engine->flush_error = result;
     pthread_mutex_unlock(&engine->lock);
     return result;
 }

@@ -152,6 +152,7 @@ struct bk_engine {
     uint64_t removals; /* of ledgers: what a connection remembers may be gone */
     int limbo, read_only, priority_allowed;
     int flushing;
+    int flush_error; /* of the first flush that failed: what every later one returns */
     /* of the flusher alone */
     int table_fd;
     uint64_t table_id, table_end;
