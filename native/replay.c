@@ -92,8 +92,22 @@ static int journal_path(bk_replay *replay, size_t i, char *out)
     return n > 0 && n < BK_PATH_SIZE_MAX ? 0 : -ENAMETOOLONG;
 }
 
+/* The file of the mark held all that the mark promises, once. */
+static int check_marked(bk_replay *replay, const bk_mark *mark)
+{
+    char path[BK_PATH_SIZE_MAX];
+    struct stat st;
+    int result = journal_path(replay, 0, path);
+    if (result == 0 && stat(path, &st) != 0)
+        result = -errno;
+    if (result == 0 && (uint64_t)st.st_size < mark->journal_offset)
+        note(replay, path, (uint64_t)st.st_size);
+    return result;
+}
+
 /* Read the headers: each names the end of the file before it. The newest may be
- * without one, when the crash came while it was begun; it is deleted then. */
+ * without one, when the crash came while it was begun; it is deleted then. No mark
+ * names such a file. */
 static int read_headers(bk_replay *replay)
 {
     char path[BK_PATH_SIZE_MAX];
@@ -103,7 +117,7 @@ static int read_headers(bk_replay *replay)
         int result = journal_path(replay, i, path);
         if (result == 0)
             result = bk_journal_scan_open(path, 0, 0, &scan);
-        if (result == BK_END && i + 1 == replay->count) {
+        if (result == BK_END && i > 0 && i + 1 == replay->count) {
             if (unlink(path) != 0)
                 return -errno;
             replay->count--;
@@ -300,12 +314,12 @@ static int replay_journal(bk_replay *replay, const bk_mark *mark, uint64_t *last
                           uint64_t *last_end)
 {
     bk_engine *engine = replay->engine;
-    int result = replay->count > 0 ? read_headers(replay) : 0;
+    int result = mark != NULL ? check_marked(replay, mark) : 0;
+    if (result == 0)
+        result = read_headers(replay);
     if (result != 0)
         return result;
     *last_id = replay->count > 0 ? replay->ids[replay->count - 1] : 0;
-    if (mark != NULL && *last_id < mark->journal_id)
-        *last_id = mark->journal_id; /* it was deleted as not begun; its id is used up */
     engine->plan_file = *last_id + 1;
     engine->plan_offset = BK_BLOCK_SIZE;
     engine->end_file = engine->plan_file;

@@ -1,0 +1,33 @@
+"""Starting again: what the journal holds beyond the mark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import Bookie
+
+
+@pytest.fixture
+def bookie(tmp_path: Path) -> Iterator[Bookie]:
+    bookie = Bookie(tmp_path)
+    yield bookie
+    bookie.close()
+
+
+@pytest.mark.parametrize("size", [0, 4095, 4096])
+def test_the_journal_file_of_the_mark_was_cut_short(bookie: Bookie, size: int) -> None:
+    """It was whole up to the mark once, so this is not a file that was being begun."""
+    bookie.add(1, 0, b"flushed")
+    bookie.checkpoint()
+    bookie.add(1, 1, b"in the journal only")
+    bookie.connection.close()
+    bookie.engine.close()
+    (path,) = bookie.journal_folder.glob("*.journal")
+    path.write_bytes(path.read_bytes()[:size])
+    bookie.engine, bookie.recovery = bookie._open()
+    bookie.connection = bookie.engine.connect(1)
+    assert bookie.recovery.limbo
+    assert path in [damage.path for damage in bookie.engine.store.take_damage()]
+    assert bookie.payload(1, 0) == b"flushed"
