@@ -218,6 +218,17 @@ static int index_rebuild(opening *o, const found *f, const index_walk *walk)
 
 /* --- leftovers --------------------------------------------------------------------- */
 
+/* Whether neither log nor index go beyond a header. Compaction's output is like that at
+ * first, while marks are written that count its id as used. */
+static int is_bare(const opening *o, const found *f)
+{
+    char path[BK_PATH_SIZE_MAX];
+    struct stat status;
+    bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, path);
+    return f->has_log && f->size <= BK_BLOCK_SIZE &&
+           (stat(path, &status) != 0 ? errno == ENOENT : status.st_size <= BK_BLOCK_SIZE);
+}
+
 static int is_leftover(const opening *o, const found *f)
 {
     if (is_marked(o, f) || is_closed(f))
@@ -228,7 +239,7 @@ static int is_leftover(const opening *o, const found *f)
         return 1;
     if (o->mark == NULL)
         return 0;
-    if (f->state == BK_OK)
+    if (f->state == BK_OK || is_bare(o, f))
         return 1;
     /* No sound header: being created, unless its index vouches for records. */
     return f->id >= o->mark->next_log_id && index_read(o->store, f->id, NULL).rows == 0;

@@ -199,6 +199,29 @@ def test_a_ledger_deleted_meanwhile_does_not_come_back(rig: StoreRig) -> None:
 # --- crashes ------------------------------------------------------------------------------
 
 
+def test_a_crash_at_the_begin_of_a_copy_is_no_damage(rig: StoreRig, tmp_path: Path) -> None:
+    """Its header waits in memory, and a mark written meanwhile counts its id as used."""
+    filled(rig)
+    stop = Stop()
+    copy = threading.Thread(
+        target=rig.store.compact, args=(1,), kwargs={"bytes_per_s": 1, "stop": stop}
+    )
+    copy.start()
+    while not rig.path("00000002.index").exists():
+        time.sleep(0.001)
+    rig.flush({7: entries(7, range(3))})
+    assert rig.mark.next_log_id == 4
+    rig.save(tmp_path / "crashed")
+    stop.set()
+    copy.join()
+    rig.restore(tmp_path / "crashed", rig.mark)
+    rig.reopen()
+    forget(rig, 2)
+    assert rig.damage() == []
+    assert not rig.path("00000002.log").exists()
+    rig.check()
+
+
 @pytest.mark.parametrize("site", ["log_write", "log_sync", "index_write", "index_sync"])
 def test_a_copy_that_fails_at_any_write_changes_nothing(rig: StoreRig, site: str) -> None:
     filled(rig)
