@@ -41,16 +41,18 @@ class Reply:
     def resolve(self, response: Response) -> None:
         """Take the response and tell whoever asked."""
         self.response = response
+        self._abandon = None  # it refers to this reply, and the response should not outlive use
         self._on_arrival()
 
     def fail(self, failure: BookieUnavailable) -> None:
         """There will be no response; tell whoever asked."""
         self.failure = failure
+        self._abandon = None
         self._on_arrival()
 
     def abandon(self) -> None:
         """Nobody wants the answer any more; it is dropped when it comes."""
-        if self._abandon is not None and not self.arrived:
+        if self._abandon is not None:
             self._abandon()
 
 
