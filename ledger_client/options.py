@@ -38,7 +38,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Payload bytes of one writer sent and not confirmed; append waits above."""
     queue_size_max: int = 32 * 1024 * 1024
     """Bytes not yet sent to one bookie; writers wait above."""
-    read_batch_size: int = 1024 * 1024
+    read_batch_size: int = 2 * 1024 * 1024
     """Payload bytes that one batch read asks for; at most 2 MiB are used."""
     reads_in_flight: int = 4
     """Batches of one sequential read that are asked for ahead of the caller."""
