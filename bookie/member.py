@@ -45,7 +45,9 @@ class Member:
         self._folder = folder
         self._tell = tell
         self._process: trio.Process | None = None
-        self._command = [sys.executable, "-m", "bookie", "run", "--stop-with-parent", "--json"]
+        # -P: what is installed, although the current folder may hold quire's sources.
+        self._command = [sys.executable, "-P", "-m", "bookie", "run"]
+        self._command += ["--stop-with-parent", "--json"]
         self._command += ["--bookie-id", bookie_id, "--data", str(folder), *options]
 
     async def run(self, stopping: trio.Event, ready: Callable[[], None]) -> str:

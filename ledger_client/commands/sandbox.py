@@ -59,8 +59,9 @@ class Sandbox:
         self.folder = folder
         self.cluster = ""
         self.bookies: list[Bookie] = []
-        self._command = [sys.executable, "-m", "bookie", "standalone", "--json", "--no-restart"]
-        self._command += ["--data", str(folder), "--bookies", str(count)]
+        # -P: what is installed, although the current folder may hold quire's sources.
+        self._command = [sys.executable, "-P", "-m", "bookie", "standalone"]
+        self._command += ["--json", "--no-restart", "--data", str(folder), "--bookies", str(count)]
         self._command += ["--port", "0", "--metrics-port", "-1"]
         self._command += [f"--set={setting}" for setting in settings]
         self._log = folder / "standalone.log"

@@ -21,7 +21,7 @@ DEADLINE_S = 60
 @contextmanager
 def cluster(folder: Path, count: int) -> Iterator[str]:
     """Run *count* bookies in *folder*; yield the URL of the cluster."""
-    command = [sys.executable, "-m", "bookie", "standalone", "--json", "--port", "0"]
+    command = [sys.executable, "-P", "-m", "bookie", "standalone", "--json", "--port", "0"]
     command += ["--data", str(folder), "--bookies", str(count)]
     with (folder / "standalone.log").open("wb") as log:
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=log)
@@ -43,7 +43,7 @@ def quire(
 ) -> subprocess.CompletedProcess[bytes]:
     """Run ``quire`` with these words to its end."""
     return subprocess.run(
-        [sys.executable, "-m", "ledger_client", *map(str, words)],
+        [sys.executable, "-P", "-m", "ledger_client", *map(str, words)],
         input=stdin,
         capture_output=True,
         env={**os.environ, **(environment or {})},

@@ -74,7 +74,7 @@ def test_a_command_with_bookies_of_its_own_leaves_nothing_when_interrupted(
     tmp_path: Path, words: list[str], number: signal.Signals
 ) -> None:
     with subprocess.Popen(
-        [sys.executable, "-m", "ledger_client", *words],
+        [sys.executable, "-P", "-m", "ledger_client", *words],
         env={"TMPDIR": str(tmp_path), "PYTHONPATH": ":".join(sys.path)},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,

@@ -150,7 +150,7 @@ def test_a_line_too_long_for_an_entry_is_refused_and_what_came_before_is_kept(ru
 
 def start(url: str, *words: str | int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-m", "ledger_client", "ledger", *map(str, words), "--cluster", url],
+        [sys.executable, "-P", "-m", "ledger_client", "ledger", *map(str, words), "--cluster", url],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
