@@ -24,7 +24,7 @@ from metadata.errors import BadRecord
 from metadata.failures import failure_of
 from metadata.store import MetadataStore
 from native.engine import Request as WireRequest
-from native.errors import Absent, CoreError, NoLedger
+from native.errors import Absent, CoreError, Corrupt, NoLedger
 from native.frame import Code, Opcode
 
 _METADATA = get_args(MetadataRequest)
@@ -75,6 +75,9 @@ class Calls:
                 return await self._metadata.answer(request)
             try:
                 return await self._handlers[type(request)](request)
+            except Corrupt as error:
+                told = f"{error}: damaged here; the bookie's log names file and offset"
+                return Failure(type(error).__name__, told)
             except (CallRefused, CoreError) as error:
                 return Failure(type(error).__name__, str(error))
         return Failure("CallTimedOut", f"{type(request).__name__} took over {deadline_s:g} s")

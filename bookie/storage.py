@@ -32,6 +32,8 @@ from native.mark import Mark
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
+DAMAGE_LOOK_S = 1.0
+
 
 class Storage:
     """The engine of one bookie, with its events and checkpoints.
@@ -61,6 +63,7 @@ class Storage:
         self._flushed_at = trio.current_time()
         self._adds = 0
         self._failed = False
+        self._told: set[tuple[str, int]] = set()
         self.engine = engine
         self.events = Events(engine, event_fd)
         self.recovery = recovery
@@ -111,6 +114,7 @@ class Storage:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell)
             nursery.start_soon(self._flush_when_sealed)
+            nursery.start_soon(self._tell_damage)
             if self._config.checkpoint_interval_s > 0:
                 nursery.start_soon(self._checkpoint_regularly)
             task_status.started()
@@ -166,8 +170,12 @@ class Storage:
             await self.checkpoint()
             # Without news there was no flush, and the next look is an interval from now.
             self._flushed_at = trio.current_time()
-            self._report_damage()
             self._rest_when_idle()
+
+    async def _tell_damage(self) -> None:
+        while True:
+            await trio.sleep(DAMAGE_LOOK_S)
+            self._report_damage()
 
     def _rest_when_idle(self) -> None:
         adds = self.engine.stats().adds
@@ -239,6 +247,9 @@ class Storage:
             for damage in self.engine.store.take_damage()
         ]
         for place in places:
+            if (place.file, place.offset) in self._told:  # readers try it again and again
+                continue
+            self._told.add((place.file, place.offset))
             _log.warning(
                 "damaged: %s at offset %d (ledger %d, entry %d)",
                 place.file,

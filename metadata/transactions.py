@@ -106,7 +106,7 @@ class Transactions:
             row = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
         except sqlite3.Error:
             return False
-        return row[0] == 0
+        return bool(row[0] == 0)
 
     def _roll_back(self) -> None:
         if self._connection.in_transaction:

@@ -225,6 +225,36 @@ int bk_index_scan_next(bk_index_scan *scan, bk_extent *extent, uint64_t *offset)
     return BK_OK;
 }
 
+static int page_check(const bk_index_scan *scan, uint64_t offset, size_t size)
+{
+    uint8_t page[BK_BLOCK_SIZE];
+    size_t got;
+    int result = bk_io_read(scan->fd, page, size, offset, &got);
+    if (result != BK_OK)
+        return result;
+    int sound = got == size && bk_crc32c(0, page, size - 4) == bk_get32le(page + size - 4);
+    return sound ? BK_OK : BK_CORRUPT;
+}
+
+int bk_index_scan_pages(const bk_index_scan *scan, const bk_extent *extent, uint64_t *offset)
+{
+    *offset = extent->page_offset;
+    if (extent->kind == BK_KIND_SPARSE)
+        return extent->entries > BK_SPARSE_ROWS
+                   ? BK_CORRUPT
+                   : page_check(scan, *offset, extent->entries * 12 + BK_PAGE_TAIL);
+    uint64_t left = (uint64_t)(extent->last_entry - extent->first_entry) + 1;
+    while (left > 0) {
+        uint32_t slots = left < BK_DENSE_SLOTS ? (uint32_t)left : BK_DENSE_SLOTS;
+        int result = page_check(scan, *offset, slots * 4 + BK_PAGE_TAIL);
+        if (result != BK_OK)
+            return result;
+        left -= slots;
+        *offset += BK_BLOCK_SIZE;
+    }
+    return BK_OK;
+}
+
 void bk_index_scan_close(bk_index_scan *scan)
 {
     if (scan == NULL)

@@ -240,6 +240,9 @@ int bk_index_scan_open(const char *path, bk_index_scan **out, uint32_t *log_id);
 /* [blocks] The next row; *offset: where it stands. BK_END, or BK_CORRUPT: the block
  * at *offset is damaged, and the scan is over. */
 int bk_index_scan_next(bk_index_scan *scan, bk_extent *extent, uint64_t *offset);
+/* [blocks] Check the pages of a row that the scan gave. BK_CORRUPT: the page at *offset is
+ * damaged; the rows behind it may be sound. */
+int bk_index_scan_pages(const bk_index_scan *scan, const bk_extent *extent, uint64_t *offset);
 void bk_index_scan_close(bk_index_scan *scan);
 
 /* [blocks] Write the index of one log anew from its records (temporary file,

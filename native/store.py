@@ -422,8 +422,13 @@ def scan_log(path: Path, end: int = 0) -> Iterator[LogRecord | Damage]:
         lib.bk_log_scan_close(scan)
 
 
-def scan_index(path: Path) -> Iterator[Extent | Damage]:
-    """Yield the extents of an index file; damage ends it; blocks.
+def scan_index(path: Path, *, pages: bool = False) -> Iterator[Extent | Damage]:
+    """Yield the extents of an index file; damage of the directory ends it; blocks.
+
+    Args:
+        path: the file.
+        pages: also check the pages, which hold nearly all of the file. The first
+            damaged page of an extent is told after the extent.
 
     Raises:
         Corrupt: the header is damaged.
@@ -443,6 +448,11 @@ def scan_index(path: Path) -> Iterator[Extent | Damage]:
                 return
             check(result, f"index {path}")
             yield _extent(offset[0], extent)
+            result = lib.bk_index_scan_pages(out[0], extent, offset) if pages else lib.BK_OK
+            if result == lib.BK_CORRUPT:
+                yield Damage(path, offset[0])
+            else:
+                check(result, f"index {path}")
     finally:
         lib.bk_index_scan_close(out[0])
 

@@ -61,10 +61,10 @@ def read_log(log: LogFile) -> Iterator[Record | Damage]:
         yield Damage(log.file.path, 0)
 
 
-def read_index(log: LogFile) -> Iterator[Extent | Damage]:
-    """Yield the extents of a log's index, and the damage if there is one. Blocks."""
+def read_index(log: LogFile, *, pages: bool = False) -> Iterator[Extent | Damage]:
+    """Yield the extents of a log's index, and its damage; with *pages* all of it. Blocks."""
     try:
-        for found in scan_index(log.index_path):
+        for found in scan_index(log.index_path, pages=pages):
             if isinstance(found, Extent):
                 yield found
             elif log.closed or found.offset < log.index_end:

@@ -311,3 +311,18 @@ def test_scanning_a_damaged_index_ends_with_the_damage(rig: StoreRig) -> None:
     rig.path(INDEX).write_bytes(data[:100])
     with pytest.raises(Corrupt):
         next(scan_index(rig.path(INDEX)))
+
+
+def test_scanning_tells_each_damaged_page_and_goes_on(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, range(3000)), 2: entries(2, [5, 900_000]), 3: entries(3, [0])})
+    sound = list(scan_index(rig.path(INDEX), pages=True))
+    pages = [found.page_offset for found in sound if isinstance(found, Extent)]
+    data = bytearray(rig.path(INDEX).read_bytes())
+    data[pages[0] + 4096 + 7] ^= 1  # the second page of ledger 1
+    data[pages[1]] ^= 1
+    rig.path(INDEX).write_bytes(data)
+    found = list(scan_index(rig.path(INDEX), pages=True))
+    assert [each for each in found if isinstance(each, Extent)] == sound
+    places = [each.offset for each in found if isinstance(each, Damage)]
+    assert places == [pages[0] + 4096, pages[1]]
+    assert list(scan_index(rig.path(INDEX))) == sound

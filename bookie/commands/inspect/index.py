@@ -67,7 +67,7 @@ def _sum_up(logs: list[LogFile], report: Report, as_json: bool) -> None:
 def _sum(log: LogFile, report: Report) -> Row:
     path = log.index_path
     row = Row(log.file.id, path.stat().st_size if path.exists() else 0)
-    for found in read_index(log):
+    for found in read_index(log, pages=True):
         if isinstance(found, Damage):
             report.damage(found.path, found.offset)
             continue
@@ -85,7 +85,7 @@ def _list(
         click.echo(_COLUMNS.format(*heads))
     matching = (
         each
-        for each in read_index(log)
+        for each in read_index(log, pages=True)
         if isinstance(each, Damage) or ledger in (None, each.ledger_id)
     )
     for found in islice(matching, limit):
