@@ -10,6 +10,8 @@ from __future__ import annotations
 import bisect
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import count, repeat
 from typing import NamedTuple, overload
 
 
@@ -19,6 +21,10 @@ class Entry(NamedTuple):
     ledger_id: int
     entry_id: int
     payload: bytes
+
+
+# An Entry of a tuple of its fields, without a call into Python code.
+_entry_of = partial(tuple.__new__, Entry)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,18 +59,17 @@ class EntryBatch:
 
     def payloads(self) -> Iterator[bytes]:
         """Yield every payload, in order, as bytes of its own."""
-        body = self.body
+        view = memoryview(self.body)
         for offset, size in zip(self.offsets, self.sizes, strict=True):
-            yield bytes(body[offset : offset + size])
+            yield view[offset : offset + size].tobytes()
 
     def entry(self, index: int) -> Entry:
         """Return entry first_entry + *index*."""
         return Entry(self.ledger_id, self.first_entry + index, bytes(self.payload(index)))
 
     def __iter__(self) -> Iterator[Entry]:
-        ledger_id = self.ledger_id
-        for entry_id, payload in enumerate(self.payloads(), self.first_entry):
-            yield Entry(ledger_id, entry_id, payload)
+        fields = zip(repeat(self.ledger_id), count(self.first_entry), self.payloads(), strict=False)
+        return map(_entry_of, fields)
 
 
 class Entries(Sequence[Entry]):

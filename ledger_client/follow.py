@@ -9,6 +9,7 @@ seconds without news the record and the other bookies are asked.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import suppress
 
 import trio
@@ -37,8 +38,7 @@ class Follower:
         self._source = view.source
         self._position = start
         self._parts: Parts | None = None
-        self._batch: EntryBatch | None = None
-        self._index = 0
+        self._entries: Iterator[Entry] = iter(())
         self._looked_at = float("-inf")
         self._silent_since: float | None = None
 
@@ -51,14 +51,13 @@ class Follower:
         return self
 
     async def __anext__(self) -> Entry:
-        while self._batch is None or self._index >= len(self._batch):
+        while True:
+            for entry in self._entries:
+                return entry
             batch = await self.next_batch()
             if batch is None:
                 raise StopAsyncIteration
-            self._batch, self._index = batch, 0
-        entry = self._batch.entry(self._index)
-        self._index += 1
-        return entry
+            self._entries = iter(batch)
 
     async def next_batch(self) -> EntryBatch | None:
         """Wait for the next entries; None when the ledger has ended.
