@@ -459,7 +459,9 @@ int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
     int result = ledger != NULL ? bk_engine_dirty(engine, ledger) : BK_NO_LEDGER;
     if (result == 0) {
-        ledger->deleted = ledger->fenced = 1;
+        ledger->fenced = 1;
+        /* A flush looks at it without the lock. */
+        __atomic_store_n(&ledger->deleted, 1, __ATOMIC_RELAXED);
         ledger->deleted_ms = now_ms;
         bk_engine_wake(engine, ledger);
     }
