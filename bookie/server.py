@@ -45,6 +45,7 @@ _PIECE_SIZE = 256 << 10
 _TASKS_MAX = 64  # fences and calls of one connection
 _PARKED_MAX = 256  # parked reads of one connection
 _WAIT_S_MAX = 60.0
+_FENCE = int(Flag.FENCE)  # an operation on an enum costs as much as the rest of a read here
 
 # A bookie without authentication answers AUTH with this: plugin "AuthDisabledPlugin" and
 # an empty payload, in protobuf, behind the header of version 2, opcode 3.
@@ -228,7 +229,7 @@ class Conversation:
     # --- requests that are not adds ----------------------------------------------------
 
     async def _on_read(self, request: Request) -> None:
-        if request.flags & Flag.FENCE:
+        if request.flags & _FENCE:
             await self._start(self._fence, request)
         else:
             await self._read(request)

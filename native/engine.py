@@ -20,6 +20,7 @@ from native.store import Store
 
 _REQUESTS_MAX = 256
 _NOTHING = ffi.new("uint8_t[1]")
+_new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 _FAULT_SITES = {
     "journal_write": lib.BK_FAULT_JOURNAL_WRITE,
     "journal_sync": lib.BK_FAULT_JOURNAL_SYNC,
@@ -145,6 +146,39 @@ def plan_fault(site: str, nth: int = 1, error_number: int = 5, count: int = 1) -
 def clear_fault() -> None:
     """Forget what plan_fault planned."""
     lib.bk_fault_plan(lib.BK_FAULT_NONE, 0, 0, 0)
+
+
+class _Desk:
+    """Where one thread works on answers: kept, because making these costs more than an answer."""
+
+    def __init__(self) -> None:
+        self.request = ffi.new("bk_request *")
+        self.size = ffi.new("size_t *")
+        self._room = 0
+        self._paper: Any = None
+
+    def lay(self, request: Request) -> None:
+        """Put *request* there in the form in which C takes it."""
+        raw = self.request
+        raw.opcode = request.opcode
+        raw.flags = request.flags
+        raw.ledger_id = request.ledger_id
+        raw.entry_id = request.entry_id
+        raw.request_id = request.request_id
+        raw.known_lac = request.known_lac
+        raw.size_max = request.size_max
+        raw.count_max = request.count_max
+        raw.wait_ms = request.wait_ms
+        raw.has_key = request.key is not None
+        if request.key is not None:
+            raw.key = request.key
+
+    def paper(self, size: int) -> Any:  # noqa: ANN401 - a cffi array
+        """Return memory for an answer, of at least *size* bytes."""
+        if self._room < size:
+            self._paper = _new_uncleared("uint8_t[]", size)
+            self._room = size
+        return self._paper
 
 
 class Engine:
@@ -309,45 +343,27 @@ class Engine:
         An error is a response too. With *use_disk* it blocks. The frame has at
         most *size_max* bytes, but for a single entry that is larger.
         """
-        lent = ffi.new(
-            "bk_request *",
-            {
-                "opcode": request.opcode,
-                "flags": request.flags,
-                "ledger_id": request.ledger_id,
-                "entry_id": request.entry_id,
-                "request_id": request.request_id,
-                "known_lac": request.known_lac,
-                "size_max": request.size_max,
-                "count_max": request.count_max,
-                "wait_ms": request.wait_ms,
-                "has_key": request.key is not None,
-                "key": request.key or bytes(lib.BK_KEY_SIZE),
-            },
-        )
-        size = ffi.new("size_t *")
+        desk = self._desk()
+        desk.lay(request)
         room = max(4096, min(size_max, lib.BK_FRAME_SIZE_MAX + 4))
         while True:
-            out = ffi.from_buffer("uint8_t[]", self._buffer(room))
-            result = lib.bk_engine_answer(self._pointer, lent, use_disk, out, room, size)
+            out = desk.paper(room)
+            result = lib.bk_engine_answer(
+                self._pointer, desk.request, use_disk, out, room, desk.size
+            )
             if result == lib.BK_OK:
-                return bytes(ffi.buffer(out, size[0]))
+                return bytes(ffi.buffer(out, desk.size[0]))
             if result == lib.BK_AGAIN:
                 return None
-            if result != lib.BK_SMALL or size[0] <= room:
+            if result != lib.BK_SMALL or desk.size[0] <= room:
                 raise_for(result, f"reading ledger {request.ledger_id}")
-            room = size[0]
+            room = desk.size[0]
 
-    def _buffer(self, size: int) -> bytearray:
-        """Return this thread's answer buffer, of at least *size* bytes.
-
-        One a thread, kept: allocating 5 MiB for each answer costs more than
-        filling it.
-        """
-        buffer: bytearray | None = getattr(self._answers, "buffer", None)
-        if buffer is None or len(buffer) < size:
-            buffer = self._answers.buffer = bytearray(size)
-        return buffer
+    def _desk(self) -> _Desk:
+        desk: _Desk | None = getattr(self._answers, "desk", None)
+        if desk is None:
+            desk = self._answers.desk = _Desk()
+        return desk
 
     def set_limbo(self, limbo: bool) -> None:
         """Answer I/O error instead of "no entry": the entry may have been here."""
