@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
+
+import msgspec
 
 from ledger_client.connection import BookieConnection
 from ledger_client.entries import EntryBatch
@@ -66,8 +67,7 @@ class Question(Protocol[T_co]):
         """Return the answer in *response*. Raises Unsound when it is no good."""
 
 
-@dataclass(frozen=True, slots=True)
-class EntryQuestion:
+class EntryQuestion(msgspec.Struct, frozen=True):
     """One entry, by READ."""
 
     ledger_id: int
@@ -93,8 +93,7 @@ class EntryQuestion:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class BatchQuestion:
+class BatchQuestion(msgspec.Struct, frozen=True):
     """Up to *count* entries from *entry_id* on, by BATCH_READ."""
 
     ledger_id: int

@@ -101,8 +101,10 @@ class LedgerSource:
         return [fragment.first_entry for fragment in self.record.fragments]
 
     def _by_condition(self, bookie_ids: list[str]) -> list[BookieConnection]:
-        now = trio.current_time()
         connections = [self._bookies.connection(bookie_id) for bookie_id in bookie_ids]
+        if not self._shunned and all(connection.standing for connection in connections):
+            return connections  # as a rule; and it is asked for each entry of a striped ledger
+        now = trio.current_time()
         return sorted(
             connections, key=lambda c: c.paused or self._shunned.get(c.bookie_id, 0.0) > now
         )
