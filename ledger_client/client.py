@@ -9,6 +9,7 @@ from itertools import count
 
 import trio
 
+from ledger_client.alarms import Alarms
 from ledger_client.background import Background
 from ledger_client.bookies import Bookies
 from ledger_client.catalogue import Catalogue
@@ -52,6 +53,7 @@ class Client:
     ) -> None:
         self.options = options
         self._nursery = nursery
+        self._alarms = Alarms(nursery)
         self._chance = chance or random.Random()
         self._catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
         self._bookies = Bookies(
@@ -181,6 +183,7 @@ class Client:
             catalogue=self._catalogue,
             options=self.options,
             nursery=self._nursery,
+            alarms=self._alarms,
         )
 
 

@@ -21,6 +21,7 @@ from collections.abc import Iterable
 
 import trio
 
+from ledger_client.alarms import Alarms
 from ledger_client.appends import Payload, Piece, Request, RequestQueue
 from ledger_client.background import OnDemand
 from ledger_client.catalogue import Catalogue
@@ -60,6 +61,7 @@ class LedgerWriter:
         catalogue: Catalogue,
         options: Options,
         nursery: trio.Nursery,
+        alarms: Alarms,
     ) -> None:
         self._record = record
         self._native = native
@@ -78,8 +80,9 @@ class LedgerWriter:
         self._lac = -1
         self._told = -1
         self._pump = OnDemand(nursery, self._send_queued)
-        self._announcer = OnDemand(nursery, self._announce)
-        self._guard = OnDemand(nursery, self._watch_oldest)
+        self._alarms = alarms
+        self._announcing = self._guarding = False
+        self._newest = 0  # next entry when the announcement was set
         ensemble.attach(native, self)
 
     @property
@@ -171,7 +174,7 @@ class LedgerWriter:
         self._pieces.append(Piece(first, self._next - 1, frames, trio.current_time()))
         self._unconfirmed.extend(complete)
         self._ensemble.send(frames)
-        self._guard.start()
+        self._guard()
 
     async def _wait_room(self) -> None:
         """Wait for confirmations and for slow bookies, but for these not for ever."""
@@ -207,8 +210,8 @@ class LedgerWriter:
         while self._unconfirmed and self._unconfirmed[0].ids[-1] <= lac:
             self._unconfirmed.popleft().succeed()
         self._moved.unpark_all()
-        if self._options.explicit_lac_s > 0:
-            self._announcer.start()
+        if self._options.explicit_lac_s > 0 and not self._announcing:
+            self._announce_later()
 
     def _take_refusals(self, refused: int, code: int) -> None:
         if code == Code.FENCED:
@@ -237,27 +240,41 @@ class LedgerWriter:
 
     # --- what happens when nothing happens ---------------------------------------------
 
-    async def _announce(self) -> None:
-        """Tell bookies what is confirmed when no entry follows to carry the news."""
-        while self._told < self._lac and self._failure is None:
-            newest = self._next
-            await trio.sleep(self._options.explicit_lac_s)
-            if self._next == newest and self._failure is None:
-                self._told = self._lac
-                self._ensemble.tell_confirmed(self._lac, self._digest.master_key)
+    def _announce_later(self) -> None:
+        self._announcing = True
+        self._newest = self._next
+        self._alarms.set(trio.current_time() + self._options.explicit_lac_s, self._announce)
 
-    async def _watch_oldest(self) -> None:
-        """Fail the writer when its oldest entry is not confirmed in time."""
+    def _announce(self) -> None:
+        """Tell bookies what is confirmed when no entry follows to carry the news."""
+        self._announcing = False
+        if self._told >= self._lac or self._failure is not None:
+            return
+        if self._next != self._newest:
+            self._announce_later()
+            return
+        self._told = self._lac
+        self._ensemble.tell_confirmed(self._lac, self._digest.master_key)
+
+    def _guard(self) -> None:
+        """Look at the oldest entry when its time is up."""
+        if self._pieces and not self._guarding:
+            self._guarding = True
+            limit_s = self._options.append_timeout_s
+            self._alarms.set(self._pieces[0].sent_at + limit_s, self._check_oldest)
+
+    def _check_oldest(self) -> None:
+        """Fail the writer when its oldest entry was not confirmed in time."""
+        self._guarding = False
         limit_s = self._options.append_timeout_s
-        while self._pieces:
+        if self._pieces and self._pieces[0].sent_at + limit_s <= trio.current_time():
             oldest = self._pieces[0]
-            await trio.sleep_until(oldest.sent_at + limit_s)
-            if self._pieces and self._pieces[0] is oldest:
-                self._ensemble.suspect(oldest.sent_at)  # may fail the writer by itself
-                if self._failure is None:
-                    self._fail(
-                        AppendTimeout(ledger_id=self.id, entry_id=oldest.first, waited_s=limit_s)
-                    )
+            self._ensemble.suspect(oldest.sent_at)  # may fail the writer by itself
+            if self._failure is None:
+                self._fail(
+                    AppendTimeout(ledger_id=self.id, entry_id=oldest.first, waited_s=limit_s)
+                )
+        self._guard()
 
     # --- closing ---------------------------------------------------------------------
 
