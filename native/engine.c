@@ -358,6 +358,15 @@ static void publish(bk_engine *engine, const bk_group *group, uint64_t sync_ns)
     pthread_cond_broadcast(&engine->synced_more);
 }
 
+/* Nothing is acknowledged from now on. */
+static int fail(bk_engine *engine, int result)
+{
+    engine->failed = -result;
+    bk_engine_raise(engine, BK_EVENT_FAILED);
+    pthread_cond_broadcast(&engine->synced_more);
+    return result;
+}
+
 /* With the lock held: write the oldest group, publish it. */
 static int commit_one(bk_engine *engine)
 {
@@ -366,7 +375,7 @@ static int commit_one(bk_engine *engine)
     if (engine->queue_count == 0) {
         int result = engine->gathering ? close_group(engine) : BK_END;
         if (result != 0)
-            return result;
+            return result < 0 ? fail(engine, result) : result;
     }
     bk_group group = engine->queue[0];
     pthread_mutex_unlock(&engine->lock);
@@ -375,12 +384,8 @@ static int commit_one(bk_engine *engine)
                                   group.size);
     uint64_t took = bk_io_now_ns() - begun;
     pthread_mutex_lock(&engine->lock);
-    if (result != 0) {
-        engine->failed = -result;
-        bk_engine_raise(engine, BK_EVENT_FAILED);
-        pthread_cond_broadcast(&engine->synced_more);
-        return result;
-    }
+    if (result != 0)
+        return fail(engine, result);
     engine->queue_count--;
     memmove(engine->queue, engine->queue + 1, engine->queue_count * sizeof *engine->queue);
     publish(engine, &group, took);
