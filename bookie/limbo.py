@@ -15,6 +15,8 @@ from pathlib import Path
 
 import msgspec
 
+from bookie.durable import sync_folder
+
 FILE_NAME = "limbo"
 
 
@@ -33,9 +35,10 @@ def in_limbo(ledger_folder: Path) -> bool:
 
 
 def enter_limbo(ledger_folder: Path, places: Sequence[DamagedPlace]) -> None:
-    """Add *places* to the limbo file, durably. Blocks for one sync."""
+    """Add *places* to the limbo file, durably. Blocks for two syncs."""
     with (ledger_folder / FILE_NAME).open("ab") as file:
         for place in places:
             file.write(msgspec.json.encode(place) + b"\n")
         file.flush()
         os.fsync(file.fileno())
+    sync_folder(ledger_folder)
