@@ -149,6 +149,7 @@ class Script:
         self.promises.forget(ledger_id)
         self.bookie.engine.delete_ledger(ledger_id, 1000)
         self._on_step()
+        self._checkpoint()  # with nothing in memory, and perhaps a journal file not begun
         if self.bookie.mark is not None:
             rolled = store.roll(self.bookie.mark)
             self._on_step()
