@@ -108,7 +108,9 @@ class _Bookie:
         try:
             yield storage
         finally:
-            # Everybody who used the engine has ended: the nursery inside is closed.
+            # Everybody who used the engine has ended: the nursery inside is closed. The
+            # pages go on, and must not ask it for metrics.
+            self._registry = CollectorRegistry()
             with trio.CancelScope(shield=True):
                 await storage.stop()
 

@@ -14,6 +14,7 @@ from rig import Peer, settings
 from bookie.config import BookieConfig
 from bookie.daemon import Ready, run_bookie
 from bookie.errors import BadMark
+from bookie.storage import Storage
 from metadata import calls
 from metadata.errors import MetadataUnavailable
 from metadata.records import BOOKIES, BookieRecord, decode_bookie
@@ -161,6 +162,31 @@ async def test_a_failed_sync_ends_the_bookie_without_an_acknowledgement(tmp_path
                     await write(ready.address)
         assert acknowledged == [0]
         assert await registered(store) == []
+
+
+async def test_the_pages_outlive_the_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A scrape that comes after the engine was closed finds no metrics, and harms nobody."""
+    config = settings(tmp_path, metrics_port=-1)
+    scraped = []
+    stop = Storage.stop
+
+    async def stop_and_scrape(storage: Storage) -> None:
+        await stop(storage)
+        scraped.append(await page(ready.metrics_port, "/metrics"))
+
+    monkeypatch.setattr(Storage, "stop", stop_and_scrape)
+    async with open_store(config.metadata) as store:
+        with pytest.RaisesGroup(pytest.RaisesExc(OSError, match="the bookie stops")):
+            async with trio.open_nursery() as nursery:
+                ready = await nursery.start(run_bookie, config, store)
+                plan_fault("journal_sync", 1, errno.EIO)
+                with trio.CancelScope(shield=True):
+                    async with connected(ready.address) as peer:
+                        await peer.stream.send_all(v2.add(1, 1))
+                        assert await peer.closed()
+    assert scraped == [(200, b"")]
 
 
 async def test_a_bookie_that_refuses_to_start_says_why(tmp_path: Path) -> None:
