@@ -55,9 +55,29 @@ static void look_at(const bk_link *link, const bk_response *response, const uint
     }
 }
 
+/* The rest of a large frame is put where it belongs, and a response taken from there. */
+static int fill(bk_link *link, uint8_t *room, const uint8_t *data, size_t size)
+{
+    bk_response response;
+    size_t used;
+    uint32_t count;
+    memcpy(room, data, size);
+    int result = bk_link_feed(link, room, size, &used, &response, 1, &count);
+    CLAIM(result == BK_OK ? used == size : result == BK_CLOSE);
+    if (count == 1) {
+        look_at(link, &response, room);
+        bk_link_release(bk_link_take(link));
+    }
+    return result;
+}
+
 /* One piece of a stream, in memory of its own. */
 static int feed(bk_link *link, const uint8_t *data, size_t size)
 {
+    size_t room_size;
+    uint8_t *room = bk_link_room(link, &room_size);
+    if (room != NULL)
+        return fill(link, room, data, size < room_size ? size : room_size);
     uint8_t *piece = fuzz_copy(data, size);
     size_t at = 0;
     int result;
