@@ -86,13 +86,13 @@ class Promises:
             assert state.key == KEY
             assert state.fenced <= (state.ledger_id in self.asked_to_fence | self.deleted)
         for ledger_id in self.fenced:
-            state = bookie.engine.ledger(ledger_id)
-            assert state is not None
-            assert state.fenced, ledger_id
+            fenced = bookie.engine.ledger(ledger_id)
+            assert fenced is not None
+            assert fenced.fenced, ledger_id
         for ledger_id, lac in self.lacs.items():
-            state = bookie.engine.ledger(ledger_id)
-            assert state is not None
-            assert state.explicit_lac >= lac
+            told = bookie.engine.ledger(ledger_id)
+            assert told is not None
+            assert told.explicit_lac >= lac
 
 
 class Script:
