@@ -1,7 +1,11 @@
-"""How long a bookie takes to serve: empty, and with a journal to replay."""
+"""How long a bookie takes to serve: empty, and with a journal to replay.
+
+The times are printed and not asserted (`pytest -m slow -s tests/bench`).
+"""
 
 from __future__ import annotations
 
+import sys
 import time
 from pathlib import Path
 
@@ -39,7 +43,7 @@ def time_to_read(folder: Path) -> float:
 
 
 @pytest.mark.slow
-async def test_replaying_a_journal_takes_about_as_long_as_reading_it(tmp_path: Path) -> None:
+async def test_a_bookie_serves_all_of_a_journal_that_it_replayed(tmp_path: Path) -> None:
     async with (
         open_sandbox(1, parent=tmp_path, settings=SETTINGS) as sandbox,
         ledger_client.connect(sandbox.cluster) as client,
@@ -52,5 +56,7 @@ async def test_replaying_a_journal_takes_about_as_long_as_reading_it(tmp_path: P
         replay_s = await timed_restart(sandbox) - empty_s
         async with client.open_ledger(ledger.id) as reader:
             assert reader.last_confirmed == 500 * len(PAYLOADS) - 1
-    # The rest is for other processes of the machine, which share two cores with it.
-    assert replay_s < 2 * reading_s + 1.0
+    sys.stdout.write(
+        f"\nan empty bookie serves after {empty_s:.2f} s; replaying a journal takes "
+        f"{replay_s / reading_s:.2f} x the time of reading it\n"
+    )
