@@ -1,19 +1,13 @@
 /* Reading the journal. See journal.h. */
-#include "internal.h"
+#include "window_internal.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
-#include <sys/stat.h>
-#include <unistd.h>
 
 #define MAGIC "QUIREJNL"
-#define WINDOW_SIZE (8u << 20) /* holds the largest record, and reads at the disk's speed */
 #define SEARCH_SIZE (2u * (uint64_t)BK_GROUP_SIZE_MAX)
 
 struct bk_journal_scan {
-    int fd;
-    uint64_t file_size;
     uint64_t end;    /* named by the successor; 0 for the newest file */
     uint64_t file_id;
     uint64_t previous_id;
@@ -23,34 +17,14 @@ struct bk_journal_scan {
     uint64_t group_end; /* of its last record; 0 before the first group */
     uint64_t number;    /* of the group under way */
     int done;
-    uint8_t *window;
-    uint64_t window_start;
-    size_t window_size;
+    bk_window window;
 };
-
-/* Make size bytes at offset available; *got says how many there are, at most
- * size. The pointer holds until the next call. */
-static int look(bk_journal_scan *scan, uint64_t offset, size_t size, const uint8_t **data,
-                size_t *got)
-{
-    if (offset < scan->window_start || offset + size > scan->window_start + scan->window_size) {
-        scan->window_start = offset / BK_BLOCK_SIZE * BK_BLOCK_SIZE;
-        int result = bk_io_read(scan->fd, scan->window, WINDOW_SIZE, scan->window_start,
-                                &scan->window_size);
-        if (result != 0)
-            return result;
-    }
-    uint64_t have = scan->window_start + scan->window_size;
-    *got = have <= offset ? 0 : have - offset < size ? (size_t)(have - offset) : size;
-    *data = scan->window + (offset - scan->window_start);
-    return 0;
-}
 
 static int read_header(bk_journal_scan *scan, const char *path)
 {
     const uint8_t *block;
     size_t got;
-    int result = look(scan, 0, BK_BLOCK_SIZE, &block, &got);
+    int result = bk_window_look(&scan->window, 0, BK_BLOCK_SIZE, &block, &got);
     if (result != 0)
         return result;
     if (got < BK_BLOCK_SIZE)
@@ -69,28 +43,17 @@ static int read_header(bk_journal_scan *scan, const char *path)
 
 int bk_journal_scan_open(const char *path, uint64_t start, uint64_t end, bk_journal_scan **out)
 {
-    struct stat st;
     bk_journal_scan *scan = calloc(1, sizeof *scan);
     if (scan == NULL)
         return -ENOMEM;
-    int result = 0;
-    scan->fd = open(path, O_RDONLY | O_CLOEXEC);
-    if (scan->fd < 0 || fstat(scan->fd, &st) != 0)
-        result = -errno;
-    if (result == 0 && st.st_size > (off_t)WINDOW_SIZE) {
-        /* Read once, by nobody else: past the page cache. */
-        close(scan->fd);
-        result = bk_io_open_direct(path, O_RDONLY, &scan->fd);
-    }
-    if (result == 0) {
-        scan->window = bk_io_alloc(WINDOW_SIZE);
-        result = scan->window != NULL ? read_header(scan, path) : -ENOMEM;
-    }
+    scan->window.fd = -1;
+    int result = bk_window_open(&scan->window, path);
+    if (result == 0)
+        result = read_header(scan, path);
     if (result != 0) {
         bk_journal_scan_close(scan);
         return result;
     }
-    scan->file_size = (uint64_t)st.st_size;
     scan->end = end;
     scan->salt = bk_salt(scan->file_id);
     scan->at = start < BK_BLOCK_SIZE ? BK_BLOCK_SIZE : start;
@@ -112,7 +75,7 @@ static int group_at(bk_journal_scan *scan, uint64_t offset, uint64_t *group_end,
     const uint8_t *data;
     size_t got;
     uint32_t record_size;
-    int result = look(scan, offset, BK_GROUP_HEADER_SIZE, &data, &got);
+    int result = bk_window_look(&scan->window, offset, BK_GROUP_HEADER_SIZE, &data, &got);
     if (result != 0)
         return result;
     if (got < BK_GROUP_HEADER_SIZE || bk_get32le(data) != BK_GROUP_HEADER_SIZE - 8 ||
@@ -146,8 +109,8 @@ static int judge(bk_journal_scan *scan, bk_record *record)
     record->offset = bad;
     if (limit == 0) {
         limit = (scan->group_end > bad ? scan->group_end : bad) + SEARCH_SIZE;
-        if (limit > scan->file_size)
-            limit = scan->file_size;
+        if (limit > scan->window.file_size)
+            limit = scan->window.file_size;
     }
     for (uint64_t at = bad / BK_BLOCK_SIZE * BK_BLOCK_SIZE + BK_BLOCK_SIZE; at < limit;
          at += BK_BLOCK_SIZE) {
@@ -188,12 +151,12 @@ static int take_record(bk_journal_scan *scan, bk_record *record)
     uint32_t record_size;
     if (scan->group_end - scan->at < most)
         most = (size_t)(scan->group_end - scan->at);
-    int result = look(scan, scan->at, BK_RECORD_HEADER_SIZE, &data, &got);
+    int result = bk_window_look(&scan->window, scan->at, BK_RECORD_HEADER_SIZE, &data, &got);
     if (result != 0)
         return result;
     if (got == BK_RECORD_HEADER_SIZE) {
         size_t need = (size_t)bk_get32le(data) + BK_RECORD_HEADER_SIZE;
-        if (need <= most && (result = look(scan, scan->at, need, &data, &got)) != 0)
+        if (need <= most && (result = bk_window_look(&scan->window, scan->at, need, &data, &got)) != 0)
             return result;
     }
     if (bk_record_read(data, got, scan->salt, &record_size) != BK_OK || record_size > most)
@@ -226,8 +189,6 @@ void bk_journal_scan_close(bk_journal_scan *scan)
 {
     if (scan == NULL)
         return;
-    if (scan->fd >= 0)
-        close(scan->fd);
-    free(scan->window);
+    bk_window_close(&scan->window);
     free(scan);
 }
