@@ -19,6 +19,7 @@ import signal
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -162,7 +163,7 @@ class Cluster:
         delay_s = RESTART_DELAY_S
         while True:
             before = member.running
-            ended = await member.run(self._stopping, self._note_ready)
+            ended = await member.run(self._stopping, partial(self._note_ready, member))
             if self._stopping.is_set():
                 return
             if member.running is None:
@@ -179,7 +180,9 @@ class Cluster:
                 await self._stopping.wait()
                 return
 
-    def _note_ready(self) -> None:
+    def _note_ready(self, member: Member) -> None:
+        if self._serving.is_set() and member.running is not None:
+            self._tell(f"{member.bookie_id} serves again, process {member.running.process_id}")
         if all(member.running is not None for member in self._members):
             self._serving.set()
 

@@ -62,6 +62,7 @@ CODES: dict[type[BaseException], Exit] = {
 def conclude(command: click.Command, arguments: Sequence[str]) -> int:
     """Run *command* and return its exit code; an error becomes one line on stderr."""
     code = Exit.DONE
+    _fill_streams()
     try:
         _invoke(command, arguments)
     # An error in a nursery comes as a group: this takes it apart, and lets through
@@ -71,6 +72,16 @@ def conclude(command: click.Command, arguments: Sequence[str]) -> int:
     except* (KeyboardInterrupt, Interrupted):
         code = Exit.INTERRUPTED
     return code
+
+
+def _fill_streams() -> None:
+    """Lead standard streams that were closed by whoever started us to nowhere.
+
+    Else the next file or socket takes their number, and what is printed goes into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
 
 
 def _invoke(command: click.Command, arguments: Sequence[str]) -> None:
