@@ -74,7 +74,9 @@ class Storage:
 
     @classmethod
     async def open(cls, config: BookieConfig, *, threaded: bool = True) -> Storage:
-        """Open the folders of *config*, replay the journal, and take a checkpoint.
+        """Open the folders of *config* and replay the journal.
+
+        A new bookie takes its first checkpoint; what was replayed is flushed by run().
 
         Raises:
             BadMark: the mark is damaged.
@@ -100,9 +102,9 @@ class Storage:
 
     async def _begin(self) -> None:
         await self._in_thread(self._note_recovery)
-        # What was replayed goes to the logs. A new bookie needs a mark before its first
-        # entry, since entries without a mark would stop the next start.
-        await self.checkpoint()
+        if self.mark is None:
+            # Entries without a mark would stop the next start.
+            await self.checkpoint()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Tell news and flush until cancelled.
@@ -115,6 +117,8 @@ class Storage:
             nursery.start_soon(self._tell)
             nursery.start_soon(self._flush_when_sealed)
             nursery.start_soon(self._tell_damage)
+            if self.recovery.replayed_records:
+                nursery.start_soon(self.checkpoint)  # while serving; the next start is quick
             if self._config.checkpoint_interval_s > 0:
                 nursery.start_soon(self._checkpoint_regularly)
             task_status.started()

@@ -3,6 +3,7 @@
 
 #include <dirent.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/stat.h>
@@ -223,6 +224,19 @@ static int replay_record(bk_replay *replay, const bk_record *record, uint32_t fi
     return result;
 }
 
+/* The process may have died between the write and the sync of its last group, which is
+ * taken for durable from here on: fences are answered, entries served. Older files were
+ * synced before their successor was begun. */
+static int make_durable(const char *path)
+{
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int result = bk_io_sync(fd, BK_FAULT_JOURNAL_SYNC);
+    close(fd);
+    return result;
+}
+
 static int replay_file(bk_replay *replay, size_t i, uint64_t start, uint64_t *end)
 {
     char path[BK_PATH_SIZE_MAX];
@@ -238,6 +252,10 @@ static int replay_file(bk_replay *replay, size_t i, uint64_t start, uint64_t *en
         return result;
     uint32_t salt = bk_salt(replay->ids[i]);
     replay->recovery->replayed_files++;
+    if (i + 1 == replay->count && (result = make_durable(path)) != 0) {
+        bk_journal_scan_close(scan);
+        return result;
+    }
     while ((result = bk_journal_scan_next(scan, &record)) != BK_END) {
         if (result == BK_CORRUPT)
             note(replay, path, record.offset);
