@@ -45,7 +45,7 @@ from native.link import Writer
 PAYLOAD_SIZE_MAX = 5 * 1024 * 1024 - 256
 """A frame has 5 MiB; the entry must also fit the answer to any kind of read."""
 ABORTED_CLOSE_S = 5.0
-"""For the metadata when the block is left by a cancellation."""
+"""For the metadata when the writer failed, or the block is left by a cancellation."""
 
 
 class LedgerWriter:
@@ -282,7 +282,8 @@ class LedgerWriter:
         """Seal the ledger at its last confirmed entry.
 
         Waits up to close_timeout_s for entries under way, then as long for the
-        metadata; works on a failed writer too. Closing twice does nothing.
+        metadata; works on a failed writer too, which gives the metadata 5 s.
+        Closing twice does nothing.
 
         Raises:
             LedgerFenced: another client recovers the ledger.
@@ -306,12 +307,13 @@ class LedgerWriter:
             if self._sealed:
                 return
             self._ending = True
+            failed = self._failure is not None  # its bookies may be the way to the metadata
             with trio.move_on_after(wait_s):
                 while self._queue or self._pieces:
                     await self._moved.park()
             if self._failure is None:
                 self._fail(LedgerClosed(self.id))
-            limit_s = wait_s if wait_s > 0 else ABORTED_CLOSE_S
+            limit_s = wait_s if wait_s > 0 and not failed else ABORTED_CLOSE_S
             length = self._native.state().confirmed_length
             with trio.move_on_after(limit_s) as scope:
                 self._record = await self._catalogue.close(self.id, self._lac, length)

@@ -183,6 +183,8 @@ static bk_view look_at(bk_engine *engine, const bk_request *request)
              (!request->has_key ||
               (ledger->key_known && memcmp(ledger->key, request->key, BK_KEY_SIZE) != 0)))
         view.code = BK_CODE_UNAUTHORIZED;
+    engine->stats.reads_missing += view.code == BK_CODE_NO_LEDGER;
+    engine->stats.read_errors += view.code == BK_CODE_IO_ERROR;
     pthread_mutex_unlock(&engine->lock);
     return view;
 }

@@ -16,7 +16,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#define PIECE_SIZE (8u << 20)
+#define PIECE_SIZE (1u << 20) /* small, so that a flush meanwhile does not wait for long */
 #define CARRY_SIZE (6u << 20)
 
 _Static_assert(CARRY_SIZE >= BK_RECORD_SIZE_MAX + BK_RECORD_HEADER_SIZE + BK_BLOCK_SIZE,
