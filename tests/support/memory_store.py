@@ -49,7 +49,7 @@ class MemoryStore:
         self._tell(key)
 
     async def transact(self, ops: Sequence[Op]) -> Versions:
-        raise NotImplementedError
+        raise AssertionError("a ledger client does not ask for this")
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
         await self._reach()
@@ -67,13 +67,13 @@ class MemoryStore:
         return first
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
-        raise NotImplementedError
+        raise AssertionError("a ledger client does not ask for this")
 
     async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        raise NotImplementedError
+        raise AssertionError("a ledger client does not ask for this")
 
     async def release(self, lease: Lease) -> None:
-        raise NotImplementedError
+        raise AssertionError("a ledger client does not ask for this")
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
         await self._reach()
@@ -87,7 +87,7 @@ class MemoryStore:
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
-        raise NotImplementedError
+        raise AssertionError("a ledger client does not ask for this")
 
     @asynccontextmanager
     async def watch(self, prefix: str) -> AsyncIterator[trio.MemoryReceiveChannel[str]]:
