@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import os
 import signal
-import stat
 import sys
 import threading
 from pathlib import Path
@@ -14,7 +13,7 @@ import click
 import msgspec
 import trio
 
-from bookie.commands import options
+from bookie.commands import options, parent
 from bookie.commands.outcome import Exit
 from bookie.commands.output import announce
 from bookie.config import BookieConfig
@@ -49,11 +48,7 @@ class Announcement(msgspec.Struct):
 )
 @options.log_level
 @options.settings
-@click.option(
-    "--stop-with-parent",
-    is_flag=True,
-    help="Also stop when standard input is a pipe and its other end is closed.",
-)
+@parent.stop_with_parent
 @options.as_json
 def run(
     *,
@@ -86,7 +81,7 @@ def run(
 async def _run(config: BookieConfig, stop_with_parent: bool, as_json: bool) -> None:
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, nursery.cancel_scope, config.stop_timeout_s)
-        if stop_with_parent and stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode):
+        if stop_with_parent and parent.is_watchable():
             nursery.start_soon(_stop_with_parent, nursery.cancel_scope, config.stop_timeout_s)
         await _serve(config, as_json)
 
@@ -121,11 +116,7 @@ async def _stop_on_signal(
 
 
 async def _stop_with_parent(scope: trio.CancelScope, timeout_s: float) -> None:
-    # Our end of the pipe is read-only and the parent never writes: the read ends when
-    # the last holder of the other end is gone, however it went.
-    async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as parent:
-        while await parent.receive_some(4096):
-            pass
+    await parent.gone()
     _log.info("stopping with the parent process")
     _give_up_after(timeout_s)
     scope.cancel()

@@ -10,7 +10,7 @@ import click
 import msgspec
 import trio
 
-from bookie.commands import options
+from bookie.commands import options, parent
 from bookie.commands.output import announce, log_line, table_lines
 from bookie.config import load_config
 from bookie.member import Running
@@ -64,6 +64,7 @@ class Announcement(msgspec.Struct):
 @click.option("--log-level", default="warning", show_default=True, help="Of each bookie.")
 @options.config_file
 @options.settings
+@parent.stop_with_parent
 @options.as_json
 def standalone(
     *,
@@ -76,6 +77,7 @@ def standalone(
     log_level: str,
     config_file: Path | None,
     settings: tuple[str, ...],
+    stop_with_parent: bool,
     as_json: bool,
 ) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C.
@@ -107,13 +109,15 @@ def standalone(
         restart=restart,
         stop_timeout_s=config.stop_timeout_s,
     )
-    trio.run(_run, plan, as_json)
+    trio.run(_run, plan, stop_with_parent, as_json)
 
 
-async def _run(plan: Plan, as_json: bool) -> None:
+async def _run(plan: Plan, stop_with_parent: bool, as_json: bool) -> None:
     cluster = Cluster(plan, tell=log_line)
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, nursery.cancel_scope)
+        if stop_with_parent and parent.is_watchable():
+            nursery.start_soon(_stop_with_parent, nursery.cancel_scope)
         running = await nursery.start(cluster.run)
         _announce(plan, running, as_json)
 
@@ -140,3 +144,8 @@ async def _stop_on_signal(
         task_status.started()
         async for _ in signals:
             scope.cancel()
+
+
+async def _stop_with_parent(scope: trio.CancelScope) -> None:
+    await parent.gone()
+    scope.cancel()

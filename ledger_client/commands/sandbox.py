@@ -62,7 +62,7 @@ class Sandbox:
         # -P: what is installed, although the current folder may hold quire's sources.
         self._command = [sys.executable, "-P", "-m", "bookie", "standalone"]
         self._command += ["--json", "--no-restart", "--data", str(folder), "--bookies", str(count)]
-        self._command += ["--port", "0", "--metrics-port", "-1"]
+        self._command += ["--port", "0", "--metrics-port", "-1", "--stop-with-parent"]
         self._command += [f"--set={setting}" for setting in settings]
         self._log = folder / "standalone.log"
         self._standalone: trio.Process | None = None

@@ -88,6 +88,15 @@ def test_no_bookie_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
         daemon.stop()
 
 
+def test_it_stops_with_its_parent_when_asked_to(tmp_path: Path) -> None:
+    with start(tmp_path, "--port", 0, "--json", "--stop-with-parent") as daemon:
+        ready = daemon.ready(Announcement)
+        assert daemon.process.stdin is not None
+        daemon.process.stdin.close()
+        assert daemon.process.wait(daemons.DEADLINE_S) == 0
+        daemons.wait_until_gone(process_ids(ready))
+
+
 def test_a_port_in_use_stops_everything(tmp_path: Path) -> None:
     first = daemons.free_ports(3)
     with socket.socket() as taken:
