@@ -14,11 +14,12 @@ need not, since clients learn them from the bookies' registrations.
 
 from __future__ import annotations
 
+import random
 import re
 import signal
 import socket
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 
@@ -34,6 +35,7 @@ RESTART_DELAY_S = 1.0
 RESTART_DELAY_MAX_S = 30.0
 # A bookie stops within its own stop_timeout_s; this long after it we kill it.
 KILL_MARGIN_S = 5.0
+_FREE_PORTS = range(16384, 32768)  # Linux gives connections 32768 and up
 _MEMBER = re.compile(r"bookie-([1-9][0-9]{0,3})")
 
 
@@ -210,9 +212,21 @@ def _ports(plan: Plan) -> list[int]:
         raise PortsTaken(f"there are no {plan.bookies} ports from {plan.port} on")
     if plan.port:
         return list(range(plan.port, plan.port + plan.bookies))
+    return _free_ports(plan)
+
+
+def _free_ports(plan: Plan) -> list[int]:
+    """Ports that nobody listens on, below those that the system gives to connections.
+
+    One of the latter may be taken by any client's connection while a bookie is away.
+    """
     family = socket.AF_INET6 if ":" in plan.host else socket.AF_INET
-    with ExitStack() as bound:
-        sockets = [bound.enter_context(socket.socket(family)) for _ in range(plan.bookies)]
-        for each in sockets:
-            each.bind((plan.host, 0))
-        return [each.getsockname()[1] for each in sockets]
+    found: list[int] = []
+    for port in random.sample(_FREE_PORTS, len(_FREE_PORTS)):
+        with socket.socket(family) as probe, suppress(OSError):
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind((plan.host, port))
+            found.append(port)
+        if len(found) == plan.bookies:
+            return found
+    raise PortsTaken(f"there are no {plan.bookies} free ports on {plan.host}")
