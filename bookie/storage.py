@@ -1,7 +1,8 @@
 """Storage: the engine's life from opening to closing, and its checkpoints.
 
     open     lastMark ─► engine replays the journal from there
-    run      a half is sealed ─┐
+    run      what was replayed ┐
+             a half is sealed ─┤
              the timer ────────┼─► flush: log, index, table ─► lastMark ─► trim journal
              FlushNow ─────────┘        (worker thread, one at a time)
     stop     one more checkpoint, so that the next start replays nothing

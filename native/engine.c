@@ -9,7 +9,7 @@
 
 /* --- events and counters ---------------------------------------------------------- */
 
-void bk_histogram_add(bk_histogram *histogram, uint64_t value, uint64_t count)
+static void histogram_add(bk_histogram *histogram, uint64_t value, uint64_t count)
 {
     uint32_t bucket = 0;
     while (bucket < BK_HISTOGRAM_BUCKETS - 1 && value >> bucket != 0)
@@ -20,7 +20,7 @@ void bk_histogram_add(bk_histogram *histogram, uint64_t value, uint64_t count)
 
 void bk_histogram_add_ns(bk_histogram *histogram, uint64_t ns, uint64_t count)
 {
-    bk_histogram_add(histogram, ns / 1000, count);
+    histogram_add(histogram, ns / 1000, count);
     histogram->sum_ns += ns * count;
 }
 
@@ -341,7 +341,7 @@ static void publish(bk_engine *engine, const bk_group *group, uint64_t sync_ns)
     engine->stats.group_entries += group->entries;
     bk_histogram_add_ns(&engine->stats.sync, sync_ns, 1);
     bk_histogram_add_ns(&engine->stats.queue, now - sync_ns - group->begun_ns, 1);
-    bk_histogram_add(&engine->stats.group_size, group->entries, 1);
+    histogram_add(&engine->stats.group_size, group->entries, 1);
     engine->stats.group_size.sum_ns += group->entries;
     for (bk_connection *c = engine->waiting, *next; c != NULL; c = next) {
         next = c->next;

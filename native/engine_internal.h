@@ -83,7 +83,6 @@ typedef struct {
     size_t size, room;
 } bk_bytes;
 
-int bk_bytes_add(bk_bytes *bytes, const void *data, size_t size);
 /* Append the records that say what is known of a ledger. */
 int bk_table_describe(bk_bytes *bytes, const bk_ledger *ledger);
 /* A special record's meaning, for replay and load. Unknown ones are passed over. */
@@ -198,7 +197,6 @@ int bk_engine_put(bk_engine *engine, bk_ledger *ledger, int64_t entry_id, uint64
 /* The record in memory, or NULL. */
 const uint8_t *bk_engine_find(bk_engine *engine, const bk_ledger *ledger, int64_t entry_id,
                               uint32_t *record_size);
-void bk_histogram_add(bk_histogram *histogram, uint64_t value, uint64_t count);
 void bk_histogram_add_ns(bk_histogram *histogram, uint64_t ns, uint64_t count);
 /* Close the active half and begin the other. BK_FULL: that one is not free. */
 int bk_engine_swap(bk_engine *engine);

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-int bk_bytes_add(bk_bytes *bytes, const void *data, size_t size)
+static int bytes_add(bk_bytes *bytes, const void *data, size_t size)
 {
     if (bytes->size + size > bytes->room) {
         size_t room = bytes->room ? bytes->room : 4096;
@@ -39,7 +39,7 @@ static int describe(bk_bytes *bytes, int64_t ledger_id, int64_t kind, const void
                     uint32_t rest_size)
 {
     uint8_t record[BK_SPECIAL_SIZE_MAX + BK_RECORD_HEADER_SIZE];
-    return bk_bytes_add(bytes, record,
+    return bytes_add(bytes, record,
                         bk_special_write(record, 0, ledger_id, kind, rest, rest_size));
 }
 
