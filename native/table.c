@@ -40,7 +40,7 @@ static int describe(bk_bytes *bytes, int64_t ledger_id, int64_t kind, const void
 {
     uint8_t record[BK_SPECIAL_SIZE_MAX + BK_RECORD_HEADER_SIZE];
     return bytes_add(bytes, record,
-                        bk_special_write(record, 0, ledger_id, kind, rest, rest_size));
+                     bk_special_write(record, 0, ledger_id, kind, rest, rest_size));
 }
 
 int bk_table_describe(bk_bytes *bytes, const bk_ledger *ledger)
