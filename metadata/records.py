@@ -4,7 +4,15 @@ key or lease             value
 -----------------------  ------------------------------------------------------
 ledgers/<20 digits>      LedgerRecord; ids come from the counter "ledgers"
 cookies/<bookie id>      CookieRecord: which folders belong to the bookie
+draining/<bookie id>     Draining: everything is to be moved off the bookie
+underreplicated/<20 d.>  UnderReplicated: a ledger that wants repair, and why
 bookies/<bookie id>      a lease, held while the bookie serves: BookieRecord
+repairs/<20 digits>      a lease, held by who copies or moves the ledger: RepairProgress
+coordinator              a lease, held by the bookie that leads: Leader
+
+Who copies entries of a ledger to a bookie that its record does not list, or changes the
+fragments of a closed ledger, or deletes a copy that is over-replicated, holds the lease
+repairs/<ledger> and makes its change together with a CheckLease.
 
 Decoders raise BadRecord, naming the key, for anything that breaks a rule stated
 here; unknown fields are let pass, so that a newer version may add some.
@@ -25,6 +33,10 @@ from metadata.errors import BadRecord
 LEDGERS = "ledgers/"
 COOKIES = "cookies/"
 BOOKIES = "bookies/"
+DRAINING = "draining/"
+UNDERREPLICATED = "underreplicated/"
+REPAIRS = "repairs/"
+COORDINATOR = "coordinator"
 LEDGER_COUNTER = "ledgers"
 ENSEMBLE_SIZE_MAX = 64
 
@@ -100,6 +112,62 @@ class BookieRecord(msgspec.Struct, frozen=True):
     version: str = ""
     metrics_port: int = 0
     """0: no metrics are served"""
+    limbo: bool = False
+    """it may have lost records, and must not say that an entry is absent"""
+    draining: bool = False
+    ledgers_size: Count = 0
+    """bytes of live records in its entry logs"""
+
+
+class Draining(msgspec.Struct, frozen=True):
+    """A bookie that is being decommissioned: it gets no new entries, others take its copies."""
+
+    bookie_id: str
+    since_ms: Count
+
+
+class DamagedRun(msgspec.Struct, frozen=True):
+    """Entries of a ledger whose copy on one bookie is damaged."""
+
+    bookie_id: str
+    first_entry: Count
+    last_entry: Count
+
+
+class UnderReplicated(msgspec.Struct, frozen=True):
+    """A ledger that has, or may have, fewer sound copies than its write quorum.
+
+    *bookies*: where copies may be missing; none: anywhere, all are to be looked at.
+    *size*: payload bytes that may have to be copied, as far as known.
+    """
+
+    ledger_id: Count
+    reason: Literal["bookie lost", "draining", "ensemble changed", "damaged", "limbo", "check"]
+    since_ms: Count
+    bookies: list[str] = []
+    damaged: list[DamagedRun] = []
+    size: Count = 0
+    attempts: Count = 0
+    last_failure: str = ""
+    """why the last attempt ended without success, in one line"""
+
+
+class RepairProgress(msgspec.Struct, frozen=True):
+    """A repair or a move under way; sizes are payload bytes, summed over copies."""
+
+    ledger_id: Count
+    worker: str
+    started_ms: Count
+    size: Count = 0
+    copied_size: Count = 0
+
+
+class Leader(msgspec.Struct, frozen=True):
+    """The bookie that hosts the coordinator."""
+
+    bookie_id: str
+    address: str
+    since_ms: Count
 
 
 class CookieRecord(msgspec.Struct, frozen=True):
@@ -114,12 +182,28 @@ class CookieRecord(msgspec.Struct, frozen=True):
     """random; made when the folders were formatted"""
 
 
-Record = LedgerRecord | BookieRecord | CookieRecord
+LedgerMark = UnderReplicated | RepairProgress
+Record = LedgerRecord | LedgerMark | BookieRecord | CookieRecord | Draining | Leader
 
 
 def ledger_key(ledger_id: int) -> str:
     """Return the key of a ledger; keys order as ids do."""
     return f"{LEDGERS}{ledger_id:020d}"
+
+
+def underreplicated_key(ledger_id: int) -> str:
+    """Return the key that says that a ledger wants repair."""
+    return f"{UNDERREPLICATED}{ledger_id:020d}"
+
+
+def repair_lease(ledger_id: int) -> str:
+    """Return the name of the lease of who repairs or moves a ledger."""
+    return f"{REPAIRS}{ledger_id:020d}"
+
+
+def draining_key(bookie_id: str) -> str:
+    """Return the key that says that a bookie is being decommissioned."""
+    return DRAINING + bookie_id
 
 
 def parse_ledger_key(key: str) -> int:
@@ -165,6 +249,26 @@ def decode_bookie(name: str, value: bytes) -> BookieRecord:
 def decode_cookie(key: str, value: bytes) -> CookieRecord:
     """Return the cookie stored at *key*. Raises BadRecord."""
     return _decode(key, value, CookieRecord)
+
+
+def decode_underreplicated(key: str, value: bytes) -> UnderReplicated:
+    """Return what is wrong with a ledger. Raises BadRecord."""
+    return _decode(key, value, UnderReplicated)
+
+
+def decode_draining(key: str, value: bytes) -> Draining:
+    """Return the mark of a bookie that is being decommissioned. Raises BadRecord."""
+    return _decode(key, value, Draining)
+
+
+def decode_repair(name: str, value: bytes) -> RepairProgress:
+    """Return how far the repair with the lease *name* is. Raises BadRecord."""
+    return _decode(name, value, RepairProgress)
+
+
+def decode_leader(name: str, value: bytes) -> Leader:
+    """Return who leads, by the lease *name*. Raises BadRecord."""
+    return _decode(name, value, Leader)
 
 
 def _decode(key: str, value: bytes, kind: type[T]) -> T:
