@@ -76,9 +76,12 @@ class BlockingClient:
             yield BlockingWriter(self._portal, writer)
 
     @contextmanager
-    def open_ledger(self, ledger_id: int, password: bytes = b"") -> Iterator[BlockingReader]:
-        """Open a ledger for reading, also while it is written."""
-        with _entered(self._portal, self._client.open_ledger(ledger_id, password)) as reader:
+    def open_ledger(
+        self, ledger_id: int, password: bytes = b"", *, recover: bool = True
+    ) -> Iterator[BlockingReader]:
+        """Open a ledger for reading; one that is not closed is recovered first, or followed."""
+        opened = self._client.open_ledger(ledger_id, password, recover=recover)
+        with _entered(self._portal, opened) as reader:
             yield BlockingReader(self._portal, reader)
 
     def ledger_info(self, ledger_id: int) -> LedgerInfo:

@@ -120,9 +120,16 @@ class Client:
 
     @asynccontextmanager
     async def open_ledger(
-        self, ledger_id: int, password: bytes = b""
+        self, ledger_id: int, password: bytes = b"", *, recover: bool = True
     ) -> AsyncIterator[LedgerReader]:
-        """Open a ledger for reading, also while it is written.
+        """Open a ledger for reading.
+
+        Args:
+            ledger_id: which ledger.
+            password: the one it was created with.
+            recover: a ledger that is not closed is recovered first: whoever writes it is
+                fenced, and it is closed at its end. With False it stays as it is, and
+                is read and followed up to its last confirmed entry while it is written.
 
         Raises:
             NoSuchLedger: there is none with this id.

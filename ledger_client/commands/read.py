@@ -57,7 +57,7 @@ async def _read(
 ) -> None:
     async with (
         ledger_client.connect(cluster) as client,
-        client.open_ledger(ledger_id, password=password.encode()) as reader,
+        client.open_ledger(ledger_id, password=password.encode(), recover=False) as reader,
     ):
         end = reader.last_confirmed if last is None else last
         if last is None and first == end + 1:
@@ -87,7 +87,7 @@ def follow(
 async def _follow(ledger_id: int, first: int, form: Form, cluster: str, password: str) -> None:
     async with (
         ledger_client.connect(cluster) as client,
-        client.open_ledger(ledger_id, password=password.encode()) as reader,
+        client.open_ledger(ledger_id, password=password.encode(), recover=False) as reader,
     ):
         entries = reader.follow(first)
         while (batch := await entries.next_batch()) is not None:

@@ -60,7 +60,7 @@ def test_several_threads_share_a_client(client: BlockingClient) -> None:
 def test_a_follower_in_one_thread_sees_what_another_writes(client: BlockingClient) -> None:
     with (
         client.create_ledger() as ledger,
-        client.open_ledger(ledger.id) as reader,
+        client.open_ledger(ledger.id, recover=False) as reader,
         ThreadPoolExecutor(1) as pool,
     ):
         seen = pool.submit(lambda: [entry.payload for entry in reader.follow(0)])
@@ -71,7 +71,7 @@ def test_a_follower_in_one_thread_sees_what_another_writes(client: BlockingClien
 
 
 def test_ctrl_c_ends_a_call_and_leaves_the_client_usable(client: BlockingClient) -> None:
-    with client.create_ledger() as ledger, client.open_ledger(ledger.id) as reader:
+    with client.create_ledger() as ledger, client.open_ledger(ledger.id, recover=False) as reader:
         main = threading.main_thread().ident
         assert main is not None
         timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))

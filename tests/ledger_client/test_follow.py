@@ -24,7 +24,7 @@ async def test_a_follower_sees_an_entry_within_50_ms_of_its_acknowledgement(
         async with (
             trio.open_nursery() as nursery,
             client.create_ledger(*quorums) as ledger,
-            client.open_ledger(ledger.id) as reader,
+            client.open_ledger(ledger.id, recover=False) as reader,
         ):
             nursery.start_soon(note_times, reader, seen)
             for pause_s in (0.5, 0.001, 3.0, 0.008, 0.02, 0.011, 6.0):
@@ -42,7 +42,7 @@ async def test_following_ends_after_the_ledger_is_closed_with_and_without_hints_
         memory_cluster(3) as cluster,
         cluster.client(Options(poll_s=2)) as client,
         client.create_ledger() as ledger,
-        client.open_ledger(ledger.id) as reader,
+        client.open_ledger(ledger.id, recover=False) as reader,
     ):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(note_times, reader, {})
@@ -79,7 +79,7 @@ async def test_a_bookie_that_the_writer_gave_up_does_not_hold_followers_back(
         cluster.kill(first_asked)
         await ledger.append(b"x")
         cluster.revive(first_asked)
-        async with client.open_ledger(ledger.id) as reader:
+        async with client.open_ledger(ledger.id, recover=False) as reader:
             follower = reader.follow(0)
             for expected in range(10):
                 with trio.fail_after(5):
@@ -95,7 +95,7 @@ async def test_a_bookie_that_dies_under_a_long_poll_is_replaced_at_once(
         cluster.client() as client,
         trio.open_nursery() as nursery,
         client.create_ledger(3, 3, 2) as ledger,
-        client.open_ledger(ledger.id) as reader,
+        client.open_ledger(ledger.id, recover=False) as reader,
     ):
         await ledger.append(b"x")
         seen: dict[int, float] = {}
@@ -118,7 +118,7 @@ async def test_a_follower_without_any_bookie_fails_in_the_time_allowed_and_can_g
         client.create_ledger(1, 1, 1) as ledger,
     ):
         await ledger.append(b"x")
-        async with client.open_ledger(ledger.id) as reader:
+        async with client.open_ledger(ledger.id, recover=False) as reader:
             follower = reader.follow(0)
             assert (await anext(follower)).entry_id == 0
             cluster.kill("b1")
@@ -140,7 +140,7 @@ async def test_a_silent_bookie_is_left_by_its_follower(autojump_clock: MockClock
         client.create_ledger(3, 3, 2) as ledger,
     ):
         await ledger.append(b"x")
-        async with client.open_ledger(ledger.id) as reader:
+        async with client.open_ledger(ledger.id, recover=False) as reader:
             follower = reader.follow(0)
             await anext(follower)
             asked = ledger.metadata.fragments[0].bookies[-1]
@@ -155,7 +155,7 @@ async def test_following_goes_on_while_the_store_is_away(autojump_clock: MockClo
         memory_cluster(3) as cluster,
         cluster.client(Options(poll_s=1)) as client,
         client.create_ledger() as ledger,
-        client.open_ledger(ledger.id) as reader,
+        client.open_ledger(ledger.id, recover=False) as reader,
     ):
         cluster.store.available = False
         follower = reader.follow(0)
@@ -169,7 +169,10 @@ async def test_following_goes_on_while_the_store_is_away(autojump_clock: MockClo
 async def test_following_a_ledger_that_is_deleted_says_so(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         with pytest.raises(NoSuchLedger):
-            async with client.create_ledger() as ledger, client.open_ledger(ledger.id) as reader:
+            async with (
+                client.create_ledger() as ledger,
+                client.open_ledger(ledger.id, recover=False) as reader,
+            ):
                 await ledger.append(b"x")
                 follower = reader.follow(0)
                 await anext(follower)
@@ -201,7 +204,7 @@ async def test_an_empty_ledger_is_polled_gently_and_its_first_entry_comes_soon(
         cluster.client() as client,
         trio.open_nursery() as nursery,
         client.create_ledger() as ledger,
-        client.open_ledger(ledger.id) as reader,
+        client.open_ledger(ledger.id, recover=False) as reader,
     ):
         seen: dict[int, float] = {}
         nursery.start_soon(note_times, reader, seen)

@@ -62,7 +62,10 @@ async def test_reading_past_the_end_or_before_the_start_names_the_entry(
 
 async def test_an_empty_ledger_has_nothing_to_read(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        async with client.create_ledger() as ledger, client.open_ledger(ledger.id) as reader:
+        async with (
+            client.create_ledger() as ledger,
+            client.open_ledger(ledger.id, recover=False) as reader,
+        ):
             assert reader.last_confirmed == -1
             assert list(await reader.read(0, -1)) == []
         async with client.open_ledger(ledger.id) as reader:
@@ -82,7 +85,10 @@ async def test_an_open_ledger_is_read_up_to_its_last_confirmed_entry(
         await trio.sleep(0.1)  # the explicit last confirmed entry travels
         for bookie in cluster.bookies.values():
             bookie.holding = True
-        async with client.open_ledger(ledger.id) as reader, trio.open_nursery() as nursery:
+        async with (
+            client.open_ledger(ledger.id, recover=False) as reader,
+            trio.open_nursery() as nursery,
+        ):
             nursery.start_soon(ledger.append, b"entry 1")
             await trio.sleep(0.1)
             assert reader.last_confirmed == 0

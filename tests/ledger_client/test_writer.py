@@ -224,7 +224,7 @@ async def test_bookies_that_answer_other_things_do_not_keep_an_entry_waiting_for
             bookie.holding = True
         nursery.start_soon(expect_unknown, ledger, b"two", 1, AppendTimeout)
         await trio.sleep(1)
-        async with client.open_ledger(ledger.id) as reader:
+        async with client.open_ledger(ledger.id, recover=False) as reader:
             await reader.read(0, 0)
             await reader.refresh()
 
