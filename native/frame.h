@@ -67,6 +67,7 @@
 #define BK_CODE_READ_ONLY 105
 #define BK_CODE_TOO_MANY 106
 
+#define BK_ADD_HEADER_SIZE 28         /* of an ADD request before its stored entry */
 #define BK_READ_HEADER_SIZE 28        /* of a READ response, with its length word */
 #define BK_BATCH_HEADER_SIZE 36       /* of a BATCH_READ response, the same */
 #define BK_READ_WAIT_HEADER_SIZE 48   /* of a READ_WAIT response, the same */

@@ -103,7 +103,7 @@ int bk_link_attach(bk_link *link, bk_writer *writer, uint32_t bookie)
                                   .next = *bucket};
     *bucket = attachment;
     link->count++;
-    bk_writer_hold(writer, attachment);
+    bk_writer_bind(writer, attachment);
     return BK_OK;
 }
 
@@ -137,7 +137,7 @@ void bk_link_drop(bk_attachment *attachment)
     clear_dirty(link, attachment);
     if (link->recent == attachment)
         link->recent = NULL;
-    bk_writer_release(attachment->writer, attachment);
+    bk_writer_unbind(attachment->writer, attachment);
     free(attachment);
 }
 
@@ -344,35 +344,4 @@ uint8_t *bk_link_room(bk_link *link, size_t *size)
         return NULL;
     *size = need - link->partial_size;
     return link->partial + link->partial_size;
-}
-
-/* --- entries ----------------------------------------------------------------------------- */
-
-int bk_entries_check(const bk_digest *digest, const uint8_t *body, size_t size, int64_t ledger_id,
-                     int64_t start_id, uint32_t count_max, uint64_t *payload_offsets,
-                     uint32_t *payload_sizes, uint32_t *count, int64_t *lac, uint64_t *length)
-{
-    *count = 0;
-    *lac = -1;
-    *length = 0;
-    size_t at = 0;
-    while (at < size && *count < count_max) {
-        if (size - at < 4)
-            return BK_CORRUPT;
-        uint32_t entry_size = bk_get32be(body + at);
-        const uint8_t *entry = body + at + 4;
-        int64_t entry_id = (int64_t)((uint64_t)start_id + *count);
-        if (entry_id < 0 || entry_size > size - at - 4 ||
-            bk_digest_check(digest, entry, entry_size, ledger_id, entry_id) != BK_OK)
-            return BK_CORRUPT;
-        uint32_t head = BK_ENTRY_HEADER_SIZE + (uint32_t)bk_digest_size(digest->kind);
-        payload_offsets[*count] = at + 4 + head;
-        payload_sizes[*count] = entry_size - head;
-        int64_t entry_lac = (int64_t)bk_get64be(entry + 16);
-        *lac = entry_lac > *lac ? entry_lac : *lac;
-        *length = bk_get64be(entry + 24);
-        ++*count;
-        at += 4 + entry_size;
-    }
-    return BK_OK;
 }

@@ -28,11 +28,12 @@ typedef struct {
 } bk_writer_state;
 
 /* first_entry: id of the first entry to come (its LAC is first_entry - 1); length: payload
- * bytes before it. -EINVAL: not 1 <= ack <= write <= ensemble <= 64, a negative id, or an
+ * bytes before it; flags: what every ADD frame carries (frame.h), BK_FLAG_RECOVERY for one who
+ * recovers the ledger. -EINVAL: not 1 <= ack <= write <= ensemble <= 64, a negative id, or an
  * unknown kind of digest. */
 int bk_writer_open(int64_t ledger_id, uint32_t ensemble_size, uint32_t write_quorum,
-                   uint32_t ack_quorum, const bk_digest *digest, int64_t first_entry,
-                   uint64_t length, uint64_t token, bk_writer **out);
+                   uint32_t ack_quorum, const bk_digest *digest, int32_t flags,
+                   int64_t first_entry, uint64_t length, uint64_t token, bk_writer **out);
 /* Links forget it. */
 void bk_writer_close(bk_writer *writer);
 /* Bytes that bk_writer_add will write for each of the ensemble_size bookies (only sizes[0] is filled
@@ -49,6 +50,24 @@ void bk_writer_get_state(const bk_writer *writer, bk_writer_state *out);
  * not in the entry's write set, for an entry that was not added, or twice, changes nothing.
  * A refusal counts for an entry up to the LAC too: its copy is missing there. */
 void bk_writer_acknowledge(bk_writer *writer, uint32_t bookie, int64_t entry_id, int32_t code);
+
+/* Change of the ensemble, in this order:
+ *
+ *   hold(1)      the LAC stands from now on; acknowledgements are still counted
+ *   replace(i)   for each bookie that is lost
+ *   attach       the new one's link, and send it its share of every entry above the LAC
+ *   hold(0)      when the new ensemble is in the metadata: what is complete is confirmed
+ *
+ * So no entry is confirmed by an acknowledgement of a bookie that the metadata does not
+ * name for it: entries above the LAC belong to the new ensemble, those up to it to the old. */
+
+/* on 0: confirm what is complete; the links report nothing of it, so look at the state. */
+void bk_writer_hold(bk_writer *writer, int32_t on);
+/* Another bookie stands at this index from now on: the links that counted for the old one are
+ * detached, its acknowledgements of all entries above the LAC and its refusals are forgotten.
+ * The state's code becomes 0 unless it is final (fenced, unauthorized). -EINVAL: no such
+ * index, or the LAC is not held. */
+int bk_writer_replace(bk_writer *writer, uint32_t bookie);
 
 /* --- link ---------------------------------------------------------------------- */
 
@@ -97,3 +116,20 @@ void bk_frame_add(uint8_t *out, const bk_digest *digest, int32_t flags, int64_t 
 int bk_entries_check(const bk_digest *digest, const uint8_t *body, size_t size, int64_t ledger_id,
                      int64_t start_id, uint32_t count_max, uint64_t *payload_offsets,
                      uint32_t *payload_sizes, uint32_t *count, int64_t *lac, uint64_t *length);
+
+/* Entries put back where they are missing: stored entries, as a bookie gave them, become ADD
+ * frames. Not a byte of them changes (LAC, length and digest are the writer's), so every
+ * replica of an entry is the same. Digests are not looked at: check the entries first. */
+
+/* Whether a body as above is made of whole entries that fit ADD frames: *count of them, and
+ * *size, the bytes of their frames. BK_CORRUPT: it is not. */
+int bk_readd_plan(const uint8_t *body, size_t body_size, uint32_t *count, uint64_t *size);
+/* The frames of a body that was planned, into out. */
+void bk_readd(uint8_t *out, const uint8_t *key, int32_t flags, const uint8_t *body,
+              size_t body_size);
+/* The frame of one stored entry, as in the body of a READ response. Its size is entry_size +
+ * BK_ADD_HEADER_SIZE. */
+void bk_frame_readd(uint8_t *out, const uint8_t *key, int32_t flags, const uint8_t *entry,
+                    uint32_t entry_size);
+/* Whether a stored entry of this size fits an ADD frame: 1 or 0. */
+int bk_readd_fits(uint64_t entry_size);

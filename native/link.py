@@ -10,7 +10,7 @@ import msgspec
 
 from native._core import ffi, lib
 from native.digest import Digest
-from native.errors import check, raise_for
+from native.errors import Corrupt, check, raise_for
 
 _RESPONSES_MAX = 256
 _TOKENS_MAX = 256
@@ -52,8 +52,12 @@ class Writer:
         first_entry: int = 0,
         length: int = 0,
         token: int = 0,
+        flags: int = 0,
     ) -> None:
         """*length* is the payload bytes before *first_entry*; links report *token*.
+
+        Every ADD frame carries *flags*: Flag.RECOVERY lets entries into a ledger
+        that is fenced.
 
         Raises:
             OSError: EINVAL, not 1 <= ack <= write <= ensemble <= 64.
@@ -65,6 +69,7 @@ class Writer:
             write_quorum,
             ack_quorum,
             digest.pointer,
+            flags,
             first_entry,
             length,
             token,
@@ -134,6 +139,27 @@ class Writer:
     def acknowledge(self, bookie: int, entry_id: int, code: int = 0) -> None:
         """Count one answer of the bookie at this index, as a link does."""
         lib.bk_writer_acknowledge(self.pointer, bookie, entry_id, code)
+
+    def hold(self, on: bool) -> None:
+        """Let the LAC stand while the ensemble changes, or go on again.
+
+        Acknowledgements are counted meanwhile. `hold(False)` confirms what is
+        complete; no link reports that, so look at the state.
+        """
+        lib.bk_writer_hold(self.pointer, on)
+
+    def replace(self, bookie: int) -> None:
+        """Let another bookie stand at this index of the ensemble.
+
+        Links that counted for the old one are detached. Its acknowledgements of all
+        entries above the LAC, and that it refused, are forgotten; `code` is 0 again
+        unless it is FENCED or UNAUTHORIZED. Attach the new one's link, and send it
+        its share of every entry above the LAC.
+
+        Raises:
+            OSError: EINVAL, no such index, or the LAC is not held.
+        """
+        check(lib.bk_writer_replace(self.pointer, bookie), "replacing a bookie")
 
     def close(self) -> None:
         """Forget everything pending, and leave all links. Closing twice is fine."""
@@ -347,3 +373,40 @@ def check_entries(
         length[0],
         result == lib.BK_OK,
     )
+
+
+def readd(key: bytes, flags: int, body: bytes | memoryview) -> tuple[memoryview, int]:
+    """Return the entries in the body of a BATCH_READ response as ADD frames, and their count.
+
+    Not a byte of the stored entries changes, so every replica is the same. Digests
+    are not looked at; `check_entries` does that.
+
+    Raises:
+        Corrupt: the body is not made of whole entries.
+    """
+    count, size = ffi.new("uint32_t *"), ffi.new("uint64_t *")
+    with ffi.from_buffer(body) as lent:
+        check(lib.bk_readd_plan(lent, len(lent), count, size), "entries to add again")
+        out = _new_uncleared("uint8_t[]", size[0])
+        lib.bk_readd(out, _checked_key(key), flags, lent, len(lent))
+    return memoryview(ffi.buffer(out)), count[0]
+
+
+def readd_one(key: bytes, flags: int, stored: bytes | memoryview) -> memoryview:
+    """Return one stored entry, as in the body of a READ response, as an ADD frame.
+
+    Raises:
+        Corrupt: it has no whole header, or is too large for a frame.
+    """
+    with ffi.from_buffer(stored) as lent:
+        if not lib.bk_readd_fits(len(lent)):
+            raise Corrupt(f"{len(lent)} bytes are no stored entry")
+        out = _new_uncleared("uint8_t[]", lib.BK_ADD_HEADER_SIZE + len(lent))
+        lib.bk_frame_readd(out, _checked_key(key), flags, lent, len(lent))
+    return memoryview(ffi.buffer(out))
+
+
+def _checked_key(key: bytes) -> bytes:
+    if len(key) != lib.BK_KEY_SIZE:
+        raise ValueError(f"a master key has {lib.BK_KEY_SIZE} bytes, not {len(key)}")
+    return key

@@ -24,8 +24,8 @@ int64_t bk_writer_ledger(const bk_writer *writer);
 uint64_t bk_writer_token(const bk_writer *writer);
 uint32_t bk_writer_ensemble_size(const bk_writer *writer);
 /* Put an attachment into the writer's list, or take it out. */
-void bk_writer_hold(bk_writer *writer, bk_attachment *attachment);
-void bk_writer_release(bk_writer *writer, bk_attachment *attachment);
+void bk_writer_bind(bk_writer *writer, bk_attachment *attachment);
+void bk_writer_unbind(bk_writer *writer, bk_attachment *attachment);
 /* The writer goes: take the attachment out of its link and free it. */
 void bk_link_drop(bk_attachment *attachment);
 

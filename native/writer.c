@@ -4,7 +4,6 @@
 
 #include "link_internal.h"
 
-#define ENTRY_OFFSET 28 /* of the stored entry in an ADD frame */
 #define PENDING_MIN 64  /* slots of the first ring */
 
 /* An entry above the LAC. */
@@ -18,6 +17,8 @@ struct bk_writer {
     uint64_t token;
     uint32_t ensemble_size, write_quorum, ack_quorum;
     bk_digest digest;
+    int32_t flags;       /* of every frame */
+    int32_t held;        /* 1: the LAC stands */
     int64_t first_entry; /* the first that this writer may add */
     bk_writer_state state;
     pending_entry *pending; /* a ring: entry e is in slot e mod size */
@@ -28,8 +29,8 @@ struct bk_writer {
 /* --- open, close, state --------------------------------------------------------- */
 
 int bk_writer_open(int64_t ledger_id, uint32_t ensemble_size, uint32_t write_quorum,
-                   uint32_t ack_quorum, const bk_digest *digest, int64_t first_entry,
-                   uint64_t length, uint64_t token, bk_writer **out)
+                   uint32_t ack_quorum, const bk_digest *digest, int32_t flags,
+                   int64_t first_entry, uint64_t length, uint64_t token, bk_writer **out)
 {
     if (ack_quorum < 1 || ack_quorum > write_quorum || write_quorum > ensemble_size ||
         ensemble_size > BK_ENSEMBLE_SIZE_MAX || ledger_id < 0 || first_entry < 0 ||
@@ -44,6 +45,7 @@ int bk_writer_open(int64_t ledger_id, uint32_t ensemble_size, uint32_t write_quo
     writer->write_quorum = write_quorum;
     writer->ack_quorum = ack_quorum;
     writer->digest = *digest;
+    writer->flags = flags;
     writer->first_entry = first_entry;
     writer->state.lac = first_entry - 1;
     writer->state.next_entry = first_entry;
@@ -72,13 +74,13 @@ int64_t bk_writer_ledger(const bk_writer *writer) { return writer->ledger_id; }
 uint64_t bk_writer_token(const bk_writer *writer) { return writer->token; }
 uint32_t bk_writer_ensemble_size(const bk_writer *writer) { return writer->ensemble_size; }
 
-void bk_writer_hold(bk_writer *writer, bk_attachment *attachment)
+void bk_writer_bind(bk_writer *writer, bk_attachment *attachment)
 {
     attachment->sibling = writer->attachments;
     writer->attachments = attachment;
 }
 
-void bk_writer_release(bk_writer *writer, bk_attachment *attachment)
+void bk_writer_unbind(bk_writer *writer, bk_attachment *attachment)
 {
     bk_attachment **at = &writer->attachments;
     while (*at != attachment)
@@ -90,7 +92,7 @@ void bk_writer_release(bk_writer *writer, bk_attachment *attachment)
 
 uint64_t bk_frame_add_size(const bk_digest *digest, uint64_t payload_size)
 {
-    return ENTRY_OFFSET + BK_ENTRY_HEADER_SIZE + (uint64_t)bk_digest_size(digest->kind) +
+    return BK_ADD_HEADER_SIZE + BK_ENTRY_HEADER_SIZE + (uint64_t)bk_digest_size(digest->kind) +
            payload_size;
 }
 
@@ -98,7 +100,7 @@ void bk_frame_add(uint8_t *out, const bk_digest *digest, int32_t flags, int64_t 
                   int64_t entry_id, int64_t lac, uint64_t length, const uint8_t *payload,
                   uint32_t payload_size)
 {
-    uint8_t *entry = out + ENTRY_OFFSET, *sum = entry + BK_ENTRY_HEADER_SIZE;
+    uint8_t *entry = out + BK_ADD_HEADER_SIZE, *sum = entry + BK_ENTRY_HEADER_SIZE;
     bk_put32be(out, (uint32_t)bk_frame_add_size(digest, payload_size) - 4);
     bk_put32be(out + 4, 2u << 24 | BK_OP_ADD << 16 | ((uint32_t)flags & 0xffff));
     memcpy(out + 8, digest->master_key, BK_KEY_SIZE);
@@ -204,7 +206,7 @@ static void add_entry(bk_writer *writer, const uint8_t *payload, uint32_t size, 
     bk_writer_state *state = &writer->state;
     state->length += size;
     *pending_at(writer, state->next_entry) = (pending_entry){0, state->length};
-    bk_frame_add(out, &writer->digest, 0, writer->ledger_id, state->next_entry, state->lac,
+    bk_frame_add(out, &writer->digest, writer->flags, writer->ledger_id, state->next_entry, state->lac,
                  state->length, payload, size);
     state->next_entry++;
 }
@@ -274,7 +276,7 @@ static int is_complete(const bk_writer *writer, const pending_entry *entry)
 static void confirm(bk_writer *writer)
 {
     bk_writer_state *state = &writer->state;
-    while (state->lac + 1 < state->next_entry) {
+    while (!writer->held && state->lac + 1 < state->next_entry) {
         const pending_entry *entry = pending_at(writer, state->lac + 1);
         if (!is_complete(writer, entry))
             return;
@@ -307,4 +309,38 @@ int bk_writer_take(bk_writer *writer, uint32_t bookie, int64_t entry_id, int32_t
 void bk_writer_acknowledge(bk_writer *writer, uint32_t bookie, int64_t entry_id, int32_t code)
 {
     bk_writer_take(writer, bookie, entry_id, code);
+}
+
+/* --- another bookie ---------------------------------------------------------------------- */
+
+void bk_writer_hold(bk_writer *writer, int32_t on)
+{
+    writer->held = on;
+    confirm(writer);
+}
+
+/* A late answer of the bookie that was lost must not count for the one that took its place. */
+static void unbind_bookie(bk_writer *writer, uint32_t bookie)
+{
+    bk_attachment *next;
+    for (bk_attachment *at = writer->attachments; at != NULL; at = next) {
+        next = at->sibling;
+        if (at->bookie == bookie)
+            bk_link_drop(at);
+    }
+}
+
+int bk_writer_replace(bk_writer *writer, uint32_t bookie)
+{
+    bk_writer_state *state = &writer->state;
+    if (bookie >= writer->ensemble_size || !writer->held)
+        return -EINVAL;
+    unbind_bookie(writer, bookie);
+    uint64_t bit = UINT64_C(1) << bookie;
+    for (int64_t id = state->lac + 1; id < state->next_entry; id++)
+        pending_at(writer, id)->acknowledged &= ~bit;
+    state->refused &= ~bit;
+    if (!is_final(state->code))
+        state->code = 0;
+    return BK_OK;
 }
