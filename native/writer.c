@@ -200,14 +200,22 @@ static void share_frame(const bk_writer *writer, uint32_t first, uint64_t size, 
     }
 }
 
+/* The LAC that entries carry. What one recoverer adds again another may have found absent, so
+ * it is confirmed by the end that metadata records, and readers must not hear of it before. */
+static int64_t told_lac(const bk_writer *writer)
+{
+    int is_recovery = (writer->flags & BK_FLAG_RECOVERY) != 0;
+    return is_recovery ? writer->first_entry - 1 : writer->state.lac;
+}
+
 /* Build one entry's frame where the next of its first bookie goes. */
 static void add_entry(bk_writer *writer, const uint8_t *payload, uint32_t size, uint8_t *out)
 {
     bk_writer_state *state = &writer->state;
     state->length += size;
     *pending_at(writer, state->next_entry) = (pending_entry){0, state->length};
-    bk_frame_add(out, &writer->digest, writer->flags, writer->ledger_id, state->next_entry, state->lac,
-                 state->length, payload, size);
+    bk_frame_add(out, &writer->digest, writer->flags, writer->ledger_id, state->next_entry,
+                 told_lac(writer), state->length, payload, size);
     state->next_entry++;
 }
 
