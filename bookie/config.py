@@ -18,7 +18,7 @@ from typing import Annotated, Any, get_type_hints
 import msgspec
 
 from bookie.errors import BookieError
-from bookie.settings import DAY_S, GiB, MiB, Setting, TiB, Value, write_sample
+from bookie.settings import DAY_S, SWITCH, GiB, MiB, Setting, TiB, Value, write_sample
 
 _ID = r"|[A-Za-z0-9][A-Za-z0-9._:\[\]-]{0,127}"
 _COMMAND_LINE = "the command line"
@@ -109,15 +109,6 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             64 * GiB,
         ),
     ] = GiB
-    journal_backups: Annotated[
-        int,
-        Setting(
-            "Journal files kept although their entries are in entry logs. 0: none.",
-            "files",
-            0,
-            1000,
-        ),
-    ] = 1
     journal_spares: Annotated[
         int,
         Setting(
@@ -169,19 +160,11 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         int,
         Setting("The same for all connections together.", "bytes", MiB, 64 * GiB),
     ] = 256 * MiB
-    frame_timeout_s: Annotated[
+    peer_timeout_s: Annotated[
         float,
         Setting(
-            "Close a connection that leaves a frame unfinished for this long. 0: never.",
-            "seconds",
-            0,
-            DAY_S,
-        ),
-    ] = 30.0
-    send_timeout_s: Annotated[
-        float,
-        Setting(
-            "Close a connection that does not take its responses for this long. 0: never.",
+            "Close a connection that for this long leaves a frame unfinished, or does not take\n"
+            "its responses. 0: never.",
             "seconds",
             0,
             DAY_S,
@@ -273,6 +256,55 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_check_s: Annotated[
         float, Setting("Time between looks at the disk.", "seconds", 0.01, 3600)
     ] = 10.0
+
+    autorecovery: Annotated[
+        bool,
+        Setting(
+            "Take part in repair: in turn to lead it, and with others to copy entries of which\n"
+            "too few copies are left. Turn it off while several bookies are down on purpose.",
+            choices=SWITCH,
+            section="Repair",
+        ),
+    ] = True
+    repair_rate_max: Annotated[
+        int,
+        Setting(
+            "How fast this bookie copies entries to others for repair; writes and reads of\n"
+            "clients go first. 0: no limit.",
+            "bytes a second",
+            0,
+            TiB,
+        ),
+    ] = 50 * MiB
+    lost_after_s: Annotated[
+        float,
+        Setting(
+            "A bookie that is not registered for this long is lost, and its copies are made\n"
+            "anew elsewhere. Longer than a restart takes. 0: as soon as its registration ends.",
+            "seconds",
+            0,
+            30 * DAY_S,
+        ),
+    ] = 60.0
+    open_grace_s: Annotated[
+        float,
+        Setting(
+            "A ledger that is still open and has a lost bookie is closed after this long, which\n"
+            "ends its writer; a writer that lives replaces the bookie by itself before. 0: at once.",
+            "seconds",
+            0,
+            30 * DAY_S,
+        ),
+    ] = 30.0
+    scrub_rate: Annotated[
+        int,
+        Setting(
+            "How fast closed entry logs are read through for damage, once a day at most. 0: never.",
+            "bytes a second",
+            0,
+            TiB,
+        ),
+    ] = 10 * MiB
 
     lease_ttl_s: Annotated[
         float,

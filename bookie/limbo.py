@@ -16,17 +16,9 @@ from pathlib import Path
 import msgspec
 
 from bookie.durable import sync_folder
+from metadata.calls import DamagedPlace
 
 FILE_NAME = "limbo"
-
-
-class DamagedPlace(msgspec.Struct, frozen=True):
-    """Where bytes were found wrong. -1 stands for a ledger or entry not known."""
-
-    file: str
-    offset: int
-    ledger_id: int = -1
-    entry_id: int = -1
 
 
 def in_limbo(ledger_folder: Path) -> bool:

@@ -12,8 +12,8 @@ disk; fences, calls and parked reads get tasks of their own, so many at a time.
 
 Bounds. A connection from which more than connection_bytes_max is unsynced or unsent is not
 read from, nor is any while all together hold more than bytes_in_flight_max. A frame must
-be whole within frame_timeout_s of waiting for its peer, a piece of a response must be
-taken within send_timeout_s. While a connection is idle it holds no buffer.
+be whole within peer_timeout_s of waiting for its peer, a piece of a response must be
+taken within it too. While a connection is idle it holds no buffer.
 """
 
 from __future__ import annotations
@@ -135,8 +135,8 @@ class Conversation:
         self._outbox = Outbox(server.budget, self.news)
         self._tasks = trio.Semaphore(_TASKS_MAX)
         self._bytes_max = config.connection_bytes_max
-        self._frame_s = config.frame_timeout_s or math.inf
-        self._send_s = config.send_timeout_s or math.inf
+        self._frame_s = config.peer_timeout_s or math.inf
+        self._send_s = config.peer_timeout_s or math.inf
         self._idle_s = config.idle_timeout_s or math.inf
         self._frame_left_s = self._frame_s
         self._partial = 0

@@ -20,7 +20,11 @@ DAY_S = 86_400
 _UNITS = {"B": 1, "KIB": KiB, "MIB": MiB, "GIB": GiB, "TIB": TiB}
 _SIZE = re.compile(r"\s*(\d{1,19})\s*([A-Za-z]*)\s*")
 
-Value = str | int | float
+SWITCH = ("true", "false")
+"""The choices of a setting that is a bool."""
+_SWITCHED: dict[str | bool, bool] = {"true": True, "false": False, True: True, False: False}
+
+Value = str | bool | int | float
 
 
 class Setting(msgspec.Struct, frozen=True):
@@ -52,6 +56,8 @@ class Setting(msgspec.Struct, frozen=True):
     @property
     def allowed(self) -> str:
         """The values allowed, in words."""
+        if self.choices == SWITCH:
+            return "true or false"
         if self.choices:
             return " or ".join(f'"{choice}"' for choice in self.choices)
         if not self.unit:
@@ -69,6 +75,8 @@ class Setting(msgspec.Struct, frozen=True):
         return parsed if parsed is not None and self._allows(parsed) else None
 
     def _converted(self, kind: type, value: object) -> Value | None:
+        if kind is bool:
+            return _SWITCHED.get(value) if isinstance(value, str | bool) else None
         if isinstance(value, str) and kind is not str:
             if self.counts_bytes:
                 return _parse_size(value)
@@ -80,6 +88,8 @@ class Setting(msgspec.Struct, frozen=True):
         return value if isinstance(value, kind) else None
 
     def _allows(self, value: Value) -> bool:
+        if isinstance(value, bool):
+            return True
         if self.choices:
             return value in self.choices
         if isinstance(value, str):
@@ -121,6 +131,8 @@ def write_sample(settings: Iterable[tuple[str, Setting, Value]]) -> str:
 def _toml(setting: Setting, value: Value) -> str:
     if isinstance(value, str):
         return f'"{value}"'
+    if isinstance(value, bool):
+        return str(value).lower()
     if setting.counts_bytes and isinstance(value, int):
         text = format_size(value)
         return text if text.isdigit() else f'"{text}"'

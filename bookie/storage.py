@@ -34,6 +34,8 @@ _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
 DAMAGE_LOOK_S = 1.0
+# Journal files kept although their entries are in entry logs, for whoever looks into a loss.
+JOURNALS_KEPT = 1
 
 
 class Storage:
@@ -223,7 +225,7 @@ class Storage:
         write_mark(self._ledger_folder, mark, self.mark)
         self.mark = mark
         self.checkpoints += 1
-        self.engine.trim(mark, self._config.journal_backups)
+        self.engine.trim(mark, JOURNALS_KEPT)
 
     def _note_recovery(self) -> None:
         found = self.recovery

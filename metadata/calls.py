@@ -136,6 +136,21 @@ class FlushNow(Message, frozen=True):
     """Write the memtable to the entry logs and move the mark. -> JournalState."""
 
 
+class LedgerRuns(Message, frozen=True):
+    """Which entries with id > *after* of a ledger are there, up to *count* runs? -> RunPage.
+
+    Answered out of index and memtable, in limbo too; that a record is sound is not checked.
+    """
+
+    ledger_id: Count
+    after: Id = -1
+    count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+
+
+class ScrubNow(Message, frozen=True):
+    """Check every record of every entry log now, and wait for the end. -> ScrubReport."""
+
+
 # --- replies ---------------------------------------------------------------------------
 
 
@@ -208,6 +223,11 @@ class BookieStatus(Message, frozen=True):
     uptime_s: float = 0.0
     metrics_port: int = 0
     process_id: int = 0
+    limbo: bool = False
+    """it may have lost records, and does not deny that an entry exists"""
+    draining: bool = False
+    ledgers_size: int = 0
+    """bytes of live records in its entry logs"""
 
 
 class LedgerOnBookie(msgspec.Struct, frozen=True):
@@ -281,6 +301,35 @@ class GarbageReport(Message, frozen=True):
     kept: list[LogKept] = []
 
 
+class RunPage(Message, frozen=True):
+    """Rising (first, last) of entries that follow each other without a gap.
+
+    None: there are no more, or the ledger is not known there.
+    """
+
+    runs: list[tuple[int, int]]
+
+
+class DamagedPlace(msgspec.Struct, frozen=True):
+    """Where bytes were found wrong. -1 stands for a ledger or entry not known."""
+
+    file: str
+    offset: int
+    ledger_id: int = -1
+    entry_id: int = -1
+
+
+class ScrubReport(Message, frozen=True):
+    """What a check of all entry logs found. *checked_size* is bytes of records.
+
+    The first 1000 damaged places are named; *damaged_count* counts all.
+    """
+
+    checked_size: int
+    damaged: list[DamagedPlace] = []
+    damaged_count: int = 0
+
+
 # --- the two unions ----------------------------------------------------------------------
 
 MetadataRequest = (
@@ -297,12 +346,28 @@ MetadataRequest = (
     | WatchSince
 )
 BookieRequest = (
-    BookieInfo | LedgerStates | EntryLocation | JournalMark | Logs | CollectGarbage | FlushNow
+    BookieInfo
+    | LedgerStates
+    | EntryLocation
+    | JournalMark
+    | Logs
+    | CollectGarbage
+    | FlushNow
+    | LedgerRuns
+    | ScrubNow
 )
 Request = MetadataRequest | BookieRequest
 MetadataReply = Found | Missing | Done | KeyPage | Granted | LeasePage | Changes | Failure
 BookieReply = (
-    BookieStatus | LedgerStatePage | EntryPlace | JournalState | LogPage | GarbageReport | Failure
+    BookieStatus
+    | LedgerStatePage
+    | EntryPlace
+    | JournalState
+    | LogPage
+    | GarbageReport
+    | RunPage
+    | ScrubReport
+    | Failure
 )
 Reply = MetadataReply | BookieReply
 

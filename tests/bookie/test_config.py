@@ -38,7 +38,9 @@ def test_every_setting_is_explained_with_unit_and_bounds() -> None:
         if " = " in line and not line.startswith("#"):
             assert lines[number - 1].startswith("# "), line
     for key, setting, default in bookie.config.settings():
-        if not isinstance(default, str):
+        if isinstance(default, bool):
+            assert setting.allowed == "true or false"
+        elif not isinstance(default, str):
             assert setting.unit, key
             assert setting.low <= default <= setting.high
 
@@ -91,6 +93,12 @@ def test_sizes_are_numbers_or_text_with_a_unit(tmp_path: Path, text: str, size: 
     assert load_config(path, {"memtable_size": size}).memtable_size == size
 
 
+@pytest.mark.parametrize(("value", "switched"), [("true", True), (False, False), ("false", False)])
+def test_a_switch_is_true_or_false(tmp_path: Path, value: object, switched: bool) -> None:
+    overrides = {"data_folder": str(tmp_path), "autorecovery": value}
+    assert load_config(None, overrides).autorecovery is switched
+
+
 @pytest.mark.parametrize("size", [0, 1, 1023, 1024, 1536, MiB, 5 * GiB, TiB])
 def test_a_size_is_read_as_it_was_written(size: int) -> None:
     setting = Setting("", "bytes", 0, 2 * TiB)
@@ -110,8 +118,8 @@ def test_what_is_not_a_size_is_refused(tmp_path: Path, text: str) -> None:
         for key, setting, default in bookie.config.settings()
         for value in (
             [setting.low - 1, setting.high + 1, True, [], {}, "x y", math.nan]
-            if not isinstance(default, str)
-            else ["none of these", 7]
+            if not isinstance(default, str | bool)
+            else ["none of these", 7, []]
             if setting.choices
             else [7, True, [], "\0"]
         )
@@ -133,7 +141,7 @@ def test_values_out_of_bounds_are_refused_in_one_line(
     [
         (key, value)
         for key, setting, default in bookie.config.settings()
-        if not isinstance(default, str)
+        if not isinstance(default, str | bool)
         for value in (setting.low, setting.high)
     ],
 )

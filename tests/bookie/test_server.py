@@ -22,8 +22,7 @@ def quiet(tmp_path: Path) -> Serving:
     """Without threads: for the virtual clock. It syncs when told to."""
     config = settings(
         tmp_path,
-        frame_timeout_s=5.0,
-        send_timeout_s=7.0,
+        peer_timeout_s=5.0,
         idle_timeout_s=100.0,
         checkpoint_interval_s=0.0,
     )

@@ -40,6 +40,8 @@ REQUESTS: list[Request] = [
     calls.Logs(),
     calls.CollectGarbage(major=True),
     calls.FlushNow(),
+    calls.LedgerRuns(1, 2, 3),
+    calls.ScrubNow(),
 ]
 REPLIES: list[Reply] = [
     calls.Failure("VersionConflict", "m", {"key": "a", "expected": 1, "x": 1.5, "y": None}),
@@ -56,6 +58,8 @@ REPLIES: list[Reply] = [
     calls.JournalState(1, 2, Mark(1, 2, 3, 4, 5, 6, 7, 8)),
     calls.LogPage([calls.LogOnBookie(1, 2, 3)]),
     calls.GarbageReport(1, 2, 3, 4, 5),
+    calls.RunPage([(0, 4), (6, 6)]),
+    calls.ScrubReport(9, [calls.DamagedPlace("1.log", 2, 3, 4)], 1),
 ]
 
 
