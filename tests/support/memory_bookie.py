@@ -9,7 +9,7 @@ import trio
 
 from native import frame
 from native.errors import ProtocolBroken
-from native.frame import Code, Opcode, Request
+from native.frame import Code, Flag, Opcode, Request
 
 
 class MemoryLedger:
@@ -17,6 +17,7 @@ class MemoryLedger:
 
     def __init__(self) -> None:
         self.entries: dict[int, bytes] = {}
+        self.key: bytes | None = None
         self.lac = -1
         self.fenced = False
         self.news = trio.lowlevel.ParkingLot()
@@ -25,6 +26,15 @@ class MemoryLedger:
         if lac > self.lac:
             self.lac = lac
             self.news.unpark_all()
+
+    def fence(self) -> None:
+        self.fenced = True
+        self.news.unpark_all()
+
+    def admits(self, key: bytes | None) -> bool:
+        """Whether *key* is the ledger's; the first one that is shown becomes it."""
+        self.key = self.key or key
+        return key is not None and key == self.key
 
 
 class MemoryBookie:
@@ -37,7 +47,10 @@ class MemoryBookie:
         self.answering = True
         """False: take requests and never answer"""
         self.add_code = Code.OK
+        """READ_ONLY lets adds of high priority pass"""
         self.read_code = Code.OK
+        self.limbo = False
+        """True: it may have lost entries, so it denies none"""
         self.holding = False
         """True: keep acknowledgements until release()"""
         self.delay_s: Callable[[Request], float] = lambda _request: 0.0
@@ -113,24 +126,40 @@ class MemoryBookie:
         if request.opcode == Opcode.BATCH_READ:
             return self._batch_read(request)
         if request.opcode == Opcode.WRITE_LAC:
-            self._ledger(request.ledger_id).raise_lac(request.entry_id)
-            return frame.response(Opcode.WRITE_LAC, Code.OK, request.ledger_id, request.request_id)
+            return self._write_lac(request)
         raise AssertionError(request)
 
     def _add(self, request: Request) -> bytes:
         ledger = self._ledger(request.ledger_id)
-        code = Code.FENCED if ledger.fenced else self.add_code
+        code = self._verdict(ledger, request)
         if code == Code.OK:
             ledger.entries[request.entry_id] = request.body
             ledger.raise_lac(int.from_bytes(request.body[16:24], "big", signed=True))
         return frame.response(Opcode.ADD, code, request.ledger_id, request.entry_id)
 
+    def _write_lac(self, request: Request) -> bytes:
+        ledger = self._ledger(request.ledger_id)
+        code = self._verdict(ledger, request)
+        if code == Code.OK:
+            ledger.raise_lac(request.entry_id)
+        return frame.response(Opcode.WRITE_LAC, code, request.ledger_id, request.request_id)
+
+    def _verdict(self, ledger: MemoryLedger, request: Request) -> int:
+        """The code with which a write is answered."""
+        if not ledger.admits(request.key):
+            return Code.UNAUTHORIZED
+        if ledger.fenced and not request.flags & Flag.RECOVERY:
+            return Code.FENCED
+        if self.add_code == Code.READ_ONLY and request.flags & Flag.PRIORITY:
+            return Code.OK
+        return self.add_code
+
     def _read(self, request: Request) -> bytes:
-        code, entry = self._find(request.ledger_id, request.entry_id)
+        code, entry = self._find(request)
         return frame.response(Opcode.READ, code, request.ledger_id, request.entry_id, entry)
 
     def _batch_read(self, request: Request) -> bytes:
-        code, _ = self._find(request.ledger_id, request.entry_id)
+        code, _ = self._find(request)
         body = b""
         if code == Code.OK:
             body = self._run(request, request.entry_id + request.count_max - 1)
@@ -141,8 +170,9 @@ class MemoryBookie:
     async def _read_wait(self, request: Request) -> bytes:
         ledger = self.ledgers.get(request.ledger_id)
         if ledger is None:
+            code = Code.IO_ERROR if self.limbo else Code.NO_LEDGER
             return frame.read_wait_response(
-                Code.NO_LEDGER, request.ledger_id, request.entry_id, request.request_id, -1, False
+                code, request.ledger_id, request.entry_id, request.request_id, -1, False
             )
         with trio.move_on_after(request.wait_ms / 1000):
             while ledger.lac <= request.known_lac and not ledger.fenced:
@@ -167,13 +197,22 @@ class MemoryBookie:
             body += len(entry).to_bytes(4, "big") + entry
         return bytes(body)
 
-    def _find(self, ledger_id: int, entry_id: int) -> tuple[int, bytes]:
+    def _find(self, request: Request) -> tuple[int, bytes]:
+        """Return code and entry; -1 is the last. A fencing read fences first."""
+        if request.flags & Flag.FENCE:
+            ledger = self._ledger(request.ledger_id)
+            if not ledger.admits(request.key):
+                return Code.UNAUTHORIZED, b""
+            ledger.fence()
         if self.read_code != Code.OK:
             return self.read_code, b""
-        if ledger_id not in self.ledgers:
-            return Code.NO_LEDGER, b""
-        entry = self.entries(ledger_id).get(entry_id)
-        return (Code.NO_ENTRY, b"") if entry is None else (Code.OK, entry)
+        entries = self.entries(request.ledger_id)
+        wanted = max(entries, default=-1) if request.entry_id == -1 else request.entry_id
+        if wanted in entries:
+            return Code.OK, entries[wanted]
+        if self.limbo:
+            return Code.IO_ERROR, b""
+        return Code.NO_ENTRY if request.ledger_id in self.ledgers else Code.NO_LEDGER, b""
 
     def _ledger(self, ledger_id: int) -> MemoryLedger:
         return self.ledgers.setdefault(ledger_id, MemoryLedger())
