@@ -7,6 +7,8 @@ reads nevertheless; it is looked up again whenever a connection is made.
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
+
 import trio
 
 from ledger_client.catalogue import Catalogue
@@ -21,6 +23,8 @@ FRESH_S = 0.5
 """An address looked up so lately is not looked up again."""
 LOOK_UP_S = 1.0
 """How long to wait for the store when an older address is at hand."""
+ANSWER_S = 1.0
+"""A bookie that is to take over must connect and answer within this time."""
 
 
 class Bookies:
@@ -41,6 +45,8 @@ class Bookies:
         self._addresses: dict[str, Address] = {}
         self._connections: dict[str, BookieConnection] = {}
         self._refreshed_at = float("-inf")
+        self._live: list[BookieRecord] = []
+        self._refreshing = trio.Lock()
 
     async def live(self) -> list[BookieRecord]:
         """Return the bookies that are registered now, from metadata.
@@ -55,7 +61,21 @@ class Bookies:
             except BadAddress:
                 self._addresses.pop(record.bookie_id, None)
         self._refreshed_at = trio.current_time()
+        self._live = records
         return records
+
+    async def lately_live(self) -> list[BookieRecord]:
+        """Return what live() does, or did less than FRESH_S ago.
+
+        A bookie's end is the loss of it to all writers of a client at once.
+
+        Raises:
+            MetadataUnavailable: the store did not answer in time.
+        """
+        async with self._refreshing:
+            if trio.current_time() - self._refreshed_at < FRESH_S:
+                return self._live
+            return await self.live()
 
     def connection(self, bookie_id: str) -> BookieConnection:
         """Return the connection to a bookie, known or not; it connects when used."""
@@ -84,10 +104,26 @@ class Bookies:
             except BookieUnavailable as failure:
                 failures[bookie_id] = failure
 
-        async with trio.open_nursery() as nursery:
-            for bookie_id in bookie_ids:
-                nursery.start_soon(reach, bookie_id)
+        await _for_each(bookie_ids, reach)
         return failures
+
+    async def silent(self, bookie_ids: list[str]) -> list[str]:
+        """Ask all of *bookie_ids* something; return those that do not answer soon.
+
+        The host of a bookie that hangs still takes connections.
+        """
+        answering: set[str] = set()
+
+        async def ask(bookie_id: str) -> None:
+            with trio.move_on_after(ANSWER_S):
+                try:
+                    await self.connection(bookie_id).answer()
+                except BookieUnavailable:
+                    return
+                answering.add(bookie_id)
+
+        await _for_each(bookie_ids, ask)
+        return [bookie_id for bookie_id in bookie_ids if bookie_id not in answering]
 
     async def _locate(self, bookie_id: str) -> Address | None:
         known = self._addresses.get(bookie_id)
@@ -101,3 +137,9 @@ class Bookies:
             except LedgerError as wrong:
                 raise OSError(str(wrong)) from wrong
         return self._addresses.get(bookie_id)
+
+
+async def _for_each(bookie_ids: list[str], work: Callable[[str], Awaitable[None]]) -> None:
+    async with trio.open_nursery() as nursery:
+        for bookie_id in bookie_ids:
+            nursery.start_soon(work, bookie_id)

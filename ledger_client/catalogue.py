@@ -6,37 +6,41 @@ its deadline. Changes of a ledger are made by compare-and-set.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 
-import msgspec
 import trio
 
 from ledger_client.errors import (
-    LedgerClosed,
     LedgerExists,
-    LedgerFenced,
     MetadataBroken,
     MetadataUnavailable,
     NoSuchLedger,
 )
+from ledger_client.fragments import grown, sealed
+from ledger_client.marks import Reason, merged, new_mark
 from metadata import errors as metadata_errors
 from metadata.records import (
     BOOKIES,
     LEDGER_COUNTER,
     LEDGERS,
     BookieRecord,
+    DamagedRun,
+    Fragment,
     LedgerRecord,
-    LedgerState,
     decode_bookie,
     decode_ledger,
+    decode_underreplicated,
     encode_record,
     ledger_key,
+    underreplicated_key,
 )
 from metadata.store import ABSENT, MetadataStore
 
 RETRY_S = 0.1
-"""Between two attempts to close a ledger while the store is away."""
+"""Between two attempts to change a ledger while the store is away."""
+CHANGE_S = 1.0
+"""A change of the ensemble not answered for so long is looked for, and made again."""
 
 
 class Catalogue:
@@ -83,6 +87,21 @@ class Catalogue:
                 raise NoSuchLedger(ledger_id)
             return decode_ledger(key, found.value), found.version
 
+    async def replace(
+        self, record: LedgerRecord, version: int, *, limit_s: float = float("inf")
+    ) -> bool:
+        """Put *record* in the place of *version*; False if somebody was faster: look again.
+
+        With MetadataUnavailable, also after *limit_s*, it may have been done or may be yet.
+        """
+        key = ledger_key(record.ledger_id)
+        try:
+            with self._translated(limit_s):
+                await self._store.put(key, encode_record(record), expected=version)
+        except metadata_errors.VersionConflict:
+            return False
+        return True
+
     async def close(self, ledger_id: int, last_entry: int, length: int) -> LedgerRecord:
         """Seal the ledger at *last_entry* with *length* payload bytes.
 
@@ -97,16 +116,71 @@ class Catalogue:
         while True:
             try:
                 record, version = await self.get(ledger_id)
-                sealed = _sealed(record, last_entry, length)
-                if sealed is record:
-                    return record
-                await self._replace(sealed, version)
-            except metadata_errors.VersionConflict:
-                continue  # somebody was faster: look at what they did
+                closed = sealed(record, last_entry, length)
+                if closed is record or await self.replace(closed, version):
+                    return closed
             except MetadataUnavailable:
                 await trio.sleep(RETRY_S)  # the change may have been made: look first
-            else:
-                return sealed
+
+    async def change_ensemble(
+        self, ledger_id: int, expected_last: Fragment, fragment: Fragment
+    ) -> LedgerRecord:
+        """Let an open ledger go on with *fragment* after, or in place of, its last one.
+
+        Fragments before the last stay as they are found: a repair may have changed
+        them. While the store is away it is tried again: a deadline is the caller's.
+
+        Raises:
+            LedgerFenced: another client recovers it, or the last fragment is
+                neither *fragment* nor *expected_last*.
+            LedgerClosed: another client sealed it.
+            NoSuchLedger: it was deleted.
+        """
+        while True:
+            try:
+                record, version = await self.get(ledger_id)
+                changed = grown(record, expected_last, fragment)
+                if changed is record or await self.replace(changed, version, limit_s=CHANGE_S):
+                    return changed
+            except MetadataUnavailable:
+                await trio.sleep(RETRY_S)  # the change may have been made: look first
+
+    async def report(
+        self,
+        ledger_id: int,
+        reason: Reason,
+        bookies: Iterable[str] = (),
+        damaged: Iterable[DamagedRun] = (),
+    ) -> bool:
+        """Mark a ledger for repair; what others reported of it is kept.
+
+        Return whether that is certain: with the store away, it is given up after a
+        while, since the periodic check finds the ledger too.
+
+        Args:
+            ledger_id: the ledger.
+            reason: why it may lack copies.
+            bookies: where copies may be missing; none: anywhere.
+            damaged: copies that are known to be damaged.
+        """
+        key = underreplicated_key(ledger_id)
+        mark = new_mark(ledger_id, reason, bookies, damaged)
+        with trio.move_on_after(self._timeout_s):
+            while True:
+                try:
+                    with self._translated():
+                        found = await self._store.get(key)
+                        known = None if found is None else decode_underreplicated(key, found.value)
+                        value = encode_record(mark if known is None else merged(known, mark))
+                        expected = ABSENT if found is None else found.version
+                        await self._store.put(key, value, expected=expected)
+                except metadata_errors.VersionConflict:
+                    continue
+                except MetadataUnavailable:
+                    await trio.sleep(RETRY_S)
+                else:
+                    return True
+        return False
 
     async def delete(self, ledger_id: int) -> None:
         """Remove the ledger; bookies collect its entries later.
@@ -147,34 +221,17 @@ class Catalogue:
         """Watch the ledger's record, as MetadataStore.watch does: a hint, never more."""
         return self._store.watch(ledger_key(ledger_id))
 
-    async def _replace(self, record: LedgerRecord, version: int) -> None:
-        with self._translated():
-            key = ledger_key(record.ledger_id)
-            await self._store.put(key, encode_record(record), expected=version)
-
     @contextmanager
-    def _translated(self) -> Iterator[None]:
+    def _translated(self, limit_s: float = float("inf")) -> Iterator[None]:
+        limit_s = min(limit_s, self._timeout_s)
         try:
-            with trio.fail_after(self._timeout_s):
+            with trio.fail_after(limit_s):
                 yield
         except trio.TooSlowError:
-            raise MetadataUnavailable(f"metadata: no answer in {self._timeout_s:g} s") from None
+            raise MetadataUnavailable(f"metadata: no answer in {limit_s:g} s") from None
         except metadata_errors.MetadataUnavailable as wrong:
             raise MetadataUnavailable(f"metadata: {wrong}") from wrong
         except metadata_errors.VersionConflict:
             raise  # dealt with by every caller
         except metadata_errors.MetadataError as wrong:
             raise MetadataBroken(f"metadata: {wrong}") from wrong
-
-
-def _sealed(record: LedgerRecord, last_entry: int, length: int) -> LedgerRecord:
-    """Return *record* closed at this end; *record* itself when it is so already."""
-    if record.state is LedgerState.IN_RECOVERY:
-        raise LedgerFenced(record.ledger_id)
-    if record.state is LedgerState.CLOSED:
-        if (record.last_entry, record.length) != (last_entry, length):
-            raise LedgerClosed(record.ledger_id, record.last_entry)
-        return record
-    return msgspec.structs.replace(
-        record, state=LedgerState.CLOSED, last_entry=last_entry, length=length
-    )

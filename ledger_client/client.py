@@ -5,17 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from itertools import count
 
 import trio
 
-from ledger_client.alarms import Alarms
 from ledger_client.background import Background
 from ledger_client.bookies import Bookies
 from ledger_client.catalogue import Catalogue
 from ledger_client.connection import OpenStream
 from ledger_client.creation import DIGESTS, LedgerPlan, create_record
-from ledger_client.ensemble import Ensemble
 from ledger_client.errors import (
     InvalidAddress,
     LedgerError,
@@ -25,16 +22,18 @@ from ledger_client.errors import (
 )
 from ledger_client.listing import LedgerInfo, LedgerListing
 from ledger_client.options import Options
+from ledger_client.placement import Placement
+from ledger_client.quarantine import Quarantine
 from ledger_client.reader import LedgerReader
 from ledger_client.source import LedgerSource
 from ledger_client.view import LedgerView
 from ledger_client.writer import LedgerWriter
+from ledger_client.writers import Writers
 from metadata import errors as metadata_errors
 from metadata.records import BookieRecord, LedgerRecord
 from metadata.store import MetadataStore
 from metadata.urls import open_store
 from native.digest import Digest
-from native.link import Writer
 
 DEFAULT_OPTIONS = Options()
 
@@ -53,13 +52,19 @@ class Client:
     ) -> None:
         self.options = options
         self._nursery = nursery
-        self._alarms = Alarms(nursery)
-        self._chance = chance or random.Random()
         self._catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
         self._bookies = Bookies(
             self._catalogue, options=options, nursery=nursery, open_stream=open_stream
         )
-        self._tokens = count(1)
+        quarantine = Quarantine(first_s=options.quarantine_s, longest_s=options.quarantine_max_s)
+        self._placement = Placement(self._bookies, quarantine, chance or random.Random())
+        self._writers = Writers(
+            catalogue=self._catalogue,
+            bookies=self._bookies,
+            placement=self._placement,
+            options=options,
+            nursery=nursery,
+        )
 
     @asynccontextmanager
     async def create_ledger(
@@ -102,10 +107,8 @@ class Client:
             custom=custom or {},
             ledger_id=ledger_id,
         )
-        record = await create_record(
-            plan, catalogue=self._catalogue, bookies=self._bookies, chance=self._chance
-        )
-        writer = self._writer(record)
+        record = await create_record(plan, catalogue=self._catalogue, placement=self._placement)
+        writer = self._writers.open(record)
         try:
             try:
                 yield writer
@@ -169,29 +172,6 @@ class Client:
     async def list_bookies(self) -> list[BookieRecord]:
         """Return the bookies that are registered now, with their room and load."""
         return await self._bookies.live()
-
-    def _writer(self, record: LedgerRecord) -> LedgerWriter:
-        token = next(self._tokens)
-        digest = _digest(record)
-        native = Writer(
-            record.ledger_id,
-            record.ensemble_size,
-            record.write_quorum,
-            record.ack_quorum,
-            digest,
-            token=token,
-        )
-        bookies = [self._bookies.connection(b) for b in record.fragments[-1].bookies]
-        return LedgerWriter(
-            record,
-            native=native,
-            digest=digest,
-            ensemble=Ensemble(record, bookies, token=token),
-            catalogue=self._catalogue,
-            options=self.options,
-            nursery=self._nursery,
-            alarms=self._alarms,
-        )
 
 
 @asynccontextmanager

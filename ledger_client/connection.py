@@ -27,9 +27,12 @@ from ledger_client.outgoing import Buffer
 from ledger_client.replies import Key, Reply
 from ledger_client.session import Attached, Listener, Session, first_line
 from metadata.address import Address
+from native import frame
 from native.link import Writer
 
 NO_OWNER = 0
+PROBE = (0, (1 << 63) - 1)
+"""A ledger and an entry that no bookie has, and can say so without looking at the disk."""
 
 OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
@@ -66,8 +69,8 @@ class BookieConnection:
         """Return a request id that no open question of this connection has."""
         return next(self._request_ids)
 
-    def ask(self, frame: bytes, key: Key, on_arrival: Callable[[], None]) -> Reply:
-        """Send *frame*; *on_arrival* is called when the Reply has arrived."""
+    def ask(self, request: bytes, key: Key, on_arrival: Callable[[], None]) -> Reply:
+        """Send *request*; *on_arrival* is called when the Reply has arrived."""
         reply = Reply(self.bookie_id, on_arrival)
         try:
             session = self._wake()
@@ -75,7 +78,7 @@ class BookieConnection:
             reply.fail(failure)
             return reply
         session.replies.add(key, reply)
-        session.outgoing.put(NO_OWNER, frame)
+        session.outgoing.put(NO_OWNER, request)
         return reply
 
     async def ready(self) -> None:
@@ -99,6 +102,21 @@ class BookieConnection:
     def paused(self) -> bool:
         """True while questions would fail at once, after failed attempts to connect."""
         return self._session is None and trio.current_time() < self._retry_at
+
+    async def answer(self) -> None:
+        """Return when the bookie answered a question that says nothing else.
+
+        Raises:
+            BookieUnavailable: it cannot be reached, or the connection broke.
+        """
+        arrived = trio.Event()
+        reply = self.ask(frame.read(*PROBE), PROBE, arrived.set)
+        try:
+            await arrived.wait()
+        finally:
+            reply.abandon()
+        if reply.failure is not None:
+            raise reply.failure
 
     def suspect(self, since: float) -> None:
         """Drop the connection if nothing at all was received after *since*.
@@ -129,15 +147,30 @@ class BookieConnection:
         if self._session is not None:
             self._session.detach(token)
 
+    def leave(self, token: int) -> None:
+        """Forget the writer; what it has queued here still goes out."""
+        if self._session is not None:
+            self._session.leave(token)
+
     def send(self, token: int, buffer: Buffer) -> None:
-        """Queue add frames of an attached writer."""
+        """Queue add frames of an attached writer, which the bookie owes an answer for."""
         if self._session is not None:
             self._session.outgoing.put(token, buffer)
+            self._session.owe(trio.current_time())
 
-    def tell(self, frame: bytes) -> None:
+    def probe(self, since: float) -> None:
+        """Let the bookie, from which an answer is missing *since* then, say something.
+
+        What it says says nothing; but if it says nothing, it is given up.
+        """
+        if self._session is not None and self._standing:
+            self._session.outgoing.put(NO_OWNER, frame.read(*PROBE))
+            self._session.owe(since)
+
+    def tell(self, request: bytes) -> None:
         """Send a request whose answer nobody needs, if the connection stands."""
         if self._session is not None and self._standing:
-            self._session.outgoing.put(NO_OWNER, frame)
+            self._session.outgoing.put(NO_OWNER, request)
 
     @property
     def queued(self) -> int:
@@ -164,6 +197,7 @@ class BookieConnection:
             self._session = Session(
                 send_timeout_s=self._options.send_timeout_s,
                 queue_size_max=self._options.queue_size_max,
+                silence_s=self._options.bookie_timeout_s,
             )
             self._nursery.start_soon(self._run, self._session)
         return self._session

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Mapping
 from typing import Literal, cast
 
 import msgspec
 
-from ledger_client.bookies import Bookies
 from ledger_client.catalogue import Catalogue
 from ledger_client.errors import InvalidQuorum, LedgerExists, NoSuchLedger
-from ledger_client.placement import choose_ensemble
+from ledger_client.placement import Placement
 from metadata.records import (
     ENSEMBLE_SIZE_MAX,
     Fragment,
@@ -57,7 +55,7 @@ class LedgerPlan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 async def create_record(
-    plan: LedgerPlan, *, catalogue: Catalogue, bookies: Bookies, chance: random.Random
+    plan: LedgerPlan, *, catalogue: Catalogue, placement: Placement
 ) -> LedgerRecord:
     """Add the record of a new, open ledger on bookies that can be reached.
 
@@ -69,7 +67,7 @@ async def create_record(
     plan.check()
     if plan.ledger_id is not None:
         await _check_free(plan.ledger_id, catalogue)
-    ensemble = await _place(plan.ensemble_size, bookies, chance)
+    ensemble = await placement.new_ensemble(plan.ensemble_size)
     ledger_id = await catalogue.new_id() if plan.ledger_id is None else plan.ledger_id
     record = LedgerRecord(
         ledger_id=ledger_id,
@@ -94,18 +92,3 @@ async def _check_free(ledger_id: int, catalogue: Catalogue) -> None:
     except NoSuchLedger:
         return
     raise LedgerExists(ledger_id)
-
-
-async def _place(ensemble_size: int, bookies: Bookies, chance: random.Random) -> list[str]:
-    """Choose bookies, replacing those that turn out to be out of reach.
-
-    A bookie that died is registered until its lease runs out.
-    """
-    live = await bookies.live()
-    unreachable: set[str] = set()
-    while True:
-        chosen = choose_ensemble(live, ensemble_size, chance=chance, exclude=unreachable)
-        failed = await bookies.unreachable(chosen)
-        if not failed:
-            return chosen
-        unreachable.update(failed)

@@ -1,12 +1,12 @@
 """The bookies of the fragment that a writer appends to, and which of them failed.
 
-A bookie that failed once is out for this writer: it may have missed entries, and
-sending only the later ones would leave a hole.
+A bookie that failed is out: it may have missed entries, and sending only the later ones
+would leave a hole. It comes back, or another comes in, with a new fragment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 from ledger_client.connection import BookieConnection
 from ledger_client.errors import AckQuorumLost, BookieUnavailable
@@ -25,28 +25,58 @@ class Ensemble:
     ) -> None:
         """*token* names the writer among those that share a connection."""
         self._record = record
-        self._bookies = bookies
+        self._bookies = [*bookies]
         self._token = token
         self._lost: dict[int, str] = {}
+        self._writer: Writer | None = None
+        self._listener: Listener | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Ids of the bookies, lost ones too, in the order of the ensemble."""
+        return [bookie.bookie_id for bookie in self._bookies]
+
+    @property
+    def lost(self) -> Collection[int]:
+        """Indexes of the bookies that are lost, oldest loss first."""
+        return [*self._lost]
 
     def attach(self, writer: Writer, listener: Listener) -> None:
         """Let every bookie's acknowledgements count; some may be lost already."""
-        for index, bookie in enumerate(self._bookies):
-            try:
-                bookie.attach(self._token, writer, index, listener)
-            except BookieUnavailable as failure:
-                listener.bookie_lost(index, failure)
+        self._writer, self._listener = writer, listener
+        for index in range(len(self._bookies)):
+            self._attach(index)
 
     def detach(self) -> None:
         """Count no acknowledgement any more and drop what is queued."""
         for bookie in self._bookies:
             bookie.detach(self._token)
 
-    def lose(self, index: int, reason: str) -> None:
-        """Give a bookie up; nothing happens the second time."""
-        if index not in self._lost:
-            self._lost[index] = reason
-            self._bookies[index].detach(self._token)
+    def leave(self) -> None:
+        """Count no acknowledgement any more; what is queued still goes out."""
+        for bookie in self._bookies:
+            bookie.leave(self._token)
+
+    def lose(self, index: int, reason: str) -> bool:
+        """Give a bookie up; return False if it is lost already."""
+        if index in self._lost:
+            return False
+        self._lost[index] = reason
+        self._bookies[index].detach(self._token)
+        return True
+
+    def replace(self, index: int, bookie: BookieConnection) -> None:
+        """Let *bookie* stand in for the lost one; the listener hears if that fails at once."""
+        self._bookies[index] = bookie
+        del self._lost[index]
+        self._attach(index)
+
+    def _attach(self, index: int) -> None:
+        assert self._writer is not None and self._listener is not None
+        try:
+            self._bookies[index].attach(self._token, self._writer, index, self._listener)
+        except BookieUnavailable as failure:
+            self._listener.bookie_lost(index, failure)
 
     def has_quorum(self, without: Sequence[int] = ()) -> bool:
         """True if every write set has enough bookies left to acknowledge its entries."""
@@ -73,6 +103,12 @@ class Ensemble:
             if len(buffer):
                 bookie.send(self._token, buffer)
 
+    def send_to(self, index: int, frames: Sequence[Buffer]) -> None:
+        """Queue the share of the bookie at *index* of frames, unless it is lost."""
+        buffer = frames[index] if len(frames) > 1 else frames[0]
+        if index not in self._lost and len(buffer):
+            self._bookies[index].send(self._token, buffer)
+
     def tell_confirmed(self, last_confirmed: int, key: bytes) -> None:
         """Send the explicit last confirmed entry to all that are left."""
         for _, bookie in self._live():
@@ -92,10 +128,10 @@ class Ensemble:
         for index in self.full():
             await self._bookies[index].wait_room()
 
-    def suspect(self, since: float) -> None:
-        """Drop connections from which nothing came after *since*."""
-        for _, bookie in list(self._live()):
-            bookie.suspect(since)
+    def probe(self, since: float) -> None:
+        """Ask all that are left for a sign of life: an answer is missing *since* then."""
+        for _, bookie in self._live():
+            bookie.probe(since)
 
     def _live(self) -> Iterator[tuple[int, BookieConnection]]:
         for index, bookie in enumerate(self._bookies):

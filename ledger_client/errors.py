@@ -5,6 +5,7 @@ LedgerError
 │   ├── NotEnoughBookies     fewer healthy bookies than the ensemble needs
 │   ├── BookieUnavailable    one bookie cannot be reached or does not answer
 │   ├── ReplicasUnavailable  no replica of the entry could be asked
+│   ├── RecoveryIncomplete   too few bookies answer to tell where the ledger ends
 │   └── MetadataUnavailable  the metadata store did not answer in time
 ├── WriterFailed             this writer takes no more entries; open a new ledger
 │   ├── AckQuorumLost        too few of its bookies are left to acknowledge
@@ -66,6 +67,21 @@ class ReplicasUnavailable(Retryable):
     def __init__(self, *, ledger_id: int, entry_id: int, reasons: Mapping[str, str]) -> None:
         told = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
         super().__init__(f"no replica served entry {entry_id} ({told})", ledger_id=ledger_id)
+        self.entry_id = entry_id
+        self.reasons = dict(reasons)
+
+
+class RecoveryIncomplete(Retryable):
+    """The ledger could not be closed: what its bookies told leaves its end open.
+
+    It stays fenced and in recovery; recover it again when more of them answer.
+    """
+
+    def __init__(self, *, ledger_id: int, entry_id: int | None, reasons: Mapping[str, str]) -> None:
+        """*entry_id*: the entry of which nobody knows whether it is there; None for all."""
+        told = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
+        which = "it cannot be fenced" if entry_id is None else f"entry {entry_id} is undetermined"
+        super().__init__(f"recovery is not complete, {which} ({told})", ledger_id=ledger_id)
         self.entry_id = entry_id
         self.reasons = dict(reasons)
 

@@ -8,7 +8,7 @@ import msgspec
 class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Deadlines and bounds of a client. Seconds end in ``_s``, sizes are bytes."""
 
-    connect_timeout_s: float = 5.0
+    connect_timeout_s: float = 2.0
     """For reaching a bookie: name lookup and TCP handshake."""
     request_timeout_s: float = 10.0
     """For one answer of one bookie to a read."""
@@ -30,6 +30,14 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """How long one long poll of a follower is parked at a bookie."""
     slow_bookie_s: float = 2.0
     """A bookie whose queue stays full for so long is given up if the quorum can spare it."""
+    bookie_timeout_s: float = 2.0
+    """A bookie that says nothing for so long, although entries wait for it, is given up."""
+    replace_timeout_s: float = 10.0
+    """Without an ack quorum and without a bookie to replace one, a writer fails after this."""
+    quarantine_s: float = 5.0
+    """A bookie that failed is not chosen for so long; doubles each time it fails again soon."""
+    quarantine_max_s: float = 60.0
+    """The longest quarantine; after as long without a failure, all is forgiven."""
     reconnect_delay_s: float = 0.05
     """Before the second attempt to reach a bookie; doubles up to reconnect_delay_max_s."""
     reconnect_delay_max_s: float = 2.0

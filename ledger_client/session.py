@@ -41,12 +41,16 @@ class Attached(NamedTuple):
 class Session:
     """Bytes to a bookie and back, answers to who asked, acknowledgements to writers."""
 
-    def __init__(self, *, send_timeout_s: float, queue_size_max: int) -> None:
+    def __init__(self, *, send_timeout_s: float, queue_size_max: int, silence_s: float) -> None:
+        """A bookie that owes an answer and says nothing for *silence_s* is given up."""
         self.outgoing = Outgoing(queue_size_max)
         self.replies = ReplyBook()
         self.scope = trio.CancelScope()
         self.received_at = trio.current_time()
         self._send_timeout_s = send_timeout_s
+        self._silence_s = silence_s
+        self._owed_since: float | None = None
+        self._owed = trio.Event()
         self._link = Link()
         self._attached: dict[int, Attached] = {}
         self._over = False
@@ -62,10 +66,21 @@ class Session:
 
     def detach(self, token: int) -> None:
         """Forget a writer and drop what it has queued."""
+        if self.leave(token):
+            self.outgoing.revoke(token)
+
+    def leave(self, token: int) -> bool:
+        """Forget a writer, if it is attached; what it has queued still goes out."""
         attached = self._attached.pop(token, None)
         if attached is not None:
-            self.outgoing.revoke(token)
             self._link.detach(attached.writer)
+        return attached is not None
+
+    def owe(self, since: float) -> None:
+        """Expect something from the bookie, unless that is so already."""
+        if self._owed_since is None:
+            self._owed_since = max(since, self.received_at)
+            self._owed.set()
 
     async def serve(self, stream: trio.abc.Stream) -> str:
         """Send and receive until the connection is over; return why it is."""
@@ -79,6 +94,7 @@ class Session:
         async with trio.open_nursery() as tasks:
             tasks.start_soon(run, self._send_all)
             tasks.start_soon(run, self._receive_all)
+            tasks.start_soon(run, self._notice_silence)
         return reasons[0]
 
     def end(self, failure: BookieUnavailable) -> None:
@@ -116,10 +132,22 @@ class Session:
             if self._over:
                 return "given up"  # the cancellation is on its way
             self.received_at = trio.current_time()
+            self._owed_since = None
             try:
                 self._take_in(size)
             except ProtocolBroken as wrong:
                 return f"broke the protocol: {wrong}"
+
+    async def _notice_silence(self, _stream: trio.abc.Stream) -> str:
+        while True:
+            since = self._owed_since
+            if since is None:
+                self._owed = trio.Event()
+                await self._owed.wait()
+            elif since + self._silence_s <= trio.current_time():
+                return f"silent for {self._silence_s:g} s"
+            else:
+                await trio.sleep_until(since + self._silence_s)
 
     def _take_in(self, size: int) -> None:
         for response in self._link.filled(size):

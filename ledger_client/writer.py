@@ -9,9 +9,10 @@ All that is asked for in one turn of the scheduler goes through C together. The
 pump is a task that exists while there is something to send. C counts who has
 acknowledged what and says how far the ledger is confirmed.
 
-A writer fails once and for good: when too few bookies are left, when one says
-that the ledger is fenced, or when an entry takes too long. What it confirmed is
-safe; callers whose entries were sent and not confirmed get OutcomeUnknown.
+A bookie that is lost is replaced (replacement.py). A writer fails once and for good:
+when too few bookies are left, when one says that the ledger is fenced, or when an entry
+takes too long. What it confirmed is safe; callers whose entries were sent and not
+confirmed get OutcomeUnknown.
 """
 
 from __future__ import annotations
@@ -24,7 +25,9 @@ import trio
 from ledger_client.alarms import Alarms
 from ledger_client.appends import Payload, Piece, Request, RequestQueue
 from ledger_client.background import OnDemand
+from ledger_client.bookies import Bookies
 from ledger_client.catalogue import Catalogue
+from ledger_client.changes import Changes
 from ledger_client.ensemble import Ensemble
 from ledger_client.errors import (
     AppendTimeout,
@@ -37,6 +40,8 @@ from ledger_client.errors import (
     WrongPassword,
 )
 from ledger_client.options import Options
+from ledger_client.placement import Placement
+from ledger_client.replacement import Replacement
 from metadata.records import LedgerRecord
 from native.digest import Digest
 from native.frame import Code
@@ -49,7 +54,10 @@ ABORTED_CLOSE_S = 5.0
 
 
 class LedgerWriter:
-    """One ledger, being written by Client.create_ledger. Any task may append."""
+    """One ledger, being written by Client.create_ledger. Any task may append.
+
+    *native* says where it begins, *changes* is told of each change of the ensemble.
+    """
 
     def __init__(
         self,
@@ -59,11 +67,13 @@ class LedgerWriter:
         digest: Digest,
         ensemble: Ensemble,
         catalogue: Catalogue,
+        changes: Changes,
+        bookies: Bookies,
+        placement: Placement,
         options: Options,
         nursery: trio.Nursery,
         alarms: Alarms,
     ) -> None:
-        self._record = record
         self._native = native
         self._digest = digest
         self._ensemble = ensemble
@@ -76,29 +86,48 @@ class LedgerWriter:
         self._failure: LedgerError | None = None
         self._closing = trio.Lock()
         self._ending = self._sealed = False
-        self._next = 0
-        self._lac = -1
-        self._told = -1
+        state = native.state()
+        self._next = state.next_entry
+        self._lac = self._told = state.lac
+        self._length = state.length
         self._pump = OnDemand(nursery, self._send_queued)
         self._alarms = alarms
         self._announcing = self._guarding = False
+        self._probed_at = float("-inf")
         self._newest = 0  # next entry when the announcement was set
+        self._replacement = Replacement(
+            record,
+            owner=self,
+            native=native,
+            ensemble=ensemble,
+            bookies=bookies,
+            placement=placement,
+            changes=changes,
+            nursery=nursery,
+            alarms=alarms,
+            limit_s=options.replace_timeout_s,
+        )
         ensemble.attach(native, self)
 
     @property
     def id(self) -> int:
         """Id of the ledger."""
-        return self._record.ledger_id
+        return self.metadata.ledger_id
 
     @property
     def metadata(self) -> LedgerRecord:
         """The ledger's record as this writer knows it."""
-        return self._record
+        return self._replacement.record
 
     @property
     def last_confirmed(self) -> int:
         """The greatest entry that is acknowledged, as all before it are; -1 for none."""
         return self._lac
+
+    @property
+    def confirmed_length(self) -> int:
+        """Payload bytes of the ledger up to last_confirmed."""
+        return self._length if self._failure else self._native.state().confirmed_length
 
     @property
     def closed(self) -> bool:
@@ -187,7 +216,8 @@ class LedgerWriter:
             slow = self._ensemble.full()
             if patience.cancelled_caught and self._ensemble.has_quorum(without=slow):
                 for index in slow:
-                    self._lose(index, f"too slow for {self._options.slow_bookie_s:g} s")
+                    reason = f"too slow for {self._options.slow_bookie_s:g} s"
+                    self._replacement.lost(index, reason)
 
     # --- acknowledgements ------------------------------------------------------------
 
@@ -201,7 +231,12 @@ class LedgerWriter:
 
     def bookie_lost(self, index: int, failure: BookieUnavailable) -> None:
         """The connection to a bookie of the ensemble broke."""
-        self._lose(index, failure.reason)
+        self._replacement.lost(index, failure.reason)
+
+    def resend(self, index: int) -> None:
+        """Send everything that is not confirmed to the bookie at *index*."""
+        for piece in self._pieces:
+            self._ensemble.send_to(index, piece.frames)
 
     def _confirm(self, lac: int) -> None:
         self._lac = lac
@@ -215,23 +250,25 @@ class LedgerWriter:
 
     def _take_refusals(self, refused: int, code: int) -> None:
         if code == Code.FENCED:
-            self._fail(LedgerFenced(self.id))
+            self.fail(LedgerFenced(self.id))
         elif code == Code.UNAUTHORIZED:
-            self._fail(WrongPassword(self.id))
+            self.fail(WrongPassword(self.id))
         else:
-            for index in range(self._record.ensemble_size):
+            for index in range(self.metadata.ensemble_size):
                 if refused >> index & 1:
-                    self._lose(index, f"refused an entry with code {code}")
+                    self._replacement.lost(index, f"refused an entry with code {code}")
 
-    def _lose(self, index: int, reason: str) -> None:
-        self._ensemble.lose(index, reason)
-        if self._failure is None and not self._ensemble.has_quorum():
-            self._fail(self._ensemble.quorum_lost())
-
-    def _fail(self, failure: LedgerError) -> None:
+    def fail(self, failure: LedgerError) -> None:
         """End writing: the last confirmed entry stays where it is from here on."""
+        if self._failure is not None:
+            return
+        self._length = self._native.state().confirmed_length
         self._failure = failure
-        self._ensemble.detach()
+        self._replacement.stop()
+        if self._pieces:
+            self._ensemble.detach()
+        else:  # all that is on its way was acknowledged by others
+            self._ensemble.leave()
         for request in [*self._unconfirmed, *self._queue.take_all()]:
             request.fail(failure, ledger_id=self.id, confirmed=self._lac)
         self._unconfirmed.clear()
@@ -257,23 +294,25 @@ class LedgerWriter:
         self._ensemble.tell_confirmed(self._lac, self._digest.master_key)
 
     def _guard(self) -> None:
-        """Look at the oldest entry when its time is up."""
+        """Look at the oldest entry when it waits for long."""
         if self._pieces and not self._guarding:
             self._guarding = True
-            limit_s = self._options.append_timeout_s
-            self._alarms.set(self._pieces[0].sent_at + limit_s, self._check_oldest)
+            sent_at = self._pieces[0].sent_at
+            look_at = max(sent_at, self._probed_at) + self._options.bookie_timeout_s / 2
+            self._alarms.set(min(look_at, sent_at + self._options.append_timeout_s), self._look)
 
-    def _check_oldest(self) -> None:
-        """Fail the writer when its oldest entry was not confirmed in time."""
+    def _look(self) -> None:
+        """Ask after the oldest entry, or fail when it was not confirmed in time."""
         self._guarding = False
+        if not self._pieces:
+            return
+        oldest, now = self._pieces[0], trio.current_time()
         limit_s = self._options.append_timeout_s
-        if self._pieces and self._pieces[0].sent_at + limit_s <= trio.current_time():
-            oldest = self._pieces[0]
-            self._ensemble.suspect(oldest.sent_at)  # may fail the writer by itself
-            if self._failure is None:
-                self._fail(
-                    AppendTimeout(ledger_id=self.id, entry_id=oldest.first, waited_s=limit_s)
-                )
+        if oldest.sent_at + limit_s <= now:
+            self.fail(AppendTimeout(ledger_id=self.id, entry_id=oldest.first, waited_s=limit_s))
+        elif oldest.sent_at + self._options.bookie_timeout_s / 2 <= now:
+            self._ensemble.probe(oldest.sent_at)
+            self._probed_at = now
         self._guard()
 
     # --- closing ---------------------------------------------------------------------
@@ -312,12 +351,36 @@ class LedgerWriter:
                 while self._queue or self._pieces:
                     await self._moved.park()
             if self._failure is None:
-                self._fail(LedgerClosed(self.id))
+                self.fail(LedgerClosed(self.id))
             limit_s = wait_s if wait_s > 0 and not failed else ABORTED_CLOSE_S
-            length = self._native.state().confirmed_length
             with trio.move_on_after(limit_s) as scope:
-                self._record = await self._catalogue.close(self.id, self._lac, length)
+                record = await self._catalogue.close(self.id, self._lac, self._length)
             if scope.cancelled_caught:
                 raise MetadataUnavailable(f"not closed within {limit_s:g} s", ledger_id=self.id)
+            self._replacement.record = record
             self._sealed = True
             self._native.close()
+            await self._report_losses()
+
+    async def _report_losses(self) -> None:
+        """Ask for a repair: a bookie that was lost, or came in late, lacks entries."""
+        if self._replacement.lost_bookies and self._lac >= 0:
+            with trio.move_on_after(ABORTED_CLOSE_S):
+                await self._catalogue.report(self.id, "ensemble changed")
+
+    async def drain(self) -> LedgerRecord:
+        """Wait until everything appended is confirmed and end writing; seal nothing.
+
+        Returns the record with the fragments that hold the entries. append_timeout_s
+        and replace_timeout_s limit the wait.
+
+        Raises:
+            WriterFailed: not everything is confirmed, and the writer ended.
+        """
+        self._ending = True
+        while self._queue or self._pieces:
+            await self._moved.park()
+        if self._failure is not None:
+            raise self._failure
+        self.fail(LedgerClosed(self.id))
+        return self.metadata

@@ -14,6 +14,7 @@ from ledger_client.errors import (
     EntryTooLarge,
     LedgerClosed,
     LedgerFenced,
+    NotEnoughBookies,
     OutcomeUnknown,
     WrongPassword,
 )
@@ -148,7 +149,8 @@ async def test_losing_the_ack_quorum_fails_the_writer_and_nothing_acknowledged_i
                 cluster.kill("b3")
             with pytest.raises(AckQuorumLost) as lost:
                 await ledger.append(b"refused")
-            assert sorted(lost.value.lost) == ["b1", "b3"]
+            assert {"b1", "b3"} <= set(lost.value.lost)  # b2 keeps silent, and is lost in time
+            assert isinstance(lost.value.__cause__, NotEnoughBookies)
             assert lost.value.ledger_id == ledger.id
             for bookie in cluster.bookies.values():
                 bookie.answering = True
@@ -206,7 +208,7 @@ async def test_an_entry_that_nobody_acknowledges_fails_the_writer_after_the_time
         for bookie in cluster.bookies.values():
             bookie.delay_s = lambda request: 100.0 if request.opcode == Opcode.ADD else 0.0
         start = trio.current_time()
-        await expect_unknown(ledger, b"two", 1, cause=AckQuorumLost)
+        await expect_unknown(ledger, b"two", 1, cause=AppendTimeout)
         assert trio.current_time() - start == pytest.approx(7.0, abs=0.1)
 
 
@@ -285,7 +287,7 @@ async def test_a_bookie_that_takes_no_bytes_is_dropped_after_the_send_timeout(
 ) -> None:
     async with (
         memory_cluster(3) as cluster,
-        cluster.client(Options(send_timeout_s=3)) as client,
+        cluster.client(Options(send_timeout_s=3, bookie_timeout_s=60)) as client,
         client.create_ledger(3, 3, 2) as ledger,
     ):
         cluster.stalled["b1"] = trio.Event()
