@@ -1,0 +1,56 @@
+"""Does every bookie of the location list hold what the ledger's readers will ask it for?
+
+Looked at once, after everything was healed: the last version of the list must lead to
+write_quorum equal copies of every entry of a closed ledger.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+
+from facts import Facts
+
+Missing = Iterator[tuple[int, int, str]]
+"""(number of the invariant, entry, message)"""
+
+
+def missing_copies(facts: Facts) -> Missing:
+    """Yield each copy that is missing or differs; nothing for a ledger without an audit."""
+    if facts.end is None or not facts.replicas or not facts.versions or not facts.created:
+        return
+    for entry, bookies in _write_sets(facts, facts.end):
+        yield from _check_entry(facts, entry, bookies)
+
+
+def _write_sets(facts: Facts, end: int) -> Iterator[tuple[int, list[str]]]:
+    """Yield each entry up to *end* with the bookies that should hold it."""
+    assert facts.created is not None
+    size, quorum = facts.created.ensemble_size, facts.created.write_quorum
+    fragments = facts.versions[-1].fragments
+    starts = [fragment.first_entry for fragment in fragments] + [end + 1]
+    for fragment, (start, stop) in zip(fragments, itertools.pairwise(starts), strict=True):
+        for entry in range(start, stop):
+            yield entry, [fragment.bookies[(entry + i) % size] for i in range(quorum)]
+
+
+def _check_entry(facts: Facts, entry: int, bookies: list[str]) -> Missing:
+    expected = facts.known(entry)
+    held = {name: replica.entries.get(entry) for name, replica in facts.replicas.items()}
+    if expected is None or expected not in held.values():
+        yield 6 if entry in facts.acked else 5, entry, "no bookie holds it"
+        return
+    for bookie in bookies:
+        if held.get(bookie) != expected:
+            yield _invariant(facts, entry), entry, _difference(bookie, held.get(bookie))
+
+
+def _invariant(facts: Facts, entry: int) -> int:
+    assert facts.created is not None
+    anyone = facts.created.ack_quorum == facts.created.write_quorum
+    return 2 if anyone and entry in facts.returned else 5
+
+
+def _difference(bookie: str, held: int | None) -> str:
+    what = "lacks it" if held is None else f"holds {held:x} instead"
+    return f"{bookie} is listed for it and {what}"
