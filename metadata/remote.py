@@ -17,27 +17,28 @@ whatever it is.
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TypeVar
 
 import trio
 
 from metadata import calls, limits
-from metadata.address import Address, format_cluster
+from metadata.address import Address, format_cluster, parse_address
 from metadata.calls import MetadataRequest, Reply, decode_reply, encode_request
 from metadata.connection import Call, CallConnection, ConnectionLost
 from metadata.dialer import Dialer, OpenStream, open_tcp
-from metadata.errors import BadRecord, CallFailed, MetadataUnavailable
+from metadata.errors import BadAddress, BadRecord, CallFailed, MetadataUnavailable
 from metadata.failures import error_of, expect
+from metadata.records import BOOKIES, decode_bookie
 from metadata.store import Changes, Delete, Lease, Leases, Op, Page, Put, Versioned, Versions
 from metadata.watch import watching
 from native.frame import Code
 from native.link import Response
 
 TIMEOUT_S = 10.0
-ATTEMPT_S = 3.0
-"""After this long, a call that may be made twice goes to another bookie."""
+ATTEMPT_S = 1.0
+"""After this long, a call that may be made twice goes to another bookie; doubles each time."""
 ATTEMPT_S_MIN = 0.1
 """With less time left, nothing is tried any more: it would only hide the reason."""
 PAUSE_S_MIN = 0.05
@@ -57,7 +58,6 @@ class BookieStore:
     ) -> None:
         """Connect to nothing yet. *timeout_s* is each call's deadline."""
         self._name = format_cluster(addresses)
-        self._count = len(addresses)
         self._timeout_s = timeout_s
         self._dialer = Dialer(addresses, open_stream)
         self._closed = False
@@ -121,7 +121,10 @@ class BookieStore:
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
         """As MetadataStore.leases."""
         limits.check_page(prefix, after)
-        return expect(await self._ask(calls.ListLeases(prefix, after)), calls.LeasePage).leases
+        found = expect(await self._ask(calls.ListLeases(prefix, after)), calls.LeasePage).leases
+        if prefix == BOOKIES and not after:
+            self._dialer.learn(_addresses(found))
+        return found
 
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
@@ -155,9 +158,11 @@ class BookieStore:
         failures = 0
         while True:
             left_s = max(deadline - trio.current_time(), 0.0)
-            limit_s = min(left_s, ATTEMPT_S + wait_s) if twice else left_s
+            attempt_s = ATTEMPT_S * 2.0 ** min(failures, 10) + wait_s
             try:
-                return await self._attempt(Call(body), limit_s)
+                return await self._attempt(
+                    Call(body), min(left_s, attempt_s) if twice else left_s, wait_s
+                )
             except MetadataUnavailable as error:
                 failures += 1
                 pause_s = self._pause_s(failures)
@@ -171,16 +176,20 @@ class BookieStore:
 
     def _pause_s(self, failures: int) -> float:
         """Return 0 within a round of all bookies; after each round more."""
-        rounds, position = divmod(failures, self._count)
+        rounds, position = divmod(failures, self._dialer.count)
         if position != 0:
             return 0.0
         return min(PAUSE_S_MIN * 2.0**rounds, PAUSE_S_MAX) * random.uniform(0.5, 1.0)
 
-    async def _attempt(self, call: Call, limit_s: float) -> Reply:
-        """Make *call* at one bookie. Raises MetadataUnavailable when it is of no use."""
+    async def _attempt(self, call: Call, limit_s: float, wait_s: float) -> Reply:
+        """Make *call* at one bookie. Raises MetadataUnavailable when it is of no use.
+
+        A caller with less patience may cancel it; the next call goes elsewhere then.
+        """
         if self._closed:
             raise MetadataUnavailable("the store is closed")
         connection: CallConnection | None = None
+        slow_at = trio.current_time() + ATTEMPT_S / 2 + wait_s
         try:
             with trio.fail_after(limit_s):
                 connection = await self._dialer.connection()
@@ -189,6 +198,11 @@ class BookieStore:
             if connection is not None:
                 await self._dialer.pass_over(connection)
             raise _unavailable(error, call, limit_s) from error
+        except trio.Cancelled:
+            if connection is not None and trio.current_time() >= slow_at:
+                with trio.CancelScope(shield=True):
+                    await self._dialer.pass_over(connection)
+            raise
 
 
 def _reply(response: Response) -> Reply:
@@ -210,6 +224,15 @@ def _unavailable(error: Exception, call: Call, limit_s: float) -> MetadataUnavai
         return error
     reason = f"no answer in {limit_s:.1f} s" if isinstance(error, trio.TooSlowError) else str(error)
     return MetadataUnavailable(reason, outcome_unknown=call.sent)
+
+
+def _addresses(bookies: Leases) -> Iterator[Address]:
+    """Yield where the registered bookies listen, as far as that can be understood."""
+    for lease in bookies:
+        try:
+            yield parse_address(decode_bookie(lease.name, lease.value).address)
+        except (BadAddress, BadRecord):
+            continue
 
 
 def _first(reply: Reply) -> int:

@@ -7,8 +7,10 @@ import trio
 from fake_bookie import FakeBookie, Network
 
 from metadata import calls, remote
+from metadata.address import Address
 from metadata.calls import Failure, MetadataRequest, Reply
 from metadata.errors import BadRecord, BadStore, MetadataUnavailable, VersionConflict
+from metadata.records import BOOKIES, BookieRecord, bookie_lease, encode_record
 from metadata.remote import BookieStore
 from metadata.sqlite import SqliteStore
 from metadata.store import ABSENT, Put
@@ -59,6 +61,22 @@ async def test_any_live_bookie_will_do(store: BookieStore, bookies: list[FakeBoo
             bookie.reachable = bookie is alive
             bookie.lose_answers = 1 if bookie.requests and bookie is not alive else 0
         assert await store.get("a") is None
+
+
+async def test_a_client_that_was_told_of_one_bookie_outlives_it(
+    network: Network, bookies: list[FakeBookie], sqlite_store: SqliteStore
+) -> None:
+    for address in network.addresses:
+        record = BookieRecord(f"b{address.port}", str(address), capacity=1, free=1)
+        lease = bookie_lease(record.bookie_id)
+        await sqlite_store.grant(lease, "me", ttl_s=30, value=encode_record(record))
+    await sqlite_store.grant(bookie_lease("odd"), "me", ttl_s=30, value=b"no record")
+    store = BookieStore(network.addresses[:1], open_stream=network.open_stream, timeout_s=1.0)
+    assert len(await store.leases(BOOKIES)) == 4
+    bookies[0].reachable = False
+    bookies[0].lose_answers = 1
+    assert await store.get("a") is None
+    assert await store.put("a", b"") >= 1
 
 
 async def test_with_no_bookie_at_all_the_deadline_holds(
@@ -152,6 +170,39 @@ async def test_a_bookie_that_is_silent_is_left_for_another(
     asked = len(silent.requests)
     assert await store.get("a") is None
     assert len(silent.requests) == asked
+
+
+async def test_a_bookie_that_did_not_answer_a_change_in_time_is_left_for_another(
+    store: BookieStore, bookies: list[FakeBookie], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPT_S", 0.1)
+    await store.get("a")
+    silent = in_use(bookies)
+    silent.mute = True
+    with trio.move_on_after(0.1) as patience:
+        await store.put("a", b"")
+    assert patience.cancelled_caught
+    asked = len(silent.requests)
+    with trio.fail_after(0.5):
+        assert await store.get("a") is None
+    assert len(silent.requests) == asked
+
+
+async def test_a_host_that_takes_no_connection_is_asked_once(
+    network: Network, bookies: list[FakeBookie], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "ATTEMPT_S", 0.05)
+    dialled: list[Address] = []
+
+    async def open_stream(address: Address) -> trio.abc.Stream:
+        dialled.append(address)
+        if len(dialled) == 1:
+            await trio.sleep_forever()
+        return await network.open_stream(address)
+
+    store = BookieStore(network.addresses, open_stream=open_stream)
+    assert await store.get("a") is None
+    assert len(set(dialled)) == len(dialled) == 2
 
 
 async def test_a_change_at_a_silent_bookie_has_an_unknown_outcome(
