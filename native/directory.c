@@ -197,6 +197,19 @@ int bk_directory_add(bk_directory *d, bk_log *log, const bk_extent *rows, uint32
     return result;
 }
 
+uint32_t bk_directory_reaching(const bk_ledger_rows *ledger, int64_t entry_id)
+{
+    uint32_t low = 0, high = ledger->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (ledger->rows[middle].reach < entry_id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
 /* --- finding ----------------------------------------------------------------------- */
 
 static int is_newer(const bk_row *a, const bk_row *b)

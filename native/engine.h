@@ -152,6 +152,14 @@ int bk_engine_ledger(bk_engine *engine, int64_t ledger_id, bk_ledger_state *out)
 /* Ledgers with id > after, in rising order, tombstones left out. */
 uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *out,
                            uint32_t out_count);
+/* [blocks] Which entries of a ledger are here, in memtable and entry logs: up to out_count runs
+ * with ids > after, rising and maximal (the next entry after each is not here), so to go on ask
+ * with the last one's end. It costs a read of the index for each page with holes, none for
+ * extents without; no record is read, so a damaged one counts as here. Entries added or deleted
+ * meanwhile may be missing or not. BK_OK; BK_NO_LEDGER: unknown or a tombstone; BK_CORRUPT: the
+ * index is damaged. */
+int bk_engine_runs(bk_engine *engine, int64_t ledger_id, int64_t after, bk_entry_run *out,
+                   uint32_t out_count, uint32_t *count);
 /* Turn a ledger into a tombstone, its entries into dead bytes. now_ms: Unix time. */
 int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms);
 /* Drop tombstones older than BK_TOMBSTONE_MS. */

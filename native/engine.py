@@ -388,6 +388,24 @@ class Engine:
         n = lib.bk_engine_ledgers(self._pointer, after, rows, count)
         return [_ledger_state(rows[i]) for i in range(n)]
 
+    def runs(self, ledger_id: int, after: int = -1, count: int = 1000) -> list[tuple[int, int]]:
+        """Return which entries above *after* are here, as up to *count* runs (first, last).
+
+        Runs rise and are maximal; to go on, ask again with the last one's end. It
+        reads no records, only index pages where entries are missing. Blocks.
+
+        Raises:
+            NoLedger: the ledger is not known here, or was deleted.
+            Corrupt: the index is damaged.
+        """
+        rows = ffi.new("bk_entry_run[]", count)
+        found = ffi.new("uint32_t *")
+        check(
+            lib.bk_engine_runs(self._pointer, ledger_id, after, rows, count, found),
+            f"the entries of ledger {ledger_id}",
+        )
+        return [(row.first, row.last) for row in rows[0 : found[0]]]
+
     def delete_ledger(self, ledger_id: int, now_ms: int) -> None:
         """Forget a ledger's entries; a tombstone keeps late writers away.
 

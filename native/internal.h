@@ -56,6 +56,25 @@ uint64_t bk_io_now_ns(void);
  * caller frees *ids. */
 int bk_journal_list(const char *folder, const char *ending, uint64_t **ids, size_t *count);
 
+/* ranges.c: ranges of entry ids, first and last both in them. */
+typedef struct {
+    bk_entry_run *items;
+    size_t count, room;
+} bk_ranges;
+int bk_ranges_add(bk_ranges *ranges, int64_t first, int64_t last); /* 0 or -ENOMEM */
+/* Drop what is above last, and order the rest by where it begins. */
+void bk_ranges_cut(bk_ranges *ranges, int64_t last);
+/* Append a run that begins no earlier than the last one, or join it to that one. BK_FULL: it
+ * would be one more than room. */
+int bk_run_join(bk_entry_run *runs, uint32_t room, uint32_t *count, bk_entry_run next);
+void bk_ranges_free(bk_ranges *ranges);
+
+/* runs.c. [blocks] Add the ranges of the ledger's entries from next on that are in entry logs,
+ * overlapping and in any order. *bound is lowered to the entry up to which they are all there, and
+ * is next at least. BK_OK, BK_NO_LEDGER, BK_CORRUPT: a page of the index is damaged. */
+int bk_store_ranges(bk_store *store, int64_t ledger_id, int64_t next, int64_t *bound,
+                    bk_ranges *found);
+
 /* store.c: keep a damage for bk_store_take_damage. */
 void bk_store_note(bk_store *store, const char *path, uint64_t offset, int64_t ledger_id,
                    int64_t entry_id);

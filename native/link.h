@@ -30,8 +30,8 @@ typedef struct {
 /* first_entry: id of the first entry to come (its LAC is first_entry - 1); length: payload
  * bytes before it; flags: what every ADD frame carries (frame.h), BK_FLAG_RECOVERY for one who
  * recovers the ledger: then all entries carry the LAC first_entry - 1, for nothing that is
- * added again is confirmed before the ledger is closed. -EINVAL: not 1 <= ack <= write <= ensemble <= 64, a negative id, or an
- * unknown kind of digest. */
+ * added again is confirmed before the ledger is closed. -EINVAL: not 1 <= ack <= write <=
+ * ensemble <= 64, a negative id, or an unknown kind of digest. */
 int bk_writer_open(int64_t ledger_id, uint32_t ensemble_size, uint32_t write_quorum,
                    uint32_t ack_quorum, const bk_digest *digest, int32_t flags,
                    int64_t first_entry, uint64_t length, uint64_t token, bk_writer **out);

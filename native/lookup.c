@@ -47,25 +47,32 @@ static void place_release(bk_store *store, const place *p)
     bk_log_unpin(&store->files, p->row.log);
 }
 
-static int has_moved(bk_store *store, const place *p)
+static int has_moved(bk_store *store, uint64_t epoch)
 {
     pthread_rwlock_rdlock(&store->lock);
-    int moved = store->epoch != p->epoch;
+    int moved = store->epoch != epoch;
     pthread_rwlock_unlock(&store->lock);
     return moved;
 }
 
 /* What a failure to read means: -EAGAIN to start over, or damage, noted. A lost
  * file is damage too; other errors of the system are passed on. */
-static int judge(bk_store *store, const place *p, const char *suffix, uint64_t offset,
-                 int64_t ledger_id, int64_t entry_id, int result)
+int bk_lookup_judge(bk_store *store, uint64_t epoch, const bk_log *log, const char *suffix,
+                    uint64_t offset, int64_t ledger_id, int64_t entry_id, int result)
 {
     if (result != -ENOENT && result != BK_CORRUPT)
         return result;
-    if (has_moved(store, p))
+    if (has_moved(store, epoch))
         return -EAGAIN;
-    bk_store_note_log(store, p->row.log->id, suffix, offset, ledger_id, entry_id);
+    bk_store_note_log(store, log->id, suffix, offset, ledger_id, entry_id);
     return BK_CORRUPT;
+}
+
+static int judge(bk_store *store, const place *p, const char *suffix, uint64_t offset,
+                 int64_t ledger_id, int64_t entry_id, int result)
+{
+    return bk_lookup_judge(store, p->epoch, p->row.log, suffix, offset, ledger_id, entry_id,
+                           result);
 }
 
 /* The span of the entry in the extent of p. */

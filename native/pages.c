@@ -25,7 +25,7 @@ typedef struct {
     uint32_t offset;
     uint32_t size;
     uint32_t slots;
-    uint32_t slot;
+    uint64_t number; /* dense: in the extent */
 } page_place;
 
 /* --- the cache --------------------------------------------------------------------- */
@@ -216,20 +216,22 @@ static uint32_t sparse_slot(const uint8_t *bytes, uint32_t rows, int64_t entry_i
     return low;
 }
 
-static int page_span(const bk_page *page, const bk_row *row, const page_place *place,
-                     int64_t entry_id, uint32_t count_max, uint32_t size_max, bk_span *span)
+static page_view view_of(const bk_page *page, const bk_row *row, const page_place *place)
 {
-    page_view view = {.bytes = page->bytes, .slots = place->slots, .stride = 4};
-    uint32_t slot = place->slot;
-    if ((row->entries_kind & 1) == BK_KIND_SPARSE) {
-        view.stride = 12;
-        slot = sparse_slot(page->bytes, place->slots, entry_id);
-        if (slot == place->slots || view_entry(&view, slot) != entry_id)
-            return BK_ABSENT;
-    } else {
-        view.first = entry_id - slot;
+    page_view view = {.bytes = page->bytes, .slots = place->slots, .stride = 12};
+    if ((row->entries_kind & 1) == BK_KIND_DENSE) {
+        view.stride = 4;
+        view.first = row->first + (int64_t)place->number * BK_DENSE_SLOTS;
     }
-    return view_span(&view, row, slot, count_max, size_max, span);
+    return view;
+}
+
+/* The first slot of an entry that is not smaller than entry_id; it may be a hole. */
+static uint32_t view_slot(const page_view *view, int64_t entry_id)
+{
+    if (view->stride == 4)
+        return (uint32_t)(entry_id - view->first);
+    return sparse_slot(view->bytes, view->slots, entry_id);
 }
 
 static page_place place_of(const bk_row *row, int64_t entry_id)
@@ -239,35 +241,101 @@ static page_place place_of(const bk_row *row, int64_t entry_id)
         return (page_place){.offset = row->page_offset,
                             .size = entries * 12 + BK_PAGE_TAIL,
                             .slots = entries};
-    uint64_t index = (uint64_t)(entry_id - row->first);
-    uint64_t left = (uint64_t)(row->last - row->first) + 1 - index / BK_DENSE_SLOTS * BK_DENSE_SLOTS;
+    uint64_t number = (uint64_t)(entry_id - row->first) / BK_DENSE_SLOTS;
+    uint64_t left = (uint64_t)(row->last - row->first) + 1 - number * BK_DENSE_SLOTS;
     uint32_t slots = left < BK_DENSE_SLOTS ? (uint32_t)left : BK_DENSE_SLOTS;
-    return (page_place){
-        .offset = row->page_offset + (uint32_t)(index / BK_DENSE_SLOTS) * BK_BLOCK_SIZE,
-        .size = slots * 4 + BK_PAGE_TAIL,
-        .slots = slots,
-        .slot = (uint32_t)(index % BK_DENSE_SLOTS)};
+    return (page_place){.offset = row->page_offset + (uint32_t)number * BK_BLOCK_SIZE,
+                        .size = slots * 4 + BK_PAGE_TAIL,
+                        .slots = slots,
+                        .number = number};
+}
+
+/* What is asked of one page. */
+typedef struct {
+    const bk_row *row;
+    page_place place;
+    int64_t entry_id;
+    /* for a span */
+    uint32_t count_max, size_max;
+    bk_span *span;
+    /* for ranges */
+    bk_ranges *found;
+} page_question;
+
+typedef int (*page_answer)(const bk_page *page, const page_question *question);
+
+/* [blocks] Answer from the page in the cache, with its lock held, or from the disk. */
+static int page_ask(bk_page_cache *cache, bk_file_pool *pool, const page_question *question,
+                    page_answer answer)
+{
+    bk_log *log = question->row->log;
+    pthread_mutex_lock(&cache->lock);
+    bk_page *page = page_find(cache, log->id, question->place.offset);
+    int result = BK_OK;
+    if (page != NULL) {
+        cache->hits++;
+        result = answer(page, question);
+    }
+    pthread_mutex_unlock(&cache->lock);
+    if (page != NULL)
+        return result;
+    result = page_read(cache, pool, log, &question->place, &page);
+    if (result != BK_OK)
+        return result;
+    result = answer(page, question);
+    page_keep(cache, page);
+    return result;
+}
+
+static int answer_span(const bk_page *page, const page_question *q)
+{
+    page_view view = view_of(page, q->row, &q->place);
+    uint32_t slot = view_slot(&view, q->entry_id);
+    if (slot == view.slots || view_entry(&view, slot) != q->entry_id)
+        return BK_ABSENT;
+    return view_span(&view, q->row, slot, q->count_max, q->size_max, q->span);
 }
 
 int bk_page_span(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
                  uint32_t count_max, uint32_t size_max, bk_span *span, uint64_t *offset)
 {
-    page_place place = place_of(row, entry_id);
-    *offset = place.offset;
-    pthread_mutex_lock(&cache->lock);
-    bk_page *page = page_find(cache, row->log->id, place.offset);
-    int result = BK_OK;
-    if (page != NULL) {
-        cache->hits++;
-        result = page_span(page, row, &place, entry_id, count_max, size_max, span);
+    page_question question = {.row = row, .place = place_of(row, entry_id), .entry_id = entry_id,
+                              .count_max = count_max, .size_max = size_max, .span = span};
+    *offset = question.place.offset;
+    return page_ask(cache, pool, &question, answer_span);
+}
+
+/* --- ranges ------------------------------------------------------------------------ */
+
+static int answer_ranges(const bk_page *page, const page_question *q)
+{
+    page_view view = view_of(page, q->row, &q->place);
+    int64_t first = 0, last = -1;
+    for (uint32_t slot = view_slot(&view, q->entry_id); slot < view.slots; slot++) {
+        int64_t entry_id = view_entry(&view, slot);
+        if (view_offset(&view, slot) == BK_NO_OFFSET)
+            continue;
+        if (last >= first && entry_id == last + 1) {
+            last = entry_id;
+            continue;
+        }
+        int result = last >= first ? bk_ranges_add(q->found, first, last) : BK_OK;
+        if (result != BK_OK)
+            return result;
+        first = last = entry_id;
     }
-    pthread_mutex_unlock(&cache->lock);
-    if (page != NULL)
-        return result;
-    result = page_read(cache, pool, row->log, &place, &page);
-    if (result != BK_OK)
-        return result;
-    result = page_span(page, row, &place, entry_id, count_max, size_max, span);
-    page_keep(cache, page);
-    return result;
+    return last >= first ? bk_ranges_add(q->found, first, last) : BK_OK;
+}
+
+int bk_page_ranges(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
+                   bk_ranges *found, int64_t *limit, uint64_t *offset)
+{
+    page_question question = {.row = row, .place = place_of(row, entry_id), .entry_id = entry_id,
+                              .found = found};
+    const page_place *place = &question.place;
+    int is_dense = (row->entries_kind & 1) == BK_KIND_DENSE;
+    *offset = place->offset;
+    *limit = is_dense ? row->first + (int64_t)place->number * BK_DENSE_SLOTS + place->slots - 1
+                      : row->last;
+    return page_ask(cache, pool, &question, answer_ranges);
 }

@@ -98,6 +98,12 @@ typedef struct {
   uint32_t record_size; /* header and body */
 } bk_slot;
 
+/* Entries first to last of a ledger, without a gap. */
+typedef struct {
+  int64_t first;
+  int64_t last;
+} bk_entry_run;
+
 /* A thing that is wrong on disk, kept (up to 1000) until taken. */
 typedef struct {
   char path[1024];

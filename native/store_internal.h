@@ -11,6 +11,7 @@
  *   opening.c    from files and a mark to a store
  *   flush.c      begin, ledgers, commit; rolling
  *   lookup.c     one entry, a run of entries
+ *   runs.c       which entries there are
  *   compaction.c rewriting a log, deleting one
  *   store.c      open, close, damage, figures
  */
@@ -244,6 +245,8 @@ bk_ledger_rows *bk_directory_ledger(const bk_directory *d, int64_t ledger_id);
 uint32_t bk_directory_after(const bk_directory *d, int64_t ledger_id);
 /* Remove the rows of a ledger, or those in one log (NULL: all). Returns how many. */
 uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_log *log);
+/* Position of the first row that, or one before which, reaches entry_id or beyond. */
+uint32_t bk_directory_reaching(const bk_ledger_rows *ledger, int64_t entry_id);
 /* The newest row that spans entry_id and is older than *than (NULL: any).
  * *limit: up to this entry no newer extent than it has a say. NULL: none. */
 const bk_row *bk_directory_row(const bk_ledger_rows *ledger, int64_t entry_id, const bk_row *than,
@@ -276,6 +279,10 @@ void bk_page_cache_free(bk_page_cache *cache);
  * a hole there; BK_CORRUPT: the page is damaged, at *offset of the index. */
 int bk_page_span(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
                  uint32_t count_max, uint32_t size_max, bk_span *span, uint64_t *offset);
+/* [blocks] Add the ranges of entries from entry_id on that stand in the same page as it would.
+ * *limit: the last entry that the page could hold. BK_OK; BK_CORRUPT: as above. */
+int bk_page_ranges(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
+                   bk_ranges *found, int64_t *limit, uint64_t *offset);
 
 /* --- the store --------------------------------------------------------------------- */
 
@@ -339,6 +346,10 @@ uint32_t bk_store_next_log_id(bk_store *store);
 /* opening.c */
 int bk_store_load(bk_store *store, const bk_mark *mark);
 
+/* lookup.c. The place of damage, or of a file that is gone: -EAGAIN when extents moved since
+ * epoch, BK_CORRUPT, noted, when they did not. Other errors are handed back. */
+int bk_lookup_judge(bk_store *store, uint64_t epoch, const bk_log *log, const char *suffix,
+                    uint64_t offset, int64_t ledger_id, int64_t entry_id, int result);
 /* lookup.c. Check record against its id and size; *body_size is its body's. */
 int bk_entry_check(const uint8_t *record, uint32_t record_size, int64_t ledger_id, int64_t entry_id);
 
