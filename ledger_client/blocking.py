@@ -84,6 +84,10 @@ class BlockingClient:
         with _entered(self._portal, opened) as reader:
             yield BlockingReader(self._portal, reader)
 
+    def recover_ledger(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
+        """Close a ledger in its writer's place; return what it is then."""
+        return self._portal.call(partial(self._client.recover_ledger, ledger_id, password))
+
     def ledger_info(self, ledger_id: int) -> LedgerInfo:
         """Return what metadata says of a ledger."""
         return self._portal.call(partial(self._client.ledger_info, ledger_id))

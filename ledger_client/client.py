@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from weakref import WeakValueDictionary
 
 import trio
 
@@ -25,12 +26,13 @@ from ledger_client.options import Options
 from ledger_client.placement import Placement
 from ledger_client.quarantine import Quarantine
 from ledger_client.reader import LedgerReader
+from ledger_client.recovery.recovery import recover_ledger
 from ledger_client.source import LedgerSource
 from ledger_client.view import LedgerView
 from ledger_client.writer import LedgerWriter
 from ledger_client.writers import Writers
 from metadata import errors as metadata_errors
-from metadata.records import BookieRecord, LedgerRecord
+from metadata.records import BookieRecord, LedgerRecord, LedgerState
 from metadata.store import MetadataStore
 from metadata.urls import open_store
 from native.digest import Digest
@@ -65,6 +67,7 @@ class Client:
             options=options,
             nursery=nursery,
         )
+        self._recoveries: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
 
     @asynccontextmanager
     async def create_ledger(
@@ -137,12 +140,13 @@ class Client:
         Raises:
             NoSuchLedger: there is none with this id.
             WrongPassword: it was created with another password.
-            ReplicasUnavailable: it is open, and none of its bookies answered.
+            RecoveryIncomplete: with *recover*; as recover_ledger().
+            ReplicasUnavailable: it is not closed, and none of its bookies answered.
             MetadataUnavailable: the store did not answer in time.
         """
-        record, _ = await self._catalogue.get(ledger_id)
-        if record.password_bytes != password:
-            raise WrongPassword(ledger_id)
+        record = await self._checked(ledger_id, password)
+        if recover:
+            record = await self._recovered(record)
         source = LedgerSource(
             record, digest=_digest(record), bookies=self._bookies, options=self.options
         )
@@ -152,6 +156,42 @@ class Client:
             yield LedgerReader(view)
         finally:
             view.close()
+
+    async def recover_ledger(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
+        """Close a ledger in its writer's place; return what it is then.
+
+        Every acknowledged entry is in it, and its writer gets no further
+        acknowledgement. A ledger that is closed stays as it is. Any number of
+        clients may do this at once, and all get the same.
+
+        Raises:
+            NoSuchLedger: there is none with this id, or it was deleted.
+            WrongPassword: it was created with another password.
+            RecoveryIncomplete: some of its bookies could not say what they hold,
+                or too few could take it. It stays in recovery: call again later.
+            MetadataUnavailable: the store did not answer in time; call again.
+        """
+        return LedgerInfo.of(await self._recovered(await self._checked(ledger_id, password)))
+
+    async def _checked(self, ledger_id: int, password: bytes) -> LedgerRecord:
+        record, _ = await self._catalogue.get(ledger_id)
+        if record.password_bytes != password:
+            raise WrongPassword(ledger_id)
+        return record
+
+    async def _recovered(self, record: LedgerRecord) -> LedgerRecord:
+        if record.state is LedgerState.CLOSED:
+            return record
+        # One at a time here: two would take each other's acknowledgements.
+        turn = self._recoveries.setdefault(record.ledger_id, trio.Lock())
+        async with turn:
+            return await recover_ledger(
+                record.ledger_id,
+                catalogue=self._catalogue,
+                bookies=self._bookies,
+                writers=self._writers,
+                options=self.options,
+            )
 
     async def ledger_info(self, ledger_id: int) -> LedgerInfo:
         """Return what metadata says of a ledger. Raises NoSuchLedger."""

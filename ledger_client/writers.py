@@ -9,6 +9,7 @@ from __future__ import annotations
 from itertools import count
 from weakref import WeakValueDictionary
 
+import msgspec
 import trio
 
 from ledger_client.alarms import Alarms
@@ -43,6 +44,8 @@ class Writers:
         self._bookies = bookies
         self._placement = placement
         self._options = options
+        # Before a recovered ledger is closed, readers must not hear of what was added again.
+        self._quiet = msgspec.structs.replace(options, explicit_lac_s=0.0)
         self._nursery = nursery
         self._alarms = Alarms(nursery)
         self._tokens = count(1)
@@ -92,7 +95,7 @@ class Writers:
             changes=changes or CatalogueChanges(self._catalogue, record.ledger_id),
             bookies=self._bookies,
             placement=self._placement,
-            options=self._options,
+            options=self._quiet if flags & Flag.RECOVERY else self._options,
             nursery=self._nursery,
             alarms=self._alarms,
         )

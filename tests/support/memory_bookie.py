@@ -49,6 +49,8 @@ class MemoryBookie:
         self.add_code = Code.OK
         """READ_ONLY lets adds of high priority pass"""
         self.read_code = Code.OK
+        self.read_fault: Callable[[Request], int] = lambda _request: Code.OK
+        """The code with which a read is answered, for some reads only"""
         self.limbo = False
         """True: it may have lost entries, so it denies none"""
         self.holding = False
@@ -204,8 +206,9 @@ class MemoryBookie:
             if not ledger.admits(request.key):
                 return Code.UNAUTHORIZED, b""
             ledger.fence()
-        if self.read_code != Code.OK:
-            return self.read_code, b""
+        code = self.read_fault(request) or self.read_code
+        if code != Code.OK:
+            return code, b""
         entries = self.entries(request.ledger_id)
         wanted = max(entries, default=-1) if request.entry_id == -1 else request.entry_id
         if wanted in entries:
