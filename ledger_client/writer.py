@@ -30,7 +30,6 @@ from ledger_client.catalogue import Catalogue
 from ledger_client.changes import Changes
 from ledger_client.ensemble import Ensemble
 from ledger_client.errors import (
-    AppendTimeout,
     BookieUnavailable,
     EntryTooLarge,
     LedgerClosed,
@@ -42,6 +41,7 @@ from ledger_client.errors import (
 from ledger_client.options import Options
 from ledger_client.placement import Placement
 from ledger_client.replacement import Replacement
+from ledger_client.vigil import Vigil
 from metadata.records import LedgerRecord
 from native.digest import Digest
 from native.frame import Code
@@ -75,7 +75,6 @@ class LedgerWriter:
         alarms: Alarms,
     ) -> None:
         self._native = native
-        self._digest = digest
         self._ensemble = ensemble
         self._catalogue = catalogue
         self._options = options
@@ -87,14 +86,11 @@ class LedgerWriter:
         self._closing = trio.Lock()
         self._ending = self._sealed = False
         state = native.state()
-        self._next = state.next_entry
-        self._lac = self._told = state.lac
-        self._length = state.length
+        self._next, self._lac, self._length = state.next_entry, state.lac, state.length
         self._pump = OnDemand(nursery, self._send_queued)
-        self._alarms = alarms
-        self._announcing = self._guarding = False
-        self._probed_at = float("-inf")
-        self._newest = 0  # next entry when the announcement was set
+        self._vigil = Vigil(
+            self, ensemble=ensemble, key=digest.master_key, alarms=alarms, options=options
+        )
         self._replacement = Replacement(
             record,
             owner=self,
@@ -139,6 +135,16 @@ class LedgerWriter:
         """Id that the next entry gets; those above last_confirmed are under way."""
         return self._next
 
+    @property
+    def oldest(self) -> Piece | None:
+        """The oldest entries that are sent and not all confirmed."""
+        return self._pieces[0] if self._pieces else None
+
+    @property
+    def failed(self) -> bool:
+        """True once the writer takes nothing any more."""
+        return self._failure is not None
+
     # --- appending -------------------------------------------------------------------
 
     async def append(self, payload: Payload) -> int:
@@ -158,8 +164,8 @@ class LedgerWriter:
     async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Add entries with consecutive ids and return the ids once all are durable.
 
-        Costs one pass through C for every 512 KiB. Raises as append(); of many
-        entries, the first may be in the ledger and the others not.
+        One pass through C for every 512 KiB. Raises as append(); the first entries
+        may be in the ledger then, and the others not.
         """
         self._check_writable()
         request = Request(list(payloads))
@@ -196,14 +202,14 @@ class LedgerWriter:
 
     def _send_piece(self) -> None:
         payloads, complete = self._queue.take_piece(self._next)
-        self._told = self._lac  # these entries carry it
+        told = self._lac  # these entries carry it
         first, frames = self._native.add(payloads)
         assert first == self._next
         self._next += len(payloads)
         self._pieces.append(Piece(first, self._next - 1, frames, trio.current_time()))
         self._unconfirmed.extend(complete)
         self._ensemble.send(frames)
-        self._guard()
+        self._vigil.sent(told)
 
     async def _wait_room(self) -> None:
         """Wait for confirmations and for slow bookies, but for these not for ever."""
@@ -216,8 +222,7 @@ class LedgerWriter:
             slow = self._ensemble.full()
             if patience.cancelled_caught and self._ensemble.has_quorum(without=slow):
                 for index in slow:
-                    reason = f"too slow for {self._options.slow_bookie_s:g} s"
-                    self._replacement.lost(index, reason)
+                    self._replacement.lost(index, "too slow")
 
     # --- acknowledgements ------------------------------------------------------------
 
@@ -245,8 +250,7 @@ class LedgerWriter:
         while self._unconfirmed and self._unconfirmed[0].ids[-1] <= lac:
             self._unconfirmed.popleft().succeed()
         self._moved.unpark_all()
-        if self._options.explicit_lac_s > 0 and not self._announcing:
-            self._announce_later()
+        self._vigil.confirmed()
 
     def _take_refusals(self, refused: int, code: int) -> None:
         if code == Code.FENCED:
@@ -274,46 +278,6 @@ class LedgerWriter:
         self._unconfirmed.clear()
         self._pieces.clear()
         self._moved.unpark_all()
-
-    # --- what happens when nothing happens ---------------------------------------------
-
-    def _announce_later(self) -> None:
-        self._announcing = True
-        self._newest = self._next
-        self._alarms.set(trio.current_time() + self._options.explicit_lac_s, self._announce)
-
-    def _announce(self) -> None:
-        """Tell bookies what is confirmed when no entry follows to carry the news."""
-        self._announcing = False
-        if self._told >= self._lac or self._failure is not None:
-            return
-        if self._next != self._newest:
-            self._announce_later()
-            return
-        self._told = self._lac
-        self._ensemble.tell_confirmed(self._lac, self._digest.master_key)
-
-    def _guard(self) -> None:
-        """Look at the oldest entry when it waits for long."""
-        if self._pieces and not self._guarding:
-            self._guarding = True
-            sent_at = self._pieces[0].sent_at
-            look_at = max(sent_at, self._probed_at) + self._options.bookie_timeout_s / 2
-            self._alarms.set(min(look_at, sent_at + self._options.append_timeout_s), self._look)
-
-    def _look(self) -> None:
-        """Ask after the oldest entry, or fail when it was not confirmed in time."""
-        self._guarding = False
-        if not self._pieces:
-            return
-        oldest, now = self._pieces[0], trio.current_time()
-        limit_s = self._options.append_timeout_s
-        if oldest.sent_at + limit_s <= now:
-            self.fail(AppendTimeout(ledger_id=self.id, entry_id=oldest.first, waited_s=limit_s))
-        elif oldest.sent_at + self._options.bookie_timeout_s / 2 <= now:
-            self._ensemble.probe(oldest.sent_at)
-            self._probed_at = now
-        self._guard()
 
     # --- closing ---------------------------------------------------------------------
 
