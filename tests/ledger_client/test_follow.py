@@ -49,7 +49,7 @@ async def test_following_ends_after_the_ledger_is_closed_with_and_without_hints_
             await ledger.append(b"x")
             await trio.sleep(30)
             if not hints:
-                cluster.store._watchers.clear()
+                cluster.store.hints = False
             await ledger.close()
             closed_at = trio.current_time()
         assert trio.current_time() - closed_at < (0.1 if hints else 5)

@@ -7,6 +7,7 @@ import pytest
 import trio
 from fake_bookie import FakeBookie, Network
 from lease_clock import LeaseClock
+from memory_store import MemoryStore
 
 from metadata.address import Address
 from metadata.remote import BookieStore
@@ -31,12 +32,18 @@ async def sqlite_store(path: Path, clock: LeaseClock) -> AsyncIterator[SqliteSto
     await store.aclose()
 
 
-@pytest.fixture(params=["sqlite", "memory", "tcp"])
+@pytest.fixture(params=["sqlite", "dict", "memory", "tcp"])
 async def store(
-    request: pytest.FixtureRequest, sqlite_store: SqliteStore, nursery: trio.Nursery
+    request: pytest.FixtureRequest,
+    sqlite_store: SqliteStore,
+    clock: LeaseClock,
+    nursery: trio.Nursery,
 ) -> AsyncIterator[MetadataStore]:
     if request.param == "sqlite":
         yield sqlite_store
+        return
+    if request.param == "dict":
+        yield MemoryStore(clock_ms=clock)
         return
     bookie = FakeBookie(sqlite_store)
     if request.param == "memory":

@@ -1,119 +1,230 @@
-"""A metadata store in memory, with outages on demand."""
+"""A metadata store in memory: the whole contract, and outages on demand.
+
+Every change is made at one moment of the loop. Whoever waits for changes is woken by
+the change itself, or when the next lease runs out: nobody polls, so that a simulated
+hour of waiting costs nothing.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from collections import deque
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
 
 import trio
+from memory_leases import MemoryLeases
 
+from metadata import limits
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.records import BOOKIES, BookieRecord, bookie_lease, encode_record
-from metadata.store import ABSENT, Changes, Item, Lease, Leases, Op, Page, Versioned, Versions
+from metadata.store import (
+    ABSENT,
+    Changes,
+    Check,
+    CheckLease,
+    Delete,
+    Item,
+    Lease,
+    Leases,
+    Op,
+    Page,
+    Put,
+    Versioned,
+    Versions,
+)
+from metadata.watch import watching
+
+CHANGES_MAX = 10_000
+KEYS_TOLD_MAX = 1000
+
+
+def trio_clock_ms() -> int:
+    """Return milliseconds of trio's clock, which a test may have in its hands."""
+    return round(trio.current_time() * 1000)
 
 
 class MemoryStore:
-    """Keys and leases of bookies; only what a ledger client calls is there."""
+    """A MetadataStore of this process. *clock_ms* is the clock of its leases."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, clock_ms: Callable[[], int] = trio_clock_ms) -> None:
         self.values: dict[str, Versioned] = {}
         self.bookies: dict[str, BookieRecord] = {}
+        """Bookies that are registered for ever, without a lease."""
         self.available = True
         self.before_put: Callable[[str], None] = lambda _key: None
         """Called before a put looks at the key: where a rival slips in."""
+        self.on_change: Callable[[str, Versioned | None], None] = lambda _key, _value: None
+        """Called with each change of a key; None: it was deleted."""
+        self.hints = True
+        """False: whoever waits for changes is not woken by them."""
+        self._clock_ms = clock_ms
+        self._leases = MemoryLeases(clock_ms, self._record_change)
+        self._log: deque[tuple[int, str]] = deque(maxlen=CHANGES_MAX)
         self._revision = 0
-        self._ids = 0
-        self._watchers: list[tuple[str, trio.MemorySendChannel[str]]] = []
+        self._counters: dict[str, int] = {}
+        self._news = trio.lowlevel.ParkingLot()
+        self._closed = False
+
+    # --- keys ------------------------------------------------------------------------
 
     async def get(self, key: str) -> Versioned | None:
+        limits.check_key(key)
         await self._reach()
         return self.values.get(key)
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None) -> int:
+        (version,) = await self.transact([Put(key, value, expected)])
+        return version
+
+    async def delete(self, key: str, *, expected: int | None = None) -> None:
+        await self.transact([Delete(key, expected)])
+
+    async def transact(self, ops: Sequence[Op]) -> Versions:
+        ops = tuple(ops)
+        limits.check_ops(ops)
         await self._reach()
-        self.before_put(key)
-        return self.change(key, value, expected=expected)
+        for op in ops:
+            if isinstance(op, Put):
+                self.before_put(op.key)
+        self._leases.sweep()
+        staged, changed = dict(self.values), list[str]()
+        versions = [self._apply(op, staged, changed) for op in ops]
+        self.values = staged
+        for key in changed:
+            self._record_change(key)
+        for key in dict.fromkeys(changed):
+            self.on_change(key, staged.get(key))
+        return versions
 
     def change(self, key: str, value: bytes, *, expected: int | None = None) -> int:
         """Put at once."""
-        self._check(key, expected)
-        self._revision += 1
-        self.values[key] = Versioned(value, self._revision)
-        self._tell(key)
+        self._check(self.values, key, expected)
+        self.values[key] = Versioned(value, self._record_change(key))
+        self.on_change(key, self.values[key])
         return self._revision
 
-    async def delete(self, key: str, *, expected: int | None = None) -> None:
-        await self._reach()
-        self._check(key, expected)
-        self.values.pop(key, None)
-        self._tell(key)
-
-    async def transact(self, ops: Sequence[Op]) -> Versions:
-        raise AssertionError("a ledger client does not ask for this")
-
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        limits.check_page(prefix, after, limit)
         await self._reach()
-        found: list[Item] = [
-            (key, value)
-            for key, value in sorted(self.values.items())
-            if key.startswith(prefix) and key > after
-        ]
-        return found[:limit]
+        found: list[Item] = []
+        size = 0
+        for key in sorted(k for k in self.values if k.startswith(prefix) and k > after)[:limit]:
+            size += len(self.values[key].value)
+            if found and size > limits.PAGE_SIZE_MAX:
+                break
+            found.append((key, self.values[key]))
+        return found
 
     async def next_id(self, counter: str, count: int = 1) -> int:
+        limits.check_ids(counter, count)
         await self._reach()
-        first = self._ids + 1
-        self._ids += count
+        first = self._counters.get(counter, 1)
+        self._counters[counter] = first + count
         return first
 
+    # --- leases ----------------------------------------------------------------------
+
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
-        raise AssertionError("a ledger client does not ask for this")
+        limits.check_grant(name, owner, ttl_s, value)
+        await self._reach()
+        return self._leases.grant(name, owner, round(ttl_s * 1000), value)
 
     async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        raise AssertionError("a ledger client does not ask for this")
+        limits.check_lease(lease, value)
+        await self._reach()
+        return self._leases.renew(lease, value)
 
     async def release(self, lease: Lease) -> None:
-        raise AssertionError("a ledger client does not ask for this")
+        limits.check_lease(lease)
+        await self._reach()
+        self._leases.release(lease)
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
+        limits.check_page(prefix, after)
         await self._reach()
-        assert prefix == BOOKIES
-        return [
-            Lease(bookie_lease(name), name, 1, encode_record(record), 10.0)
-            for name, record in sorted(self.bookies.items())
-            if bookie_lease(name) > after
-        ]
+        found = self._leases.live(prefix)
+        if prefix == BOOKIES:
+            found += [
+                Lease(bookie_lease(name), name, 1, encode_record(record), 10.0)
+                for name, record in self.bookies.items()
+            ]
+        above = [lease for lease in found if lease.name > after]
+        return sorted(above, key=lambda lease: lease.name)[: limits.PAGE_COUNT_MAX]
+
+    # --- watches ---------------------------------------------------------------------
 
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
-        raise AssertionError("a ledger client does not ask for this")
-
-    @asynccontextmanager
-    async def watch(self, prefix: str) -> AsyncIterator[trio.MemoryReceiveChannel[str]]:
+        limits.check_changes(prefix, since, wait_s)
         await self._reach()
-        send, receive = trio.open_memory_channel[str](1)
-        self._watchers.append((prefix, send))
-        with send, receive:
-            yield receive
+        found = self._changes(prefix, since)
+        with trio.move_on_after(wait_s):
+            while since is not None and not (found.keys or found.everything):
+                await self._wait_news()
+                found = self._changes(prefix, since)
+        return found
+
+    def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
+        return watching(self, prefix)
 
     async def aclose(self) -> None:
+        self._closed = True
         await trio.lowlevel.checkpoint()
+
+    # --- inside ----------------------------------------------------------------------
 
     async def _reach(self) -> None:
         await trio.lowlevel.checkpoint()
+        if self._closed:
+            raise MetadataUnavailable("the store is closed")
         if not self.available:
             raise MetadataUnavailable("the store is away")
 
-    def _check(self, key: str, expected: int | None) -> None:
-        found = self.values[key].version if key in self.values else ABSENT
+    def _apply(self, op: Op, staged: dict[str, Versioned], changed: list[str]) -> int:
+        if isinstance(op, CheckLease):
+            return self._leases.check(op)
+        found = self._check(staged, op.key, op.expected)
+        if isinstance(op, Check):
+            return found
+        if isinstance(op, Delete):
+            if staged.pop(op.key, None) is not None:
+                changed.append(op.key)
+            return ABSENT
+        changed.append(op.key)
+        version = self._revision + len(changed)  # as _record_change will count
+        staged[op.key] = Versioned(op.value, version)
+        return version
+
+    def _check(self, values: dict[str, Versioned], key: str, expected: int | None) -> int:
+        found = values[key].version if key in values else ABSENT
         if expected is not None and found != expected:
             raise VersionConflict(key=key, expected=expected, found=found)
+        return found
 
-    def _tell(self, key: str) -> None:
-        for prefix, channel in self._watchers:
-            if key.startswith(prefix):
-                try:
-                    channel.send_nowait(key)
-                except (trio.WouldBlock, trio.ClosedResourceError):
-                    continue  # a hint is under way, or nobody listens
+    def _record_change(self, key: str) -> int:
+        self._revision += 1
+        self._log.append((self._revision, key))
+        if self.hints:
+            self._news.unpark_all()
+        return self._revision
+
+    async def _wait_news(self) -> None:
+        """Wait for a change, or until a lease may be over."""
+        over_ms = self._leases.next_over_ms()
+        left_s = float("inf") if over_ms is None else max(over_ms - self._clock_ms(), 1) / 1000
+        with trio.move_on_after(left_s):
+            await self._news.park()
+
+    def _changes(self, prefix: str, since: int | None) -> Changes:
+        self._leases.sweep()
+        newest = self._revision
+        if since is None or since == newest:
+            return Changes(newest, [])
+        if since > newest or since < newest - len(self._log):
+            return Changes(newest, [], everything=True)
+        told = (key for revision, key in self._log if revision > since and key.startswith(prefix))
+        keys = list(dict.fromkeys(told))
+        if len(keys) > KEYS_TOLD_MAX:
+            return Changes(newest, [], everything=True)
+        return Changes(newest, keys)
