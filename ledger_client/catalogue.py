@@ -128,21 +128,26 @@ class Catalogue:
         """Let an open ledger go on with *fragment* after, or in place of, its last one.
 
         Fragments before the last stay as they are found: a repair may have changed
-        them. While the store is away it is tried again: a deadline is the caller's.
+        them. Once the change was sent, it is tried until its outcome is known: a
+        deadline is the caller's.
 
         Raises:
             LedgerFenced: another client recovers it, or the last fragment is
                 neither *fragment* nor *expected_last*.
             LedgerClosed: another client sealed it.
             NoSuchLedger: it was deleted.
+            MetadataUnavailable: nothing was changed.
         """
+        sent = False
         while True:
             try:
                 record, version = await self.get(ledger_id)
-                changed = grown(record, expected_last, fragment)
+                changed, sent = grown(record, expected_last, fragment), True
                 if changed is record or await self.replace(changed, version, limit_s=CHANGE_S):
                     return changed
             except MetadataUnavailable:
+                if not sent:
+                    raise
                 await trio.sleep(RETRY_S)  # the change may have been made: look first
 
     async def report(

@@ -22,14 +22,15 @@ class Changes(Protocol):
         """Let the ledger go on with *fragment* and return the record that says so.
 
         *fragment* replaces the last one when both begin at the same entry. It
-        returns once this is certain: while metadata is away, it waits. Cancelled,
-        the change may have been made.
+        returns once this is certain, and waits when metadata goes away halfway.
+        Cancelled, the change may have been made.
 
         Raises:
             LedgerFenced: another client recovers the ledger, or the last fragment
                 is not *expected_last*.
             LedgerClosed: another client sealed it.
             NoSuchLedger: it was deleted.
+            MetadataUnavailable: nothing was changed.
             MetadataBroken: a person must look.
         """
 

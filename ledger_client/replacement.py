@@ -22,7 +22,7 @@ from ledger_client.background import OnDemand
 from ledger_client.bookies import Bookies
 from ledger_client.changes import Changes
 from ledger_client.ensemble import Ensemble
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, MetadataUnavailable
 from ledger_client.placement import Placement
 from metadata.records import Fragment, LedgerRecord
 from native.link import Writer
@@ -113,11 +113,9 @@ class Replacement:
             while self._ensemble.lost and not self._stopped:
                 self._lost_more = trio.Event()
                 chosen = await self._choose(urgent=paused and not self._ensemble.has_quorum())
-                if chosen:
-                    await self._swap(chosen)
-                else:
+                paused = not (chosen and await self._swap(chosen))
+                if paused:
                     await self._pause()
-                paused = not chosen
 
     async def _choose(self, *, urgent: bool) -> dict[int, str]:
         """Return who comes in where; nobody, when there is nobody or nobody knows."""
@@ -139,22 +137,35 @@ class Replacement:
 
     # --- the change ----------------------------------------------------------------------
 
-    async def _swap(self, chosen: dict[int, str]) -> None:
-        """Publish the new fragment, then let its bookies in. Nothing is confirmed meanwhile."""
+    async def _swap(self, chosen: dict[int, str]) -> bool:
+        """Publish the new fragment, then let its bookies in; False if nothing came of it.
+
+        Nothing is confirmed meanwhile.
+        """
         self._native.hold(True)
         names = [chosen.get(index, name) for index, name in enumerate(self._ensemble.names)]
-        fragment = Fragment(self._native.state().lac + 1, names)
-        try:
-            self.record = await self._changes.change(self.record.fragments[-1], fragment)
-        except LedgerError as failure:
-            self._owner.fail(failure)
-            return
-        for index, bookie_id in chosen.items():
-            self._native.replace(index)
-            self._ensemble.replace(index, self._bookies.connection(bookie_id))
-            self._owner.resend(index)
+        done = await self._publish(Fragment(self._native.state().lac + 1, names))
+        if self._stopped:
+            return False
+        if done:
+            for index, bookie_id in chosen.items():
+                self._native.replace(index)
+                self._ensemble.replace(index, self._bookies.connection(bookie_id))
+                self._owner.resend(index)
         self._native.hold(False)
         self._owner.acknowledged()
+        return done
+
+    async def _publish(self, fragment: Fragment) -> bool:
+        try:
+            self.record = await self._changes.change(self.record.fragments[-1], fragment)
+        except MetadataUnavailable as why:
+            self._cause = why
+            return False
+        except LedgerError as failure:
+            self._owner.fail(failure)
+            return False
+        return True
 
     # --- giving up -------------------------------------------------------------------------
 
