@@ -1,4 +1,4 @@
-"""The command ``quire``: ledgers, a demonstration, measurements."""
+"""The command ``quire``: ledgers, the cluster, a demonstration, measurements."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 import click
 
 from ledger_client.commands.bench import bench
+from ledger_client.commands.cluster import cluster
 from ledger_client.commands.demo import demo
 from ledger_client.commands.ledger import ledger
 from ledger_client.commands.outcome import conclude
@@ -21,7 +22,7 @@ def quire() -> None:
     """
 
 
-for command in (ledger, demo, bench):
+for command in (ledger, cluster, demo, bench):
     quire.add_command(command)
 
 

@@ -30,11 +30,13 @@ from ledger_client.errors import (
     ReplicasUnavailable,
     WrongPassword,
 )
+from metadata import errors as metadata_errors
 
+_START_ONE = "start one with `bookie standalone --data DIR` or name the cluster with --cluster"
 # What to do next, where the message itself does not say.
 ADVICE: dict[type[BaseException], str] = {
-    MetadataUnavailable: "start one with `bookie standalone --data DIR` or name the cluster "
-    "with --cluster",
+    MetadataUnavailable: _START_ONE,
+    metadata_errors.MetadataUnavailable: _START_ONE,
     NoSuchLedger: "`quire ledger list` shows those that exist",
     WrongPassword: "give the one it was created with by --password or QUIRE_PASSWORD",
     NotEnoughBookies: "start more bookies, or ask for fewer with --ensemble",
@@ -56,6 +58,8 @@ class Exit(enum.IntEnum):
 CODES: dict[type[BaseException], Exit] = {
     InvalidAddress: Exit.USAGE,
     MetadataUnavailable: Exit.UNREACHABLE,
+    metadata_errors.BadAddress: Exit.USAGE,
+    metadata_errors.MetadataUnavailable: Exit.UNREACHABLE,
 }
 
 
@@ -67,7 +71,13 @@ def conclude(command: click.Command, arguments: Sequence[str]) -> int:
         _invoke(command, arguments)
     # An error in a nursery comes as a group: this takes it apart, and lets through
     # what is not named here.
-    except* (click.ClickException, LedgerError, OSError, CommandFailed) as group:
+    except* (
+        click.ClickException,
+        LedgerError,
+        metadata_errors.MetadataError,
+        OSError,
+        CommandFailed,
+    ) as group:
         code = _report(first_of(group))
     except* (KeyboardInterrupt, Interrupted):
         code = Exit.INTERRUPTED

@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import trio
+
+from ledger_client.__main__ import quire
+from ledger_client.commands.outcome import Exit, conclude
+from ledger_client.commands.quantity import age, count, size
+from metadata.records import (
+    BookieRecord,
+    UnderReplicated,
+    bookie_lease,
+    encode_record,
+    underreplicated_key,
+)
+from metadata.urls import open_store
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """The metadata of a bookie and thirty ledgers that want repair."""
+    url = f"sqlite://{tmp_path}/metadata.db"
+
+    async def fill() -> None:
+        async with open_store(url) as store:
+            record = BookieRecord("b[1]", "host:3181", 3 << 30, 2 << 30, ledgers_size=1 << 20)
+            await store.grant(bookie_lease("b[1]"), "x", ttl_s=60, value=encode_record(record))
+            for ledger_id in range(30):
+                mark = UnderReplicated(ledger_id, "bookie lost", 1, ["b2"], size=1 << 20)
+                await store.put(underreplicated_key(ledger_id), encode_record(mark))
+
+    trio.run(fill)
+    return url
+
+
+def test_the_tables_name_bookies_and_ledgers(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "leader: none at present"
+    assert "b[1]    writable  host:3181  1.0 MiB  2.0 GiB  3.0 GiB     0 B" in "\n".join(lines)
+    assert "under-replicated: 30 ledgers, 30.0 MiB to copy; 0 repairs under way" in lines
+    assert sum("bookie lost: b2" in line for line in lines) == 20
+    assert lines[-1] == "and 10 ledgers more"
+
+
+def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert conclude(quire, ["cluster", "status", "--cluster", url, "--json"]) == Exit.DONE
+    told = json.loads(capsys.readouterr().out)
+    assert told["bookies"][0]["state"] == "writable"
+    assert len(told["underreplicated"]) == 30
+    assert told["underreplicated"][3]["mark"]["ledger_id"] == 3
+    assert told["underreplicated"][3]["waits_for"] == "waits for its turn"
+
+
+@pytest.mark.parametrize(
+    ("wrong", "code"), [("nonsense", Exit.USAGE), ("bookie://127.0.0.1:9", Exit.UNREACHABLE)]
+)
+def test_a_cluster_that_cannot_be_asked_is_one_line(
+    wrong: str, code: Exit, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert conclude(quire, ["cluster", "status", "--cluster", wrong]) == code
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("quire: ")
+
+
+def test_quantities_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time", lambda: 200_000.0)
+    assert [size(n) for n in (0, 1023, 1536, 5 << 40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]
+    assert [count(1, "entry"), count(2000, "entry")] == ["1 entry", "2,000 entries"]
+    assert [age(1000 * s) for s in (199_990, 199_000, 190_000, 0)] == [
+        "10 s",
+        "16 min",
+        "2 h",
+        "2 d",
+    ]
