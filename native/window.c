@@ -20,7 +20,7 @@
 #define CARRY_SIZE (6u << 20)
 
 _Static_assert(CARRY_SIZE >= BK_RECORD_SIZE_MAX + BK_RECORD_HEADER_SIZE + BK_BLOCK_SIZE,
-               "a record that begins in one piece ends in the next");
+               "what is needed of the pieces before fits in front of a piece");
 
 int bk_window_open(bk_window *window, const char *path)
 {
@@ -69,13 +69,19 @@ static void begin_fetch(bk_window *window, uint64_t start)
                        pthread_create(&window->thread, NULL, fetch, window) == 0;
 }
 
-/* Go on to the piece that follows, keeping what lies from offset on. */
+static uint64_t end_of(const bk_window *window) { return window->start + window->size; }
+
+/* Add the piece that follows, keeping what lies from offset on. */
 static int slide(bk_window *window, uint64_t offset)
 {
-    uint64_t kept = window->start + window->size - offset;
+    uint64_t end = end_of(window), kept = end - offset;
     const uint8_t *from =
         window->buffers[window->current] + window->data + (offset - window->start);
+    int is_fetched = window->fetching && window->fetch_start == end;
     finish_fetch(window);
+    window->fetch_start = end;
+    if (!is_fetched)
+        fetch(window);
     if (window->fetch_result != 0)
         return window->fetch_result;
     window->current = 1 - window->current;
@@ -83,7 +89,9 @@ static int slide(bk_window *window, uint64_t offset)
     window->data = CARRY_SIZE - kept;
     window->start = offset;
     window->size = kept + window->fetch_size;
-    begin_fetch(window, window->fetch_start + PIECE_SIZE);
+    if (window->fetch_size == 0)
+        window->file_size = end; /* cut short meanwhile */
+    begin_fetch(window, end + window->fetch_size);
     return 0;
 }
 
@@ -104,19 +112,16 @@ static int jump(bk_window *window, uint64_t offset)
 int bk_window_look(bk_window *window, uint64_t offset, size_t size, const uint8_t **data,
                    size_t *got)
 {
-    uint64_t end = window->start + window->size;
     int result = 0;
-    if (offset < window->start || offset + size > end) {
-        int follows = window->fetching && offset >= window->start && offset <= end &&
-                      window->fetch_start == end && end - offset <= CARRY_SIZE;
-        if (follows)
-            result = slide(window, offset);
-        else if (offset < window->start || end < window->file_size)
-            result = jump(window, offset);
-        if (result != 0)
-            return result;
-        end = window->start + window->size;
-    }
+    if (offset < window->start || offset > end_of(window) || window->size == 0)
+        result = jump(window, offset);
+    /* A record may take several pieces. */
+    while (result == 0 && window->large && offset + size > end_of(window) &&
+           end_of(window) < window->file_size)
+        result = slide(window, offset);
+    if (result != 0)
+        return result;
+    uint64_t end = end_of(window);
     *got = end <= offset ? 0 : end - offset < size ? (size_t)(end - offset) : size;
     *data = window->buffers[window->current] + window->data +
             (*got > 0 ? offset - window->start : 0);

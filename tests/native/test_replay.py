@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from engines import Bookie
+from engines import MIB, Bookie
 
 
 @pytest.fixture
@@ -31,3 +31,20 @@ def test_the_journal_file_of_the_mark_was_cut_short(bookie: Bookie, size: int) -
     assert bookie.recovery.limbo
     assert path in [damage.path for damage in bookie.engine.store.take_damage()]
     assert bookie.payload(1, 0) == b"flushed"
+
+
+@pytest.mark.parametrize("memtable_size", [20 * MIB, 64 * MIB])
+def test_entries_larger_than_a_piece_of_the_file_are_replayed(
+    tmp_path: Path, memtable_size: int
+) -> None:
+    """Entries of all sizes that a frame allows come back after a crash."""
+    sizes = [MIB - 100, MIB, 2 * MIB + 1, 1, 3 * MIB, 5 * MIB - 60, 100, 4 * MIB, 5 * MIB - 61]
+    payloads = [bytes([i]) * size for i, size in enumerate(sizes)]
+    bookie = Bookie(tmp_path, memtable_size=64 * MIB, journal_size_max=200 * MIB)
+    for i, payload in enumerate(payloads):
+        bookie.add(1, i, payload)
+    bookie.memtable_size = memtable_size
+    bookie.crash()
+    assert bookie.recovery.damages == 0
+    assert all(bookie.payload(1, i) == payload for i, payload in enumerate(payloads))
+    bookie.close()
