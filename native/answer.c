@@ -1,4 +1,4 @@
-/* Reads, fences and what is known of ledgers. See engine.h. */
+/* Reads, fences and what is known of ledgers that are here. See engine.h. */
 #include "engine_internal.h"
 
 #include <errno.h>
@@ -356,17 +356,26 @@ int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_d
 
 /* --- fences ---------------------------------------------------------------------------- */
 
+/* Or will be when its ticket is synced. A tombstone is only when it was fenced in so many
+ * words: its deletion may be forgotten in a crash. */
+static int is_fenced_durably(const bk_ledger *ledger)
+{
+    return ledger->fenced && (ledger->deleted ? ledger->fence_ticket != 0 : ledger->key_known);
+}
+
 static int fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint64_t *ticket)
 {
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
     int result = 0;
     if (ledger != NULL && ledger->key_known && memcmp(ledger->key, key, BK_KEY_SIZE) != 0)
         return BK_BAD_KEY;
-    if (ledger != NULL && ledger->fenced && ledger->key_known) {
+    if (ledger != NULL && is_fenced_durably(ledger)) {
         *ticket = ledger->fence_ticket;
         return BK_OK;
     }
-    if (ledger == NULL || !ledger->key_known)
+    /* The record of a key would bring a tombstone back. */
+    int adopts = ledger == NULL || (!ledger->key_known && !ledger->deleted);
+    if (adopts)
         result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
     if (result == 0)
         result = bk_engine_append_special(engine, ledger_id, BK_RECORD_FENCE, "", 0);
@@ -375,8 +384,11 @@ static int fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint6
     ledger = bk_ledgers_make(&engine->ledgers, ledger_id);
     if (ledger == NULL)
         return -ENOMEM;
-    memcpy(ledger->key, key, BK_KEY_SIZE);
-    ledger->key_known = ledger->fenced = 1;
+    if (adopts) {
+        memcpy(ledger->key, key, BK_KEY_SIZE);
+        ledger->key_known = 1;
+    }
+    ledger->fenced = 1;
     ledger->fence_ticket = *ticket = engine->ticket;
     engine->stats.fences++;
     bk_engine_wake(engine, ledger);
@@ -453,41 +465,4 @@ uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *ou
             describe(sorted[i], &out[n++]);
     pthread_mutex_unlock(&engine->lock);
     return n;
-}
-
-int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms)
-{
-    pthread_mutex_lock(&engine->lock);
-    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
-    int result = ledger != NULL ? bk_engine_dirty(engine, ledger) : BK_NO_LEDGER;
-    if (result == 0) {
-        ledger->fenced = 1;
-        /* A flush looks at it without the lock. */
-        __atomic_store_n(&ledger->deleted, 1, __ATOMIC_RELAXED);
-        ledger->deleted_ms = now_ms;
-        bk_engine_wake(engine, ledger);
-    }
-    pthread_mutex_unlock(&engine->lock);
-    if (result == 0) {
-        int known = bk_store_delete_ledger(engine->store, ledger_id);
-        result = known == BK_NO_LEDGER ? BK_OK : known;
-    }
-    return result;
-}
-
-void bk_engine_forget_tombstones(bk_engine *engine, int64_t now_ms)
-{
-    pthread_mutex_lock(&engine->lock);
-    for (size_t i = 0; i < engine->ledgers.room;) {
-        bk_ledger *ledger = engine->ledgers.slots[i];
-        if (ledger != NULL && ledger->deleted && !ledger->dirty &&
-            ledger->halves[0].count == 0 && ledger->halves[1].count == 0 &&
-            now_ms - ledger->deleted_ms > BK_TOMBSTONE_MS) {
-            bk_ledgers_remove(&engine->ledgers, ledger->id);
-            engine->removals++;
-            continue; /* another one may have moved here */
-        }
-        i++;
-    }
-    pthread_mutex_unlock(&engine->lock);
 }

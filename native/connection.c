@@ -248,7 +248,7 @@ static bk_ledger *find_ledger(bk_connection *connection, int64_t ledger_id)
 static int32_t verdict_on(const bk_engine *engine, const bk_ledger *ledger, const uint8_t *key,
                           int32_t flags)
 {
-    if (ledger != NULL && ledger->deleted)
+    if (ledger != NULL && ledger->deleted && (flags & BK_FLAG_RECOVERY) == 0)
         return BK_CODE_FENCED;
     if (ledger != NULL && ledger->key_known && memcmp(ledger->key, key, BK_KEY_SIZE) != 0)
         return BK_CODE_UNAUTHORIZED;
@@ -264,6 +264,8 @@ static int adopt(bk_connection *connection, int64_t ledger_id, const uint8_t *ke
                  bk_ledger **ledger)
 {
     bk_engine *engine = connection->engine;
+    if (*ledger != NULL && (*ledger)->deleted)
+        return bk_engine_revive(engine, *ledger, key);
     if (*ledger != NULL && (*ledger)->key_known)
         return 0;
     int result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
@@ -342,7 +344,9 @@ static int write_lac(bk_connection *connection, const bk_request *request, uint6
         return refuse(connection, BK_OP_WRITE_LAC, BK_CODE_BAD_REQUEST, ledger_id,
                       request->request_id);
     bk_ledger *ledger = find_ledger(connection, ledger_id);
-    int32_t code = verdict_on(engine, ledger, request->key, request->flags);
+    /* Entries bring a ledger back, a LAC does not. */
+    int32_t flags = ledger != NULL && ledger->deleted ? 0 : request->flags;
+    int32_t code = verdict_on(engine, ledger, request->key, flags);
     if (code != 0)
         return refuse(connection, BK_OP_WRITE_LAC, code, ledger_id, request->request_id);
     int result = adopt(connection, ledger_id, request->key, &ledger);

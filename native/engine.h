@@ -23,7 +23,14 @@
  *     frame's key. A ledger whose key is not known (an index rebuilt without
  *     it) takes the first key that is shown.
  *  5. An entry that is in the memtable already is acknowledged (after the sync of the
- *     current group) and not stored again.
+ *     current group) and not stored again. One that is in an entry log is stored again,
+ *     and read from the newer place from then on: so a damaged copy is replaced.
+ *  6. A tombstone refuses adds with FENCED; an add with BK_FLAG_RECOVERY brings the ledger
+ *     back, fenced and without entries: FENCE and KEY go to the journal before it. What it
+ *     had before its deletion counts no longer, so rule 5 never rests on that; the add waits
+ *     (BK_FULL) while some of it is in a half that is being flushed. Entry logs that still
+ *     hold such entries show them again at the next start, as they do of any ledger that is
+ *     not a tombstone: they are entries of the ledger like the others.
  *
  * Threads: bk_connection_* and bk_engine_poll/ready/woken from the event loop's
  * thread; bk_engine_answer with use_disk from any; one flush at a time; the
@@ -160,7 +167,8 @@ uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *ou
  * index is damaged. */
 int bk_engine_runs(bk_engine *engine, int64_t ledger_id, int64_t after, bk_entry_run *out,
                    uint32_t out_count, uint32_t *count);
-/* Turn a ledger into a tombstone, its entries into dead bytes. now_ms: Unix time. */
+/* Turn a ledger into a tombstone, its entries into dead bytes. now_ms: Unix time. It lasts from
+ * the next sync or flush on; a crash before that brings the ledger back as it was. */
 int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms);
 /* Drop tombstones older than BK_TOMBSTONE_MS. */
 void bk_engine_forget_tombstones(bk_engine *engine, int64_t now_ms);

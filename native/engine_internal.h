@@ -201,6 +201,14 @@ void bk_histogram_add_ns(bk_histogram *histogram, uint64_t ns, uint64_t count);
 /* Close the active half and begin the other. BK_FULL: that one is not free. */
 int bk_engine_swap(bk_engine *engine);
 void bk_engine_activate(bk_engine *engine, int half);
+/* tombstone.c, with the lock held. */
+void bk_tombstone_set(bk_ledger *ledger, int deleted, int64_t deleted_ms);
+/* Forget the entries that a deleted ledger still has in memory:
+ * what is added from now on is stored, though the same entry is there. BK_FULL: some are in a
+ * sealed half; the flush takes them away. */
+int bk_engine_bury(bk_engine *engine, bk_ledger *ledger);
+/* Bring a deleted ledger back, without entries and fenced. BK_FULL: try again later. */
+int bk_engine_revive(bk_engine *engine, bk_ledger *ledger, const uint8_t *key);
 /* checkpoint.c; without the lock. Write the sealed half out and give it back. */
 int bk_engine_write_out(bk_engine *engine, bk_half *half, bk_mark *mark);
 /* Open the table file for appending, cut off at table_end. */

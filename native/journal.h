@@ -1,5 +1,5 @@
-/* The journal: every add, fence, key and explicit LAC, in the order in which
- * the engine took them, synced before anybody is told.
+/* The journal: every add, fence, key, explicit LAC and deletion, in the order in
+ * which the engine took them, synced before anybody is told.
  *
  * Files are named <16 hex digits of the file id>.journal; ids rise by one. The
  * first block (4096 bytes) of a file is its header, the rest are groups.

@@ -18,7 +18,8 @@
  * Special records, by the number in place of the entry id. The first three and
  * their numbers are BookKeeper's.
  */
-#define BK_RECORD_KEY -0x1000          /* master key 20: the ledger came to be */
+#define BK_RECORD_KEY -0x1000          /* master key 20: the ledger came to be, or
+                                          came back: a DELETED before it is over */
 #define BK_RECORD_FENCE -0x2000        /* empty: the ledger is fenced */
 #define BK_RECORD_EXPLICIT_LAC -0x8000 /* lac 8, big-endian */
 #define BK_RECORD_GROUP -0x10000       /* journal.h; ledger id is -1 */

@@ -207,21 +207,49 @@ static int replay_entry(bk_replay *replay, const bk_record *record, uint32_t fil
     return result;
 }
 
-static int replay_record(bk_replay *replay, const bk_record *record, uint32_t file_salt)
+/* A tombstone that comes back begins without entries here too. Those from before may be on
+ * their way to a log; then they go with the end of that flush. */
+static int bury(bk_replay *replay, int64_t ledger_id)
 {
     bk_engine *engine = replay->engine;
-    replay->recovery->replayed_records++;
-    replay->recovery->replayed_bytes += record->body_size + BK_RECORD_HEADER_SIZE;
-    if (record->entry_id >= 0)
-        return replay_entry(replay, record, file_salt);
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    if (ledger == NULL || !ledger->deleted)
+        return 0;
+    int result = join_flusher(replay);
+    if (result != 0)
+        return result;
     pthread_mutex_lock(&engine->lock);
-    int result = bk_table_apply(&engine->ledgers, record);
-    bk_ledger *ledger =
-        record->ledger_id >= 0 ? bk_ledgers_find(&engine->ledgers, record->ledger_id) : NULL;
-    if (result == 0 && ledger != NULL)
-        result = bk_engine_dirty(engine, ledger);
+    result = bk_engine_bury(engine, ledger);
     pthread_mutex_unlock(&engine->lock);
     return result;
+}
+
+static int replay_special(bk_replay *replay, const bk_record *record)
+{
+    bk_engine *engine = replay->engine;
+    bk_ledger *ledger = NULL;
+    int result = record->entry_id == BK_RECORD_KEY ? bury(replay, record->ledger_id) : 0;
+    if (result != 0)
+        return result;
+    pthread_mutex_lock(&engine->lock);
+    result = bk_table_apply(&engine->ledgers, record);
+    if (record->ledger_id >= 0)
+        ledger = bk_ledgers_find(&engine->ledgers, record->ledger_id);
+    if (result == 0 && ledger != NULL)
+        result = bk_engine_dirty(engine, ledger);
+    int deleted = ledger != NULL && ledger->deleted;
+    pthread_mutex_unlock(&engine->lock);
+    if (result == 0 && deleted)
+        (void)bk_store_delete_ledger(engine->store, record->ledger_id);
+    return result;
+}
+
+static int replay_record(bk_replay *replay, const bk_record *record, uint32_t file_salt)
+{
+    replay->recovery->replayed_records++;
+    replay->recovery->replayed_bytes += record->body_size + BK_RECORD_HEADER_SIZE;
+    return record->entry_id >= 0 ? replay_entry(replay, record, file_salt)
+                                 : replay_special(replay, record);
 }
 
 /* The process may have died between the write and the sync of its last group, which is

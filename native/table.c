@@ -74,6 +74,7 @@ int bk_table_apply(bk_ledgers *ledgers, const bk_record *record)
     if (record->entry_id == BK_RECORD_KEY && size == BK_KEY_SIZE) {
         memcpy(ledger->key, rest, BK_KEY_SIZE);
         ledger->key_known = 1;
+        bk_tombstone_set(ledger, 0, 0);
     } else if (record->entry_id == BK_RECORD_FENCE) {
         ledger->fenced = 1;
     } else if (record->entry_id == BK_RECORD_EXPLICIT_LAC && size == 8) {
@@ -83,8 +84,7 @@ int bk_table_apply(bk_ledgers *ledgers, const bk_record *record)
         if (lac > ledger->lac)
             ledger->lac = lac;
     } else if (record->entry_id == BK_RECORD_DELETED && size == 8) {
-        ledger->deleted = 1;
-        ledger->deleted_ms = (int64_t)bk_get64be(rest);
+        bk_tombstone_set(ledger, 1, (int64_t)bk_get64be(rest));
     }
     return 0;
 }

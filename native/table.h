@@ -7,7 +7,9 @@
  * (sync, then the mark names it, then the old one is deleted).
  *
  * A deleted ledger is remembered for BK_TOMBSTONE_MS, so that a late writer is
- * told that the ledger is fenced, and cannot create it again.
+ * told that the ledger is fenced, and cannot create it again. Recovery brings it
+ * back, fenced (engine.h, rule 6): a KEY after a DELETED ends it. So the records
+ * of a tombstone end with DELETED, and those of a ledger that is here begin with KEY.
  */
 #define BK_TOMBSTONE_MS 604800000 /* 7 days */
 

@@ -106,6 +106,7 @@ def _apply(ledgers: Ledgers, record: Record) -> None:
         facts.fenced = True
     elif record.entry_id == KEY:
         facts.key = record.body[16:].hex()
+        facts.deleted = False  # recovery brought it back
     elif record.entry_id == EXPLICIT_LAC:
         facts.explicit_lac = int.from_bytes(record.body[16:24], "big", signed=True)
     elif record.entry_id == DELETED:
