@@ -15,6 +15,7 @@ import trio
 from bookie.errors import CallRefused
 from bookie.garbage import Collector
 from bookie.reads import ANSWER_SIZE_MAX
+from bookie.scrub import Scrubber
 from bookie.status import Status
 from bookie.storage import Storage
 from metadata import calls
@@ -30,17 +31,20 @@ from native.frame import Code, Opcode
 _METADATA = get_args(MetadataRequest)
 _QUICK_S = 10.0
 _FLUSH_S = 60.0
-_COLLECTION_S = 24 * 3600.0  # compaction is throttled and may take hours
+_UPKEEP_S = 24 * 3600.0  # compaction is throttled and may take hours
 _LOGS_PAGE = 1000
 
 
 class Calls:
     """Answers the calls of all connections."""
 
-    def __init__(self, store: MetadataStore, storage: Storage, collector: Collector) -> None:
+    def __init__(
+        self, store: MetadataStore, storage: Storage, collector: Collector, scrubber: Scrubber
+    ) -> None:
         self._metadata = MetadataCalls(store)
         self._storage = storage
         self._collector = collector
+        self._scrubber = scrubber
         self._status: Status | None = None
         self._handlers: dict[type, Callable[[Any], Awaitable[BookieReply]]] = {
             calls.BookieInfo: self._info,
@@ -50,6 +54,8 @@ class Calls:
             calls.Logs: self._logs,
             calls.CollectGarbage: self._collect,
             calls.FlushNow: self._flush,
+            calls.LedgerRuns: self._runs,
+            calls.ScrubNow: self._scrub,
         }
 
     def tell_of(self, status: Status) -> None:
@@ -143,6 +149,19 @@ class Calls:
         await self._storage.checkpoint()
         return await self._journal(calls.JournalMark())
 
+    async def _runs(self, request: calls.LedgerRuns) -> BookieReply:
+        runs = self._storage.engine.runs
+        try:
+            page = await trio.to_thread.run_sync(
+                runs, request.ledger_id, request.after, request.count
+            )
+        except NoLedger:
+            page = []
+        return calls.RunPage(page)
+
+    async def _scrub(self, _: calls.ScrubNow) -> BookieReply:
+        return await self._scrubber.check()
+
 
 def _deadline_s(request: calls.Request) -> float:
     match request:
@@ -150,8 +169,8 @@ def _deadline_s(request: calls.Request) -> float:
             return _QUICK_S + request.wait_ms / 1000
         case calls.FlushNow():
             return _FLUSH_S
-        case calls.CollectGarbage():
-            return _COLLECTION_S
+        case calls.CollectGarbage() | calls.ScrubNow():
+            return _UPKEEP_S
         case _:
             return _QUICK_S
 

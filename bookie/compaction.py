@@ -15,6 +15,7 @@ import trio
 
 from bookie.config import BookieConfig
 from bookie.disk import DiskGuard, Level
+from bookie.stopping import set_when_cancelled
 from metadata.calls import GarbageReport, LogKept
 from native.errors import Corrupt
 from native.store import LogUsage, Stop, Store
@@ -121,7 +122,7 @@ class Compactor:
         # A thread cannot be cancelled, so a cancellation asks it to end.
         stop = Stop()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(_set_when_cancelled, stop)
+            nursery.start_soon(set_when_cancelled, stop)
             try:
                 return await trio.to_thread.run_sync(
                     self._store.compact, log.log_id, self._config.compaction_rate, stop
@@ -139,10 +140,3 @@ class Compactor:
 
 def _live_share(log: LogUsage) -> float:
     return log.live / log.size if log.size else 0.0
-
-
-async def _set_when_cancelled(stop: Stop) -> None:
-    try:
-        await trio.sleep_forever()
-    finally:
-        stop.set()

@@ -290,7 +290,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         float,
         Setting(
             "A ledger that is still open and has a lost bookie is closed after this long, which\n"
-            "ends its writer; a writer that lives replaces the bookie by itself before. 0: at once.",
+            "ends its writer; one that lives replaces the bookie by itself before. 0: at once.",
             "seconds",
             0,
             30 * DAY_S,

@@ -1,11 +1,14 @@
 """A bookie's life: one coroutine that owns everything else.
 
     offline ─► initialization ─► syncing ─► ready ─► stopping
-               cookie, pages     replay     registered, takes connections
+               cookie, pages     replay,    registered, takes connections,
+                                 fences     hosts roles
 
 Its pages answer from the start, so that /ready tells the state. A failure of journal or
 flush ends it with that OSError; a cancellation ends it in good order: deregister, stop
 taking connections, flush, write the mark.
+
+In limbo it does not serve before the metadata told what is to be fenced (fencing.py).
 """
 
 from __future__ import annotations
@@ -24,15 +27,19 @@ from bookie.calls import Calls
 from bookie.config import BookieConfig
 from bookie.cookie import check_cookie
 from bookie.disk import DiskGuard
+from bookie.drain import Drain
 from bookie.errors import cause_of
-from bookie.garbage import Collector
+from bookie.fencing import fence_forgotten
+from bookie.host import Host, Roles
 from bookie.listeners import address_of, listen, serve
 from bookie.metrics import BookieMetrics
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
+from bookie.roles import keep_roles
 from bookie.server import Server
 from bookie.status import Life, State, Status
 from bookie.storage import Storage
+from bookie.upkeep import Upkeep
 from metadata.records import CookieRecord
 from metadata.store import MetadataStore
 
@@ -51,6 +58,7 @@ async def run_bookie(
     config: BookieConfig,
     store: MetadataStore,
     *,
+    roles: Roles | None = None,
     task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Run a bookie until cancelled; started once it serves.
@@ -58,6 +66,7 @@ async def run_bookie(
     Args:
         config: its settings, folders filled in. The caller holds them (bookie/lock.py).
         store: the metadata of its cluster; the caller closes it.
+        roles: run for the cluster while the bookie serves; their failure is not its own.
         task_status: told the address that clients may use.
 
     Raises:
@@ -68,7 +77,7 @@ async def run_bookie(
     """
     life = Life()
     try:
-        await _Bookie(config, store, life).run(task_status)
+        await _Bookie(config, store, life, roles).run(task_status)
     except BaseExceptionGroup as group:
         cause = cause_of(group)
         if cause is None:
@@ -82,10 +91,13 @@ async def run_bookie(
 class _Bookie:
     """The parts of one bookie while it runs."""
 
-    def __init__(self, config: BookieConfig, store: MetadataStore, life: Life) -> None:
+    def __init__(
+        self, config: BookieConfig, store: MetadataStore, life: Life, roles: Roles | None
+    ) -> None:
         self._config = config
         self._store = store
         self._life = life
+        self._roles = roles
         self._registry = CollectorRegistry()
         self._disk: DiskGuard | None = None
 
@@ -121,41 +133,51 @@ class _Bookie:
         metrics_port: int,
         task_status: trio.TaskStatus[Ready],
     ) -> None:
-        config, store = self._config, self._store
+        config, store, bookie_id = self._config, self._store, cookie.bookie_id
         disk = self._disk = DiskGuard(storage.engine, config)
         storage.on_flushed = disk.look_now.ring
-        collector = Collector(storage, store, config, disk, bookie_id=cookie.bookie_id)
-        calls = Calls(store, storage, collector)
+        upkeep = Upkeep(storage, store, config, disk, bookie_id=bookie_id)
+        calls = Calls(store, storage, upkeep.collector, upkeep.scrubber)
         server = Server(storage.engine, storage.events, config, calls.answer)
-        self._registry.register(BookieMetrics(storage, server, disk, collector))
         async with trio.open_nursery() as nursery:
             await nursery.start(storage.run)
             await nursery.start(disk.run)
+            if storage.limbo.is_on:
+                await fence_forgotten(storage, store, bookie_id)
             listeners = await listen(config.host, config.port)
+            drain = Drain(store, disk, bookie_id)
             status = Status(
-                bookie_id=cookie.bookie_id,
+                bookie_id=bookie_id,
                 address=config.advertised_address or address_of(listeners[0]),
                 metrics_port=metrics_port,
                 life=self._life,
                 storage=storage,
                 server=server,
                 disk=disk,
+                drain=drain,
             )
+            host = Host(bookie_id, status.address, storage, drain, disk.changed)
+            self._registry.register(BookieMetrics(storage, server, disk, upkeep, host))
             calls.tell_of(status)
             await nursery.start(serve, server.serve, listeners)
             registration = Registration(
-                store, status, disk, owner=cookie.cookie_id, ttl_s=config.lease_ttl_s
+                store, status, disk, drain, owner=cookie.cookie_id, ttl_s=config.lease_ttl_s
             )
-            nursery.start_soon(collector.run)
+            nursery.start_soon(upkeep.run)
             await nursery.start(registration.run)
             self._enter(State.READY)
-            task_status.started(Ready(cookie.bookie_id, status.address, metrics_port))
+            task_status.started(Ready(bookie_id, status.address, metrics_port))
             try:
-                await trio.sleep_forever()
+                await self._host(host)
             finally:
                 self._enter(State.STOPPING)
                 with trio.CancelScope(shield=True):
                     await registration.release()
+
+    async def _host(self, host: Host) -> NoReturn:
+        if self._roles is None:
+            await trio.sleep_forever()
+        await keep_roles(host, self._roles)
 
     # --- pages ---------------------------------------------------------------------------
 

@@ -78,6 +78,8 @@ class DiskGuard:
         self._engine = engine
         self._config = config
         self._measure = measure
+        self._refused = False
+        self._told = False
         self.level = Level.OK
         self.free = 0
         self.capacity = 0
@@ -87,7 +89,12 @@ class DiskGuard:
     @property
     def is_read_only(self) -> bool:
         """Whether ordinary adds are refused."""
-        return self.level is Level.FULL
+        return self._refused or self.level is Level.FULL
+
+    async def refuse_adds(self, refused: bool) -> None:
+        """Be read-only whatever the disk says, or no longer."""
+        self._refused = refused
+        await self.check()
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -114,7 +121,8 @@ class DiskGuard:
         )
         if look.level is not before:
             _log.warning("disk %s, %d bytes free", look.level.name.lower(), look.free)
-        if (before is Level.FULL) != self.is_read_only:
+        if self._told != self.is_read_only:
+            self._told = self.is_read_only
             self.changed.ring()
 
     def _look(self) -> _Look:

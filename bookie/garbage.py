@@ -1,6 +1,7 @@
 """Garbage collection: ledgers that were deleted, and the space of their entries.
 
     local ledgers, listed first ─► metadata: which are not there? ─► forget them
+                                             which are elsewhere?  ─► surplus.py
     entry logs without a live byte ─► delete
     closed logs with few live bytes ─► copy what lives to a new log, delete the old one
 
@@ -28,14 +29,17 @@ from bookie.config import BookieConfig
 from bookie.disk import DiskGuard
 from bookie.foreign import ForeignLedgers
 from bookie.storage import Storage
+from bookie.surplus import SurplusLedgers
 from metadata.calls import GarbageReport
 from metadata.errors import MetadataError
 from metadata.records import LEDGERS, cookie_key, ledger_key, parse_ledger_key
 from metadata.store import MetadataStore, pages
+from native.engine import LedgerState
 
 _log = logging.getLogger(__name__)
 
 _PAGE = 1000
+_COUNTS = ("ledgers_deleted", "ledgers_moved_away", "logs_deleted", "logs_compacted")
 
 
 class Collector:
@@ -60,6 +64,7 @@ class Collector:
         self._config = config
         self._bookie_id = bookie_id
         self._foreign = ForeignLedgers(Path(config.ledger_folder))
+        self._surplus = SurplusLedgers(storage.engine, store, bookie_id)
         self._compactor = Compactor(storage.engine.store, config, disk)
         self._one_at_a_time = trio.Lock()
         self.runs = {"ok": 0, "failed": 0}
@@ -85,20 +90,19 @@ class Collector:
             logged, and the rest is done.
         """
         async with self._one_at_a_time:
-            deleted = await self._delete_ledgers()
+            deleted, moved = await self._delete_ledgers()
             if major is not None:
                 await self._storage.checkpoint()
                 await self._storage.roll_log()
             freed = await self._compactor.free(self._compactor.threshold(major))
-            report = msgspec.structs.replace(freed, ledgers_deleted=deleted)
+            report = msgspec.structs.replace(
+                freed, ledgers_deleted=deleted, ledgers_moved_away=moved
+            )
             self._count(report)
             return report
 
     def _count(self, report: GarbageReport) -> None:
-        counts = (
-            (name, getattr(self.total, name) + getattr(report, name))
-            for name in ("ledgers_deleted", "logs_deleted", "logs_compacted")
-        )
+        counts = ((name, getattr(self.total, name) + getattr(report, name)) for name in _COUNTS)
         self.total = msgspec.structs.replace(
             self.total,
             freed_size=self.total.freed_size + report.freed_size,
@@ -106,41 +110,60 @@ class Collector:
             **dict(counts),
         )
 
-    async def _delete_ledgers(self) -> int:
-        engine = self._storage.engine
-        now_ms = time.time_ns() // 1_000_000
-        engine.forget_tombstones(now_ms)
-        dead = 0
+    async def _delete_ledgers(self) -> tuple[int, int]:
+        """Forget what is not wanted here; how many are gone, and how many elsewhere."""
+        self._storage.engine.forget_tombstones(_now_ms())
+        deleted = moved = 0
         try:
-            for ledger_id in sorted(await self._unwanted(set(self._local_ledgers()))):
-                # A last look, for a listing of many pages is not one moment.
-                if await self._store.get(ledger_key(ledger_id)) is None:
-                    engine.delete_ledger(ledger_id, now_ms)
-                    dead += 1
+            absent, elsewhere = await self._survey()
+            for ledger_id in sorted(absent):
+                deleted += await self._delete_absent(ledger_id)
+            for ledger_id in sorted(elsewhere):
+                moved += await self._surplus.delete(ledger_id)
         except (MetadataError, msgspec.MsgspecError) as error:
             self.runs["failed"] += 1
             _log.warning("no further ledger is deleted: %s", error)
         else:
             self.runs["ok"] += 1
-        if dead:
-            _log.info("%d ledgers are gone from the metadata and were deleted here", dead)
-        return dead
+        if deleted:
+            _log.info("%d ledgers are gone from the metadata and were deleted here", deleted)
+        return deleted, moved
 
-    def _local_ledgers(self) -> Iterator[int]:
+    async def _delete_absent(self, ledger_id: int) -> bool:
+        # A last look, for a listing of many pages is not one moment.
+        if await self._store.get(ledger_key(ledger_id)) is not None:
+            return False
+        self._storage.engine.delete_ledger(ledger_id, _now_ms())
+        return True
+
+    def _local_ledgers(self) -> Iterator[LedgerState]:
         after = -1
         while states := self._storage.engine.ledgers(after, _PAGE):
-            yield from (state.ledger_id for state in states)
+            yield from states
             after = states[-1].ledger_id
 
-    async def _unwanted(self, local: set[int]) -> set[int]:
+    async def _survey(self) -> tuple[set[int], set[int]]:
+        """The local ledgers that the metadata does not have, and those that it has elsewhere."""
+        local = list(self._local_ledgers())
         if not local:
-            return local
+            return set(), set()
         if await self._store.get(cookie_key(self._bookie_id)) is None:
             _log.warning("the metadata store does not know this bookie: no ledger is deleted")
-            return set()
-        absent = local
+            return set(), set()
+        absent = {state.ledger_id for state in local}
+        # A ledger without entries takes no room, and keeps its fence.
+        filled = {state.ledger_id for state in local if state.last_entry >= 0}
+        elsewhere = set[int]()
         async for page in pages(self._store, LEDGERS):
-            absent = absent - {parse_ledger_key(key) for key, _ in page}
+            known = {parse_ledger_key(key): found.value for key, found in page}
+            absent -= known.keys()
+            elsewhere |= {
+                each for each in known.keys() & filled if self._surplus.is_surplus(known[each])
+            }
         if absent and self._config.gc_foreign_ledgers == "keep":
-            absent = absent - await self._foreign.among(absent, self._store)
-        return absent
+            absent -= await self._foreign.among(absent, self._store)
+        return absent, elsewhere
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

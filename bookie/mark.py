@@ -24,12 +24,13 @@ from pathlib import Path
 
 import msgspec
 
-from bookie.durable import replace_file
+from bookie.durable import replace_file, sync_folder
 from bookie.errors import BadMark, MarkBackwards
 from native.digest import crc32c
 from native.mark import Mark
 
 FILE_NAME = "lastMark"
+_ASIDE_NAME = "lastMark.aside"
 
 _TITLE = "quire lastMark 1\n"
 _SIZE_MAX = 1024
@@ -42,7 +43,10 @@ def read_mark(ledger_folder: Path) -> Mark | None:
         BadMark: the file is damaged.
         OSError: it cannot be read.
     """
-    path = ledger_folder / FILE_NAME
+    return _read(ledger_folder / FILE_NAME)
+
+
+def _read(path: Path) -> Mark | None:
     try:
         with path.open("rb") as file:
             data = file.read(_SIZE_MAX)
@@ -66,6 +70,29 @@ def write_mark(ledger_folder: Path, mark: Mark, previous: Mark | None) -> None:
     if previous is not None and _age(mark) < _age(previous):
         raise MarkBackwards(f"{ledger_folder / FILE_NAME}: {mark} is older than {previous}")
     replace_file(ledger_folder / FILE_NAME, format_mark(mark))
+
+
+def put_mark_aside(ledger_folder: Path) -> Mark | None:
+    """Take the mark away, so that the bookie does not start; return it. Blocks for a sync.
+
+    A mark that an earlier call put aside is returned when there is none now.
+
+    Returns:
+        None when it is missing or damaged.
+    """
+    path, aside = ledger_folder / FILE_NAME, ledger_folder / _ASIDE_NAME
+    if path.exists():
+        path.replace(aside)
+        sync_folder(ledger_folder)
+    try:
+        return _read(aside)
+    except BadMark:
+        return None
+
+
+def drop_mark_aside(ledger_folder: Path) -> None:
+    """Forget the mark that was put aside, once there is a new one."""
+    (ledger_folder / _ASIDE_NAME).unlink(missing_ok=True)
 
 
 def format_mark(mark: Mark) -> bytes:

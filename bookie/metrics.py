@@ -18,8 +18,10 @@ from prometheus_client.registry import Collector as PrometheusCollector
 
 from bookie.disk import DiskGuard
 from bookie.garbage import Collector
+from bookie.host import Figures, Host
 from bookie.server import Server
 from bookie.storage import Storage
+from bookie.upkeep import Upkeep
 from native.engine import EngineStats, Histogram
 from native.store import StoreStats
 
@@ -33,12 +35,13 @@ class BookieMetrics(PrometheusCollector):
     """The metrics of one bookie, for a registry of prometheus-client."""
 
     def __init__(
-        self, storage: Storage, server: Server, disk: DiskGuard, garbage: Collector
+        self, storage: Storage, server: Server, disk: DiskGuard, upkeep: Upkeep, host: Host
     ) -> None:
         self._storage = storage
         self._server = server
         self._disk = disk
-        self._garbage = garbage
+        self._upkeep = upkeep
+        self._host = host
 
     def collect(self) -> Iterator[Metric]:
         """All families, with values of one moment."""
@@ -50,7 +53,10 @@ class BookieMetrics(PrometheusCollector):
         yield from _memory(stats)
         yield from _logs(engine.store.stats())
         yield from self._connections(stats)
-        yield from self._upkeep()
+        yield from self._state()
+        yield from _garbage(self._upkeep.collector)
+        yield from _scrub(self._upkeep)
+        yield from _roles(self._host.figures)
 
     def _connections(self, stats: EngineStats) -> Iterator[Metric]:
         server = self._server
@@ -65,19 +71,43 @@ class BookieMetrics(PrometheusCollector):
         yield _gauge("reads_queued", "Connections that wait for a read worker", waiting)
         yield _gauge("read_workers_busy", "Threads reading the disk", workers.borrowed_tokens)
 
-    def _upkeep(self) -> Iterator[Metric]:
-        disk, total = self._disk, self._garbage.total
+    def _state(self) -> Iterator[Metric]:
+        disk, host = self._disk, self._host
         yield _gauge("read_only", "1 while adds are refused", int(disk.is_read_only))
-        yield _gauge("limbo", "1 while missing entries are not denied", int(self._storage.limbo))
+        yield _gauge("limbo", "1 while missing entries are not denied", int(host.limbo))
+        yield _gauge("draining", "1 while it is being decommissioned", int(host.draining))
         yield _gauge("disk_free_bytes", "Free bytes of the fuller disk", disk.free)
         yield _gauge("disk_level", "0 ok, 1 warn, 2 full", disk.level)
         yield _counter("checkpoints", "Marks written", self._storage.checkpoints)
-        yield _labelled("gc_runs", "Garbage collections", "result", self._garbage.runs)
-        yield _counter("gc_ledgers_deleted", "Ledgers deleted", total.ledgers_deleted)
-        yield _counter("gc_logs_deleted", "Entry logs deleted when empty", total.logs_deleted)
-        yield _counter("gc_logs_compacted", "Entry logs rewritten", total.logs_compacted)
-        yield _counter("gc_freed_bytes", "Bytes freed", total.freed_size)
-        yield _counter("gc_copied_bytes", "Bytes copied by compaction", total.copied_size)
+
+
+def _garbage(garbage: Collector) -> Iterator[Metric]:
+    total = garbage.total
+    yield _labelled("gc_runs", "Garbage collections", "result", garbage.runs)
+    yield _counter("gc_ledgers_deleted", "Ledgers deleted", total.ledgers_deleted)
+    moved = total.ledgers_moved_away
+    yield _counter("gc_ledgers_moved_away", "Ledgers deleted that have all copies elsewhere", moved)
+    yield _counter("gc_logs_deleted", "Entry logs deleted when empty", total.logs_deleted)
+    yield _counter("gc_logs_compacted", "Entry logs rewritten", total.logs_compacted)
+    yield _counter("gc_freed_bytes", "Bytes freed", total.freed_size)
+    yield _counter("gc_copied_bytes", "Bytes copied by compaction", total.copied_size)
+
+
+def _scrub(upkeep: Upkeep) -> Iterator[Metric]:
+    scrubber = upkeep.scrubber
+    yield _counter("scrubbed_bytes", "Bytes of records checked", scrubber.checked_size)
+    yield _counter("scrub_rounds", "Times that all closed logs were checked", scrubber.rounds)
+    yield _counter("scrub_damages", "Damaged records that scrubbing met", scrubber.damaged)
+    yield _counter("repairs_asked", "Damaged entries named to repair", upkeep.watch.marked)
+
+
+def _roles(figures: Figures) -> Iterator[Metric]:
+    yield _gauge("leads", "1 while this bookie leads", int(figures.leads))
+    yield _gauge("repair_marks", "Ledgers that want repair, as last seen", figures.marks)
+    results = {"ok": figures.repaired, "failed": figures.failed}
+    yield _labelled("repairs", "Repairs by this bookie", "result", results)
+    yield _counter("repair_copied_bytes", "Payload bytes copied by repair", figures.copied_size)
+    yield _counter("role_restarts", "Times that the roles were started again", figures.restarts)
 
 
 def _adds(stats: EngineStats) -> Iterator[Metric]:

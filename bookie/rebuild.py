@@ -3,7 +3,7 @@
 For when the mark, the ledger table or indexes are lost or damaged. In this order, so that
 a crash at any point leaves a bookie that refuses to start until it is rebuilt again:
 
-    1  take lastMark away
+    1  put lastMark aside
     2  build the index of every entry log anew from its records
     3  close the logs that were open, at the end of what is sound in them
     4  replay every journal file there is, over the ledger table that knows most
@@ -11,7 +11,9 @@ a crash at any point leaves a bookie that refuses to start until it is rebuilt a
     6  flush, and write the mark
 
 Where records were damaged or journal files are missing, the bookie ends up in limbo
-(limbo.py): it no longer denies that an entry exists.
+(limbo.py): it no longer denies that an entry exists. So it does when there was no mark, for
+nobody knows then which journal files there were. It is in limbo before an index is in place
+that lacks a damaged record, since after that the record is not missed.
 """
 
 from __future__ import annotations
@@ -25,10 +27,11 @@ import msgspec
 
 from bookie.config import BookieConfig
 from bookie.durable import sync_folder
-from bookie.errors import BadMark, BookieError
+from bookie.errors import BookieError
 from bookie.inspection.files import DataFile, list_files
-from bookie.limbo import DamagedPlace, enter_limbo
-from bookie.mark import FILE_NAME, read_mark, write_mark
+from bookie.limbo import enter_limbo, in_limbo, leave_limbo
+from bookie.mark import drop_mark_aside, put_mark_aside, write_mark
+from metadata.calls import DamagedPlace
 from native.engine import Engine, Recovery
 from native.errors import Corrupt, Full
 from native.journal import Record, scan_table
@@ -86,47 +89,57 @@ def rebuild(config: BookieConfig, tell: Callable[[Step], None]) -> Rebuilt:
     if not logs and not journals:
         raise NothingToRebuild(f"{ledger_folder}: neither entry logs here nor journals beside it")
     done = Rebuilt(logs=len(logs), journal_files=len(journals))
-    former = _take_mark_away(ledger_folder)
+    was_in_limbo = in_limbo(ledger_folder)
+    former = put_mark_aside(ledger_folder)
+    if former is None:
+        done.limbo = True
+        enter_limbo(ledger_folder, ())
     for log in logs:
         _rebuild_index(log, former, done)
         tell(Step(log.path.name, log.size))
-    next_log_id = _close_logs(config, done)
+    next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
+    journal_id = _first_journal(config, journals, former, done)
+    _replay(config, _starting_mark(ledger_folder, journal_id, next_log_id), done)
+    if not (done.limbo or was_in_limbo):
+        leave_limbo(ledger_folder)  # the damage was in a copy that nobody needs
+    done.limbo |= was_in_limbo
+    assert done.mark is not None
+    write_mark(ledger_folder, done.mark, None)
+    drop_mark_aside(ledger_folder)
+    tell(Step("journal", sum(file.size for file in journals)))
+    return done
+
+
+def _starting_mark(ledger_folder: Path, journal_id: int, next_log_id: int) -> Mark:
     table_id, table_end = _best_table(ledger_folder)
-    mark = Mark(
-        journal_id=_first_journal(config, journals, former, done),
+    return Mark(
+        journal_id=journal_id,
         journal_offset=FIRST_OFFSET,
         log_id=0,
-        next_log_id=max(next_log_id, former.next_log_id if former else 1),
+        next_log_id=next_log_id,
         log_end=0,
         index_end=0,
         table_end=table_end,
         table_id=table_id,
     )
-    _replay(config, mark, done)
-    tell(Step("journal", sum(file.size for file in journals)))
-    return done
-
-
-def _take_mark_away(ledger_folder: Path) -> Mark | None:
-    try:
-        former = read_mark(ledger_folder)
-    except BadMark:
-        former = None
-    (ledger_folder / FILE_NAME).unlink(missing_ok=True)
-    sync_folder(ledger_folder)
-    return former
 
 
 # --- entry logs --------------------------------------------------------------------------
 
 
 def _rebuild_index(log: DataFile, former: Mark | None, done: Rebuilt) -> None:
-    entries, damaged = rebuild_index(log.path, log.path.with_suffix(".index"))
+    fresh = log.path.with_suffix(".rebuilt")
+    entries, damaged = rebuild_index(log.path, fresh)
     done.entries += entries
     if damaged:
         # Behind the mark lies a flush that was cut short; the journal has it all.
         is_open = former is not None and former.log_id == log.id
-        done.damages += _damages_in(log, former.log_end if former and is_open else 0)
+        places = list(_damages_in(log, former.log_end if former and is_open else 0))
+        if places:
+            enter_limbo(log.path.parent, ())
+        done.damages += places
+    fresh.replace(log.path.with_suffix(".index"))
+    sync_folder(log.path.parent)
 
 
 def _damages_in(log: DataFile, end: int) -> Iterator[DamagedPlace]:
@@ -216,10 +229,9 @@ def _replay(config: BookieConfig, mark: Mark, done: Rebuilt) -> None:
         done.ledgers = _count_ledgers(engine)
         engine.fence_all()
         done.mark = _flush(engine) or mark
-        done.limbo = recovery.limbo or bool(done.damages)
+        done.limbo |= recovery.limbo or bool(done.damages)
         if done.limbo:
             enter_limbo(ledger_folder, done.damages)
-        write_mark(ledger_folder, done.mark, None)
 
 
 def _open(config: BookieConfig, ledger_folder: Path, mark: Mark | None) -> tuple[Engine, Recovery]:

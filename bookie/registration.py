@@ -12,6 +12,7 @@ from typing import NoReturn
 import trio
 
 from bookie.disk import DiskGuard
+from bookie.drain import Drain
 from bookie.status import Status
 from metadata.errors import LeaseLost, MetadataError
 from metadata.records import bookie_lease, encode_record
@@ -29,17 +30,26 @@ class Registration:
         store: where the lease lives.
         status: what the lease says.
         disk: its changed bell asks for an update at once.
+        drain: looked at before each renewal.
         owner: the cookie's id. It names the folders, which one process at a time
             holds, so that a bookie that was killed is registered again at once.
         ttl_s: how long the lease outlives the bookie.
     """
 
     def __init__(
-        self, store: MetadataStore, status: Status, disk: DiskGuard, *, owner: str, ttl_s: float
+        self,
+        store: MetadataStore,
+        status: Status,
+        disk: DiskGuard,
+        drain: Drain,
+        *,
+        owner: str,
+        ttl_s: float,
     ) -> None:
         self._store = store
         self._status = status
         self._disk = disk
+        self._drain = drain
         self._owner = owner
         self._ttl_s = ttl_s
         self._lease: Lease | None = None
@@ -52,12 +62,14 @@ class Registration:
         Raises:
             MetadataError: the store refused the first registration.
         """
+        await self._drain.look()
         self._lease = await self._grant()
         task_status.started()
         while True:
             with trio.move_on_after(self._ttl_s / 3):
                 await self._disk.changed.heard()
             self._status.sample_load()
+            await self._drain.look()
             await self._keep()
 
     async def release(self) -> None:

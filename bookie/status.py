@@ -9,6 +9,7 @@ from importlib import metadata as distributions
 import trio
 
 from bookie.disk import DiskGuard
+from bookie.drain import Drain
 from bookie.server import Server
 from bookie.storage import Storage
 from metadata.calls import BookieStatus
@@ -52,6 +53,7 @@ class Status:
         storage: Storage,
         server: Server,
         disk: DiskGuard,
+        drain: Drain,
     ) -> None:
         self.bookie_id = bookie_id
         self.address = address
@@ -60,6 +62,7 @@ class Status:
         self._storage = storage
         self._server = server
         self._disk = disk
+        self._drain = drain
         self._version = installed_version()
         self._load = 0.0
         self._sampled = (life.since, 0)
@@ -83,6 +86,9 @@ class Status:
             read_only=self._disk.is_read_only,
             version=self._version,
             metrics_port=self.metrics_port,
+            limbo=self._storage.limbo.is_on,
+            draining=self._drain.is_on,
+            ledgers_size=self._storage.engine.store.stats().live_bytes,
         )
 
     def tell(self) -> BookieStatus:
@@ -102,6 +108,9 @@ class Status:
             uptime_s=round(trio.current_time() - self._life.since, 3),
             metrics_port=self.metrics_port,
             process_id=os.getpid(),
+            limbo=self._storage.limbo.is_on,
+            draining=self._drain.is_on,
+            ledgers_size=self._storage.engine.store.stats().live_bytes,
         )
 
 

@@ -23,9 +23,10 @@ from typing import TypeVar
 import trio
 
 from bookie.config import BookieConfig
+from bookie.damage import DamageLog
 from bookie.errors import JournalMissing, MarkMissing
 from bookie.events import Events
-from bookie.limbo import DamagedPlace, enter_limbo, in_limbo
+from bookie.limbo import Limbo, enter_limbo
 from bookie.mark import read_mark, write_mark
 from native.engine import Engine, Recovery
 from native.mark import Mark
@@ -33,7 +34,6 @@ from native.mark import Mark
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-DAMAGE_LOOK_S = 1.0
 # Journal files kept although their entries are in entry logs, for whoever looks into a loss.
 JOURNALS_KEPT = 1
 
@@ -46,6 +46,7 @@ class Storage:
         events: its news.
         recovery: what opening found.
         limbo: whether "no such entry" is answered as an I/O error.
+        damage: the damaged places that were met.
         mark: the checkpoint on disk; None only while a new bookie is opened.
         checkpoints: how many were taken since opening.
         on_flushed: called after each flush.
@@ -66,11 +67,11 @@ class Storage:
         self._flushed_at = trio.current_time()
         self._adds = 0
         self._failed = False
-        self._told: set[tuple[str, int]] = set()
         self.engine = engine
         self.events = Events(engine, event_fd)
         self.recovery = recovery
-        self.limbo = recovery.limbo
+        self.limbo = Limbo(self._ledger_folder, engine)
+        self.damage = DamageLog(engine.store)
         self.mark = mark
         self.checkpoints = 0
         self.on_flushed: Callable[[], None] = lambda: None
@@ -119,7 +120,6 @@ class Storage:
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._tell)
             nursery.start_soon(self._flush_when_sealed)
-            nursery.start_soon(self._tell_damage)
             if self.recovery.replayed_records:
                 nursery.start_soon(self.checkpoint)  # while serving; the next start is quick
             if self._config.checkpoint_interval_s > 0:
@@ -179,11 +179,6 @@ class Storage:
             self._flushed_at = trio.current_time()
             self._rest_when_idle()
 
-    async def _tell_damage(self) -> None:
-        while True:
-            await trio.sleep(DAMAGE_LOOK_S)
-            self._report_damage()
-
     def _rest_when_idle(self) -> None:
         adds = self.engine.stats().adds
         if adds == self._adds:
@@ -235,36 +230,11 @@ class Storage:
             found.replayed_bytes,
             found.replayed_files,
         )
-        damaged = self._report_damage()
+        damaged = self.damage.fetch()
         # A damaged log may hide entries when its index had to be built from it.
         if found.limbo or any(place.file.endswith(".log") for place in damaged):
             enter_limbo(self._ledger_folder, damaged)
-        if in_limbo(self._ledger_folder):
-            self.limbo = True
-            self.engine.set_limbo(True)
-            _log.warning(
-                "in limbo: records may be lost here, so a missing entry is answered as an I/O "
-                "error; see %s/limbo",
-                self._ledger_folder,
-            )
-
-    def _report_damage(self) -> list[DamagedPlace]:
-        places = [
-            DamagedPlace(str(damage.path), damage.offset, damage.ledger_id, damage.entry_id)
-            for damage in self.engine.store.take_damage()
-        ]
-        for place in places:
-            if (place.file, place.offset) in self._told:  # readers try it again and again
-                continue
-            self._told.add((place.file, place.offset))
-            _log.warning(
-                "damaged: %s at offset %d (ledger %d, entry %d)",
-                place.file,
-                place.offset,
-                place.ledger_id,
-                place.entry_id,
-            )
-        return places
+        self.limbo.resume()
 
     async def _in_thread(self, work: Callable[[], _T]) -> _T:
         return await trio.to_thread.run_sync(work)

@@ -291,7 +291,11 @@ class LogKept(msgspec.Struct, frozen=True):
 
 
 class GarbageReport(Message, frozen=True):
-    """What a collection did. Sizes in bytes."""
+    """What a collection did. Sizes in bytes.
+
+    *ledgers_deleted* are gone from the metadata; *ledgers_moved_away* have all their copies
+    on other bookies.
+    """
 
     ledgers_deleted: int = 0
     logs_deleted: int = 0
@@ -299,6 +303,7 @@ class GarbageReport(Message, frozen=True):
     freed_size: int = 0
     copied_size: int = 0
     kept: list[LogKept] = []
+    ledgers_moved_away: int = 0
 
 
 class RunPage(Message, frozen=True):

@@ -92,13 +92,22 @@ async def _collect(bookie: BookieRecord, major: bool) -> Collected:
 
 
 def _tell(collected: list[Collected]) -> None:
-    heads = ("bookie", "ledgers deleted", "logs deleted", "logs rewritten", "freed", "copied")
+    heads = (
+        "bookie",
+        "ledgers deleted",
+        "moved away",
+        "logs deleted",
+        "logs rewritten",
+        "freed",
+        "copied",
+    )
     print_table(
         heads,
         [
             (
                 each.bookie_id,
                 each.report.ledgers_deleted,
+                each.report.ledgers_moved_away,
                 each.report.logs_deleted,
                 each.report.logs_compacted,
                 size(each.report.freed_size),

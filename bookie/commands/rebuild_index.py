@@ -32,7 +32,9 @@ def rebuild_index(
     notice nothing. May be repeated, also after it was interrupted.
 
     Exit code 1 when damage was met. The work is done all the same, and the bookie starts;
-    but it is in limbo: it answers "I/O error" instead of "no such entry".
+    but it is in limbo: it answers "I/O error" instead of "no such entry", until repair has
+    compared its ledgers with their other copies. So it is after the mark was lost, for then
+    nobody knows whether journal files are missing.
     """
     config = options.read_config(config_file, settings, data_folder=data_folder)
     for folder in (config.journal_folder, config.ledger_folder):

@@ -12,8 +12,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from rig import Peer, serving, settings, until
 
 from bookie.disk import DiskGuard
-from bookie.garbage import Collector
+from bookie.drain import Drain
+from bookie.host import Host
 from bookie.metrics import BookieMetrics
+from bookie.upkeep import Upkeep
 from metadata.urls import open_store
 
 # What the pages of an operator ask for, by the family that tells it.
@@ -53,9 +55,10 @@ async def scraped(folder: Path) -> AsyncIterator[Scrape]:
     async with open_store(config.metadata) as store, serving(config) as rig:
         disk = DiskGuard(rig.storage.engine, config)
         await disk.check()
-        garbage = Collector(rig.storage, store, config, disk, bookie_id="b1")
+        upkeep = Upkeep(rig.storage, store, config, disk, bookie_id="b1")
+        host = Host("b1", "h:1", rig.storage, Drain(store, disk, "b1"), disk.changed)
         registry = CollectorRegistry()
-        registry.register(BookieMetrics(rig.storage, rig.server, disk, garbage))
+        registry.register(BookieMetrics(rig.storage, rig.server, disk, upkeep, host))
         yield Scrape(rig.connect(), registry)
 
 

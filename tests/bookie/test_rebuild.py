@@ -10,7 +10,7 @@ from engines import Bookie
 
 import bookie.rebuild
 from bookie.config import BookieConfig
-from bookie.limbo import in_limbo
+from bookie.limbo import enter_limbo, in_limbo
 from bookie.mark import read_mark, write_mark
 from bookie.rebuild import NothingToRebuild, Rebuilt, rebuild, total_size
 from native.digest import crc32c
@@ -122,8 +122,8 @@ def test_a_rebuilt_bookie_has_every_entry_and_all_ledgers_fenced(
             path.unlink()
     done = run(config)
     assert done.damages == []
-    assert not done.limbo
-    assert not in_limbo(folder / "ledgers")
+    # Without a mark nobody knows whether journal files are missing.
+    assert done.limbo == in_limbo(folder / "ledgers") == ("the mark" in lost)
     assert done.ledgers == len(LEDGERS)
     assert_whole(config)
 
@@ -134,10 +134,36 @@ def test_a_rebuilt_bookie_may_be_rebuilt_again(folder: Path, config: BookieConfi
         assert_whole(config)
 
 
-def test_a_damaged_mark_is_rebuilt(folder: Path, config: BookieConfig) -> None:
+def test_a_damaged_mark_is_rebuilt_and_leads_to_limbo(folder: Path, config: BookieConfig) -> None:
     (folder / "ledgers/lastMark").write_text("quire lastMark 1\njournal_id 99999\n")
-    assert run(config).damages == []
+    done = run(config)
+    assert (done.damages, done.limbo) == ([], True)
     assert_whole(config)
+
+
+def test_limbo_is_there_before_an_index_that_lacks_a_record(
+    folder: Path, config: BookieConfig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BK-11: a crash in between must not leave a bookie that denies the entry."""
+    (log,) = (folder / "ledgers").glob("*.log")
+    victim = next(each for each in scan_log(log) if getattr(each, "entry_id", -1) == 5)
+    with log.open("r+b") as file:
+        file.seek(victim.offset + 60)
+        file.write(b"\xff")
+    index = log.with_suffix(".index")
+    before = index.read_bytes()
+
+    def cut_off(ledger_folder: Path, places: object) -> None:
+        assert index.read_bytes() == before
+        enter_limbo(ledger_folder, ())
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bookie.rebuild, "enter_limbo", cut_off)
+        with pytest.raises(KeyboardInterrupt):
+            run(config)
+    assert in_limbo(folder / "ledgers")
+    assert run(config).limbo
 
 
 def test_a_lost_ledger_table_leaves_every_ledger_fenced(folder: Path, config: BookieConfig) -> None:
@@ -221,7 +247,7 @@ def test_a_crash_before_the_end_leaves_a_bookie_without_a_mark(
             with pytest.raises(KeyboardInterrupt):
                 run(config)
         assert read_mark(folder / "ledgers") is None
-    run(config)
+    assert not run(config).limbo
     assert_whole(config)
 
 

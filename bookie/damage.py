@@ -1,0 +1,246 @@
+"""Damage that is met while a bookie serves: told once, and brought to repair.
+
+Reads, compaction and scrubbing note damaged places in the core. Here they are fetched:
+
+    ledger and entry known ──► the ledger's mark for repair names the entries
+    a log's record of unknown content ──► limbo: an entry may be missing
+    a page of an index ──► nothing more: its entries answer an I/O error by themselves
+
+A place is dealt with once, however often it is read. What cannot be told to the metadata
+now is told later.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Literal, NoReturn
+
+import msgspec
+import trio
+
+from bookie.limbo import Limbo
+from metadata.calls import DamagedPlace
+from metadata.errors import MetadataError, VersionConflict
+from metadata.records import (
+    DamagedRun,
+    UnderReplicated,
+    decode_underreplicated,
+    encode_record,
+    ledger_key,
+    underreplicated_key,
+)
+from metadata.store import ABSENT, MetadataStore
+from native.errors import Absent, Corrupt, NoLedger
+from native.store import Damage, Store
+
+LOOK_S = 1.0
+PLACES_MAX = 1000
+# A mark is one small value; with more runs than this, one run spans them all.
+RUNS_MAX = 1000
+
+_TOLD = "damaged: %s at offset %d (ledger %d, entry %d)"
+
+_log = logging.getLogger(__name__)
+
+
+class DamageLog:
+    """The damaged places of one bookie, each logged once.
+
+    Attributes:
+        count: places met since the start, again and again or for the first time.
+    """
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._told: set[DamagedPlace] = set()
+        self._latest: deque[DamagedPlace] = deque(maxlen=PLACES_MAX)
+        self.count = 0
+
+    def fetch(self) -> list[DamagedPlace]:
+        """The places met since the last call and never before."""
+        fresh = []
+        for place in map(place_of, self._store.take_damage()):
+            self._latest.append(place)
+            self.count += 1
+            if place not in self._told:
+                self._told.add(place)
+                fresh.append(place)
+                _log.warning(_TOLD, place.file, place.offset, place.ledger_id, place.entry_id)
+        return fresh
+
+    def met_since(self, count: int) -> list[DamagedPlace]:
+        """The different places met since *count* was what it was, the last PLACES_MAX."""
+        since = min(self.count - count, len(self._latest))
+        return list(dict.fromkeys(list(self._latest)[len(self._latest) - since :]))
+
+
+class DamageWatch:
+    """Brings damage to repair while a bookie serves.
+
+    Args:
+        found: where the damage comes from.
+        entries: the store that is damaged.
+        limbo: entered when an entry may be missing.
+        store: where ledgers are marked.
+        bookie_id: this bookie, as marks name it.
+
+    Attributes:
+        marked: entries that were named in marks.
+    """
+
+    def __init__(
+        self, found: DamageLog, entries: Store, limbo: Limbo, store: MetadataStore, bookie_id: str
+    ) -> None:
+        self._found = found
+        self._entries = entries
+        self._limbo = limbo
+        self._store = store
+        self._bookie_id = bookie_id
+        self._pending: dict[int, set[int]] = {}
+        self._one_at_a_time = trio.Lock()
+        self.marked = 0
+
+    async def run(self) -> NoReturn:
+        """Look every second until cancelled.
+
+        Raises:
+            OSError: limbo cannot be written down; the disk is failing.
+        """
+        while True:
+            await trio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        """Deal with what was met since.
+
+        Raises:
+            OSError: as run.
+        """
+        async with self._one_at_a_time:
+            fresh = self._found.fetch()
+            if fresh:
+                fresh = await trio.to_thread.run_sync(live_among, self._entries, fresh)
+            unknown = [place for place in fresh if may_hide_entries(place)]
+            if unknown:
+                await trio.to_thread.run_sync(self._limbo.enter, unknown)
+            for place in fresh:
+                if place.ledger_id >= 0 and place.entry_id >= 0:
+                    self._pending.setdefault(place.ledger_id, set()).add(place.entry_id)
+            await self._mark_pending()
+
+    async def _mark_pending(self) -> None:
+        for ledger_id, entries in list(self._pending.items()):
+            runs = [DamagedRun(self._bookie_id, *run) for run in runs_of(entries)]
+            try:
+                await mark_for_repair(self._store, ledger_id, self._bookie_id, "damaged", runs)
+            except MetadataError as error:
+                _log.warning("damage of ledger %d is told later: %s", ledger_id, error)
+                return
+            del self._pending[ledger_id]
+            self.marked += len(entries)
+
+
+def place_of(damage: Damage) -> DamagedPlace:
+    """Return *damage* as it is told to others."""
+    return DamagedPlace(str(damage.path), damage.offset, damage.ledger_id, damage.entry_id)
+
+
+def may_hide_entries(place: DamagedPlace) -> bool:
+    """Whether an entry may be missing that nothing else tells of."""
+    return place.file.endswith(".log") and place.ledger_id < 0
+
+
+def live_among(store: Store, places: Iterable[DamagedPlace]) -> list[DamagedPlace]:
+    """Return those of *places* that something still needs. Blocks.
+
+    An entry that was stored again lies elsewhere since, and one whose ledger was deleted
+    nowhere; the bytes of both are dead. A place of which little is known counts as needed.
+    """
+    return [place for place in places if _is_live(store, place)]
+
+
+def _is_live(store: Store, place: DamagedPlace) -> bool:
+    path = Path(place.file)
+    if path.suffix != ".log" or place.ledger_id < 0 or place.entry_id < 0:
+        return True
+    try:
+        now = store.find(place.ledger_id, place.entry_id)
+    except (Absent, NoLedger):
+        return False
+    except (Corrupt, OSError):
+        return True
+    return (now.log_id, now.offset) == (int(path.stem, 16), place.offset)
+
+
+async def mark_for_repair(
+    store: MetadataStore,
+    ledger_id: int,
+    bookie_id: str,
+    reason: Literal["damaged", "check"],
+    runs: Sequence[DamagedRun] = (),
+) -> None:
+    """Make sure that the ledger's mark names the bookie and its *runs*, in one change.
+
+    A ledger that the metadata does not know is not marked: nobody has another copy.
+
+    Raises:
+        MetadataError: the store did not answer, or the mark cannot be understood.
+    """
+    key = underreplicated_key(ledger_id)
+    now_ms = time.time_ns() // 1_000_000
+    fresh = UnderReplicated(ledger_id, reason, now_ms, [bookie_id], list(runs))
+    while await store.get(ledger_key(ledger_id)) is not None:
+        found = await store.get(key)
+        known = decode_underreplicated(key, found.value) if found else None
+        mark = _merged(known, fresh) if known else fresh
+        if mark == known:
+            return
+        try:
+            version = found.version if found else ABSENT
+            await store.put(key, encode_record(mark), expected=version)
+        except VersionConflict:
+            continue
+        return
+
+
+def _merged(known: UnderReplicated, fresh: UnderReplicated) -> UnderReplicated:
+    # No bookies stands for any of them.
+    bookies = sorted({*known.bookies, *fresh.bookies}) if known.bookies else []
+    damaged = _all_runs([*known.damaged, *fresh.damaged])
+    return msgspec.structs.replace(known, bookies=bookies, damaged=damaged)
+
+
+def _all_runs(of_all: Iterable[DamagedRun]) -> list[DamagedRun]:
+    spans: dict[str, list[tuple[int, int]]] = {}
+    for run in of_all:
+        spans.setdefault(run.bookie_id, []).append((run.first_entry, run.last_entry))
+    return list(_joined(spans))
+
+
+def _joined(spans: Mapping[str, Iterable[tuple[int, int]]]) -> Iterator[DamagedRun]:
+    for bookie_id, of_bookie in sorted(spans.items()):
+        runs = join(of_bookie)
+        if len(runs) > RUNS_MAX:
+            runs = [(runs[0][0], runs[-1][1])]
+        for first, last in runs:
+            yield DamagedRun(bookie_id, first, last)
+
+
+def join(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Return the same ids as rising runs that neither touch nor overlap."""
+    runs: list[tuple[int, int]] = []
+    for first, last in sorted(spans):
+        if runs and first <= runs[-1][1] + 1:
+            runs[-1] = (runs[-1][0], max(runs[-1][1], last))
+        else:
+            runs.append((first, last))
+    return runs
+
+
+def runs_of(entries: Iterable[int]) -> list[tuple[int, int]]:
+    """Return *entries* as rising runs (first, last)."""
+    return join((entry_id, entry_id) for entry_id in entries)

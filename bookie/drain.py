@@ -1,0 +1,46 @@
+"""Draining: this bookie is being decommissioned, so it takes no new entries.
+
+The key ``draining/<bookie id>`` says so. It is looked at with every renewal of the
+registration, which then tells clients. Adds of a recovery are still taken: a ledger that
+has a copy here may have to be closed before the copy can move.
+"""
+
+from __future__ import annotations
+
+import logging
+
+from bookie.disk import DiskGuard
+from metadata.errors import MetadataError
+from metadata.records import draining_key
+from metadata.store import MetadataStore
+
+_log = logging.getLogger(__name__)
+
+
+class Drain:
+    """Whether one bookie is draining, as last seen.
+
+    Attributes:
+        is_on: what the metadata said when it last answered.
+    """
+
+    def __init__(self, store: MetadataStore, disk: DiskGuard, bookie_id: str) -> None:
+        self._store = store
+        self._disk = disk
+        self._key = draining_key(bookie_id)
+        self.is_on = False
+
+    async def look(self) -> None:
+        """Ask the metadata, and refuse adds or take them again accordingly.
+
+        When it does not answer, everything stays as it is.
+        """
+        try:
+            is_on = await self._store.get(self._key) is not None
+        except MetadataError as error:
+            _log.warning("not known whether to drain: %s", error)
+            return
+        if is_on != self.is_on:
+            self.is_on = is_on
+            await self._disk.refuse_adds(is_on)
+            _log.warning("draining" if is_on else "no longer draining")

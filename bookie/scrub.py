@@ -1,0 +1,113 @@
+"""Scrubbing: closed entry logs are read through for damage before anybody misses an entry.
+
+One log after the other, slowly, each at most once a day. The core checks every record and
+notes what is damaged; damage.py brings that to repair. A record that was repaired has a
+newer copy; its old place stays damaged until compaction drops the log, and is told once.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import NoReturn
+
+import trio
+
+from bookie.config import BookieConfig
+from bookie.damage import PLACES_MAX, DamageLog, DamageWatch, live_among
+from bookie.stopping import set_when_cancelled
+from metadata.calls import DamagedPlace, ScrubReport
+from native.store import LogUsage, Stop, Store
+
+ROUND_S = 86_400.0
+# Other things are more urgent after a start.
+FIRST_S = 300.0
+_PAGE = 1000
+
+_log = logging.getLogger(__name__)
+
+
+class Scrubber:
+    """Checks the entry logs of one bookie.
+
+    Attributes:
+        checked_size: bytes of records checked since the start.
+        damaged: damaged places that scrubbing met.
+        rounds: times that all logs were checked.
+    """
+
+    def __init__(
+        self, store: Store, found: DamageLog, watch: DamageWatch, config: BookieConfig
+    ) -> None:
+        self._store = store
+        self._found = found
+        self._watch = watch
+        self._rate = config.scrub_rate
+        self._one_at_a_time = trio.Lock()
+        self.checked_size = 0
+        self.damaged = 0
+        self.rounds = 0
+
+    async def run(self) -> NoReturn:
+        """Check all closed logs once a day until cancelled; never with a rate of 0.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        if self._rate == 0:
+            await trio.sleep_forever()
+        await trio.sleep(FIRST_S)
+        while True:
+            started = trio.current_time()
+            report = await self.check(self._rate, closed_only=True)
+            _log.info("scrubbed %d bytes", report.checked_size)
+            await trio.sleep_until(started + ROUND_S)
+
+    async def check(self, bytes_per_s: int = 0, *, closed_only: bool = False) -> ScrubReport:
+        """Check the logs there are, at *bytes_per_s* (0: as fast as it goes).
+
+        Returns:
+            What was met; repair knows of it.
+
+        Raises:
+            OSError: the disk failed.
+        """
+        size, damaged = 0, list[DamagedPlace]()
+        async with self._one_at_a_time:
+            for log in self._logs():
+                if closed_only and log.open:
+                    continue
+                await self._watch.look()  # what others met before is not ours
+                before = self._found.count
+                size += await self._check_log(log.log_id, bytes_per_s)
+                await self._watch.look()
+                damaged += await self._live(self._found.met_since(before))
+            self.rounds += 1
+        self.damaged += len(damaged)
+        return ScrubReport(size, damaged[:PLACES_MAX], len(damaged))
+
+    async def _live(self, places: list[DamagedPlace]) -> list[DamagedPlace]:
+        return await trio.to_thread.run_sync(live_among, self._store, places)
+
+    async def _check_log(self, log_id: int, bytes_per_s: int) -> int:
+        # A thread cannot be cancelled, so a cancellation asks it to end.
+        stop = Stop()
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(set_when_cancelled, stop)
+            try:
+                size = await trio.to_thread.run_sync(self._read_through, log_id, bytes_per_s, stop)
+            finally:
+                nursery.cancel_scope.cancel()
+        self.checked_size += size
+        return size
+
+    def _read_through(self, log_id: int, bytes_per_s: int, stop: Stop) -> int:
+        try:
+            return self._store.check_log(log_id, bytes_per_s=bytes_per_s, stop=stop)
+        except FileNotFoundError:
+            return 0  # garbage collection took it meanwhile
+
+    def _logs(self) -> list[LogUsage]:
+        logs: list[LogUsage] = []
+        while page := self._store.logs(logs[-1].log_id if logs else -1, _PAGE):
+            logs += page
+        return logs

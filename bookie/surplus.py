@@ -1,0 +1,94 @@
+"""Surplus ledgers: closed ones whose record lists this bookie no more.
+
+Repair and rebalancing move copies by changing the record; the copy that stayed behind is
+deleted here. Who makes copies holds the ledger's lease, so this does too, looks again under
+it, and deletes at once. Whether that was in time is looked at afterwards: a process may be
+stopped for minutes between any two steps. A copy that was wanted again is asked for.
+
+A ledger that comes back later is taken in again: adds of a recovery revive it.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+import time
+
+import trio
+
+from bookie.damage import mark_for_repair
+from metadata.errors import BadRecord, LeaseHeld
+from metadata.records import (
+    LedgerState,
+    RepairProgress,
+    decode_ledger,
+    encode_record,
+    ledger_key,
+    repair_lease,
+)
+from metadata.store import MetadataStore
+from native.engine import Engine
+
+LEASE_S = 10.0
+
+_log = logging.getLogger(__name__)
+
+
+class SurplusLedgers:
+    """Decides which ledgers of one bookie are surplus, and deletes them."""
+
+    def __init__(self, engine: Engine, store: MetadataStore, bookie_id: str) -> None:
+        self._engine = engine
+        self._store = store
+        self._bookie_id = bookie_id
+        self._owner = f"{bookie_id} garbage {secrets.token_hex(8)}"
+
+    def is_surplus(self, record: bytes) -> bool:
+        """Whether the ledger of *record* is closed and has its copies on others only.
+
+        Not when the record cannot be understood.
+        """
+        try:
+            ledger = decode_ledger("the record", record)
+        except BadRecord:
+            return False
+        listed = any(self._bookie_id in fragment.bookies for fragment in ledger.fragments)
+        return ledger.state is LedgerState.CLOSED and not listed
+
+    async def delete(self, ledger_id: int) -> bool:
+        """Delete the ledger here if it still is surplus; whether it was done.
+
+        Not while somebody else holds its lease: it may be on its way here.
+
+        Raises:
+            MetadataError: the store did not answer.
+        """
+        asked_at = trio.current_time()
+        now_ms = time.time_ns() // 1_000_000
+        progress = encode_record(RepairProgress(ledger_id, self._bookie_id, now_ms))
+        name = repair_lease(ledger_id)
+        try:
+            lease = await self._store.grant(name, self._owner, ttl_s=LEASE_S, value=progress)
+        except LeaseHeld:
+            return False
+        try:
+            if not await self._is_still_surplus(ledger_id):
+                return False
+            if trio.current_time() > asked_at + LEASE_S / 2:
+                return False  # too late to be sure; the next collection tries again
+            self._engine.delete_ledger(ledger_id, now_ms)
+            _log.info("ledger %d has its copies elsewhere and was deleted here", ledger_id)
+            await self._check(ledger_id)
+        finally:
+            with trio.move_on_after(LEASE_S) as grace:
+                grace.shield = True
+                await self._store.release(lease)
+        return True
+
+    async def _is_still_surplus(self, ledger_id: int) -> bool:
+        found = await self._store.get(ledger_key(ledger_id))
+        return found is not None and self.is_surplus(found.value)
+
+    async def _check(self, ledger_id: int) -> None:
+        if not await self._is_still_surplus(ledger_id):
+            await mark_for_repair(self._store, ledger_id, self._bookie_id, "check")
