@@ -8,6 +8,7 @@ reads nevertheless; it is looked up again whenever a connection is made.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from itertools import count
 
 import trio
 
@@ -47,6 +48,7 @@ class Bookies:
         self._refreshed_at = float("-inf")
         self._live: list[BookieRecord] = []
         self._refreshing = trio.Lock()
+        self._tokens = count(1)
 
     async def live(self) -> list[BookieRecord]:
         """Return the bookies that are registered now, from metadata.
@@ -93,6 +95,10 @@ class Bookies:
                 open_stream=self._open_stream,
             )
         return connection
+
+    def new_token(self) -> int:
+        """Return a name for a writer that no other has on these connections."""
+        return next(self._tokens)
 
     async def unreachable(self, bookie_ids: list[str]) -> dict[str, BookieUnavailable]:
         """Connect to all of *bookie_ids*; return those that fail, with the reason."""

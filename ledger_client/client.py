@@ -11,6 +11,7 @@ import trio
 
 from ledger_client.background import Background
 from ledger_client.bookies import Bookies
+from ledger_client.calling import call_bookie
 from ledger_client.catalogue import Catalogue
 from ledger_client.connection import OpenStream
 from ledger_client.creation import DIGESTS, LedgerPlan, create_record
@@ -32,12 +33,14 @@ from ledger_client.view import LedgerView
 from ledger_client.writer import LedgerWriter
 from ledger_client.writers import Writers
 from metadata import errors as metadata_errors
+from metadata.calls import BookieReply, BookieRequest
 from metadata.records import BookieRecord, LedgerRecord, LedgerState
 from metadata.store import MetadataStore
 from metadata.urls import open_store
 from native.digest import Digest
 
 DEFAULT_OPTIONS = Options()
+CALL_TIMEOUT_S = 10.0
 
 
 class Client:
@@ -212,6 +215,22 @@ class Client:
     async def list_bookies(self) -> list[BookieRecord]:
         """Return the bookies that are registered now, with their room and load."""
         return await self._bookies.live()
+
+    async def call(
+        self, bookie_id: str, request: BookieRequest, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> BookieReply:
+        """Ask one bookie about itself or what it holds.
+
+        Raises:
+            BookieUnavailable: it cannot be reached, said nothing for *timeout_s*, or
+                could not do it.
+        """
+        return await call_bookie(self._bookies.connection(bookie_id), request, timeout_s=timeout_s)
+
+    @property
+    def bookies(self) -> Bookies:
+        """The connections to the bookies, for who copies from one to another."""
+        return self._bookies
 
 
 @asynccontextmanager

@@ -1,4 +1,4 @@
-"""Making writers: what all writers of a client share, and their tokens.
+"""Making writers: what all writers of a client share.
 
 A connection counts acknowledgements for one writer of a ledger. So a second one, who
 recovers the ledger, ends the first: it could not acknowledge anything any more.
@@ -6,7 +6,6 @@ recovers the ledger, ends the first: it could not acknowledge anything any more.
 
 from __future__ import annotations
 
-from itertools import count
 from weakref import WeakValueDictionary
 
 import msgspec
@@ -48,7 +47,6 @@ class Writers:
         self._quiet = msgspec.structs.replace(options, explicit_lac_s=0.0)
         self._nursery = nursery
         self._alarms = Alarms(nursery)
-        self._tokens = count(1)
         self._open: WeakValueDictionary[int, LedgerWriter] = WeakValueDictionary()
 
     def open(
@@ -72,7 +70,7 @@ class Writers:
         earlier = self._open.get(record.ledger_id)
         if earlier is not None and flags & Flag.RECOVERY:
             earlier.fail(LedgerFenced(record.ledger_id))
-        token = next(self._tokens)
+        token = self._bookies.new_token()
         digest = Digest(DIGESTS[record.digest], record.password_bytes)
         native = Writer(
             record.ledger_id,
