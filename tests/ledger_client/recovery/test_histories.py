@@ -100,20 +100,21 @@ async def tell(seed: int) -> None:
 
 
 async def disturb(cluster: MemoryCluster, chance: random.Random) -> None:
-    """One bookie at a time is away, stalled, or does not answer."""
+    """Now and then a bookie is away, stalled, silent or in limbo."""
     while True:
-        await trio.sleep(chance.random() * 0.5)
+        await trio.sleep(chance.random() * 0.3)
         name = chance.choice(sorted(cluster.bookies))
         trouble = chance.choice(["away", "stalled", "silent", "limbo"])
         if trouble == "away":
             cluster.kill(name)
         elif trouble == "stalled":
-            cluster.stalled[name] = trio.Event()
+            cluster.stalled.setdefault(name, trio.Event())
         else:
             cluster.bookies[name].answering = trouble != "silent"
             cluster.bookies[name].limbo = trouble == "limbo"
         await trio.sleep(chance.random() * 2)
-        calm(cluster)
+        if chance.random() < 0.7:  # else the next trouble comes on top
+            calm(cluster)
 
 
 def calm(cluster: MemoryCluster) -> None:
@@ -127,8 +128,14 @@ def calm(cluster: MemoryCluster) -> None:
 
 
 def delays(chance: random.Random) -> Callable[[Request], float]:
+    """Short delays as a rule, and sometimes one that outlasts every patience."""
     scale = chance.choice([0.0, 0.001, 0.02, 0.2])
-    return lambda _request: chance.random() * scale
+    late = chance.choice([0.0, 0.02, 0.1])
+
+    def delay_s(_request: Request) -> float:
+        return chance.random() * (5.0 if chance.random() < late else scale)
+
+    return delay_s
 
 
 @pytest.mark.parametrize("seed", range(8))
