@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 
 import trio
 import trio.testing
@@ -65,14 +65,20 @@ class MemoryCluster:
             raise OSError(f"{name} is down")
         ours, theirs = trio.testing.memory_stream_pair()
 
-        pump = ours.send_stream.send_all_hook
+        pump, pump_rest = ours.send_stream.send_all_hook, ours.send_stream.close_hook
         assert pump is not None
+        assert pump_rest is not None
 
         async def stall() -> None:
             if name in self.stalled:
                 await self.stalled[name].wait()
             await pump()
 
+        def close() -> None:
+            with suppress(trio.BrokenResourceError):  # a socket does not mind a peer that is gone
+                pump_rest()
+
+        ours.send_stream.close_hook = close
         ours.send_stream.send_all_hook = stall
         self._nursery.start_soon(self.bookies[name].serve, theirs)
         return ours
