@@ -5,6 +5,8 @@ from collections import Counter
 
 import pytest
 from hypothesis import given, strategies as st
+from memory_cluster import memory_cluster
+from trio.testing import MockClock
 
 from ledger_client.errors import NotEnoughBookies
 from ledger_client.placement import choose_ensemble
@@ -20,6 +22,8 @@ records = st.lists(
         free=st.integers(0, 1 << 50),
         load=st.floats(0, 1e12),
         read_only=st.booleans(),
+        limbo=st.booleans(),
+        draining=st.booleans(),
     ),
     unique_by=lambda record: record.bookie_id,
     max_size=40,
@@ -30,7 +34,7 @@ records = st.lists(
 def test_an_ensemble_has_different_writable_bookies_that_are_not_excluded(
     bookies: list[BookieRecord], size: int, exclude: set[str], seed: int
 ) -> None:
-    able = {b.bookie_id for b in bookies if not b.read_only} - exclude
+    able = {b.bookie_id for b in bookies if not (b.read_only or b.limbo or b.draining)} - exclude
     chance = random.Random(seed)
     if len(able) < size:
         with pytest.raises(NotEnoughBookies) as few:
@@ -71,3 +75,17 @@ def test_busy_bookies_get_less_and_full_ones_hardly_anything() -> None:
         ]
     )
     assert counts["idle"] > 2 * counts["busy"] > 20 * counts["full"]
+
+
+async def test_a_bookie_that_failed_lately_is_chosen_when_no_other_is_left(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        cluster.kill("b2")
+        for _ in range(20):  # it is noticed once, and nobody runs into it again
+            async with client.create_ledger(3, 3, 2):
+                pass
+        assert cluster.dialled.count("b2") == 1
+        cluster.revive("b2")
+        async with client.create_ledger(4, 3, 2) as ledger:
+            assert "b2" in ledger.metadata.fragments[0].bookies
