@@ -29,7 +29,7 @@ async def test_changes_in_metadata_and_in_memory_come_to_the_same(
     catalogue = Catalogue(MemoryStore(), timeout_s=5)
     await catalogue.create(RECORD)
     published, kept = CatalogueChanges(catalogue, 7), MemoryChanges(RECORD)
-    last = FIRST
+    last, record = FIRST, RECORD
     for fragment in (
         Fragment(3, ["b1", "b3"]),
         Fragment(3, ["b4", "b3"]),  # nothing was confirmed: in the place of the last
