@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import trio
 
+from metadata.calls import BookieReply, LedgerRuns, RunPage, decode_request, encode_reply
 from native import frame
 from native.errors import ProtocolBroken
 from native.frame import Code, Flag, Opcode, Request
@@ -129,7 +130,20 @@ class MemoryBookie:
             return self._batch_read(request)
         if request.opcode == Opcode.WRITE_LAC:
             return self._write_lac(request)
+        if request.opcode == Opcode.CALL:
+            reply = self._call(decode_request(request.body))
+            return frame.call_response(Code.OK, request.request_id, encode_reply(reply))
         raise AssertionError(request)
+
+    def _call(self, request: object) -> BookieReply:
+        assert isinstance(request, LedgerRuns), request
+        runs: list[tuple[int, int]] = []
+        for entry_id in sorted(self.entries(request.ledger_id)):
+            if runs and runs[-1][1] == entry_id - 1:
+                runs[-1] = (runs[-1][0], entry_id)
+            elif entry_id > request.after:
+                runs.append((entry_id, entry_id))
+        return RunPage(runs[: request.count])
 
     def _add(self, request: Request) -> bytes:
         ledger = self._ledger(request.ledger_id)
