@@ -1,0 +1,114 @@
+"""Bookies of one cluster as processes, to be killed, paused and started again.
+
+Each has a name, a port and folders of its own for ever; their metadata is one SQLite
+file, which no kill of theirs takes away.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from daemons import Daemon, free_ports
+
+from bookie.commands.run import Announcement
+
+# Small halves and files, so that kills fall into flushes, rolls and checkpoints too; a
+# lost bookie is noticed, and repair begins, within seconds.
+SETTINGS = (
+    "memtable_size=10MiB",
+    "journal_size_max=16MiB",
+    "checkpoint_interval_s=1",
+    "disk_reserve=0",
+    "lease_ttl_s=2",
+    "lost_after_s=2",
+    "open_grace_s=4",
+)
+
+
+class Fleet:
+    """*count* bookies in *folder*: bookie-0, bookie-1 and so on. Numbers name them here.
+
+    Attributes:
+        metadata: the URL of the metadata itself.
+        cluster: the URL that names all bookies.
+    """
+
+    def __init__(self, folder: Path, count: int, settings: Sequence[str] = SETTINGS) -> None:
+        self._folder = folder
+        self._port = free_ports(count)
+        self._settings = settings
+        self._daemons: dict[int, Daemon] = {}
+        self._announced: set[int] = set()
+        self.numbers = range(count)
+        self.metadata = f"sqlite://{folder}/metadata.db"
+        self.cluster = "bookie://" + ",".join(map(self.address, self.numbers))
+
+    def __enter__(self) -> Fleet:
+        self.start_all()
+        return self
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        _error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        for daemon in self._daemons.values():
+            daemon.__exit__()
+
+    def address(self, number: int) -> str:
+        return f"127.0.0.1:{self._port + number}"
+
+    def name(self, number: int) -> str:
+        return f"bookie-{number}"
+
+    def number(self, name: str) -> int:
+        return int(name.removeprefix("bookie-"))
+
+    def log(self, number: int) -> str:
+        """Everything that the bookie ever logged."""
+        return (self._folder / f"{self.name(number)}.log").read_text(errors="replace")
+
+    def start(self, number: int) -> None:
+        """Start a bookie that does not run, without waiting until it serves."""
+        name = self.name(number)
+        words: list[str | int | Path] = ["run", "--json", "--bookie-id", name]
+        words += ["--data", self._folder / name, "--metadata", self.metadata]
+        words += ["--port", self._port + number]
+        words += [f"--set={setting}" for setting in self._settings]
+        self._daemons[number] = Daemon(*words, log=self._folder / f"{name}.log")
+        self._announced.discard(number)
+
+    def wait_until_served(self, number: int) -> None:
+        """Return once the bookie, which was started, serves."""
+        if number not in self._announced:
+            self._daemons[number].ready(Announcement)
+            self._announced.add(number)
+
+    def start_all(self) -> None:
+        """Start every bookie that does not run, and return once all serve."""
+        for number in self.numbers:
+            if not self.runs(number):
+                self.start(number)
+        for number in self.numbers:
+            self.wait_until_served(number)
+
+    def runs(self, number: int) -> bool:
+        """Whether the process is there, paused or not."""
+        daemon = self._daemons.get(number)
+        return daemon is not None and daemon.process.poll() is None
+
+    def kill(self, number: int) -> None:
+        """End the bookie with SIGKILL."""
+        self._daemons[number].__exit__()
+
+    def pause(self, number: int) -> None:
+        """Stop the bookie as a whole, with SIGSTOP."""
+        self._daemons[number].process.send_signal(signal.SIGSTOP)
+
+    def resume(self, number: int) -> None:
+        """Let a paused bookie go on; one that is not paused does so anyway."""
+        self._daemons[number].process.send_signal(signal.SIGCONT)

@@ -1,0 +1,168 @@
+"""A storm: processes that write, read and recover, while bookies and writers are hit.
+
+    seed ─► what is hit, when, how long ─► SIGKILL, SIGSTOP, SIGCONT, start again
+    then: all bookies up ─► workers finish ─► audit ─► one merged history
+
+Whatever is hit comes back. A storm that was run with the same seed does the same to
+its processes, as nearly as processes can be told when to do what.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from itertools import count
+from pathlib import Path
+
+import trio
+from audit import audit
+from fleet import Fleet
+from history import History
+
+FINISH_S = 60.0
+WORKER = Path(__file__).with_name("storm_worker.py")
+Action = Callable[[], None]
+
+
+class Storm:
+    """Hits the *fleet*'s bookies and its own workers for *seconds*.
+
+    *writers* is one quorum E/QW/QA for each writing process. The files of all workers
+    are in *folder*. Afterwards *counts* tells how often what was done.
+    """
+
+    def __init__(
+        self, fleet: Fleet, folder: Path, *, seed: int, seconds: float, writers: Sequence[str]
+    ) -> None:
+        self._fleet = fleet
+        self._folder = folder
+        self._chance = random.Random(seed)
+        self._seconds = seconds
+        self._writers = writers
+        self._workers: dict[str, subprocess.Popen[bytes]] = {}
+        self._runs = count()
+        self._due: list[tuple[float, int, Action]] = []
+        self._hit: set[object] = set()
+        self.counts: Counter[str] = Counter()
+
+    def run(self) -> History:
+        """Storm, heal, audit, and return what everybody saw."""
+        try:
+            self._start_workers()
+            self._storm()
+            self._calm()
+            self._finish()
+        finally:
+            for worker in self._workers.values():
+                worker.kill()
+                worker.wait()
+        trio.run(audit, self._fleet.metadata, self._folder / "audit.jsonl")
+        return History.merged(sorted(self._folder.glob("*.jsonl")))
+
+    # --- the workers --------------------------------------------------------------------
+
+    def _start_workers(self) -> None:
+        self._start_worker("lister", "list", self._fleet.metadata)
+        for number in range(2):
+            self._start_worker(f"reader-{number}", "read", self._fleet.cluster)
+            self._start_worker(f"recoverer-{number}", "recover", self._fleet.cluster)
+        for number in range(len(self._writers)):
+            self._start_writer(number)
+
+    def _start_writer(self, number: int) -> None:
+        url = (self._fleet.metadata, self._fleet.cluster)[number % 2]
+        self._start_worker(f"writer-{number}", "write", url, self._writers[number])
+
+    def _start_worker(self, name: str, role: str, url: str, *words: str) -> None:
+        path = self._folder / f"{name}-{next(self._runs)}.jsonl"
+        command = [sys.executable, str(WORKER), role, url, str(path)]
+        command += [str(self._chance.randrange(1 << 30)), *words]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            self._workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
+
+    def _finish(self) -> None:
+        """Let the workers come to an end by themselves; none may have ended by a failure."""
+        for worker in self._workers.values():
+            assert worker.stdin is not None
+            worker.stdin.close()
+        for name, worker in self._workers.items():
+            assert worker.wait(FINISH_S) == 0, (self._folder / f"{name}.log").read_text()[-2000:]
+
+    # --- the weather --------------------------------------------------------------------
+
+    def _storm(self) -> None:
+        end = time.monotonic() + self._seconds
+        self._later(1.0, self._strike)
+        while self._due and (now := time.monotonic()) < end:
+            if self._due[0][0] <= now:
+                heapq.heappop(self._due)[2]()
+            else:
+                time.sleep(min(self._due[0][0], end) - now)
+
+    def _later(self, seconds: float, action: Action) -> None:
+        heapq.heappush(self._due, (time.monotonic() + seconds, next(self._runs), action))
+
+    def _strike(self) -> None:
+        self._later(self._chance.expovariate(1.2), self._strike)
+        strikes = [self._kill_bookie] * 4 + [self._pause_bookie] * 3
+        strikes += [self._kill_writer] * 3 + [self._pause_writer] * 3 + [self._kill_all_bookies]
+        self._chance.choice(strikes)()
+
+    def _kill_bookie(self) -> None:
+        self._kill(self._chance.choice(self._fleet.numbers))
+
+    def _kill_all_bookies(self) -> None:
+        for number in self._fleet.numbers:
+            self._kill(number)
+
+    def _kill(self, number: int) -> None:
+        if number not in self._hit:
+            self._fleet.kill(number)
+            self._come_back("bookies killed", number, lambda: self._fleet.start(number))
+
+    def _pause_bookie(self) -> None:
+        number = self._chance.choice(self._fleet.numbers)
+        if number not in self._hit:
+            self._fleet.pause(number)
+            self._come_back("bookies paused", number, lambda: self._fleet.resume(number))
+
+    def _kill_writer(self) -> None:
+        number = self._chance.randrange(len(self._writers))
+        writer = self._workers[f"writer-{number}"]
+        if writer not in self._hit:
+            writer.kill()
+            writer.wait()
+            self._start_writer(number)
+            self.counts["writers killed"] += 1
+
+    def _pause_writer(self) -> None:
+        """Long enough for others to recover its ledger behind its back."""
+        writer = self._workers[f"writer-{self._chance.randrange(len(self._writers))}"]
+        if writer not in self._hit:
+            writer.send_signal(signal.SIGSTOP)
+            self._come_back("writers paused", writer, lambda: writer.send_signal(signal.SIGCONT))
+
+    def _come_back(self, what: str, who: object, back: Action) -> None:
+        """Undo a hit after a while: often soon, sometimes when others have taken over."""
+        self.counts[what] += 1
+        self._hit.add(who)
+        self._later(self._chance.choice((0.1, 0.5, 2.0, 6.0)), lambda: self._return(who, back))
+
+    def _return(self, who: object, back: Action) -> None:
+        self._hit.discard(who)
+        back()
+
+    def _calm(self) -> None:
+        """Bring everything back; a bookie that nobody killed must have stayed."""
+        for _, _, action in self._due:
+            if action != self._strike:
+                action()
+        for number in self._fleet.numbers:
+            assert self._fleet.runs(number), self._fleet.log(number)[-4000:]
+            self._fleet.wait_until_served(number)
