@@ -26,10 +26,11 @@ import trio
 from bookie.config import BookieConfig
 from bookie.durable import replace_file, sync_folder
 from bookie.errors import BookieError
+from bookie.limbo import FILE_NAME as LIMBO
 from metadata.records import CookieRecord
 
 FILE_NAME = "cookie.json"
-_NOT_DATA = {FILE_NAME, f"{FILE_NAME}.new", "lock", "lost+found"}
+_NOT_DATA = {FILE_NAME, f"{FILE_NAME}.new", "lock", "lost+found", LIMBO}
 Role = Literal["journal", "ledgers"]
 
 

@@ -8,7 +8,7 @@ Its pages answer from the start, so that /ready tells the state. A failure of jo
 flush ends it with that OSError; a cancellation ends it in good order: deregister, stop
 taking connections, flush, write the mark.
 
-In limbo it does not serve before the metadata told what is to be fenced (fencing.py).
+In limbo it does not serve before the metadata told what is to be fenced (amnesia.py).
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from bookie.amnesia import fence_forgotten, notice_amnesia
 from bookie.calls import Calls
 from bookie.config import BookieConfig
 from bookie.cookie import check_cookie
 from bookie.disk import DiskGuard
 from bookie.drain import Drain
 from bookie.errors import cause_of
-from bookie.fencing import fence_forgotten
 from bookie.host import Host, Roles
 from bookie.listeners import address_of, listen, serve
 from bookie.metrics import BookieMetrics
@@ -106,6 +106,7 @@ class _Bookie:
             metrics_port = await self._open_pages(nursery)
             self._enter(State.INITIALIZATION)
             cookie = await check_cookie(self._config, self._store)
+            await notice_amnesia(self._config, self._store, cookie.bookie_id)
             self._enter(State.SYNCING)
             async with self._storage() as storage:
                 await self._serve(storage, cookie, metrics_port, task_status)

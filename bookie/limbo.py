@@ -6,7 +6,7 @@ until its ledgers were compared with their other copies. It gets there by
 
     damage that a start meets in the journal, the ledger table, or an index and its log
     a rebuild (rebuild.py) that met damage, or had no mark to tell which journals there were
-    `bookie replace`: the folders are new, and the bookie's name is not
+    empty folders, while ledger records name the bookie (amnesia.py): it was given new disks
     a damaged record of which nobody knows what it held
 
 A damaged record that is known puts no bookie into limbo: its entry answers an I/O error by

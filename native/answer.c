@@ -156,7 +156,7 @@ static int gather(bk_engine *engine, int64_t ledger_id, int64_t start, int64_t l
 /* --- answers ------------------------------------------------------------------------ */
 
 typedef struct {
-    int known, fenced;
+    int known, fenced, limbo;
     int64_t last_entry, lac;
     int lac_known;
     int32_t code; /* not 0: answer this and nothing else */
@@ -164,8 +164,9 @@ typedef struct {
 
 static bk_view look_at(bk_engine *engine, const bk_request *request)
 {
-    bk_view view = {0, 0, -1, -1, 1, 0};
+    bk_view view = {0, 0, 0, -1, -1, 1, 0};
     pthread_mutex_lock(&engine->lock);
+    view.limbo = engine->limbo;
     bk_ledger *ledger =
         request->ledger_id >= 0 ? bk_ledgers_find(&engine->ledgers, request->ledger_id) : NULL;
     if (ledger != NULL && !ledger->deleted) {
@@ -178,7 +179,7 @@ static bk_view look_at(bk_engine *engine, const bk_request *request)
     if (request->ledger_id < 0 || request->entry_id < -1)
         view.code = BK_CODE_BAD_REQUEST;
     else if (!view.known)
-        view.code = engine->limbo ? BK_CODE_IO_ERROR : BK_CODE_NO_LEDGER;
+        view.code = view.limbo ? BK_CODE_IO_ERROR : BK_CODE_NO_LEDGER;
     else if ((request->flags & BK_FLAG_FENCE) != 0 &&
              (!request->has_key ||
               (ledger->key_known && memcmp(ledger->key, request->key, BK_KEY_SIZE) != 0)))
@@ -319,7 +320,7 @@ static int answer_wait(bk_engine *engine, const bk_request *request, int use_dis
         int64_t last = view.lac < view.last_entry ? view.lac : view.last_entry;
         result = gather_asked(engine, request, last, use_disk, out, out_size,
                               BK_READ_WAIT_HEADER_SIZE, &got);
-        if (result == BK_ABSENT) /* a striped ledger: the entry is elsewhere */
+        if (result == BK_ABSENT && !view.limbo) /* a striped ledger: the entry is elsewhere */
             result = BK_OK;
     }
     if (result == BK_AGAIN || result == BK_SMALL) {

@@ -2,24 +2,22 @@ from __future__ import annotations
 
 import errno
 import json
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import trio
 import v2
-from rig import Peer, settings
+from rig import settings
+from running import ask, connected, page, registered, running
 
-from bookie.config import BookieConfig
-from bookie.daemon import Ready, run_bookie
+from bookie.daemon import run_bookie
 from bookie.errors import BadMark
 from bookie.storage import Storage
 from metadata import calls
 from metadata.errors import MetadataUnavailable
-from metadata.records import BOOKIES, BookieRecord, decode_bookie
+from metadata.records import BOOKIES
 from metadata.sqlite import SqliteStore
-from metadata.store import MetadataStore
 from metadata.urls import open_store
 from native.engine import clear_fault, plan_fault
 
@@ -28,35 +26,6 @@ from native.engine import clear_fault, plan_fault
 def _no_fault_stays() -> Iterator[None]:
     yield
     clear_fault()
-
-
-@asynccontextmanager
-async def running(config: BookieConfig, store: MetadataStore) -> AsyncIterator[Ready]:
-    async with trio.open_nursery() as nursery:
-        ready = await nursery.start(run_bookie, config, store)
-        yield ready
-        nursery.cancel_scope.cancel()
-
-
-@asynccontextmanager
-async def connected(address: str) -> AsyncIterator[Peer]:
-    host, _, port = address.rpartition(":")
-    async with await trio.open_tcp_stream(host, int(port)) as stream:
-        yield Peer(stream)
-
-
-async def registered(store: MetadataStore) -> list[BookieRecord]:
-    return [decode_bookie(lease.name, lease.value) for lease in await store.leases(BOOKIES)]
-
-
-async def page(port: int, path: str) -> tuple[int, bytes]:
-    async with await trio.open_tcp_stream("127.0.0.1", port) as stream:
-        await stream.send_all(f"GET {path} HTTP/1.1\r\n\r\n".encode())
-        answer = b""
-        while chunk := await stream.receive_some():
-            answer += chunk
-    head, _, body = answer.partition(b"\r\n\r\n")
-    return int(head.split()[1]), body
 
 
 async def test_a_bookie_registers_serves_and_leaves(tmp_path: Path) -> None:
@@ -86,12 +55,6 @@ async def test_the_pages_tell_the_state_and_the_metrics(tmp_path: Path) -> None:
         assert b"quire_bookie_adds_total 0.0" in body
         (record,) = await registered(store)
         assert record.metrics_port == port
-
-
-async def ask(peer: Peer, request: calls.Request) -> calls.Reply:
-    answer = await peer.ask(v2.call(calls.encode_request(request)))
-    assert answer.code == 0
-    return calls.decode_reply(answer.rest[8:])
 
 
 async def test_calls_about_the_bookie_are_answered(tmp_path: Path) -> None:

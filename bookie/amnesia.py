@@ -1,9 +1,11 @@
-"""Fences of a bookie in limbo: what it may have forgotten is fenced again.
+"""Amnesia: a bookie that does not remember what it acknowledged, and what it fenced.
 
-A bookie that lost its ledger table, or all, does not know any more which ledgers it fenced.
-A writer whose ledger was recovered and closed elsewhere may still hold it in its ensemble;
-taking that writer's entries would acknowledge what no reader will ever find. So before such
-a bookie opens its port it fences
+It must neither deny an entry nor take one from a writer whom it stopped. There are two
+kinds. A bookie with empty folders whose name stands in ledger records was formatted, or
+given new disks (`bookie replace`): it starts in limbo (limbo.py). And one in limbo may have
+forgotten fences. A writer whose ledger was recovered and closed elsewhere may still hold it
+in its ensemble; to take that writer's entries would acknowledge what no reader will ever
+find. So before it opens its port it fences
 
     every ledger that it knows,
     every ledger in recovery or closed: whoever recovered it may have fenced it here, and
@@ -17,7 +19,13 @@ first; its writer may choose this bookie later.
 from __future__ import annotations
 
 import logging
+from pathlib import Path
 
+import trio
+
+from bookie.config import BookieConfig
+from bookie.limbo import enter_limbo
+from bookie.mark import FILE_NAME as MARK
 from bookie.storage import Storage
 from metadata.records import LEDGERS, LedgerRecord, LedgerState, decode_ledger
 from metadata.store import MetadataStore, pages
@@ -25,6 +33,27 @@ from native.digest import Digest
 from native.errors import BadKey, Full
 
 _log = logging.getLogger(__name__)
+
+
+async def notice_amnesia(config: BookieConfig, store: MetadataStore, bookie_id: str) -> None:
+    """Put a bookie without data into limbo, durably, if a ledger counts on it.
+
+    Costs a listing of ledgers for a bookie that never served, and nothing for others.
+
+    Raises:
+        MetadataError: the store did not answer, or a record cannot be understood. Do not
+            serve then.
+        OSError: the limbo file cannot be written.
+    """
+    folder = Path(config.ledger_folder)
+    if (folder / MARK).exists():
+        return
+    naming = 0
+    async for page in pages(store, LEDGERS):
+        naming += sum(_names(decode_ledger(key, found.value), bookie_id) for key, found in page)
+    if naming:
+        _log.warning("%d ledgers name this bookie, which has no data", naming)
+        await trio.to_thread.run_sync(enter_limbo, folder, ())
 
 
 async def fence_forgotten(storage: Storage, store: MetadataStore, bookie_id: str) -> int:
@@ -53,6 +82,10 @@ async def fence_forgotten(storage: Storage, store: MetadataStore, bookie_id: str
 def may_be_forgotten(record: LedgerRecord, bookie_id: str) -> bool:
     """Whether the bookie may once have fenced this ledger, or is written to in doubt."""
     return record.state is not LedgerState.OPEN or bookie_id in record.fragments[-1].bookies
+
+
+def _names(record: LedgerRecord, bookie_id: str) -> bool:
+    return any(bookie_id in fragment.bookies for fragment in record.fragments)
 
 
 async def _fence(storage: Storage, record: LedgerRecord) -> None:
