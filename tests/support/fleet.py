@@ -38,7 +38,7 @@ class Fleet:
 
     def __init__(self, folder: Path, count: int, settings: Sequence[str] = SETTINGS) -> None:
         self._folder = folder
-        self._port = free_ports(count)
+        self._first_port = free_ports(count)
         self._settings = settings
         self._daemons: dict[int, Daemon] = {}
         self._announced: set[int] = set()
@@ -60,7 +60,10 @@ class Fleet:
             daemon.__exit__()
 
     def address(self, number: int) -> str:
-        return f"127.0.0.1:{self._port + number}"
+        return f"127.0.0.1:{self.port(number)}"
+
+    def port(self, number: int) -> int:
+        return self._first_port + number
 
     def name(self, number: int) -> str:
         return f"bookie-{number}"
@@ -77,7 +80,7 @@ class Fleet:
         name = self.name(number)
         words: list[str | int | Path] = ["run", "--json", "--bookie-id", name]
         words += ["--data", self._folder / name, "--metadata", self.metadata]
-        words += ["--port", self._port + number]
+        words += ["--port", self.port(number)]
         words += [f"--set={setting}" for setting in self._settings]
         self._daemons[number] = Daemon(*words, log=self._folder / f"{name}.log")
         self._announced.discard(number)
