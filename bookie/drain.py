@@ -1,8 +1,9 @@
 """Draining: this bookie is being decommissioned, so it takes no new entries.
 
-The key ``draining/<bookie id>`` says so. It is looked at with every renewal of the
-registration, which then tells clients. Adds of a recovery are still taken: a ledger that
-has a copy here may have to be closed before the copy can move.
+The key ``draining/<bookie id>`` says so; afterwards, that the bookie's cookie is gone: one
+that was decommissioned must not begin anew before somebody stops it. Both are looked at
+with every renewal of the registration, which then tells clients. Adds of a recovery are
+still taken: a ledger that has a copy here may have to be closed before the copy can move.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import logging
 
 from bookie.disk import DiskGuard
 from metadata.errors import MetadataError
-from metadata.records import draining_key
+from metadata.records import cookie_key, draining_key
 from metadata.store import MetadataStore
 
 _log = logging.getLogger(__name__)
@@ -27,7 +28,7 @@ class Drain:
     def __init__(self, store: MetadataStore, disk: DiskGuard, bookie_id: str) -> None:
         self._store = store
         self._disk = disk
-        self._key = draining_key(bookie_id)
+        self._bookie_id = bookie_id
         self.is_on = False
 
     async def look(self) -> None:
@@ -36,7 +37,7 @@ class Drain:
         When it does not answer, everything stays as it is.
         """
         try:
-            is_on = await self._store.get(self._key) is not None
+            is_on = await self._is_asked_for()
         except MetadataError as error:
             _log.warning("not known whether to drain: %s", error)
             return
@@ -44,3 +45,8 @@ class Drain:
             self.is_on = is_on
             await self._disk.refuse_adds(is_on)
             _log.warning("draining" if is_on else "no longer draining")
+
+    async def _is_asked_for(self) -> bool:
+        if await self._store.get(draining_key(self._bookie_id)) is not None:
+            return True
+        return await self._store.get(cookie_key(self._bookie_id)) is None
