@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from weakref import WeakValueDictionary
 
 import trio
 
@@ -27,14 +26,14 @@ from ledger_client.options import Options
 from ledger_client.placement import Placement
 from ledger_client.quarantine import Quarantine
 from ledger_client.reader import LedgerReader
-from ledger_client.recovery.recovery import recover_ledger
+from ledger_client.recovery.recoveries import Recoveries
 from ledger_client.source import LedgerSource
 from ledger_client.view import LedgerView
 from ledger_client.writer import LedgerWriter
 from ledger_client.writers import Writers
 from metadata import errors as metadata_errors
 from metadata.calls import BookieReply, BookieRequest
-from metadata.records import BookieRecord, LedgerRecord, LedgerState
+from metadata.records import BookieRecord, LedgerRecord
 from metadata.store import MetadataStore
 from metadata.urls import open_store
 from native.digest import Digest
@@ -70,7 +69,12 @@ class Client:
             options=options,
             nursery=nursery,
         )
-        self._recoveries: WeakValueDictionary[int, trio.Lock] = WeakValueDictionary()
+        self._recoveries = Recoveries(
+            catalogue=self._catalogue,
+            bookies=self._bookies,
+            writers=self._writers,
+            options=options,
+        )
 
     @asynccontextmanager
     async def create_ledger(
@@ -149,7 +153,7 @@ class Client:
         """
         record = await self._checked(ledger_id, password)
         if recover:
-            record = await self._recovered(record)
+            record = await self._recoveries.recovered(record)
         source = LedgerSource(
             record, digest=_digest(record), bookies=self._bookies, options=self.options
         )
@@ -174,27 +178,14 @@ class Client:
                 or too few could take it. It stays in recovery: call again later.
             MetadataUnavailable: the store did not answer in time; call again.
         """
-        return LedgerInfo.of(await self._recovered(await self._checked(ledger_id, password)))
+        record = await self._checked(ledger_id, password)
+        return LedgerInfo.of(await self._recoveries.recovered(record))
 
     async def _checked(self, ledger_id: int, password: bytes) -> LedgerRecord:
         record, _ = await self._catalogue.get(ledger_id)
         if record.password_bytes != password:
             raise WrongPassword(ledger_id)
         return record
-
-    async def _recovered(self, record: LedgerRecord) -> LedgerRecord:
-        if record.state is LedgerState.CLOSED:
-            return record
-        # One at a time here: two would take each other's acknowledgements.
-        turn = self._recoveries.setdefault(record.ledger_id, trio.Lock())
-        async with turn:
-            return await recover_ledger(
-                record.ledger_id,
-                catalogue=self._catalogue,
-                bookies=self._bookies,
-                writers=self._writers,
-                options=self.options,
-            )
 
     async def ledger_info(self, ledger_id: int) -> LedgerInfo:
         """Return what metadata says of a ledger. Raises NoSuchLedger."""

@@ -1,7 +1,8 @@
-"""Reading a ledger, whether it is being written, closed, or left open by a crash.
+"""Reading a ledger, closed or, opened with recover=False, while it is written.
 
 A reader never returns an entry above the last confirmed one. Of an open ledger
-that is what the bookies told last; ask again with refresh(), or follow().
+that is what the bookies told last; ask again with refresh(), or follow(). Entries
+that a writer left unconfirmed are read once the ledger is recovered.
 """
 
 from __future__ import annotations
