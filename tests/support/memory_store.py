@@ -34,6 +34,7 @@ from metadata.store import (
 )
 from metadata.watch import watching
 
+Keys = list[str]
 CHANGES_MAX = 10_000
 KEYS_TOLD_MAX = 1000
 
@@ -87,7 +88,7 @@ class MemoryStore:
             if isinstance(op, Put):
                 self.before_put(op.key)
         self._leases.sweep()
-        staged, changed = dict(self.values), list[str]()
+        staged, changed = dict(self.values), Keys()
         versions = [self._apply(op, staged, changed) for op in ops]
         self.values = staged
         for key in changed:
@@ -181,7 +182,7 @@ class MemoryStore:
         if not self.available:
             raise MetadataUnavailable("the store is away")
 
-    def _apply(self, op: Op, staged: dict[str, Versioned], changed: list[str]) -> int:
+    def _apply(self, op: Op, staged: dict[str, Versioned], changed: Keys) -> int:
         if isinstance(op, CheckLease):
             return self._leases.check(op)
         found = self._check(staged, op.key, op.expected)

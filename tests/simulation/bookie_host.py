@@ -1,0 +1,203 @@
+"""A machine with a bookie on it: the real daemon, started, killed, and started again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from pathlib import Path
+
+import trio
+from disks import Disk, RingingConnection, SimulatedEngine, Tail, config_of
+from machines import MACHINE, Machine
+from memory_store import MemoryStore
+from metadata_view import MetadataView, Outages
+from network import Door, Network
+from promises import Overheard, Promises
+from replaced import replaced
+
+import bookie.daemon
+import bookie.storage
+import native.engine
+from bookie.disk import DiskGuard
+from bookie.errors import BookieError
+from ledger_client import Client, Options
+from ledger_client.background import Background
+from ledger_client.repair.host import Host
+from ledger_client.repair.settings import RepairOptions
+from metadata.errors import MetadataError
+
+RESTART_S = 0.5
+try:
+    from ledger_client.repair.roles import run_roles
+except ImportError:
+    run_roles = None
+OPTIONS = Options(append_timeout_s=15.0, close_timeout_s=10.0)
+
+
+class BookieHost:
+    """A machine, its disk, and the process of a bookie.
+
+    Attributes:
+        promises: what the bookie acknowledged and must therefore hold.
+        failures: how processes ended that nobody had killed and no disk had failed.
+        serving: whether the bookie serves now.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        *,
+        network: Network,
+        store: MemoryStore,
+        outages: Outages,
+        chance: random.Random,
+        sync_s_max: float,
+        note: Callable[[str], None],
+    ) -> None:
+        self.machine = Machine(name, chance)
+        self.disk = Disk(folder, chance, sync_s_max=sync_s_max)
+        self.machine.owner = self
+        self.promises = Promises(name)
+        self.failures: list[BaseException] = []
+        self.serving = False
+        self._note = note
+        self._network = network
+        self._view = MetadataView(store, self.machine, outages)
+        self._config = config_of(name, self.disk, chance)
+        self._power = trio.Event()
+        self._power.set()
+        self._scope = trio.CancelScope()
+        self._tail = Tail.CLEAN
+
+    async def run(self) -> None:
+        """Keep the process running, as a supervisor does, while there is power."""
+        while True:
+            await self._power.wait()
+            self._network.forget(self.machine)
+            await self._live()
+            await trio.sleep(RESTART_S)
+
+    def kill(self, tail: Tail, *, silently: bool) -> None:
+        """End the process at once, leaving *tail*; it stays down until start()."""
+        if self._power.is_set():
+            self._power = trio.Event()
+        if self.machine.alive:
+            self._tail = tail
+            self._die(silently=silently)
+            self._scope.cancel()
+
+    def start(self) -> None:
+        """Let the process run again."""
+        self._power.set()
+
+    def _die(self, *, silently: bool) -> None:
+        engine = self.disk.engine
+        if engine is not None and not engine.closed:
+            self.promises.remember(engine)
+        self.serving = False
+        self.machine.alive = False
+        self.machine.thaw()
+        self._network.leave(self.machine, silently=silently)
+
+    async def _live(self) -> None:
+        self.machine.alive = True
+        self._tail = Tail.CLEAN
+        self._scope = trio.CancelScope()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._process)
+        except BaseExceptionGroup as group:
+            failures, others = group.split(Exception)
+            if failures is not None and self.machine.alive:
+                self._tell(failures)
+            if others is not None:
+                raise others from None
+        finally:
+            if self.machine.alive:
+                self._die(silently=False)
+            self.disk.cut_power(self._tail)
+
+    def _tell(self, failures: ExceptionGroup[Exception]) -> None:
+        """The process ended by itself, as it may when its disk or its store fails."""
+        self._note(f"{self.machine.name} ends: {_first(failures)!r}")
+        unexpected = failures.split((OSError, BookieError, MetadataError))[1]
+        if unexpected is not None:
+            self.failures.append(unexpected)
+
+    async def _process(self) -> None:
+        MACHINE.set(self.machine)
+        async with Background() as nursery:
+            nursery.start_soon(self.disk.drive)
+            await nursery.start(
+                partial(
+                    bookie.daemon.run_bookie, self._config, self._view, roles=self._play_roles if run_roles else None
+                )
+            )
+            self.serving = True
+            if self.disk.engine is not None:
+                self.promises.check(self.disk.engine)
+            await trio.sleep_forever()
+
+    async def _play_roles(self, host: Host) -> None:
+        try:
+            async with Background() as nursery:
+                client = Client(
+                    self._view,
+                    nursery,
+                    options=OPTIONS,
+                    open_stream=self._network.open_stream,
+                    chance=self.machine.chance,
+                )
+                await run_roles(client, self._view, host, self._repair_options())
+        except Exception as failure:
+            if self.machine.alive:
+                self.failures.append(failure)
+            raise
+
+    def _repair_options(self) -> RepairOptions:
+        return RepairOptions(
+            lost_after_s=self._config.lost_after_s,
+            open_grace_s=self._config.open_grace_s,
+            audit_interval_s=10.0,
+            poll_s=0.5,
+            retry_s=1.0,
+            retry_max_s=4.0,
+        )
+
+
+def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
+    failure = group.exceptions[0]
+    return _first(failure) if isinstance(failure, BaseExceptionGroup) else failure
+
+
+@contextmanager
+def simulated_daemons(network: Network) -> Iterator[None]:
+    """Let daemons use *network* and simulated disks within the block."""
+
+    async def listen(_host: str, _port: int) -> list[Door]:
+        machine = MACHINE.get()
+        assert machine is not None
+        assert isinstance(machine.owner, BookieHost)
+        promises = machine.owner.promises
+        return [network.listen(machine, lambda: Overheard(promises).hear)]
+
+    with ExitStack() as stack:
+        for owner, name, value in (
+            (bookie.daemon, "listen", listen),
+            (bookie.daemon, "DiskGuard", _guard),
+            (bookie.storage, "Engine", SimulatedEngine),
+            (native.engine, "Connection", RingingConnection),
+        ):
+            stack.enter_context(replaced(owner, name, value))
+        yield
+
+
+def _guard(*args: object, **options: object) -> DiskGuard:
+    machine = MACHINE.get()
+    assert machine is not None
+    assert isinstance(machine.owner, BookieHost)
+    return DiskGuard(*args, measure=machine.owner.disk.usage, **options)  # type: ignore[arg-type]

@@ -1,0 +1,295 @@
+"""A machine with a client on it, and what applications do there: write, read, recover.
+
+Everything that is asked and answered goes into the history.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable
+from functools import partial
+
+import trio
+from history import (
+    Absent,
+    Acknowledged,
+    Closed,
+    Created,
+    History,
+    ReadBack,
+    Recovered,
+    Refused,
+    Sent,
+    digest_of,
+)
+from machines import MACHINE, Machine
+from memory_store import MemoryStore
+from metadata_view import MetadataView, Outages
+from network import Network
+from plan import Work
+
+from ledger_client import Client, Options
+from ledger_client.background import Background
+from ledger_client.errors import LedgerError, NoSuchEntry, OutcomeUnknown
+from ledger_client.reader import LedgerReader
+from ledger_client.writer import LedgerWriter
+
+RESTART_S = 0.3
+PATIENCE_S = 20.0
+LEDGERS_MAX = 3
+IDLE_S_MAX = 8.0
+OPTIONS = Options(
+    append_timeout_s=15.0,
+    close_timeout_s=10.0,
+    read_timeout_s=4.0,
+    request_timeout_s=3.0,
+    replace_timeout_s=4.0,
+    poll_s=1.0,
+)
+
+
+class ClientHost:
+    """A machine and its client. Its process may be killed, and comes back without memory.
+
+    Attributes:
+        ledgers: what was created, by anybody; shared by all clients.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        network: Network,
+        store: MemoryStore,
+        outages: Outages,
+        history: History,
+        ledgers: list[int],
+        chance: random.Random,
+        options: Options = OPTIONS,
+    ) -> None:
+        self.machine = Machine(name, chance)
+        self.machine.owner = self
+        self.history = history
+        self.ledgers = ledgers
+        self.failures: list[BaseException] = []
+        self._options = options
+        self._network = network
+        self._view = MetadataView(store, self.machine, outages)
+        self._scope = trio.CancelScope()
+        self._client: Client | None = None
+        self._nursery: trio.Nursery | None = None
+        self._work: list[Callable[[Client], Awaitable[None]]] = []
+
+    async def run(self) -> None:
+        """Keep the process running."""
+        while True:
+            self._network.forget(self.machine)
+            await self._live()
+            await trio.sleep(RESTART_S)
+
+    async def _live(self) -> None:
+        self.machine.alive = True
+        self._scope = trio.CancelScope()
+        try:
+            with self._scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(self._process)
+        except BaseExceptionGroup as group:
+            failures, others = group.split(Exception)
+            if failures is not None and self.machine.alive:
+                self.failures.append(failures)
+            if others is not None:
+                raise others from None
+        finally:
+            self._client = self._nursery = None
+
+    async def _process(self) -> None:
+        MACHINE.set(self.machine)
+        async with Background() as background, trio.open_nursery() as nursery:
+            self._client = Client(
+                self._view,
+                background,
+                options=self._options,
+                open_stream=self._network.open_stream,
+                chance=self.machine.chance,
+            )
+            self._nursery = nursery
+            for work in self._work:
+                self._start(work)
+            self._work.clear()
+            await trio.sleep_forever()
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self.machine.alive = False
+        self.machine.thaw()
+        self._network.leave(self.machine, silently=False)
+        self._scope.cancel()
+
+    def do(self, work: Callable[[Client], Awaitable[None]]) -> None:
+        """Start *work* in the process, now or when it runs."""
+        if self._nursery is None:
+            self._work.append(work)
+        else:
+            self._start(work)
+
+    def _start(self, work: Callable[[Client], Awaitable[None]]) -> None:
+        assert self._nursery is not None
+        assert self._client is not None
+        # The task must belong to this machine, whoever starts it.
+        self._nursery.start_soon(self._enter, work, self._client)
+
+    async def _enter(self, work: Callable[[Client], Awaitable[None]], client: Client) -> None:
+        MACHINE.set(self.machine)
+        await work(client)
+
+    # --- writing -----------------------------------------------------------------------
+
+    async def write(self, work: Work, client: Client) -> None:
+        """Write ledgers as *work* says: the next one when a writer failed."""
+        await trio.sleep(work.start_s)
+        left = [work.appends]
+        for _ in range(LEDGERS_MAX):
+            try:
+                async with client.create_ledger(
+                    work.ensemble_size, work.write_quorum, work.ack_quorum
+                ) as ledger:
+                    await self._write_ledger(work, ledger, left)
+                if ledger.closed:
+                    record = ledger.metadata
+                    self.history.add(
+                        Closed(
+                            ledger=ledger.id,
+                            who=self.machine.name,
+                            last_entry=record.last_entry,
+                            length=record.length,
+                        )
+                    )
+                return
+            except LedgerError:
+                await trio.sleep(self.machine.chance.uniform(0.1, 1.0))
+
+    async def _write_ledger(self, work: Work, ledger: LedgerWriter, left: list[int]) -> None:
+        self.history.add(
+            Created(
+                ledger=ledger.id,
+                ensemble_size=work.ensemble_size,
+                write_quorum=work.write_quorum,
+                ack_quorum=work.ack_quorum,
+            )
+        )
+        self.ledgers.append(ledger.id)
+        async with trio.open_nursery() as nursery:
+            for number in range(work.tasks):
+                nursery.start_soon(self._append, work, ledger, left, f"{self.machine.name}.{number}")
+        if work.ending == "die" and left[0] <= 0:
+            self.kill()
+            await trio.sleep_forever()
+
+    async def _append(
+        self, work: Work, ledger: LedgerWriter, left: list[int], writer: str
+    ) -> None:
+        """Append until nothing is left or the writer fails; one that stays goes on for ever."""
+        chance = self.machine.chance
+        while left[0] > 0 or work.ending == "leave":
+            left[0] -= 1
+            think_s = work.think_s_max if left[0] >= 0 else IDLE_S_MAX
+            await trio.sleep(think_s * chance.random())
+            if not await self._append_batch(work, ledger, writer):
+                return
+
+    async def _append_batch(self, work: Work, ledger: LedgerWriter, writer: str) -> bool:
+        chance = self.machine.chance
+        payloads = [
+            chance.randbytes(chance.randint(0, work.payload_max))
+            for _ in range(chance.randint(1, work.batch_max))
+        ]
+        digests = [digest_of(payload) for payload in payloads]
+        told = {"ledger": ledger.id, "writer": writer}
+        first = ledger.next_entry if work.tasks == 1 else None
+        self.history.add(Sent(ledger=ledger.id, writer=writer, first=first, digests=digests))
+        try:
+            ids = await ledger.append_many(payloads)
+        except LedgerError as failure:
+            self.history.add(
+                Refused(
+                    ledger=ledger.id,
+                    writer=writer,
+                    count=len(payloads),
+                    reason=type(failure).__name__,
+                    unknown=isinstance(failure, OutcomeUnknown),
+                )
+            )
+            return False
+        del told
+        self.history.add(
+            Acknowledged(ledger=ledger.id, writer=writer, first=ids.start, digests=digests)
+        )
+        return True
+
+    # --- reading and recovering --------------------------------------------------------
+
+    async def read(self, client: Client) -> None:
+        """Read a ledger: all that is confirmed, or follow it for a while."""
+        if not self.ledgers:
+            return
+        ledger_id = self.machine.chance.choice(self.ledgers)
+        follows = self.machine.chance.random() < 0.4
+        with trio.move_on_after(PATIENCE_S):
+            try:
+                async with client.open_ledger(ledger_id, recover=False) as reader:
+                    await (self._follow if follows else self._read_all)(reader)
+            except LedgerError:
+                return
+
+    async def _read_all(self, reader: LedgerReader) -> None:
+        last = reader.last_confirmed
+        first = self.machine.chance.choice([0, self.machine.chance.randint(0, max(last, 0))])
+        if first > last:
+            return
+        try:
+            entries = await reader.read(first, last)
+        except NoSuchEntry as absent:
+            if absent.entry_id <= last:
+                name = self.machine.name
+                self.history.add(Absent(ledger=reader.id, reader=name, entry=absent.entry_id))
+            return
+        self._note(reader, first, [digest_of(entry.payload) for entry in entries])
+
+    async def _follow(self, reader: LedgerReader) -> None:
+        async for entry in reader.follow(0):
+            self._note(reader, entry.entry_id, [digest_of(entry.payload)])
+
+    def _note(self, reader: LedgerReader, first: int, digests: list[int]) -> None:
+        name = self.machine.name
+        self.history.add(ReadBack(ledger=reader.id, reader=name, first=first, digests=digests))
+
+    async def recover_any(self, client: Client) -> None:
+        """Recover some ledger, at most a few times."""
+        if self.ledgers:
+            await self.recover(self.machine.chance.choice(self.ledgers), client)
+
+    async def recover(self, ledger_id: int, client: Client, *, attempts: int = 3) -> bool:
+        """Recover a ledger; False when that did not work in any attempt."""
+        for _ in range(attempts):
+            with trio.move_on_after(PATIENCE_S):
+                try:
+                    found = await client.recover_ledger(ledger_id)
+                except LedgerError:
+                    pass
+                else:
+                    self.history.add(
+                        Recovered(
+                            ledger=ledger_id,
+                            who=self.machine.name,
+                            last_entry=found.last_entry,
+                            length=found.length,
+                        )
+                    )
+                    return True
+            await trio.sleep(self.machine.chance.uniform(0.1, 0.5))
+        return False
+
+    def start_writing(self, work: Work) -> None:
+        """Begin a piece of work in the process."""
+        self.do(partial(self.write, work))

@@ -1,0 +1,288 @@
+"""The disk of a simulated bookie: the real engine over real files, and what befalls them.
+
+The engine has no thread here: a task of the machine commits what gathered, a while
+after it came. What was not committed was never written, so closing the engine loses it
+as a power cut does. What a cut in the middle of a write leaves behind is made by hand:
+
+    TORN_GROUP     a group of the journal was written, not synced: parts of it are there
+    TORN_FLUSH     log, index or table were being written: parts of them are there
+    NO_MARK        a flush was done and its mark was not written
+"""
+
+from __future__ import annotations
+
+import enum
+import errno
+import os
+import random
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import trio
+from machines import MACHINE
+
+from bookie.bell import Bell
+from bookie.config import BookieConfig
+from bookie.mark import read_mark
+from native.engine import Connection, Engine, Fed, Recovery, clear_fault, plan_fault
+
+FLUSH_SITES = [f"{file}_{call}" for file in ("log", "index", "table") for call in ("write", "sync")]
+COMMIT_SITES = ["journal_write", "journal_sync"]
+CAPACITY = 1 << 40
+
+
+class Tail(enum.Enum):
+    """What lies beyond the last sync when a machine was cut off."""
+
+    CLEAN = "clean"
+    TORN_GROUP = "torn group"
+    TORN_FLUSH = "torn flush"
+    NO_MARK = "no mark"
+
+
+class Usage(NamedTuple):
+    """What shutil.disk_usage tells."""
+
+    total: int
+    used: int
+    free: int
+
+
+class RingingConnection(Connection):
+    """A connection whose machine's disk hears of what it takes in."""
+
+    def feed(self, data: bytes | bytearray | memoryview) -> Fed:
+        fed = super().feed(data)
+        _disk().take_note(len(data))
+        return fed
+
+
+class SimulatedEngine(Engine):
+    """An engine without a thread, which its machine's disk drives."""
+
+    closed = False
+
+    @classmethod
+    def open(cls, **options: Any) -> tuple[Engine, Recovery]:  # noqa: ANN401 - as Engine's
+        engine, recovery = super().open(**(options | {"threaded": False}))
+        assert isinstance(engine, SimulatedEngine)
+        _disk().mount(engine)
+        return engine, recovery
+
+    def fence(self, ledger_id: int, key: bytes) -> int:
+        ticket = super().fence(ledger_id, key)
+        _disk().take_note(0)
+        return ticket
+
+    def flush(self) -> Any:  # noqa: ANN401 - as Engine's
+        return _disk().with_fault(FLUSH_SITES, super().flush)
+
+    def close(self) -> None:
+        self.closed = True
+        super().close()
+
+    def let_go(self) -> None:
+        """Close the engine and its eventfd, if nobody did."""
+        if not self.closed:
+            self.close()
+            os.close(self._event_fd)
+
+
+class Disk:
+    """Files of one bookie, and the engine that is open on them."""
+
+    def __init__(self, folder: Path, chance: random.Random, *, sync_s_max: float) -> None:
+        self.folder = folder
+        self.work = Bell()
+        self.engine: SimulatedEngine | None = None
+        self.full = False
+        self.next_fault = ""
+        """a site of native.engine.plan_fault, hit when it is next come by"""
+        self._chance = chance
+        self._sync_s_max = sync_s_max
+        self._half_size = chance.choice([4, 16, 64]) << 10
+        self._gathered = 0
+
+    @property
+    def journal_folder(self) -> Path:
+        return self.folder / "journal"
+
+    @property
+    def ledger_folder(self) -> Path:
+        return self.folder / "ledgers"
+
+    def mount(self, engine: SimulatedEngine) -> None:
+        """Take the engine that was opened on this disk."""
+        self.engine = engine
+        self._gathered = 0
+
+    def take_note(self, size: int) -> None:
+        """The engine took in *size* bytes, or a fence."""
+        self._gathered += size
+        self.work.ring()
+
+    async def drive(self) -> None:
+        """Commit what gathers, for as long as the process runs."""
+        while True:
+            await self.work.heard()
+            await trio.sleep(self._sync_s())
+            if self.engine is not None and not self.engine.closed:
+                self.commit(self.engine)
+                self._seal(self.engine)
+
+    def _seal(self, engine: SimulatedEngine) -> None:
+        """Seal the active half as if it were full: it holds more than is ever sent here."""
+        if self._gathered >= self._half_size:
+            self._gathered = 0
+            try:
+                engine.seal()
+            except OSError:
+                return  # the engine failed, and its events tell
+
+    def commit(self, engine: SimulatedEngine) -> None:
+        """Write and sync all that gathered; a failure is told by the engine's events."""
+        try:
+            while self.with_fault(COMMIT_SITES, engine.commit):
+                pass
+        except OSError:
+            return
+
+    def _sync_s(self) -> float:
+        slow = self._chance.random() < 0.02
+        return self._sync_s_max * (20 if slow else 1) * self._chance.random() ** 2
+
+    def with_fault(self, sites: list[str], work: Any) -> Any:  # noqa: ANN401 - any call
+        """Do *work*, with the fault that is planned for one of *sites*."""
+        if self.next_fault not in sites:
+            return work()
+        plan_fault(self.next_fault, 1, errno.EIO)
+        try:
+            return work()
+        finally:
+            self.next_fault = ""
+            clear_fault()
+
+    def usage(self, _folder: Path) -> Usage:
+        """How full it is, for the bookie's guard."""
+        free = 0 if self.full else CAPACITY // 2
+        return Usage(CAPACITY, CAPACITY - free, free)
+
+    # --- what a power cut leaves -----------------------------------------------------
+
+    def cut_power(self, tail: Tail) -> None:
+        """Close the engine with nothing written that was not synced, but for *tail*."""
+        engine, self.engine = self.engine, None
+        self.next_fault = ""
+        if engine is None:
+            return
+        try:
+            if not engine.closed:
+                self._leave(engine, tail)
+        finally:
+            engine.let_go()
+
+    def _leave(self, engine: SimulatedEngine, tail: Tail) -> None:
+        if tail is Tail.TORN_GROUP:
+            self._tear_group(engine)
+        elif tail is Tail.TORN_FLUSH:
+            self._tear_flush(engine)
+        elif tail is Tail.NO_MARK:
+            self._flush(engine)
+
+    def _flush(self, engine: SimulatedEngine) -> None:
+        try:
+            if engine.seal():
+                Engine.flush(engine)
+        except OSError:
+            return  # it failed before; nothing follows a failure
+
+    def _tear_group(self, engine: SimulatedEngine) -> None:
+        stats = engine.stats()
+        path = self.journal_folder / f"{stats.journal_id:016x}.journal"
+        self.next_fault = "journal_sync"
+        self.commit(engine)
+        engine.let_go()
+        if path.exists():
+            _scribble(path, stats.journal_offset, self._chance)
+
+    def _tear_flush(self, engine: SimulatedEngine) -> None:
+        plan_fault(self._chance.choice(FLUSH_SITES), 1, errno.EIO)
+        try:
+            self._flush(engine)
+        finally:
+            clear_fault()
+        engine.let_go()
+        mark = read_mark(self.ledger_folder)
+        if mark is not None:
+            log = self.ledger_folder / f"{mark.log_id:08x}"
+            _scribble(log.with_suffix(".log"), mark.log_end, self._chance)
+            _scribble(log.with_suffix(".index"), mark.index_end, self._chance)
+
+    # --- damage ------------------------------------------------------------------------
+
+    def damage(self) -> str:
+        """Flip a byte in a file that was synced; return which, or nothing if there is none."""
+        logs = sorted(self.ledger_folder.glob("*.log"))
+        journals = sorted(self.journal_folder.glob("*.journal"))
+        if not logs + journals:
+            return ""
+        path = self._chance.choice(logs + journals)
+        size = path.stat().st_size
+        if size <= 8192:
+            return ""
+        at = self._chance.randrange(4096, size)
+        with path.open("r+b") as file:
+            file.seek(at)
+            byte = file.read(1)
+            file.seek(at)
+            file.write(bytes([byte[0] ^ 1 << self._chance.randrange(8)]))
+        return f"{path.name} at {at}"
+
+
+def _scribble(path: Path, start: int, chance: random.Random) -> None:
+    """Let some of the blocks from *start* on be what they were before they were written."""
+    if not path.exists():
+        return
+    size = path.stat().st_size
+    with path.open("r+b") as file:
+        for at in range(start, size, 4096):
+            if chance.random() < 0.5:
+                file.seek(at)
+                file.write(bytes(min(4096, size - at)))
+        if size > start and chance.random() < 0.5:
+            file.truncate(chance.randrange(start, size))
+
+
+def _disk() -> Disk:
+    machine = MACHINE.get()
+    assert machine is not None
+    machine.check_alive()
+    disk = getattr(machine.owner, "disk", None)
+    assert isinstance(disk, Disk)
+    return disk
+
+
+def config_of(name: str, disk: Disk, chance: random.Random) -> BookieConfig:
+    """Return the settings of a bookie: everything small, so that all of it happens."""
+    return BookieConfig(
+        bookie_id=name,
+        advertised_address=f"{name}:1",
+        journal_folder=str(disk.journal_folder),
+        ledger_folder=str(disk.ledger_folder),
+        memtable_size=12 << 20,  # the engine wants room for two of the largest entries
+        journal_size_max=chance.choice([16, 64]) << 10,
+        journal_spares=chance.choice([0, 2]),
+        log_size_max=chance.choice([32, 128]) << 10,
+        index_cache_size=chance.choice([0, 1 << 20]),
+        checkpoint_interval_s=chance.choice([2.0, 5.0, 20.0]),
+        gc_interval_s=chance.choice([5.0, 20.0]),
+        disk_reserve=1 << 20,
+        disk_check_s=2.0,
+        peer_timeout_s=10.0,
+        lost_after_s=chance.choice([2.0, 5.0, 15.0]),
+        open_grace_s=chance.choice([1.0, 5.0]),
+        lease_ttl_s=3.0,
+        stop_timeout_s=5.0,
+    )
+
+

@@ -1,0 +1,136 @@
+"""The steps of a plan, done to a simulation at their times, and undone after their spans."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import trio
+from disks import Tail
+from plan import Step
+
+if TYPE_CHECKING:
+    from bookie_host import BookieHost
+    from simulation import Simulation
+
+
+class Faults:
+    """Does steps. *trace* gets a line for each."""
+
+    def __init__(self, simulation: Simulation, trace: list[str]) -> None:
+        self._simulation = simulation
+        self._trace = trace
+        self._does = {
+            "crash": self._crash,
+            "power cut": self._power_cut,
+            "freeze": self._freeze,
+            "freeze client": self._freeze,
+            "cut": self._cut,
+            "slow": self._slow,
+            "break": self._break,
+            "break late": self._break,
+            "repeat": self._repeat,
+            "sync error": self._sync_error,
+            "full": self._full,
+            "clock": self._clock,
+            "store away": self._store_away,
+            "damage": self._damage,
+            "recover": self._recover,
+            "read": self._read,
+        }
+
+    async def run(self, steps: Sequence[Step]) -> None:
+        """Do all *steps*; returns when each span is over."""
+        async with trio.open_nursery() as nursery:
+            for step in steps:
+                await trio.sleep_until(step.at_s)
+                self._trace.append(str(step))
+                nursery.start_soon(self._does[step.kind], step)
+
+    def _bookie(self, step: Step) -> BookieHost:
+        return self._simulation.bookies[step.target]
+
+    async def _crash(self, step: Step) -> None:
+        tail, *silently = step.detail.split(", ")
+        bookie = self._bookie(step)
+        bookie.kill(Tail(tail), silently=bool(silently))
+        await trio.sleep(step.span_s)
+        bookie.start()
+
+    async def _power_cut(self, step: Step) -> None:
+        bookies = self._simulation.bookies.values()
+        for bookie in bookies:
+            bookie.kill(Tail(step.detail), silently=True)
+        await trio.sleep(step.span_s)
+        for bookie in bookies:
+            bookie.start()
+
+    async def _freeze(self, step: Step) -> None:
+        hosts = {**self._simulation.bookies, **self._simulation.clients}
+        machine = hosts[step.target].machine
+        machine.freeze()
+        await trio.sleep(step.span_s)
+        machine.thaw()
+
+    async def _cut(self, step: Step) -> None:
+        network = self._simulation.network
+        other, *one_way = step.detail.split(", ")
+        routes = [(step.target, other), (other, step.target)][: 1 if one_way else 2]
+        for route in routes:
+            network.cut(*route)
+        await trio.sleep(step.span_s)
+        for route in routes:
+            network.mend(*route)
+
+    async def _slow(self, step: Step) -> None:
+        self._simulation.network.slow(step.target, 1.5)
+        await trio.sleep(step.span_s)
+        self._simulation.network.slow(step.target, 0.0)
+
+    async def _break(self, step: Step) -> None:
+        late_s = step.span_s or None
+        self._simulation.network.break_off(self._bookie(step).machine, late_s=late_s)
+
+    async def _repeat(self, step: Step) -> None:
+        self._simulation.network.repeat(self._bookie(step).machine)
+
+    async def _sync_error(self, step: Step) -> None:
+        """The next write of this kind fails, so that the bookie ends, and starts again."""
+        disk = self._bookie(step).disk
+        disk.next_fault = step.detail
+        await trio.sleep(step.span_s)
+        disk.next_fault = ""
+
+    async def _full(self, step: Step) -> None:
+        disk = self._bookie(step).disk
+        disk.full = True
+        await trio.sleep(step.span_s)
+        disk.full = False
+
+    async def _clock(self, step: Step) -> None:
+        self._bookie(step).machine.clock_ms += int(step.detail)
+
+    async def _store_away(self, step: Step) -> None:
+        simulation = self._simulation
+        away_from = simulation.outages.away_from
+        named = [*simulation.bookies, *simulation.clients] if step.target == "all" else [step.target]
+        away_from.update(named)
+        await trio.sleep(step.span_s)
+        away_from.difference_update(named)
+
+    async def _damage(self, step: Step) -> None:
+        """Power fails, and when it is back a byte that was safe has changed."""
+        bookie = self._bookie(step)
+        bookie.kill(Tail.CLEAN, silently=True)
+        bookie.promises.void = True
+        await trio.sleep(step.span_s)
+        self._simulation.note(f"damaged on {step.target}: {bookie.disk.damage()}")
+        bookie.start()
+
+    async def _recover(self, step: Step) -> None:
+        client = self._simulation.clients[step.target]
+        client.do(client.recover_any)
+
+    async def _read(self, step: Step) -> None:
+        client = self._simulation.clients[step.target]
+        client.do(client.read)

@@ -1,0 +1,120 @@
+"""The metadata store as one machine sees it: late, away, and silent about outcomes.
+
+While the store is away a call fails before it had an effect, or after: then the caller
+is told that the outcome is unknown. A call of a dead machine has no effect; one that was
+made before its machine froze may have it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import TypeVar
+
+import trio
+from machines import Machine
+from memory_store import MemoryStore
+
+from metadata.errors import MetadataUnavailable
+from metadata.store import Changes, Lease, Leases, Op, Page, Versioned, Versions
+from metadata.watch import watching
+
+_PATIENCE_S = 1.0
+T = TypeVar("T")
+
+
+class Outages:
+    """Whom the store does not answer, and how likely it does what it was asked all the same."""
+
+    def __init__(self, chance: random.Random) -> None:
+        self.chance = chance
+        self.away_from: set[str] = set()
+        self.done_share = 0.5
+        self.delay_s_max = 0.01
+
+
+class MetadataView:
+    """A MetadataStore for one machine. MetadataStore says what each call does."""
+
+    def __init__(self, store: MemoryStore, machine: Machine, outages: Outages) -> None:
+        self._store = store
+        self._machine = machine
+        self._outages = outages
+
+    async def get(self, key: str) -> Versioned | None:
+        return await self._ask(lambda: self._store.get(key))
+
+    async def put(self, key: str, value: bytes, *, expected: int | None = None) -> int:
+        return await self._change(lambda: self._store.put(key, value, expected=expected))
+
+    async def delete(self, key: str, *, expected: int | None = None) -> None:
+        await self._change(lambda: self._store.delete(key, expected=expected))
+
+    async def transact(self, ops: Sequence[Op]) -> Versions:
+        return await self._change(lambda: self._store.transact(ops))
+
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        return await self._ask(lambda: self._store.list(prefix, after=after, limit=limit))
+
+    async def next_id(self, counter: str, count: int = 1) -> int:
+        return await self._change(lambda: self._store.next_id(counter, count))
+
+    async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
+        return await self._change(lambda: self._store.grant(name, owner, ttl_s=ttl_s, value=value))
+
+    async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
+        return await self._change(lambda: self._store.renew(lease, value=value))
+
+    async def release(self, lease: Lease) -> None:
+        await self._change(lambda: self._store.release(lease))
+
+    async def leases(self, prefix: str, *, after: str = "") -> Leases:
+        return await self._ask(lambda: self._store.leases(prefix, after=after))
+
+    async def changes(
+        self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
+    ) -> Changes:
+        return await self._ask(lambda: self._store.changes(prefix, since=since, wait_s=wait_s))
+
+    def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
+        return watching(self, prefix)
+
+    async def aclose(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    # --- the way there and back --------------------------------------------------------
+
+    async def _ask(self, call: Callable[[], Awaitable[T]]) -> T:
+        await self._travel(changes=False)
+        return await call()
+
+    async def _change(self, call: Callable[[], Awaitable[T]]) -> T:
+        if await self._travel(changes=True):
+            await call()
+            await trio.sleep(_PATIENCE_S)
+            raise MetadataUnavailable("the store is away", outcome_unknown=True)
+        result = await call()
+        await trio.lowlevel.checkpoint()
+        if not self._machine.alive:
+            raise MetadataUnavailable(f"{self._machine.name} was killed", outcome_unknown=True)
+        return result
+
+    async def _travel(self, *, changes: bool) -> bool:
+        """Get to the store, or fail; True: the call is made and its answer is lost."""
+        self._check_alive()
+        chance = self._outages.chance
+        if chance.random() < 0.2:
+            await trio.sleep(self._outages.delay_s_max * chance.random())
+            self._check_alive()
+        if self._machine.name not in self._outages.away_from:
+            return False
+        if changes and chance.random() < self._outages.done_share:
+            return True
+        await trio.sleep(_PATIENCE_S * chance.random())
+        # Whoever waited long may find that the store is told of the change after all.
+        raise MetadataUnavailable("the store is away", outcome_unknown=False)
+
+    def _check_alive(self) -> None:
+        if not self._machine.alive:
+            raise MetadataUnavailable(f"{self._machine.name} was killed")

@@ -1,0 +1,165 @@
+"""What happens in a simulation: settings and steps, all drawn from the seed beforehand.
+
+A plan is data. So a failing one can be made smaller by leaving steps out (shrinking.py),
+and printed. Not every seed is like the others: each draws which kinds of faults are
+frequent in it, since faults that are all rare hide each other.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator, Sequence
+
+import msgspec
+
+DURATION_S = 20.0
+
+
+class Work(msgspec.Struct, frozen=True):
+    """One ledger and who writes it; *ending*: close, leave (open) or die."""
+
+    start_s: float
+    ensemble_size: int
+    write_quorum: int
+    ack_quorum: int
+    appends: int
+    batch_max: int
+    payload_max: int
+    think_s_max: float
+    tasks: int
+    ending: str
+
+
+class Step(msgspec.Struct, frozen=True):
+    """*kind* befalls *target* at *at_s* for *span_s* seconds."""
+
+    number: int
+    at_s: float
+    kind: str
+    target: str
+    span_s: float = 0.0
+    detail: str = ""
+
+    def __str__(self) -> str:
+        span = f" for {self.span_s:.3f} s" if self.span_s else ""
+        detail = f" ({self.detail})" if self.detail else ""
+        return f"{self.number:3d}  {self.at_s:7.3f} s  {self.kind} {self.target}{span}{detail}"
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """A whole simulation but for what is drawn on the way, from the seed too."""
+
+    seed: int
+    bookies: list[str]
+    clients: list[str]
+    work: list[Work]
+    steps: list[Step]
+    delay_s_max: float
+    sync_s_max: float
+    split_share: float
+
+    def only(self, numbers: Sequence[int]) -> Plan:
+        """Return the same plan with these steps only."""
+        kept = set(numbers)
+        steps = [step for step in self.steps if step.number in kept]
+        return msgspec.structs.replace(self, steps=steps)
+
+
+# What may go wrong, each with the least and the greatest span. Disk damage is apart: it
+# costs copies, and no more may be lost than the quorums bear.
+_SPANS = {
+    "crash": (0.2, 5.0),
+    "power cut": (0.2, 3.0),
+    "freeze": (0.1, 6.0),
+    "freeze client": (0.1, 6.0),
+    "cut": (0.1, 6.0),
+    "slow": (0.1, 6.0),
+    "break": (0.0, 0.0),
+    "break late": (0.1, 4.0),
+    "repeat": (0.0, 0.0),
+    "sync error": (0.5, 3.0),
+    "full": (0.5, 6.0),
+    "clock": (0.0, 0.0),
+    "store away": (0.1, 6.0),
+    "recover": (0.0, 0.0),
+    "read": (0.0, 0.0),
+}
+SITES = [f"{f}_{c}" for f in ("journal", "log", "index", "table") for c in ("write", "sync")]
+_ALWAYS = ["recover", "read"]
+_TAILS = ["clean", "clean", "torn group", "torn flush", "no mark"]
+
+
+def make_plan(seed: int) -> Plan:
+    """Return the plan of *seed*."""
+    chance = random.Random(f"plan {seed}")
+    bookies = [f"b{number}" for number in range(1, chance.choice([3, 4, 4, 5]) + 1)]
+    clients = [f"c{number}" for number in range(1, chance.randint(2, 3) + 1)]
+    work = list(_works(chance, len(bookies)))
+    drawn = sorted(_steps(chance, bookies, clients, work), key=lambda step: step.at_s)
+    return Plan(
+        seed=seed,
+        bookies=bookies,
+        clients=clients,
+        work=work,
+        steps=[msgspec.structs.replace(step, number=n) for n, step in enumerate(drawn)],
+        delay_s_max=chance.choice([0.002, 0.02, 0.2]),
+        sync_s_max=chance.choice([0.001, 0.01, 0.1]),
+        split_share=chance.choice([0.0, 0.2]),
+    )
+
+
+def _works(chance: random.Random, bookies: int) -> Iterator[Work]:
+    for _ in range(chance.randint(1, 4)):
+        ensemble_size = chance.randint(1 if chance.random() < 0.1 else 2, min(bookies, 4))
+        write_quorum = chance.choice([ensemble_size, chance.randint(1, ensemble_size)])
+        ack_quorum = chance.randint(max(1, (write_quorum + 1) // 2), write_quorum)
+        yield Work(
+            start_s=chance.choice([0.0, chance.uniform(0, DURATION_S / 2)]),
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            appends=chance.randint(5, 40),
+            batch_max=chance.choice([1, 4, 12]),
+            payload_max=chance.choice([20, 400, 3000]),
+            think_s_max=chance.choice([0.02, 0.5, 1.0]),
+            tasks=chance.choice([1, 1, 3]),
+            ending=chance.choice(["close", "close", "leave", "die"]),
+        )
+
+
+def _steps(
+    chance: random.Random, bookies: list[str], clients: list[str], work: list[Work]
+) -> Iterator[Step]:
+    kinds = [*chance.sample(sorted(set(_SPANS) - set(_ALWAYS)), k=chance.randint(1, 5)), *_ALWAYS]
+    for _ in range(chance.randint(4, 24)):
+        yield _step(chance, chance.choice(kinds), bookies, clients)
+    losses = min(each.ack_quorum for each in work) - 1
+    for target in chance.sample(bookies, k=min(losses, len(bookies))):
+        if chance.random() < 0.3:
+            yield Step(0, _time(chance), "damage", target, chance.uniform(0.2, 3.0))
+
+
+def _step(chance: random.Random, kind: str, bookies: list[str], clients: list[str]) -> Step:
+    low, high = _SPANS[kind]
+    span_s = low + (high - low) * chance.random() ** 2
+    target, detail = chance.choice(bookies), ""
+    if kind == "crash":
+        detail = chance.choice(_TAILS) + chance.choice(["", ", silently"])
+    elif kind == "power cut":
+        target, detail = "all", chance.choice(_TAILS)
+    elif kind in ("freeze client", "recover", "read"):
+        target = chance.choice(clients)
+    elif kind == "cut":
+        others = [name for name in bookies + clients if name != target]
+        detail = chance.choice(others) + chance.choice(["", ", one way"])
+    elif kind == "store away":
+        target = chance.choice([*bookies, *clients, "all"])
+    elif kind == "sync error":
+        detail = chance.choice(SITES)
+    elif kind == "clock":
+        detail = str(chance.choice([-3_600_000, -5000, 5000, 3_600_000]))
+    return Step(0, _time(chance), kind, target, span_s, detail)
+
+
+def _time(chance: random.Random) -> float:
+    return round(chance.uniform(0.2, DURATION_S), 3)

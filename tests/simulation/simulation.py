@@ -1,0 +1,232 @@
+"""One seed: a cluster under faults, then healed, then looked at.
+
+    plan ─► steps at their times ─► heal ─► recover every ledger ─► repair ─► audit ─► check
+
+simulate() returns the history and every broken promise; nothing but the seed and the
+choice of steps has an influence on it.
+"""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+import holdings
+import msgspec
+import trio
+import virtual
+from bookie_host import BookieHost, simulated_daemons
+from checker import Violation, check
+from client_host import ClientHost
+from disks import Tail
+from faults import Faults
+from history import History, Listed
+from memory_store import MemoryStore
+from metadata_view import Outages
+from network import Network
+from plan import DURATION_S, Plan, make_plan
+
+from metadata.records import LEDGERS, UNDERREPLICATED, LedgerState, decode_ledger
+from metadata.store import Versioned
+
+HEALED_S = 180.0
+"""After all faults are over, everything must be whole within so long."""
+_AUDITOR = "auditor"
+_FAST_DISKS = Path("/dev/shm")  # noqa: S108 - memory, so that a sync costs nothing
+
+
+class Outcome(msgspec.Struct):
+    """What became of a simulation. *trace*: the steps, as they were taken."""
+
+    plan: Plan
+    history: History
+    violations: list[Violation]
+    trace: list[str]
+    virtual_s: float
+
+
+class Simulation:
+    """The cluster of one plan."""
+
+    def __init__(self, plan: Plan, folder: Path) -> None:
+        self.plan = plan
+        self.history = History(clock=trio.current_time)
+        self.store = MemoryStore()
+        self.store.on_change = self._note_record
+        self.outages = Outages(self._chance("outages"))
+        self.network = Network(
+            self._chance("network"),
+            delay_max_s=plan.delay_s_max,
+            split_share=plan.split_share,
+        )
+        self.trace: list[str] = []
+        self.violations: list[Violation] = []
+        self.ledgers: list[int] = []
+        self.bookies = {
+            name: BookieHost(
+                name,
+                folder / name,
+                network=self.network,
+                store=self.store,
+                outages=self.outages,
+                chance=self._chance(name),
+                sync_s_max=plan.sync_s_max,
+                note=self.note,
+            )
+            for name in plan.bookies
+        }
+        self.clients = {name: self._client(name) for name in [*plan.clients, _AUDITOR]}
+
+    def _chance(self, what: str) -> random.Random:
+        return random.Random(f"{what} {self.plan.seed}")
+
+    def _client(self, name: str) -> ClientHost:
+        return ClientHost(
+            name,
+            network=self.network,
+            store=self.store,
+            outages=self.outages,
+            history=self.history,
+            ledgers=self.ledgers,
+            chance=self._chance(name),
+        )
+
+    async def run(self) -> Outcome:
+        """Run to the end."""
+        async with trio.open_nursery() as nursery:
+            for bookie in self.bookies.values():
+                nursery.start_soon(bookie.run)
+            for client in self.clients.values():
+                nursery.start_soon(client.run)
+            await self._wait_serving()
+            self._begin_work()
+            await Faults(self, self.trace).run(self.plan.steps)
+            await trio.sleep_until(DURATION_S)
+            await self._heal()
+            await self._settle()
+            self._look()
+            virtual_s = trio.current_time()
+            await self._stop()
+            nursery.cancel_scope.cancel()
+        self.violations += check(self.history)
+        return Outcome(self.plan, self.history, self.violations, self.trace, virtual_s)
+
+    def note(self, text: str) -> None:
+        """Add a line to the trace."""
+        self.trace.append(f"     {trio.current_time():7.3f} s  {text}")
+
+    def _begin_work(self) -> None:
+        for number, work in enumerate(self.plan.work):
+            client = self.plan.clients[number % len(self.plan.clients)]
+            self.clients[client].start_writing(work)
+
+    # --- the end -----------------------------------------------------------------------
+
+    async def _heal(self) -> None:
+        self.network.heal()
+        self.outages.away_from.clear()
+        for bookie in self.bookies.values():
+            bookie.machine.thaw()
+            bookie.disk.full = False
+            bookie.disk.next_fault = ""
+            bookie.start()
+        for client in self.clients.values():
+            client.machine.thaw()
+        if not await self._wait_serving():
+            self._violate(6, 0, f"not all bookies serve: {self._not_serving()}")
+
+    async def _wait_serving(self) -> bool:
+        with trio.move_on_after(60):
+            while self._not_serving():
+                await trio.sleep(0.1)
+        return not self._not_serving()
+
+    def _not_serving(self) -> list[str]:
+        return [name for name, bookie in self.bookies.items() if not bookie.serving]
+
+    async def _settle(self) -> None:
+        """Recover all ledgers, and wait until repair has nothing left to do."""
+        auditor = self.clients[_AUDITOR]
+        over = trio.current_time() + HEALED_S
+        for ledger in list(self.ledgers):
+            recovered = trio.Event()
+
+            async def recover(client: object, ledger: int = ledger, done: trio.Event = recovered) -> None:
+                await auditor.recover(ledger, client, attempts=20)  # type: ignore[arg-type]
+                done.set()
+
+            auditor.do(recover)
+            with trio.move_on_at(over):
+                await recovered.wait()
+        while trio.current_time() < over and not self._is_whole():
+            await trio.sleep(0.5)
+
+    def _is_whole(self) -> bool:
+        keys = self.store.values
+        return not any(key.startswith(UNDERREPLICATED) for key in keys) and all(
+            decode_ledger(key, found.value).state is LedgerState.CLOSED
+            for key, found in keys.items()
+            if key.startswith(LEDGERS)
+        )
+
+    def _look(self) -> None:
+        """Record what every bookie holds, and what was promised otherwise."""
+        for key, found in self.store.values.items():
+            if key.startswith(LEDGERS):
+                record = decode_ledger(key, found.value)
+                if record.state is not LedgerState.CLOSED:
+                    self._violate(3, record.ledger_id, "cannot be recovered")
+        for name, bookie in self.bookies.items():
+            engine = bookie.disk.engine
+            if engine is not None and bookie.serving:
+                for ledger in self.ledgers:
+                    self.history.add(holdings.replica(engine, name, ledger))
+            for ledger, entry in bookie.promises.lost:
+                self._violate(6, ledger, f"{name} acknowledged it and lost it", entry)
+        for name, host in [*self.bookies.items(), *self.clients.items()]:
+            for failure in host.failures:
+                self._violate(0, 0, f"{name} failed: {failure!r}")
+
+    def _violate(self, invariant: int, ledger: int, told: str, entry: int | None = None) -> None:
+        self.violations.append(Violation(invariant, ledger, entry, told))
+
+    def _note_record(self, key: str, found: Versioned | None) -> None:
+        if key.startswith(LEDGERS) and found is not None:
+            record = decode_ledger(key, found.value)
+            self.history.add(
+                Listed(
+                    ledger=record.ledger_id,
+                    version=found.version,
+                    state=record.state,
+                    last_entry=record.last_entry,
+                    fragments=record.fragments,
+                )
+            )
+
+    async def _stop(self) -> None:
+        for bookie in self.bookies.values():
+            bookie.kill(Tail.CLEAN, silently=True)
+        for client in self.clients.values():
+            client.kill()
+        await trio.sleep(0.1)
+
+
+def simulate(seed: int, *, only: Sequence[int] | None = None) -> Outcome:
+    """Run the simulation of *seed*, with all its steps or with some *only*."""
+    plan = make_plan(seed)
+    if only is not None:
+        plan = plan.only(only)
+    folder = Path(tempfile.mkdtemp(dir=_FAST_DISKS if _FAST_DISKS.is_dir() else None))
+
+    async def main() -> Outcome:
+        simulation = Simulation(plan, folder)
+        with simulated_daemons(simulation.network):
+            return await simulation.run()
+
+    try:
+        return virtual.run(seed, main)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)

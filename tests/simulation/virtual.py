@@ -1,0 +1,106 @@
+"""One world in one thread: virtual time, one order of tasks, no threads, no chance.
+
+    trio's clock        MockClock, jumps to the next deadline when nothing can run
+    order of tasks      from the seed, and none of frozen machines
+    time.time_ns        the virtual clock, and what the machine's own is off
+    to_thread.run_sync  inline, after as long as the machine's disk takes
+    secrets             from the seed
+
+What is patched is patched for the block, in this process.
+"""
+
+from __future__ import annotations
+
+import gc
+import logging
+import random
+import secrets
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import trio
+import trio.testing
+from machines import FROZEN, MACHINE, machine_of
+from replaced import replaced
+
+EPOCH_NS = 1_800_000_000 * 10**9
+_SLOW_SHARE = 0.1  # of what is done off the loop
+_SLOW_S_MAX = 0.05
+T = TypeVar("T")
+
+
+class Order(random.Random):
+    """Decides, in place of trio's own, in which order tasks run that can run now."""
+
+    def shuffle(self, batch: Any) -> None:  # noqa: ANN401 - as random.Random has it
+        if FROZEN:
+            batch[:] = [task for task in batch if not _is_held(task)]
+        if self.random() < 0.5:
+            batch.reverse()
+        if len(batch) > 2 and self.random() < 0.3:
+            super().shuffle(batch)
+
+
+def _is_held(task: trio.lowlevel.Task) -> bool:
+    machine = machine_of(task)
+    if machine is None or not machine.frozen:
+        return False
+    machine.hold(task)
+    return True
+
+
+def run(seed: int, main: Callable[[], Awaitable[T]]) -> T:
+    """Run *main* in a world of its own and return what it returns."""
+    with _patched(seed):
+        return trio.run(main, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@contextmanager
+def _patched(seed: int) -> Iterator[None]:
+    chance = random.Random(f"secrets {seed}")
+    core = trio._core._run
+    collecting, level = gc.isenabled(), logging.root.manager.disable
+    gc.disable()  # finalizers run at the same place in every run of a seed
+    logging.disable(logging.CRITICAL)
+    try:
+        with (
+            replaced(core, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
+            replaced(core, "_r", Order(f"order {seed}")),
+            replaced(trio.to_thread, "run_sync", run_inline),
+            replaced(time, "time_ns", time_ns),
+            replaced(secrets, "token_hex", lambda size=32: chance.randbytes(size).hex()),
+            replaced(secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
+        ):
+            yield
+    finally:
+        FROZEN.clear()
+        logging.disable(level)
+        if collecting:
+            gc.enable()
+
+
+def time_ns() -> int:
+    """Return the wall clock of the machine that the calling task runs on."""
+    machine = MACHINE.get()
+    skew_ms = machine.clock_ms if machine is not None else 0
+    return EPOCH_NS + round(trio.current_time() * 1e9) + skew_ms * 1_000_000
+
+
+async def run_inline(
+    work: Callable[..., T], *args: object, abandon_on_cancel: bool = False, **_: object
+) -> T:
+    """Do what a worker thread would do, after a while; nothing on a dead machine.
+
+    As with a thread, who is cancelled waits until it is done.
+    """
+    machine = MACHINE.get()
+    with trio.CancelScope(shield=not abandon_on_cancel):
+        if machine is not None and machine.chance.random() < _SLOW_SHARE:
+            await trio.sleep(machine.chance.uniform(0, _SLOW_S_MAX))
+        else:
+            await trio.lowlevel.cancel_shielded_checkpoint()
+    if machine is not None:
+        machine.check_alive()
+    return work(*args)
