@@ -6,8 +6,9 @@ Reads, compaction and scrubbing note damaged places in the core. Here they are f
     a log's record of unknown content ──► limbo: an entry may be missing
     a page of an index ──► nothing more: its entries answer an I/O error by themselves
 
-A place is dealt with once, however often it is read. What cannot be told to the metadata
-now is told later.
+A place is dealt with once, however often it is read; scrubbing (scrub.py) deals again with
+what is still there. An entry that was stored again has a sound place, and the old one is
+never noted. What cannot be told to the metadata now is told later.
 """
 
 from __future__ import annotations
@@ -16,7 +17,6 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Literal, NoReturn
 
 import msgspec
@@ -34,7 +34,6 @@ from metadata.records import (
     underreplicated_key,
 )
 from metadata.store import ABSENT, MetadataStore
-from native.errors import Absent, Corrupt, NoLedger
 from native.store import Damage, Store
 
 LOOK_S = 1.0
@@ -72,6 +71,10 @@ class DamageLog:
                 _log.warning(_TOLD, place.file, place.offset, place.ledger_id, place.entry_id)
         return fresh
 
+    def forget(self) -> None:
+        """Deal once more with what is met from now on."""
+        self._told.clear()
+
     def met_since(self, count: int) -> list[DamagedPlace]:
         """The different places met since *count* was what it was, the last PLACES_MAX."""
         since = min(self.count - count, len(self._latest))
@@ -83,7 +86,6 @@ class DamageWatch:
 
     Args:
         found: where the damage comes from.
-        entries: the store that is damaged.
         limbo: entered when an entry may be missing.
         store: where ledgers are marked.
         bookie_id: this bookie, as marks name it.
@@ -93,10 +95,9 @@ class DamageWatch:
     """
 
     def __init__(
-        self, found: DamageLog, entries: Store, limbo: Limbo, store: MetadataStore, bookie_id: str
+        self, found: DamageLog, limbo: Limbo, store: MetadataStore, bookie_id: str
     ) -> None:
         self._found = found
-        self._entries = entries
         self._limbo = limbo
         self._store = store
         self._bookie_id = bookie_id
@@ -122,8 +123,6 @@ class DamageWatch:
         """
         async with self._one_at_a_time:
             fresh = self._found.fetch()
-            if fresh:
-                fresh = await trio.to_thread.run_sync(live_among, self._entries, fresh)
             unknown = [place for place in fresh if may_hide_entries(place)]
             if unknown:
                 await trio.to_thread.run_sync(self._limbo.enter, unknown)
@@ -152,28 +151,6 @@ def place_of(damage: Damage) -> DamagedPlace:
 def may_hide_entries(place: DamagedPlace) -> bool:
     """Whether an entry may be missing that nothing else tells of."""
     return place.file.endswith(".log") and place.ledger_id < 0
-
-
-def live_among(store: Store, places: Iterable[DamagedPlace]) -> list[DamagedPlace]:
-    """Return those of *places* that something still needs. Blocks.
-
-    An entry that was stored again lies elsewhere since, and one whose ledger was deleted
-    nowhere; the bytes of both are dead. A place of which little is known counts as needed.
-    """
-    return [place for place in places if _is_live(store, place)]
-
-
-def _is_live(store: Store, place: DamagedPlace) -> bool:
-    path = Path(place.file)
-    if path.suffix != ".log" or place.ledger_id < 0 or place.entry_id < 0:
-        return True
-    try:
-        now = store.find(place.ledger_id, place.entry_id)
-    except (Absent, NoLedger):
-        return False
-    except (Corrupt, OSError):
-        return True
-    return (now.log_id, now.offset) == (int(path.stem, 16), place.offset)
 
 
 async def mark_for_repair(

@@ -1,8 +1,8 @@
 """Scrubbing: closed entry logs are read through for damage before anybody misses an entry.
 
 One log after the other, slowly, each at most once a day. The core checks every record and
-notes what is damaged; damage.py brings that to repair. A record that was repaired has a
-newer copy; its old place stays damaged until compaction drops the log, and is told once.
+notes what is damaged and still wanted; damage.py brings that to repair, anew in every round
+until it is done. Compaction, which leaves a damaged log alone, takes it up again after that.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import NoReturn
 import trio
 
 from bookie.config import BookieConfig
-from bookie.damage import PLACES_MAX, DamageLog, DamageWatch, live_among
+from bookie.damage import PLACES_MAX, DamageLog, DamageWatch
 from bookie.stopping import set_when_cancelled
 from metadata.calls import DamagedPlace, ScrubReport
 from native.store import LogUsage, Stop, Store
@@ -73,6 +73,7 @@ class Scrubber:
         """
         size, damaged = 0, list[DamagedPlace]()
         async with self._one_at_a_time:
+            self._found.forget()
             for log in self._logs():
                 if closed_only and log.open:
                     continue
@@ -80,13 +81,10 @@ class Scrubber:
                 before = self._found.count
                 size += await self._check_log(log.log_id, bytes_per_s)
                 await self._watch.look()
-                damaged += await self._live(self._found.met_since(before))
+                damaged += self._found.met_since(before)
             self.rounds += 1
         self.damaged += len(damaged)
         return ScrubReport(size, damaged[:PLACES_MAX], len(damaged))
-
-    async def _live(self, places: list[DamagedPlace]) -> list[DamagedPlace]:
-        return await trio.to_thread.run_sync(live_among, self._store, places)
 
     async def _check_log(self, log_id: int, bytes_per_s: int) -> int:
         # A thread cannot be cancelled, so a cancellation asks it to end.

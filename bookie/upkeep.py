@@ -40,7 +40,7 @@ class Upkeep:
     ) -> None:
         entries = storage.engine.store
         self.collector = Collector(storage, store, config, disk, bookie_id=bookie_id)
-        self.watch = DamageWatch(storage.damage, entries, storage.limbo, store, bookie_id)
+        self.watch = DamageWatch(storage.damage, storage.limbo, store, bookie_id)
         self.scrubber = Scrubber(entries, storage.damage, self.watch, config)
 
     async def run(self) -> NoReturn:
