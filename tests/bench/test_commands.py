@@ -7,14 +7,15 @@ from typing import Any
 import pytest
 from processes import quire
 
-SMALL: dict[str | int, list[str]] = {
+SMALL: dict[str | float, list[str]] = {
     "disk": ["--bytes", "16MiB"],
     "append": ["--floor-bytes", "16MiB"],
     "read": ["--floor-bytes", "16MiB"],
+    "failover": ["--entry-size", "100B"],
 }
 
 
-def measured(tmp_path: Path, *words: str | int) -> dict[str, Any]:
+def measured(tmp_path: Path, *words: str | float) -> dict[str, Any]:
     done = quire("bench", *words, *SMALL[words[0]], "--folder", tmp_path, "--json")
     assert (done.returncode, done.stderr) == (0, b"")
     assert list(tmp_path.iterdir()) == []
@@ -55,6 +56,13 @@ def test_cold_reads_are_measured(tmp_path: Path, order: str) -> None:
     assert result["entries"] == {"sequential": 32 * 1024, "random": 500}[order]
     assert 0 < result["disk_reads_per_entry"] <= 2
     assert result["bandwidth_to_floor"] > 0
+
+
+def test_a_writer_is_measured_while_a_bookie_is_killed(tmp_path: Path) -> None:
+    result = measured(tmp_path, "failover", "--seconds", 0.3)
+    phases = [result[name]["entries_per_s"] for name in ("before", "during", "after")]
+    assert min(phases) > 0
+    assert result["after_to_before"] == pytest.approx(phases[2] / phases[0], abs=0.001)
 
 
 @pytest.mark.parametrize("size", ["x", "10 apples", "-1", "1TB"])

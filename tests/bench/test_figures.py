@@ -92,3 +92,20 @@ def test_reading_in_order_asks_the_disk_for_many_entries_at_once(tmp_path: Path)
     )
     assert result["disk_reads_per_entry"] < 0.1
     assert max(result["bookie_rss_max_mib"]) < RSS_MAX_MIB
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (2, 2, 2)])
+def test_a_writer_goes_on_when_one_of_four_bookies_is_lost(
+    tmp_path: Path, quorums: tuple[int, int, int]
+) -> None:
+    ensemble, write, ack = quorums
+    words = ("--ensemble", ensemble, "--write-quorum", write, "--ack-quorum", ack)
+    result = bench(tmp_path, "failover", "--bookies", 4, *words)
+    report(
+        f"one of four bookies lost, {ensemble}/{write}/{ack}, 1KiB",
+        before_entries_per_s=result["before"]["entries_per_s"],
+        during_to_before=result["during_to_before"],
+        after_to_before=result["after_to_before"],
+        stall_s=result["during"]["stall_s"],
+    )
+    assert result["after"]["entries_per_s"] > 0

@@ -37,7 +37,7 @@ def cluster(folder: Path, count: int) -> Iterator[str]:
 
 
 def quire(
-    *words: str | int | Path,
+    *words: str | float | Path,
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:

@@ -1,7 +1,8 @@
 """``quire bench``: how fast the disk is, and how fast quire is on it.
 
 ``disk`` is the floor. ``append`` and ``read`` measure it too, in the same run and
-the same folder, and state their figures as a part of it.
+the same folder, and state their figures as a part of it. ``failover`` compares a
+writer with itself, before and after one of its bookies is killed.
 """
 
 from __future__ import annotations
@@ -10,13 +11,14 @@ import click
 
 from ledger_client.commands.bench.append import append
 from ledger_client.commands.bench.disk import disk
+from ledger_client.commands.bench.failover import failover
 from ledger_client.commands.bench.read import read
 
 
 @click.group()
 def bench() -> None:
-    """Measure the disk, appends and reads."""
+    """Measure the disk, appends, reads, and the loss of a bookie."""
 
 
-for command in (disk, append, read):
+for command in (disk, append, read, failover):
     bench.add_command(command)
