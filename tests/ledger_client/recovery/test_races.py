@@ -10,13 +10,20 @@ import pytest
 import trio
 from leftovers import LEDGER_ID, leave, length
 from memory_cluster import MemoryCluster, memory_cluster
+from msgspec import structs
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ledger_client import Client, LedgerWriter, Options
 from ledger_client.errors import LedgerClosed, LedgerError, LedgerFenced, OutcomeUnknown
 from ledger_client.listing import LedgerInfo
 from ledger_client.recovery import tail
-from metadata.records import LedgerState
+from metadata.records import (
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    encode_record,
+    ledger_key,
+)
 from native.frame import Flag, Opcode, Request
 
 PATIENT = Options(bookie_timeout_s=60.0)
@@ -178,6 +185,59 @@ async def test_recoveries_in_one_client_share_the_work(autojump_clock: MockClock
                 nursery.start_soon(client.recover_ledger, LEDGER_ID)
         adds = [r for r in cluster.bookies["b1"].requests if r.opcode == Opcode.ADD]
         assert len(adds) == 10
+
+
+class Rival:
+    """Changes the record right before the compare-and-set that would close the ledger."""
+
+    def __init__(
+        self, cluster: MemoryCluster, change: Callable[[LedgerRecord], LedgerRecord]
+    ) -> None:
+        self._cluster = cluster
+        self._change = change
+        self._puts = 0
+        cluster.store.before_put = self.slip_in
+
+    def slip_in(self, key: str) -> None:
+        self._puts += key == ledger_key(LEDGER_ID)
+        if self._puts == 2:  # the first one says that the ledger is in recovery
+            changed = self._change(self._cluster.record(LEDGER_ID))
+            self._cluster.store.change(key, encode_record(changed))
+
+
+async def test_who_loses_the_last_change_takes_the_result_of_the_winner(
+    autojump_clock: MockClock,
+) -> None:
+    """BK-08: entry 9 was never acknowledged; a rival found it absent, and was faster."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        leave(cluster, {"b1": range(10), "b2": range(9), "b3": range(9)})
+        Rival(
+            cluster,
+            lambda record: structs.replace(
+                record, state=LedgerState.CLOSED, last_entry=8, length=length(8)
+            ),
+        )
+        info = await client.recover_ledger(LEDGER_ID)
+        assert (info.last_entry, info.length) == (8, length(8))
+        assert cluster.record(LEDGER_ID).last_entry == 8
+
+
+async def test_a_repair_of_an_older_fragment_meanwhile_is_not_undone(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        last = Fragment(5, ["b1", "b2", "b3"])
+        leave(
+            cluster,
+            dict.fromkeys(("b1", "b2", "b3"), range(10)),
+            fragments=[Fragment(0, ["b1", "b2", "b4"]), last],
+        )
+        repaired = [Fragment(0, ["b1", "b2", "b3"]), last]
+        Rival(cluster, lambda record: structs.replace(record, fragments=repaired))
+        await client.recover_ledger(LEDGER_ID)
+        record = cluster.record(LEDGER_ID)
+        assert (record.state, record.last_entry) == (LedgerState.CLOSED, 9)
+        assert record.fragments == repaired
 
 
 class Killer(trio.abc.Instrument):

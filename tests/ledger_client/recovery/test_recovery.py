@@ -19,7 +19,7 @@ from ledger_client.errors import (
 )
 from ledger_client.recovery.tail import WINDOW_SIZE
 from ledger_client.writer import PAYLOAD_SIZE_MAX
-from metadata.records import Fragment, LedgerState
+from metadata.records import Fragment, LedgerState, underreplicated_key
 from native.frame import Code, Flag, Opcode, Request
 
 
@@ -278,6 +278,28 @@ async def test_a_bookie_lost_while_entries_are_added_again_is_replaced_in_the_la
         assert cluster.record(LEDGER_ID).fragments == [Fragment(0, ["b1", "b4", "b3"])]
         assert sorted(cluster.bookies["b4"].entries(LEDGER_ID)) == list(range(10))
         assert len(records) <= 3  # in recovery, closed, and perhaps a mark for repair
+
+
+async def test_a_bookie_that_dies_under_what_is_added_again_is_done_without(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client() as client,
+        trio.open_nursery() as nursery,
+    ):
+        leave(cluster, dict.fromkeys(("b1", "b2", "b3"), range(500)))
+        for bookie in cluster.bookies.values():
+            bookie.delay_s = lambda request: 0.5 if request.opcode == Opcode.ADD else 0.0
+
+        async def kill_soon() -> None:
+            await trio.sleep(0.3)
+            cluster.kill("b2")
+
+        nursery.start_soon(kill_soon)
+        await recover(cluster, client, 49)
+        assert cluster.record(LEDGER_ID).fragments == [Fragment(0, ["b1", "b2", "b3"])]
+        assert underreplicated_key(LEDGER_ID) in cluster.store.values  # somebody is to look
 
 
 async def test_too_few_bookies_for_what_is_added_again_leave_the_ledger_in_recovery(
