@@ -288,7 +288,7 @@ async def test_a_bookie_that_dies_under_what_is_added_again_is_done_without(
         cluster.client() as client,
         trio.open_nursery() as nursery,
     ):
-        leave(cluster, dict.fromkeys(("b1", "b2", "b3"), range(500)))
+        leave(cluster, dict.fromkeys(("b1", "b2", "b3"), range(50)))
         for bookie in cluster.bookies.values():
             bookie.delay_s = lambda request: 0.5 if request.opcode == Opcode.ADD else 0.0
 
