@@ -70,10 +70,22 @@ typedef struct {
     uint32_t count, count_max;
 } bk_gathered;
 
-/* Copy entries from *next on that are in the memtable. BK_ABSENT: *next is not;
+/* The entry before the next one that is in the memtable, last at most: what is stored there
+ * is newer than what an entry log has of it. */
+static int64_t absent_until(const bk_ledger *ledger, int64_t next, int64_t last)
+{
+    for (int half = 0; half < 2 && ledger != NULL; half++) {
+        int64_t found = bk_runs_next(&ledger->halves[half], next);
+        if (found <= last)
+            last = found - 1;
+    }
+    return last;
+}
+
+/* Copy entries from *next on that are in the memtable. BK_ABSENT: those up to *absent are not;
  * BK_SMALL: the next does not fit; BK_END: enough. */
 static int gather_memory(bk_engine *engine, int64_t ledger_id, int64_t *next, int64_t last,
-                         bk_gathered *got)
+                         bk_gathered *got, int64_t *absent)
 {
     int result = BK_OK;
     size_t copied = 0;
@@ -101,6 +113,8 @@ static int gather_memory(bk_engine *engine, int64_t ledger_id, int64_t *next, in
         got->count++;
         (*next)++;
     }
+    if (result == BK_ABSENT)
+        *absent = absent_until(ledger, *next, last);
     pthread_mutex_unlock(&engine->lock);
     return result;
 }
@@ -126,13 +140,13 @@ static int gather_store(bk_engine *engine, int64_t ledger_id, int64_t *next, int
 static int gather(bk_engine *engine, int64_t ledger_id, int64_t start, int64_t last, int use_disk,
                   bk_gathered *got)
 {
-    int64_t next = start;
+    int64_t next = start, absent = last;
     int result = BK_OK;
     uint64_t begun = bk_io_now_ns();
     while (result == BK_OK) {
         uint32_t before = got->count;
         size_t before_size = got->size;
-        result = gather_memory(engine, ledger_id, &next, last, got);
+        result = gather_memory(engine, ledger_id, &next, last, got, &absent);
         if (got->count > before)
             count_read(engine, 0, got->count - before, got->size - before_size, begun);
         if (result != BK_ABSENT)
@@ -144,7 +158,7 @@ static int gather(bk_engine *engine, int64_t ledger_id, int64_t start, int64_t l
         before = got->count;
         before_size = got->size;
         begun = bk_io_now_ns();
-        result = gather_store(engine, ledger_id, &next, last, got);
+        result = gather_store(engine, ledger_id, &next, absent, got);
         if (got->count > before)
             count_read(engine, 1, got->count - before, got->size - before_size, begun);
     }

@@ -11,14 +11,8 @@
 
 #include <errno.h>
 #include <stdlib.h>
-#include <time.h>
 
-#define REGION_SIZE (6u << 20) /* read in one go */
 #define SYNC_SIZE (64u << 20)  /* records after which an index block is written */
-#define RECORD_MIN (BK_RECORD_HEADER_SIZE + 16)
-#define RECORD_MAX (BK_RECORD_HEADER_SIZE + BK_RECORD_SIZE_MAX)
-
-_Static_assert(REGION_SIZE > RECORD_MAX, "a region holds a record at least");
 
 /* A record of an overlapped extent. */
 typedef struct {
@@ -40,12 +34,9 @@ typedef struct {
     uint32_t count;
     bk_extent *rows; /* of the new log */
     uint32_t row_count;
-    uint8_t *region;
+    bk_walk walk; /* over from */
     copy_item *items; /* of a cluster */
     size_t item_count, item_capacity;
-    uint64_t bytes_per_s;
-    const volatile int32_t *stop;
-    uint64_t begun_ns;
     uint64_t copied;
     uint64_t synced; /* of copied */
 } compaction;
@@ -89,113 +80,24 @@ static int is_wanted(const compaction *c, int64_t ledger_id)
     return wanted;
 }
 
-/* --- pace -------------------------------------------------------------------------- */
-
-static int is_stopped(const compaction *c)
-{
-    return c->stop != NULL && *c->stop != 0;
-}
-
-/* Sleep until as many bytes are allowed; BK_END when told to stop. */
-static int keep_pace(const compaction *c)
-{
-    while (!is_stopped(c) && c->bytes_per_s > 0) {
-        uint64_t due_ns = (uint64_t)((double)c->copied / (double)c->bytes_per_s * 1e9);
-        uint64_t now_ns = bk_io_now_ns() - c->begun_ns;
-        if (now_ns >= due_ns)
-            break;
-        /* Short naps, so that a stop is seen. */
-        uint64_t left = due_ns - now_ns < 50000000 ? due_ns - now_ns : 50000000;
-        struct timespec nap = {0, (long)left};
-        nanosleep(&nap, NULL);
-    }
-    return is_stopped(c) ? BK_END : BK_OK;
-}
-
 /* --- records ----------------------------------------------------------------------- */
 
-static int log_read(const compaction *c, uint64_t offset, size_t size, size_t *got)
-{
-    int fd;
-    int result = bk_log_acquire(&c->store->files, c->from, BK_FILE_LOG, &fd);
-    if (result != BK_OK)
-        return result == -ENOENT ? BK_CORRUPT : result;
-    result = bk_io_read(fd, c->region, size, offset, got);
-    bk_log_release(&c->store->files, c->from, BK_FILE_LOG);
-    return result;
-}
-
-static int damaged_at(compaction *c, int64_t ledger_id, uint64_t offset)
-{
-    bk_store_note_log(c->store, c->from->id, BK_SUFFIX_LOG, offset, ledger_id, -1);
-    return BK_CORRUPT;
-}
-
-/* What is done with a sound record of an extent. */
-typedef int (*record_take)(compaction *c, const source *s, int64_t entry_id, uint64_t offset,
-                           const uint8_t *record, uint32_t record_size);
-
-static int record_copy(compaction *c, const source *s, int64_t entry_id, uint64_t offset,
+static int record_copy(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
                        const uint8_t *record, uint32_t record_size)
 {
+    compaction *c = walk->context;
     (void)offset;
     c->copied += record_size;
-    return bk_log_writer_add(&c->writer, s->ledger_id, entry_id, record, record_size, 0);
-}
-
-/* Take the whole records among size bytes at c->region, which lie at offset in the
- * log. *used: their bytes. */
-static int region_take(compaction *c, const source *s, uint64_t offset, size_t size,
-                       record_take take, uint32_t *entries, size_t *used)
-{
-    for (*used = 0; size - *used >= RECORD_MIN; ++*entries) {
-        const uint8_t *record = c->region + *used;
-        uint64_t record_size = (uint64_t)bk_get32le(record) + BK_RECORD_HEADER_SIZE;
-        if (record_size < RECORD_MIN || record_size > RECORD_MAX)
-            return BK_CORRUPT;
-        if (record_size > size - *used)
-            break;
-        int64_t entry_id = (int64_t)bk_get64be(record + BK_RECORD_HEADER_SIZE + 8);
-        if (entry_id < s->row.first || entry_id > s->row.last ||
-            bk_entry_check(record, (uint32_t)record_size, s->ledger_id, entry_id) != BK_OK)
-            return BK_CORRUPT;
-        int result = take(c, s, entry_id, offset + *used, record, (uint32_t)record_size);
-        if (result != BK_OK)
-            return result;
-        *used += record_size;
-    }
-    return BK_OK;
-}
-
-/* Take all records of one extent. */
-static int extent_take(compaction *c, const source *s, record_take take)
-{
-    uint64_t offset = s->row.log_offset, end = offset + s->row.log_size;
-    uint32_t entries = 0;
-    while (offset < end) {
-        size_t got, used = 0;
-        size_t size = end - offset < REGION_SIZE ? (size_t)(end - offset) : REGION_SIZE;
-        int result = log_read(c, offset, size, &got);
-        if (result == BK_OK)
-            result = region_take(c, s, offset, got, take, &entries, &used);
-        if (result == BK_CORRUPT || (result == BK_OK && used == 0))
-            return damaged_at(c, s->ledger_id, offset + used);
-        if (result == BK_OK)
-            result = keep_pace(c);
-        if (result != BK_OK)
-            return result;
-        offset += used;
-    }
-    return entries == s->row.entries_kind / 2 ? BK_OK
-                                              : damaged_at(c, s->ledger_id, s->row.log_offset);
+    return bk_log_writer_add(&c->writer, ledger_id, entry_id, record, record_size, 0);
 }
 
 /* --- entries that are stored twice ------------------------------------------------- */
 
-static int item_add(compaction *c, const source *s, int64_t entry_id, uint64_t offset,
+static int item_add(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
                     const uint8_t *record, uint32_t record_size)
 {
-    (void)s;
+    compaction *c = walk->context;
+    (void)ledger_id;
     (void)record;
     if (c->item_count == c->item_capacity) {
         size_t capacity = c->item_capacity * 2 + 256;
@@ -218,32 +120,36 @@ static int item_order(const void *a, const void *b)
     return (left->offset < right->offset) - (left->offset > right->offset);
 }
 
-static int item_copy(compaction *c, const source *s, const copy_item *item)
+static int item_copy(compaction *c, int64_t ledger_id, const copy_item *item)
 {
-    size_t got;
-    int result = log_read(c, item->offset, item->size, &got);
+    bk_walk *walk = &c->walk;
+    int result = bk_walk_read(walk, ledger_id, item->entry_id, item->offset, item->size);
+    if (result == BK_CORRUPT)
+        bk_store_note_log(c->store, c->from->id, BK_SUFFIX_LOG, item->offset, ledger_id,
+                          item->entry_id);
     if (result != BK_OK)
         return result;
-    if (got < item->size ||
-        bk_entry_check(c->region, item->size, s->ledger_id, item->entry_id) != BK_OK)
-        return damaged_at(c, s->ledger_id, item->offset);
-    result = record_copy(c, s, item->entry_id, item->offset, c->region, item->size);
-    return result == BK_OK ? keep_pace(c) : result;
+    return record_copy(walk, ledger_id, item->entry_id, item->offset, walk->region, item->size);
+}
+
+static int extents_walk(compaction *c, const source *cluster, uint32_t count)
+{
+    int result = BK_OK;
+    c->walk.take = count == 1 ? record_copy : item_add;
+    for (uint32_t i = 0; i < count && result == BK_OK; i++)
+        result = bk_walk_extent(&c->walk, cluster[i].ledger_id, &cluster[i].row);
+    return result;
 }
 
 static int cluster_copy(compaction *c, const source *cluster, uint32_t count)
 {
-    int result = BK_OK;
-    if (count == 1)
-        return extent_take(c, cluster, record_copy);
     c->item_count = 0;
-    for (uint32_t i = 0; i < count && result == BK_OK; i++)
-        result = extent_take(c, &cluster[i], item_add);
-    if (result == BK_OK)
+    int result = extents_walk(c, cluster, count);
+    if (result == BK_OK && c->item_count > 0)
         qsort(c->items, c->item_count, sizeof *c->items, item_order);
     for (size_t i = 0; i < c->item_count && result == BK_OK; i++)
         if (i == 0 || c->items[i].entry_id != c->items[i - 1].entry_id)
-            result = item_copy(c, cluster, &c->items[i]);
+            result = item_copy(c, cluster->ledger_id, &c->items[i]);
     return result;
 }
 
@@ -325,10 +231,11 @@ static int copy_begin(compaction *c)
 {
     uint32_t id = bk_store_next_log_id(c->store);
     c->to = bk_log_new(id, c->from->origin);
-    c->region = malloc(REGION_SIZE);
-    if (c->to == NULL || c->region == NULL)
+    if (c->to == NULL)
         return -ENOMEM;
-    int result = bk_log_writer_init(&c->writer, c->store->folder);
+    int result = bk_walk_open(&c->walk);
+    if (result == BK_OK)
+        result = bk_log_writer_init(&c->writer, c->store->folder);
     return result == BK_OK ? bk_log_writer_begin(&c->writer, id, c->from->origin) : result;
 }
 
@@ -357,7 +264,7 @@ static void compaction_free(compaction *c)
         bk_log_unpin(&c->store->files, c->to);
     free(c->sources);
     free(c->rows);
-    free(c->region);
+    bk_walk_close(&c->walk);
     free(c->items);
 }
 
@@ -389,8 +296,9 @@ static int log_claim(bk_store *store, uint32_t log_id, bk_log **log, uint64_t *l
 static int compact_log(bk_store *store, bk_log *log, uint64_t bytes_per_s,
                        const volatile int32_t *stop, uint64_t *copied)
 {
-    compaction c = {.store = store, .from = log, .bytes_per_s = bytes_per_s, .stop = stop,
-                    .begun_ns = bk_io_now_ns(), .writer = {.log_fd = -1, .index_fd = -1}};
+    compaction c = {.store = store, .from = log, .writer = {.log_fd = -1, .index_fd = -1}};
+    c.walk = (bk_walk){.store = store, .log = log, .context = &c, .bytes_per_s = bytes_per_s,
+                       .stop = stop};
     int result = copy_log(&c);
     if (result == BK_OK)
         result = bk_log_erase(store->folder, log->id);

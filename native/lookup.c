@@ -56,11 +56,11 @@ static int has_moved(bk_store *store, uint64_t epoch)
 }
 
 /* What a failure to read means: -EAGAIN to start over, or damage, noted. A lost
- * file is damage too; other errors of the system are passed on. */
+ * file and a sector that cannot be read are damage too; other errors of the system are passed on. */
 int bk_lookup_judge(bk_store *store, uint64_t epoch, const bk_log *log, const char *suffix,
                     uint64_t offset, int64_t ledger_id, int64_t entry_id, int result)
 {
-    if (result != -ENOENT && result != BK_CORRUPT)
+    if (result != -ENOENT && result != -EIO && result != BK_CORRUPT)
         return result;
     if (has_moved(store, epoch))
         return -EAGAIN;

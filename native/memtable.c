@@ -50,6 +50,31 @@ const bk_slot *bk_runs_find(const bk_runs *runs, int64_t entry_id)
     return NULL;
 }
 
+uint32_t bk_run_slot(const bk_run *run, int64_t entry_id)
+{
+    uint32_t low = 0, high = run->count;
+    while (low < high) {
+        uint32_t middle = low + (high - low) / 2;
+        if (run->slots[middle].entry_id < entry_id)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low;
+}
+
+int64_t bk_runs_next(const bk_runs *runs, int64_t entry_id)
+{
+    int64_t next = INT64_MAX;
+    for (uint32_t i = 0; i < runs->count; i++) {
+        const bk_run *run = &runs->runs[i];
+        uint32_t slot = bk_run_slot(run, entry_id);
+        if (slot < run->count && run->slots[slot].entry_id < next)
+            next = run->slots[slot].entry_id;
+    }
+    return next;
+}
+
 /* Merge the last run into the one before it. */
 static int merge_last(bk_runs *runs)
 {

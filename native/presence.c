@@ -17,23 +17,10 @@ static uint32_t stretch_end(const bk_run *run, uint32_t from)
     return low;
 }
 
-static uint32_t first_slot(const bk_run *run, int64_t entry_id)
-{
-    uint32_t low = 0, high = run->count;
-    while (low < high) {
-        uint32_t middle = low + (high - low) / 2;
-        if (run->slots[middle].entry_id < entry_id)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    return low;
-}
-
 /* Entries from next on. *bound is lowered to where they were not looked at any more. */
 static int slot_ranges(const bk_run *run, int64_t next, int64_t *bound, bk_ranges *found)
 {
-    uint32_t slot = first_slot(run, next);
+    uint32_t slot = bk_run_slot(run, next);
     for (int i = 0; i < STRETCHES_MAX && slot < run->count; i++) {
         uint32_t end = stretch_end(run, slot);
         int result = bk_ranges_add(found, run->slots[slot].entry_id, run->slots[end].entry_id);

@@ -183,11 +183,21 @@ int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
 /* [blocks] Rewrite a closed log: copy its live records to a new log of the
  * compactor's own, sync that, sync its index, switch the extents, delete the old log.
  * bytes_per_s: throttle, 0 = none. *stop != 0 ends it early, without loss
- * (BK_END); it may be NULL. *copied: bytes. A damaged record is noted, the old log
- * is kept and marked damaged (BK_CORRUPT). After any failure the old log is as it
+ * (BK_END); it may be NULL. *copied: bytes. A damaged record whose entry was stored
+ * again is left out; any other is noted, the old log is kept and marked damaged
+ * (BK_CORRUPT), and the check below takes that mark away. After any failure the old log is as it
  * was. A ledger deleted meanwhile stays deleted. BK_FULL: the log is open. */
 int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
                      const volatile int32_t *stop, uint64_t *copied);
+/* [blocks] Check every record of a log that reads may want, and the index pages that lead there;
+ * of the open log, what flushes have shown. Damage is noted with ledger and entry where they
+ * are known; a damaged record whose entry was stored again, or whose ledger was deleted, is none.
+ * No lock is held while the disk is read. *checked: bytes of records. bytes_per_s and stop as
+ * for compaction. BK_OK: all is sound, and a log that compaction left alone as damaged is open to
+ * it again. BK_CORRUPT: damage was noted. BK_END: stopped early, or the log was deleted
+ * meanwhile. -ENOENT: there is no such log. */
+int bk_store_check_log(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
+                       const volatile int32_t *stop, uint64_t *checked);
 /* [blocks] Close the open log (map, header), so that compaction may take it. Waits
  * for a flush under way. Fills in *mark as a commit does; persist it before the log
  * is compacted or deleted. */

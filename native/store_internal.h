@@ -12,6 +12,8 @@
  *   flush.c      begin, ledgers, commit; rolling
  *   lookup.c     one entry, a run of entries
  *   runs.c       which entries there are
+ *   walk.c       the records of an extent, past damage
+ *   check.c      checking all that a log holds
  *   compaction.c rewriting a log, deleting one
  *   store.c      open, close, damage, figures
  */
@@ -352,5 +354,33 @@ int bk_lookup_judge(bk_store *store, uint64_t epoch, const bk_log *log, const ch
                     uint64_t offset, int64_t ledger_id, int64_t entry_id, int result);
 /* lookup.c. Check record against its id and size; *body_size is its body's. */
 int bk_entry_check(const uint8_t *record, uint32_t record_size, int64_t ledger_id, int64_t entry_id);
+
+/* --- walk.c ------------------------------------------------------------------------ */
+
+/* A walk over extents of one log. Fill in all but region and begun_ns, then open. */
+typedef struct bk_walk bk_walk;
+struct bk_walk {
+    bk_store *store;
+    bk_log *log; /* pinned by the caller */
+    /* What is done with a sound record. Not BK_OK: the walk ends with that. */
+    int (*take)(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
+                const uint8_t *record, uint32_t record_size);
+    void *context;
+    uint64_t bytes_per_s;         /* 0: as fast as it goes */
+    const volatile int32_t *stop; /* may be NULL */
+    uint64_t bytes;               /* of records that were walked over */
+    uint64_t begun_ns;
+    uint8_t *region;
+};
+
+int bk_walk_open(bk_walk *walk);
+void bk_walk_close(bk_walk *walk);
+/* [blocks] Take all sound records of an extent. BK_OK; BK_END: told to stop, or the log was
+ * deleted; BK_CORRUPT: some are damaged that reads would want, each noted with its entry.
+ * A damaged one whose entry was stored again is passed over. */
+int bk_walk_extent(bk_walk *walk, int64_t ledger_id, const bk_row *row);
+/* [blocks] Read one record into walk->region. BK_OK, BK_CORRUPT, or BK_END: told to stop. */
+int bk_walk_read(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
+                 uint32_t record_size);
 
 #endif

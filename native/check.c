@@ -1,0 +1,157 @@
+/* Checking a log: every record that reads may want, and the index pages that lead there.
+ *
+ * No lock is held but for a moment at a time, to list the extents of the next few ledgers; so
+ * flushes, reads and compaction go on. What compaction takes away meanwhile is passed over. */
+#include "store_internal.h"
+
+#include <errno.h>
+#include <stdlib.h>
+
+#define LEDGERS_AT_ONCE 256 /* looked at with the lock held */
+
+typedef struct {
+    int64_t ledger_id;
+    bk_row row;
+} checked_row;
+
+typedef struct {
+    bk_walk walk;
+    int64_t after; /* ledgers up to this one are done */
+    uint64_t epoch;
+    checked_row *rows; /* of the next few ledgers */
+    uint32_t count, room;
+} check;
+
+static int row_take(check *c, int64_t ledger_id, const bk_row *row)
+{
+    if (c->count == c->room) {
+        uint32_t room = c->room * 2 + 64;
+        checked_row *grown = realloc(c->rows, room * sizeof *grown);
+        if (grown == NULL)
+            return -ENOMEM;
+        c->rows = grown;
+        c->room = room;
+    }
+    c->rows[c->count++] = (checked_row){ledger_id, *row};
+    return BK_OK;
+}
+
+static int ledger_take(check *c, const bk_ledger_rows *ledger)
+{
+    int result = BK_OK;
+    for (uint32_t i = 0; i < ledger->count && result == BK_OK; i++)
+        if (ledger->rows[i].log == c->walk.log)
+            result = row_take(c, ledger->id, &ledger->rows[i]);
+    return result;
+}
+
+/* The extents of the next few ledgers. BK_END: there are no more ledgers. */
+static int rows_take(check *c)
+{
+    bk_store *store = c->walk.store;
+    const bk_directory *d = &store->directory;
+    int result = BK_OK;
+    c->count = 0;
+    pthread_rwlock_rdlock(&store->lock);
+    c->epoch = store->epoch;
+    uint32_t first = bk_directory_after(d, c->after), i = first;
+    for (; i < d->count && i - first < LEDGERS_AT_ONCE && result == BK_OK; i++) {
+        c->after = d->ledgers[i].id;
+        result = ledger_take(c, &d->ledgers[i]);
+    }
+    pthread_rwlock_unlock(&store->lock);
+    return result == BK_OK && i == first ? BK_END : result;
+}
+
+static int nothing_more(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
+                        const uint8_t *record, uint32_t record_size)
+{
+    (void)walk;
+    (void)ledger_id;
+    (void)entry_id;
+    (void)offset;
+    (void)record;
+    (void)record_size;
+    return BK_OK;
+}
+
+static int pages_check(check *c, const checked_row *r)
+{
+    bk_store *store = c->walk.store;
+    bk_ranges found = {NULL, 0, 0};
+    int64_t limit = r->row.first - 1;
+    uint64_t offset = 0;
+    int result = BK_OK;
+    while (result == BK_OK && limit < r->row.last) {
+        found.count = 0;
+        result = bk_page_ranges(&store->pages, &store->files, &r->row, limit + 1, &found, &limit,
+                                &offset);
+    }
+    bk_ranges_free(&found);
+    return bk_lookup_judge(store, c->epoch, c->walk.log, BK_SUFFIX_INDEX, offset, r->ledger_id, -1,
+                           result);
+}
+
+static int row_check(check *c, const checked_row *r)
+{
+    int pages = pages_check(c, r);
+    if (pages < 0 && pages != -EAGAIN)
+        return pages;
+    int records = bk_walk_extent(&c->walk, r->ledger_id, &r->row);
+    return records == BK_OK && pages == BK_CORRUPT ? BK_CORRUPT : records;
+}
+
+static int check_all(check *c)
+{
+    int verdict = BK_OK, result;
+    while ((result = rows_take(c)) == BK_OK) {
+        for (uint32_t i = 0; i < c->count; i++) {
+            result = row_check(c, &c->rows[i]);
+            if (result == BK_CORRUPT)
+                verdict = BK_CORRUPT;
+            else if (result != BK_OK)
+                return result;
+        }
+    }
+    return result == BK_END ? verdict : result;
+}
+
+static bk_log *log_pinned(bk_store *store, uint32_t log_id)
+{
+    pthread_rwlock_rdlock(&store->lock);
+    bk_log *log = bk_store_log(store, log_id);
+    if (log != NULL)
+        bk_log_pin(log);
+    pthread_rwlock_unlock(&store->lock);
+    return log;
+}
+
+/* Whatever was damaged was stored again or deleted since: compaction may have the log. */
+static void clear_damaged(bk_store *store, bk_log *log)
+{
+    pthread_rwlock_wrlock(&store->lock);
+    log->damaged = 0;
+    pthread_rwlock_unlock(&store->lock);
+}
+
+int bk_store_check_log(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
+                       const volatile int32_t *stop, uint64_t *checked)
+{
+    *checked = 0;
+    bk_log *log = log_pinned(store, log_id);
+    if (log == NULL)
+        return -ENOENT;
+    check c = {.after = -1,
+               .walk = {.store = store, .log = log, .take = nothing_more,
+                        .bytes_per_s = bytes_per_s, .stop = stop}};
+    int result = bk_walk_open(&c.walk);
+    if (result == BK_OK)
+        result = check_all(&c);
+    if (result == BK_OK)
+        clear_damaged(store, log);
+    *checked = c.walk.bytes;
+    bk_walk_close(&c.walk);
+    free(c.rows);
+    bk_log_unpin(&store->files, log);
+    return result;
+}

@@ -1,0 +1,69 @@
+"""A check of a log beside everything else that goes on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from stores import StoreRig, entries
+
+from native.store import Stop
+
+
+@pytest.fixture
+def rig(tmp_path: Path) -> Iterator[StoreRig]:
+    rig = StoreRig(tmp_path / "ledgers")
+    yield rig
+    rig.close()
+
+
+def fill(rig: StoreRig, ledgers: int, size: int) -> None:
+    rig.flush({i: entries(i, range(20), size) for i in range(ledgers)})
+    rig.roll()
+
+
+def test_a_check_keeps_its_pace(rig: StoreRig) -> None:
+    fill(rig, 40, 2000)
+    begun = time.monotonic()
+    checked = rig.store.check_log(1, bytes_per_s=8_000_000)
+    assert time.monotonic() - begun > checked / 8_000_000 - 0.01
+
+
+def test_a_check_stops_when_it_is_told_to(rig: StoreRig) -> None:
+    fill(rig, 100, 2000)
+    stop = Stop()
+    timer = threading.Timer(0.05, stop.set)
+    timer.start()
+    begun = time.monotonic()
+    assert rig.store.check_log(1, bytes_per_s=1_000_000, stop=stop) < rig.store.logs()[0].live
+    assert time.monotonic() - begun < 2
+    timer.join()
+
+
+def test_flushes_reads_and_compaction_go_on_during_a_check(rig: StoreRig) -> None:
+    """The log that is checked is rewritten and deleted under way: nothing is amiss then."""
+    fill(rig, 60, 5000)
+    stop = Stop()
+    checker = threading.Thread(
+        target=lambda: rig.store.check_log(1, bytes_per_s=2_000_000, stop=stop)
+    )
+    begun = time.monotonic()
+    checker.start()
+    for turn in range(5):
+        rig.flush({turn: entries(turn, range(20, 40))})
+    rig.store.compact(1)
+    rig.check()
+    took = time.monotonic() - begun
+    stop.set()
+    checker.join()
+    assert took < 2
+    assert rig.store.take_damage() == []
+
+
+def test_ledgers_by_the_thousand_are_all_checked(rig: StoreRig) -> None:
+    rig.flush({i: entries(i, range(2)) for i in range(1500)})
+    assert rig.store.check_log(1) == rig.store.logs()[0].live
+    assert rig.store.take_damage() == []

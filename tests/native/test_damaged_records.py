@@ -1,0 +1,257 @@
+"""Records that went bad on disk: found by a check, stored again, and forgotten."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from engines import Bookie
+from wire import add, add_responses
+
+from native.engine import Request
+from native.errors import Corrupt
+from native.frame import Code, Flag, Opcode
+from native.store import Damage
+
+RECOVERY = Flag.RECOVERY | Flag.PRIORITY
+COUNT = 40
+
+
+@pytest.fixture
+def bookie(tmp_path: Path) -> Iterator[Bookie]:
+    """Ledgers 1 and 2 in log 1, which is open."""
+    bookie = Bookie(tmp_path)
+    for ledger_id in (1, 2):
+        bookie.send(b"".join(add(ledger_id, i, payload(i)) for i in range(COUNT)))
+    commit(bookie)
+    bookie.checkpoint()
+    yield bookie
+    bookie.close()
+
+
+def payload(entry_id: int) -> bytes:
+    return f"entry {entry_id} ".encode() * (1 + entry_id % 7)
+
+
+def commit(bookie: Bookie) -> list[int]:
+    while bookie.engine.commit():
+        pass
+    return [response.code for response in add_responses(bookie.connection.take())]
+
+
+def damage(bookie: Bookie, *entry_ids: int, ledger_id: int = 1, at: int = 20) -> list[Damage]:
+    """Flip a bit of each record, *at* bytes from its header; return what should be told."""
+    told = []
+    for entry_id in entry_ids:
+        place = bookie.engine.store.find(ledger_id, entry_id)
+        path = log_path(bookie, place.log_id)
+        with path.open("r+b") as file:
+            file.seek(place.offset + at)
+            byte = file.read(1)[0]
+            file.seek(place.offset + at)
+            file.write(bytes([byte ^ 0x10]))
+        told.append(Damage(path, place.offset, ledger_id, entry_id))
+    return told
+
+
+def log_path(bookie: Bookie, log_id: int) -> Path:
+    return bookie.ledger_folder / f"{log_id:08x}.log"
+
+
+def repair(bookie: Bookie, *entry_ids: int, ledger_id: int = 1) -> None:
+    """Store the entries again, as a repair does."""
+    for entry_id in entry_ids:
+        bookie.send(add(ledger_id, entry_id, payload(entry_id), flags=RECOVERY))
+        assert commit(bookie) == [0]
+
+
+def roll(bookie: Bookie) -> None:
+    assert bookie.mark is not None
+    bookie.mark = bookie.engine.store.roll(bookie.mark)
+
+
+def batch(bookie: Bookie, start_id: int) -> bytes:
+    request = Request(Opcode.BATCH_READ, ledger_id=1, entry_id=start_id, size_max=1 << 20)
+    answer = bookie.engine.answer(request, use_disk=True, size_max=1 << 20)
+    assert answer is not None
+    return answer[36:]
+
+
+def assert_whole(bookie: Bookie) -> None:
+    """All entries are read, one by one and together, and nothing is amiss."""
+    for ledger_id in (1, 2):
+        assert [bookie.payload(ledger_id, i) for i in range(COUNT)] == [
+            payload(i) for i in range(COUNT)
+        ]
+    whole = batch(bookie, 0)
+    start = 0
+    for entry_id in range(COUNT):
+        size = int.from_bytes(whole[start : start + 4], "big")
+        assert whole[start + 36 : start + 4 + size] == payload(entry_id)
+        start += 4 + size
+    assert start == len(whole)
+    assert bookie.engine.store.take_damage() == []
+
+
+# --- stored again ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("at", [0, 2, 4, 8, 23, 40])
+def test_a_damaged_record_is_replaced_by_its_entry_stored_again(bookie: Bookie, at: int) -> None:
+    """The damage is in the size, the check, the ids or the payload."""
+    told = damage(bookie, 0, 7, 8, COUNT - 1, at=at)
+    assert [bookie.read(1, i)[0] for i in (0, 7, 8, COUNT - 1)] == [Code.IO_ERROR] * 4
+    assert bookie.engine.store.take_damage() == told
+    repair(bookie, 0, 7, 8, COUNT - 1)
+    assert_whole(bookie)
+    for step in (Bookie.checkpoint, Bookie.crash, Bookie.checkpoint):
+        step(bookie)
+        assert_whole(bookie)
+
+
+@pytest.mark.parametrize("same_log", [True, False])
+def test_compaction_leaves_the_damaged_record_out(bookie: Bookie, same_log: bool) -> None:
+    damage(bookie, 3, 9)
+    if not same_log:
+        roll(bookie)
+    repair(bookie, 3, 9)
+    bookie.checkpoint()
+    roll(bookie)
+    for log in bookie.engine.store.logs():
+        bookie.engine.store.compact(log.log_id)
+    assert_whole(bookie)
+    bookie.crash()
+    assert_whole(bookie)
+    for log in bookie.engine.store.logs():
+        bookie.engine.store.check_log(log.log_id)
+    assert_whole(bookie)
+
+
+def test_an_index_built_anew_leads_to_the_newer_place(bookie: Bookie) -> None:
+    damage(bookie, 3, 9)
+    roll(bookie)
+    repair(bookie, 3)
+    bookie.checkpoint()
+    repair(bookie, 9)
+    bookie.checkpoint()
+    for index in bookie.ledger_folder.glob("*.index"):
+        index.unlink()
+    bookie.crash()
+    assert {d.path.suffix for d in bookie.engine.store.take_damage()} == {".index", ".log"}
+    assert_whole(bookie)
+
+
+def test_an_entry_in_memory_is_not_stored_again(bookie: Bookie) -> None:
+    repair(bookie, 3)
+    before = bookie.engine.stats()
+    repair(bookie, 3)
+    after = bookie.engine.stats()
+    assert after.adds_repeated == before.adds_repeated + 1
+    assert after.memtable_entries == before.memtable_entries
+
+
+def test_compaction_keeps_a_log_whose_damage_nobody_repaired(bookie: Bookie) -> None:
+    told = damage(bookie, 3, 9)
+    roll(bookie)
+    repair(bookie, 3)
+    bookie.checkpoint()
+    with pytest.raises(Corrupt):
+        bookie.engine.store.compact(1)
+    assert bookie.engine.store.take_damage() == told[1:]
+    assert bookie.engine.store.logs()[0].damaged
+    repair(bookie, 9)
+    bookie.checkpoint()
+    bookie.engine.store.check_log(1)
+    assert not bookie.engine.store.logs()[0].damaged
+    bookie.engine.store.compact(1)
+    assert_whole(bookie)
+
+
+# --- the check ---------------------------------------------------------------------------------
+
+
+def test_a_sound_log_is_checked_to_its_end(bookie: Bookie) -> None:
+    (log,) = bookie.engine.store.logs()
+    assert log.open
+    assert bookie.engine.store.check_log(1) == log.live
+    bookie.checkpoint()
+    roll(bookie)
+    assert bookie.engine.store.check_log(1) == log.live
+    assert bookie.engine.store.take_damage() == []
+
+
+@pytest.mark.parametrize("at", [0, 4, 8, 16, 40])
+def test_the_check_names_every_damaged_entry(bookie: Bookie, at: int) -> None:
+    told = damage(bookie, 0, 5, 6, COUNT - 1, at=at) + damage(bookie, 11, ledger_id=2, at=at)
+    bookie.engine.store.check_log(1)
+    assert bookie.engine.store.take_damage() == told
+    bookie.engine.store.check_log(1)
+    assert bookie.engine.store.take_damage() == told, "it is told again until it is repaired"
+    repair(bookie, 0, 5, 6, COUNT - 1)
+    repair(bookie, 11, ledger_id=2)
+    bookie.checkpoint()
+    bookie.engine.store.check_log(1)
+    assert bookie.engine.store.take_damage() == []
+
+
+def test_damage_of_a_deleted_ledger_is_nobodys(bookie: Bookie) -> None:
+    damage(bookie, 5)
+    bookie.engine.delete_ledger(1, 1000)
+    bookie.engine.store.check_log(1)
+    assert bookie.engine.store.take_damage() == []
+
+
+@pytest.mark.parametrize("step", [3, 50])
+def test_entries_with_gaps_between_them_are_named_too(bookie: Bookie, step: int) -> None:
+    bookie.send(b"".join(add(3, i * step, bytes(100)) for i in range(2000)))
+    commit(bookie)
+    bookie.checkpoint()
+    told = damage(bookie, *(i * step for i in (0, 400, 401, 1300, 1999)), ledger_id=3, at=50)
+    bookie.engine.store.check_log(1)
+    assert bookie.engine.store.take_damage() == told
+
+
+def test_large_records_are_checked(bookie: Bookie) -> None:
+    sizes = [5 << 20, 100, 3 << 20, 1 << 20]
+    for entry_id, size in enumerate(sizes):
+        bookie.add(3, entry_id, bytes(size - 60))
+    bookie.checkpoint()
+    told = damage(bookie, 0, 2, ledger_id=3, at=2_000_000)
+    assert bookie.engine.store.check_log(1) > sum(sizes) - 1000
+    assert bookie.engine.store.take_damage() == told
+
+
+def test_a_damaged_index_page_is_told(bookie: Bookie) -> None:
+    roll(bookie)
+    index = log_path(bookie, 1).with_suffix(".index")
+    bookie.crash()
+    data = bytearray(index.read_bytes())
+    data[4096 + 64 + 2 * 48 + 10] ^= 1
+    index.write_bytes(data)
+    bookie.engine.store.check_log(1)
+    assert [(d.path, d.ledger_id) for d in bookie.engine.store.take_damage()] == [(index, 1)]
+
+
+def test_a_log_that_was_cut_short_or_is_lost_is_told(bookie: Bookie) -> None:
+    bookie.crash()  # no descriptor is open
+    path = log_path(bookie, 1)
+    place = bookie.engine.store.find(2, COUNT - 2)
+    saved = shutil.copy(path, path.with_suffix(".saved"))
+    with path.open("r+b") as file:
+        file.truncate(place.offset + 30)
+    bookie.engine.store.check_log(1)
+    told = [(d.ledger_id, d.entry_id) for d in bookie.engine.store.take_damage()]
+    assert told == [(2, COUNT - 2), (2, COUNT - 1)]
+    shutil.copy(saved, path)
+    bookie.crash()
+    path.unlink()
+    bookie.engine.store.check_log(1)
+    told = [(d.ledger_id, d.entry_id) for d in bookie.engine.store.take_damage()]
+    assert told == [(1, -1), (2, -1)]
+
+
+def test_a_log_that_is_not_there_is_not_checked(bookie: Bookie) -> None:
+    with pytest.raises(FileNotFoundError):
+        bookie.engine.store.check_log(7)
