@@ -156,7 +156,7 @@ class BookieConnection:
         """Queue add frames of an attached writer, which the bookie owes an answer for."""
         if self._session is not None:
             self._session.outgoing.put(token, buffer)
-            self._session.owe(trio.current_time())
+            self._session.expect()
 
     def probe(self, since: float) -> None:
         """Let the bookie, from which an answer is missing *since* then, say something.
@@ -165,7 +165,7 @@ class BookieConnection:
         """
         if self._session is not None and self._standing:
             self._session.outgoing.put(NO_OWNER, frame.read(*PROBE))
-            self._session.owe(since)
+            self._session.expect(since)
 
     def tell(self, request: bytes) -> None:
         """Send a request whose answer nobody needs, if the connection stands."""

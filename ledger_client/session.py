@@ -76,10 +76,11 @@ class Session:
             self._link.detach(attached.writer)
         return attached is not None
 
-    def owe(self, since: float) -> None:
-        """Expect something from the bookie, unless that is so already."""
+    def expect(self, since: float | None = None) -> None:
+        """Expect something from the bookie, from now or from *since* on, if that is new."""
         if self._owed_since is None:
-            self._owed_since = max(since, self.received_at)
+            since = trio.current_time() if since is None else max(since, self.received_at)
+            self._owed_since = since
             self._owed.set()
 
     async def serve(self, stream: trio.abc.Stream) -> str:
