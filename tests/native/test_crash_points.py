@@ -1,7 +1,7 @@
 """Crashes at every write and sync, and between any two steps of a checkpoint.
 
-A script of adds, repeated adds, fences, explicit LACs, checkpoints, deletions and
-compactions runs until a fault stops it, or until the folders are copied as a crash would
+A script of adds, repeated adds, fences, explicit LACs, checkpoints, deletions, returns of
+deleted ledgers and compactions runs until a fault stops it, or until the folders are copied as a crash would
 leave them. A bookie that starts on what is left must hold all that was acknowledged, and
 nothing that was not sent.
 """
@@ -149,6 +149,8 @@ class Script:
         self.promises.forget(ledger_id)
         self.bookie.engine.delete_ledger(ledger_id, 1000)
         self._on_step()
+        if self._random.random() < 0.5:
+            self._bring_back(ledger_id)
         self._checkpoint()  # with nothing in memory, and perhaps a journal file not begun
         if self.bookie.mark is not None:
             rolled = store.roll(self.bookie.mark)
@@ -157,6 +159,18 @@ class Script:
         for log in store.logs():
             self._on_step()
             store.compact(log.log_id)
+        self._bring_back(ledger_id)
+
+    def _bring_back(self, ledger_id: int) -> None:
+        """Add some entries of a deleted ledger again, as repair does; it is fenced then."""
+        places = sorted(place for place in self.promises.sent if place[0] == ledger_id)
+        for place in places[:: self._random.choice((1, 2))]:
+            entry = self.promises.sent[place]
+            self.bookie.send(add(*place, entry[32:], flags=RECOVERY))
+        self._on_step()
+        self._commit()
+        if any(place in self.promises.entries for place in places):
+            self.promises.fenced.add(ledger_id)
 
     def _checkpoint(self) -> None:
         """A checkpoint as bookie/storage.py takes it, with a look between its steps."""
