@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from metadata.leadership import holder
 from metadata.records import (
+    COOKIES,
     COORDINATOR,
     DRAINING,
     LEDGERS,
@@ -51,6 +52,11 @@ async def leader(store: MetadataStore) -> Leader | None:
 async def list_draining(store: MetadataStore) -> set[str]:
     """Return the bookies that are being decommissioned. Raises MetadataError."""
     return {key.removeprefix(DRAINING) async for page in pages(store, DRAINING) for key, _ in page}
+
+
+async def list_cookies(store: MetadataStore) -> set[str]:
+    """Return the bookies that were made and not decommissioned. Raises MetadataError."""
+    return {key.removeprefix(COOKIES) async for page in pages(store, COOKIES) for key, _ in page}
 
 
 async def ledger_records(store: MetadataStore) -> AsyncIterator[LedgerRecord]:

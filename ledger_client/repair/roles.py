@@ -1,0 +1,47 @@
+"""Everything that a bookie does for the cluster: lead, when elected, and repair."""
+
+from __future__ import annotations
+
+import secrets
+import time
+
+import trio
+
+from ledger_client.client import Client
+from ledger_client.repair.audit import Auditor
+from ledger_client.repair.host import Host
+from ledger_client.repair.restore import restore
+from ledger_client.repair.settings import RepairOptions
+from ledger_client.repair.worker import Worker
+from metadata.leadership import Leadership, Term
+from metadata.records import COORDINATOR, Leader, encode_record
+from metadata.store import MetadataStore
+
+
+async def run_roles(
+    client: Client, store: MetadataStore, host: Host, options: RepairOptions
+) -> None:
+    """Lead when elected, repair what is marked, and end the host's limbo, until cancelled.
+
+    While the metadata store is away nothing happens, and afterwards it goes on.
+
+    Raises:
+        MetadataError, LedgerError: metadata are damaged; in an exception group.
+    """
+    owner = f"{host.bookie_id}/{secrets.token_hex(8)}"
+    auditor = Auditor(client, store, options)
+
+    def value() -> bytes:
+        return encode_record(Leader(host.bookie_id, host.address, time.time_ns() // 1_000_000))
+
+    async def lead(term: Term) -> None:
+        host.figures.leads = True
+        try:
+            await auditor.lead(term)
+        finally:
+            host.figures.leads = False
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(Leadership(store, COORDINATOR, owner, value=value).run, lead)
+        nursery.start_soon(Worker(client, store, owner, options, figures=host.figures).run)
+        nursery.start_soon(restore, store, host, options)
