@@ -198,6 +198,7 @@ def all_files(config: BookieConfig) -> list[Path]:
 async def test_one_folder_emptied_is_refused(
     config: BookieConfig, store: MetadataStore, which: int
 ) -> None:
+    """BK-20: what it answered would not be true any more."""
     await check_cookie(config, store)
     folder = folders_of(config)[which]
     (folder / "cookie.json").unlink()
@@ -219,6 +220,7 @@ async def test_one_folder_missing_is_refused(
 async def test_both_folders_emptied_is_refused(
     tmp_path: Path, store: MetadataStore, named: bool
 ) -> None:
+    """BK-20: the metadata remembers that there were data."""
     config = config_of(tmp_path / "data", "bookie-1" if named else "")
     record = await check_cookie(config, store)
     shutil.rmtree(config.data_folder)
@@ -258,6 +260,7 @@ async def test_swapped_folders_are_refused(config: BookieConfig, store: Metadata
 async def test_the_data_of_another_bookie_is_refused(
     config: BookieConfig, store: MetadataStore
 ) -> None:
+    """BK-20: a disk in the wrong machine."""
     await check_cookie(config, store)
     other = msgspec.structs.replace(config, bookie_id="bookie-2")
     assert "bookie-1, not of bookie-2" in str(await refusal(other, store))

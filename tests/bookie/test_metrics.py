@@ -29,7 +29,9 @@ FAMILIES = {
     "disk": "journal_bytes log_bytes log_live_bytes log_dead_bytes index_bytes disk_free_bytes",
     "garbage": "gc_runs gc_ledgers_deleted gc_logs_deleted gc_logs_compacted gc_freed_bytes",
     "connections": "connections connections_refused connections_dropped",
-    "state": "read_only limbo disk_level ledgers logs checkpoints damages",
+    "state": "read_only limbo draining disk_level ledgers logs checkpoints damages",
+    "scrub": "scrubbed_bytes scrub_rounds scrub_damages gc_ledgers_moved_away",
+    "repair": "leads repair_marks repairs repairs_asked repair_copied_bytes role_restarts",
 }
 
 
