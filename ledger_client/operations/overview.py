@@ -6,27 +6,19 @@ are read one after the other: an overview is not a state that the cluster was in
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import msgspec
 
+from ledger_client.repair.records import leader, list_draining, list_marks, list_repairs
 from metadata.records import (
     BOOKIES,
     COOKIES,
-    COORDINATOR,
-    DRAINING,
-    REPAIRS,
-    UNDERREPLICATED,
     BookieRecord,
     Leader,
     RepairProgress,
     UnderReplicated,
     decode_bookie,
-    decode_leader,
-    decode_repair,
-    decode_underreplicated,
 )
-from metadata.store import Lease, MetadataStore, pages
+from metadata.store import MetadataStore, pages
 
 
 class BookieOverview(msgspec.Struct, frozen=True):
@@ -86,31 +78,28 @@ async def take_overview(store: MetadataStore) -> Overview:
         MetadataError: the store cannot be asked, or holds what it should not.
     """
     return Overview(
-        leader=await _leader(store),
+        leader=await leader(store),
         bookies=await _bookies(store),
-        underreplicated=[
-            decode_underreplicated(key, found.value)
-            async for page in pages(store, UNDERREPLICATED)
-            for key, found in page
-        ],
-        repairs=[decode_repair(each.name, each.value) async for each in _leases(store, REPAIRS)],
+        underreplicated=await list_marks(store),
+        repairs=await list_repairs(store),
     )
 
 
 async def registered(store: MetadataStore) -> dict[str, BookieRecord]:
     """Return the bookies that hold a lease now, by id. Raises MetadataError."""
-    records = [decode_bookie(each.name, each.value) async for each in _leases(store, BOOKIES)]
-    return {record.bookie_id: record for record in records}
-
-
-async def draining(store: MetadataStore) -> set[str]:
-    """Return the ids of bookies that are being decommissioned. Raises MetadataError."""
-    return await _ids(store, DRAINING)
+    found: dict[str, BookieRecord] = {}
+    after = ""
+    while leases := await store.leases(BOOKIES, after=after):
+        records = [decode_bookie(lease.name, lease.value) for lease in leases]
+        found |= {record.bookie_id: record for record in records}
+        after = leases[-1].name
+    return found
 
 
 async def _bookies(store: MetadataStore) -> list[BookieOverview]:
-    live, leaving = await registered(store), await draining(store)
-    known = await _ids(store, COOKIES) | set(live)
+    live, leaving = await registered(store), await list_draining(store)
+    cookies = [key async for page in pages(store, COOKIES) for key, _ in page]
+    known = {key.removeprefix(COOKIES) for key in cookies} | set(live)
     return [_bookie(name, live.get(name), leaves=name in leaving) for name in sorted(known)]
 
 
@@ -132,23 +121,6 @@ def _bookie(bookie_id: str, record: BookieRecord | None, *, leaves: bool) -> Boo
         load=record.load,
         version=record.version,
     )
-
-
-async def _leader(store: MetadataStore) -> Leader | None:
-    found = [each for each in await store.leases(COORDINATOR) if each.name == COORDINATOR]
-    return decode_leader(COORDINATOR, found[0].value) if found else None
-
-
-async def _ids(store: MetadataStore, prefix: str) -> set[str]:
-    return {key.removeprefix(prefix) async for page in pages(store, prefix) for key, _ in page}
-
-
-async def _leases(store: MetadataStore, prefix: str) -> AsyncIterator[Lease]:
-    page = await store.leases(prefix)
-    while page:
-        for lease in page:
-            yield lease
-        page = await store.leases(prefix, after=page[-1].name)
 
 
 def _share(repair: RepairProgress) -> str:
