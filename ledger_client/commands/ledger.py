@@ -12,7 +12,9 @@ import ledger_client
 from ledger_client import LedgerInfo
 from ledger_client.commands import options
 from ledger_client.commands.read import follow, read
+from ledger_client.commands.recover import recover
 from ledger_client.commands.target import Target, fill_quorums
+from ledger_client.commands.verify import verify
 from ledger_client.commands.write import write
 from metadata.records import LedgerState
 
@@ -25,7 +27,7 @@ def ledger() -> None:
     """Write, read and look after ledgers."""
 
 
-for command in (write, read, follow):
+for command in (write, read, follow, recover, verify):
     ledger.add_command(command)
 
 

@@ -1,4 +1,4 @@
-"""A progress bar on standard error, where somebody sits who can see it."""
+"""Progress bars on standard error, where somebody sits who can see them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,57 @@ def show_progress(source: int) -> Iterator[Callable[[int], None]]:
 
     Of a pipe only what was taken is known, of a file also what is left.
     """
-    console = Console(stderr=True)
     columns = (
-        progress.BarColumn(),
         progress.DownloadColumn(),
         progress.TransferSpeedColumn(),
         progress.TimeRemainingColumn(),
     )
     status = os.fstat(source)
     size = status.st_size if stat.S_ISREG(status.st_mode) else None
-    with progress.Progress(
-        *columns, console=console, transient=True, disable=not console.is_terminal
-    ) as bar:
+    with _bar(*columns) as bar:
         task = bar.add_task("", total=size)
         yield lambda count: bar.advance(task, count)
+
+
+@contextmanager
+def show_entries(total: int) -> Iterator[Callable[[int], None]]:
+    """Show how many of *total* entries are done; yield who counts them."""
+    with _bar(progress.MofNCompleteColumn(), progress.TimeRemainingColumn()) as bar:
+        task = bar.add_task("", total=total)
+        yield lambda count: bar.advance(task, count)
+
+
+class SizeBar:
+    """A bar of bytes whose total and text change on the way."""
+
+    def __init__(self, bar: progress.Progress) -> None:
+        self._bar = bar
+        self._task = bar.add_task("", total=None)
+
+    def advance(self, size: int) -> None:
+        """*size* more bytes are done."""
+        self._bar.advance(self._task, size)
+
+    def show(self, text: str, *, total: int, done: int | None = None) -> None:
+        """Say what is under way, how much there is, and how much of it is done."""
+        self._bar.update(self._task, description=text, total=total, completed=done)
+
+
+@contextmanager
+def show_sizes() -> Iterator[SizeBar]:
+    """Show bytes of a work that explains itself."""
+    text = progress.TextColumn("{task.description}", markup=False)
+    columns = (progress.DownloadColumn(), progress.TransferSpeedColumn())
+    with _bar(*columns, text) as bar:
+        yield SizeBar(bar)
+
+
+def _bar(*columns: progress.ProgressColumn) -> progress.Progress:
+    console = Console(stderr=True)
+    return progress.Progress(
+        progress.BarColumn(),
+        *columns,
+        console=console,
+        transient=True,
+        disable=not console.is_terminal,
+    )

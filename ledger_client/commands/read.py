@@ -46,7 +46,7 @@ def read(
 
     Without --framed they stand one after the other, so that a file written line by
     line comes back byte for byte. With --json each is an object on a line of its own, the
-    payload in base64.
+    payload in base64. Of a ledger that is not closed, what is acknowledged by now is read.
     """
     form = form_for(framed=framed, json=as_json)
     trio.run(partial(_read, ledger_id, first, last, form, cluster, password))
@@ -60,10 +60,21 @@ async def _read(
         client.open_ledger(ledger_id, password=password.encode(), recover=False) as reader,
     ):
         end = reader.last_confirmed if last is None else last
+        if last is None and not reader.closed:
+            _hint(ledger_id, end)
         if last is None and first == end + 1:
             return  # nothing there yet, and nothing in particular was asked for
         async for batch in reader.read_batches(first, max(end, first)):
             await put(form(batch))
+
+
+def _hint(ledger_id: int, end: int) -> None:
+    click.echo(
+        f"ledger {ledger_id} is not closed: this ends with entry {end}, the last one known to be "
+        f"acknowledged; `quire ledger follow {ledger_id}` waits for more, and if its writer is "
+        f"gone `quire ledger recover {ledger_id}` closes it",
+        err=True,
+    )
 
 
 @click.command()

@@ -1,15 +1,17 @@
-"""``quire cluster``: how the cluster is."""
+"""``quire cluster``: how the cluster is, and levelling its bookies."""
 
 from __future__ import annotations
 
 import click
 
+from ledger_client.commands.cluster.rebalance import rebalance
 from ledger_client.commands.cluster.status import status
 
 
 @click.group()
 def cluster() -> None:
-    """Look at the whole cluster."""
+    """Look at the whole cluster, and move ledgers between bookies."""
 
 
-cluster.add_command(status)
+for command in (status, rebalance):
+    cluster.add_command(command)

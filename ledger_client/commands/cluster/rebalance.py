@@ -1,0 +1,139 @@
+"""``quire cluster rebalance``: closed ledgers move until bookies hold about the same."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import click
+import msgspec
+import trio
+
+import ledger_client
+from ledger_client.commands import options
+from ledger_client.commands.errors import Interrupted
+from ledger_client.commands.interruption import finish, interrupted
+from ledger_client.commands.progress import SizeBar, show_sizes
+from ledger_client.commands.quantity import count, size
+from ledger_client.operations.balance import Move
+from ledger_client.operations.rebalance import Balance, Rebalancer
+from metadata.urls import open_store
+
+MIB = 1 << 20
+
+
+class Rebalanced(msgspec.Struct, frozen=True):
+    """What --json prints. Sizes are payload bytes of closed ledgers."""
+
+    before: dict[str, int]
+    after: dict[str, int]
+    spread: float
+    """fullest minus emptiest, as a part of the mean, at the end"""
+    planned: list[Move] = []
+    """with --dry-run: what would be moved"""
+    moved: int = 0
+    moved_size: int = 0
+    complete: bool = True
+
+
+class Run:
+    """One run of the command: what it has done so far."""
+
+    def __init__(self, rebalancer: Rebalancer) -> None:
+        self._rebalancer = rebalancer
+        self.moved = 0
+        self.moved_size = 0
+
+    async def play(self, found: Balance, bar: SizeBar) -> None:
+        """Make moves, and plan anew, until nothing is left to move, or nothing can be."""
+        while found.moves:
+            moved_before = self.moved
+            await self._make_all(found.moves, bar)
+            if self.moved == moved_before:
+                return
+            found = await self._rebalancer.look()
+
+    async def _make_all(self, moves: list[Move], bar: SizeBar) -> None:
+        done = self.moved_size
+        total = done + sum(move.size for move in moves)
+        for move in moves:
+            text = f"ledger {move.ledger_id}: {move.source} to {move.target}"
+            bar.show(text, total=total, done=done)
+            if await self._rebalancer.make(move, on_copied=bar.advance):
+                self.moved += 1
+                self.moved_size += move.size
+            done += move.size
+
+
+@click.command()
+@click.option("--dry-run", is_flag=True, help="Only show what would be moved.")
+@click.option(
+    "--rate",
+    type=click.FloatRange(min=0.1),
+    default=50.0,
+    show_default=True,
+    metavar="MIB",
+    help="MiB copied a second at most, so that writers and readers go first.",
+)
+@options.cluster
+@options.as_json
+def rebalance(*, dry_run: bool, rate: float, cluster: str, as_json: bool) -> None:
+    """Move closed ledgers until the bytes per bookie are within 10 % of each other.
+
+    A new bookie gets new ledgers at once; this gives it its part of the old ones too.
+    Ledgers are moved one at a time: copied, compared, and only then listed elsewhere. The
+    old copies are deleted when their bookies collect garbage next (`bookie gc`).
+
+    May be interrupted at any time: what was moved stays moved, the ledger under way stays
+    where it was. Bookies that are lost, in limbo or being decommissioned are left alone.
+    """
+    rebalanced = trio.run(finish, partial(_plan, cluster)) if dry_run else None
+    if rebalanced is None:
+        rebalanced = trio.run(_rebalance, cluster, rate * MIB)
+    if as_json:
+        click.echo(msgspec.json.encode(rebalanced).decode())
+    else:
+        _tell(rebalanced, dry_run=dry_run)
+    if not rebalanced.complete:
+        raise Interrupted
+
+
+async def _plan(cluster: str) -> Rebalanced:
+    async with ledger_client.connect(cluster) as client, open_store(cluster) as store:
+        found = await Rebalancer(client, store).look()
+    return Rebalanced(found.sizes, found.sizes, found.spread, found.moves)
+
+
+async def _rebalance(cluster: str, rate: float) -> Rebalanced:
+    async with ledger_client.connect(cluster) as client, open_store(cluster) as store:
+        rebalancer = Rebalancer(client, store, rate=rate)
+        before = await rebalancer.look()
+        run = Run(rebalancer)
+        with show_sizes() as bar:
+            cut_short = await interrupted(partial(run.play, before, bar))
+        after = await rebalancer.look()
+    return Rebalanced(
+        before.sizes,
+        after.sizes,
+        after.spread,
+        moved=run.moved,
+        moved_size=run.moved_size,
+        complete=not cut_short,
+    )
+
+
+def _tell(rebalanced: Rebalanced, *, dry_run: bool) -> None:
+    for move in rebalanced.planned:
+        where = f"from {move.source} to {move.target}"
+        click.echo(f"would move ledger {move.ledger_id} {where}, {size(move.size)}")
+    for name, held in rebalanced.after.items():
+        before = rebalanced.before.get(name, 0)
+        change = "" if held == before else f", before {size(before)}"
+        click.echo(f"{name}: {size(held)}{change}")
+    moves = count(len(rebalanced.planned) if dry_run else rebalanced.moved, "ledger")
+    moved = sum(m.size for m in rebalanced.planned) if dry_run else rebalanced.moved_size
+    begin = "" if rebalanced.complete else "interrupted; "
+    verb = "would be moved" if dry_run else "moved"
+    click.echo(
+        f"{begin}{moves}, {size(moved)} {verb}; "
+        f"fullest and emptiest differ by {rebalanced.spread:.0%} of the mean"
+    )
