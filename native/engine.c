@@ -424,11 +424,16 @@ static void *journal_thread(void *argument)
 
 /* --- opening and closing ------------------------------------------------------------------ */
 
+_Static_assert(BK_MEMTABLE_SIZE_MIN >= BK_GROUP_HEADER_SIZE + BK_RECORD_HEADER_SIZE +
+                                           BK_RECORD_SIZE_MAX &&
+                   BK_MEMTABLE_SIZE_MIN % BK_BLOCK_SIZE == 0,
+               "a half takes any record");
+
 static int allocate(bk_engine *engine)
 {
     engine->half_size = bk_align_up(engine->options.memtable_size, BK_BLOCK_SIZE);
     /* Slots hold offsets of 32 bits; the largest record and its group must fit. */
-    if (engine->half_size > UINT32_MAX || engine->half_size < 2 * (uint64_t)BK_RECORD_SIZE_MAX)
+    if (engine->half_size > UINT32_MAX || engine->half_size < BK_MEMTABLE_SIZE_MIN)
         return -EINVAL;
     for (int i = 0; i < 2; i++) {
         /* Untouched pages cost nothing, and release_memory gives touched ones back. */

@@ -40,10 +40,12 @@
 typedef struct bk_engine bk_engine;
 typedef struct bk_connection bk_connection;
 
+#define BK_MEMTABLE_SIZE_MIN 5246976 /* the largest record in a group of its own */
+
 typedef struct {
   const char *journal_folder;
   const char *ledger_folder;
-  uint64_t memtable_size;     /* bytes of one half; there are two */
+  uint64_t memtable_size;     /* bytes of one half; there are two. Only what is used is memory */
   uint64_t journal_size_max;  /* roll a journal file after this many bytes */
   uint32_t journal_spares;    /* files kept for reuse */
   uint32_t threaded;          /* 1: own journal thread; 0: bk_engine_commit drives it */

@@ -18,6 +18,9 @@ from native.frame import Request as Request, take_request
 from native.mark import Mark, lend_mark, take_mark
 from native.store import Store
 
+MEMTABLE_SIZE_MIN = int(lib.BK_MEMTABLE_SIZE_MIN)
+"""Bytes of the smallest half of a memtable that takes every entry."""
+
 _REQUESTS_MAX = 256
 _NOTHING = ffi.new("uint8_t[1]")
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)

@@ -1,9 +1,9 @@
 """Crashes at every write and sync, and between any two steps of a checkpoint.
 
 A script of adds, repeated adds, fences, explicit LACs, checkpoints, deletions, returns of
-deleted ledgers and compactions runs until a fault stops it, or until the folders are copied as a crash would
-leave them. A bookie that starts on what is left must hold all that was acknowledged, and
-nothing that was not sent.
+deleted ledgers and compactions runs until a fault stops it, or until the folders are copied
+as a crash would leave them. A bookie that starts on what is left must hold all that was
+acknowledged, and nothing that was not sent.
 """
 
 from __future__ import annotations

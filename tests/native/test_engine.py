@@ -11,7 +11,7 @@ import pytest
 from engines import MIB, Bookie
 from wire import KEY, add, add_responses, be, framed, header, stored_entry, write_lac
 
-from native.engine import Event, Request, Verdict, clear_fault, plan_fault
+from native.engine import MEMTABLE_SIZE_MIN, Event, Request, Verdict, clear_fault, plan_fault
 from native.errors import BadKey, NoLedger
 from native.journal import Record, scan_journal
 
@@ -422,3 +422,18 @@ def test_release_memory_keeps_what_is_held(bookie: Bookie) -> None:
     assert bookie.payload(1, 0) == b"kept"
     bookie.add(1, 1, b"more")
     assert bookie.payload(1, 1) == b"more"
+
+
+def test_the_smallest_memtable_takes_the_largest_entries(tmp_path: Path) -> None:
+    with pytest.raises(OSError, match="Invalid argument"):
+        Bookie(tmp_path / "smaller", memtable_size=MEMTABLE_SIZE_MIN - 4096)
+    bookie = Bookie(tmp_path / "least", memtable_size=MEMTABLE_SIZE_MIN, journal_size_max=MIB)
+    payloads = [bytes([i]) * (5 * MIB - 24 - 32 - 4 * i) for i in range(5)]
+    for i, payload in enumerate(payloads):
+        bookie.add(1, i, payload)
+    for _ in range(2):
+        bookie.crash()
+        assert bookie.recovery.damages == 0
+        assert [bookie.payload(1, i) for i in range(5)] == payloads
+        bookie.checkpoint()
+    bookie.close()
