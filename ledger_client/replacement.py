@@ -83,7 +83,7 @@ class Replacement:
         self._stopped = False
         self._lost_more = trio.Event()
         self._cause: LedgerError | None = None
-        self._pauses = 0  # since something was confirmed
+        self._pauses = 0  # since the first loss after something was confirmed
         self._seen_lac = owner.last_confirmed
         self._stuck_at: float | None = None
         self._stuck_lac = -1
@@ -96,6 +96,8 @@ class Replacement:
         self.lost_bookies.add(bookie_id)
         self._placement.failed(bookie_id)
         self._lost_more.set()
+        if self._owner.last_confirmed > self._seen_lac:
+            self._seen_lac, self._pauses = self._owner.last_confirmed, 0
         if not self._ensemble.has_quorum():
             self._watch_clock()
         self._task.start()
@@ -127,9 +129,7 @@ class Replacement:
             return {}
 
     async def _pause(self) -> None:
-        """Wait for a while that doubles while nothing is confirmed, or for the next loss."""
-        if self._owner.last_confirmed > self._seen_lac:
-            self._seen_lac, self._pauses = self._owner.last_confirmed, 0
+        """Wait for a while, twice as long each time, or for the next loss."""
         first_s, longest_s = DEGRADED_S if self._ensemble.has_quorum() else URGENT_S
         with trio.move_on_after(min(first_s * 2.0**self._pauses, longest_s)):
             await self._lost_more.wait()

@@ -18,6 +18,8 @@ from native.errors import ProtocolBroken
 from native.link import Link, Writer
 
 SEND_SIZE = 1 << 20
+LAST_CHANCE_S = 0.05
+"""Before a bookie counts as silent, what it said has this long to be received."""
 
 
 class Listener(Protocol):
@@ -145,10 +147,12 @@ class Session:
             if since is None:
                 self._owed = trio.Event()
                 await self._owed.wait()
-            elif since + self._silence_s <= trio.current_time():
+                continue
+            await trio.sleep_until(since + self._silence_s - LAST_CHANCE_S)
+            if self._owed_since == since:  # or it was this process that hung: look once more
+                await trio.sleep(LAST_CHANCE_S)
+            if self._owed_since == since:
                 return f"silent for {self._silence_s:g} s"
-            else:
-                await trio.sleep_until(since + self._silence_s)
 
     def _take_in(self, size: int) -> None:
         for response in self._link.filled(size):

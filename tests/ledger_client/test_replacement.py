@@ -318,3 +318,50 @@ async def test_slow_bookies_that_answer_something_are_waited_for(
         before = chosen(ledger)
         await ledger.append(b"zero")
         assert chosen(ledger) == before
+
+
+async def test_a_reader_follows_a_ledger_through_all_its_ensembles(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-25: none of the bookies at the end is one of those at the beginning."""
+    async with memory_cluster(6) as cluster, cluster.client() as client:
+        read: list[bytes] = []
+
+        async def follow(ledger_id: int) -> None:
+            async with client.open_ledger(ledger_id, recover=False) as reader:
+                read.extend([entry.payload async for entry in reader.follow(0)])
+
+        async with trio.open_nursery() as nursery:
+            async with client.create_ledger(3, 3, 2) as ledger:
+                await ledger.append(b"start")
+                nursery.start_soon(follow, ledger.id)
+                first = chosen(ledger)
+                for number, name in enumerate(first):
+                    cluster.kill(name)
+                    await trio.sleep(0.5)
+                    await ledger.append(b"%d" % number)
+                    await trio.sleep(0.5)
+                assert not set(first) & set(chosen(ledger))
+            for name in first:
+                cluster.revive(name)
+        assert read == [b"start", b"0", b"1", b"2"]
+
+
+async def test_a_client_that_hung_does_not_take_its_bookies_for_silent(
+    autojump_clock: MockClock,
+) -> None:
+    """What they said meanwhile was only not received yet."""
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client(SMALL) as client,
+        client.create_ledger(3, 3, 3) as ledger,
+    ):
+        before = cluster.dialled.copy()
+        for number in range(20):
+            hold_all(cluster)
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ledger.append, b"%d" % number)
+                await wait_all_tasks_blocked()
+                await release_all(cluster)
+                autojump_clock.jump(5)
+        assert cluster.dialled == before
