@@ -7,19 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
-from functools import partial
 
 import trio
+from author import Author
 from history import (
     Absent,
-    Acknowledged,
-    Closed,
-    Created,
     History,
     ReadBack,
     Recovered,
-    Refused,
-    Sent,
     digest_of,
 )
 from machines import MACHINE, Machine
@@ -30,14 +25,11 @@ from plan import Work
 
 from ledger_client import Client, Options
 from ledger_client.background import Background
-from ledger_client.errors import LedgerError, NoSuchEntry, OutcomeUnknown
+from ledger_client.errors import LedgerError, NoSuchEntry
 from ledger_client.reader import LedgerReader
-from ledger_client.writer import LedgerWriter
 
 RESTART_S = 0.3
 PATIENCE_S = 20.0
-LEDGERS_MAX = 3
-IDLE_S_MAX = 8.0
 OPTIONS = Options(
     append_timeout_s=15.0,
     close_timeout_s=10.0,
@@ -53,6 +45,7 @@ class ClientHost:
 
     Attributes:
         ledgers: what was created, by anybody; shared by all clients.
+        on_acknowledged: called with a ledger and entries when its writer was told of them.
     """
 
     def __init__(
@@ -65,6 +58,7 @@ class ClientHost:
         history: History,
         ledgers: list[int],
         chance: random.Random,
+        on_acknowledged: Callable[[int, range], None],
         options: Options = OPTIONS,
     ) -> None:
         self.machine = Machine(name, chance)
@@ -72,9 +66,10 @@ class ClientHost:
         self.history = history
         self.ledgers = ledgers
         self.failures: list[BaseException] = []
+        self.on_acknowledged = on_acknowledged
+        self.network = network
         self._options = options
-        self._network = network
-        self._view = MetadataView(store, self.machine, outages)
+        self.view = MetadataView(store, self.machine, outages)
         self._scope = trio.CancelScope()
         self._client: Client | None = None
         self._nursery: trio.Nursery | None = None
@@ -83,7 +78,7 @@ class ClientHost:
     async def run(self) -> None:
         """Keep the process running."""
         while True:
-            self._network.forget(self.machine)
+            self.network.forget(self.machine)
             await self._live()
             await trio.sleep(RESTART_S)
 
@@ -107,10 +102,10 @@ class ClientHost:
         MACHINE.set(self.machine)
         async with Background() as background, trio.open_nursery() as nursery:
             self._client = Client(
-                self._view,
+                self.view,
                 background,
                 options=self._options,
-                open_stream=self._network.open_stream,
+                open_stream=self.network.open_stream,
                 chance=self.machine.chance,
             )
             self._nursery = nursery
@@ -123,7 +118,7 @@ class ClientHost:
         """End the process at once."""
         self.machine.alive = False
         self.machine.thaw()
-        self._network.leave(self.machine, silently=False)
+        self.network.leave(self.machine, silently=False)
         self._scope.cancel()
 
     def do(self, work: Callable[[Client], Awaitable[None]]) -> None:
@@ -142,90 +137,6 @@ class ClientHost:
     async def _enter(self, work: Callable[[Client], Awaitable[None]], client: Client) -> None:
         MACHINE.set(self.machine)
         await work(client)
-
-    # --- writing -----------------------------------------------------------------------
-
-    async def write(self, work: Work, client: Client) -> None:
-        """Write ledgers as *work* says: the next one when a writer failed."""
-        await trio.sleep(work.start_s)
-        left = [work.appends]
-        for _ in range(LEDGERS_MAX):
-            try:
-                async with client.create_ledger(
-                    work.ensemble_size, work.write_quorum, work.ack_quorum
-                ) as ledger:
-                    await self._write_ledger(work, ledger, left)
-                if ledger.closed:
-                    record = ledger.metadata
-                    self.history.add(
-                        Closed(
-                            ledger=ledger.id,
-                            who=self.machine.name,
-                            last_entry=record.last_entry,
-                            length=record.length,
-                        )
-                    )
-                return
-            except LedgerError:
-                await trio.sleep(self.machine.chance.uniform(0.1, 1.0))
-
-    async def _write_ledger(self, work: Work, ledger: LedgerWriter, left: list[int]) -> None:
-        self.history.add(
-            Created(
-                ledger=ledger.id,
-                ensemble_size=work.ensemble_size,
-                write_quorum=work.write_quorum,
-                ack_quorum=work.ack_quorum,
-            )
-        )
-        self.ledgers.append(ledger.id)
-        async with trio.open_nursery() as nursery:
-            for number in range(work.tasks):
-                nursery.start_soon(self._append, work, ledger, left, f"{self.machine.name}.{number}")
-        if work.ending == "die" and left[0] <= 0:
-            self.kill()
-            await trio.sleep_forever()
-
-    async def _append(
-        self, work: Work, ledger: LedgerWriter, left: list[int], writer: str
-    ) -> None:
-        """Append until nothing is left or the writer fails; one that stays goes on for ever."""
-        chance = self.machine.chance
-        while left[0] > 0 or work.ending == "leave":
-            left[0] -= 1
-            think_s = work.think_s_max if left[0] >= 0 else IDLE_S_MAX
-            await trio.sleep(think_s * chance.random())
-            if not await self._append_batch(work, ledger, writer):
-                return
-
-    async def _append_batch(self, work: Work, ledger: LedgerWriter, writer: str) -> bool:
-        chance = self.machine.chance
-        payloads = [
-            chance.randbytes(chance.randint(0, work.payload_max))
-            for _ in range(chance.randint(1, work.batch_max))
-        ]
-        digests = [digest_of(payload) for payload in payloads]
-        told = {"ledger": ledger.id, "writer": writer}
-        first = ledger.next_entry if work.tasks == 1 else None
-        self.history.add(Sent(ledger=ledger.id, writer=writer, first=first, digests=digests))
-        try:
-            ids = await ledger.append_many(payloads)
-        except LedgerError as failure:
-            self.history.add(
-                Refused(
-                    ledger=ledger.id,
-                    writer=writer,
-                    count=len(payloads),
-                    reason=type(failure).__name__,
-                    unknown=isinstance(failure, OutcomeUnknown),
-                )
-            )
-            return False
-        del told
-        self.history.add(
-            Acknowledged(ledger=ledger.id, writer=writer, first=ids.start, digests=digests)
-        )
-        return True
 
     # --- reading and recovering --------------------------------------------------------
 
@@ -292,4 +203,5 @@ class ClientHost:
 
     def start_writing(self, work: Work) -> None:
         """Begin a piece of work in the process."""
-        self.do(partial(self.write, work))
+        author = Author(self, work)
+        self.do(author.write_stubbornly if work.stubborn else author.write)

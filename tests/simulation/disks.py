@@ -125,7 +125,7 @@ class Disk:
         """Commit what gathers, for as long as the process runs."""
         while True:
             await self.work.heard()
-            await trio.sleep(self._sync_s())
+            await trio.sleep(self.sync_s())
             if self.engine is not None and not self.engine.closed:
                 self.commit(self.engine)
                 self._seal(self.engine)
@@ -147,7 +147,8 @@ class Disk:
         except OSError:
             return
 
-    def _sync_s(self) -> float:
+    def sync_s(self) -> float:
+        """Return how long the next sync takes."""
         slow = self._chance.random() < 0.02
         return self._sync_s_max * (20 if slow else 1) * self._chance.random() ** 2
 

@@ -16,7 +16,11 @@ DURATION_S = 20.0
 
 
 class Work(msgspec.Struct, frozen=True):
-    """One ledger and who writes it; *ending*: close, leave (open) or die."""
+    """One ledger and how it is written.
+
+    *ending*: close it, leave it open and go on slowly, or die. A *stubborn* writer
+    (stubborn_writer.py) never closes it.
+    """
 
     start_s: float
     ensemble_size: int
@@ -28,6 +32,7 @@ class Work(msgspec.Struct, frozen=True):
     think_s_max: float
     tasks: int
     ending: str
+    stubborn: bool = False
 
 
 class Step(msgspec.Struct, frozen=True):
@@ -124,6 +129,7 @@ def _works(chance: random.Random, bookies: int) -> Iterator[Work]:
             think_s_max=chance.choice([0.02, 0.5, 1.0]),
             tasks=chance.choice([1, 1, 3]),
             ending=chance.choice(["close", "close", "leave", "die"]),
+            stubborn=chance.random() < 0.3,
         )
 
 

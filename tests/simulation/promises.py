@@ -30,6 +30,10 @@ class Promises:
         """A client was told that the entry is stored."""
         self._acknowledged.setdefault(ledger, set()).add(entry)
 
+    def cover(self, ledger: int, entry: int) -> bool:
+        """Whether the bookie has acknowledged the entry."""
+        return entry in self._acknowledged.get(ledger, ())
+
     def remember(self, engine: Engine) -> None:
         """The machine dies: what was acknowledged and is here now must be here again."""
         self._due = {}

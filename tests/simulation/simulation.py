@@ -29,7 +29,14 @@ from metadata_view import Outages
 from network import Network
 from plan import DURATION_S, Plan, make_plan
 
-from metadata.records import LEDGERS, UNDERREPLICATED, LedgerState, decode_ledger
+from metadata.records import (
+    LEDGERS,
+    UNDERREPLICATED,
+    LedgerRecord,
+    LedgerState,
+    decode_ledger,
+    ledger_key,
+)
 from metadata.store import Versioned
 
 HEALED_S = 180.0
@@ -92,6 +99,7 @@ class Simulation:
             history=self.history,
             ledgers=self.ledgers,
             chance=self._chance(name),
+            on_acknowledged=self._check_copies,
         )
 
     async def run(self) -> Outcome:
@@ -193,6 +201,19 @@ class Simulation:
     def _violate(self, invariant: int, ledger: int, told: str, entry: int | None = None) -> None:
         self.violations.append(Violation(invariant, ledger, entry, told))
 
+    def _check_copies(self, ledger: int, entries: range) -> None:
+        """What a writer was told is stored must be, on enough bookies where it will be read."""
+        key = ledger_key(ledger)
+        record = decode_ledger(key, self.store.values[key].value)
+        for entry in entries:
+            holders = [
+                name
+                for name in write_set(record, entry)
+                if self.bookies[name].promises.cover(ledger, entry)
+            ]
+            if len(holders) < record.ack_quorum:
+                self._violate(1, ledger, f"told, and only {holders} have it", entry)
+
     def _note_record(self, key: str, found: Versioned | None) -> None:
         if key.startswith(LEDGERS) and found is not None:
             record = decode_ledger(key, found.value)
@@ -212,6 +233,16 @@ class Simulation:
         for client in self.clients.values():
             client.kill()
         await trio.sleep(0.1)
+
+
+def write_set(record: LedgerRecord, entry: int) -> list[str]:
+    """Return the bookies that are to hold *entry*."""
+    fragment = max(
+        (each for each in record.fragments if each.first_entry <= entry),
+        key=lambda each: each.first_entry,
+    )
+    size = record.ensemble_size
+    return [fragment.bookies[(entry + i) % size] for i in range(record.write_quorum)]
 
 
 def simulate(seed: int, *, only: Sequence[int] | None = None) -> Outcome:

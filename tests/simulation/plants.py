@@ -1,0 +1,245 @@
+"""Seven mistakes, each of which the simulation must find.
+
+Each is a block in which one rule is broken, in the simulated nodes and nowhere else: a
+name of the code under test is replaced, and the rest stays as it is.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import trio
+from disks import Disk, SimulatedEngine, Tail
+from machines import MACHINE
+from promises import Promises
+from replaced import replaced
+
+from ledger_client.connection import BookieConnection
+from ledger_client.ensemble import Ensemble
+from ledger_client.recovery import fencing, tail
+from ledger_client.source import LedgerSource
+from metadata.records import LedgerRecord
+from native.digest import crc32c
+from native.frame import Code, Flag
+from native.journal import FENCE
+from native.link import Response, Writer
+from native.mark import Mark
+
+Plant = Callable[[], AbstractContextManager[None]]
+
+
+@contextmanager
+def acknowledge_before_sync() -> Iterator[None]:
+    """Answer at once, and let the sync come when it comes: a power cut undoes answers."""
+    synced: dict[str, tuple[int, int]] = {}
+    cut_power = Disk.cut_power
+
+    def note(disk: Disk) -> None:
+        if disk.engine is not None and not disk.engine.closed:
+            stats = disk.engine.stats()
+            synced[str(disk.folder)] = stats.journal_id, stats.journal_offset
+
+    async def drive(disk: Disk) -> None:
+        note(disk)
+        while True:
+            await disk.work.heard()
+            if disk.engine is not None and not disk.engine.closed:
+                disk.commit(disk.engine)
+                await trio.sleep(disk.sync_s())
+                note(disk)
+
+    def flush(engine: SimulatedEngine) -> Mark | None:
+        mark: Mark | None = real_flush(engine)
+        note(_disk_of_task())
+        return mark
+
+    def cut(disk: Disk, tail: Tail) -> None:
+        known = synced.get(str(disk.folder))
+        cut_power(disk, Tail.CLEAN)
+        if known is not None:
+            _cut_journal(disk.journal_folder, *known)
+
+    real_flush = SimulatedEngine.flush
+    with (
+        replaced(Disk, "drive", drive),
+        replaced(Disk, "cut_power", cut),
+        replaced(SimulatedEngine, "flush", flush),
+    ):
+        yield
+
+
+def _cut_journal(folder: Path, file_id: int, end: int) -> None:
+    for path in folder.glob("*.journal"):
+        number = int(path.stem, 16)
+        if number > file_id:
+            path.unlink()
+        elif number == file_id and path.stat().st_size > end:
+            with path.open("r+b") as file:
+                file.truncate(end)
+
+
+def _disk_of_task() -> Disk:
+    machine = MACHINE.get()
+    disk = getattr(machine.owner if machine else None, "disk", None)
+    assert isinstance(disk, Disk)
+    return disk
+
+
+@contextmanager
+def fence_only_the_first_read() -> Iterator[None]:
+    """Fence with the question for the last confirmed entry; read the tail without."""
+    with replaced(tail, "RECOVERY_READ_FLAGS", Flag.PRIORITY):
+        yield
+
+
+@contextmanager
+def timeout_is_absence() -> Iterator[None]:
+    """Take whoever does not answer for one that has not got the entry."""
+
+    def is_negative(answer: object) -> bool:
+        return not isinstance(answer, Response) or answer.code in (Code.NO_ENTRY, Code.NO_LEDGER)
+
+    with replaced(tail, "is_negative", is_negative):
+        yield
+
+
+@contextmanager
+def no_floor() -> Iterator[None]:
+    """Believe the last ensemble how far the ledger was confirmed, and ask it for the rest.
+
+    With the floor, everything above lies in the last fragment, so that it makes no
+    difference whether a recovery asks that fragment's bookies or the entry's.
+    """
+
+    def floor(_record: LedgerRecord, lacs: Iterable[int]) -> int:
+        return max(*lacs, -1, -1)
+
+    def replicas(source: LedgerSource, entry_id: int) -> list[BookieConnection]:
+        bookies = source.record.fragments[-1].bookies
+        chosen = [bookies[(entry_id + i) % len(bookies)] for i in range(source.record.write_quorum)]
+        return [source._bookies.connection(name) for name in chosen]
+
+    run = tail.Run.__init__
+
+    def begin(self: tail.Run, source: LedgerSource, entry_id: int) -> None:
+        with replaced(LedgerSource, "replicas", replicas):
+            run(self, source, entry_id)
+
+    with replaced(fencing, "floor", floor), replaced(tail.Run, "__init__", begin):
+        yield
+
+
+@contextmanager
+def stale_acknowledgements() -> Iterator[None]:
+    """Let what a replaced bookie acknowledged count for the one in its place."""
+    told: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
+    keep, replace = Promises.keep, Ensemble.replace
+
+    def remember(promises: Promises, ledger: int, entry: int) -> None:
+        told[promises.name].add((ledger, entry))
+        keep(promises, ledger, entry)
+
+    def replace_bookie(ensemble: Ensemble, index: int, bookie: BookieConnection) -> None:
+        gone = ensemble.names[index]
+        replace(ensemble, index, bookie)
+        native = writer_of(ensemble)
+        state = native.state()
+        for entry in range(state.lac + 1, state.next_entry):
+            if (ledger_of(ensemble), entry) in told[gone]:
+                native.acknowledge(index, entry)
+
+    with (
+        replaced(Promises, "keep", remember),
+        replaced(Ensemble, "replace", replace_bookie),
+    ):
+        yield
+
+
+def writer_of(ensemble: Any) -> Writer:  # noqa: ANN401 - looks behind a private name
+    writer = ensemble._writer
+    assert isinstance(writer, Writer)
+    return writer
+
+
+def ledger_of(ensemble: Any) -> int:  # noqa: ANN401 - looks behind a private name
+    return int(ensemble._record.ledger_id)
+
+
+@contextmanager
+def fence_forgotten() -> Iterator[None]:
+    """Forget at each start which ledgers are fenced."""
+    opening = SimulatedEngine.open.__func__  # type: ignore[attr-defined]
+
+    def forget_and_open(cls: type[SimulatedEngine], **options: object) -> object:
+        disk = _disk_of_task()
+        for path in sorted(disk.folder.glob("*/*")):
+            if path.suffix in (".journal", ".table"):
+                _forget_fences(path)
+        return opening(cls, **options)
+
+    with replaced(SimulatedEngine, "open", classmethod(forget_and_open)):
+        yield
+
+
+_FENCE = FENCE.to_bytes(8, "big", signed=True)
+_RECORD_SIZE = 24  # size, check, ledger, number
+
+
+def _forget_fences(path: Path) -> None:
+    """Let every fence record name a ledger that does not exist."""
+    data = bytearray(path.read_bytes())
+    at = data.find(_FENCE)
+    while at >= 0:
+        start = at + 8 - _RECORD_SIZE
+        if start >= 0 and data[start : start + 4] == b"\x10\0\0\0" and data[start + 8] == 0:
+            salt = _check_of(data, start) ^ _crc_of(data, start)
+            data[start + 8] = 0x10
+            check = _crc_of(data, start) ^ salt
+            data[start + 4 : start + 8] = check.to_bytes(4, "little")
+        at = data.find(_FENCE, at + 1)
+    path.write_bytes(data)
+
+
+def _check_of(data: bytearray, start: int) -> int:
+    return int.from_bytes(data[start + 4 : start + 8], "little")
+
+
+def _crc_of(data: bytearray, start: int) -> int:
+    return crc32c(bytes(data[start : start + 4] + data[start + 8 : start + _RECORD_SIZE]))
+
+
+@contextmanager
+def late_mark() -> Iterator[None]:
+    """Take the position of the journal when a flush is done, not when its half was sealed."""
+    real_flush = SimulatedEngine.flush
+
+    def flush(engine: SimulatedEngine) -> Mark | None:
+        mark: Mark | None = real_flush(engine)
+        if mark is None:
+            return None
+        stats = engine.stats()
+        return msgspec.structs.replace(
+            mark, journal_id=stats.journal_id, journal_offset=stats.journal_offset
+        )
+
+    with replaced(SimulatedEngine, "flush", flush):
+        yield
+
+
+PLANTS: dict[str, Plant] = {
+    plant.__name__: plant
+    for plant in (
+        acknowledge_before_sync,
+        fence_only_the_first_read,
+        timeout_is_absence,
+        no_floor,
+        stale_acknowledgements,
+        fence_forgotten,
+        late_mark,
+    )
+}
