@@ -22,7 +22,7 @@ async def keep_roles(host: Host, roles: Roles) -> NoReturn:
     while True:
         try:
             await roles(host)
-        except Exception:  # noqa: BLE001 - no bug in what copies entries may take away those here
+        except* Exception:  # noqa: BLE001 - a bug in a guest must not take entries away
             _log.exception("the roles of this bookie failed; they start again in %g s", RESTART_S)
         host.figures.restarts += 1
         await trio.sleep(RESTART_S)

@@ -105,7 +105,8 @@ class Leadership:
                     await lead(Term(lease))
                     nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
-            _, others = group.split(self._says_over)
+            # Before 3.12 this takes plain functions only.
+            _, others = group.split(lambda error: self._says_over(error))
             if others is not None:
                 raise others from None
         finally:

@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 
 import click
@@ -18,7 +19,9 @@ from bookie.commands.outcome import Exit
 from bookie.commands.output import announce
 from bookie.config import BookieConfig
 from bookie.daemon import Ready, run_bookie
+from bookie.host import Roles
 from bookie.lock import hold_folders
+from metadata.store import MetadataStore
 from metadata.urls import open_store
 
 _log = logging.getLogger("bookie")
@@ -89,7 +92,17 @@ async def _run(config: BookieConfig, stop_with_parent: bool, as_json: bool) -> N
 async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
         async with open_store(config.metadata) as store, trio.open_nursery() as nursery:
-            _announce(await nursery.start(run_bookie, config, store), as_json)
+            serve = partial(run_bookie, roles=_roles(config, store))
+            _announce(await nursery.start(serve, config, store), as_json)
+
+
+def _roles(config: BookieConfig, store: MetadataStore) -> Roles | None:
+    if not config.autorecovery:
+        return None
+    # Loading the client takes a while, and other commands do without.
+    from bookie.commands.roles import roles_of
+
+    return roles_of(config, store)
 
 
 def _announce(ready: Ready, as_json: bool) -> None:

@@ -60,6 +60,26 @@ async def test_roles_that_ended_are_started_again_after_a_pause(
     assert [line for line in caplog.messages if "roles of this bookie failed" in line]
 
 
+async def test_roles_that_fail_while_their_bookie_stops_do_not_fail_it(
+    autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def fail_late() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            raise ZeroDivisionError("a bug")
+
+    async def roles(_: Host) -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(fail_late)
+            nursery.start_soon(trio.sleep_forever)
+
+    with trio.move_on_after(1) as stopped:
+        await keep_roles(Idle(), roles)  # type: ignore[arg-type]  # a fake
+    assert stopped.cancelled_caught
+    assert [line for line in caplog.messages if "roles of this bookie failed" in line]
+
+
 async def test_roles_end_with_their_bookie(autojump_clock: trio.testing.MockClock) -> None:
     ended = []
 

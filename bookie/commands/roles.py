@@ -1,0 +1,33 @@
+"""What ``bookie run`` hosts for its cluster: leading when elected, and repair.
+
+Here bookie and ledger client meet. The client works on the bookie's own metadata store and
+lives as long as the roles do. This module is imported by a bookie that hosts roles only, so
+that no other command waits for the client to load.
+"""
+
+from __future__ import annotations
+
+import math
+
+from bookie.config import BookieConfig
+from bookie.host import Host, Roles
+from ledger_client.background import Background
+from ledger_client.client import Client
+from ledger_client.repair.roles import run_roles
+from ledger_client.repair.settings import RepairOptions
+from metadata.store import MetadataStore
+
+
+def roles_of(config: BookieConfig, store: MetadataStore) -> Roles:
+    """Return the roles that a bookie with these settings hosts."""
+    options = RepairOptions(
+        lost_after_s=config.lost_after_s,
+        open_grace_s=config.open_grace_s,
+        repair_rate=config.repair_rate_max or math.inf,
+    )
+
+    async def run(host: Host) -> None:
+        async with Background() as nursery:
+            await run_roles(Client(store, nursery), store, host, options)
+
+    return run
