@@ -7,11 +7,13 @@ import sys
 import click
 
 from bookie.commands.config import config
+from bookie.commands.decommission import decommission
 from bookie.commands.format import format_folders
 from bookie.commands.gc import gc
 from bookie.commands.inspect import inspect
 from bookie.commands.outcome import conclude
 from bookie.commands.rebuild_index import rebuild_index
+from bookie.commands.replace import replace
 from bookie.commands.run import run
 from bookie.commands.standalone import standalone
 
@@ -30,7 +32,17 @@ def bookie() -> None:
     """  # noqa: D301 - the backslash keeps lines
 
 
-for command in (run, standalone, format_folders, config, gc, inspect, rebuild_index):
+for command in (
+    run,
+    standalone,
+    format_folders,
+    replace,
+    decommission,
+    config,
+    gc,
+    inspect,
+    rebuild_index,
+):
     bookie.add_command(command)
 
 

@@ -66,10 +66,10 @@ async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieReco
         return await _create(config, store, folders)
     _check_agreement(config, folders, cookies)
     cookie = cookies[0]
-    record = await _record(store, cookie.bookie_id)
+    record = await find_bookie(store, cookie.bookie_id)
     if record is None and not any(each.complete for each in cookies):
         # Cut off while it was made; perhaps for another cluster than the one named now.
-        cookie = msgspec.structs.replace(cookie, instance_id=await _instance(store))
+        cookie = msgspec.structs.replace(cookie, instance_id=await cluster_instance(store))
         return await _complete(store, folders, cookie)
     _check_presence(folders, cookie)
     _check_record(cookie, record)
@@ -93,7 +93,7 @@ async def adopt_folders(config: BookieConfig, store: MetadataStore) -> CookieRec
         raise FolderEmptied(config.ledger_folder, "no cookie here", "nothing to adopt")
     _check_agreement(config, folders, cookies)
     _check_presence(folders, cookies[0])
-    record = await _record(store, cookies[0].bookie_id)
+    record = await find_bookie(store, cookies[0].bookie_id)
     _check_record(cookies[0], record)
     cookie = msgspec.structs.replace(
         cookies[0],
@@ -105,7 +105,8 @@ async def adopt_folders(config: BookieConfig, store: MetadataStore) -> CookieRec
     return cookie.record
 
 
-async def _record(store: MetadataStore, bookie_id: str) -> CookieRecord | None:
+async def find_bookie(store: MetadataStore, bookie_id: str) -> CookieRecord | None:
+    """Return the record of a bookie, None when there is no such bookie. Raises MetadataError."""
     key = cookie_key(bookie_id)
     found = await store.get(key)
     return decode_cookie(key, found.value) if found else None
@@ -125,7 +126,7 @@ async def _create(
     cookie = Cookie(
         bookie_id=config.bookie_id or f"bookie-{secrets.token_hex(4)}",
         cookie_id=secrets.token_hex(16),
-        instance_id=await _instance(store),
+        instance_id=await cluster_instance(store),
         role="journal",
         journal_folder=absolute(config.journal_folder),
         ledger_folder=absolute(config.ledger_folder),
@@ -138,20 +139,21 @@ async def _create(
 async def _check_not_emptied(config: BookieConfig, store: MetadataStore) -> None:
     """Refuse when the metadata knows of a bookie that had data in these folders."""
     if config.bookie_id:
-        known = await _record(store, config.bookie_id)
+        known = await find_bookie(store, config.bookie_id)
     else:
-        known = await _record_of_folders(config, store)
+        known = await find_bookie_of_folders(config, store)
     if known is None:
         return
     raise FolderEmptied(
         absolute(config.ledger_folder),
         f"empty or missing, but bookie {known.bookie_id} had its data in {known.ledger_folder}",
-        "mount the right disk; or give its copies up with `bookie format --force`; "
+        "mount the right disk; or, if it is lost, let it be refilled by `bookie replace`; "
         "or, for another bookie, name it with --bookie-id",
     )
 
 
-async def _record_of_folders(config: BookieConfig, store: MetadataStore) -> CookieRecord | None:
+async def find_bookie_of_folders(config: BookieConfig, store: MetadataStore) -> CookieRecord | None:
+    """Return the record that names a folder of *config*, None if none does."""
     places = {absolute(config.journal_folder), absolute(config.ledger_folder)}
     known = None
     async for page in pages(store, COOKIES):
@@ -176,7 +178,7 @@ async def _complete(
         await store.put(key, encode_record(cookie.record), expected=ABSENT)
     except VersionConflict as cause:
         # Our own, when a former try was cut off after the store had done it.
-        record = await _record(store, cookie.bookie_id)
+        record = await find_bookie(store, cookie.bookie_id)
         if record != cookie.record:
             raise BookieUnknown(
                 key, "another bookie has this name already", "choose another --bookie-id"
@@ -185,15 +187,15 @@ async def _complete(
     return cookie.record
 
 
-async def _instance(store: MetadataStore) -> str:
-    """The id of the cluster, made by its first bookie."""
+async def cluster_instance(store: MetadataStore) -> str:
+    """Return the id of the cluster, made by its first bookie."""
     found = await store.get(INSTANCE_KEY)
     if found is None:
         try:
             fresh = secrets.token_hex(16)
             await store.put(INSTANCE_KEY, fresh.encode(), expected=ABSENT)
         except VersionConflict:
-            return await _instance(store)
+            return await cluster_instance(store)
         return fresh
     return found.value.decode()
 

@@ -74,15 +74,6 @@ def test_there_is_nothing_to_take_back_of_a_bookie_that_stays(command: Command, 
     assert "b1 is not being decommissioned" in told.err
 
 
-@pytest.mark.parametrize(
-    ("words", "code"),
-    [
-        (["b1", "--wait", "--cancel"], Exit.USAGE),
-        (["b1", "--cluster", "bookie://127.0.0.1:9"], Exit.UNREACHABLE),
-        (["b1", "--cluster", "bookie://127.0.0.1:9", "--cancel"], Exit.UNREACHABLE),
-    ],
-)
-def test_errors_are_one_line(command: Command, words: list[str], code: Exit) -> None:
-    told = command("decommission", *words)
-    assert told.code == code
-    assert len(told.err.splitlines()) == 1
+def test_to_wait_and_to_take_it_back_exclude_each_other(command: Command, url: str) -> None:
+    told = command("decommission", "b1", "--cluster", url, "--wait", "--cancel")
+    assert told.code == Exit.USAGE
