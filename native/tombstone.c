@@ -32,11 +32,10 @@ int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms
     pthread_mutex_lock(&engine->lock);
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
     int result = ledger != NULL ? delete_known(engine, ledger, now_ms) : BK_NO_LEDGER;
+    /* Under the lock, so that what is added after a revival is not deleted with it. */
+    if (result == BK_OK)
+        (void)bk_store_delete_ledger(engine->store, ledger_id);
     pthread_mutex_unlock(&engine->lock);
-    if (result == 0) {
-        int known = bk_store_delete_ledger(engine->store, ledger_id);
-        result = known == BK_NO_LEDGER ? BK_OK : known;
-    }
     return result;
 }
 
