@@ -199,9 +199,24 @@ static int is_whole(const opening *o, const found *f, const index_walk *walk)
     return !f->has_log || ends_at(o->store, f, walk->log_end);
 }
 
-static void note_damage(void *context, const char *path, uint64_t offset)
+/* The index that is about to be built will not tell that a record is missing. */
+static int limbo_enter(const char *folder)
 {
-    bk_store_note(context, path, offset, -1, -1);
+    char path[BK_PATH_SIZE_MAX];
+    snprintf(path, sizeof path, "%s/limbo", folder);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    if (fd < 0)
+        return -errno;
+    int result = fsync(fd) == 0 ? bk_io_sync_folder(folder) : -errno;
+    close(fd);
+    return result;
+}
+
+static int note_damage(void *context, const char *path, uint64_t offset)
+{
+    bk_store *store = context;
+    bk_store_note(store, path, offset, -1, -1);
+    return limbo_enter(store->folder);
 }
 
 static int index_rebuild(opening *o, const found *f, const index_walk *walk)

@@ -66,12 +66,12 @@ static int records_read(rebuild *r, bk_log_scan *scan, const char *log_path, bk_
     for (;;) {
         int result = bk_log_scan_next(scan, &record);
         if (result == BK_CORRUPT)
-            note(context, log_path, record.offset);
+            result = note(context, log_path, record.offset);
         else if (result == BK_END || (result == BK_OK && is_map(&record)))
             return block_end(r, record.offset);
         else if (result == BK_OK)
             result = entry_add(r, &record);
-        if (result != BK_OK && result != BK_CORRUPT)
+        if (result != BK_OK)
             return result;
     }
 }
@@ -119,11 +119,12 @@ int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk
     return result;
 }
 
-static void count_damage(void *context, const char *path, uint64_t offset)
+static int count_damage(void *context, const char *path, uint64_t offset)
 {
     (void)path;
     (void)offset;
     ++*(uint64_t *)context;
+    return BK_OK;
 }
 
 static uint32_t id_of(const char *path)

@@ -115,7 +115,9 @@ typedef struct {
 /* [blocks] Open the store in folder, cut off what lies beyond *mark (NULL: an
  * empty folder, or a rebuild: accept what is sound), load the directory; an
  * index file that is missing or damaged is rebuilt from its log and reported
- * as damage. log_size_max: roll a log at this many bytes (at most 2 GiB).
+ * as damage. When the log is damaged, too, an empty file "limbo" is made in folder,
+ * durably, before that index is in place: nothing else would tell after a crash that
+ * a record is missing. log_size_max: roll a log at this many bytes (at most 2 GiB).
  * cache_size_max: bytes of the index cache. */
 int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max,
                   uint64_t cache_size_max, bk_store **out);

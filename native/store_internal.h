@@ -206,7 +206,8 @@ int bk_log_scan_open_at(const char *path, uint64_t start, uint64_t end, bk_log_s
 
 /* --- rebuild.c --------------------------------------------------------------------- */
 
-typedef void (*bk_damage_note)(void *context, const char *path, uint64_t offset);
+/* Told of damage before the index is in place that lacks what was there; what is not 0 ends it. */
+typedef int (*bk_damage_note)(void *context, const char *path, uint64_t offset);
 /* [blocks] header: what is known of the log; an end of 0 means the file's end. */
 int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk_log_header *header,
                           bk_damage_note note, void *context, uint64_t *entries);

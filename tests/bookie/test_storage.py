@@ -11,7 +11,7 @@ import v2
 from rig import serving, settings, until
 
 from bookie.errors import BadMark, JournalMissing, MarkMissing
-from bookie.limbo import FILE_NAME as LIMBO
+from bookie.limbo import FILE_NAME as LIMBO, in_limbo
 from bookie.mark import FILE_NAME as MARK, read_mark
 from bookie.storage import Storage
 from native.engine import clear_fault, plan_fault
@@ -145,3 +145,29 @@ async def test_in_limbo_a_missing_entry_is_an_io_error(tmp_path: Path) -> None:
     (tmp_path / "ledgers" / LIMBO).unlink()
     async with serving(settings(tmp_path)) as rig:
         assert (await rig.connect().ask(v2.read(1, 10))).code == 2
+
+
+async def test_a_start_is_in_limbo_before_it_builds_an_index_that_lacks_a_record(
+    tmp_path: Path,
+) -> None:
+    """BK-11: after a crash right then nothing but limbo would tell that one is missing."""
+    await write_some(tmp_path)
+    (log,) = (tmp_path / "ledgers").glob("*.log")
+    data = bytearray(log.read_bytes())
+    data[data.rindex(b"9")] ^= 1  # the payload of the last entry
+    log.write_bytes(data)
+    log.with_suffix(".index").unlink()
+    plan_fault("index_sync", 1, errno.EIO)
+    with failing("Input/output error"):
+        await Storage.open(settings(tmp_path))
+    assert not log.with_suffix(".index").exists()
+    assert in_limbo(tmp_path / "ledgers")
+
+
+async def test_an_index_that_is_built_anew_from_a_sound_log_is_no_limbo(tmp_path: Path) -> None:
+    await write_some(tmp_path)
+    (log,) = (tmp_path / "ledgers").glob("*.log")
+    log.with_suffix(".index").unlink()
+    async with serving(settings(tmp_path)) as rig:
+        assert not rig.storage.limbo.is_on
+        assert (await rig.connect().ask(v2.read(1, 9))).code == 0
