@@ -5,7 +5,7 @@ CommandFailed          the message says why and, where it can, what to do next
 ├── RecordCut          the input ended within a framed record
 ├── SandboxFailed      bookies of our own did not start
 ├── PeerSilent         a bookie asked directly did not answer
-└── ReplicaDamaged     a bookie's own copy of an entry is not sound
+└── NotHealed          a ledger did not get all of its copies back in time
 Interrupted            Ctrl-C or SIGTERM came; the command has tidied up
 """
 
@@ -30,8 +30,8 @@ class PeerSilent(CommandFailed):
     """A bookie closed the connection, did not answer in time, or answered a failure."""
 
 
-class ReplicaDamaged(CommandFailed):
-    """A bookie gave bytes that are not the entry asked for."""
+class NotHealed(CommandFailed):
+    """Repair did not make every copy whole in the time that it was given."""
 
 
 class Interrupted(Exception):

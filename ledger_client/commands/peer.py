@@ -1,29 +1,21 @@
-"""One bookie, asked directly: about itself, or for its own copy of a ledger.
-
-The client reads from whichever replica answers. Where it matters what one
-bookie holds, this asks that one and no other.
-"""
+"""One bookie, asked directly and about itself."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
 import trio
 
-from ledger_client.commands.errors import PeerSilent, ReplicaDamaged
+from ledger_client.commands.errors import PeerSilent
 from metadata.address import Address, parse_address
 from metadata.calls import BookieRequest, Failure, decode_reply, encode_request
 from native import frame
-from native.digest import Digest
-from native.frame import Code
-from native.link import Link, Response, check_entries
+from native.link import Link, Response
 
 ANSWER_TIMEOUT_S = 10.0
 RECEIVE_SIZE = 256 * 1024
-BATCH_SIZE = 1 << 20
-BATCH_COUNT = 4096
 T = TypeVar("T")
 
 
@@ -61,35 +53,6 @@ class Peer:
             return answer
         told = answer.message if isinstance(answer, Failure) else type(answer).__name__
         raise PeerSilent(f"{self._address} answered: {told}")
-
-    async def copy(self, ledger_id: int, digest: Digest) -> AsyncIterator[list[bytes]]:
-        """Yield runs of payloads that this bookie holds, from entry 0 up to the first it lacks.
-
-        Raises:
-            PeerSilent: it stopped answering.
-            ReplicaDamaged: an entry failed its checksum, or the bookie could not read it.
-        """
-        start = 0
-        while payloads := await self._batch(ledger_id, start, digest):
-            yield payloads
-            start += len(payloads)
-
-    async def _batch(self, ledger_id: int, start: int, digest: Digest) -> list[bytes]:
-        self._request_id += 1
-        response = await self._ask(
-            frame.batch_read(ledger_id, start, self._request_id, BATCH_COUNT, BATCH_SIZE)
-        )
-        if response.code in {Code.NO_ENTRY, Code.NO_LEDGER}:
-            return []
-        if response.code != Code.OK:
-            raise ReplicaDamaged(f"ledger {ledger_id}, entry {start}: code {response.code}")
-        found = check_entries(digest, response.body, ledger_id, start, BATCH_COUNT)
-        if not found.sound:
-            raise ReplicaDamaged(f"ledger {ledger_id}, entry {start + found.count}: bad digest")
-        return [
-            bytes(response.body[offset : offset + size])
-            for offset, size in zip(found.offsets, found.sizes, strict=True)
-        ]
 
     async def _ask(self, question: bytes) -> Response:
         with trio.move_on_after(ANSWER_TIMEOUT_S):

@@ -35,7 +35,8 @@ def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     assert report["entries"] == report["entries_read"] == 30_001
     assert report["sha256_read"] == hashlib.sha256(file.read_bytes()).hexdigest()
     assert report["killed_process"] != report["restarted_process"]
-    assert 0 < report["copy_entries"] < 30_001
+    assert 0 < report["kept"] <= 30_001
+    assert list(report["copies"].values()) == [30_001] * 3
     assert list(scratch.iterdir()) == []
     assert processes_below(scratch) == []
 
@@ -44,16 +45,29 @@ def test_without_a_file_the_demo_finds_or_makes_one(tmp_path: Path) -> None:
     done = quire("demo", environment={"TMPDIR": str(tmp_path)})
     text = done.stdout.decode()
     assert done.returncode == 0
-    for word in ("file", "started", "killed", "wrote", "restarted", "read", "checked", "Try next"):
+    for word in (
+        "file",
+        "started",
+        "killed",
+        "wrote",
+        "restarted",
+        "read",
+        "healed",
+        "verified",
+        "Try next",
+    ):
         assert word in text
-    assert "Every line that was written was read back, byte for byte." in text
+    assert (
+        "Every line that was written was read back, byte for byte, and all copies are whole."
+        in text
+    )
 
 
 def test_the_demo_keeps_its_folder_when_asked(tmp_path: Path) -> None:
     file = tmp_path / "one.log"
     file.write_bytes(b"a single line\n")
     done = quire("demo", file, "--keep", "--json", environment={"TMPDIR": str(tmp_path)})
-    kept = Path(json.loads(done.stdout)["kept"])
+    kept = Path(json.loads(done.stdout)["kept_folder"])
     assert kept.parent == tmp_path
     assert (kept / "metadata.db").exists()
 

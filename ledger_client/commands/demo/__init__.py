@@ -1,4 +1,4 @@
-"""``quire demo``: three bookies, one of them killed, and every line read back."""
+"""``quire demo``: three bookies, one of them killed, every line read back, every copy healed."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from ledger_client.commands.sandbox import open_sandbox
 @click.option("--keep", is_flag=True, help="Keep the folder with the bookies' data.")
 @options.as_json
 def demo(*, file: Path | None, keep: bool, as_json: bool) -> None:
-    """Write FILE to three bookies, kill one half-way, read every line back.
+    """Write FILE to three bookies, kill one half-way, read every line back, see it heal.
 
     FILE is by default a log of this machine, or one made up if there is none. The
     bookies run in a temporary folder; both are gone when the command ends.
@@ -44,7 +44,7 @@ async def _play(file: Path | None, keep: bool, say: Say) -> Report:
         say("file", str(file) if file else f"{sample.path}, {origin} (name another if you like)")
         async with open_sandbox(BOOKIES, keep=keep) as sandbox:
             report = await Story(sample, sandbox, say).play()
-            report.kept = str(sandbox.folder) if keep else None
+            report.kept_folder = str(sandbox.folder) if keep else None
     return report
 
 
@@ -58,11 +58,11 @@ def _keep_silent(what: str, text: str) -> None:
 
 def _summary(report: Report) -> str:
     verdict = (
-        "Every line that was written was read back, byte for byte."
+        "Every line that was written was read back, byte for byte, and all copies are whole."
         if report.intact
         else "THE LINES READ ARE NOT THE LINES WRITTEN."
     )
-    data = report.kept or "./data"
+    data = report.kept_folder or "./data"
     return f"""
 {verdict}
 Writing took {report.write_s:.3f} s ({_speed(report, report.write_s)}), reading \

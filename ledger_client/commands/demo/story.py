@@ -1,8 +1,8 @@
 """The demonstration: write a file, kill a bookie in the middle, read every byte back.
 
 start 3 ─► first half ─► SIGKILL one ─► second half ─► start it again
-└─ on all three              └─ on two       │
-compare its own copy ◄─ compare checksums ◄─ read all back ◄┘
+           └─ on all three              └─ on two       │
+verify all three copies ◄─ it gets what it missed ◄─ read all back, compare ◄┘
 """
 
 from __future__ import annotations
@@ -13,23 +13,29 @@ import time
 from collections.abc import AsyncIterator, Callable
 
 import msgspec
+import trio
 
 import ledger_client
+from ledger_client.catalogue import Catalogue
 from ledger_client.client import Client
 from ledger_client.commands.demo.sample import Sample
-from ledger_client.commands.errors import CommandFailed, ReplicaDamaged
-from ledger_client.commands.peer import Peer
+from ledger_client.commands.errors import CommandFailed, NotHealed
 from ledger_client.commands.pump import chunks, pump
 from ledger_client.commands.records import Lines
 from ledger_client.commands.sandbox import Sandbox
+from ledger_client.operations.verification import Verification, verify
+from ledger_client.repair.presence import runs_on
+from ledger_client.repair.runs import count
 from ledger_client.writer import PAYLOAD_SIZE_MAX, LedgerWriter
-from native.digest import Digest, DigestKind
+from metadata.urls import open_store
 
 BOOKIES = 3
 ACK_QUORUM = 2
 CHUNKS = 64
 CHUNK_SIZE_MIN = 4 << 10
 CHUNK_SIZE_MAX = 1 << 20
+HEAL_TIMEOUT_S = 60.0
+HEAL_POLL_S = 0.1
 
 Say = Callable[[str, str], None]
 
@@ -53,12 +59,15 @@ class Report(msgspec.Struct, kw_only=True):
     restarted_process: int = 0
     restart_s: float = 0.0
     entries_read: int = 0
-    copy_entries: int = 0
-    copy_sound: bool = False
+    kept: int = 0
+    """entries that the killed bookie had when it was back"""
+    healed_s: float = 0.0
+    copies: dict[str, int] = {}
+    """sound entries on each bookie, in the end"""
     sha256_written: str = ""
     sha256_read: str = ""
     intact: bool = False
-    kept: str | None = None
+    kept_folder: str | None = None
 
 
 class Story:
@@ -70,6 +79,7 @@ class Story:
         self._say = say
         self._victim = sandbox.bookies[1]
         self._command: list[str] = []
+        self._served_at = 0.0
         self.report = Report(
             file=str(sample.path),
             generated=sample.generated,
@@ -89,13 +99,14 @@ class Story:
         self._say("started", f"{BOOKIES} bookies on this machine, processes {processes}")
         async with ledger_client.connect(self._sandbox.cluster) as client:
             await self._write(client)
-            await self._restart()
+            await self._restart(client)
             await self._read(client)
-        await self._check_copy()
+            await self._heal(client)
         report.intact = (
             report.sha256_read == report.sha256_written
             and report.entries_read == report.entries
-            and report.copy_sound
+            and len(report.copies) == BOOKIES
+            and set(report.copies.values()) == {report.entries}
         )
         return report
 
@@ -147,15 +158,18 @@ class Story:
             f"{report.bytes} bytes, with {unacknowledged} lines not acknowledged yet",
         )
 
-    async def _restart(self) -> None:
+    async def _restart(self, client: Client) -> None:
+        report = self.report
         started = time.perf_counter()
         self._victim = await self._sandbox.restart(self._victim, self._command)
-        self.report.restart_s = time.perf_counter() - started
-        self.report.restarted_process = self._victim.process_id
+        self._served_at = time.perf_counter()
+        report.restart_s = self._served_at - started
+        report.restarted_process = self._victim.process_id
+        report.kept = count(await runs_on(client, self._victim.bookie_id, report.ledger_id))
         self._say(
             "restarted",
-            f"{self._victim.bookie_id} as process {self._victim.process_id}; "
-            f"it serves again after {self.report.restart_s:.2f} s",
+            f"{self._victim.bookie_id} as process {self._victim.process_id}; it serves again "
+            f"after {report.restart_s:.2f} s, with {report.kept} of the lines",
         )
 
     async def _read(self, client: Client) -> None:
@@ -171,22 +185,30 @@ class Story:
         same = "the same bytes" if report.sha256_read == report.sha256_written else "OTHER BYTES"
         self._say("read", f"{report.entries_read} lines: {same} (sha256 {report.sha256_read})")
 
-    async def _check_copy(self) -> None:
-        """Compare what the killed bookie itself holds with the file."""
+    async def _heal(self, client: Client) -> None:
+        """Wait until the bookies have given the killed one what it missed, and make sure."""
         report = self.report
-        report.copy_sound = True
-        digest = Digest(DigestKind.CRC32C, b"")
-        with self._path.open("rb") as file:
-            async with Peer.open(self._victim.address) as peer:
-                try:
-                    async for payloads in peer.copy(report.ledger_id, digest):
-                        held = b"".join(payloads)
-                        report.copy_sound &= file.read(len(held)) == held
-                        report.copy_entries += len(payloads)
-                except ReplicaDamaged:
-                    report.copy_sound = False
-        verdict = "all as they were sent" if report.copy_sound else "NOT AS THEY WERE SENT"
+        found = await self._whole(client)
+        report.healed_s = time.perf_counter() - self._served_at
+        report.copies = {name: copy.sound for name, copy in found.copies.items()}
         self._say(
-            "checked",
-            f"what {report.killed} itself kept: the first {report.copy_entries} lines, {verdict}",
+            "healed",
+            f"{report.killed} has what it missed from the others, {report.healed_s:.2f} s after "
+            "it was back",
         )
+        self._say(
+            "verified",
+            f"all {len(report.copies)} copies of all {report.entries} lines: whole and the same",
+        )
+
+    async def _whole(self, client: Client) -> Verification:
+        async with open_store(self._sandbox.cluster) as store:
+            catalogue = Catalogue(store, timeout_s=client.options.metadata_timeout_s)
+            with trio.move_on_after(HEAL_TIMEOUT_S):
+                while True:
+                    record, _ = await catalogue.get(self.report.ledger_id)
+                    found = await verify(client, record)
+                    if found.whole:
+                        return found
+                    await trio.sleep(HEAL_POLL_S)
+        raise NotHealed(f"not every copy is whole after {HEAL_TIMEOUT_S:g} s")
