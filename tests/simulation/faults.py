@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 import trio
 from disks import Tail
+from network import ANY, Route
 from plan import Step
 
 if TYPE_CHECKING:
@@ -27,6 +28,7 @@ class Faults:
             "freeze client": self._freeze,
             "cut": self._cut,
             "slow": self._slow,
+            "lossy": self._lossy,
             "break": self._break,
             "break late": self._break,
             "repeat": self._repeat,
@@ -83,9 +85,22 @@ class Faults:
             network.mend(*route)
 
     async def _slow(self, step: Step) -> None:
-        self._simulation.network.slow(step.target, 1.5)
+        await self._on_routes(step, self._simulation.network.slow, 1.5)
+
+    async def _lossy(self, step: Step) -> None:
+        await self._on_routes(step, self._simulation.network.lose, 0.8)
+
+    async def _on_routes(
+        self, step: Step, change: Callable[[Route, float], None], much: float
+    ) -> None:
+        """*detail* says the other end of a route from the target, or nothing: both ways, any."""
+        name = step.target
+        routes = [(name, step.detail)] if step.detail else [(name, ANY), (ANY, name)]
+        for route in routes:
+            change(route, much)
         await trio.sleep(step.span_s)
-        self._simulation.network.slow(step.target, 0.0)
+        for route in routes:
+            change(route, 0.0)
 
     async def _break(self, step: Step) -> None:
         late_s = step.span_s or None

@@ -23,6 +23,9 @@ from machines import MACHINE, Machine
 
 _WINDOW_SIZE = 256 << 10
 _SENT_KEPT = 8
+ANY = "*"
+Route = tuple[str, str]
+"""From a machine to a machine; ANY stands for all of them."""
 Hear = Callable[[bytes], None]
 
 
@@ -39,6 +42,8 @@ class Pipe:
         self.broken = False
         self.dark = False
         """nothing arrives any more, and nobody is told"""
+        self.snap: Callable[[], None] = lambda: None
+        """called when the connection is to break"""
         self._last_at = 0.0
         self.changed = trio.lowlevel.ParkingLot()
 
@@ -46,6 +51,9 @@ class Pipe:
         """Send *data*, perhaps in two pieces."""
         self.sent.append(data)
         if self.dark:
+            return
+        if self._network.is_lost(self.route):
+            self.snap()
             return
         chance = self._network.chance
         if len(data) > 1 and chance.random() < self._network.split_share:
@@ -162,6 +170,7 @@ class Connection:
         self.bookie = bookie
         self.there = Pipe(network, client, bookie)
         self.back = Pipe(network, bookie, client)
+        self.there.snap = self.back.snap = self.break_off
 
     @property
     def over(self) -> bool:
@@ -214,8 +223,9 @@ class Network:
         self._delay_max_s = delay_max_s
         self._doors: dict[str, tuple[Machine, Door]] = {}
         self._connections: list[Connection] = []
-        self._cuts: dict[tuple[str, str], int] = {}
-        self._slow: dict[str, float] = {}
+        self._cuts: dict[Route, int] = {}
+        self._slow: dict[Route, float] = {}
+        self._lossy: dict[Route, float] = {}
         self._mended = trio.lowlevel.ParkingLot()
 
     # --- what machines use -------------------------------------------------------------
@@ -247,13 +257,18 @@ class Network:
         door.knock(connection)
         return connection.client_end()
 
-    def delay_s(self, route: tuple[str, str]) -> float:
+    def delay_s(self, route: Route) -> float:
         """Return how long the next piece takes."""
-        slow = max(self._slow.get(route[0], 0.0), self._slow.get(route[1], 0.0))
         delay_s = self._delay_max_s * self.chance.random() ** 3
-        return delay_s + (slow * self.chance.random() if slow else 0.0)
+        if self._slow:
+            delay_s += _along(self._slow, route) * self.chance.random()
+        return delay_s
 
-    def is_cut(self, route: tuple[str, str]) -> bool:
+    def is_lost(self, route: Route) -> bool:
+        """Whether the next piece is lost, and its connection with it."""
+        return bool(self._lossy) and self.chance.random() < _along(self._lossy, route)
+
+    def is_cut(self, route: Route) -> bool:
         """Whether bytes from the first to the second stand still."""
         return route in self._cuts
 
@@ -301,14 +316,19 @@ class Network:
             self._cuts[source, target] = left
         self._wake()
 
-    def slow(self, name: str, delay_max_s: float) -> None:
-        """Delay what comes from and goes to *name* by up to so much more; 0: no longer."""
-        self._slow[name] = delay_max_s
+    def slow(self, route: Route, delay_max_s: float) -> None:
+        """Delay what goes along *route* by up to so much more; 0: no longer."""
+        self._slow[route] = delay_max_s
+
+    def lose(self, route: Route, share: float) -> None:
+        """Break connections along *route* at this share of what is sent; 0: no longer."""
+        self._lossy[route] = share
 
     def heal(self) -> None:
-        """Undo all cuts and delays."""
+        """Undo all cuts, delays and losses."""
         self._cuts.clear()
         self._slow.clear()
+        self._lossy.clear()
         self._wake()
 
     def _wake(self) -> None:
@@ -322,3 +342,9 @@ class Network:
             if connection.bookie is machine or (as_client and connection.client is machine):
                 yield connection
 
+
+def _along(table: dict[Route, float], route: Route) -> float:
+    """Return the greatest number that *table* has for *route*, its source or its target."""
+    source, target = route
+    keys = (route, (source, ANY), (ANY, target))
+    return max(table.get(key, 0.0) for key in keys)

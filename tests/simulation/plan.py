@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
-DURATION_S = 20.0
+DURATION_S = 15.0
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -79,6 +79,7 @@ _SPANS = {
     "freeze client": (0.1, 6.0),
     "cut": (0.1, 6.0),
     "slow": (0.1, 6.0),
+    "lossy": (0.1, 3.0),
     "break": (0.0, 0.0),
     "break late": (0.1, 4.0),
     "repeat": (0.0, 0.0),
@@ -139,6 +140,8 @@ def _steps(
     kinds = [*chance.sample(sorted(set(_SPANS) - set(_ALWAYS)), k=chance.randint(1, 5)), *_ALWAYS]
     for _ in range(chance.randint(4, 24)):
         yield _step(chance, chance.choice(kinds), bookies, clients)
+    for _ in range(chance.choice([0, 0, 1, 2, 4])):
+        yield from chance.choice(_SCENES)(chance, bookies, clients)
     losses = min(each.ack_quorum for each in work) - 1
     for target in chance.sample(bookies, k=min(losses, len(bookies))):
         if chance.random() < 0.3:
@@ -169,3 +172,42 @@ def _step(chance: random.Random, kind: str, bookies: list[str], clients: list[st
 
 def _time(chance: random.Random) -> float:
     return round(chance.uniform(0.2, DURATION_S), 3)
+
+
+# --- scenes: what must come together for a rare mistake to show ----------------------------
+
+
+def _race(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
+    """A recovery while entries are under way, and one bookie misses its beginning.
+
+    The writer's entries reach that bookie late, and so do the others' answers the
+    recoverer.
+    """
+    at_s, late = _time(chance), chance.choice(bookies)
+    recoverer = chance.choice(clients)
+    for writer in clients:
+        yield Step(0, at_s, "slow", writer, chance.uniform(0.5, 2.0), late)
+    for bookie in bookies:
+        if bookie != late:
+            yield Step(0, at_s, "slow", bookie, chance.uniform(0.2, 2.0), recoverer)
+    yield Step(0, at_s, "lossy", recoverer, chance.uniform(0.1, 1.0), late)
+    yield Step(0, at_s + chance.uniform(0, 0.3), "recover", recoverer)
+
+
+def _aftermath(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
+    """A recovery, and soon all bookies start again: what they promised must still hold."""
+    at_s = _time(chance)
+    yield Step(0, at_s, "recover", chance.choice(clients))
+    yield Step(0, at_s + chance.uniform(0.3, 3.0), "power cut", "all", 0.2, chance.choice(_TAILS))
+
+
+def _takeover(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
+    """Bookies are replaced one after the other, then the ledger is recovered."""
+    at_s = _time(chance)
+    for name in chance.sample(bookies, k=chance.randint(1, len(bookies) - 1)):
+        yield Step(0, at_s, "crash", name, chance.uniform(1.0, 5.0), "clean")
+        at_s += chance.uniform(0.1, 1.5)
+    yield Step(0, at_s + chance.uniform(0, 1.0), "recover", chance.choice(clients))
+
+
+_SCENES = [_race, _aftermath, _takeover]

@@ -223,6 +223,9 @@ def late_mark() -> Iterator[None]:
         if mark is None:
             return None
         stats = engine.stats()
+        folder = _disk_of_task().journal_folder
+        if not (folder / f"{stats.journal_id:016x}.journal").exists():
+            return mark  # the next file, which begins behind this mark as behind the true one
         return msgspec.structs.replace(
             mark, journal_id=stats.journal_id, journal_offset=stats.journal_offset
         )

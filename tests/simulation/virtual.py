@@ -4,7 +4,7 @@
     order of tasks      from the seed, and none of frozen machines
     time.time_ns        the virtual clock, and what the machine's own is off
     to_thread.run_sync  inline, after as long as the machine's disk takes
-    secrets             from the seed
+    secrets, random     from the seed
 
 What is patched is patched for the block, in this process.
 """
@@ -51,6 +51,15 @@ def _is_held(task: trio.lowlevel.Task) -> bool:
     return True
 
 
+class Seeded(random.Random):
+    """A source of randomness that takes its seed from the world, unless it is given one."""
+
+    world = random.Random()
+
+    def __init__(self, seed: int | str | None = None) -> None:
+        super().__init__(self.world.random() if seed is None else seed)
+
+
 def run(seed: int, main: Callable[[], Awaitable[T]]) -> T:
     """Run *main* in a world of its own and return what it returns."""
     with _patched(seed):
@@ -62,6 +71,9 @@ def _patched(seed: int) -> Iterator[None]:
     chance = random.Random(f"secrets {seed}")
     core = trio._core._run
     collecting, level = gc.isenabled(), logging.root.manager.disable
+    before = random.getstate()
+    random.seed(f"random {seed}")
+    Seeded.world.seed(f"seeds {seed}")
     gc.disable()  # finalizers run at the same place in every run of a seed
     logging.disable(logging.CRITICAL)
     try:
@@ -70,12 +82,14 @@ def _patched(seed: int) -> Iterator[None]:
             replaced(core, "_r", Order(f"order {seed}")),
             replaced(trio.to_thread, "run_sync", run_inline),
             replaced(time, "time_ns", time_ns),
+            replaced(random, "Random", Seeded),
             replaced(secrets, "token_hex", lambda size=32: chance.randbytes(size).hex()),
             replaced(secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
         ):
             yield
     finally:
         FROZEN.clear()
+        random.setstate(before)
         logging.disable(level)
         if collecting:
             gc.enable()
