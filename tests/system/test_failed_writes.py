@@ -12,12 +12,14 @@ import pytest
 import trio
 
 import ledger_client
+from ledger_client import Options
 from ledger_client.errors import LedgerError
 
 RUN = "import sys; from bookie.__main__ import main; sys.exit(main())"
 FAIL = "from native.engine import plan_fault; plan_fault({site!r}, {nth}); "
 PAYLOADS = [bytes([number]) * 20_000 for number in range(50)]
 WRITES = 40  # three turns of the memtable below
+IMPATIENT = Options(replace_timeout_s=0.5)  # there is one bookie: nobody will take over
 
 
 class Daemon:
@@ -87,7 +89,10 @@ async def append_until_the_end(folder: Path, daemon: Daemon) -> tuple[int, int]:
     acknowledged = 0
     # By way of the metadata itself, so that the ledger can be closed without the bookie.
     url = f"sqlite://{folder}/bookie/metadata.db"
-    async with ledger_client.connect(url) as client, client.create_ledger(1, 1, 1) as ledger:
+    async with (
+        ledger_client.connect(url, options=IMPATIENT) as client,
+        client.create_ledger(1, 1, 1) as ledger,
+    ):
         with contextlib.suppress(LedgerError):
             for _ in range(WRITES):
                 await ledger.append_many(PAYLOADS)

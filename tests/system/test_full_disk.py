@@ -12,13 +12,14 @@ import pytest
 import trio
 
 import ledger_client
-from ledger_client import Client
+from ledger_client import Client, Options
 from ledger_client.commands.sandbox import open_sandbox
 from ledger_client.errors import LedgerError
 
 SIZE_MIB = 128
 SETTINGS = ["memtable_size=10MiB", "journal_size_max=10MiB", "journal_spares=0"]
 ENTRIES = [bytes([number]) * 1000 for number in range(200)]
+IMPATIENT = Options(replace_timeout_s=0.5)  # there is one bookie: nobody will take over
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ async def test_a_full_disk_stops_adds_and_not_reads_until_there_is_room(disk: Pa
     guard = ["disk_reserve=8MiB", "disk_check_s=0.05"]
     async with (
         open_sandbox(1, parent=disk, settings=SETTINGS + guard) as sandbox,
-        ledger_client.connect(sandbox.cluster) as client,
+        ledger_client.connect(sandbox.cluster, options=IMPATIENT) as client,
     ):
         async with client.create_ledger(1, 1, 1) as ledger:
             await ledger.append_many(ENTRIES)
@@ -111,7 +112,8 @@ async def test_a_journal_without_room_ends_the_bookie_without_a_false_word(
     settings = [*SETTINGS, *guard, f"journal_folder={disk}/journal"]
     async with open_sandbox(1, parent=tmp_path, settings=settings) as sandbox:
         filler = fill(disk, leave_mib=2)
-        async with ledger_client.connect(f"sqlite://{sandbox.folder}/metadata.db") as client:
+        url = f"sqlite://{sandbox.folder}/metadata.db"
+        async with ledger_client.connect(url, options=IMPATIENT) as client:
             ledger_id, acknowledged = await append_until_the_end(client)
             with trio.fail_after(20):
                 await sandbox.ended()

@@ -24,7 +24,7 @@ from ledger_client.errors import LedgerError
 from native.digest import Digest
 
 WRITERS = 4
-PATIENCE = Options(append_timeout_s=5.0, close_timeout_s=5.0)
+PATIENCE = Options(append_timeout_s=5.0, close_timeout_s=5.0, replace_timeout_s=1.0)
 # Small halves and files, so that kills fall into flushes, rolls and checkpoints too.
 SETTINGS = ["memtable_size=10MiB", "journal_size_max=16MiB", "checkpoint_interval_s=1"]
 
