@@ -53,6 +53,8 @@ class Author:
         work = self._work
         await trio.sleep(work.start_s)
         for _ in range(LEDGERS_MAX):
+            if self._host.retired:
+                return
             try:
                 async with client.create_ledger(
                     work.ensemble_size, work.write_quorum, work.ack_quorum

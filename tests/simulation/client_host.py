@@ -27,6 +27,7 @@ from ledger_client import Client, Options
 from ledger_client.background import Background
 from ledger_client.errors import LedgerError, NoSuchEntry
 from ledger_client.reader import LedgerReader
+from metadata.calls import ScrubNow
 
 RESTART_S = 0.3
 PATIENCE_S = 20.0
@@ -45,6 +46,7 @@ class ClientHost:
 
     Attributes:
         ledgers: what was created, by anybody; shared by all clients.
+        retired: True once nobody here is to begin another ledger.
         on_acknowledged: called with a ledger and entries when its writer was told of them.
     """
 
@@ -66,6 +68,7 @@ class ClientHost:
         self.history = history
         self.ledgers = ledgers
         self.failures: list[BaseException] = []
+        self.retired = False
         self.on_acknowledged = on_acknowledged
         self.network = network
         self._options = options
@@ -202,6 +205,16 @@ class ClientHost:
                     return True
             await trio.sleep(self.machine.chance.uniform(0.1, 0.5))
         return False
+
+    async def scrub(self, bookie_id: str, client: Client) -> None:
+        """Let a bookie look for damage that nobody met yet."""
+        for _ in range(10):
+            try:
+                await client.call(bookie_id, ScrubNow())
+            except LedgerError:
+                await trio.sleep(0.5)
+            else:
+                return
 
     def start_writing(self, work: Work) -> None:
         """Begin a piece of work in the process."""

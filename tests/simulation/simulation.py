@@ -11,7 +11,8 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import holdings
@@ -29,11 +30,14 @@ from metadata_view import Outages
 from network import Network
 from plan import DURATION_S, Plan, make_plan
 
+from ledger_client import Client
 from metadata.records import (
+    BOOKIES,
     LEDGERS,
     UNDERREPLICATED,
     LedgerRecord,
     LedgerState,
+    decode_bookie,
     decode_ledger,
     ledger_key,
 )
@@ -41,6 +45,8 @@ from metadata.store import Versioned
 
 HEALED_S = 180.0
 """After all faults are over, everything must be whole within so long."""
+LAST_CREATION_S = 1.0
+"""A ledger whose creation had begun before is there after so long."""
 _AUDITOR = "auditor"
 _FAST_DISKS = Path("/dev/shm")  # noqa: S108 - memory, so that a sync costs nothing
 
@@ -86,6 +92,7 @@ class Simulation:
             for name in plan.bookies
         }
         self.clients = {name: self._client(name) for name in [*plan.clients, _AUDITOR]}
+        self.auditor = self.clients[_AUDITOR]
 
     def _chance(self, what: str) -> random.Random:
         return random.Random(f"{what} {self.plan.seed}")
@@ -143,6 +150,7 @@ class Simulation:
             bookie.start()
         for client in self.clients.values():
             client.machine.thaw()
+            client.retired = True
         if not await self._wait_serving():
             self._violate(6, 0, f"not all bookies serve: {self._not_serving()}")
 
@@ -157,28 +165,43 @@ class Simulation:
 
     async def _settle(self) -> None:
         """Recover all ledgers, and wait until repair has nothing left to do."""
-        auditor = self.clients[_AUDITOR]
         over = trio.current_time() + HEALED_S
-        for ledger in list(self.ledgers):
-            recovered = trio.Event()
-
-            async def recover(client: object, ledger: int = ledger, done: trio.Event = recovered) -> None:
-                await auditor.recover(ledger, client, attempts=20)  # type: ignore[arg-type]
-                done.set()
-
-            auditor.do(recover)
-            with trio.move_on_at(over):
-                await recovered.wait()
-        while trio.current_time() < over and not self._is_whole():
+        await trio.sleep(LAST_CREATION_S)
+        for ledger in self.ledgers:
+            await self._do(partial(self.auditor.recover, ledger, attempts=20), over)
+        for name, bookie in self.bookies.items():
+            if bookie.promises.void:
+                await self._do(partial(self.auditor.scrub, name), over)
+        while trio.current_time() < over and not await self._is_whole():
             await trio.sleep(0.5)
+        if not await self._is_whole():
+            self._violate(5, 0, f"not repaired: {await self._ailing()}")
 
-    def _is_whole(self) -> bool:
-        keys = self.store.values
-        return not any(key.startswith(UNDERREPLICATED) for key in keys) and all(
+    async def _do(self, work: Callable[[Client], Awaitable[object]], over: float) -> None:
+        """Let the auditor do *work*, until the time *over* at most."""
+        done = trio.Event()
+
+        async def do(client: Client) -> None:
+            await work(client)
+            done.set()
+
+        self.auditor.do(do)
+        with trio.move_on_at(over):
+            await done.wait()
+
+    async def _is_whole(self) -> bool:
+        return not await self._ailing() and all(
             decode_ledger(key, found.value).state is LedgerState.CLOSED
-            for key, found in keys.items()
+            for key, found in self.store.values.items()
             if key.startswith(LEDGERS)
         )
+
+    async def _ailing(self) -> list[str]:
+        """Return the ledgers that want repair, and the bookies that are in limbo."""
+        marks = [key for key in self.store.values if key.startswith(UNDERREPLICATED)]
+        leases = await self.store.leases(BOOKIES)
+        bookies = [decode_bookie(lease.name, lease.value) for lease in leases]
+        return marks + [bookie.bookie_id for bookie in bookies if bookie.limbo]
 
     def _look(self) -> None:
         """Record what every bookie holds, and what was promised otherwise."""
