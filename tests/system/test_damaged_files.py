@@ -7,14 +7,13 @@ import shutil
 from pathlib import Path
 
 import pytest
+from own_copy import ReplicaDamaged, copy_at
 
 import ledger_client
 from ledger_client import Client
-from ledger_client.commands.errors import ReplicaDamaged
 from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
 from metadata.calls import FlushNow, JournalMark, JournalState
-from native.digest import Digest
 
 SETTINGS = ["memtable_size=10MiB", "journal_size_max=1MiB", "journal_spares=0"]
 GROUPS = 8
@@ -24,8 +23,7 @@ PAYLOADS = [b"%d:" % number * (number % 97 + 1) for number in range(120)]
 
 async def copy_of(bookie: Bookie, ledger_id: int) -> list[bytes]:
     """All that the bookie itself holds of the ledger."""
-    async with Peer.open(bookie.address) as peer:
-        return [p async for payloads in peer.copy(ledger_id, Digest()) for p in payloads]
+    return [p async for payloads in copy_at(bookie.address, ledger_id) for p in payloads]
 
 
 async def write_groups(client: Client, ensemble: int) -> int:

@@ -15,13 +15,12 @@ from pathlib import Path
 
 import pytest
 import trio
+from own_copy import copy_at
 
 import ledger_client
 from ledger_client import Client, LedgerWriter, Options
-from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Sandbox, open_sandbox
 from ledger_client.errors import LedgerError
-from native.digest import Digest
 
 WRITERS = 4
 PATIENCE = Options(append_timeout_s=5.0, close_timeout_s=5.0, replace_timeout_s=1.0)
@@ -91,12 +90,11 @@ async def check(sandbox: Sandbox, scribes: list[Scribe]) -> None:
 
 
 async def check_copy(address: str, scribe: Scribe) -> None:
-    async with Peer.open(address) as peer:
-        first = 0
-        async for payloads in peer.copy(scribe.ledger_id, Digest()):
-            assert payloads == scribe.payloads(first, len(payloads))
-            first += len(payloads)
-        assert first <= scribe.sent
+    first = 0
+    async for payloads in copy_at(address, scribe.ledger_id):
+        assert payloads == scribe.payloads(first, len(payloads))
+        first += len(payloads)
+    assert first <= scribe.sent
 
 
 async def write_and_kill_all(sandbox: Sandbox, seed: int) -> list[Scribe]:
