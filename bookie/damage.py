@@ -3,6 +3,7 @@
 Reads, compaction and scrubbing note damaged places in the core. Here they are fetched:
 
     ledger and entry known ──► the ledger's mark for repair names the entries
+    only the ledger known ──► the mark names this bookie: all of it is to be looked at
     a log's record of unknown content ──► limbo: an entry may be missing
     a page of an index ──► nothing more: its entries answer an I/O error by themselves
 
@@ -127,9 +128,13 @@ class DamageWatch:
             if unknown:
                 await trio.to_thread.run_sync(self._limbo.enter, unknown)
             for place in fresh:
-                if place.ledger_id >= 0 and place.entry_id >= 0:
-                    self._pending.setdefault(place.ledger_id, set()).add(place.entry_id)
+                self._note(place)
             await self._mark_pending()
+
+    def _note(self, place: DamagedPlace) -> None:
+        if place.ledger_id >= 0:
+            entries = self._pending.setdefault(place.ledger_id, set())
+            entries |= {place.entry_id} - {-1}
 
     async def _mark_pending(self) -> None:
         for ledger_id, entries in list(self._pending.items()):

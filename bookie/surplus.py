@@ -13,11 +13,12 @@ from __future__ import annotations
 import logging
 import secrets
 import time
+from contextlib import suppress
 
 import trio
 
 from bookie.damage import mark_for_repair
-from metadata.errors import BadRecord, LeaseHeld
+from metadata.errors import BadRecord, LeaseHeld, MetadataError
 from metadata.records import (
     LedgerState,
     RepairProgress,
@@ -30,6 +31,7 @@ from metadata.store import MetadataStore
 from native.engine import Engine
 
 LEASE_S = 10.0
+RELEASE_S = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -80,7 +82,8 @@ class SurplusLedgers:
             _log.info("ledger %d has its copies elsewhere and was deleted here", ledger_id)
             await self._check(ledger_id)
         finally:
-            with trio.move_on_after(LEASE_S) as grace:
+            # Without an answer it runs out by itself.
+            with suppress(MetadataError), trio.move_on_after(RELEASE_S) as grace:
                 grace.shield = True
                 await self._store.release(lease)
         return True

@@ -51,7 +51,8 @@ def format_folders(
     `bookie run` does the same for a bookie that is known nowhere. This command is for
     when it refuses to start: --moved after its folders were moved, --force to give up
     what it holds and begin anew under the same name. Ledgers then lack the copies that
-    were here; those with no other copy are lost. The bookie must not be running.
+    were here, and repair makes them anew; until then the bookie is in limbo. Those with
+    no other copy are lost. The bookie must not be running.
     """
     if force and moved:
         raise click.UsageError("--force and --moved exclude each other")

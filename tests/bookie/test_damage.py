@@ -65,6 +65,19 @@ async def test_a_mark_that_is_there_keeps_what_it_says(tmp_path: Path) -> None:
         assert mark.damaged == [DamagedRun("b1", 4, 5)]
 
 
+async def test_where_the_entry_is_not_known_the_whole_ledger_is_to_be_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ward(tmp_path, damaged=()) as here:
+        place = DamagedPlace("00000001.log", 4096, LEDGER)
+        monkeypatch.setattr(here.rig.storage.damage, "fetch", lambda: [place])
+        await here.upkeep.watch.look()
+        mark = await here.mark()
+        assert mark is not None
+        assert (mark.bookies, mark.damaged) == (["b1"], [])
+        assert not here.rig.storage.limbo.is_on
+
+
 async def test_a_ledger_that_the_metadata_does_not_know_is_not_marked(tmp_path: Path) -> None:
     async with ward(tmp_path) as here:
         await here.store.delete(ledger_key(LEDGER))
