@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from typing import Generic, TypeVar
 
 from metadata.leadership import holder
 from metadata.records import (
@@ -21,16 +23,46 @@ from metadata.records import (
     decode_repair,
     decode_underreplicated,
 )
-from metadata.store import MetadataStore, pages
+from metadata.store import Item, MetadataStore
+
+T = TypeVar("T")
+
+
+class Listing(Generic[T]):
+    """An async iterator over what is stored under a prefix, a page in memory at a time.
+
+    It may be left at any moment. Raises MetadataError.
+    """
+
+    def __init__(
+        self, store: MetadataStore, prefix: str, decode: Callable[[str, bytes], T]
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._decode = decode
+        self._after = ""
+        self._page: deque[Item] = deque()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        if not self._page:
+            self._page.extend(await self._store.list(self._prefix, after=self._after))
+        if not self._page:
+            raise StopAsyncIteration
+        self._after, found = self._page.popleft()
+        return self._decode(self._after, found.value)
+
+
+def ledger_records(store: MetadataStore) -> Listing[LedgerRecord]:
+    """Return an iterator over every ledger, by rising id."""
+    return Listing(store, LEDGERS, decode_ledger)
 
 
 async def list_marks(store: MetadataStore) -> list[UnderReplicated]:
     """Return the ledgers that want repair, by rising id. Raises MetadataError."""
-    return [
-        decode_underreplicated(key, found.value)
-        async for page in pages(store, UNDERREPLICATED)
-        for key, found in page
-    ]
+    return [mark async for mark in Listing(store, UNDERREPLICATED, decode_underreplicated)]
 
 
 async def list_repairs(store: MetadataStore) -> list[RepairProgress]:
@@ -51,16 +83,13 @@ async def leader(store: MetadataStore) -> Leader | None:
 
 async def list_draining(store: MetadataStore) -> set[str]:
     """Return the bookies that are being decommissioned. Raises MetadataError."""
-    return {key.removeprefix(DRAINING) async for page in pages(store, DRAINING) for key, _ in page}
+    return {key.removeprefix(DRAINING) async for key in Listing(store, DRAINING, _key)}
 
 
 async def list_cookies(store: MetadataStore) -> set[str]:
     """Return the bookies that were made and not decommissioned. Raises MetadataError."""
-    return {key.removeprefix(COOKIES) async for page in pages(store, COOKIES) for key, _ in page}
+    return {key.removeprefix(COOKIES) async for key in Listing(store, COOKIES, _key)}
 
 
-async def ledger_records(store: MetadataStore) -> AsyncIterator[LedgerRecord]:
-    """Yield every ledger, by rising id, a page in memory at a time. Raises MetadataError."""
-    async for page in pages(store, LEDGERS):
-        for key, found in page:
-            yield decode_ledger(key, found.value)
+def _key(key: str, _value: bytes) -> str:
+    return key

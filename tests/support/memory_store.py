@@ -16,7 +16,7 @@ from memory_leases import MemoryLeases
 
 from metadata import limits
 from metadata.errors import MetadataUnavailable, VersionConflict
-from metadata.records import BOOKIES, BookieRecord, bookie_lease, encode_record
+from metadata.records import BookieRecord, bookie_lease, encode_record
 from metadata.store import (
     ABSENT,
     Changes,
@@ -144,11 +144,11 @@ class MemoryStore:
         limits.check_page(prefix, after)
         await self._reach()
         found = self._leases.live(prefix)
-        if prefix == BOOKIES:
-            found += [
-                Lease(bookie_lease(name), name, 1, encode_record(record), 10.0)
-                for name, record in self.bookies.items()
-            ]
+        found += [
+            Lease(bookie_lease(name), name, 1, encode_record(record), 10.0)
+            for name, record in self.bookies.items()
+            if bookie_lease(name).startswith(prefix)
+        ]
         above = [lease for lease in found if lease.name > after]
         return sorted(above, key=lambda lease: lease.name)[: limits.PAGE_COUNT_MAX]
 
