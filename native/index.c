@@ -158,13 +158,37 @@ static int block_header_read(bk_index_scan *scan, bk_index_block *block, uint32_
     return BK_OK;
 }
 
+/* Bytes of a row's pages, or more than the block has. */
+static uint64_t pages_size(const bk_extent *row, const bk_index_block *block)
+{
+    if (row->kind == BK_KIND_SPARSE)
+        return row->entries <= BK_SPARSE_ROWS ? row->entries * 12 + BK_PAGE_TAIL : UINT64_MAX;
+    uint64_t slots = (uint64_t)(row->last_entry - row->first_entry) + 1;
+    if (slots > block->pages_size / 4 || row->entries > slots)
+        return UINT64_MAX;
+    uint64_t rest = slots % BK_DENSE_SLOTS;
+    return slots / BK_DENSE_SLOTS * BK_BLOCK_SIZE + (rest > 0 ? rest * 4 + BK_PAGE_TAIL : 0);
+}
+
+/* Lookups walk over the pages of a row and the records of its run: both are in its block. */
+static int row_is_sound(const bk_extent *row, const bk_index_block *block)
+{
+    uint64_t pages = block_pages(block);
+    if (row->first_entry < 0 || row->last_entry < row->first_entry ||
+        row->last_entry == INT64_MAX || row->entries == 0 || row->kind > BK_KIND_SPARSE)
+        return 0;
+    return row->page_offset >= pages && row->page_offset <= pages + block->pages_size &&
+           pages_size(row, block) <= pages + block->pages_size - row->page_offset &&
+           row->log_offset >= block->log_start &&
+           (uint64_t)row->log_offset + row->log_size <= block->log_end;
+}
+
 /* The directory in memory is searched by halves, so order is part of soundness. */
-static int rows_are_ordered(const bk_extent *rows, uint32_t count)
+static int rows_are_sound(const bk_extent *rows, const bk_index_block *block)
 {
     int64_t ledger_id = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        if (rows[i].ledger_id < ledger_id || rows[i].first_entry < 0 ||
-            rows[i].last_entry < rows[i].first_entry)
+    for (uint32_t i = 0; i < block->rows; i++) {
+        if (rows[i].ledger_id < ledger_id || !row_is_sound(&rows[i], block))
             return 0;
         ledger_id = rows[i].ledger_id;
     }
@@ -188,7 +212,7 @@ static int rows_read(bk_index_scan *scan, const bk_index_block *block, uint32_t 
         return result;
     if (got < size || bk_crc32c(0, scan->rows, size) != crc)
         return BK_CORRUPT;
-    return rows_are_ordered(scan->rows, block->rows) ? BK_OK : BK_CORRUPT;
+    return rows_are_sound(scan->rows, block) ? BK_OK : BK_CORRUPT;
 }
 
 int bk_index_scan_block(bk_index_scan *scan)

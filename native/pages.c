@@ -315,6 +315,8 @@ static int answer_ranges(const bk_page *page, const page_question *q)
         int64_t entry_id = view_entry(&view, slot);
         if (view_offset(&view, slot) == BK_NO_OFFSET)
             continue;
+        if (entry_id < q->entry_id || entry_id <= last || entry_id > q->row->last)
+            return BK_CORRUPT; /* a sparse page that is not in order */
         if (last >= first && entry_id == last + 1) {
             last = entry_id;
             continue;

@@ -105,7 +105,7 @@ static void feed_link(const uint8_t *data, size_t size, size_t piece_size)
     bk_link *link;
     uint64_t token;
     CLAIM(bk_digest_init(&digest, BK_DIGEST_CRC32C, "", 0) == BK_OK);
-    CLAIM(bk_writer_open(1, 3, 2, 1, &digest, 0, 0, 7, &writer) == BK_OK);
+    CLAIM(bk_writer_open(1, 3, 2, 1, &digest, 0, 0, 0, 7, &writer) == BK_OK);
     CLAIM(bk_link_open(&link) == BK_OK && bk_link_attach(link, writer, 0) == BK_OK);
     for (size_t at = 0; at < size; at += piece_size)
         if (feed(link, data + at, size - at < piece_size ? size - at : piece_size) != BK_OK)
@@ -118,10 +118,30 @@ static void feed_link(const uint8_t *data, size_t size, size_t piece_size)
         bk_link_close(link);
 }
 
+/* The body of a batch becomes frames that can be told apart again, or is refused. */
+static void readd(const uint8_t *data, size_t size)
+{
+    static const uint8_t key[BK_KEY_SIZE];
+    uint32_t count, found = 0, frame_size;
+    uint64_t frames_size;
+    uint8_t *body = fuzz_copy(data, size);
+    if (bk_readd_plan(body, size, &count, &frames_size) == BK_OK) {
+        uint8_t *out = malloc(frames_size + 1);
+        CLAIM(out != NULL);
+        bk_readd(out, key, BK_FLAG_RECOVERY, body, size);
+        for (size_t at = 0; at < frames_size; at += frame_size, found++)
+            CLAIM(bk_frame_find(out + at, frames_size - at, &frame_size) == BK_OK);
+        CLAIM(found == count);
+        free(out);
+    }
+    free(body);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0)
         return 0;
+    readd(data + 1, size - 1);
     parse_all(data + 1, size - 1);
     feed_link(data + 1, size - 1, 1 + (size_t)data[0] * 4);
     return 0;

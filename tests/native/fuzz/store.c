@@ -122,6 +122,30 @@ static void read_ledger(bk_store *store, const bk_ledger_usage *ledger)
     }
 }
 
+/* The runs of a ledger, in stretches that move on. */
+static void list_runs(bk_store *store, int64_t ledger_id)
+{
+    bk_ranges found = {NULL, 0, 0};
+    int64_t bound = -1;
+    for (int result = BK_OK; result == BK_OK && bound < INT64_MAX;) {
+        int64_t next = bound + 1;
+        found.count = 0;
+        bound = INT64_MAX;
+        result = bk_store_ranges(store, ledger_id, next, &bound, &found);
+        CLAIM(result >= 0 && (result != BK_OK || bound >= next));
+        for (size_t i = 0; i < found.count && result == BK_OK; i++)
+            CLAIM(found.items[i].first >= next && found.items[i].first <= found.items[i].last);
+    }
+    bk_ranges_free(&found);
+}
+
+static void check_log(bk_store *store)
+{
+    uint64_t checked;
+    int result = bk_store_check_log(store, 1, 0, NULL, &checked);
+    CLAIM(result == BK_OK || result == BK_CORRUPT || result == -ENOENT);
+}
+
 static void read_store(uint8_t mode)
 {
     bk_store *store;
@@ -132,8 +156,11 @@ static void read_store(uint8_t mode)
         return;
     uint32_t count = bk_store_ledgers(store, -1, ledgers, LEDGERS_MAX);
     CLAIM(count <= LEDGERS_MAX);
-    for (uint32_t i = 0; i < count; i++)
+    for (uint32_t i = 0; i < count; i++) {
         read_ledger(store, &ledgers[i]);
+        list_runs(store, ledgers[i].ledger_id);
+    }
+    check_log(store);
     if (mode & MODE_OPEN) {
         const volatile int32_t stop = 0;
         uint64_t copied;
