@@ -100,7 +100,7 @@ def assert_whole(bookie: Bookie) -> None:
 
 @pytest.mark.parametrize("at", [0, 2, 4, 8, 23, 40])
 def test_a_damaged_record_is_replaced_by_its_entry_stored_again(bookie: Bookie, at: int) -> None:
-    """The damage is in the size, the check, the ids or the payload."""
+    """BK-11: damage is told, never absence; it may be in size, check, ids or payload."""
     told = damage(bookie, 0, 7, 8, COUNT - 1, at=at)
     assert [bookie.read(1, i)[0] for i in (0, 7, 8, COUNT - 1)] == [Code.IO_ERROR] * 4
     assert bookie.engine.store.take_damage() == told

@@ -197,6 +197,7 @@ def test_a_ledger_made_anew_after_its_tombstone_was_forgotten_stays(bookie: Book
 
 
 def test_a_fence_of_a_tombstone_is_durable_by_itself(bookie: Bookie) -> None:
+    """BK-07: a fence that is answered holds after a crash."""
     deleted(bookie)
     ticket = bookie.engine.fence(1, KEY)
     assert ticket > bookie.engine.synced()
