@@ -26,7 +26,8 @@ class BookieOverview(msgspec.Struct, frozen=True):
 
     bookie_id: str
     state: str
-    """"writable", or why it gets no entries: "lost", "draining", "limbo", "read-only" """
+    """"writable", or why it gets no entries: "lost", "draining", "limbo", "read-only", or
+    "decommissioned" for one that nobody has stopped yet"""
     registered: bool = False
     address: str = ""
     capacity: int = 0
@@ -59,7 +60,8 @@ class Overview(msgspec.Struct, frozen=True):
         """Say in a few words what happens to a ledger that wants repair, or why nothing does."""
         for repair in self.repairs:
             if repair.ledger_id == mark.ledger_id:
-                return f"{repair.worker} repairs it{_share(repair)}"
+                worker, _, _ = repair.worker.partition("/")  # without what names its process
+                return f"{worker} repairs it{_share(repair)}"
         if mark.last_failure:
             return mark.last_failure
         if not any(bookie.registered for bookie in self.bookies):
@@ -68,6 +70,7 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 LOST = "lost"
+DECOMMISSIONED = "decommissioned"
 WRITABLE = "writable"
 
 
@@ -98,21 +101,20 @@ async def registered(store: MetadataStore) -> dict[str, BookieRecord]:
 
 async def _bookies(store: MetadataStore) -> list[BookieOverview]:
     live, leaving = await registered(store), await list_draining(store)
-    cookies = [key async for page in pages(store, COOKIES) for key, _ in page]
-    known = {key.removeprefix(COOKIES) for key in cookies} | set(live)
-    return [_bookie(name, live.get(name), leaves=name in leaving) for name in sorted(known)]
+    keys = [key async for page in pages(store, COOKIES) for key, _ in page]
+    known = {key.removeprefix(COOKIES) for key in keys}
+    return [
+        BookieOverview(name, f"{LOST}, draining" if name in leaving else LOST)
+        if name not in live
+        else _bookie(live[name], _state(live[name], known=name in known, leaves=name in leaving))
+        for name in sorted(known | set(live))
+    ]
 
 
-def _bookie(bookie_id: str, record: BookieRecord | None, *, leaves: bool) -> BookieOverview:
-    if record is None:
-        return BookieOverview(bookie_id, f"{LOST}, draining" if leaves else LOST)
-    leaves = leaves or record.draining
-    reasons = {"draining": leaves, "limbo": record.limbo, "read-only": record.read_only}
-    if leaves:
-        del reasons["read-only"]  # it follows from the other
+def _bookie(record: BookieRecord, state: str) -> BookieOverview:
     return BookieOverview(
-        bookie_id,
-        ", ".join(reason for reason, holds in reasons.items() if holds) or WRITABLE,
+        record.bookie_id,
+        state,
         registered=True,
         address=record.address,
         capacity=record.capacity,
@@ -121,6 +123,17 @@ def _bookie(bookie_id: str, record: BookieRecord | None, *, leaves: bool) -> Boo
         load=record.load,
         version=record.version,
     )
+
+
+def _state(record: BookieRecord, *, known: bool, leaves: bool) -> str:
+    if not known:
+        return DECOMMISSIONED
+    reasons = {
+        "draining": leaves or record.draining,
+        "limbo": record.limbo,
+        "read-only": record.read_only and not leaves,  # else it follows from the draining
+    }
+    return ", ".join(reason for reason, holds in reasons.items() if holds) or WRITABLE
 
 
 def _share(repair: RepairProgress) -> str:

@@ -56,9 +56,10 @@ def status(*, watch: bool, cluster: str, as_json: bool) -> None:
     """Show bookies, the leader, ledgers that want repair, and the repairs under way.
 
     A bookie is writable, or read-only (its disk is full), draining (it is being
-    decommissioned), in limbo (it may have lost entries and is refilled), or lost: known,
-    and not registered. For a ledger that wants repair the last column says what happens to
-    it, or why nothing does. Everything is as the metadata says it; no bookie is asked.
+    decommissioned), in limbo (it may have lost entries and is refilled), lost (known, and
+    not registered), or decommissioned and still running: stop it. For a ledger that wants
+    repair the last column says what happens to it, or why nothing does. Everything is as
+    the metadata says it; no bookie is asked.
 
     Exit code 0 whatever the state; with --json, look at "underreplicated".
     """

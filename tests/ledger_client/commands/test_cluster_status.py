@@ -3,16 +3,20 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import click
 import pytest
 import trio
 
 from ledger_client.__main__ import quire
 from ledger_client.commands.outcome import Exit, conclude
 from ledger_client.commands.quantity import age, count, size
+from metadata.errors import MetadataUnavailable
 from metadata.records import (
     BookieRecord,
+    CookieRecord,
     UnderReplicated,
     bookie_lease,
+    cookie_key,
     encode_record,
     underreplicated_key,
 )
@@ -27,6 +31,8 @@ def url(tmp_path: Path) -> str:
     async def fill() -> None:
         async with open_store(url) as store:
             record = BookieRecord("b[1]", "host:3181", 3 << 30, 2 << 30, ledgers_size=1 << 20)
+            cookie = CookieRecord("b[1]", "i", "/journal", "/ledgers", "c")
+            await store.put(cookie_key("b[1]"), encode_record(cookie))
             await store.grant(bookie_lease("b[1]"), "x", ttl_s=60, value=encode_record(record))
             for ledger_id in range(30):
                 mark = UnderReplicated(ledger_id, "bookie lost", 1, ["b2"], size=1 << 20)
@@ -59,6 +65,17 @@ def test_an_address_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str])
     assert conclude(quire, ["cluster", "status", "--cluster", "nonsense"]) == Exit.USAGE
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("quire: ")
+
+
+def test_a_store_that_is_away_is_a_cluster_out_of_reach(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    @click.command()
+    def ask() -> None:
+        raise MetadataUnavailable("nobody answers")
+
+    assert conclude(ask, []) == Exit.UNREACHABLE
+    assert "nobody answers; start one with `bookie standalone" in capsys.readouterr().err
 
 
 def test_quantities_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,14 +54,17 @@ async def test_each_bookie_has_its_state(store: SqliteStore) -> None:
     await add_bookie(store, "b2", live=False)
     await add_bookie(store, "b3", limbo=True, read_only=True)
     await add_bookie(store, "b4", read_only=True)
+    await add_bookie(store, "b5", read_only=True, draining=True)
     for name in ("b2", "b4"):
         await store.put(draining_key(name), encode_record(Draining(name, 1)))
+    await store.delete(cookie_key("b5"))
     seen = await take_overview(store)
     assert {bookie.bookie_id: bookie.state for bookie in seen.bookies} == {
         "b1": "writable",
         "b2": "lost, draining",
         "b3": "limbo, read-only",
         "b4": "draining",
+        "b5": "decommissioned",
     }
     assert seen.lost == ["b2"]
 
@@ -76,7 +79,7 @@ async def test_it_says_what_each_ledger_waits_for(store: SqliteStore) -> None:
     await mark(store, 1)
     await mark(store, 2, last_failure="2 of 3 bookies are left")
     await mark(store, 3)
-    progress = RepairProgress(3, "b1", 1, size=2000, copied_size=500)
+    progress = RepairProgress(3, "b1/x", 1, size=2000, copied_size=500)
     await store.grant(repair_lease(3), "b1", ttl_s=60, value=encode_record(progress))
     seen = await take_overview(store)
     assert seen.underreplicated_size == 3000
