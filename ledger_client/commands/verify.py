@@ -17,8 +17,8 @@ from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.progress import show_entries
 from ledger_client.commands.quantity import count
-from ledger_client.operations.mending import mend
 from ledger_client.operations.own_copy import Fault
+from ledger_client.operations.remedy import mend
 from ledger_client.operations.verification import (
     CopyReport,
     FaultyRun,

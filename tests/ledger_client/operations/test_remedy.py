@@ -10,7 +10,7 @@ from trio.testing import MockClock
 from ledger_client import Client, Options
 from ledger_client.errors import NoSuchLedger
 from ledger_client.operations.errors import RepairedElsewhere
-from ledger_client.operations.mending import mend
+from ledger_client.operations.remedy import mend
 from metadata.records import repair_lease
 
 ENTRIES = 300
