@@ -27,7 +27,7 @@ from ledger_client.repair.settings import RepairOptions
 from ledger_client.repair.survey import Survey
 from metadata.errors import LeaseLost, MetadataError
 from metadata.leadership import Term
-from metadata.records import LedgerRecord
+from metadata.records import LedgerRecord, LedgerState
 from metadata.store import MetadataStore
 
 RESCAN_S = 60.0
@@ -122,5 +122,7 @@ class Auditor:
             _log.warning("the check of all ledgers ended early: %s", failure)
 
     async def _is_whole(self, record: LedgerRecord) -> bool:
+        if record.state is LedgerState.IN_RECOVERY:
+            return False  # whoever began it may be gone; a worker ends it in time
         plan = (await self._survey.look(record)).plan
         return not (plan.copies or plan.blocked) and plan.fragments == record.fragments

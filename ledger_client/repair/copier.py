@@ -18,12 +18,13 @@ from ledger_client.bookies import Bookies
 from ledger_client.connection import BookieConnection
 from ledger_client.creation import DIGESTS
 from ledger_client.entries import EntryBatch
+from ledger_client.errors import EntryLost, NoSuchEntry
 from ledger_client.options import Options
 from ledger_client.questions import BatchQuestion
 from ledger_client.repair.delivery import SPAN_MAX, deliver
 from ledger_client.repair.plan import Copy
 from ledger_client.repair.presence import Presence
-from ledger_client.repair.runs import Run, Runs
+from ledger_client.repair.runs import Run, Runs, run_of
 from ledger_client.repair.throttle import Throttle
 from ledger_client.replicas import ReplicaRead
 from ledger_client.source import LedgerSource
@@ -31,6 +32,9 @@ from metadata.records import LedgerRecord
 from native.digest import Digest
 
 Read = ReplicaRead[EntryBatch]
+Lost = EntryLost | NoSuchEntry
+LOST_MAX = 1000
+"""Entries that cannot be had are stepped over up to so many times in one copy."""
 
 
 class CopySource(LedgerSource):
@@ -87,24 +91,28 @@ class Copier:
             on_copied: called with the payload bytes of each window that is durable.
 
         Raises:
-            ReplicasUnavailable, EntryLost, NoSuchEntry: an entry cannot be had,
-                and is named. Those before it are copied.
+            EntryLost, NoSuchEntry: an entry cannot be had, and the first one is named.
+                The others are copied, unless there are too many such.
+            ReplicasUnavailable: somebody who may hold an entry does not answer.
             BookieUnavailable: the target is away or refuses.
         """
         source = CopySource(
             record, presence, target=copy.target, bookies=self._bookies, options=self._options
         )
-        left = deque(copy.runs)
+        left, lost = deque(copy.runs), list[Lost]()
         reads = _ask(source, left)
         try:
             while reads:
-                batches = await _answers(reads, left)
+                batches = await _answers(reads, left, lost)
                 source.learn_sizes(sum(b.size for b in batches), sum(len(b) for b in batches))
                 reads = _ask(source, left)
-                await self._deliver(copy.target, batches, source.digest, on_copied)
+                if batches:
+                    await self._deliver(copy.target, batches, source.digest, on_copied)
         finally:
             for _, read in reads:
                 read.abandon()
+        if lost:
+            raise lost[0]
 
     async def _deliver(
         self,
@@ -148,15 +156,23 @@ def _window(source: CopySource, left: deque[Run]) -> Iterator[Run]:
         yield first, min(last, end)
 
 
-async def _answers(reads: list[tuple[int, Read]], left: deque[Run]) -> list[EntryBatch]:
+async def _answers(
+    reads: list[tuple[int, Read]], left: deque[Run], lost: list[Lost]
+) -> list[EntryBatch]:
     """Wait for a window; what an answer was too short for goes back to *left*."""
     batches: list[EntryBatch] = []
     missing: Runs = []
     for last, read in reads:
-        batch = await read.result()
-        batches.append(batch)
-        if batch.last_entry < last:
-            missing.append((batch.last_entry + 1, last))
+        try:
+            batch = await read.result()
+        except (EntryLost, NoSuchEntry) as failure:
+            lost.append(failure)
+            if len(lost) > LOST_MAX:
+                raise
+            missing += run_of(failure.entry_id + 1, last)
+        else:
+            batches.append(batch)
+            missing += run_of(batch.last_entry + 1, last)
     left.extendleft(reversed(missing))
     return batches
 

@@ -68,10 +68,9 @@ class Mending:
         findings = await survey.look(self._record, self._damaged)
         plan = findings.plan
         mended = msgspec.structs.replace(self._record, fragments=plan.fragments)
-        try:
-            await self._copy_all(copier, findings)
-        except LedgerError as failure:
-            return Outcome(told([plan.blocked, str(failure)]))
+        failures = await self._copy_all(copier, findings)
+        if failures:
+            return Outcome(told([plan.blocked, *failures]))
         if plan.copies:
             findings = await survey.look(mended, self._damaged)
         if findings.plan.copies or findings.plan.fragments != mended.fragments:
@@ -80,14 +79,20 @@ class Mending:
             return Outcome("a bookie did not confirm its copies", AGAIN_S)
         return await self._publish(mended, findings)
 
-    async def _copy_all(self, copier: Copier, findings: Findings) -> None:
-        """Make all copies of the plan, the small ones first."""
+    async def _copy_all(self, copier: Copier, findings: Findings) -> list[str]:
+        """Make all copies of the plan, the small ones first; return what went wrong."""
         copies = sorted(findings.plan.copies, key=lambda copy: count(copy.runs))
         entry_size = self._record.length / max(self._record.last_entry + 1, 1)
         self._claim.expect(round(entry_size * sum(count(copy.runs) for copy in copies)))
+        failures: list[str] = []
         for copy in copies:
-            await copier.copy(self._record, findings.presence, copy, self._claim.copied)
-            self._damaged = [run for run in self._damaged if not _covers(copy, run)]
+            try:
+                await copier.copy(self._record, findings.presence, copy, self._claim.copied)
+            except LedgerError as failure:
+                failures.append(str(failure))
+            else:
+                self._damaged = [run for run in self._damaged if not _covers(copy, run)]
+        return failures
 
     async def _publish(self, mended: LedgerRecord, findings: Findings) -> Outcome:
         """Put *mended* in the place of the record, and take the mark off if it is whole."""

@@ -53,7 +53,7 @@ class Repairs:
         async with claim_ledger(self._store, ledger_id, self._owner) as claim:
             mark = await read_mark(self._store, ledger_id)
             if mark is None:
-                return WHOLE
+                return Outcome("somebody else repaired it", AGAIN_S)
             try:
                 outcome = await self._under_claim(claim, mark)
             except LedgerError as failure:

@@ -167,8 +167,9 @@ async def test_now_and_then_every_ledger_is_looked_at(
     async with leading(cluster, client):
         await trio.sleep(OPTIONS.audit_interval_s / 24 - 10)
         assert marked(cluster) == {}
+        lay_out(cluster, [(0, "b3 b4")], {}, ledger_id=3, state=LedgerState.IN_RECOVERY)
         await trio.sleep(20)
-        assert marked(cluster) == {2: []}
+        assert marked(cluster) == {2: [], 3: []}
         found = mark_of(cluster, 2)
         assert found is not None
         assert found.reason == "check"

@@ -147,6 +147,7 @@ async def test_an_entry_that_nobody_has_is_named_and_not_stepped_over(
     assert found is not None
     assert "entry 7 is lost (b1: wrong digest)" in found.last_failure
     assert 5 < found.attempts < 12, "each pause is longer"
+    assert cluster.bookies["b3"].entries(1).keys() == {0, 1, 2, 3, 4, 5, 6, 8, 9}
     assert cluster.record(1) == before
 
 
