@@ -266,6 +266,21 @@ def test_a_bookie_that_lost_its_disks_is_replaced_and_refilled(tmp_path: Path) -
             assert (found.whole, len(found.copies)) == (True, 3)
 
 
+def interrupted_rebalance(fleet: Fleet) -> int:
+    """Interrupt a slow run in a move; return how many it made before."""
+    words = ["cluster", "rebalance", "--json", "--rate", "0.1", "--cluster", fleet.cluster]
+    with subprocess.Popen(
+        [sys.executable, "-P", "-m", "ledger_client", *words], stdout=subprocess.PIPE
+    ) as process:
+        assert process.stdout is not None
+        wait_for(fleet, lambda seen: bool(seen.repairs))
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
+        done = msgspec.json.decode(process.stdout.read(), type=Rebalanced)
+    assert not done.complete
+    return done.moved
+
+
 @pytest.mark.slow
 def test_a_new_bookie_gets_its_part_of_the_old_ledgers(tmp_path: Path) -> None:
     """TB-09, TB-25: whole ledgers move, and no two copies of one lie on one bookie."""
@@ -276,10 +291,12 @@ def test_a_new_bookie_gets_its_part_of_the_old_ledgers(tmp_path: Path) -> None:
         planned = told(run(fleet, "cluster", "rebalance", "--dry-run", "--json"), Rebalanced)
         assert planned.spread > 1
         assert {move.target for move in planned.planned} == {"bookie-3"}
+        moved = interrupted_rebalance(fleet)
+        assert status(fleet).repairs == []
         done = told(run(fleet, "cluster", "rebalance", "--json"), Rebalanced)
         assert done.complete
         assert done.spread <= 0.1
-        assert done.moved == len(planned.planned) == 6
+        assert moved + done.moved == len(planned.planned) == 6
         for ledger_id in ledgers:
             found = verified(fleet, ledger_id)
             assert (found.whole, len(found.copies)) == (True, 3)
