@@ -128,7 +128,7 @@ def flip(folder: Path, payload: bytes) -> None:
 def test_a_byte_flipped_on_disk_is_found_and_mended(tmp_path: Path) -> None:
     """TB-11: replicas are compared entry by entry, and one that differs is mended."""
     with Fleet(tmp_path, 3, (*QUICK, "autorecovery=false")) as fleet:
-        ledger_id = write(fleet)
+        ledger_id = write(fleet, "--ack-quorum", "3")
         assert run(fleet, "ledger", "verify", ledger_id).returncode == 0
         flush(fleet, 1)
         flip(tmp_path / "bookie-1", b"line 4321 of a ledger\n")
