@@ -32,7 +32,7 @@ from metadata.store import ABSENT
 if TYPE_CHECKING:
     from client_host import ClientHost
 
-LEDGERS_MAX = 3
+LEDGERS_MAX = 6
 IDLE_S_MAX = 8.0
 """Between two entries of a writer that has written all that it has to, and stays."""
 Append = Callable[[Sequence[bytes]], Awaitable[range]]

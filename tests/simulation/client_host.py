@@ -46,6 +46,7 @@ class ClientHost:
 
     Attributes:
         ledgers: what was created, by anybody; shared by all clients.
+        is_open: tells whether a ledger is still open.
         retired: True once nobody here is to begin another ledger.
         on_acknowledged: called with a ledger and entries when its writer was told of them.
     """
@@ -61,6 +62,7 @@ class ClientHost:
         ledgers: list[int],
         chance: random.Random,
         on_acknowledged: Callable[[int, range], None],
+        is_open: Callable[[int], bool],
         options: Options = OPTIONS,
     ) -> None:
         self.machine = Machine(name, chance)
@@ -70,6 +72,7 @@ class ClientHost:
         self.failures: list[BaseException] = []
         self.retired = False
         self.on_acknowledged = on_acknowledged
+        self.is_open = is_open
         self.network = network
         self._options = options
         self.view = MetadataView(store, self.machine, outages)
@@ -179,11 +182,13 @@ class ClientHost:
         self.history.add(ReadBack(ledger=reader.id, reader=name, first=first, digests=digests))
 
     async def recover_any(self, client: Client) -> None:
-        """Recover some ledger, one of the newest as a rule, at most a few times."""
-        if self.ledgers:
-            chance = self.machine.chance
-            newest = self.ledgers[-3:] if chance.random() < 0.8 else self.ledgers
-            await self.recover(chance.choice(newest), client)
+        """Recover some ledger, an open one as a rule, at most a few times."""
+        chance = self.machine.chance
+        ledgers = [each for each in self.ledgers if self.is_open(each)]
+        if not ledgers or chance.random() < 0.2:
+            ledgers = self.ledgers
+        if ledgers:
+            await self.recover(chance.choice(ledgers), client)
 
     async def recover(self, ledger_id: int, client: Client, *, attempts: int = 3) -> bool:
         """Recover a ledger; False when that did not work in any attempt."""

@@ -75,7 +75,11 @@ class SimulatedEngine(Engine):
         return ticket
 
     def flush(self) -> Any:  # noqa: ANN401 - as Engine's
-        return _disk().with_fault(FLUSH_SITES, super().flush)
+        disk = _disk()
+        mark = disk.with_fault(FLUSH_SITES, super().flush)
+        if mark is not None:
+            disk.note_flush()
+        return mark
 
     def close(self) -> None:
         self.closed = True
@@ -96,6 +100,8 @@ class Disk:
         self.work = Bell()
         self.engine: SimulatedEngine | None = None
         self.full = False
+        self.flushed = trio.Event()
+        """set, and replaced by another, at the next flush"""
         self.next_fault = ""
         """a site of native.engine.plan_fault, hit when it is next come by"""
         self._chance = chance
@@ -115,6 +121,11 @@ class Disk:
         """Take the engine that was opened on this disk."""
         self.engine = engine
         self._gathered = 0
+
+    def note_flush(self) -> None:
+        """A flush was done, and its mark is about to be written."""
+        self.flushed.set()
+        self.flushed = trio.Event()
 
     def take_note(self, size: int) -> None:
         """The engine took in *size* bytes, or a fence."""

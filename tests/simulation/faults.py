@@ -15,6 +15,12 @@ if TYPE_CHECKING:
     from simulation import Simulation
 
 
+RESTART_S = 0.5
+PATIENCE_S = 5.0
+LOSS_SHARE = 0.95
+DELAY_S_MAX = 1.5
+
+
 class Faults:
     """Does steps. *trace* gets a line for each."""
 
@@ -23,6 +29,7 @@ class Faults:
         self._trace = trace
         self._does = {
             "crash": self._crash,
+            "crash at flush": self._crash_at_flush,
             "power cut": self._power_cut,
             "freeze": self._freeze,
             "freeze client": self._freeze,
@@ -59,6 +66,16 @@ class Faults:
         await trio.sleep(step.span_s)
         bookie.start()
 
+    async def _crash_at_flush(self, step: Step) -> None:
+        """The span says how long after the next flush."""
+        bookie = self._bookie(step)
+        with trio.move_on_after(PATIENCE_S):
+            await bookie.disk.flushed.wait()
+        await trio.sleep(step.span_s)
+        bookie.kill(Tail(step.detail), silently=False)
+        await trio.sleep(RESTART_S)
+        bookie.start()
+
     async def _power_cut(self, step: Step) -> None:
         bookies = self._simulation.bookies.values()
         for bookie in bookies:
@@ -85,10 +102,10 @@ class Faults:
             network.mend(*route)
 
     async def _slow(self, step: Step) -> None:
-        await self._on_routes(step, self._simulation.network.slow, 1.5)
+        await self._on_routes(step, self._simulation.network.slow, DELAY_S_MAX)
 
     async def _lossy(self, step: Step) -> None:
-        await self._on_routes(step, self._simulation.network.lose, 0.8)
+        await self._on_routes(step, self._simulation.network.lose, LOSS_SHARE)
 
     async def _on_routes(
         self, step: Step, change: Callable[[Route, float], None], much: float

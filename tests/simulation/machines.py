@@ -28,6 +28,7 @@ class Machine:
         chance: its own source of randomness.
         alive: False once its process was killed, until it is started again.
         clock_ms: how far its wall clock is off.
+        slow_share: of what it does off the loop, this much takes its time.
         owner: what it is part of.
     """
 
@@ -36,6 +37,7 @@ class Machine:
         self.chance = chance
         self.alive = False
         self.clock_ms = 0
+        self.slow_share = chance.choice([0.02, 0.1, 0.6])
         self.owner: object = None
         self._frozen = False
         self._held: list[trio.lowlevel.Task] = []

@@ -8,11 +8,13 @@ frequent in it, since faults that are all rare hide each other.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import msgspec
 
 DURATION_S = 15.0
+Scene = Callable[[random.Random, list[str], list[str]], Iterator["Step"]]
+"""Draws steps that belong together, for bookies and clients."""
 
 
 class Work(msgspec.Struct, frozen=True):
@@ -98,50 +100,58 @@ _TAILS = ["clean", "clean", "torn group", "torn flush", "no mark"]
 def make_plan(seed: int) -> Plan:
     """Return the plan of *seed*."""
     chance = random.Random(f"plan {seed}")
-    bookies = [f"b{number}" for number in range(1, chance.choice([3, 4, 4, 5]) + 1)]
+    theme = chance.choice([None, None, *THEMES])
+    bookies = [f"b{number}" for number in range(1, chance.choice([3] if theme is _race else [3, 4, 4, 5]) + 1)]
     clients = [f"c{number}" for number in range(1, chance.randint(2, 3) + 1)]
-    work = list(_works(chance, len(bookies)))
-    drawn = sorted(_steps(chance, bookies, clients, work), key=lambda step: step.at_s)
+    work = list(_works(chance, len(bookies), theme))
+    drawn = sorted(_steps(chance, bookies, clients, work, theme), key=lambda step: step.at_s)
     return Plan(
         seed=seed,
         bookies=bookies,
         clients=clients,
         work=work,
         steps=[msgspec.structs.replace(step, number=n) for n, step in enumerate(drawn)],
-        delay_s_max=chance.choice([0.002, 0.02, 0.2]),
+        delay_s_max=chance.choice([0.002, 0.02] if theme is _race else [0.002, 0.02, 0.2]),
         sync_s_max=chance.choice([0.001, 0.01, 0.1]),
         split_share=chance.choice([0.0, 0.2]),
     )
 
 
-def _works(chance: random.Random, bookies: int) -> Iterator[Work]:
+def _works(chance: random.Random, bookies: int, theme: Scene | None) -> Iterator[Work]:
     for _ in range(chance.randint(1, 4)):
-        ensemble_size = chance.randint(1 if chance.random() < 0.1 else 2, min(bookies, 4))
+        least = 2 if chance.random() < 0.9 and theme is not _takeover else 1
+        most = 2 if theme in (_takeover, _race) else min(bookies, 4)
+        ensemble_size = chance.randint(least, most)
         write_quorum = chance.choice([ensemble_size, chance.randint(1, ensemble_size)])
         ack_quorum = chance.randint(max(1, (write_quorum + 1) // 2), write_quorum)
+        staged = theme is not None and chance.random() < 0.7
         yield Work(
-            start_s=chance.choice([0.0, chance.uniform(0, DURATION_S / 2)]),
+            start_s=chance.choice([0.0, chance.uniform(0, DURATION_S * 0.7)]),
             ensemble_size=ensemble_size,
             write_quorum=write_quorum,
-            ack_quorum=ack_quorum,
-            appends=chance.randint(5, 40),
+            ack_quorum=write_quorum if theme is _race else ack_quorum,
+            appends=1000 if theme is _race else chance.randint(5, 40),
             batch_max=chance.choice([1, 4, 12]),
             payload_max=chance.choice([20, 400, 3000]),
-            think_s_max=chance.choice([0.02, 0.5, 1.0]),
-            tasks=chance.choice([1, 1, 3]),
-            ending=chance.choice(["close", "close", "leave", "die"]),
-            stubborn=chance.random() < 0.3,
+            think_s_max=0.3 if theme is _race else chance.choice([0.02, 0.5, 1.0]),
+            tasks=1 if staged else chance.choice([1, 1, 3]),
+            ending="leave" if staged else chance.choice(["close", "close", "leave", "die"]),
+            stubborn=chance.random() < (0.6 if theme is _race else 0.3),
         )
 
 
 def _steps(
-    chance: random.Random, bookies: list[str], clients: list[str], work: list[Work]
+    chance: random.Random,
+    bookies: list[str],
+    clients: list[str],
+    work: list[Work],
+    theme: Scene | None,
 ) -> Iterator[Step]:
     kinds = [*chance.sample(sorted(set(_SPANS) - set(_ALWAYS)), k=chance.randint(1, 5)), *_ALWAYS]
-    for _ in range(chance.randint(4, 24)):
+    for _ in range(chance.randint(4, 24) if theme is None else chance.randint(0, 6)):
         yield _step(chance, chance.choice(kinds), bookies, clients)
-    for _ in range(chance.choice([0, 0, 1, 2, 4])):
-        yield from chance.choice(_SCENES)(chance, bookies, clients)
+    for _ in range(chance.randint(3, 8) if theme else chance.choice([0, 1])):
+        yield from (theme or chance.choice(THEMES))(chance, bookies, clients)
     losses = min(each.ack_quorum for each in work) - 1
     for target in chance.sample(bookies, k=min(losses, len(bookies))):
         if chance.random() < 0.3:
@@ -180,18 +190,20 @@ def _time(chance: random.Random) -> float:
 def _race(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
     """A recovery while entries are under way, and one bookie misses its beginning.
 
-    The writer's entries reach that bookie late, and so do the others' answers the
-    recoverer.
+    The writer's entries reach that bookie late; the recoverer does not reach it at all
+    while it asks how far the ledger is confirmed, and hears from the others late after.
     """
     at_s, late = _time(chance), chance.choice(bookies)
     recoverer = chance.choice(clients)
-    for writer in clients:
-        yield Step(0, at_s, "slow", writer, chance.uniform(0.5, 2.0), late)
+    for writer in sorted(set(clients) - {recoverer}):
+        yield Step(0, at_s, "slow", writer, chance.uniform(1.0, 3.0), late)
+    at_s += chance.uniform(0.3, 0.8)
+    yield Step(0, at_s, "lossy", recoverer, chance.uniform(0.08, 0.2), late)
+    yield Step(0, at_s, "recover", recoverer)
+    slow_at_s = at_s + chance.uniform(0.02, 0.06)
     for bookie in bookies:
         if bookie != late:
-            yield Step(0, at_s, "slow", bookie, chance.uniform(0.2, 2.0), recoverer)
-    yield Step(0, at_s, "lossy", recoverer, chance.uniform(0.1, 1.0), late)
-    yield Step(0, at_s + chance.uniform(0, 0.3), "recover", recoverer)
+            yield Step(0, slow_at_s, "slow", bookie, chance.uniform(0.5, 2.0), recoverer)
 
 
 def _aftermath(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
@@ -210,4 +222,11 @@ def _takeover(chance: random.Random, bookies: list[str], clients: list[str]) -> 
     yield Step(0, at_s + chance.uniform(0, 1.0), "recover", chance.choice(clients))
 
 
-_SCENES = [_race, _aftermath, _takeover]
+def _checkpoint(chance: random.Random, bookies: list[str], _: list[str]) -> Iterator[Step]:
+    """A crash right after a flush, when what came during the flush is in the journal only."""
+    wait_s = chance.uniform(0.0, 0.05)
+    tail = chance.choice(_TAILS)
+    yield Step(0, _time(chance), "crash at flush", chance.choice(bookies), wait_s, tail)
+
+
+THEMES: list[Scene] = [_race, _aftermath, _takeover, _checkpoint]

@@ -107,6 +107,7 @@ class Simulation:
             ledgers=self.ledgers,
             chance=self._chance(name),
             on_acknowledged=self._check_copies,
+            is_open=self._is_open,
         )
 
     async def run(self) -> Outcome:
@@ -224,10 +225,16 @@ class Simulation:
     def _violate(self, invariant: int, ledger: int, told: str, entry: int | None = None) -> None:
         self.violations.append(Violation(invariant, ledger, entry, told))
 
+    def _record(self, ledger: int) -> LedgerRecord:
+        key = ledger_key(ledger)
+        return decode_ledger(key, self.store.values[key].value)
+
+    def _is_open(self, ledger: int) -> bool:
+        return self._record(ledger).state is LedgerState.OPEN
+
     def _check_copies(self, ledger: int, entries: range) -> None:
         """What a writer was told is stored must be, on enough bookies where it will be read."""
-        key = ledger_key(ledger)
-        record = decode_ledger(key, self.store.values[key].value)
+        record = self._record(ledger)
         for entry in entries:
             holders = [
                 name

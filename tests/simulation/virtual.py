@@ -25,9 +25,9 @@ import trio.testing
 from machines import FROZEN, MACHINE, machine_of
 from replaced import replaced
 
+SLOW_S_MAX = 0.1
+"""For what is done off the loop, when it is slow."""
 EPOCH_NS = 1_800_000_000 * 10**9
-_SLOW_SHARE = 0.1  # of what is done off the loop
-_SLOW_S_MAX = 0.05
 T = TypeVar("T")
 
 
@@ -111,8 +111,8 @@ async def run_inline(
     """
     machine = MACHINE.get()
     with trio.CancelScope(shield=not abandon_on_cancel):
-        if machine is not None and machine.chance.random() < _SLOW_SHARE:
-            await trio.sleep(machine.chance.uniform(0, _SLOW_S_MAX))
+        if machine is not None and machine.chance.random() < machine.slow_share:
+            await trio.sleep(machine.chance.uniform(0, SLOW_S_MAX))
         else:
             await trio.lowlevel.cancel_shielded_checkpoint()
     if machine is not None:

@@ -1,0 +1,51 @@
+"""Many seeds in several processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, nullcontext
+from multiprocessing import get_context
+from typing import NamedTuple
+
+from plants import PLANTS
+from shrinking import report, shrink
+from simulation import simulate
+
+PROCESSES = 2
+SEEDS_PER_PROCESS = 250
+
+
+class Finding(NamedTuple):
+    """What a seed came to; *told* is empty when every promise was kept."""
+
+    seed: int
+    told: str
+
+
+class Task(NamedTuple):
+    """A seed to run, with a mistake planted or none."""
+
+    seed: int
+    plant: str = ""
+    shrinks: bool = True
+
+
+def run_seed(task: Task) -> Finding:
+    """Simulate one seed; a failure is made smaller before it is told."""
+    with PLANTS[task.plant]() if task.plant else nullcontext():
+        outcome = simulate(task.seed)
+        if not outcome.violations:
+            return Finding(task.seed, "")
+        if task.shrinks:
+            outcome = shrink(outcome)
+        return Finding(task.seed, report(outcome, plant=task.plant))
+
+
+@contextmanager
+def campaign(tasks: Iterable[Task]) -> Iterator[Iterator[Finding]]:
+    """Run *tasks* on all processors; findings come as they are made.
+
+    Leaving the block ends what is still under way.
+    """
+    with get_context("forkserver").Pool(PROCESSES, maxtasksperchild=SEEDS_PER_PROCESS) as pool:
+        yield pool.imap_unordered(run_seed, tasks)
