@@ -6,7 +6,7 @@ its deadline. Changes of a ledger are made by compare-and-set.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
 
 import trio
@@ -25,9 +25,9 @@ from metadata.records import (
     LEDGER_COUNTER,
     LEDGERS,
     BookieRecord,
-    DamagedRun,
     Fragment,
     LedgerRecord,
+    UnderReplicated,
     decode_bookie,
     decode_ledger,
     decode_underreplicated,
@@ -35,7 +35,7 @@ from metadata.records import (
     ledger_key,
     underreplicated_key,
 )
-from metadata.store import ABSENT, MetadataStore
+from metadata.store import ABSENT, MetadataStore, Put
 
 RETRY_S = 0.1
 """Between two attempts to change a ledger while the store is away."""
@@ -88,25 +88,38 @@ class Catalogue:
             return decode_ledger(key, found.value), found.version
 
     async def replace(
-        self, record: LedgerRecord, version: int, *, limit_s: float = float("inf")
+        self,
+        record: LedgerRecord,
+        version: int,
+        *,
+        reason: Reason | None = None,
+        limit_s: float = float("inf"),
     ) -> bool:
         """Put *record* in the place of *version*; False if somebody was faster: look again.
 
-        With MetadataUnavailable, also after *limit_s*, it may have been done or may be yet.
+        With a *reason* the ledger is marked for repair by the same transaction. With
+        MetadataUnavailable, also after *limit_s*, it may have been done or may be yet.
         """
-        key = ledger_key(record.ledger_id)
+        change = Put(ledger_key(record.ledger_id), encode_record(record), version)
         try:
             with self._translated(limit_s):
-                await self._store.put(key, encode_record(record), expected=version)
+                if reason is None:
+                    await self._store.put(change.key, change.value, expected=version)
+                else:
+                    mark = new_mark(record.ledger_id, reason, (), ())
+                    await self._store.transact([change, await self._marking(mark)])
         except metadata_errors.VersionConflict:
             return False
         return True
 
-    async def close(self, ledger_id: int, last_entry: int, length: int) -> LedgerRecord:
+    async def close(
+        self, ledger_id: int, last_entry: int, length: int, *, reason: Reason | None = None
+    ) -> LedgerRecord:
         """Seal the ledger at *last_entry* with *length* payload bytes.
 
-        Sealing it again at the same end changes nothing. While the store is
-        away it is tried again: a deadline is the caller's.
+        With a *reason* to believe that copies are missing, it is marked for repair at
+        once. Sealing it again at the same end changes nothing. While the store is away
+        it is tried again: a deadline is the caller's.
 
         Raises:
             LedgerFenced: another client recovers it.
@@ -117,7 +130,7 @@ class Catalogue:
             try:
                 record, version = await self.get(ledger_id)
                 closed = sealed(record, last_entry, length)
-                if closed is record or await self.replace(closed, version):
+                if closed is record or await self.replace(closed, version, reason=reason):
                     return closed
             except MetadataUnavailable:
                 await trio.sleep(RETRY_S)  # the change may have been made: look first
@@ -150,42 +163,14 @@ class Catalogue:
                     raise
                 await trio.sleep(RETRY_S)  # the change may have been made: look first
 
-    async def report(
-        self,
-        ledger_id: int,
-        reason: Reason,
-        bookies: Iterable[str] = (),
-        damaged: Iterable[DamagedRun] = (),
-    ) -> bool:
-        """Mark a ledger for repair; what others reported of it is kept.
-
-        Return whether that is certain: with the store away, it is given up after a
-        while, since the periodic check finds the ledger too.
-
-        Args:
-            ledger_id: the ledger.
-            reason: why it may lack copies.
-            bookies: where copies may be missing; none: anywhere.
-            damaged: copies that are known to be damaged.
-        """
-        key = underreplicated_key(ledger_id)
-        mark = new_mark(ledger_id, reason, bookies, damaged)
-        with trio.move_on_after(self._timeout_s):
-            while True:
-                try:
-                    with self._translated():
-                        found = await self._store.get(key)
-                        known = None if found is None else decode_underreplicated(key, found.value)
-                        value = encode_record(mark if known is None else merged(known, mark))
-                        expected = ABSENT if found is None else found.version
-                        await self._store.put(key, value, expected=expected)
-                except metadata_errors.VersionConflict:
-                    continue
-                except MetadataUnavailable:
-                    await trio.sleep(RETRY_S)
-                else:
-                    return True
-        return False
+    async def _marking(self, mark: UnderReplicated) -> Put:
+        """Return what marks a ledger for repair, if nobody else does meanwhile."""
+        key = underreplicated_key(mark.ledger_id)
+        found = await self._store.get(key)
+        if found is None:
+            return Put(key, encode_record(mark), ABSENT)
+        known = decode_underreplicated(key, found.value)
+        return Put(key, encode_record(merged(known, mark)), found.version)
 
     async def delete(self, ledger_id: int) -> None:
         """Remove the ledger; bookies collect its entries later.

@@ -38,6 +38,7 @@ from ledger_client.errors import (
     MetadataUnavailable,
     WrongPassword,
 )
+from ledger_client.marks import Reason
 from ledger_client.options import Options
 from ledger_client.placement import Placement
 from ledger_client.replacement import Replacement
@@ -49,6 +50,9 @@ from native.link import Writer
 
 PAYLOAD_SIZE_MAX = 5 * 1024 * 1024 - 256
 """A frame has 5 MiB; the entry must also fit the answer to any kind of read."""
+SLOWER_S = 0.2
+"""For bookies beyond the ack quorum, at the end; then somebody is asked to look after them."""
+SLOWER_POLL_S = 0.002
 ABORTED_CLOSE_S = 5.0
 """For the metadata when the writer failed, or the block is left by a cancellation."""
 
@@ -314,23 +318,35 @@ class LedgerWriter:
             with trio.move_on_after(wait_s):
                 while self._queue or self._pieces:
                     await self._moved.park()
+                await self._wait_for_slower()
             if self._failure is None:
                 self.fail(LedgerClosed(self.id))
             limit_s = wait_s if wait_s > 0 and not failed else ABORTED_CLOSE_S
             with trio.move_on_after(limit_s) as scope:
-                record = await self._catalogue.close(self.id, self._lac, self._length)
+                record = await self._catalogue.close(
+                    self.id, self._lac, self._length, reason=self._doubt()
+                )
             if scope.cancelled_caught:
                 raise MetadataUnavailable(f"not closed within {limit_s:g} s", ledger_id=self.id)
             self._replacement.record = record
             self._sealed = True
             self._native.close()
-            await self._report_losses()
 
-    async def _report_losses(self) -> None:
-        """Ask for a repair: a bookie that was lost, or came in late, lacks entries."""
-        if self._replacement.lost_bookies and self._lac >= 0:
-            with trio.move_on_after(ABORTED_CLOSE_S):
-                await self._catalogue.report(self.id, "ensemble changed")
+    async def _wait_for_slower(self) -> None:
+        """Give the bookies that the ack quorum did without a moment to acknowledge all."""
+        with trio.move_on_after(SLOWER_S):
+            while True:
+                if self._failure or self._replacement.lost_bookies or not self._native.behind():
+                    return
+                await trio.sleep(SLOWER_POLL_S)
+
+    def _doubt(self) -> Reason | None:
+        """Return why copies may be missing: nobody else would ever notice; None: they are not."""
+        if self._lac < 0:
+            return None
+        if self._replacement.lost_bookies:
+            return "ensemble changed"
+        return "check" if self._native.behind() else None
 
     async def drain(self) -> LedgerRecord:
         """Wait until everything appended is confirmed and end writing; seal nothing.

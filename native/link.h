@@ -51,6 +51,10 @@ void bk_writer_get_state(const bk_writer *writer, bk_writer_state *out);
  * not in the entry's write set, for an entry that was not added, or twice, changes nothing.
  * A refusal counts for an entry up to the LAC too: its copy is missing there. */
 void bk_writer_acknowledge(bk_writer *writer, uint32_t bookie, int64_t entry_id, int32_t code);
+/* Bit i: the bookie at index i has not acknowledged every entry that it got since it stands
+ * there, also of those that are confirmed without it. Who answers twice for an entry that is
+ * confirmed already is counted twice: no bookie does. */
+uint64_t bk_writer_behind(const bk_writer *writer);
 
 /* Change of the ensemble, in this order:
  *

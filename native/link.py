@@ -140,6 +140,14 @@ class Writer:
         """Count one answer of the bookie at this index, as a link does."""
         lib.bk_writer_acknowledge(self.pointer, bookie, entry_id, code)
 
+    def behind(self) -> int:
+        """Return a bit for each bookie that has not acknowledged everything it got.
+
+        Bit i is that of index i. Entries count that are confirmed without it, and those
+        from before it stood there do not.
+        """
+        return int(lib.bk_writer_behind(self.pointer))
+
     def hold(self, on: bool) -> None:
         """Let the LAC stand while the ensemble changes, or go on again.
 

@@ -21,10 +21,46 @@ struct bk_writer {
     int32_t held;        /* 1: the LAC stands */
     int64_t first_entry; /* the first that this writer may add */
     bk_writer_state state;
+    int64_t since[BK_ENSEMBLE_SIZE_MAX];        /* the first entry of who stands at an index */
+    int64_t acknowledged[BK_ENSEMBLE_SIZE_MAX]; /* how many it has from there on */
     pending_entry *pending; /* a ring: entry e is in slot e mod size */
     uint64_t pending_size;  /* a power of two, or 0 */
     bk_attachment *attachments;
 };
+
+/* --- who gets what ---------------------------------------------------------------- */
+
+static int all_get_all(const bk_writer *writer)
+{
+    return writer->write_quorum == writer->ensemble_size;
+}
+
+/* Index of the first bookie of the entry's write set. */
+static uint32_t first_bookie(const bk_writer *writer, int64_t entry_id)
+{
+    return (uint32_t)((uint64_t)entry_id % writer->ensemble_size);
+}
+
+static int is_in_write_set(const bk_writer *writer, uint32_t bookie, int64_t entry_id)
+{
+    if (bookie >= writer->ensemble_size)
+        return 0;
+    if (all_get_all(writer))
+        return 1;
+    uint32_t first = first_bookie(writer, entry_id);
+    uint32_t distance = bookie >= first ? bookie - first : bookie + writer->ensemble_size - first;
+    return distance < writer->write_quorum;
+}
+
+/* How many of the entries from first on, and below end, the bookie gets. */
+static int64_t share_of(const bk_writer *writer, uint32_t bookie, int64_t first, int64_t end)
+{
+    int64_t turns = (end - first) / writer->ensemble_size;
+    int64_t count = turns * writer->write_quorum;
+    for (int64_t id = first + turns * writer->ensemble_size; id < end; id++)
+        count += is_in_write_set(writer, bookie, id);
+    return count;
+}
 
 /* --- open, close, state --------------------------------------------------------- */
 
@@ -50,6 +86,8 @@ int bk_writer_open(int64_t ledger_id, uint32_t ensemble_size, uint32_t write_quo
     writer->state.lac = first_entry - 1;
     writer->state.next_entry = first_entry;
     writer->state.length = writer->state.confirmed_length = length;
+    for (uint32_t i = 0; i < ensemble_size; i++)
+        writer->since[i] = first_entry;
     *out = writer;
     return BK_OK;
 }
@@ -68,6 +106,16 @@ void bk_writer_get_state(const bk_writer *writer, bk_writer_state *out)
 {
     *out = writer->state;
     out->pending_bytes = out->length - out->confirmed_length;
+}
+
+uint64_t bk_writer_behind(const bk_writer *writer)
+{
+    uint64_t behind = 0;
+    int64_t end = writer->state.next_entry;
+    for (uint32_t i = 0; i < writer->ensemble_size; i++)
+        if (writer->acknowledged[i] < share_of(writer, i, writer->since[i], end))
+            behind |= UINT64_C(1) << i;
+    return behind;
 }
 
 int64_t bk_writer_ledger(const bk_writer *writer) { return writer->ledger_id; }
@@ -111,17 +159,6 @@ void bk_frame_add(uint8_t *out, const bk_digest *digest, int32_t flags, int64_t 
     bk_digest_compute(digest, entry, payload, payload_size, sum);
     if (payload_size > 0)
         memcpy(sum + bk_digest_size(digest->kind), payload, payload_size);
-}
-
-static int all_get_all(const bk_writer *writer)
-{
-    return writer->write_quorum == writer->ensemble_size;
-}
-
-/* Index of the first bookie of the entry's write set. */
-static uint32_t first_bookie(const bk_writer *writer, int64_t entry_id)
-{
-    return (uint32_t)((uint64_t)entry_id % writer->ensemble_size);
 }
 
 /* The bookie after this one in the ring that the ensemble is. */
@@ -247,17 +284,6 @@ int bk_writer_add(bk_writer *writer, const uint8_t *payloads, const uint32_t *pa
 
 /* --- acknowledgements ------------------------------------------------------------------ */
 
-static int is_in_write_set(const bk_writer *writer, uint32_t bookie, int64_t entry_id)
-{
-    if (bookie >= writer->ensemble_size)
-        return 0;
-    if (all_get_all(writer))
-        return 1;
-    uint32_t first = first_bookie(writer, entry_id);
-    uint32_t distance = bookie >= first ? bookie - first : bookie + writer->ensemble_size - first;
-    return distance < writer->write_quorum;
-}
-
 static int is_final(int32_t code)
 {
     return code == BK_CODE_FENCED || code == BK_CODE_UNAUTHORIZED;
@@ -305,6 +331,8 @@ int bk_writer_take(bk_writer *writer, uint32_t bookie, int64_t entry_id, int32_t
         return 0;
     if (code != BK_CODE_OK)
         return take_refusal(writer, bookie, code);
+    if (entry_id >= writer->since[bookie])
+        writer->acknowledged[bookie]++;
     if (!is_pending)
         return 0;
     pending_at(writer, entry_id)->acknowledged |= bit;
@@ -347,6 +375,8 @@ int bk_writer_replace(bk_writer *writer, uint32_t bookie)
     uint64_t bit = UINT64_C(1) << bookie;
     for (int64_t id = state->lac + 1; id < state->next_entry; id++)
         pending_at(writer, id)->acknowledged &= ~bit;
+    writer->since[bookie] = state->lac + 1;
+    writer->acknowledged[bookie] = 0;
     state->refused &= ~bit;
     if (!is_final(state->code))
         state->code = 0;

@@ -28,6 +28,7 @@ from ledger_client.errors import (
     WriterFailed,
 )
 from ledger_client.fragments import fragments_up_to
+from ledger_client.marks import Reason
 from ledger_client.options import Options
 from ledger_client.parts import persist
 from ledger_client.questions import EntryQuestion
@@ -68,8 +69,7 @@ async def recover_ledger(
         if record.state is LedgerState.CLOSED:
             return record
         closed = await Recovery(record, bookies=bookies, writers=writers, options=options).run()
-        if await catalogue.replace(closed, version):
-            await _report(catalogue, record, closed)
+        if await catalogue.replace(closed, version, reason=_doubt(record, closed)):
             return closed
 
 
@@ -83,16 +83,15 @@ async def _begin(catalogue: Catalogue, ledger_id: int) -> tuple[LedgerRecord, in
         await catalogue.replace(begun, version)
 
 
-async def _report(catalogue: Catalogue, found: LedgerRecord, closed: LedgerRecord) -> None:
-    """Let somebody look whether all copies are there, if some may be missing.
+def _doubt(found: LedgerRecord, closed: LedgerRecord) -> Reason | None:
+    """Return why somebody should look whether all copies are there; None: they are.
 
     Where the ack quorum is the write quorum, what was confirmed is on all of its bookies,
     and so is what was added again.
     """
     is_partial = closed.ack_quorum < closed.write_quorum
     is_changed = closed.fragments != found.fragments[: len(closed.fragments)]
-    if closed.last_entry >= 0 and (is_partial or is_changed):
-        await catalogue.report(closed.ledger_id, "check")
+    return "check" if closed.last_entry >= 0 and (is_partial or is_changed) else None
 
 
 class Recovery:

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import trio
 from memory_store import MemoryStore
 from trio.testing import MockClock
 
 from ledger_client.catalogue import Catalogue
 from ledger_client.changes import CatalogueChanges, MemoryChanges
-from ledger_client.marks import Reason
+from ledger_client.marks import merged, new_mark
 from metadata.records import (
     DamagedRun,
     Fragment,
@@ -16,6 +15,7 @@ from metadata.records import (
     LedgerState,
     UnderReplicated,
     decode_underreplicated,
+    encode_record,
     underreplicated_key,
 )
 
@@ -50,36 +50,49 @@ async def test_a_record_is_replaced_only_where_it_was_found(autojump_clock: Mock
     assert not await catalogue.replace(RECORD, version)
 
 
-async def test_what_is_reported_of_a_ledger_adds_up(autojump_clock: MockClock) -> None:
+async def test_a_ledger_is_closed_and_marked_for_repair_at_once(
+    autojump_clock: MockClock,
+) -> None:
     store = MemoryStore()
     catalogue = Catalogue(store, timeout_s=5)
+    await catalogue.create(RECORD)
+    revisions: list[int] = []
+    store.on_change = lambda _key, found: revisions.append(found.version if found else -1)
+    closed = await catalogue.close(7, 3, 30, reason="check")
+    assert (closed.state, closed.last_entry) == (LedgerState.CLOSED, 3)
+    assert stored_mark(store).reason == "check"
+    assert len(revisions) == 2
+
+
+async def test_who_marks_the_ledger_at_the_same_time_is_heard_too(
+    autojump_clock: MockClock,
+) -> None:
+    store = MemoryStore()
+    catalogue = Catalogue(store, timeout_s=5)
+    version = await catalogue.create(RECORD)
+    key = underreplicated_key(7)
+    other = new_mark(7, "damaged", ["b1"], [DamagedRun("b1", 0, 4)])
+
+    def slip_in(put: str) -> None:
+        if put == key:
+            store.before_put = lambda _key: None
+            store.change(key, encode_record(other))
+
+    store.before_put = slip_in
+    assert not await catalogue.replace(RECORD, version, reason="check")
+    assert stored_mark(store) == other
+    assert await catalogue.replace(RECORD, version, reason="check")
+    assert stored_mark(store) == merged(other, new_mark(7, "check", (), ()))
+
+
+def test_what_is_said_of_a_ledger_adds_up() -> None:
     runs = [DamagedRun("b1", 0, 4), DamagedRun("b2", 9, 9)]
-    assert await catalogue.report(7, "bookie lost", ["b2", "b1"])
-    assert await catalogue.report(7, "damaged", ["b3"], runs[:1])
-    assert await catalogue.report(7, "damaged", ["b1"], runs)
-    mark = stored_mark(store)
+    mark = new_mark(7, "bookie lost", ["b2", "b1"], [])
+    mark = merged(mark, new_mark(7, "damaged", ["b3"], runs[:1]))
+    mark = merged(mark, new_mark(7, "damaged", ["b1"], runs))
     assert (mark.reason, mark.bookies, mark.damaged) == ("bookie lost", ["b1", "b2", "b3"], runs)
-    assert await catalogue.report(7, "check")  # anywhere
-    assert await catalogue.report(7, "draining", ["b1"])
-    assert stored_mark(store).bookies == []
-
-
-async def test_two_who_report_at_once_are_both_heard(autojump_clock: MockClock) -> None:
-    store = MemoryStore()
-    catalogue = Catalogue(store, timeout_s=5)
-    reports: list[tuple[Reason, str]] = [("bookie lost", "b1"), ("draining", "b2")]
-    async with trio.open_nursery() as nursery:
-        for reason, bookie in reports:
-            nursery.start_soon(catalogue.report, 7, reason, [bookie])
-    assert stored_mark(store).bookies == ["b1", "b2"]
-
-
-async def test_a_report_is_given_up_while_metadata_is_away(autojump_clock: MockClock) -> None:
-    store = MemoryStore()
-    store.available = False
-    start = trio.current_time()
-    assert not await Catalogue(store, timeout_s=5).report(7, "check")
-    assert trio.current_time() - start == 5
+    mark = merged(mark, new_mark(7, "check", (), ()))  # anywhere
+    assert merged(mark, new_mark(7, "draining", ["b1"], ())).bookies == []
 
 
 def stored_mark(store: MemoryStore) -> UnderReplicated:

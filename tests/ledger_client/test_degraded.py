@@ -221,3 +221,30 @@ async def test_the_time_for_an_append_holds_during_a_change_too(autojump_clock: 
 async def expect_unknown(ledger: LedgerWriter, payload: bytes) -> None:
     with pytest.raises(OutcomeUnknown):
         await ledger.append(payload)
+
+
+# --- copies that nobody waited for ---------------------------------------------------------
+
+
+async def test_a_bookie_that_did_without_the_last_entries_is_looked_after(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-44: it was never lost, and yet it may lack what the other two acknowledged."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        async with client.create_ledger(3, 3, 2) as ledger:
+            cluster.bookies["b1"].holding = True
+            await ledger.append(b"one")
+            started = trio.current_time()
+        assert trio.current_time() - started < 1
+        assert cluster.record(ledger.id).state is LedgerState.CLOSED
+        mark = cluster.store.values[underreplicated_key(ledger.id)]
+        assert decode_underreplicated("", mark.value).reason == "check"
+
+
+async def test_a_bookie_that_is_only_slower_is_waited_for(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        cluster.bookies["b1"].delay_s = lambda _request: 0.1
+        async with client.create_ledger(3, 3, 2) as ledger:
+            await ledger.append(b"one")
+            assert cluster.bookies["b1"].entries(ledger.id) == {}
+        assert underreplicated_key(ledger.id) not in cluster.store.values

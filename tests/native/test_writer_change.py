@@ -141,3 +141,34 @@ def test_a_recovering_writer_marks_every_frame() -> None:
     request = frame.parse_request(sent[0])
     assert (request.flags, request.entry_id, request.ledger_id) == (flags, 5, 1)
     CRC32C.check(request.body, 1, 5)
+
+
+def test_a_bookie_is_behind_until_it_acknowledged_all_that_it_got() -> None:
+    writer = Writer(1, 3, 2, 1, CRC32C)  # entry e is for bookies e and e + 1, mod 3
+    assert writer.behind() == 0
+    writer.add([b"a", b"b", b"c", b"d"])
+    for bookie, entry_id, behind in (
+        *((0, 2, 0b111), (2, 2, 0b111), (0, 3, 0b111), (0, 0, 0b110)),
+        *((1, 1, 0b110), (1, 3, 0b110), (1, 0, 0b100)),
+    ):
+        writer.acknowledge(bookie, entry_id)
+        assert writer.behind() == behind
+    assert writer.state().lac == 3
+    writer.acknowledge(2, 1, Code.IO_ERROR)
+    assert writer.behind() == 0b100
+    writer.acknowledge(2, 1)
+    assert writer.behind() == 0
+
+
+def test_a_bookie_that_came_in_owes_nothing_of_what_was_confirmed_before() -> None:
+    writer = Writer(1, 2, 2, 1, CRC32C)
+    writer.add([b"a", b"b"])
+    writer.acknowledge(0, 0)
+    writer.hold(True)
+    writer.replace(1)
+    writer.hold(False)
+    writer.acknowledge(0, 1)
+    writer.acknowledge(1, 0)  # sent again together with what it needs
+    assert writer.behind() == 0b10
+    writer.acknowledge(1, 1)
+    assert writer.behind() == 0

@@ -199,7 +199,9 @@ class Rival:
         cluster.store.before_put = self.slip_in
 
     def slip_in(self, key: str) -> None:
-        self._puts += key == ledger_key(LEDGER_ID)
+        if key != ledger_key(LEDGER_ID):
+            return
+        self._puts += 1
         if self._puts == 2:  # the first one says that the ledger is in recovery
             changed = self._change(self._cluster.record(LEDGER_ID))
             self._cluster.store.change(key, encode_record(changed))
