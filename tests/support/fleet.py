@@ -6,12 +6,16 @@ file, which no kill of theirs takes away.
 
 from __future__ import annotations
 
+import shutil
 import signal
+import subprocess
+import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 
-from daemons import Daemon, free_ports
+from daemons import DEADLINE_S, Daemon, free_ports
 
 from bookie.commands.run import Announcement
 
@@ -77,13 +81,26 @@ class Fleet:
 
     def start(self, number: int) -> None:
         """Start a bookie that does not run, without waiting until it serves."""
-        name = self.name(number)
-        words: list[str | int | Path] = ["run", "--json", "--bookie-id", name]
-        words += ["--data", self._folder / name, "--metadata", self.metadata]
-        words += ["--port", self.port(number)]
+        words = ["run", "--json", "--port", str(self.port(number)), *self._identity(number)]
         words += [f"--set={setting}" for setting in self._settings]
-        self._daemons[number] = Daemon(*words, log=self._folder / f"{name}.log")
+        self._daemons[number] = Daemon(*words, log=self._folder / f"{self.name(number)}.log")
         self._announced.discard(number)
+
+    def empty(self, number: int) -> None:
+        """Take the folders of a killed bookie away, and give it empty ones.
+
+        It is registered for as long as its lease lasts, and cannot be replaced before.
+        """
+        shutil.rmtree(self._folder / self.name(number))
+        command = [sys.executable, "-m", "bookie", "replace", *self._identity(number)]
+        deadline = time.monotonic() + DEADLINE_S
+        while (told := subprocess.run(command, capture_output=True, check=False)).returncode:
+            assert time.monotonic() < deadline, told.stderr
+
+    def _identity(self, number: int) -> list[str]:
+        name = self.name(number)
+        where = ["--data", str(self._folder / name), "--metadata", self.metadata]
+        return ["--bookie-id", name, *where]
 
     def wait_until_served(self, number: int) -> None:
         """Return once the bookie, which was started, serves."""

@@ -33,18 +33,27 @@ Action = Callable[[], None]
 class Storm:
     """Hits the *fleet*'s bookies and its own workers for *seconds*.
 
-    *writers* is one quorum E/QW/QA for each writing process. The files of all workers
-    are in *folder*. Afterwards *counts* tells how often what was done.
+    *writers* is one quorum E/QW/QA for each writing process. With *lose_disks* one bookie
+    loses everything it stored, once. The files of all workers are in *folder*. Afterwards
+    *counts* tells how often what was done.
     """
 
     def __init__(
-        self, fleet: Fleet, folder: Path, *, seed: int, seconds: float, writers: Sequence[str]
+        self,
+        fleet: Fleet,
+        folder: Path,
+        *,
+        seed: int,
+        seconds: float,
+        writers: Sequence[str],
+        lose_disks: bool = False,
     ) -> None:
         self._fleet = fleet
         self._folder = folder
         self._chance = random.Random(seed)
         self._seconds = seconds
         self._writers = writers
+        self._lose_disks = lose_disks
         self._workers: dict[str, subprocess.Popen[bytes]] = {}
         self._runs = count()
         self._due: list[tuple[float, int, Action]] = []
@@ -99,6 +108,8 @@ class Storm:
     def _storm(self) -> None:
         end = time.monotonic() + self._seconds
         self._later(1.0, self._strike)
+        if self._lose_disks:
+            self._later(self._seconds / 3, self._lose_disks_of_one)
         while self._due and (now := time.monotonic()) < end:
             if self._due[0][0] <= now:
                 heapq.heappop(self._due)[2]()
@@ -125,6 +136,17 @@ class Storm:
         if number not in self._hit:
             self._fleet.kill(number)
             self._come_back("bookies killed", number, lambda: self._fleet.start(number))
+
+    def _lose_disks_of_one(self) -> None:
+        """Kill a bookie that is up, and let it come back with empty folders."""
+        up = [number for number in self._fleet.numbers if number not in self._hit]
+        if not up:
+            self._later(1.0, self._lose_disks_of_one)
+            return
+        number = self._chance.choice(up)
+        self._fleet.kill(number)
+        self._fleet.empty(number)
+        self._come_back("disks lost", number, lambda: self._fleet.start(number))
 
     def _pause_bookie(self) -> None:
         number = self._chance.choice(self._fleet.numbers)
@@ -161,7 +183,7 @@ class Storm:
     def _calm(self) -> None:
         """Bring everything back; a bookie that nobody killed must have stayed."""
         for _, _, action in self._due:
-            if action != self._strike:
+            if action not in (self._strike, self._lose_disks_of_one):
                 action()
         for number in self._fleet.numbers:
             assert self._fleet.runs(number), self._fleet.log(number)[-4000:]

@@ -22,15 +22,17 @@ from fleet import Fleet
 from history import Acknowledged, History
 from storm import Storm
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "15"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "12"))
 SEED = int(os.environ.get("QUIRE_STORM_SEED", "1"))
 
 pytestmark = pytest.mark.slow
 
 
-def storm(folder: Path, bookies: int, writers: Sequence[str]) -> None:
+def storm(folder: Path, bookies: int, writers: Sequence[str], *, lose_disks: bool = False) -> None:
     with Fleet(folder, bookies) as fleet:
-        weather = Storm(fleet, folder, seed=SEED, seconds=SECONDS, writers=writers)
+        weather = Storm(
+            fleet, folder, seed=SEED, seconds=SECONDS, writers=writers, lose_disks=lose_disks
+        )
         history = weather.run()
     acknowledged = sum(len(e.digests) for e in history.events if isinstance(e, Acknowledged))
     report(history, acknowledged, weather.counts)
@@ -52,3 +54,7 @@ def test_three_bookies_of_which_two_must_agree_keep_their_promises(tmp_path: Pat
 
 def test_striped_and_fully_acknowledged_ledgers_keep_their_promises(tmp_path: Path) -> None:
     storm(tmp_path, 5, ["3/2/2", "2/2/2", "5/3/2", "4/3/3"])
+
+
+def test_what_a_bookie_forgot_is_not_taken_for_absent(tmp_path: Path) -> None:
+    storm(tmp_path, 4, ["3/3/2", "2/2/2", "4/3/2"], lose_disks=True)
