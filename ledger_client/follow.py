@@ -17,9 +17,9 @@ import trio
 from ledger_client.connection import BookieConnection
 from ledger_client.entries import Entry, EntryBatch
 from ledger_client.errors import MetadataUnavailable, ReplicasUnavailable
-from ledger_client.parts import Parts
 from ledger_client.questions import Unsound, Verdict, check_code, sound_entries
 from ledger_client.replies import Reply
+from ledger_client.stretch import Stretch
 from ledger_client.view import LedgerView
 from native import frame
 from native.frame import Code
@@ -37,7 +37,7 @@ class Follower:
         self._view = view
         self._source = view.source
         self._position = start
-        self._parts: Parts | None = None
+        self._stretch: Stretch | None = None
         self._entries: Iterator[Entry] = iter(())
         self._looked_at = float("-inf")
         self._silent_since: float | None = None
@@ -84,17 +84,17 @@ class Follower:
         return self._position <= self._view.last_confirmed
 
     async def _read_on(self) -> EntryBatch | None:
-        parts, self._parts = self._parts, None  # dropped if this is cancelled or fails
-        if parts is None:
-            parts = Parts(self._source, self._position, self._view.last_confirmed)
-        batch = await parts.next()
+        stretch, self._stretch = self._stretch, None  # dropped if this is cancelled or fails
+        if stretch is None:
+            stretch = Stretch(self._view, self._position, self._view.last_confirmed)
+        batch = await stretch.next()
         if batch is not None:
-            self._parts = parts
+            self._stretch = stretch
         return batch
 
     async def _wait(self) -> EntryBatch | None:
         """Wait for news, a poll's length at most; return entries if they came along."""
-        self._parts = None
+        self._stretch = None
         self._view.watch()
         if self._view.hinted.is_set():
             with suppress(MetadataUnavailable):  # reading goes on without the store

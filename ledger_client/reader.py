@@ -10,7 +10,7 @@ from __future__ import annotations
 from ledger_client.entries import Entries, EntryBatch
 from ledger_client.errors import NoSuchEntry
 from ledger_client.follow import Follower
-from ledger_client.parts import Parts
+from ledger_client.stretch import Stretch
 from ledger_client.view import LedgerView
 from metadata.records import LedgerRecord
 
@@ -62,6 +62,7 @@ class LedgerReader:
             NoSuchEntry: *last* is past the last confirmed entry.
             EntryLost: no replica of an entry is sound.
             ReplicasUnavailable: no replica could be asked for read_timeout_s.
+            NoSuchLedger: the ledger was deleted, and no copy of an entry is left.
         """
         return Entries([batch async for batch in self.read_batches(first, last)])
 
@@ -94,17 +95,17 @@ class BatchReads:
         self._view = view
         self._first = first
         self._last = last
-        self._parts: Parts | None = None
+        self._stretch: Stretch | None = None
 
     def __aiter__(self) -> BatchReads:
         return self
 
     async def __anext__(self) -> EntryBatch:
-        if self._parts is None:
+        if self._stretch is None:
             if self._first <= self._last:
                 await self._view.check_range(self._first, self._last)
-            self._parts = Parts(self._view.source, self._first, self._last)
-        batch = await self._parts.next()
+            self._stretch = Stretch(self._view, self._first, self._last)
+        batch = await self._stretch.next()
         if batch is None:
             raise StopAsyncIteration
         return batch

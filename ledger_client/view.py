@@ -6,14 +6,16 @@ while somebody follows the ledger its record is watched.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import trio
 
 from ledger_client.catalogue import Catalogue
 from ledger_client.confirmed import ask_confirmed
-from ledger_client.errors import NoSuchEntry
+from ledger_client.errors import MetadataUnavailable, NoSuchEntry
 from ledger_client.source import LedgerSource
 from metadata.errors import MetadataError
-from metadata.records import LedgerState
+from metadata.records import LedgerRecord, LedgerState
 
 WATCH_RETRY_S = 1.0
 
@@ -60,6 +62,15 @@ class LedgerView:
         self.source.record, _ = await self._catalogue.get(self.source.ledger_id)
         if self.closed:
             self.source.last_confirmed = self.source.record.last_entry
+
+    async def moved_since(self, record: LedgerRecord) -> bool:
+        """Read the record again; return whether it lists other places than *record*.
+
+        False when the store does not answer. Raises NoSuchLedger when it was deleted.
+        """
+        with suppress(MetadataUnavailable):
+            await self.reload()
+        return self.source.record.fragments != record.fragments
 
     async def refresh(self) -> None:
         """Read the record again and, of an open ledger, ask the bookies as well.
