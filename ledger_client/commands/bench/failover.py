@@ -110,7 +110,7 @@ async def _measure(plan: Plan) -> Result:
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(apply_load, [ledger], plan.load)
-        await trio.sleep(WARM_UP_S)
+        await trio.sleep(min(WARM_UP_S, plan.seconds))
         before = await _watch(ledger, plan)
         _kill_one(sandbox, ledger)
         during = await _watch(ledger, plan)
