@@ -136,9 +136,7 @@ class Author:
         self._left -= 1
         await trio.sleep(think_s * self._chance.random())
 
-    async def _append(
-        self, append: Append, ledger_id: int, writer: str, first: int | None
-    ) -> bool:
+    async def _append(self, append: Append, ledger_id: int, writer: str, first: int | None) -> bool:
         history = self._host.history
         payloads = self._payloads()
         digests = [digest_of(payload) for payload in payloads]

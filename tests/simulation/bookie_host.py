@@ -22,17 +22,15 @@ import bookie.storage
 import native.engine
 from bookie.disk import DiskGuard
 from bookie.errors import BookieError
+from bookie.succession import BookieServes, succeed
 from ledger_client import Client, Options
 from ledger_client.background import Background
 from ledger_client.repair.host import Host
+from ledger_client.repair.roles import run_roles
 from ledger_client.repair.settings import RepairOptions
 from metadata.errors import MetadataError
 
 RESTART_S = 0.5
-try:
-    from ledger_client.repair.roles import run_roles
-except ImportError:
-    run_roles = None
 OPTIONS = Options(append_timeout_s=15.0, close_timeout_s=10.0)
 
 
@@ -65,10 +63,12 @@ class BookieHost:
         self.serving = False
         self._note = note
         self._network = network
+        self._store = store
         self._view = MetadataView(store, self.machine, outages)
         self._config = config_of(name, self.disk, chance)
         self._power = trio.Event()
         self._power.set()
+        self._holds = 0
         self._scope = trio.CancelScope()
         self._tail = Tail.CLEAN
 
@@ -81,7 +81,8 @@ class BookieHost:
             await trio.sleep(RESTART_S)
 
     def kill(self, tail: Tail, *, silently: bool) -> None:
-        """End the process at once, leaving *tail*; it stays down until start()."""
+        """End the process at once, leaving *tail*; it stays down until as many start()."""
+        self._holds += 1
         if self._power.is_set():
             self._power = trio.Event()
         if self.machine.alive:
@@ -89,9 +90,21 @@ class BookieHost:
             self._die(silently=silently)
             self._scope.cancel()
 
+    async def succeed(self) -> None:
+        """Give the bookie's name to its empty folders, as `bookie replace` does."""
+        while True:
+            try:
+                await succeed(self._config, self._store)
+            except BookieServes:  # its registration outlives it
+                await trio.sleep(RESTART_S)
+            else:
+                return
+
     def start(self) -> None:
-        """Let the process run again."""
-        self._power.set()
+        """Undo one kill(); without any left the process runs again."""
+        self._holds -= 1
+        if self._holds == 0:
+            self._power.set()
 
     def _die(self, *, silently: bool) -> None:
         engine = self.disk.engine
@@ -134,7 +147,10 @@ class BookieHost:
             nursery.start_soon(self.disk.drive)
             await nursery.start(
                 partial(
-                    bookie.daemon.run_bookie, self._config, self._view, roles=self._play_roles if run_roles else None
+                    bookie.daemon.run_bookie,
+                    self._config,
+                    self._view,
+                    roles=self._play_roles,
                 )
             )
             self.serving = True

@@ -296,5 +296,3 @@ def config_of(name: str, disk: Disk, chance: random.Random) -> BookieConfig:
         lease_ttl_s=3.0,
         stop_timeout_s=5.0,
     )
-
-

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -9,6 +11,8 @@ import trio
 from disks import Tail
 from network import ANY, Route
 from plan import Step
+
+from metadata.records import Draining, draining_key, encode_record
 
 if TYPE_CHECKING:
     from bookie_host import BookieHost
@@ -44,6 +48,8 @@ class Faults:
             "clock": self._clock,
             "store away": self._store_away,
             "damage": self._damage,
+            "wipe": self._wipe,
+            "drain": self._drain,
             "recover": self._recover,
             "read": self._read,
         }
@@ -85,8 +91,9 @@ class Faults:
             bookie.start()
 
     async def _freeze(self, step: Step) -> None:
-        hosts = {**self._simulation.bookies, **self._simulation.clients}
-        machine = hosts[step.target].machine
+        simulation = self._simulation
+        host = simulation.bookies.get(step.target) or simulation.clients[step.target]
+        machine = host.machine
         machine.freeze()
         await trio.sleep(step.span_s)
         machine.thaw()
@@ -145,7 +152,9 @@ class Faults:
     async def _store_away(self, step: Step) -> None:
         simulation = self._simulation
         away_from = simulation.outages.away_from
-        named = [*simulation.bookies, *simulation.clients] if step.target == "all" else [step.target]
+        named = (
+            [*simulation.bookies, *simulation.clients] if step.target == "all" else [step.target]
+        )
         away_from.update(named)
         await trio.sleep(step.span_s)
         away_from.difference_update(named)
@@ -158,6 +167,24 @@ class Faults:
         await trio.sleep(step.span_s)
         self._simulation.note(f"damaged on {step.target}: {bookie.disk.damage()}")
         bookie.start()
+
+    async def _wipe(self, step: Step) -> None:
+        """All disks of a bookie are lost, and it goes on with empty ones."""
+        bookie = self._bookie(step)
+        bookie.kill(Tail.CLEAN, silently=True)
+        bookie.promises.void = True
+        await trio.sleep(step.span_s)
+        shutil.rmtree(bookie.disk.folder, ignore_errors=True)
+        await bookie.succeed()
+        bookie.start()
+
+    async def _drain(self, step: Step) -> None:
+        """A bookie is to be decommissioned, and after a while that is taken back."""
+        store, key = self._simulation.store, draining_key(step.target)
+        mark = Draining(step.target, time.time_ns() // 1_000_000)
+        store.change(key, encode_record(mark))
+        await trio.sleep(step.span_s)
+        await store.delete(key)
 
     async def _recover(self, step: Step) -> None:
         client = self._simulation.clients[step.target]

@@ -89,6 +89,7 @@ _SPANS = {
     "full": (0.5, 6.0),
     "clock": (0.0, 0.0),
     "store away": (0.1, 6.0),
+    "drain": (0.5, 8.0),
     "recover": (0.0, 0.0),
     "read": (0.0, 0.0),
 }
@@ -101,9 +102,12 @@ def make_plan(seed: int) -> Plan:
     """Return the plan of *seed*."""
     chance = random.Random(f"plan {seed}")
     theme = chance.choice([None, None, *THEMES])
-    bookies = [f"b{number}" for number in range(1, chance.choice([3] if theme is _race else [3, 4, 4, 5]) + 1)]
+    bookies = [
+        f"b{number}"
+        for number in range(1, chance.choice([3] if theme is _race else [3, 4, 4, 5]) + 1)
+    ]
     clients = [f"c{number}" for number in range(1, chance.randint(2, 3) + 1)]
-    work = list(_works(chance, len(bookies), theme))
+    work = list(_works(chance, len(bookies), theme, copies=chance.choice([1, 1, 2])))
     drawn = sorted(_steps(chance, bookies, clients, work, theme), key=lambda step: step.at_s)
     return Plan(
         seed=seed,
@@ -117,13 +121,16 @@ def make_plan(seed: int) -> Plan:
     )
 
 
-def _works(chance: random.Random, bookies: int, theme: Scene | None) -> Iterator[Work]:
+def _works(
+    chance: random.Random, bookies: int, theme: Scene | None, *, copies: int
+) -> Iterator[Work]:
+    """Draw ledgers, each acknowledged by *copies* bookies at least."""
     for _ in range(chance.randint(1, 4)):
-        least = 2 if chance.random() < 0.9 and theme is not _takeover else 1
+        least = 1 if copies == 1 and (theme is _takeover or chance.random() < 0.1) else 2
         most = 2 if theme in (_takeover, _race) else min(bookies, 4)
         ensemble_size = chance.randint(least, most)
-        write_quorum = chance.choice([ensemble_size, chance.randint(1, ensemble_size)])
-        ack_quorum = chance.randint(max(1, (write_quorum + 1) // 2), write_quorum)
+        write_quorum = chance.choice([ensemble_size, chance.randint(copies, ensemble_size)])
+        ack_quorum = chance.randint(max(copies, (write_quorum + 1) // 2), write_quorum)
         staged = theme is not None and chance.random() < 0.7
         yield Work(
             start_s=chance.choice([0.0, chance.uniform(0, DURATION_S * 0.7)]),
@@ -154,8 +161,9 @@ def _steps(
         yield from (theme or chance.choice(THEMES))(chance, bookies, clients)
     losses = min(each.ack_quorum for each in work) - 1
     for target in chance.sample(bookies, k=min(losses, len(bookies))):
-        if chance.random() < 0.3:
-            yield Step(0, _time(chance), "damage", target, chance.uniform(0.2, 3.0))
+        if chance.random() < 0.5:
+            kind = chance.choice(["damage", "damage", "wipe"])
+            yield Step(0, _time(chance), kind, target, chance.uniform(0.2, 3.0))
 
 
 def _step(chance: random.Random, kind: str, bookies: list[str], clients: list[str]) -> Step:

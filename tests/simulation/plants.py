@@ -175,7 +175,7 @@ def fence_forgotten() -> Iterator[None]:
     """Forget at each start which ledgers are fenced."""
     opening = SimulatedEngine.open.__func__  # type: ignore[attr-defined]
 
-    def forget_and_open(cls: type[SimulatedEngine], **options: object) -> object:
+    def forget_and_open(cls: type[SimulatedEngine], /, **options: object) -> object:
         disk = _disk_of_task()
         for path in sorted(disk.folder.glob("*/*")):
             if path.suffix in (".journal", ".table"):

@@ -48,7 +48,8 @@ HEALED_S = 180.0
 LAST_CREATION_S = 1.0
 """A ledger whose creation had begun before is there after so long."""
 _AUDITOR = "auditor"
-_FAST_DISKS = Path("/dev/shm")  # noqa: S108 - memory, so that a sync costs nothing
+# Memory: a sync costs nothing there, and nothing outlives the machine anyway.
+_FAST_DISKS = Path("/dev/shm")
 
 
 class Outcome(msgspec.Struct):
@@ -148,7 +149,6 @@ class Simulation:
             bookie.machine.thaw()
             bookie.disk.full = False
             bookie.disk.next_fault = ""
-            bookie.start()
         for client in self.clients.values():
             client.machine.thaw()
             client.retired = True
@@ -156,10 +156,10 @@ class Simulation:
             self._violate(6, 0, f"not all bookies serve: {self._not_serving()}")
 
     async def _wait_serving(self) -> bool:
-        with trio.move_on_after(60):
-            while self._not_serving():
-                await trio.sleep(0.1)
-        return not self._not_serving()
+        async def serve_all() -> bool:
+            return not self._not_serving()
+
+        return await _wait_until(serve_all, trio.current_time() + 60)
 
     def _not_serving(self) -> list[str]:
         return [name for name, bookie in self.bookies.items() if not bookie.serving]
@@ -173,9 +173,7 @@ class Simulation:
         for name, bookie in self.bookies.items():
             if bookie.promises.void:
                 await self._do(partial(self.auditor.scrub, name), over)
-        while trio.current_time() < over and not await self._is_whole():
-            await trio.sleep(0.5)
-        if not await self._is_whole():
+        if not await _wait_until(self._is_whole, over):
             self._violate(5, 0, f"not repaired: {await self._ailing()}")
 
     async def _do(self, work: Callable[[Client], Awaitable[object]], over: float) -> None:
@@ -218,8 +216,10 @@ class Simulation:
                     self.history.add(holdings.replica(engine, name, ledger))
             for ledger, entry in bookie.promises.lost:
                 self._violate(6, ledger, f"{name} acknowledged it and lost it", entry)
-        for name, host in [*self.bookies.items(), *self.clients.items()]:
+        hosts: list[BookieHost | ClientHost] = [*self.bookies.values(), *self.clients.values()]
+        for host in hosts:
             for failure in host.failures:
+                name = host.machine.name
                 self._violate(0, 0, f"{name} failed: {failure!r}")
 
     def _violate(self, invariant: int, ledger: int, told: str, entry: int | None = None) -> None:
@@ -263,6 +263,16 @@ class Simulation:
         for client in self.clients.values():
             client.kill()
         await trio.sleep(0.1)
+
+
+async def _wait_until(holds: Callable[[], Awaitable[bool]], over: float) -> bool:
+    """Look again and again; False when it does not hold by the time *over*."""
+    while True:
+        if await holds():
+            return True
+        if trio.current_time() >= over:
+            return False
+        await trio.sleep(0.2)
 
 
 def write_set(record: LedgerRecord, entry: int) -> list[str]:
