@@ -51,7 +51,11 @@ async def read_mark(store: MetadataStore, ledger_id: int) -> Mark | None:
 
 
 async def add_mark(
-    store: MetadataStore, mark: UnderReplicated, check: CheckLease | None = None
+    store: MetadataStore,
+    mark: UnderReplicated,
+    check: CheckLease | None = None,
+    *,
+    anew: bool = False,
 ) -> None:
     """Mark a ledger, or add to its mark; nothing is written when that says it all.
 
@@ -59,6 +63,7 @@ async def add_mark(
         store: where marks are.
         mark: what is to be said.
         check: the lease by which the caller may say it.
+        anew: write in any case. Who looked at the ledger before cannot take the mark off then.
 
     Raises:
         LeaseLost: the lease is over.
@@ -68,7 +73,7 @@ async def add_mark(
     while True:
         known = await read_mark(store, mark.ledger_id)
         content = mark if known is None else merged(known.content, mark)
-        if known is not None and content == known.content:
+        if known is not None and content == known.content and not anew:
             return
         version = ABSENT if known is None else known.version
         put = Put(underreplicated_key(mark.ledger_id), encode_record(content), version)

@@ -62,12 +62,12 @@ async def _is_told(store: MetadataStore, bookie_id: str) -> bool:
 
 
 async def _mark_all(store: MetadataStore, bookie_id: str) -> list[int]:
-    """Mark every ledger that names the bookie; return their ids."""
+    """Mark every ledger that names the bookie, for who looks from now on; return their ids."""
     ledger_ids: list[int] = []
     async for record in ledger_records(store):
         if any(bookie_id in fragment.bookies for fragment in record.fragments):
             mark = new_mark(record.ledger_id, "limbo", [bookie_id], [])
             mark = msgspec.structs.replace(mark, size=size_on(record, {bookie_id}))
-            await add_mark(store, mark)
+            await add_mark(store, mark, anew=True)
             ledger_ids.append(record.ledger_id)
     return ledger_ids

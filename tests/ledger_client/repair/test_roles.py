@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import trio
 from memory_cluster import MemoryCluster, memory_cluster
-from repair_rig import QUICK, check_whole, lay_out, lose, mark_of, unmarked
+from repair_rig import QUICK, check_whole, lay_out, lose, mark, mark_of, unmarked
 from trio.testing import MockClock
 
 from ledger_client.repair.records import leader, list_marks
@@ -163,3 +163,28 @@ async def test_nothing_is_compared_before_others_can_see_the_limbo(
         await trio.sleep(20)
         assert hosts["b3"].limbo
         assert mark_of(cluster) is None
+
+
+@pytest.mark.parametrize("while_copying", [True, False])
+async def test_who_looked_at_an_open_ledger_before_the_limbo_does_not_speak_for_it(
+    autojump_clock: MockClock, cluster: MemoryCluster, while_copying: bool
+) -> None:
+    """Entry 9 is acknowledged by b1 and b3. Should b3 deny it like b2, it would be cut off."""
+    lay_out(
+        cluster,
+        [(0, "b1 b2 b4"), (5, "b1 b2 b3")],
+        {"b1": ALL, "b2": [(0, 8)], "b3": [(5, 9)]},
+        state=LedgerState.OPEN,
+    )
+    await mark(cluster)
+    late = "b4" if while_copying else "b1"
+    cluster.bookies[late].delay_s = lambda _: 1.5  # a worker is at it when b3 enters limbo
+    async with roles(cluster, "b1", "b3") as hosts:
+        await trio.sleep(1)
+        del cluster.bookies["b3"].entries(1)[9]
+        hosts["b3"].enter_limbo()
+        with trio.fail_after(120):
+            while hosts["b3"].limbo:
+                await trio.sleep(0.1)
+    assert cluster.record(1).last_entry == 9
+    check_whole(cluster)
