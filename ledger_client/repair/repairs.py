@@ -68,6 +68,8 @@ class Repairs:
         if found is None:
             return await self._unmark(claim, mark)
         record = decode_ledger(ledger_key(ledger_id), found.value)
+        if record.state is not LedgerState.CLOSED:
+            await self._census.refresh()  # the mark may be younger than what is known
         away = sorted(b for b in _named(record) if self._census.away(b))
         if away:
             return Outcome(f"{', '.join(away)} may come back", AGAIN_S)

@@ -11,7 +11,8 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.errors import LedgerFenced, OutcomeUnknown
-from metadata.records import DamagedRun, Fragment, LedgerState
+from metadata.records import UNDERREPLICATED, DamagedRun, Fragment, LedgerState
+from metadata.store import Page
 
 ALL = [(0, 9)]
 
@@ -149,3 +150,30 @@ async def test_damage_where_it_is_still_written_waits_for_the_end(
         await unmarked(cluster)
         nursery.cancel_scope.cancel()
     check_whole(cluster)
+
+
+async def test_an_open_ledger_is_judged_by_who_is_in_limbo_now(
+    autojump_clock: MockClock,
+    cluster: MemoryCluster,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Between a look at the bookies and one at the marks, a bookie may enter limbo."""
+    lay_out(cluster, [(0, "b1 b2 b3")], dict.fromkeys(["b1", "b2"], ALL), state=LedgerState.OPEN)
+    listing = cluster.store.list
+
+    async def enter_limbo_and_list(prefix: str, *, after: str = "") -> Page:
+        lease = cluster.store.bookies["b3"]
+        if prefix == UNDERREPLICATED and not lease.limbo:
+            cluster.store.bookies["b3"] = msgspec.structs.replace(lease, limbo=True)
+            await mark(cluster, reason="limbo")
+        return await listing(prefix, after=after)
+
+    monkeypatch.setattr(cluster.store, "list", enter_limbo_and_list)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(QUICK.open_grace_s - 1)
+        found = mark_of(cluster)
+        assert found is not None
+        assert found.last_failure == "it is still written, and b3 may have lost entries"
+        nursery.cancel_scope.cancel()

@@ -183,8 +183,7 @@ async def test_who_looked_at_an_open_ledger_before_the_limbo_does_not_speak_for_
         await trio.sleep(1)
         del cluster.bookies["b3"].entries(1)[9]
         hosts["b3"].enter_limbo()
-        with trio.fail_after(120):
-            while hosts["b3"].limbo:
-                await trio.sleep(0.1)
+        await trio.sleep(60)
+        assert not hosts["b3"].limbo
     assert cluster.record(1).last_entry == 9
     check_whole(cluster)
