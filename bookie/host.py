@@ -8,6 +8,7 @@ it a process to run in, and this view of itself.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 
 import msgspec
 import trio
@@ -84,11 +85,10 @@ class Host:
         Raises:
             OSError: the disk failed; the bookie is still in limbo.
         """
-        if doubts is not None and doubts != self.doubts:
-            return False
-        await trio.to_thread.run_sync(self._storage.limbo.leave)
+        leave = partial(self._storage.limbo.leave, doubts=doubts)
+        is_over = await trio.to_thread.run_sync(leave)
         self._changed.ring()
-        return True
+        return is_over
 
 
 Roles = Callable[[Host], Awaitable[None]]

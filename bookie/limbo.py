@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import logging
 import os
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -69,6 +70,7 @@ class Limbo:
     def __init__(self, ledger_folder: Path, engine: Engine) -> None:
         self._ledger_folder = ledger_folder
         self._engine = engine
+        self._one_at_a_time = threading.Lock()
         self.is_on = False
         self.entered = 0
 
@@ -83,17 +85,29 @@ class Limbo:
         Raises:
             OSError: the file cannot be written; nothing is denied all the same.
         """
-        self._switch(True)
-        enter_limbo(self._ledger_folder, places)
+        with self._one_at_a_time:
+            self._switch(True)
+            enter_limbo(self._ledger_folder, places)
 
-    def leave(self) -> None:
+    def leave(self, *, doubts: int | None = None) -> bool:
         """Deny again what is not here, once that is durable. Blocks for one sync.
+
+        Args:
+            doubts: what *entered* was before the ledgers were looked at; if that changed,
+                the bookie stays in limbo. None: whatever it was.
+
+        Returns:
+            Whether limbo is over.
 
         Raises:
             OSError: the file cannot be removed; the bookie stays in limbo.
         """
-        leave_limbo(self._ledger_folder)
-        self._switch(False)
+        with self._one_at_a_time:
+            if doubts is not None and doubts != self.entered:
+                return False
+            leave_limbo(self._ledger_folder)
+            self._switch(False)
+            return True
 
     def _switch(self, is_on: bool) -> None:
         self._engine.set_limbo(is_on)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import shutil
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -221,4 +222,28 @@ def test_limbo_is_denied_to_nobody_before_it_is_written_down(tmp_path: Path) -> 
     assert (engine.told, limbo.is_on) == ([True], True)
     with pytest.raises(FileNotFoundError):
         limbo.leave()
+    assert limbo.is_on
+
+
+def test_a_reason_that_comes_while_limbo_ends_keeps_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = NotingEngine()
+    limbo = Limbo(tmp_path, engine)  # type: ignore[arg-type]  # a fake
+    limbo.enter(())
+    found = threading.Thread(target=limbo.enter, args=((),))
+
+    def leave_while_damage_is_found(folder: Path) -> None:
+        leave_limbo(folder)
+        found.start()
+        found.join(0.1)
+
+    monkeypatch.setattr("bookie.limbo.leave_limbo", leave_while_damage_is_found)
+    doubts = limbo.entered
+    limbo.leave()
+    found.join()
+    assert limbo.is_on
+    assert engine.told[-1]
+    assert in_limbo(tmp_path)
+    assert not limbo.leave(doubts=doubts), "nobody looked since"
     assert limbo.is_on
