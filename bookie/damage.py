@@ -167,7 +167,9 @@ async def mark_for_repair(
 ) -> None:
     """Make sure that the ledger's mark names the bookie and its *runs*, in one change.
 
-    A ledger that the metadata does not know is not marked: nobody has another copy.
+    A mark that says so already is written anew, so that nobody takes it off who looked at
+    the ledger before. A ledger that the metadata does not know is not marked: nobody has
+    another copy.
 
     Raises:
         MetadataError: the store did not answer, or the mark cannot be understood.
@@ -179,8 +181,6 @@ async def mark_for_repair(
         found = await store.get(key)
         known = decode_underreplicated(key, found.value) if found else None
         mark = _merged(known, fresh) if known else fresh
-        if mark == known:
-            return
         try:
             version = found.version if found else ABSENT
             await store.put(key, encode_record(mark), expected=version)

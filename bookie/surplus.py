@@ -26,6 +26,7 @@ from metadata.records import (
     encode_record,
     ledger_key,
     repair_lease,
+    underreplicated_key,
 )
 from metadata.store import MetadataStore
 from native.engine import Engine
@@ -60,7 +61,8 @@ class SurplusLedgers:
     async def delete(self, ledger_id: int) -> bool:
         """Delete the ledger here if it still is surplus; whether it was done.
 
-        Not while somebody else holds its lease: it may be on its way here.
+        Not while somebody else holds its lease: it may be on its way here. Nor while it is
+        marked for repair: a copy that is listed may be lost, and this one the last.
 
         Raises:
             MetadataError: the store did not answer.
@@ -74,7 +76,7 @@ class SurplusLedgers:
         except LeaseHeld:
             return False
         try:
-            if not await self._is_still_surplus(ledger_id):
+            if not await self._is_still_surplus(ledger_id) or await self._is_marked(ledger_id):
                 return False
             if trio.current_time() > asked_at + LEASE_S / 2:
                 return False  # too late to be sure; the next collection tries again
@@ -91,6 +93,9 @@ class SurplusLedgers:
     async def _is_still_surplus(self, ledger_id: int) -> bool:
         found = await self._store.get(ledger_key(ledger_id))
         return found is not None and self.is_surplus(found.value)
+
+    async def _is_marked(self, ledger_id: int) -> bool:
+        return await self._store.get(underreplicated_key(ledger_id)) is not None
 
     async def _check(self, ledger_id: int) -> None:
         if not await self._is_still_surplus(ledger_id):

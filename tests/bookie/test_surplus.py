@@ -10,6 +10,7 @@ import v2
 from rig import Rig, serving, settings
 
 from bookie import surplus
+from bookie.damage import mark_for_repair
 from bookie.disk import DiskGuard
 from bookie.garbage import Collector
 from metadata.calls import GarbageReport
@@ -129,6 +130,17 @@ async def test_a_ledger_on_its_way_here_is_kept(tmp_path: Path) -> None:
         assert await here.moved_away() == 1
 
 
+async def test_a_ledger_whose_copies_are_in_doubt_is_kept(tmp_path: Path) -> None:
+    """A bookie that came back may hold the last copy of what the listed ones lost."""
+    async with yard(tmp_path) as here:
+        await here.place(OTHER)
+        await mark_for_repair(here.store, LEDGER, OTHER, "check")
+        assert await here.moved_away() == 0
+        assert await here.code() == 0
+        await here.store.delete(underreplicated_key(LEDGER))
+        assert await here.moved_away() == 1
+
+
 async def test_a_foreign_ledger_is_kept(tmp_path: Path) -> None:
     async with yard(tmp_path) as here:
         await here.place(OTHER)
@@ -225,6 +237,20 @@ async def test_a_copy_that_was_wanted_again_meanwhile_is_asked_for(
         assert found is not None
         mark = decode_underreplicated(key, found.value)
         assert (mark.reason, mark.bookies, mark.damaged) == ("check", [ME], [])
+
+
+async def test_who_looked_before_a_copy_was_deleted_cannot_take_the_mark_off(
+    tmp_path: Path,
+) -> None:
+    async with yard(tmp_path) as here:
+        await here.place(ME)
+        versions = []
+        for _ in range(2):
+            await mark_for_repair(here.store, LEDGER, ME, "check")
+            found = await here.store.get(underreplicated_key(LEDGER))
+            assert found is not None
+            versions.append(found.version)
+        assert versions[0] < versions[1]
 
 
 async def test_a_store_that_goes_away_deletes_nothing(
