@@ -56,10 +56,14 @@ class CopySource(LedgerSource):
         self._holders = others[start:] + others[:start]
 
     def replicas(self, entry_id: int) -> list[BookieConnection]:
-        """Return who holds the entry; then those who did not say what they hold."""
+        """Return who holds the entry; then those who did not say; then those who have it not.
+
+        These may have it all the same: a report of damage may span sound entries.
+        """
         sure = [name for name, runs in self._holders if runs is not None and _has(runs, entry_id)]
         maybe = [name for name, runs in self._holders if runs is None]
-        return [*self._by_condition(sure), *self._by_condition(maybe)]
+        rest = [name for name, _ in self._holders if name not in (*sure, *maybe)]
+        return [bookie for names in (sure, maybe, rest) for bookie in self._by_condition(names)]
 
 
 class Copier:

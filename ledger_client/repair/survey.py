@@ -39,7 +39,8 @@ class Survey:
         """Ask as many bookies as it takes to tell what is to be done.
 
         First those that are listed and alive. If that is not enough, some that could take
-        copies; and if entries are missing on all of these, whoever is listed.
+        copies; and if entries are missing on all of these, whoever is listed or alive: a
+        copy that was left behind when the ledger moved may be the last.
         """
         listed = _listed(record)
         seen = _Seen(self._client, record.ledger_id, damaged)
@@ -49,7 +50,7 @@ class Survey:
             await seen.ask(self._newcomers(listed))
             plan = plan_repair(record, self._holdings(listed, seen.presence, assume=False))
         if without(_needed(plan), seen.held()):
-            await seen.ask(listed)
+            await seen.ask([*listed, *self._census.live.keys() - set(listed)])
         return Findings(seen.presence, plan, seen.reasons)
 
     def _holdings(

@@ -145,7 +145,7 @@ async def test_an_entry_that_nobody_has_is_named_and_not_stepped_over(
         nursery.cancel_scope.cancel()
     found = mark_of(cluster)
     assert found is not None
-    assert "entry 7 is lost (b1: wrong digest)" in found.last_failure
+    assert "entry 7 is lost (b1: wrong digest" in found.last_failure
     assert 5 < found.attempts < 12, "each pause is longer"
     assert cluster.bookies["b3"].entries(1).keys() == {0, 1, 2, 3, 4, 5, 6, 8, 9}
     assert cluster.record(1) == before
@@ -161,6 +161,31 @@ async def test_a_lost_bookie_that_can_be_reached_is_asked_for_what_nobody_else_h
     await repair(cluster, client)
     check_whole(cluster)
     assert "b2" not in cluster.record(1).fragments[0].bookies
+
+
+async def test_what_no_listed_bookie_has_is_found_on_one_that_is_not_listed(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """BK-21: a bookie that came back after its ledgers moved may hold the last copy."""
+    held = {"b1": [(0, 3), (5, 9)], "b2": [(0, 3), (5, 9)], "b3": ALL}
+    lay_out(cluster, [(0, "b1 b2")], held)
+    await mark(cluster)
+    await repair(cluster, client)
+    check_whole(cluster)
+
+
+async def test_a_copy_that_was_reported_as_damaged_is_tried_when_there_is_no_other(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """A report may span sound entries, and a disk may recover: the digest decides."""
+    lay_out(cluster, [(0, "b1 b2")], {"b1": ALL, "b2": ALL})
+    cluster.bookies["b1"].damage(1, 2)
+    cluster.bookies["b2"].damage(1, 7)
+    await mark(cluster, damaged=[DamagedRun("b1", 2, 7), DamagedRun("b2", 2, 7)])
+    await repair(cluster, client)
+    check_whole(cluster)
+    assert cluster.bookies["b1"].entries(1)[2] == stored(1, 2, 100, lac=1)
+    assert cluster.bookies["b1"].entries(1)[7] == stored(1, 7, 100, lac=6)
 
 
 async def test_with_too_few_bookies_it_waits_and_says_so_until_there_is_another(
