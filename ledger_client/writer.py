@@ -270,7 +270,10 @@ class LedgerWriter:
         """End writing: the last confirmed entry stays where it is from here on."""
         if self._failure is not None:
             return
-        self._length = self._native.state().confirmed_length
+        state = self._native.state()
+        if state.lac > self._lac:  # the connection that brought the news failed with it
+            self._confirm(state.lac)
+        self._length = state.confirmed_length
         self._failure = failure
         self._replacement.stop()
         if self._pieces:

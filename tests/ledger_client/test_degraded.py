@@ -30,6 +30,9 @@ from metadata.records import (
 )
 from native.frame import Code
 
+NONSENSE = bytes([0, 0, 0, 1, 0])
+"""A frame that no response is so short as"""
+
 # --- too few bookies ---------------------------------------------------------------------
 
 
@@ -55,6 +58,24 @@ async def test_without_a_quorum_and_without_bookies_the_writer_fails_and_keeps_w
         record = cluster.record(ledger.id)
         assert (record.state, record.last_entry, record.length) == (LedgerState.CLOSED, 2, 3)
         await check_readable(client, cluster, ledger.id, 3)
+
+
+async def test_what_is_acknowledged_right_before_the_protocol_is_broken_counts(
+    autojump_clock: MockClock,
+) -> None:
+    """BK-05: the last entry and the length of a closed ledger are of the same moment."""
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        bookie = cluster.bookies["b1"]
+        async with client.create_ledger(1, 1, 1) as ledger:
+            await ledger.append(b"first")
+            bookie.holding = True
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(ledger.append, b"other")
+                await trio.sleep(0.1)
+                await bookie.release(then=NONSENSE)
+                cluster.down.add("b1")
+        record = cluster.record(ledger.id)
+        assert (record.last_entry, record.length) == (1, 10)
 
 
 async def test_a_writer_without_a_quorum_goes_on_when_a_bookie_comes_in_time(

@@ -77,14 +77,14 @@ class MemoryBookie:
         self._scopes.clear()
         self._held.clear()
 
-    async def release(self, *, shuffled: bool = False) -> None:
-        """Send the acknowledgements that were held."""
+    async def release(self, *, shuffled: bool = False, then: bytes = b"") -> None:
+        """Send the acknowledgements that were held, each followed by *then*."""
         held, self._held = self._held, []
         if shuffled:
             self._chance.shuffle(held)
         for stream, lock, answer in held:
             async with lock:
-                await stream.send_all(answer)
+                await stream.send_all(answer + then)
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Serve one connection until it ends."""
