@@ -20,6 +20,7 @@ class Finding(NamedTuple):
 
     seed: int
     told: str
+    invariants: frozenset[int]
 
 
 class Task(NamedTuple):
@@ -35,10 +36,11 @@ def run_seed(task: Task) -> Finding:
     with PLANTS[task.plant]() if task.plant else nullcontext():
         outcome = simulate(task.seed)
         if not outcome.violations:
-            return Finding(task.seed, "")
+            return Finding(task.seed, "", frozenset())
         if task.shrinks:
             outcome = shrink(outcome)
-        return Finding(task.seed, report(outcome, plant=task.plant))
+        invariants = frozenset(violation.invariant for violation in outcome.violations)
+        return Finding(task.seed, report(outcome, plant=task.plant), invariants)
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 
 import trio
 from machines import MACHINE, Machine
@@ -203,8 +204,15 @@ class Door(trio.abc.Listener[SimulatedStream]):
         self._send, self._receive = trio.open_memory_channel[SimulatedStream](1000)
 
     def knock(self, connection: Connection) -> None:
-        """Let the bookie accept its end of *connection*."""
-        self._send.send_nowait(connection.bookie_end(self._overhear()))
+        """Let the bookie accept its end of *connection*.
+
+        Raises:
+            ConnectionRefusedError: the bookie is about to end.
+        """
+        try:
+            self._send.send_nowait(connection.bookie_end(self._overhear()))
+        except trio.BrokenResourceError as closed:
+            raise ConnectionRefusedError("nobody listens any more") from closed
 
     async def accept(self) -> SimulatedStream:
         return await self._receive.receive()
@@ -303,7 +311,8 @@ class Network:
             for data in connection.there.sent:
                 again.there.put(data)
             again.there.end()
-            self._doors[name][1].knock(again)
+            with suppress(ConnectionRefusedError):
+                self._doors[name][1].knock(again)
 
     def cut(self, source: str, target: str) -> None:
         """Let bytes from *source* to *target* stand still."""

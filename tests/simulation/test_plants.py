@@ -11,11 +11,23 @@ from simulation import simulate
 SEEDS = range(500)
 
 
+# The promises that each mistake breaks, one of which must be seen to be broken.
+BREAKS = {
+    "acknowledge_before_sync": {1, 6},
+    "fence_only_the_first_read": {3},
+    "timeout_is_absence": {3},
+    "no_floor": {3},
+    "stale_acknowledgements": {1, 3},
+    "fence_forgotten": {1, 3},
+    "late_mark": {6},
+}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("plant", PLANTS)
 def test_a_planted_mistake_is_found(plant: str) -> None:
     with campaign(Task(seed, plant, shrinks=False) for seed in SEEDS) as findings:
-        found = next((finding for finding in findings if finding.told), None)
+        found = next((each for each in findings if each.invariants & BREAKS[plant]), None)
     assert found is not None
     assert not run_seed(Task(found.seed)).told, "the seed fails without the mistake, too"
 
