@@ -146,7 +146,7 @@ class _Bookie:
             if storage.limbo.is_on:
                 await fence_forgotten(storage, store, bookie_id)
             listeners = await listen(config.host, config.port)
-            drain = Drain(store, disk, bookie_id)
+            drain = Drain(store, disk, bookie_id, cookie_id=cookie.cookie_id)
             status = Status(
                 bookie_id=bookie_id,
                 address=config.advertised_address or address_of(listeners[0]),

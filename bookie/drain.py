@@ -1,7 +1,9 @@
 """Draining: this bookie is being decommissioned, so it takes no new entries.
 
 The key ``draining/<bookie id>`` says so; afterwards, that the bookie's cookie is gone: one
-that was decommissioned must not begin anew before somebody stops it. Both are looked at
+that was decommissioned must not begin anew before somebody stops it. So must one whose
+name a successor took (succession.py) while it hung: what it still acknowledged, nobody
+would look for there, and no recovery would fence it. Both keys are looked at
 with every renewal of the registration, which then tells clients. Adds of a recovery are
 still taken: a ledger that has a copy here may have to be closed before the copy can move.
 """
@@ -12,7 +14,7 @@ import logging
 
 from bookie.disk import DiskGuard
 from metadata.errors import MetadataError
-from metadata.records import cookie_key, draining_key
+from metadata.records import cookie_key, decode_cookie, draining_key
 from metadata.store import MetadataStore
 
 _log = logging.getLogger(__name__)
@@ -25,10 +27,13 @@ class Drain:
         is_on: what the metadata said when it last answered.
     """
 
-    def __init__(self, store: MetadataStore, disk: DiskGuard, bookie_id: str) -> None:
+    def __init__(
+        self, store: MetadataStore, disk: DiskGuard, bookie_id: str, *, cookie_id: str
+    ) -> None:
         self._store = store
         self._disk = disk
         self._bookie_id = bookie_id
+        self._cookie_id = cookie_id
         self.is_on = False
 
     async def look(self) -> None:
@@ -49,4 +54,6 @@ class Drain:
     async def _is_asked_for(self) -> bool:
         if await self._store.get(draining_key(self._bookie_id)) is not None:
             return True
-        return await self._store.get(cookie_key(self._bookie_id)) is None
+        key = cookie_key(self._bookie_id)
+        found = await self._store.get(key)
+        return found is None or decode_cookie(key, found.value).cookie_id != self._cookie_id

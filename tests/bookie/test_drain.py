@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
 import v2
@@ -10,7 +11,14 @@ from running import ask, connected, page, registered, running
 
 from metadata import calls
 from metadata.errors import MetadataUnavailable
-from metadata.records import BOOKIES, Draining, draining_key, encode_record
+from metadata.records import (
+    BOOKIES,
+    Draining,
+    cookie_key,
+    decode_cookie,
+    draining_key,
+    encode_record,
+)
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
 from metadata.urls import open_store
@@ -49,6 +57,24 @@ async def test_a_draining_bookie_takes_entries_of_recoveries_only(tmp_path: Path
             await store.delete(KEY)
             await until_registered(store, draining=False)
             assert (await peer.ask(v2.add(1, 2))).code == 0
+
+
+async def test_a_bookie_whose_name_a_successor_took_while_it_hung_takes_no_entries(
+    tmp_path: Path,
+) -> None:
+    """BK-20: recoveries ask and fence the successor, so this one must acknowledge no more."""
+    config = settings(tmp_path, bookie_id="b1", lease_ttl_s=0.3)
+    async with open_store(config.metadata) as store:
+        async with running(config, store) as ready, connected(ready.address) as peer:
+            assert (await peer.ask(v2.ADD_HELLO)).code == 0
+            found = await store.get(cookie_key("b1"))
+            assert found is not None
+            own = decode_cookie(cookie_key("b1"), found.value)
+            successor = msgspec.structs.replace(own, cookie_id="of the successor")
+            await store.put(cookie_key("b1"), encode_record(successor))
+            await until_registered(store, draining=True)
+            assert (await peer.ask(v2.add(1, 1))).code == 105
+            assert (await peer.ask(v2.READ_HELLO)).code == 0
 
 
 async def test_while_the_metadata_is_away_nothing_changes(
