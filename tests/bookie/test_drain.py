@@ -64,17 +64,20 @@ async def test_a_bookie_whose_name_a_successor_took_while_it_hung_takes_no_entri
 ) -> None:
     """BK-20: recoveries ask and fence the successor, so this one must acknowledge no more."""
     config = settings(tmp_path, bookie_id="b1", lease_ttl_s=0.3)
-    async with open_store(config.metadata) as store:
-        async with running(config, store) as ready, connected(ready.address) as peer:
-            assert (await peer.ask(v2.ADD_HELLO)).code == 0
-            found = await store.get(cookie_key("b1"))
-            assert found is not None
-            own = decode_cookie(cookie_key("b1"), found.value)
-            successor = msgspec.structs.replace(own, cookie_id="of the successor")
-            await store.put(cookie_key("b1"), encode_record(successor))
-            await until_registered(store, draining=True)
-            assert (await peer.ask(v2.add(1, 1))).code == 105
-            assert (await peer.ask(v2.READ_HELLO)).code == 0
+    async with (
+        open_store(config.metadata) as store,
+        running(config, store) as ready,
+        connected(ready.address) as peer,
+    ):
+        assert (await peer.ask(v2.ADD_HELLO)).code == 0
+        found = await store.get(cookie_key("b1"))
+        assert found is not None
+        own = decode_cookie(cookie_key("b1"), found.value)
+        successor = msgspec.structs.replace(own, cookie_id="of the successor")
+        await store.put(cookie_key("b1"), encode_record(successor))
+        await until_registered(store, draining=True)
+        assert (await peer.ask(v2.add(1, 1))).code == 105
+        assert (await peer.ask(v2.READ_HELLO)).code == 0
 
 
 async def test_while_the_metadata_is_away_nothing_changes(
