@@ -67,6 +67,7 @@ class Follower:
         Raises:
             EntryLost, NoSuchEntry: no replica has the next entry.
             ReplicasUnavailable: no bookie answered for read_timeout_s.
+            MetadataUnavailable: the bookies known here lack it; others may have it.
             NoSuchLedger: the ledger was deleted.
         """
         while True:

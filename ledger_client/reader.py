@@ -62,6 +62,7 @@ class LedgerReader:
             NoSuchEntry: *last* is past the last confirmed entry.
             EntryLost: no replica of an entry is sound.
             ReplicasUnavailable: no replica could be asked for read_timeout_s.
+            MetadataUnavailable: the bookies known here lack an entry; others may have it.
             NoSuchLedger: the ledger was deleted, and no copy of an entry is left.
         """
         return Entries([batch async for batch in self.read_batches(first, last)])

@@ -2,13 +2,20 @@
 
 Repair and rebalancing move copies while readers hold the record that they opened with,
 and the old copies are deleted after that. So when no listed bookie serves an entry, the
-record is read again; if it names others, they are asked.
+record is read again; if it names others, they are asked. While the metadata is away
+nobody can tell whether an entry is gone or only somewhere else.
 """
 
 from __future__ import annotations
 
 from ledger_client.entries import EntryBatch
-from ledger_client.errors import EntryLost, NoSuchEntry, ReplicasUnavailable
+from ledger_client.errors import (
+    EntryLost,
+    LedgerError,
+    MetadataUnavailable,
+    NoSuchEntry,
+    ReplicasUnavailable,
+)
 from ledger_client.parts import Parts
 from ledger_client.view import LedgerView
 
@@ -28,19 +35,28 @@ class Stretch:
         Raises:
             NoSuchEntry, EntryLost, ReplicasUnavailable: about its first entry, and the
                 record names nobody else.
+            MetadataUnavailable: those who were listed lack it; there may be others.
             NoSuchLedger: the ledger was deleted, and its copies with it.
         """
         while True:
             try:
                 batch = await self._parts.next()
-            except (EntryLost, NoSuchEntry, ReplicasUnavailable):
-                if not await self._view.moved_since(self._record):
+            except (EntryLost, NoSuchEntry, ReplicasUnavailable) as failure:
+                if not await self._moved(failure):
                     raise
                 self._begin()
                 continue
             if batch is not None:
                 self._position = batch.last_entry + 1
             return batch
+
+    async def _moved(self, failure: LedgerError) -> bool:
+        try:
+            return await self._view.moved_since(self._record)
+        except MetadataUnavailable:
+            if isinstance(failure, ReplicasUnavailable):
+                return False  # it says by itself that the entry may be there
+            raise
 
     def _begin(self) -> None:
         self._record = self._view.source.record

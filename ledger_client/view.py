@@ -6,13 +6,11 @@ while somebody follows the ledger its record is watched.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import trio
 
 from ledger_client.catalogue import Catalogue
 from ledger_client.confirmed import ask_confirmed
-from ledger_client.errors import MetadataUnavailable, NoSuchEntry
+from ledger_client.errors import NoSuchEntry
 from ledger_client.source import LedgerSource
 from metadata.errors import MetadataError
 from metadata.records import LedgerRecord, LedgerState
@@ -66,10 +64,9 @@ class LedgerView:
     async def moved_since(self, record: LedgerRecord) -> bool:
         """Read the record again; return whether it lists other places than *record*.
 
-        False when the store does not answer. Raises NoSuchLedger when it was deleted.
+        Raises as reload().
         """
-        with suppress(MetadataUnavailable):
-            await self.reload()
+        await self.reload()
         return self.source.record.fragments != record.fragments
 
     async def refresh(self) -> None:

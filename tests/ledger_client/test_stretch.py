@@ -11,7 +11,12 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client, LedgerReader, Options
-from ledger_client.errors import NoSuchEntry, NoSuchLedger, ReplicasUnavailable
+from ledger_client.errors import (
+    MetadataUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    ReplicasUnavailable,
+)
 from metadata.records import encode_record, ledger_key
 
 
@@ -115,6 +120,20 @@ async def test_what_is_denied_by_those_who_are_listed_now_is_missing(
             with pytest.raises(NoSuchEntry) as missing:
                 await check(reader)
             assert missing.value.entry_id == 99
+
+
+async def test_no_entry_is_called_absent_while_nobody_can_say_where_it_went(
+    autojump_clock: MockClock, cluster: MemoryCluster
+) -> None:
+    async with cluster.client() as client:
+        ledger_id = await write(client)
+        async with client.open_ledger(ledger_id) as reader:
+            move(cluster, ledger_id)
+            cluster.store.available = False
+            with pytest.raises(MetadataUnavailable):
+                await check(reader)
+            cluster.store.available = True
+            await check(reader)
 
 
 async def test_a_deleted_ledger_is_told_from_a_missing_entry(
