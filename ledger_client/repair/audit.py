@@ -51,7 +51,7 @@ class Auditor:
     ) -> None:
         self._store = store
         self._options = options
-        self._census = Census(client, store, lost_after_s=options.lost_after_s)
+        self._census = Census(store, lost_after_s=options.lost_after_s)
         self._survey = Survey(client, self._census, chance or random.Random())
 
     async def lead(self, term: Term) -> None:

@@ -10,8 +10,7 @@ from collections.abc import Collection
 
 import trio
 
-from ledger_client.client import Client
-from ledger_client.repair.records import list_cookies, list_draining
+from ledger_client.repair.records import list_cookies, list_draining, list_registrations
 from metadata.records import BookieRecord
 from metadata.store import MetadataStore
 
@@ -21,21 +20,24 @@ class Census:
 
     Attributes:
         live: those that hold a lease, by id.
+        runs: the epochs of these leases: a bookie that restarted has another.
         draining: ids of those that are being decommissioned.
     """
 
-    def __init__(self, client: Client, store: MetadataStore, *, lost_after_s: float) -> None:
-        self._client = client
+    def __init__(self, store: MetadataStore, *, lost_after_s: float) -> None:
         self._store = store
         self._lost_after_s = lost_after_s
         self._known: set[str] = set()
         self._missed_since: dict[str, float] = {}
         self.live: dict[str, BookieRecord] = {}
+        self.runs: dict[str, int] = {}
         self.draining: set[str] = set()
 
     async def refresh(self) -> None:
-        """Look at leases and marks of bookies. Raises MetadataError and LedgerError."""
-        self.live = {bookie.bookie_id: bookie for bookie in await self._client.list_bookies()}
+        """Look at leases and marks of bookies. Raises MetadataError."""
+        registrations = await list_registrations(self._store)
+        self.live = {bookie.bookie_id: bookie for bookie, _ in registrations}
+        self.runs = {bookie.bookie_id: epoch for bookie, epoch in registrations}
         self.draining = await list_draining(self._store)
         self.draining.update(b.bookie_id for b in self.live.values() if b.draining)
         self._known |= self.live.keys() | await list_cookies(self._store)

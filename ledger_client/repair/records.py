@@ -8,16 +8,19 @@ from typing import Generic, TypeVar
 
 from metadata.leadership import holder
 from metadata.records import (
+    BOOKIES,
     COOKIES,
     COORDINATOR,
     DRAINING,
     LEDGERS,
     REPAIRS,
     UNDERREPLICATED,
+    BookieRecord,
     Leader,
     LedgerRecord,
     RepairProgress,
     UnderReplicated,
+    decode_bookie,
     decode_leader,
     decode_ledger,
     decode_repair,
@@ -63,6 +66,19 @@ def ledger_records(store: MetadataStore) -> Listing[LedgerRecord]:
 async def list_marks(store: MetadataStore) -> list[UnderReplicated]:
     """Return the ledgers that want repair, by rising id. Raises MetadataError."""
     return [mark async for mark in Listing(store, UNDERREPLICATED, decode_underreplicated)]
+
+
+async def list_registrations(store: MetadataStore) -> list[tuple[BookieRecord, int]]:
+    """Return the bookies that serve, by rising id, each with the epoch of its lease.
+
+    Another epoch is another run of the bookie. Raises MetadataError.
+    """
+    found: list[tuple[BookieRecord, int]] = []
+    after = ""
+    while leases := await store.leases(BOOKIES, after=after):
+        found += [(decode_bookie(lease.name, lease.value), lease.epoch) for lease in leases]
+        after = leases[-1].name
+    return found
 
 
 async def list_repairs(store: MetadataStore) -> list[RepairProgress]:

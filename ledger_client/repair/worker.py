@@ -61,7 +61,7 @@ class Worker:
         self._options = options
         self._figures = figures
         self._chance = chance or random.Random()
-        self._census = Census(client, store, lost_after_s=options.lost_after_s)
+        self._census = Census(store, lost_after_s=options.lost_after_s)
         self._copier = Copier(client.bookies, Throttle(options.repair_rate), client.options)
         self._repairs = Repairs(
             client,
@@ -74,7 +74,7 @@ class Worker:
         )
         self._schedule = Schedule(retry_s=options.retry_s, retry_max_s=options.retry_max_s)
         self._busy: set[int] = set()
-        self._places: frozenset[tuple[str, bool, bool]] = frozenset()
+        self._places: frozenset[tuple[str, int, bool, bool]] = frozenset()
 
     async def run(self) -> None:
         """Repair what is marked, until cancelled; then the claims are given back."""
@@ -83,7 +83,7 @@ class Worker:
                 began = trio.current_time()
                 try:
                     await self._begin(nursery)
-                except (MetadataError, LedgerError) as failure:
+                except MetadataError as failure:
                     _log.debug("no look at the marks: %s", failure)
                 took_s = trio.current_time() - began
                 await trio.sleep(max(self._options.poll_s, LISTING_PAUSE * took_s))
@@ -114,9 +114,11 @@ class Worker:
         return self._schedule.is_due(mark.ledger_id, mark.attempts)
 
     def _notice_places(self) -> None:
-        """Try everything again when a bookie came, or takes copies again."""
+        """Try everything again when a bookie came, restarted, or takes copies again."""
+        runs = self._census.runs
         places = frozenset(
-            (name, bookie.read_only, bookie.limbo) for name, bookie in self._census.live.items()
+            (name, runs[name], bookie.read_only, bookie.limbo)
+            for name, bookie in self._census.live.items()
         )
         if places - self._places:
             self._schedule.hurry()

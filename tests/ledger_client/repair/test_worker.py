@@ -22,7 +22,7 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.repair.records import list_repairs
-from metadata.records import DamagedRun, Fragment, ledger_key
+from metadata.records import DamagedRun, Fragment, bookie_lease, encode_record, ledger_key
 from native.frame import Code, Opcode
 
 ALL = [(0, 9)]
@@ -91,6 +91,27 @@ async def test_a_bookie_that_restarts_is_waited_for(
         await unmarked(cluster)
         nursery.cancel_scope.cancel()
     assert not any(adds(cluster, name) for name in cluster.bookies)
+
+
+async def test_a_bookie_that_restarted_before_it_was_missed_is_asked_at_once(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """Its registration is held all the time; only the epoch tells the two runs apart."""
+    lay_out(cluster, [(0, "b1 b2 b3")], {"b1": ALL, "b2": ALL, "b3": [(0, 3)]})
+    cluster.kill("b3")
+    await mark(cluster)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(worker(cluster, client).run)
+        await trio.sleep(100)
+        failed = mark_of(cluster)
+        assert failed is not None
+        assert failed.attempts > 3
+        cluster.revive("b3")
+        value = encode_record(cluster.store.bookies.pop("b3"))
+        await cluster.store.grant(bookie_lease("b3"), "the next run", ttl_s=1000, value=value)
+        await unmarked(cluster, within_s=5)
+        nursery.cancel_scope.cancel()
+    check_whole(cluster)
 
 
 async def test_a_ledger_is_made_whole_after_an_ensemble_change(
