@@ -26,6 +26,7 @@ from fleet import Fleet
 from history import History
 
 FINISH_S = 60.0
+STRIKES_PER_S = 2.0
 WORKER = Path(__file__).with_name("storm_worker.py")
 Action = Callable[[], None]
 
@@ -69,8 +70,7 @@ class Storm:
             self._finish()
         finally:
             for worker in self._workers.values():
-                worker.kill()
-                worker.wait()
+                _kill_process(worker)
         trio.run(audit, self._fleet.metadata, self._folder / "audit.jsonl")
         return History.merged(sorted(self._folder.glob("*.jsonl")))
 
@@ -120,7 +120,7 @@ class Storm:
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._runs), action))
 
     def _strike(self) -> None:
-        self._later(self._chance.expovariate(1.2), self._strike)
+        self._later(self._chance.expovariate(STRIKES_PER_S), self._strike)
         strikes = [self._kill_bookie] * 4 + [self._pause_bookie] * 3
         strikes += [self._kill_writer] * 3 + [self._pause_writer] * 3 + [self._kill_all_bookies]
         self._chance.choice(strikes)()
@@ -158,8 +158,7 @@ class Storm:
         number = self._chance.randrange(len(self._writers))
         writer = self._workers[f"writer-{number}"]
         if writer not in self._hit:
-            writer.kill()
-            writer.wait()
+            _kill_process(writer)
             self._start_writer(number)
             self.counts["writers killed"] += 1
 
@@ -188,3 +187,10 @@ class Storm:
         for number in self._fleet.numbers:
             assert self._fleet.runs(number), self._fleet.log(number)[-4000:]
             self._fleet.wait_until_served(number)
+
+
+def _kill_process(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None
+    process.kill()
+    process.wait()
+    process.stdin.close()
