@@ -40,6 +40,13 @@ static inline void bk_put64be(uint8_t *p, uint64_t v) { bk_put64le(p, __builtin_
 
 static inline uint64_t bk_align_up(uint64_t n, uint64_t to) { return (n + to - 1) / to * to; }
 
+/* Whether these can be an entry's ids. There must be an id after every entry, so the greatest
+ * number is none. */
+static inline int bk_ids_are_sound(int64_t ledger_id, int64_t entry_id)
+{
+    return ledger_id >= 0 && entry_id >= 0 && entry_id < INT64_MAX;
+}
+
 /* io.c. site: which fault may hit (io.h). All return 0 or a negative errno. */
 int bk_io_write(int fd, const void *data, size_t size, uint64_t offset, int32_t site);
 int bk_io_sync(int fd, int32_t site);

@@ -40,7 +40,8 @@ static int is_in_order(const rebuild *r, const bk_record *record)
 static int entry_add(rebuild *r, const bk_record *record)
 {
     int result = BK_OK;
-    if (record->ledger_id < 0 || record->entry_id < 0 || record->offset >= BK_LOG_OFFSET_MAX)
+    if (!bk_ids_are_sound(record->ledger_id, record->entry_id) ||
+        record->offset >= BK_LOG_OFFSET_MAX)
         return BK_OK;
     if (!is_in_order(r, record) || r->extents.pages_size > BLOCK_PAGES_MAX)
         result = block_end(r, record->offset);

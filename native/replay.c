@@ -179,7 +179,8 @@ static int replay_entry(bk_replay *replay, const bk_record *record, uint32_t fil
 {
     bk_engine *engine = replay->engine;
     uint32_t size = record->body_size + BK_RECORD_HEADER_SIZE;
-    if (record->ledger_id < 0 || record->body_size < BK_ENTRY_HEADER_SIZE)
+    if (!bk_ids_are_sound(record->ledger_id, record->entry_id) ||
+        record->body_size < BK_ENTRY_HEADER_SIZE)
         return 0;
     if (engine->halves[engine->active].used + size > engine->half_size) {
         int result = change_half(replay);

@@ -265,6 +265,22 @@ def test_rebuilding_skips_what_is_damaged_and_says_so(rig: StoreRig) -> None:
     assert {i: rig.read(1, i) for i in rig.model[1]} == rig.model[1]
 
 
+def test_rebuilding_leaves_out_an_id_that_no_entry_can_have(rig: StoreRig) -> None:
+    """The greatest id would leave none for the next entry; an index with it is unsound."""
+    rig.flush({1: entries(1, range(9))})
+    place = rig.store.find(1, 8)
+    rig.close()
+    data = bytearray(rig.path(LOG).read_bytes())
+    end = place.offset + 8 + len(rig.model[1][8])
+    record = data[place.offset : end]
+    record[16:24] = (2**63 - 1).to_bytes(8, "big")
+    record[4:8] = le(crc32c(bytes(record[:4] + record[8:])), 4)
+    data[place.offset : end] = record
+    rig.path(LOG).write_bytes(data)
+    assert rebuild_index(rig.path(LOG), rig.path(INDEX)) == (8, 0)
+    assert [(e.first_entry, e.last_entry) for e in extents(rig)] == [(0, 7)]
+
+
 def test_a_damaged_index_with_a_damaged_log_loses_only_the_damaged_record(rig: StoreRig) -> None:
     rig.flush({1: entries(1, range(9))})
     rig.roll()
