@@ -4,7 +4,7 @@ Asking never blocks: a question is queued, and its Reply tells when the answer
 or the failure is there. The connection is made when it is first needed and
 again when it is needed after it broke; between two failed attempts lies a pause
 that doubles, and a question asked in the pause fails at once, so that its asker
-can turn to another replica.
+can turn to another replica. A bookie says its name before it is asked anything else.
 
     ask ──► Outgoing ──► send task ──► bookie ──► receive task ──► Link (C)
                                                     ├─ other answers ──► Reply
@@ -22,6 +22,7 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from ledger_client.errors import BookieUnavailable
+from ledger_client.introduction import Stranger, introduce
 from ledger_client.options import Options
 from ledger_client.outgoing import Buffer
 from ledger_client.replies import Key, Reply
@@ -225,16 +226,28 @@ class BookieConnection:
         return reason
 
     async def _connect(self) -> trio.abc.Stream | str:
+        """Return a stream to this very bookie, or why there is none."""
         try:
             with trio.fail_after(self._options.connect_timeout_s):
                 address = await self._locate()
                 if address is None:
                     return "not registered"
-                return await self._open_stream(address.host, address.port)
+                return await self._reach(address)
         except trio.TooSlowError:
             return f"no connection within {self._options.connect_timeout_s:g} s"
+        except Stranger as wrong:
+            return str(wrong)
         except (OSError, trio.BrokenResourceError) as wrong:
             return f"cannot connect: {first_line(wrong)}"
+
+    async def _reach(self, address: Address) -> trio.abc.Stream:
+        stream = await self._open_stream(address.host, address.port)
+        try:
+            await introduce(stream, self.bookie_id)
+        except BaseException:
+            await trio.aclose_forcefully(stream)
+            raise
+        return stream
 
     def _end(self, session: Session, reason: str) -> None:
         """End *session* if that is not done yet, and set the time of the next attempt."""

@@ -30,6 +30,7 @@ async def test_a_bookie_that_says_nothing_is_unavailable_after_a_while(
     autojump_clock: MockClock,
 ) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
+        await client.call("b1", LedgerRuns(1))
         cluster.bookies["b1"].answering = False
         began = trio.current_time()
         with pytest.raises(BookieUnavailable, match="within 3 s"):

@@ -9,7 +9,9 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Options
-from ledger_client.errors import BookieUnavailable
+from ledger_client.errors import BookieUnavailable, ReplicasUnavailable
+from metadata.calls import BookieReply, Failure, RunPage
+from native.frame import Opcode
 
 
 async def test_a_restarted_bookie_is_reached_again_at_a_new_address(
@@ -25,6 +27,59 @@ async def test_a_restarted_bookie_is_reached_again_at_a_new_address(
         async with client.open_ledger(ledger.id) as reader:
             assert [entry.payload for entry in await reader.read(0, 0)] == [b"x"]
         assert cluster.dialled[-1] == "b7"
+
+
+async def test_a_bookie_at_the_address_of_another_is_not_taken_for_it(
+    autojump_clock: MockClock,
+) -> None:
+    """An address changes hands; the metadata lists the dead one until its lease is over."""
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        async with client.create_ledger(1, 1, 1) as ledger:
+            await ledger.append(b"x")
+        owner = cluster.record(ledger.id).fragments[0].bookies[0]
+        other = "b2" if owner == "b1" else "b1"
+        cluster.kill(owner)
+        cluster.revive(owner)
+        mine, cluster.bookies[owner] = cluster.bookies[owner], cluster.bookies[other]
+        async with client.open_ledger(ledger.id, recover=False) as reader:
+            with pytest.raises(ReplicasUnavailable, match=f"{other} listens there now"):
+                await reader.read(0, 0)
+        assert all(r.opcode == Opcode.CALL for r in cluster.bookies[other].requests)
+        cluster.bookies[owner] = mine
+        await trio.sleep(5)
+        async with client.open_ledger(ledger.id, recover=False) as reader:
+            assert [entry.payload for entry in await reader.read(0, 0)] == [b"x"]
+
+
+async def test_a_bookie_that_does_not_say_its_name_costs_the_connect_timeout(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(1) as cluster, cluster.client(Options(connect_timeout_s=3)) as client:
+        await client.list_bookies()
+        cluster.bookies["b1"].answering = False
+        began = trio.current_time()
+        with pytest.raises(BookieUnavailable, match="no connection within 3 s"):
+            await client._bookies.connection("b1").ready()
+        assert trio.current_time() - began == pytest.approx(3)
+
+
+@pytest.mark.parametrize(
+    ("answer", "reason"),
+    [
+        (Failure("CallRefused", "the bookie is starting"), "the bookie is starting"),
+        (RunPage([]), "answered RunPage when asked who it is"),
+    ],
+)
+async def test_a_bookie_that_does_not_say_who_it_is_is_not_talked_to(
+    autojump_clock: MockClock,
+    answer: BookieReply,
+    reason: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        monkeypatch.setattr(cluster.bookies["b1"], "_call", lambda _request: answer)
+        with pytest.raises(BookieUnavailable, match=reason):
+            await client._bookies.connection("b1").ready()
 
 
 async def test_attempts_are_spaced_out_while_a_bookie_is_down(autojump_clock: MockClock) -> None:
@@ -69,8 +124,11 @@ async def test_a_host_that_never_answers_costs_the_connect_timeout(
             assert trio.current_time() - start == pytest.approx(3)
 
 
-@pytest.mark.parametrize("nonsense", [b"\xff" * 8, bytes(4) + b"x" * 60, b"\x00\x00\x00\x18" * 10])
-async def test_a_peer_that_sends_nonsense_is_dropped(
+NONSENSE = [b"\xff" * 8, bytes(4) + b"x" * 60, b"\x00\x00\x00\x18" * 10]
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+async def test_a_peer_that_sends_nonsense_is_no_bookie(
     autojump_clock: MockClock, nonsense: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with memory_cluster(1) as cluster:
@@ -82,7 +140,18 @@ async def test_a_peer_that_sends_nonsense_is_dropped(
 
         monkeypatch.setattr(cluster, "open_stream", babble)
         async with cluster.client() as client:
-            connection = client._bookies.connection("b1")
-            await connection.ready()
-            await trio.sleep(1)
-            assert not connection.standing
+            with pytest.raises(BookieUnavailable, match="broke the protocol"):
+                await client._bookies.connection("b1").ready()
+
+
+@pytest.mark.parametrize("nonsense", NONSENSE)
+async def test_a_bookie_that_begins_to_send_nonsense_is_dropped(
+    autojump_clock: MockClock, nonsense: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        connection = client._bookies.connection("b1")
+        await connection.ready()
+        monkeypatch.setattr(cluster.bookies["b1"], "_handle", lambda _request: nonsense)
+        with pytest.raises(BookieUnavailable):
+            await connection.answer()
+        assert not connection.standing

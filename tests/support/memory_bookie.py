@@ -7,7 +7,15 @@ from collections.abc import Callable
 
 import trio
 
-from metadata.calls import BookieReply, LedgerRuns, RunPage, decode_request, encode_reply
+from metadata.calls import (
+    BookieInfo,
+    BookieReply,
+    BookieStatus,
+    LedgerRuns,
+    RunPage,
+    decode_request,
+    encode_reply,
+)
 from native import frame
 from native.errors import ProtocolBroken
 from native.frame import Code, Flag, Opcode, Request
@@ -41,7 +49,8 @@ class MemoryLedger:
 class MemoryBookie:
     """Takes entries and serves them. The attributes decide how it fares."""
 
-    def __init__(self, *, chance: random.Random | None = None) -> None:
+    def __init__(self, name: str = "b1", *, chance: random.Random | None = None) -> None:
+        self.name = name
         self.ledgers: dict[int, MemoryLedger] = {}
         self.requests: list[Request] = []
         self.connections = 0
@@ -136,6 +145,8 @@ class MemoryBookie:
         raise AssertionError(request)
 
     def _call(self, request: object) -> BookieReply:
+        if isinstance(request, BookieInfo):
+            return BookieStatus(self.name, "", "ready")
         assert isinstance(request, LedgerRuns), request
         runs: list[tuple[int, int]] = []
         for entry_id in sorted(self.entries(request.ledger_id)):

@@ -35,7 +35,7 @@ class MemoryCluster:
 
     def add_bookie(self, number: int, *, read_only: bool = False) -> None:
         name = f"b{number}"
-        self.bookies[name] = MemoryBookie(chance=self.chance)
+        self.bookies[name] = MemoryBookie(name, chance=self.chance)
         self.store.bookies[name] = BookieRecord(
             bookie_id=name,
             address=f"memory:{number}",

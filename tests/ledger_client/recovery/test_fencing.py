@@ -62,6 +62,7 @@ async def test_one_bookie_too_few_is_named_with_what_it_said(autojump_clock: Moc
     async with memory_cluster(3) as cluster, cluster.client(options) as client:
         leave(cluster, {"b1": range(3)}, quorums=(3, 3, 3))
         cluster.kill("b1")
+        await client._bookies.connection("b2").ready()
         cluster.bookies["b2"].answering = False
         cluster.bookies["b3"].read_code = Code.IO_ERROR
         with pytest.raises(RecoveryIncomplete) as failure:

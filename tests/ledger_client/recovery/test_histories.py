@@ -19,7 +19,7 @@ from trio.testing import MockClock
 from ledger_client import LedgerWriter, Options
 from ledger_client.errors import LedgerError, OutcomeUnknown, Retryable, WriterFailed
 from metadata.records import LedgerState
-from native.frame import Request
+from native.frame import Opcode, Request
 
 QUORUMS = [(3, 3, 2), (3, 3, 2), (3, 3, 3), (3, 3, 1), (4, 3, 2), (5, 3, 2), (3, 2, 2), (2, 2, 1)]
 OPTIONS = Options(request_timeout_s=3, read_timeout_s=3, append_timeout_s=8, close_timeout_s=8)
@@ -30,6 +30,7 @@ class Story:
     """What the writer and the recoveries were told."""
 
     def __init__(self) -> None:
+        self.begun = trio.Event()
         self.sent: set[bytes] = set()
         self.acknowledged: dict[int, bytes] = {}
         self.ends: set[tuple[int, int]] = set()
@@ -42,6 +43,7 @@ class Story:
             with suppress(LedgerError):
                 quorums = chance.choice(QUORUMS)
                 async with client.create_ledger(*quorums) as ledger, trio.open_nursery() as tasks:
+                    self.begun.set()
                     for number in range(3):
                         tasks.start_soon(self._append_all, ledger, number, chance)
 
@@ -88,9 +90,10 @@ async def tell(seed: int) -> None:
             bookie.delay_s = delays(chance)
         story = Story()
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(disturb, cluster, chance)
             async with trio.open_nursery() as actors:
                 actors.start_soon(story.write, cluster, chance)
+                await story.begun.wait()
+                nursery.start_soon(disturb, cluster, chance)
                 await trio.sleep(0.2 + chance.random())
                 for _ in range(chance.choice([1, 2, 3])):
                     actors.start_soon(story.recover, cluster, chance)
@@ -132,7 +135,9 @@ def delays(chance: random.Random) -> Callable[[Request], float]:
     scale = chance.choice([0.0, 0.001, 0.02, 0.2])
     late = chance.choice([0.0, 0.02, 0.1])
 
-    def delay_s(_request: Request) -> float:
+    def delay_s(request: Request) -> float:
+        if request.opcode == Opcode.CALL:
+            return 0.0  # or a connection would take too long to be made
         return chance.random() * (5.0 if chance.random() < late else scale)
 
     return delay_s
