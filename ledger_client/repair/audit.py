@@ -53,6 +53,7 @@ class Auditor:
         self._options = options
         self._census = Census(store, lost_after_s=options.lost_after_s)
         self._survey = Survey(client, self._census, chance or random.Random())
+        self._unreadable: set[str] = set()
 
     async def lead(self, term: Term) -> None:
         """Mark ledgers until cancelled. While the store is away, wait for it.
@@ -93,7 +94,7 @@ class Auditor:
         """Mark every ledger that names any of *gone*."""
         reasons = dict(sorted(gone))
         _log.warning("looking for the ledgers of %s", ", ".join(sorted(reasons)))
-        async for record in ledger_records(self._store):
+        async for record in ledger_records(self._store, unreadable=self._unreadable):
             hit = {b for f in record.fragments for b in f.bookies if b in reasons}
             if hit:
                 mark = new_mark(record.ledger_id, reasons[min(hit)], hit, [])
@@ -112,7 +113,7 @@ class Auditor:
     async def _check_all(self, term: Term) -> None:
         """Look at every ledger, and mark those that lack copies."""
         try:
-            async for record in ledger_records(self._store):
+            async for record in ledger_records(self._store, unreadable=self._unreadable):
                 if not await self._is_whole(record):
                     mark = new_mark(record.ledger_id, "check", [], [])
                     await add_mark(self._store, mark, term.check)

@@ -7,11 +7,13 @@ dealt with.
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import msgspec
 
 from ledger_client.marks import merged
 from ledger_client.repair.outcome import Outcome
-from metadata.errors import VersionConflict
+from metadata.errors import BadRecord, VersionConflict
 from metadata.records import (
     LedgerRecord,
     LedgerState,
@@ -59,6 +61,8 @@ async def add_mark(
 ) -> None:
     """Mark a ledger, or add to its mark; nothing is written when that says it all.
 
+    A mark that cannot be decoded is written over.
+
     Args:
         store: where marks are.
         mark: what is to be said.
@@ -69,14 +73,19 @@ async def add_mark(
         LeaseLost: the lease is over.
         MetadataError: the store is away or refuses.
     """
+    key = underreplicated_key(mark.ledger_id)
     checks = [] if check is None else [check]
     while True:
-        known = await read_mark(store, mark.ledger_id)
-        content = mark if known is None else merged(known.content, mark)
-        if known is not None and content == known.content and not anew:
-            return
-        version = ABSENT if known is None else known.version
-        put = Put(underreplicated_key(mark.ledger_id), encode_record(content), version)
+        content, version = mark, ABSENT
+        found = await store.get(key)
+        if found is not None:
+            version = found.version
+            with suppress(BadRecord):
+                known = decode_underreplicated(key, found.value)
+                content = merged(known, mark)
+                if content == known and not anew:
+                    return
+        put = Put(key, encode_record(content), version)
         try:
             await store.transact([*checks, put])
         except VersionConflict:

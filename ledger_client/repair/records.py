@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
 from typing import Generic, TypeVar
 
+from metadata.errors import BadRecord
 from metadata.leadership import holder
 from metadata.records import (
     BOOKIES,
@@ -30,19 +32,28 @@ from metadata.store import Item, MetadataStore
 
 T = TypeVar("T")
 
+_log = logging.getLogger(__name__)
+
 
 class Listing(Generic[T]):
     """An async iterator over what is stored under a prefix, a page in memory at a time.
 
-    It may be left at any moment. Raises MetadataError.
+    It may be left at any moment. What cannot be decoded raises BadRecord; if there is a set
+    of keys *unreadable*, it is passed over, added there, and told once. Raises MetadataError.
     """
 
     def __init__(
-        self, store: MetadataStore, prefix: str, decode: Callable[[str, bytes], T]
+        self,
+        store: MetadataStore,
+        prefix: str,
+        decode: Callable[[str, bytes], T],
+        *,
+        unreadable: set[str] | None = None,
     ) -> None:
         self._store = store
         self._prefix = prefix
         self._decode = decode
+        self._unreadable = unreadable
         self._after = ""
         self._page: deque[Item] = deque()
 
@@ -50,22 +61,41 @@ class Listing(Generic[T]):
         return self
 
     async def __anext__(self) -> T:
-        if not self._page:
-            self._page.extend(await self._store.list(self._prefix, after=self._after))
-        if not self._page:
-            raise StopAsyncIteration
-        self._after, found = self._page.popleft()
-        return self._decode(self._after, found.value)
+        while True:
+            if not self._page:
+                self._page.extend(await self._store.list(self._prefix, after=self._after))
+            if not self._page:
+                raise StopAsyncIteration
+            self._after, found = self._page.popleft()
+            try:
+                return self._decode(self._after, found.value)
+            except BadRecord as wrong:
+                self._pass_over(wrong)
+
+    def _pass_over(self, wrong: BadRecord) -> None:
+        if self._unreadable is None:
+            raise wrong
+        if self._after not in self._unreadable:
+            self._unreadable.add(self._after)
+            _log.warning("passed over: %s", wrong)
 
 
-def ledger_records(store: MetadataStore) -> Listing[LedgerRecord]:
-    """Return an iterator over every ledger, by rising id."""
-    return Listing(store, LEDGERS, decode_ledger)
+def ledger_records(
+    store: MetadataStore, *, unreadable: set[str] | None = None
+) -> Listing[LedgerRecord]:
+    """Return an iterator over every ledger, by rising id. *unreadable*: see Listing."""
+    return Listing(store, LEDGERS, decode_ledger, unreadable=unreadable)
 
 
-async def list_marks(store: MetadataStore) -> list[UnderReplicated]:
-    """Return the ledgers that want repair, by rising id. Raises MetadataError."""
-    return [mark async for mark in Listing(store, UNDERREPLICATED, decode_underreplicated)]
+async def list_marks(
+    store: MetadataStore, *, unreadable: set[str] | None = None
+) -> list[UnderReplicated]:
+    """Return the ledgers that want repair, by rising id. *unreadable*: see Listing.
+
+    Raises MetadataError.
+    """
+    marks = Listing(store, UNDERREPLICATED, decode_underreplicated, unreadable=unreadable)
+    return [mark async for mark in marks]
 
 
 async def list_registrations(store: MetadataStore) -> list[tuple[BookieRecord, int]]:

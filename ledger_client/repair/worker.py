@@ -74,6 +74,7 @@ class Worker:
         )
         self._schedule = Schedule(retry_s=options.retry_s, retry_max_s=options.retry_max_s)
         self._busy: set[int] = set()
+        self._unreadable: set[str] = set()
         self._places: frozenset[tuple[str, int, bool, bool]] = frozenset()
 
     async def run(self) -> None:
@@ -96,7 +97,7 @@ class Worker:
         self._notice_places()
         if len(self._busy) >= self._options.concurrency:
             return
-        marks = await list_marks(self._store)
+        marks = await list_marks(self._store, unreadable=self._unreadable)
         self._schedule.keep_only({mark.ledger_id for mark in marks} | self._busy)
         if self._figures is not None:
             self._figures.marks = len(marks)

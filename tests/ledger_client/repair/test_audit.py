@@ -23,6 +23,7 @@ from metadata.records import (
     cookie_key,
     draining_key,
     encode_record,
+    ledger_key,
     underreplicated_key,
 )
 
@@ -86,6 +87,26 @@ async def test_the_ledgers_of_a_lost_bookie_are_marked_after_a_while(
         lose(cluster, "b4")
         await trio.sleep(12)
         assert marked(cluster) == {1: ["b2"], 2: ["b2", "b4"], 3: ["b4"]}
+
+
+async def test_what_cannot_be_read_is_passed_over_and_told_once(
+    autojump_clock: MockClock,
+    cluster: MemoryCluster,
+    client: Client,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """A damaged record or mark stops nobody from finding the other ledgers."""
+    await cluster.store.put(ledger_key(0), b"nonsense")
+    await cluster.store.put(underreplicated_key(1), b"nonsense")
+    async with leading(cluster, client):
+        lose(cluster, "b2")
+        await trio.sleep(12)
+        assert marked(cluster) == {1: ["b2"], 2: ["b2"]}
+        lose(cluster, "b4")
+        await trio.sleep(12)
+    told = [r.getMessage() for r in caplog.records if "passed over" in r.getMessage()]
+    assert len(told) == 1
+    assert ledger_key(0) in told[0]
 
 
 async def test_a_bookie_that_comes_back_in_time_is_not_lost(

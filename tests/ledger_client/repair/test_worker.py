@@ -22,7 +22,14 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.repair.records import list_repairs
-from metadata.records import DamagedRun, Fragment, bookie_lease, encode_record, ledger_key
+from metadata.records import (
+    DamagedRun,
+    Fragment,
+    bookie_lease,
+    encode_record,
+    ledger_key,
+    underreplicated_key,
+)
 from native.frame import Code, Opcode
 
 ALL = [(0, 9)]
@@ -61,6 +68,17 @@ async def test_the_copies_of_a_lost_bookie_are_made_on_another(
     bookies = cluster.record(1).fragments[0].bookies
     assert bookies[:2] == ["b1", "b2"]
     assert cluster.bookies[bookies[2]].entries(1) == cluster.bookies["b1"].entries(1)
+
+
+async def test_a_mark_that_cannot_be_read_does_not_keep_the_others_waiting(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    lay_out(cluster, [(0, "b1 b2 b3")], {"b1": ALL, "b2": ALL, "b3": ALL})
+    lose(cluster, "b3")
+    await cluster.store.put(underreplicated_key(0), b"nonsense")
+    await mark(cluster)
+    await repair(cluster, client)
+    check_whole(cluster)
 
 
 async def test_a_bookie_that_came_back_costs_no_copy(
