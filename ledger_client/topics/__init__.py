@@ -1,0 +1,1 @@
+"""Topics: partitions made of ledgers, producers that write them, readers that read them."""

@@ -1,0 +1,177 @@
+"""What can go wrong with a topic, and what the caller should do next.
+
+TopicError                   is a LedgerError
+├── NoSuchTopic              it does not exist, or was deleted
+├── TopicExists              the name is taken
+├── BadTopic                 the name or a setting cannot be; the message says which
+├── ProducerBusy             the lane is another producer's; wait, take over, or choose "shared"
+├── ProducerFailed           this producer takes nothing any more; open a new one
+│   ├── ProducerFenced       another producer took the lane over; stop writing
+│   └── ProducerClosed       it was closed
+├── SendUnknown              the messages may or may not be kept: a named producer sends again
+├── BufferFull               send_nowait found no room; wait with send(), or flush()
+├── MessageTooLarge          the message does not fit a frame
+├── EventTimeBack            the event time is lower than one the lane has already
+├── BadBatch                 an entry of the topic is no batch: damage, or a foreign writer
+└── Gap                      the position was removed; the first there is, is named
+
+A lost or slow bookie, a roll or a metadata store that is away are dealt with where they
+happen; what remains of them is raised as ledger_client/errors.py says.
+"""
+
+from __future__ import annotations
+
+from ledger_client.errors import LedgerError
+from ledger_client.topics.message_id import MessageId
+
+
+class TopicError(LedgerError):
+    """Root of what topics raise."""
+
+    def __init__(self, message: str, *, topic: str) -> None:
+        super().__init__(f"topic {topic}: {message}")
+        self.topic = topic
+
+
+class NoSuchTopic(TopicError):
+    """There is no such topic."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"no such topic; make it: quire topic create {topic}", topic=topic)
+
+
+class TopicExists(TopicError):
+    """A topic of this name exists already."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__("exists already", topic=topic)
+
+
+class BadTopic(TopicError):
+    """The name, or what was asked of the topic, cannot be."""
+
+
+class ProducerBusy(TopicError):
+    """Another producer has the lane."""
+
+    def __init__(self, topic: str, *, partition: int, lane: int, owner: str) -> None:
+        super().__init__(
+            f"lane {lane} of partition {partition} is written by {owner}; "
+            'wait for it (access="wait"), take it over ("take-over"), or share it ("shared")',
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.owner = owner
+
+
+class ProducerFailed(TopicError):
+    """The producer takes no more messages. What it acknowledged stays readable."""
+
+
+class ProducerFenced(ProducerFailed):
+    """Another producer took the lane over. Nothing more of this one is acknowledged."""
+
+    def __init__(self, topic: str, *, partition: int, lane: int) -> None:
+        super().__init__(f"lane {lane} of partition {partition} was taken over", topic=topic)
+        self.partition = partition
+        self.lane = lane
+
+
+class ProducerClosed(ProducerFailed):
+    """The producer was closed."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__("the producer is closed", topic=topic)
+
+
+class SendUnknown(TopicError):
+    """Messages were sent and not acknowledged: they may or may not be kept.
+
+    The cause tells why. A producer with a name sends them again with their sequence numbers,
+    and they are kept once.
+    """
+
+    def __init__(self, topic: str, *, partition: int, lane: int, count: int, reason: str) -> None:
+        super().__init__(
+            f"lane {lane} of partition {partition}: {count} messages, outcome unknown: {reason}",
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.count = count
+
+
+class BufferFull(TopicError):
+    """The producer holds as much as it may of what is not acknowledged."""
+
+    def __init__(self, topic: str, *, size_max: int) -> None:
+        super().__init__(f"{size_max} bytes are not acknowledged yet", topic=topic)
+        self.size_max = size_max
+
+
+class MessageTooLarge(TopicError):
+    """A message does not fit a frame. Nothing of the call was sent."""
+
+    def __init__(self, topic: str, *, size: int, size_max: int) -> None:
+        super().__init__(
+            f"a message of {size} bytes with key and headers; at most {size_max} bytes fit",
+            topic=topic,
+        )
+        self.size = size
+        self.size_max = size_max
+
+
+class EventTimeBack(TopicError):
+    """The topic is ordered by event time, and this one is lower than the last. Not sent."""
+
+    def __init__(
+        self, topic: str, *, partition: int, lane: int, event_time: int, last_event_time: int
+    ) -> None:
+        super().__init__(
+            f"lane {lane} of partition {partition}: event time {event_time} ns is lower than "
+            f"the last accepted, {last_event_time} ns",
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.event_time = event_time
+        self.last_event_time = last_event_time
+
+
+class BadBatch(TopicError):
+    """An entry is not a batch that this version can read."""
+
+    def __init__(self, topic: str, *, ledger_id: int, entry_id: int, reason: str) -> None:
+        super().__init__(f"entry {entry_id} of ledger {ledger_id}: {reason}", topic=topic)
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+
+
+class Gap(TopicError):
+    """The messages at the position were removed; reading can go on at *first*.
+
+    *missing* counts the entries of the lane in between, None where nobody knows.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        partition: int,
+        lane: int,
+        position: MessageId,
+        first: MessageId | None,
+        missing: int | None,
+    ) -> None:
+        where = "nothing is left" if first is None else f"the first that is left is {first}"
+        count = "" if missing is None else f" ({missing} entries are gone)"
+        super().__init__(
+            f"lane {lane} of partition {partition}: {position} was removed{count}; {where}",
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.position = position
+        self.first = first
+        self.missing = missing

@@ -1,0 +1,282 @@
+"""Topics, their lanes and the ledgers of these, as JSON that people can read.
+
+key or lease                                    value
+----------------------------------------------  --------------------------------------
+topics/<namespace>/<name>                       TopicRecord; uids come from the counter "topics"
+topic-events/<namespace>/<20 digits>            TopicEvent: to be told on the namespace's
+                                                __events topic; gone once it is
+lanes/<uid>/<partition>/<lane>                  LaneRecord
+lane-ledgers/<uid>/<partition>/<lane>/<number>  LaneLedger: the lane's ledgers, in order
+writers/<uid>/<partition>/<lane>                a lease, held by the lane's writer: LaneOwner
+
+uid and number have 20 digits, partition + 1 and lane 10. A topic that is deleted and made again
+has another uid, so nothing of the old one is ever taken for the new one's.
+
+A lane's writer is whoever made its epoch: every change of a lane's row or of the rows of its
+ledgers is one transaction that names the version of the LaneRecord which the writer put last.
+The lease only tells others that the lane is in use; nothing depends on its time.
+
+The record of a ledger (metadata/records.py) and its row here are made by one transaction and
+removed by one transaction, so a crash leaves neither a ledger that no topic knows nor a row
+without its ledger.
+
+Decoders raise BadRecord, naming the key, for anything that breaks a rule stated here;
+unknown fields are let pass.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+
+from metadata.errors import BadRecord
+
+TOPICS = "topics/"
+TOPIC_EVENTS = "topic-events/"
+LANES = "lanes/"
+LANE_LEDGERS = "lane-ledgers/"
+WRITERS = "writers/"
+TOPIC_COUNTER = "topics"
+EVENT_COUNTER = "topic-events"
+EVENTS_NAME = "__events"
+PARTITIONS_MAX = 10_000
+INFINITE = -1
+NONE = -1
+
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
+Number = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+Limit = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
+Seconds = Annotated[float, msgspec.Meta(ge=0)]
+Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
+Timestamp = Annotated[int, msgspec.Meta(ge=0, le=(1 << 64) - 1)]
+T = TypeVar("T", bound="TopicRow")
+
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+
+
+class RollPolicy(msgspec.Struct, frozen=True, kw_only=True):
+    """When a lane goes on in its next ledger: whichever comes first, not before age_min_s.
+
+    *size* counts payload bytes; *entries* 0 and *age_s* 0 stand for no limit. A lane of a topic
+    ordered by event time rolls where the event time rises, and at twice *size* in any case.
+    """
+
+    size: Annotated[int, msgspec.Meta(ge=1)] = 100_000_000
+    entries: Count = 0
+    age_s: Seconds = 4 * 3600.0
+    age_min_s: Seconds = 0.0
+
+
+class Retention(msgspec.Struct, frozen=True, kw_only=True):
+    """How long closed ledgers stay: removed when older than *age_s* OR over *size* a partition.
+
+    -1 stands for no limit.
+    """
+
+    age_s: Annotated[float, msgspec.Meta(ge=-1)] = 7 * 24 * 3600.0
+    size: Limit = INFINITE
+
+
+class Schema(msgspec.Struct, frozen=True, kw_only=True):
+    """What the values are, for who reads them; the ledgers do not look at it."""
+
+    kind: Literal["bytes", "string", "json", "avro", "protobuf"] = "bytes"
+    definition: str = ""
+
+
+class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A topic. *partitions* 0: it is not partitioned, and has the partition -1 alone.
+
+    Every ledger has *replication* bookies (E = Qw) and needs *ack_quorum* acknowledgements.
+    """
+
+    name: str
+    """namespace/name"""
+    uid: Count
+    partitions: Annotated[int, msgspec.Meta(ge=0, le=PARTITIONS_MAX)] = 0
+    replication: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    ack_quorum: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    order: Literal["none", "event-time"] = "none"
+    compression: Literal["none", "zstd", "lz4"] = "none"
+    roll: RollPolicy = RollPolicy()
+    retention: Retention = Retention()
+    schema: Schema = Schema()
+    properties: dict[str, str] = {}
+    created_ms: Count = 0
+    state: Literal["active", "deleting"] = "active"
+
+    def __post_init__(self) -> None:
+        split_topic(self.name)
+        if self.ack_quorum > self.replication:
+            raise ValueError("ack quorum <= replication does not hold")
+
+    @property
+    def partition_indexes(self) -> range:
+        """The partitions of MessageIds: 0 and up, or -1 alone."""
+        return range(self.partitions) if self.partitions else range(-1, 0)
+
+
+class TopicEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """What happened to a topic of a namespace."""
+
+    kind: Literal["created", "altered", "deleted"]
+    topic: str
+    at_ms: Count
+    record: TopicRecord
+    """as it is after the event; of a deleted topic, as it was"""
+
+
+class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """One writer's sequence of ledgers in a partition.
+
+    *epoch* rises with every taking over. Ledgers are numbered from 0. *current*: the number of
+    the ledger that is written, -1 for none; those before it are closed, the one after it may
+    be prepared.
+    """
+
+    epoch: Count
+    producer: str = ""
+    """the named producer whose lane it is; "" for any"""
+    current: Number = NONE
+    next_version: Count = 0
+    """of the first entry of the next ledger, as far as its number is known"""
+    last_event_time: Nanoseconds | None = None
+    """the greatest event time of all closed ledgers"""
+
+
+class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger of a lane. What counts and times it holds is known once it is closed.
+
+    Versions of its entries: base_version + entry id.
+    """
+
+    ledger_id: Count
+    state: Literal["prepared", "open", "closed"]
+    base_version: Number = NONE
+    epoch: Count = 0
+    """of the lane when it was begun"""
+    created_ms: Count = 0
+    closed_ms: Count = 0
+    entries: Count = 0
+    messages: Count = 0
+    size: Count = 0
+    """payload bytes"""
+    first_timestamp: Timestamp = 0
+    last_timestamp: Timestamp = 0
+    first_event_time: Nanoseconds | None = None
+    last_event_time: Nanoseconds | None = None
+    shares_first: bool = False
+    """the ledger before ends with the event time with which this one begins"""
+
+
+class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """Who writes a lane."""
+
+    producer: str
+    host: str = ""
+    process_id: int = 0
+    since_ms: Count = 0
+
+
+TopicRow = TopicRecord | TopicEvent | LaneRecord | LaneLedger | LaneOwner
+
+
+def split_topic(name: str) -> tuple[str, str]:
+    """Return namespace and name of "namespace/name". Raises ValueError."""
+    namespace, slash, local = name.partition("/")
+    if not slash or not _NAME.fullmatch(namespace) or not _NAME.fullmatch(local):
+        raise ValueError(
+            f"{name!r} is not namespace/name, each 1 to 200 letters, digits, '_', '-' or '.'"
+        )
+    return namespace, local
+
+
+def topic_key(name: str) -> str:
+    """Return the key of a topic. Raises ValueError for what is no topic's name."""
+    split_topic(name)
+    return TOPICS + name
+
+
+def namespace_prefix(namespace: str) -> str:
+    """Return what the keys of a namespace's topics begin with."""
+    return f"{TOPICS}{namespace}/"
+
+
+def event_key(namespace: str, number: int) -> str:
+    """Return the key of an event that is to be told."""
+    return f"{TOPIC_EVENTS}{namespace}/{number:020d}"
+
+
+def partition_prefix(kind: str, uid: int, partition: int) -> str:
+    """Return what the keys of a partition's lanes begin with; *kind*: LANES and so on.
+
+    Partition -1 stands for the only one of a topic without partitions.
+    """
+    return f"{kind}{uid:020d}/{partition + 1:010d}/"
+
+
+def lane_key(uid: int, partition: int, lane: int) -> str:
+    """Return the key of a lane's record."""
+    return f"{partition_prefix(LANES, uid, partition)}{lane:010d}"
+
+
+def lane_ledgers_prefix(uid: int, partition: int, lane: int) -> str:
+    """Return what the keys of a lane's ledgers begin with."""
+    return f"{partition_prefix(LANE_LEDGERS, uid, partition)}{lane:010d}/"
+
+
+def lane_ledger_key(uid: int, partition: int, lane: int, number: int) -> str:
+    """Return the key of a lane's ledger; keys order as numbers do."""
+    return f"{lane_ledgers_prefix(uid, partition, lane)}{number:020d}"
+
+
+def last_number(key: str) -> int:
+    """Return the number at the end of a key: a lane, or a ledger of one. Raises BadRecord."""
+    digits = key.rpartition("/")[2]
+    if not (digits.isascii() and digits.isdigit()):
+        raise BadRecord(f"{key!r} does not end with a number")
+    return int(digits)
+
+
+def writer_lease(uid: int, partition: int, lane: int) -> str:
+    """Return the name of the lease that a lane's writer holds."""
+    return f"{partition_prefix(WRITERS, uid, partition)}{lane:010d}"
+
+
+def encode_row(row: TopicRow) -> bytes:
+    """Return *row* as the JSON to store."""
+    return msgspec.json.encode(row)
+
+
+def decode_topic(key: str, value: bytes) -> TopicRecord:
+    """Return the topic stored at *key*. Raises BadRecord."""
+    return _decode(key, value, TopicRecord)
+
+
+def decode_event(key: str, value: bytes) -> TopicEvent:
+    """Return the event stored at *key*. Raises BadRecord."""
+    return _decode(key, value, TopicEvent)
+
+
+def decode_lane(key: str, value: bytes) -> LaneRecord:
+    """Return the lane stored at *key*. Raises BadRecord."""
+    return _decode(key, value, LaneRecord)
+
+
+def decode_lane_ledger(key: str, value: bytes) -> LaneLedger:
+    """Return the ledger of a lane stored at *key*. Raises BadRecord."""
+    return _decode(key, value, LaneLedger)
+
+
+def decode_owner(name: str, value: bytes) -> LaneOwner:
+    """Return who holds the lease *name* of a lane. Raises BadRecord."""
+    return _decode(name, value, LaneOwner)
+
+
+def _decode(key: str, value: bytes, kind: type[T]) -> T:
+    try:
+        return msgspec.json.decode(value, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+        raise BadRecord(f"{key} is not a {kind.__name__}: {wrong}") from wrong

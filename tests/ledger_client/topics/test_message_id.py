@@ -1,0 +1,45 @@
+"""Message ids: four parts, printed and parsed."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, strategies as st
+
+from ledger_client.topics.message_id import MessageId
+
+IDS = st.integers(0, 2**63 - 1)
+PARTS = st.integers(-1, 2**31 - 1)
+
+
+@given(IDS, IDS, PARTS, PARTS)
+def test_an_id_is_parsed_as_it_was_printed(
+    ledger_id: int, entry_id: int, partition: int, index: int
+) -> None:
+    """PS-01: ledgerId:entryId:partition-index:batch-index."""
+    message_id = MessageId(ledger_id, entry_id, partition, index)
+    assert MessageId.parse(str(message_id)) == message_id
+
+
+def test_the_text_has_pulsars_form() -> None:
+    """PS-02, PS-03, PS-42: -1 without partitions; the batch index only where there is one."""
+    assert str(MessageId(7, 3)) == "7:3:-1"
+    assert str(MessageId(7, 3, 2)) == "7:3:2"
+    assert str(MessageId(7, 3, 2, 11)) == "7:3:2:11"
+    assert MessageId.parse("7:3:-1:-1") == MessageId(7, 3)
+
+
+NO_IDS = """
+7|7:3|7:3:|7:3:0:|7:3:0:1:2|-7:3:0|7:-1:0|7:3:-2|7:3:0:-2|a:3:0| 7:3:0|7:3:0\x00
+9223372036854775808:0:0|\u0667:3:0
+"""
+
+
+@pytest.mark.parametrize("text", ["", *NO_IDS.strip().replace("\n", "|").split("|")])
+def test_anything_else_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not a message id"):
+        MessageId.parse(text)
+
+
+def test_ids_of_a_lane_order_as_they_were_written() -> None:
+    ids = [MessageId(1, 0, 0, 0), MessageId(1, 0, 0, 1), MessageId(1, 1, 0), MessageId(2, 0, 0)]
+    assert sorted(ids, reverse=True)[::-1] == ids
