@@ -10,13 +10,14 @@
 ``ledger_client.errors`` says what can go wrong and what to do then.
 """
 
-from ledger_client.client import Client, connect
+from ledger_client.connecting import connect
 from ledger_client.entries import Entries, Entry, EntryBatch
 from ledger_client.errors import LedgerError
 from ledger_client.follow import Follower
 from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.reader import BatchReads, LedgerReader
+from ledger_client.topics.client import TopicClient as Client
 from ledger_client.writer import LedgerWriter
 
 __all__ = [

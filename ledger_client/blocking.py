@@ -19,14 +19,15 @@ from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import TypeVar
 
-from ledger_client import client as trio_client
+from ledger_client import connecting
 from ledger_client.appends import Payload
-from ledger_client.client import DEFAULT_OPTIONS, Client
+from ledger_client.client import DEFAULT_OPTIONS
 from ledger_client.entries import Entries, Entry, EntryBatch
 from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.portal import Portal
 from ledger_client.reader import LedgerReader
+from ledger_client.topics.client import TopicClient
 from ledger_client.writer import LedgerWriter
 from metadata.records import BookieRecord, LedgerRecord
 
@@ -36,7 +37,7 @@ T = TypeVar("T")
 @contextmanager
 def connect(url: str, *, options: Options = DEFAULT_OPTIONS) -> Iterator[BlockingClient]:
     """Connect to a cluster, as ledger_client.connect does."""
-    portal = Portal(partial(trio_client.connect, url, options=options))
+    portal = Portal(partial(connecting.connect, url, options=options))
     try:
         yield BlockingClient(portal)
     finally:
@@ -46,7 +47,7 @@ def connect(url: str, *, options: Options = DEFAULT_OPTIONS) -> Iterator[Blockin
 class BlockingClient:
     """A connected client; see ledger_client.Client for what its calls do and raise."""
 
-    def __init__(self, portal: Portal[Client]) -> None:
+    def __init__(self, portal: Portal[TopicClient]) -> None:
         self._portal = portal
         self._client = portal.value
 
@@ -108,7 +109,7 @@ class BlockingClient:
 class BlockingWriter:
     """A ledger being written; see ledger_client.LedgerWriter."""
 
-    def __init__(self, portal: Portal[Client], writer: LedgerWriter) -> None:
+    def __init__(self, portal: Portal[TopicClient], writer: LedgerWriter) -> None:
         self._portal = portal
         self._writer = writer
 
@@ -144,7 +145,7 @@ class BlockingWriter:
 class BlockingReader:
     """A ledger opened for reading; see ledger_client.LedgerReader."""
 
-    def __init__(self, portal: Portal[Client], reader: LedgerReader) -> None:
+    def __init__(self, portal: Portal[TopicClient], reader: LedgerReader) -> None:
         self._portal = portal
         self._reader = reader
 
@@ -188,7 +189,7 @@ class BlockingReader:
 
 
 @contextmanager
-def _entered(portal: Portal[Client], manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+def _entered(portal: Portal[TopicClient], manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
     value = portal.call(manager.__aenter__)
     try:
         yield value
@@ -199,7 +200,7 @@ def _entered(portal: Portal[Client], manager: AbstractAsyncContextManager[T]) ->
     portal.call(partial(manager.__aexit__, None, None, None))
 
 
-def _iterate(portal: Portal[Client], items: AsyncIterator[T]) -> Iterator[T]:
+def _iterate(portal: Portal[TopicClient], items: AsyncIterator[T]) -> Iterator[T]:
     while (item := portal.call(partial(_next, items))) is not None:
         yield item
 

@@ -8,17 +8,13 @@ from contextlib import asynccontextmanager
 
 import trio
 
-from ledger_client.background import Background
 from ledger_client.bookies import Bookies
 from ledger_client.calling import call_bookie
 from ledger_client.catalogue import Catalogue
 from ledger_client.connection import OpenStream
 from ledger_client.creation import DIGESTS, LedgerPlan, create_record
 from ledger_client.errors import (
-    InvalidAddress,
     LedgerError,
-    MetadataBroken,
-    MetadataUnavailable,
     WrongPassword,
 )
 from ledger_client.listing import LedgerInfo, LedgerListing
@@ -31,11 +27,9 @@ from ledger_client.source import LedgerSource
 from ledger_client.view import LedgerView
 from ledger_client.writer import LedgerWriter
 from ledger_client.writers import Writers
-from metadata import errors as metadata_errors
 from metadata.calls import BookieReply, BookieRequest
 from metadata.records import BookieRecord, LedgerRecord
 from metadata.store import MetadataStore
-from metadata.urls import open_store
 from native.digest import Digest
 
 DEFAULT_OPTIONS = Options()
@@ -43,7 +37,7 @@ CALL_TIMEOUT_S = 10.0
 
 
 class Client:
-    """A connected client. Made by connect(); any task may use it."""
+    """A client for ledgers. Any task may use it."""
 
     def __init__(
         self,
@@ -55,6 +49,7 @@ class Client:
         chance: random.Random | None = None,
     ) -> None:
         self.options = options
+        self.store = store
         self._nursery = nursery
         self._catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
         self._bookies = Bookies(
@@ -222,45 +217,6 @@ class Client:
     def bookies(self) -> Bookies:
         """The connections to the bookies, for who copies from one to another."""
         return self._bookies
-
-
-@asynccontextmanager
-async def connect(
-    url: str,
-    *,
-    options: Options = DEFAULT_OPTIONS,
-    open_stream: OpenStream = trio.open_tcp_stream,
-) -> AsyncIterator[Client]:
-    """Connect to a cluster.
-
-    Nothing is sent before it is needed, so an unreachable cluster is noticed by
-    the first call.
-
-    Args:
-        url: "bookie://host:port,host:port" (any live bookies; others are found
-            through them) or "sqlite:///path" of the metadata on this host.
-        options: deadlines and bounds.
-        open_stream: how to reach a host and port; for tests.
-
-    Raises:
-        InvalidAddress: *url* cannot be understood.
-        MetadataUnavailable: the SQLite file cannot be opened.
-    """
-    stores = open_store(url)
-    try:
-        store = await stores.__aenter__()
-    except metadata_errors.BadAddress as wrong:
-        raise InvalidAddress(str(wrong)) from wrong
-    except metadata_errors.MetadataUnavailable as wrong:
-        raise MetadataUnavailable(f"metadata: {wrong}") from wrong
-    except metadata_errors.MetadataError as wrong:
-        raise MetadataBroken(f"metadata: {wrong}") from wrong
-    try:
-        async with Background() as nursery:
-            yield Client(store, nursery, options=options, open_stream=open_stream)
-    finally:
-        with trio.CancelScope(shield=True):
-            await stores.__aexit__(None, None, None)
 
 
 def _digest(record: LedgerRecord) -> Digest:
