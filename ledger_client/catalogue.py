@@ -1,24 +1,19 @@
 """The ledgers and bookies that metadata knows, in this package's terms.
 
-Here, once, errors of the store become errors of a ledger, and every call gets
-its deadline. Changes of a ledger are made by compare-and-set.
+Every call has a deadline (see translation.py). Changes of a ledger are made by
+compare-and-set.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 import trio
 
-from ledger_client.errors import (
-    LedgerExists,
-    MetadataBroken,
-    MetadataUnavailable,
-    NoSuchLedger,
-)
+from ledger_client.errors import LedgerExists, MetadataUnavailable, NoSuchLedger
 from ledger_client.fragments import grown, sealed
 from ledger_client.marks import Reason, merged, new_mark
+from ledger_client.translation import translated
 from metadata import errors as metadata_errors
 from metadata.records import (
     BOOKIES,
@@ -211,17 +206,5 @@ class Catalogue:
         """Watch the ledger's record, as MetadataStore.watch does: a hint, never more."""
         return self._store.watch(ledger_key(ledger_id))
 
-    @contextmanager
-    def _translated(self, limit_s: float = float("inf")) -> Iterator[None]:
-        limit_s = min(limit_s, self._timeout_s)
-        try:
-            with trio.fail_after(limit_s):
-                yield
-        except trio.TooSlowError:
-            raise MetadataUnavailable(f"metadata: no answer in {limit_s:g} s") from None
-        except metadata_errors.MetadataUnavailable as wrong:
-            raise MetadataUnavailable(f"metadata: {wrong}") from wrong
-        except metadata_errors.VersionConflict:
-            raise  # dealt with by every caller
-        except metadata_errors.MetadataError as wrong:
-            raise MetadataBroken(f"metadata: {wrong}") from wrong
+    def _translated(self, limit_s: float = float("inf")) -> AbstractContextManager[None]:
+        return translated(min(limit_s, self._timeout_s))
