@@ -5,6 +5,7 @@ key or lease                                    value
 topics/<namespace>/<name>                       TopicRecord; uids come from the counter "topics"
 topic-events/<namespace>/<20 digits>            TopicEvent: to be told on the namespace's
                                                 __events topic; gone once it is
+topic-event-last/<namespace>                    LastEvent: the number of the namespace's last
 lanes/<uid>/<partition>/<lane>                  LaneRecord
 lane-ledgers/<uid>/<partition>/<lane>/<number>  LaneLedger: the lane's ledgers, in order
 writers/<uid>/<partition>/<lane>                a lease, held by the lane's writer: LaneOwner
@@ -15,6 +16,9 @@ has another uid, so nothing of the old one is ever taken for the new one's.
 A lane's writer is whoever made its epoch: every change of a lane's row or of the rows of its
 ledgers is one transaction that names the version of the LaneRecord which the writer put last.
 The lease only tells others that the lane is in use; nothing depends on its time.
+
+An event is written by the transaction that makes the change, and so is the number of the last
+one: numbers rise in the order of the changes, so who tells events can tell each of them once.
 
 The record of a ledger (metadata/records.py) and its row here are made by one transaction and
 removed by one transaction, so a crash leaves neither a ledger that no topic knows nor a row
@@ -35,11 +39,11 @@ from metadata.errors import BadRecord
 
 TOPICS = "topics/"
 TOPIC_EVENTS = "topic-events/"
+LAST_EVENTS = "topic-event-last/"
 LANES = "lanes/"
 LANE_LEDGERS = "lane-ledgers/"
 WRITERS = "writers/"
 TOPIC_COUNTER = "topics"
-EVENT_COUNTER = "topic-events"
 EVENTS_NAME = "__events"
 PARTITIONS_MAX = 10_000
 INFINITE = -1
@@ -50,7 +54,8 @@ Number = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 Limit = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
-Timestamp = Annotated[int, msgspec.Meta(ge=0, le=(1 << 64) - 1)]
+Timestamp = Annotated[int, msgspec.Meta(ge=0)]  # msgspec bounds no integer beyond 63 bits
+TIMESTAMP_MAX = (1 << 64) - 1
 T = TypeVar("T", bound="TopicRow")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
@@ -128,6 +133,12 @@ class TopicEvent(msgspec.Struct, frozen=True, kw_only=True):
     """as it is after the event; of a deleted topic, as it was"""
 
 
+class LastEvent(msgspec.Struct, frozen=True):
+    """How many events a namespace had."""
+
+    number: Count = 0
+
+
 class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One writer's sequence of ledgers in a partition.
 
@@ -170,6 +181,10 @@ class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     shares_first: bool = False
     """the ledger before ends with the event time with which this one begins"""
 
+    def __post_init__(self) -> None:
+        if max(self.first_timestamp, self.last_timestamp) > TIMESTAMP_MAX:
+            raise ValueError("a timestamp has more than 64 bits")
+
 
 class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     """Who writes a lane."""
@@ -180,7 +195,7 @@ class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: Count = 0
 
 
-TopicRow = TopicRecord | TopicEvent | LaneRecord | LaneLedger | LaneOwner
+TopicRow = TopicRecord | TopicEvent | LastEvent | LaneRecord | LaneLedger | LaneOwner
 
 
 def split_topic(name: str) -> tuple[str, str]:
@@ -209,12 +224,22 @@ def event_key(namespace: str, number: int) -> str:
     return f"{TOPIC_EVENTS}{namespace}/{number:020d}"
 
 
+def last_event_key(namespace: str) -> str:
+    """Return the key of the number of the namespace's last event."""
+    return LAST_EVENTS + namespace
+
+
+def topic_prefix(kind: str, uid: int) -> str:
+    """Return what the keys of everything of a topic begin with; *kind*: LANES and so on."""
+    return f"{kind}{uid:020d}/"
+
+
 def partition_prefix(kind: str, uid: int, partition: int) -> str:
     """Return what the keys of a partition's lanes begin with; *kind*: LANES and so on.
 
     Partition -1 stands for the only one of a topic without partitions.
     """
-    return f"{kind}{uid:020d}/{partition + 1:010d}/"
+    return f"{topic_prefix(kind, uid)}{partition + 1:010d}/"
 
 
 def lane_key(uid: int, partition: int, lane: int) -> str:
@@ -240,6 +265,12 @@ def last_number(key: str) -> int:
     return int(digits)
 
 
+def lane_of(key: str) -> tuple[int, int]:
+    """Return partition and lane of a LaneRecord's key or a writer's lease. Raises BadRecord."""
+    partition = last_number(key.rpartition("/")[0])
+    return partition - 1, last_number(key)
+
+
 def writer_lease(uid: int, partition: int, lane: int) -> str:
     """Return the name of the lease that a lane's writer holds."""
     return f"{partition_prefix(WRITERS, uid, partition)}{lane:010d}"
@@ -258,6 +289,11 @@ def decode_topic(key: str, value: bytes) -> TopicRecord:
 def decode_event(key: str, value: bytes) -> TopicEvent:
     """Return the event stored at *key*. Raises BadRecord."""
     return _decode(key, value, TopicEvent)
+
+
+def decode_last_event(key: str, value: bytes) -> LastEvent:
+    """Return the number of a namespace's last event. Raises BadRecord."""
+    return _decode(key, value, LastEvent)
 
 
 def decode_lane(key: str, value: bytes) -> LaneRecord:
