@@ -14,6 +14,7 @@
  *   store.h    entry logs and the index: flush, lookup, scan, compaction
  *   engine.h   the bookie's heart: frames in, memtable and journal, acks out
  *   link.h     the client's side: add frames out, acknowledgements in
+ *   batch.h    the messages of one entry, by columns
  *
  * result     0 on success; a negative errno when the operating system failed;
  *            a positive BK_ verdict when the bytes or the request are at fault.

@@ -6,6 +6,7 @@ CoreError
 ├── NoLedger      the ledger is not known here
 ├── Fenced        the ledger is fenced; only recovery may add
 ├── BadKey        the master key is not the ledger's
+├── TooLarge      what is to be stored fits no frame; nothing of it was taken
 ├── Full          no room now; try again when the engine says that there is
 └── ProtocolBroken  the peer sent what no frame allows; close the connection
 
@@ -42,6 +43,17 @@ class Fenced(CoreError):
 
 class BadKey(CoreError):
     """The master key shown is not the ledger's."""
+
+
+class TooLarge(CoreError):
+    """More bytes than can be stored as one."""
+
+    def __init__(self, what: str, *, size: int, size_max: int, index: int | None = None) -> None:
+        super().__init__(f"{what} of {size} bytes; {size_max} are the most")
+        self.size = size
+        self.size_max = size_max
+        self.index = index
+        """Which of those given it is, where there are several."""
 
 
 class Full(CoreError):

@@ -17,6 +17,7 @@
 #include "store.h"
 #include "engine.h"
 #include "link.h"
+#include "batch.h"
 
 /* Integers in a given order, at any alignment. */
 static inline uint32_t bk_get32le(const uint8_t *p)
