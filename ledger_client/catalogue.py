@@ -6,6 +6,7 @@ compare-and-set.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
 import trio
@@ -30,7 +31,7 @@ from metadata.records import (
     ledger_key,
     underreplicated_key,
 )
-from metadata.store import ABSENT, MetadataStore, Put
+from metadata.store import ABSENT, MetadataStore, Op, Put, Versioned, Versions
 
 RETRY_S = 0.1
 """Between two attempts to change a ledger while the store is away."""
@@ -123,12 +124,47 @@ class Catalogue:
         """
         while True:
             try:
-                record, version = await self.get(ledger_id)
-                closed = sealed(record, last_entry, length)
-                if closed is record or await self.replace(closed, version, reason=reason):
+                closed, ops = await self.sealing(ledger_id, last_entry, length, reason=reason)
+                if not ops or await self.transact(ops):
                     return closed
             except MetadataUnavailable:
                 await trio.sleep(RETRY_S)  # the change may have been made: look first
+
+    async def sealing(
+        self, ledger_id: int, last_entry: int, length: int, *, reason: Reason | None = None
+    ) -> tuple[LedgerRecord, list[Op]]:
+        """Return what close() makes of the ledger, and the ops of a transaction that does it.
+
+        No ops: it is sealed at that end already. Nothing is changed. Raises as close().
+        """
+        record, version = await self.get(ledger_id)
+        closed = sealed(record, last_entry, length)
+        if closed is record:
+            return record, []
+        ops: list[Op] = [Put(ledger_key(ledger_id), encode_record(closed), version)]
+        if reason is not None:
+            with self._translated():
+                ops.append(await self._marking(new_mark(ledger_id, reason, (), ())))
+        return closed, ops
+
+    async def read(self, key: str, *, limit_s: float = float("inf")) -> Versioned | None:
+        """Return the value of *key* and its version; None: there is no such key."""
+        with self._translated(limit_s):
+            return await self._store.get(key)
+
+    async def transact(
+        self, ops: Sequence[Op], *, limit_s: float = float("inf")
+    ) -> Versions | None:
+        """Do all of *ops* or none; return what each gave, as MetadataStore.transact does.
+
+        None: a version was another than expected, and nothing was done. With
+        MetadataUnavailable, also after *limit_s*, it may have been done or may be yet.
+        """
+        try:
+            with self._translated(limit_s):
+                return await self._store.transact(ops)
+        except metadata_errors.VersionConflict:
+            return None
 
     async def change_ensemble(
         self, ledger_id: int, expected_last: Fragment, fragment: Fragment

@@ -214,6 +214,21 @@ class Client:
         return await call_bookie(self._bookies.connection(bookie_id), request, timeout_s=timeout_s)
 
     @property
+    def catalogue(self) -> Catalogue:
+        """The metadata in terms of ledgers, for what is built on them."""
+        return self._catalogue
+
+    @property
+    def placement(self) -> Placement:
+        """Which bookies take new ledgers, for who makes their records."""
+        return self._placement
+
+    @property
+    def writers(self) -> Writers:
+        """Opens writers for ledgers whose records exist; who does, closes them."""
+        return self._writers
+
+    @property
     def bookies(self) -> Bookies:
         """The connections to the bookies, for who copies from one to another."""
         return self._bookies

@@ -36,10 +36,10 @@ class LedgerPlan(msgspec.Struct, frozen=True, kw_only=True):
     ensemble_size: int
     write_quorum: int
     ack_quorum: int
-    password: bytes
-    digest: str
-    custom: Mapping[str, str]
-    ledger_id: int | None
+    password: bytes = b""
+    digest: str = "crc32c"
+    custom: Mapping[str, str] = {}
+    ledger_id: int | None = None
 
     def check(self) -> None:
         """Raise InvalidQuorum or ValueError for what can never be made."""
@@ -64,12 +64,24 @@ async def create_record(
         LedgerExists: the id is taken.
         MetadataUnavailable: the store did not answer in time.
     """
+    record = await new_record(plan, catalogue=catalogue, placement=placement)
+    await catalogue.create(record)
+    return record
+
+
+async def new_record(
+    plan: LedgerPlan, *, catalogue: Catalogue, placement: Placement
+) -> LedgerRecord:
+    """Return the record of a ledger that may be made now; it is not stored yet.
+
+    Raises as create_record().
+    """
     plan.check()
     if plan.ledger_id is not None:
         await _check_free(plan.ledger_id, catalogue)
     ensemble = await placement.new_ensemble(plan.ensemble_size)
     ledger_id = await catalogue.new_id() if plan.ledger_id is None else plan.ledger_id
-    record = LedgerRecord(
+    return LedgerRecord(
         ledger_id=ledger_id,
         ensemble_size=plan.ensemble_size,
         write_quorum=plan.write_quorum,
@@ -81,8 +93,6 @@ async def create_record(
         created_ms=time.time_ns() // 1_000_000,
         custom=dict(plan.custom),
     )
-    await catalogue.create(record)
-    return record
 
 
 async def _check_free(ledger_id: int, catalogue: Catalogue) -> None:

@@ -149,6 +149,11 @@ class LedgerWriter:
         """True once the writer takes nothing any more."""
         return self._failure is not None
 
+    @property
+    def failure(self) -> LedgerError | None:
+        """Why the writer takes nothing any more."""
+        return self._failure
+
     # --- appending -------------------------------------------------------------------
 
     async def append(self, payload: Payload) -> int:
@@ -173,12 +178,9 @@ class LedgerWriter:
         """
         self._check_writable()
         request = Request(list(payloads))
-        if request.largest > PAYLOAD_SIZE_MAX:
-            raise EntryTooLarge(ledger_id=self.id, size=request.largest, size_max=PAYLOAD_SIZE_MAX)
         if not request.payloads:
             return range(self._next, self._next)
-        self._queue.put(request)
-        self._pump.start()
+        self.submit(request)
         try:
             await request.done.wait()
         except trio.Cancelled:
@@ -187,6 +189,18 @@ class LedgerWriter:
         if request.failure is not None:
             raise request.failure
         return request.ids
+
+    def submit(self, request: Request) -> None:
+        """Send the entries of *request* after those of all before; it is told how they fare.
+
+        For one who counts what is under way: nothing waits here. Raises as
+        append_many(); then the request is told nothing.
+        """
+        self._check_writable()
+        if request.largest > PAYLOAD_SIZE_MAX:
+            raise EntryTooLarge(ledger_id=self.id, size=request.largest, size_max=PAYLOAD_SIZE_MAX)
+        self._queue.put(request)
+        self._pump.start()
 
     def _check_writable(self) -> None:
         if self._failure is not None:
@@ -321,13 +335,13 @@ class LedgerWriter:
             with trio.move_on_after(wait_s):
                 while self._queue or self._pieces:
                     await self._moved.park()
-                await self._wait_for_slower()
+                await self._wait_for_slower(SLOWER_S)
             if self._failure is None:
                 self.fail(LedgerClosed(self.id))
             limit_s = wait_s if wait_s > 0 and not failed else ABORTED_CLOSE_S
             with trio.move_on_after(limit_s) as scope:
                 record = await self._catalogue.close(
-                    self.id, self._lac, self._length, reason=self._doubt()
+                    self.id, self._lac, self._length, reason=self.doubt()
                 )
             if scope.cancelled_caught:
                 raise MetadataUnavailable(f"not closed within {limit_s:g} s", ledger_id=self.id)
@@ -335,27 +349,28 @@ class LedgerWriter:
             self._sealed = True
             self._native.close()
 
-    async def _wait_for_slower(self) -> None:
+    async def _wait_for_slower(self, limit_s: float) -> None:
         """Give the bookies that the ack quorum did without a moment to acknowledge all."""
-        with trio.move_on_after(SLOWER_S):
+        with trio.move_on_after(limit_s):
             while True:
                 if self._failure or self._replacement.lost_bookies or not self._native.behind():
                     return
                 await trio.sleep(SLOWER_POLL_S)
 
-    def _doubt(self) -> Reason | None:
-        """Return why copies may be missing: nobody else would ever notice; None: they are not."""
+    def doubt(self) -> Reason | None:
+        """Once writing ended, return why copies may be missing: nobody else would ever notice; None: they are not."""
         if self._lac < 0:
             return None
         if self._replacement.lost_bookies:
             return "ensemble changed"
         return "check" if self._native.behind() else None
 
-    async def drain(self) -> LedgerRecord:
+    async def drain(self, *, slower_s: float = 0.0) -> LedgerRecord:
         """Wait until everything appended is confirmed and end writing; seal nothing.
 
-        Returns the record with the fragments that hold the entries. append_timeout_s
-        and replace_timeout_s limit the wait.
+        Bookies beyond the ack quorum get *slower_s* more; whether they made use of it,
+        doubt() tells. Returns the record with the fragments that hold the entries.
+        append_timeout_s and replace_timeout_s limit the wait.
 
         Raises:
             WriterFailed: not everything is confirmed, and the writer ended.
@@ -363,6 +378,7 @@ class LedgerWriter:
         self._ending = True
         while self._queue or self._pieces:
             await self._moved.park()
+        await self._wait_for_slower(slower_s)
         if self._failure is not None:
             raise self._failure
         self.fail(LedgerClosed(self.id))
