@@ -164,7 +164,7 @@ static int utf8_second_is_sound(uint8_t first, uint8_t second)
     }
 }
 
-static int is_utf8(const uint8_t *p, uint64_t size)
+int bk_is_utf8(const uint8_t *p, uint64_t size)
 {
     for (uint64_t at = 0; at < size;) {
         int tail = utf8_tail(p + at);
@@ -185,7 +185,7 @@ static int names_are_sound(const uint8_t *body, const bk_batch_layout *layout)
     const uint8_t *offsets = body + layout->name_offsets;
     for (uint64_t i = 0; i < layout->header_count; i++) {
         int32_t begin = bk_load_i32(offsets, i), end = bk_load_i32(offsets, i + 1);
-        if (!is_utf8(body + layout->names + begin, (uint64_t)(end - begin)))
+        if (!bk_is_utf8(body + layout->names + begin, (uint64_t)(end - begin)))
             return 0;
     }
     return 1;

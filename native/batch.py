@@ -1,4 +1,4 @@
-"""Batches, as batch.h lays them out: columns of messages, encoded, cut, routed, decoded.
+"""Batches, as batch.h lays them out: columns of messages, cut, encoded, decoded.
 
     sequences ──► Columns ──► route, cut ──► encode ──► payload of an entry
     memoryviews ◄── Columns ◄── decode ◄──────────────────┘
@@ -17,22 +17,39 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from native._core import ffi, lib
-from native.columns import Binary, Buffer, Columns, Headers, Loan, nulls
+from native.columns import Binary, Buffer, Columns, Headers, check_columns, lend_array, nulls
 from native.errors import Corrupt, TooLarge, check
+from native.route import NO_PARTITION, murmur3, route, rows_of
 
-__all__ = ["BatchHeader", "BatchKind", "Binary", "Columns", "Decoded", "Headers"]
+__all__ = [
+    "NO_PARTITION",
+    "BatchHeader",
+    "BatchKind",
+    "Binary",
+    "Columns",
+    "Decoded",
+    "Headers",
+    "cut",
+    "decode",
+    "decode_control",
+    "encode",
+    "encode_control",
+    "murmur3",
+    "read_header",
+    "route",
+    "rows_of",
+]
 
 SIZE_MAX = int(lib.BK_BATCH_SIZE_MAX)
 """Bytes of the largest payload, also before it is compressed."""
 COUNT_MAX = int(lib.BK_BATCH_COUNT_MAX)
-NO_PARTITION = int(lib.BK_NO_PARTITION)
-"""What route() gives a message without a key."""
 NO_TIME = -(1 << 63)
 
 Compression = Literal["none", "zstd", "lz4"]
 _NAMES: list[Compression] = ["none", "zstd", "lz4"]
 _CODECS = {"zstd": "zstd", "lz4": "lz4_raw"}
 _ENDS_MAX = 4096
+_NAME_SIZE_MAX = 0xFFFF
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -113,7 +130,7 @@ def encode(
     result = lib.bk_batch_plan(columns.loan.pointer, *which, header, layout)
     if result == lib.BK_SMALL:
         raise TooLarge("a batch", size=layout.size, size_max=SIZE_MAX)
-    _check_columns(result)
+    check_columns(result)
     header.flags |= lib.BK_BATCH_BATCHED if batched else 0
     _fill(header, BatchKind.MESSAGES, sequence, epoch, created_ms)
     out = _new_uncleared("uint8_t[]", header.body_offset + header.body_size)
@@ -175,8 +192,9 @@ def _finish(header: Any, producer: bytes, out: Any, compression: Compression) ->
 
 
 def _name_size(producer: bytes) -> int:
-    if len(producer) > 0xFFFF:
-        raise ValueError(f"a producer's name of {len(producer)} bytes; 65535 are the most")
+    producer.decode()  # a ValueError here, rather than an entry that nobody can read
+    if len(producer) > _NAME_SIZE_MAX:
+        raise ValueError(f"a producer's name of {len(producer)} bytes; {_NAME_SIZE_MAX} at most")
     return len(producer)
 
 
@@ -223,46 +241,10 @@ def cut(
         )
         if result == lib.BK_SMALL:
             raise TooLarge("a message", size=said[2], size_max=SIZE_MAX, index=said[1])
-        _check_columns(result)
+        check_columns(result)
         ends.frombytes(ffi.buffer(some, 4 * said[0]))
         start = ends[-1]
     return ends
-
-
-def route(keys: Binary, partitions: int) -> array[int]:
-    """Return the partition of each key, NO_PARTITION for null; the same in every process.
-
-    It is that of Pulsar's clients with Murmur3: the hash without its sign, modulo
-    *partitions*.
-    """
-    if not 1 <= partitions < NO_PARTITION:
-        raise ValueError(f"{partitions} partitions")
-    found = array("I", bytes(4 * keys.length))
-    loan = Loan(keys)
-    _check_columns(lib.bk_route(loan.pointer, keys.length, partitions, _lend_array(found)))
-    return found
-
-
-def rows_of(partition_of: array[int], partitions: int) -> list[array[int]]:
-    """Return for each partition the rows that go there, in order; NO_PARTITION is left out.
-
-    Raises:
-        ValueError: another number is no partition.
-    """
-    count = len(partition_of)
-    starts = ffi.new("uint64_t[]", partitions + 1)
-    rows = array("I", bytes(4 * count))
-    result = lib.bk_group_rows(
-        _lend_array(partition_of), count, partitions, starts, _lend_array(rows)
-    )
-    if result != lib.BK_OK:
-        raise ValueError(f"a partition beyond {partitions - 1}")
-    return [rows[starts[i] : starts[i + 1]] for i in range(partitions)]
-
-
-def murmur3(data: bytes, seed: int = 0) -> int:
-    """Return MurmurHash3_x86_32 of *data*, unsigned."""
-    return int(lib.bk_murmur3(data, len(data), seed))
 
 
 def _rows(columns: Columns, start: int, stop: int, rows: array[int] | None) -> tuple[Any, int, int]:
@@ -270,19 +252,7 @@ def _rows(columns: Columns, start: int, stop: int, rows: array[int] | None) -> t
     total = columns.count if rows is None else len(rows)
     if not 0 <= start <= stop <= total:
         raise ValueError(f"messages {start} to {stop} of {total}")
-    return ffi.NULL if rows is None else _lend_array(rows), start, stop
-
-
-def _lend_array(numbers: array[int]) -> Any:  # noqa: ANN401 - a cffi pointer
-    if numbers.itemsize != 4:
-        raise ValueError(f"an array {numbers.typecode!r} where 'I' is needed")
-    return ffi.from_buffer("uint32_t[]", numbers)
-
-
-def _check_columns(result: int) -> None:
-    if result == lib.BK_CORRUPT:
-        raise ValueError("columns do not fit together: an offset, a row or a time is out of bounds")
-    check(result, "columns of messages")
+    return ffi.NULL if rows is None else lend_array(rows), start, stop
 
 
 # --- decoding ---------------------------------------------------------------------

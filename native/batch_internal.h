@@ -46,6 +46,8 @@ static inline int bk_span(const bk_binary *strings, uint64_t i, int64_t *begin, 
     return *begin >= 0 && *end >= *begin && (uint64_t)*end <= strings->size;
 }
 
+int bk_is_utf8(const uint8_t *bytes, uint64_t size);
+
 /* Place the columns with a width up to the header offsets, then those that need
  * layout->header_count, then the bytes, whose sizes stand in layout. Each
  * returns where it ends. */

@@ -88,6 +88,17 @@ static int headers_of(const bk_columns *columns, uint64_t row, bk_range *headers
     return 1;
 }
 
+/* An entry with names that are not UTF-8 would be one that nobody can read. */
+static int names_are_sound(const bk_binary *names, bk_range headers)
+{
+    for (uint64_t i = headers.start; i < headers.stop; i++) {
+        int32_t begin = bk_load_i32(names->offsets, i), end = bk_load_i32(names->offsets, i + 1);
+        if (!bk_is_utf8(names->data + begin, (uint64_t)(end - begin)))
+            return 0;
+    }
+    return 1;
+}
+
 static int plan_headers(const bk_columns *columns, bk_range range, bk_batch_header *header,
                         bk_batch_layout *layout)
 {
@@ -98,7 +109,8 @@ static int plan_headers(const bk_columns *columns, bk_range range, bk_batch_head
         uint64_t names, values, valid;
         if (!headers_of(columns, bk_row(range, i), &headers) ||
             !plan_strings(&columns->names, columns->header_count, headers, &names, &valid) ||
-            !plan_strings(&columns->header_values, columns->header_count, headers, &values, &valid))
+            !plan_strings(&columns->header_values, columns->header_count, headers, &values, &valid) ||
+            !names_are_sound(&columns->names, headers))
             return 0;
         layout->header_count += length_of(headers);
         layout->names_size += names;

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from native._core import ffi, lib
-from native.errors import TooLarge
+from native.errors import TooLarge, check
 
 Buffer = bytes | bytearray | memoryview
 _BYTES_MAX = (1 << 31) - 1
@@ -175,7 +175,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
             OverflowError: a time does not fit 64 bits.
             TooLarge: values or keys have 2 GiB or more.
         """
-        times, validity = (None, None) if event_times is None else _words("q", event_times)
+        times, validity = (None, None) if event_times is None else words_of("q", event_times)
         stamps = None if timestamps is None else memoryview(array("Q", timestamps))
         return cls(
             count=len(values),
@@ -217,8 +217,9 @@ class Loan:
             lent["keys"] = self._strings(columns.keys)
         if columns.headers is not None:
             names, values = columns.headers.names, columns.headers.values
-            if names.length != values.length or names.validity or values.validity:
-                raise ValueError("names and values of headers that do not match")
+            nullable = names.validity is not None or values.validity is not None
+            if names.length != values.length or nullable:
+                raise ValueError("a header has a name and a value, neither of them null")
             lent["header_offsets"] = self._lend(columns.headers.offsets, 4 * columns.count + 4)
             lent["header_count"] = names.length
             lent["names"] = self._strings(names)
@@ -241,6 +242,20 @@ class Loan:
             raise ValueError(f"a column of {len(lent)} bytes; it takes {size_min}")
         self._kept.append(lent)
         return lent
+
+
+def lend_array(numbers: array[int]) -> Any:  # noqa: ANN401 - a cffi pointer
+    """Return an array "I" as a pointer that keeps it. Raises ValueError for another."""
+    if numbers.itemsize != 4:
+        raise ValueError(f"an array {numbers.typecode!r} where 'I' is needed")
+    return ffi.from_buffer("uint32_t[]", numbers)
+
+
+def check_columns(result: int) -> None:
+    """Return when C found the columns sound, else raise ValueError."""
+    if result == lib.BK_CORRUPT:
+        raise ValueError("columns do not fit together: an offset, a row or a time is out of bounds")
+    check(result, "columns of messages")
 
 
 # --- bits and offsets ---------------------------------------------------------------
@@ -285,20 +300,7 @@ def null_places(validity: Buffer, count: int) -> list[int]:
     return found
 
 
-def _offsets(items: Sequence[Any], size: int) -> memoryview:
-    """Return where each of *items* begins, all of them having *size* parts."""
-    if size > _BYTES_MAX:
-        raise TooLarge("a column", size=size, size_max=_BYTES_MAX)
-    lengths = array("I", list(map(len, items)))
-    offsets = array("i", bytes(4 * len(items) + 4))
-    with ffi.from_buffer(lengths) as given, ffi.from_buffer(offsets) as out:
-        result = lib.bk_offsets(given, len(lengths), out)
-    if result != lib.BK_OK or offsets[-1] != size:
-        raise TypeError("items that are no bytes")  # a memoryview of longer items
-    return memoryview(offsets)
-
-
-def _words(
+def words_of(
     kind: Literal["q", "Q"], numbers: Sequence[int | None]
 ) -> tuple[memoryview, bytes | None]:
     """Return *numbers* as a column of 64 bits each, and which are not None."""
@@ -311,3 +313,16 @@ def _words(
             raise
     validity = pack_bits(bytes([number is not None for number in numbers]))
     return memoryview(array(kind, [number or 0 for number in numbers])), validity
+
+
+def _offsets(items: Sequence[Any], size: int) -> memoryview:
+    """Return where each of *items* begins, all of them having *size* parts."""
+    if size > _BYTES_MAX:
+        raise TooLarge("a column", size=size, size_max=_BYTES_MAX)
+    lengths = array("I", list(map(len, items)))
+    offsets = array("i", bytes(4 * len(items) + 4))
+    with ffi.from_buffer(lengths) as given, ffi.from_buffer(offsets) as out:
+        result = lib.bk_offsets(given, len(lengths), out)
+    if result != lib.BK_OK or offsets[-1] != size:
+        raise TypeError("items that are no bytes")  # a memoryview of longer items
+    return memoryview(offsets)

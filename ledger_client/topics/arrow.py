@@ -1,0 +1,283 @@
+"""Batches as Arrow data, and Arrow data as messages; the bytes of values and keys stay in place.
+
+A RecordBatch made here points into the payload of its entry and keeps it, and the response it
+came in, in memory. Arrow lets an array lie anywhere in memory, but its own C++ may not load
+what is not aligned: decode() sees to that for everything that has a width.
+
+pyarrow takes long to import, so import this module where it is first needed.
+"""
+
+from __future__ import annotations
+
+from functools import cache, lru_cache
+from typing import Any, Literal
+
+import pyarrow as pa
+
+from native.batch import Binary, Columns, Decoded, Headers
+from native.columns import slice_bits, words_of
+
+HEADERS = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
+SCHEMA = pa.schema(
+    [
+        pa.field("ledger_id", pa.int64()),
+        pa.field("entry_id", pa.int64()),
+        pa.field("partition", pa.int32()),
+        pa.field("batch_index", pa.int32()),
+        pa.field("timestamp", pa.uint64()),
+        pa.field("event_time", pa.int64()),
+        pa.field("publish_time", pa.int64()),
+        pa.field("producer", pa.string()),
+        pa.field("key", pa.binary()),
+        pa.field("value", pa.binary()),
+        pa.field("headers", HEADERS),
+    ]
+)
+"""Of every RecordBatch of messages. event_time is in nanoseconds, publish_time in Unix
+milliseconds; timestamp, event_time, producer, key and headers are null where there is none."""
+
+_KEPT_BITS_MAX = 16  # arrays of so many items (2**16) and fewer are made once
+_NOT_BATCHED = -1
+
+
+def record_batch(
+    decoded: Decoded, *, ledger_id: int, entry_id: int, partition: int = -1
+) -> pa.RecordBatch:
+    """Return the messages of one entry with SCHEMA; copies neither values nor keys."""
+    header, columns = decoded
+    count = columns.count
+    return pa.RecordBatch.from_arrays(
+        [
+            _constant(pa.int64(), ledger_id, count),
+            _constant(pa.int64(), entry_id, count),
+            _constant(pa.int32(), partition, count),
+            _indexes(count) if header.batched else _constant(pa.int32(), _NOT_BATCHED, count),
+            _words(pa.uint64(), columns.timestamps, None, count),
+            _words(pa.int64(), columns.event_times, columns.event_time_validity, count),
+            _constant(pa.int64(), header.created_ms, count),
+            _producers(header.producer, count),
+            _strings(pa.binary(), columns.keys, count),
+            _strings(pa.binary(), columns.values, count),
+            _headers(columns.headers, count),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def columns_of(
+    values: Any,  # noqa: ANN401 - pyarrow has no types
+    *,
+    keys: Any = None,  # noqa: ANN401
+    event_times: Any = None,  # noqa: ANN401
+    timestamps: Any = None,  # noqa: ANN401
+    headers: Any = None,  # noqa: ANN401
+) -> Columns:
+    """Return messages given by sequences, Arrow arrays or what gives such, as columns.
+
+    Of Arrow arrays with 32-bit offsets nothing is copied. Values and keys may be binary or
+    strings of any kind; event times whole nanoseconds, or times of any unit; headers
+    dictionaries, or lists of structs with name and value, or maps.
+
+    Raises:
+        ValueError: the columns differ in length, or a number is out of bounds.
+        TypeError: a column is of a wrong type.
+        TooLarge: values or keys have 2 GiB or more.
+    """
+    times, time_validity = _take_words("q", pa.int64(), event_times)
+    stamps, _ = _take_words("Q", pa.uint64(), timestamps)
+    found = _take_strings(values)
+    return Columns(
+        count=found.length,
+        values=found,
+        keys=None if keys is None else _take_strings(keys),
+        event_times=times,
+        event_time_validity=time_validity,
+        timestamps=stamps,
+        headers=None if headers is None else _take_headers(headers),
+    )
+
+
+# --- from columns -------------------------------------------------------------------
+
+
+def _constant(kind: pa.DataType, number: int, count: int) -> pa.Array:
+    width = kind.bit_width // 8
+    cells = number.to_bytes(width, "little", signed=True) * count
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(cells)], 0)
+
+
+def _indexes(count: int) -> pa.Array:
+    if count > 1 << _KEPT_BITS_MAX:
+        return pa.array(range(count), pa.int32())
+    return _count_up(_bits(count)).slice(0, count)
+
+
+def _nulls(kind: pa.DataType, count: int) -> pa.Array:
+    if count > 1 << _KEPT_BITS_MAX:
+        return pa.nulls(count, kind)
+    return _kept_nulls(kind, _bits(count)).slice(0, count)
+
+
+def _bits(count: int) -> int:
+    return (count - 1).bit_length()
+
+
+@cache
+def _count_up(bits: int) -> pa.Array:
+    return pa.array(range(1 << bits), pa.int32())
+
+
+@cache
+def _kept_nulls(kind: pa.DataType, bits: int) -> pa.Array:
+    return pa.nulls(1 << bits, kind)
+
+
+def _words(
+    kind: pa.DataType,
+    words: memoryview | None,
+    validity: Any,  # noqa: ANN401 - a buffer or None
+    count: int,
+) -> pa.Array:
+    if words is None:
+        return _nulls(kind, count)
+    return pa.Array.from_buffers(
+        kind, count, [_buffer(validity), pa.py_buffer(words)], -1 if validity else 0
+    )
+
+
+def _strings(kind: pa.DataType, strings: Binary | None, count: int) -> pa.Array:
+    if strings is None:
+        return _nulls(kind, count)
+    validity = strings.validity
+    return pa.Array.from_buffers(
+        kind,
+        count,
+        [_buffer(validity), pa.py_buffer(strings.offsets), pa.py_buffer(strings.data)],
+        -1 if validity else 0,
+    )
+
+
+def _buffer(validity: Any) -> pa.Buffer | None:  # noqa: ANN401 - a buffer or None
+    return None if validity is None else pa.py_buffer(validity)
+
+
+def _producers(producer: str, count: int) -> pa.Array:
+    if not producer:
+        return _nulls(pa.string(), count)
+    if count > 1 << _KEPT_BITS_MAX:
+        return pa.array([producer] * count, pa.string())
+    return _kept_names(producer, _bits(count)).slice(0, count)
+
+
+@lru_cache(maxsize=64)
+def _kept_names(producer: str, bits: int) -> pa.Array:
+    return pa.array([producer] * (1 << bits), pa.string())
+
+
+def _headers(headers: Headers | None, count: int) -> pa.Array:
+    if headers is None:
+        return _nulls(HEADERS, count)
+    total = headers.names.length
+    pairs = pa.StructArray.from_buffers(
+        HEADERS.value_type,
+        total,
+        [None],
+        0,
+        children=[
+            _strings(pa.string(), headers.names, total),
+            _strings(pa.binary(), headers.values, total),
+        ],
+    )
+    return pa.ListArray.from_buffers(
+        HEADERS, count, [None, pa.py_buffer(headers.offsets)], 0, children=[pairs]
+    )
+
+
+# --- to columns ---------------------------------------------------------------------
+
+
+def _take_array(given: Any) -> pa.Array | None:  # noqa: ANN401 - anything may be given
+    """Return what was given as one Arrow array, None for an ordinary sequence."""
+    if isinstance(given, pa.ChunkedArray):
+        return given.combine_chunks()
+    if isinstance(given, pa.Array):
+        return given
+    if hasattr(given, "__arrow_c_array__") or hasattr(given, "__array__"):
+        return pa.array(given)
+    return None
+
+
+def _cast(found: pa.Array, kind: pa.DataType) -> pa.Array:
+    try:
+        return found if found.type == kind else found.cast(kind)
+    except pa.ArrowNotImplementedError as wrong:
+        raise TypeError(f"a column of {found.type} where {kind} is needed") from wrong
+
+
+def _take_strings(given: Any) -> Binary:  # noqa: ANN401
+    found = _take_array(given)
+    if found is None:
+        return Binary.of(given)
+    if found.type != pa.string():
+        found = _cast(found, pa.binary())
+    validity, offsets, data = found.buffers()
+    if len(found) == 0 or offsets is None:
+        return Binary.of([])
+    return Binary.of_buffers(
+        offsets,
+        b"" if data is None else data,
+        validity if found.null_count else None,
+        first=found.offset,
+        count=len(found),
+    )
+
+
+def _take_words(
+    code: Literal["q", "Q"],
+    kind: pa.DataType,
+    given: Any,  # noqa: ANN401
+) -> tuple[memoryview | None, Any]:
+    """Return numbers of 64 bits, and which of them are there where some are not."""
+    if given is None:
+        return None, None
+    found = _take_array(given)
+    if found is None:
+        return words_of(code, given)
+    if pa.types.is_timestamp(found.type):
+        found = _cast(found, pa.timestamp("ns", found.type.tz))
+    elif not pa.types.is_integer(found.type):
+        raise TypeError(f"a column of {found.type} where whole numbers or times are needed")
+    found = _cast(found, kind)
+    validity, cells = found.buffers()
+    if len(found) == 0:
+        return memoryview(b"").cast(code), None
+    words = memoryview(cells).cast("B")[8 * found.offset : 8 * (found.offset + len(found))]
+    if not found.null_count:
+        return words.cast(code), None
+    return words.cast(code), slice_bits(validity, found.offset, len(found))
+
+
+def _take_headers(given: Any) -> Headers:  # noqa: ANN401
+    found = _take_array(given)
+    if found is None:
+        return Headers.of(given)
+    is_map = isinstance(found, pa.MapArray)
+    if not is_map:
+        found = _cast(found, HEADERS)
+    if found.null_count or not len(found):  # a null may still count some headers as its own
+        return Headers.of([_one(given, is_map) for given in found.to_pylist()])
+    pairs = (found.keys, found.items) if is_map else found.values.flatten()
+    names, values = pairs
+    return Headers(
+        memoryview(found.offsets.buffers()[1])
+        .cast("B")[4 * found.offset : 4 * (found.offset + len(found) + 1)]
+        .cast("i"),
+        _take_strings(_cast(names, pa.string())),
+        _take_strings(values),
+    )
+
+
+def _one(given: Any, is_map: bool) -> dict[str, bytes] | None:  # noqa: ANN401
+    if given is None or is_map:
+        return None if given is None else dict(given)
+    return {pair["name"]: pair["value"] for pair in given}
