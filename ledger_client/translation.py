@@ -15,7 +15,7 @@ from metadata import errors as metadata_errors
 def translated(limit_s: float) -> Iterator[None]:
     """Give the block *limit_s*, and let errors of the store leave as errors of a ledger.
 
-    VersionConflict leaves as it is: whoever changes something deals with it.
+    VersionConflict and LeaseLost leave as they are: whoever changes something deals with them.
 
     Raises:
         MetadataUnavailable: no answer in time; a change may have been made.
@@ -28,7 +28,7 @@ def translated(limit_s: float) -> Iterator[None]:
         raise MetadataUnavailable(f"metadata: no answer in {limit_s:g} s") from None
     except metadata_errors.MetadataUnavailable as wrong:
         raise MetadataUnavailable(f"metadata: {wrong}") from wrong
-    except metadata_errors.VersionConflict:
+    except (metadata_errors.VersionConflict, metadata_errors.LeaseLost):
         raise
     except metadata_errors.MetadataError as wrong:
         raise MetadataBroken(f"metadata: {wrong}") from wrong
