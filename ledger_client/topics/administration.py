@@ -1,0 +1,137 @@
+"""Topics made, altered and taken away for a client, and their events told."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING
+
+import trio
+
+from ledger_client.errors import LedgerError, NotEnoughBookies
+from ledger_client.topics import purge
+from ledger_client.topics.alteration import REPLICATION, Alteration, checked, majority
+from ledger_client.topics.catalogue import TopicCatalogue, check_users
+from ledger_client.topics.deletion import Deletion
+from ledger_client.topics.errors import TopicExists
+from ledger_client.topics.events import TELLER, EventSender, events_topic, tell_events
+from ledger_client.topics.retention import Before
+from metadata.errors import MetadataError
+from metadata.topics import TopicRecord, split_topic
+
+if TYPE_CHECKING:
+    from ledger_client.topics.client import TopicClient
+
+TELL_S = 2.0
+"""For telling the event of a change before it returns; afterwards the leader tells it."""
+_log = logging.getLogger(__name__)
+
+
+class Administration:
+    """What TopicClient does with topics as a whole; see there."""
+
+    def __init__(self, client: TopicClient, catalogue: TopicCatalogue) -> None:
+        self._client = client
+        self._catalogue = catalogue
+
+    async def create(
+        self,
+        name: str,
+        *,
+        replication: int | None,
+        ack_quorum: int | None,
+        settings: Mapping[str, object],
+    ) -> TopicRecord:
+        """Make a topic. Raises as TopicClient.create_topic."""
+        check_users(name)
+        made = await self._create(name, replication, ack_quorum, settings)
+        await self._tell(name)
+        return made
+
+    async def _create(
+        self,
+        name: str,
+        replication: int | None = None,
+        ack_quorum: int | None = None,
+        settings: Mapping[str, object] | None = None,
+    ) -> TopicRecord:
+        copies = await self._copies(replication)
+        fields = dict(settings or {}) | {
+            "name": name,
+            "uid": 0,
+            "replication": copies,
+            "ack_quorum": majority(copies) if ack_quorum is None else ack_quorum,
+        }
+        wanted = checked(name, fields)
+        found = await self._catalogue.find(name)
+        if found is not None and found[0].state == "deleting":
+            await Deletion(self._client, self._catalogue, found[0]).run()
+        return await self._catalogue.create(wanted)
+
+    async def alter(self, name: str, alteration: Alteration) -> TopicRecord:
+        """Alter a topic. Raises as TopicClient.alter_topic."""
+        if alteration.replication is not None:
+            await self._copies(alteration.replication)
+        altered = await self._catalogue.alter(name, alteration)
+        await self._tell(name)
+        return altered
+
+    async def delete(self, name: str, on_removed: Callable[[int], None]) -> None:
+        """Delete a topic. Raises as TopicClient.delete_topic."""
+        topic = await self._catalogue.mark_deleting(name)
+        await Deletion(self._client, self._catalogue, topic, on_removed=on_removed).run()
+        await self._tell(name)
+
+    async def purge(
+        self,
+        name: str,
+        before: Before | None,
+        *,
+        partition: int | None,
+        lane: int | None,
+        dry_run: bool,
+        on_removed: Callable[[int], None],
+    ) -> purge.Purged:
+        """Remove what is wholly before *before*. Raises as TopicClient.purge_topic."""
+        before = before or Before.time(time.time_ns() // 1_000_000)
+        uid, planned = await purge.plan(
+            self._catalogue, name, before, partition=partition, lane=lane
+        )
+        if dry_run:
+            return planned
+        removed = await purge.remove(self._catalogue, uid, planned.removed, on_removed=on_removed)
+        return purge.Purged(topic=name, removed=removed, kept=planned.kept)
+
+    async def tell(self, namespace: str) -> int:
+        """Tell the events of a namespace; return how many. Raises LedgerError, MetadataError."""
+        return await tell_events(self._catalogue.store, namespace, self._open_sender)
+
+    async def _tell(self, name: str) -> None:
+        """Tell the event of a change now, if that can be; else the leader does."""
+        with trio.move_on_after(TELL_S):
+            try:
+                await self.tell(split_topic(name)[0])
+            except (LedgerError, MetadataError) as failure:
+                _log.info("an event of %s is told later: %s", name, failure)
+
+    @asynccontextmanager
+    async def _open_sender(self, namespace: str) -> AsyncIterator[EventSender]:
+        open_producer = getattr(self._client, "producer", None)  # seam until producers are there
+        if open_producer is None:
+            raise LedgerError("events cannot be told yet")
+        topic = events_topic(namespace)
+        if await self._catalogue.find(topic) is None:
+            with suppress(TopicExists):
+                await self._create(topic)
+        async with open_producer(topic, producer_name=TELLER, access="wait") as producer:
+            yield producer
+
+    async def _copies(self, wanted: int | None) -> int:
+        """Return how many copies a topic gets. Raises NotEnoughBookies."""
+        bookies = await self._client.list_bookies()
+        live = sum(not (each.read_only or each.limbo or each.draining) for each in bookies)
+        if live == 0 or (wanted is not None and wanted > live):
+            raise NotEnoughBookies(healthy=live, needed=wanted or 1)
+        return min(REPLICATION, live) if wanted is None else wanted
