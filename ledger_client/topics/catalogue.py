@@ -15,9 +15,10 @@ import msgspec
 from ledger_client.topics.alteration import Alteration, altered
 from ledger_client.topics.errors import BadTopic, NoSuchTopic, TopicExists
 from ledger_client.topics.events import Kind, event_ops, is_own
+from ledger_client.topics.holdings import items_under
 from ledger_client.translation import translated
 from metadata.errors import VersionConflict
-from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Put, pages
+from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Put
 from metadata.topics import (
     TOPIC_COUNTER,
     TOPICS,
@@ -109,11 +110,10 @@ class TopicCatalogue:
     async def list(self, namespace: str | None = None) -> list[TopicRecord]:
         """Return the topics of a namespace, or all, by name. Without those being deleted."""
         prefix = TOPICS if namespace is None else namespace_prefix(namespace)
-        found: list[TopicRecord] = []
         with translated(self.timeout_s):
-            async for page in pages(self.store, prefix):
-                found += [decode_topic(key, each.value) for key, each in page]
-        return [record for record in found if record.state == "active"]
+            items = await items_under(self.store, prefix)
+            records = [decode_topic(key, found.value) for key, found in items]
+        return [record for record in records if record.state == "active"]
 
     async def _replace(
         self, name: str, kind: Kind, change: Callable[[TopicRecord], TopicRecord]

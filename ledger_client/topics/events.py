@@ -13,7 +13,7 @@ each event once. A topic whose name begins with ``__`` is this layer's own and h
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import Callable
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
@@ -131,11 +131,12 @@ async def _tell(store: MetadataStore, event: Pending, sender: EventSender) -> No
     await store.transact([Delete(event.key)])
 
 
-async def waiting_namespaces(store: MetadataStore) -> AsyncIterator[str]:
-    """Yield each namespace that has something to tell. Raises MetadataError."""
+async def waiting_namespaces(store: MetadataStore) -> list[str]:
+    """Return the namespaces that have something to tell. Raises MetadataError."""
+    found: list[str] = []
     page = await store.list(TOPIC_EVENTS, limit=1)
     while page:
-        namespace = Pending(page[0][0], b"", 0).namespace
-        yield namespace
-        after = f"{TOPIC_EVENTS}{namespace}0"  # "0" follows "/": past all keys of the namespace
+        found.append(Pending(page[0][0], b"", 0).namespace)
+        after = f"{TOPIC_EVENTS}{found[-1]}0"  # "0" follows "/": past all keys of the namespace
         page = await store.list(TOPIC_EVENTS, after=after, limit=1)
+    return found

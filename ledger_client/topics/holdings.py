@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from metadata.errors import BadRecord
-from metadata.store import MetadataStore, pages
+from metadata.store import Item, MetadataStore, pages
 from metadata.topics import (
     LANE_LEDGERS,
     LANES,
@@ -74,19 +74,21 @@ def _prefix(kind: str, uid: int, partition: int | None) -> str:
     return topic_prefix(kind, uid) if partition is None else partition_prefix(kind, uid, partition)
 
 
+async def items_under(store: MetadataStore, prefix: str) -> list[Item]:
+    """Return all keys with *prefix*, in order, with their values. Raises MetadataError."""
+    return [item async for page in pages(store, prefix) for item in page]
+
+
 async def _lanes(store: MetadataStore, prefix: str) -> dict[Place, LaneRecord]:
-    lanes: dict[Place, LaneRecord] = {}
-    async for page in pages(store, prefix):
-        lanes |= {lane_of(key): decode_lane(key, found.value) for key, found in page}
-    return lanes
+    items = await items_under(store, prefix)
+    return {lane_of(key): decode_lane(key, found.value) for key, found in items}
 
 
 async def _ledgers(store: MetadataStore, prefix: str) -> dict[Place, list[Held]]:
     ledgers: dict[Place, list[Held]] = {}
-    async for page in pages(store, prefix):
-        for key, found in page:
-            held = Held(last_number(key), decode_lane_ledger(key, found.value), found.version)
-            ledgers.setdefault(lane_of(key.rpartition("/")[0]), []).append(held)
+    for key, found in await items_under(store, prefix):
+        held = Held(last_number(key), decode_lane_ledger(key, found.value), found.version)
+        ledgers.setdefault(lane_of(key.rpartition("/")[0]), []).append(held)
     return ledgers
 
 

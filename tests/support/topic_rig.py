@@ -46,13 +46,14 @@ def row(number: int, *, closed_ms: int | None = None, **fields: object) -> LaneL
     return LaneLedger(**(values | fields))  # type: ignore[arg-type]  # checked by the tests
 
 
-def begun(number: int, **fields: object) -> LaneLedger:
+def begun(
+    number: int, *, ledger_id: int | None = None, created_ms: int | None = None
+) -> LaneLedger:
     """Return the row of a ledger that is written."""
     return LaneLedger(
-        ledger_id=100 + number,
+        ledger_id=100 + number if ledger_id is None else ledger_id,
         state="open",
-        created_ms=number * HOUR_MS,
-        **fields,  # type: ignore[arg-type]
+        created_ms=number * HOUR_MS if created_ms is None else created_ms,
     )
 
 

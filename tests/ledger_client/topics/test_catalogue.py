@@ -196,7 +196,7 @@ async def test_each_change_leaves_its_event_in_order(
     await catalogue.create(wanted("other/one"))
     told = [(event.kind, event.record) for event in await events(store)]
     assert told == [("created", made), ("altered", changed), ("deleted", changed)]
-    assert [namespace async for namespace in waiting_namespaces(store)] == ["other", "shop"]
+    assert await waiting_namespaces(store) == ["other", "shop"]
 
 
 async def test_numbers_rise_with_the_changes_of_a_namespace(
@@ -226,7 +226,7 @@ async def test_namespaces_that_begin_alike_are_told_apart(
     names = ["a", "a-b", "a.b", "a0", "a_", "aa", "b"]
     for name in names:
         await catalogue.create(wanted(f"{name}/t"))
-    found = [namespace async for namespace in waiting_namespaces(store)]
+    found = await waiting_namespaces(store)
     assert sorted(found) == sorted(names)
     assert len(await events(store, "a")) == 1
 

@@ -1,0 +1,151 @@
+"""The leader's part in topics: what nobody else has done by now.
+
+    retention          ledgers that are over their topic's limits are removed
+    lanes without one  a lane that nobody writes, with a ledger older than it may be, is
+                       closed, so that what it holds can go too
+    deletions          those that were left half are ended
+    events             those that were not told by who made the change are told
+
+Each removal is written together with a check of the term, so that a leader whose time is
+over removes nothing. Everything may be done twice, and by others at the same time.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Awaitable, Callable
+
+import msgspec
+import trio
+
+from ledger_client.errors import LedgerError
+from ledger_client.repair.records import Listing
+from ledger_client.topics.client import TopicClient
+from ledger_client.topics.deletion import Deletion
+from ledger_client.topics.events import waiting_namespaces
+from ledger_client.topics.holdings import LaneHoldings, read_holdings
+from ledger_client.topics.purge import going, remove
+from ledger_client.topics.retention import plan_retention
+from metadata.errors import BadRecord, LeaseLost, MetadataError
+from metadata.leadership import Term
+from metadata.topics import TOPICS, TopicRecord, decode_topic
+
+CloseLane = Callable[[TopicRecord, int, int], Awaitable[None]]
+"""Takes the lane of a topic (partition, lane) and closes it. Raises LedgerError."""
+_log = logging.getLogger(__name__)
+
+
+class HousekeepingOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds end in ``_s``."""
+
+    interval_s: float = 30.0
+    """Between two rounds through all topics."""
+    poll_s: float = 2.0
+    """Between two looks for events that are to be told."""
+    close_timeout_s: float = 30.0
+    """For closing one lane that nobody writes."""
+
+
+class Housekeeper:
+    """What a leader does for topics in its terms."""
+
+    def __init__(
+        self,
+        client: TopicClient,
+        options: HousekeepingOptions,
+        *,
+        close_lane: CloseLane,
+        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
+    ) -> None:
+        self._client = client
+        self._store = client.store
+        self._options = options
+        self._close_lane = close_lane
+        self._clock_ms = clock_ms
+        self._unreadable: set[str] = set()
+        self._half_deleted: set[int] = set()
+
+    async def lead(self, term: Term) -> None:
+        """Look after topics until cancelled. While the store is away, wait for it.
+
+        Raises:
+            LeaseLost: the term is over; alone or in a group.
+        """
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._repeat, self._options.interval_s, self.look_after_all, term)
+            nursery.start_soon(self._repeat, self._options.poll_s, self.tell_events, term)
+
+    async def _repeat(
+        self, pause_s: float, work: Callable[[Term], Awaitable[None]], term: Term
+    ) -> None:
+        while True:
+            try:
+                await work(term)
+            except LeaseLost as lost:
+                if lost.name == term.lease.name:
+                    raise
+                _log.warning("looking after topics waits: %s", lost)
+            except (MetadataError, LedgerError) as failure:
+                _log.warning("looking after topics waits: %s", failure)
+            await trio.sleep(pause_s)
+
+    async def tell_events(self, _term: Term) -> None:
+        """Tell what is to be told. Two tellers do no harm: each event is told once."""
+        for namespace in await waiting_namespaces(self._store):
+            try:
+                await self._client.administration.tell(namespace)
+            except LedgerError as failure:  # others may have better luck
+                _log.warning("events of %s wait: %s", namespace, failure)
+
+    async def look_after_all(self, term: Term) -> None:
+        """Go through all topics once. Raises MetadataError, LedgerError."""
+        deleting: set[int] = set()
+        async for topic in Listing(self._store, TOPICS, decode_topic, unreadable=self._unreadable):
+            if topic.state == "deleting":
+                deleting.add(topic.uid)
+                await self._end_deletion(topic, term)
+            else:
+                await self._look_after(topic, term)
+        self._half_deleted = deleting
+
+    async def _end_deletion(self, topic: TopicRecord, term: Term) -> None:
+        if topic.uid in self._half_deleted:  # a round ago too: whoever began it has left it
+            catalogue = self._client.topics
+            await Deletion(self._client, catalogue, topic, checks=[term.check]).run()
+            _log.info("ended the deletion of topic %s", topic.name)
+
+    async def _look_after(self, topic: TopicRecord, term: Term) -> None:
+        try:
+            lanes = await read_holdings(self._store, topic)
+        except BadRecord as wrong:
+            if topic.name not in self._unreadable:
+                self._unreadable.add(topic.name)
+                _log.warning("topic %s is left as it is: %s", topic.name, wrong)
+            return
+        now_ms = self._clock_ms()
+        fates = going(plan_retention(lanes, topic.retention, now_ms=now_ms))
+        gone = await remove(self._client.topics, topic.uid, fates, checks=[term.check])
+        if gone:
+            _log.info("removed %d ledgers of topic %s", len(gone), topic.name)
+        for lane in lanes:
+            if is_idle(lane, topic, now_ms):
+                await self._close(topic, lane)
+
+    async def _close(self, topic: TopicRecord, lane: LaneHoldings) -> None:
+        where = f"lane {lane.lane} of partition {lane.partition} of topic {topic.name}"
+        try:
+            with trio.fail_after(self._options.close_timeout_s):
+                await self._close_lane(topic, lane.partition, lane.lane)
+        except (LedgerError, trio.TooSlowError) as failure:
+            _log.warning("%s is not closed: %s", where, failure)
+        else:
+            _log.info("closed %s, which nobody writes", where)
+
+
+def is_idle(lane: LaneHoldings, topic: TopicRecord, now_ms: int) -> bool:
+    """Whether nobody writes a lane whose ledger is older than the topic lets it become."""
+    if lane.owner is not None or topic.roll.age_s == 0:
+        return False
+    oldest_ms = now_ms - topic.roll.age_s * 1000
+    return any(h.row.state == "open" and h.row.created_ms <= oldest_ms for h in lane.ledgers)
