@@ -170,8 +170,8 @@ typedef struct {
 
 /* See what a batch of these messages will be: fills flags (without
  * BK_BATCH_BATCHED), count, the times and body_size of header, and the layout.
- * BK_CORRUPT: an offset or a row is out of bounds, a header's name is not UTF-8,
- * or an event time is INT64_MIN. BK_SMALL: more than BK_BATCH_COUNT_MAX messages or, with a name of
+ * BK_CORRUPT: no message, an offset or a row out of bounds, a header's name that is
+ * not UTF-8, or an event time that is INT64_MIN. BK_SMALL: more than BK_BATCH_COUNT_MAX messages or, with a name of
  * header->producer_size bytes, more than BK_BATCH_SIZE_MAX bytes; layout->size
  * tells. */
 int bk_batch_plan(const bk_columns *columns, const void *rows, uint64_t start, uint64_t stop,

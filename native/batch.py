@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from native._core import ffi, lib
-from native.columns import Binary, Buffer, Columns, Headers, check_columns, lend_array, nulls
+from native.columns import Binary, Buffer, Columns, Headers, address_of_rows, check_columns, nulls
 from native.errors import Corrupt, TooLarge, check
 from native.route import NO_PARTITION, murmur3, route, rows_of
 
@@ -252,7 +252,7 @@ def _rows(columns: Columns, start: int, stop: int, rows: array[int] | None) -> t
     total = columns.count if rows is None else len(rows)
     if not 0 <= start <= stop <= total:
         raise ValueError(f"messages {start} to {stop} of {total}")
-    return ffi.NULL if rows is None else lend_array(rows), start, stop
+    return ffi.NULL if rows is None else address_of_rows(rows), start, stop
 
 
 # --- decoding ---------------------------------------------------------------------

@@ -131,6 +131,8 @@ int bk_batch_plan(const bk_columns *columns, const void *rows, uint64_t start, u
         layout->size = UINT64_MAX;
         return BK_SMALL;
     }
+    if (count == 0)
+        return BK_CORRUPT;
     header->count = (uint32_t)count;
     header->flags = 0;
     if (!plan_strings(&columns->values, columns->count, range, &layout->values_size, &values) ||

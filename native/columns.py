@@ -15,6 +15,7 @@ from native.errors import TooLarge, check
 
 Buffer = bytes | bytearray | memoryview
 _BYTES_MAX = (1 << 31) - 1
+_ROW_SIZE = 4
 
 
 class Binary(NamedTuple):
@@ -187,6 +188,16 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
             headers=None if headers is None else Headers.of(headers),
         )
 
+    def event_times_list(self) -> list[int | None]:
+        """Return the event time of each message, None for none."""
+        if self.event_times is None:
+            return [None] * self.count
+        times: list[int | None] = list(self.event_times)
+        if self.event_time_validity is not None:
+            for i in null_places(self.event_time_validity, self.count):
+                times[i] = None
+        return times
+
     @cached_property
     def loan(self) -> Loan:
         """This as a bk_columns, for the other modules of this package."""
@@ -197,20 +208,19 @@ class Loan:
     """Buffers lent to C: *pointer* is good for as long as this lives."""
 
     def __init__(self, lender: Columns | Binary) -> None:
-        self._kept: list[Any] = []
+        self._kept: list[memoryview] = []
         if isinstance(lender, Binary):
             self.pointer = ffi.new("bk_binary *", self._strings(lender))
         else:
             self.pointer = ffi.new("bk_columns *", self._columns(lender))
 
     def _columns(self, columns: Columns) -> dict[str, Any]:
+        bitmap_size = (columns.count + 7) // 8
         lent = {
             "count": columns.count,
             "values": self._strings(columns.values),
             "event_times": self._lend(columns.event_times, 8 * columns.count),
-            "event_time_validity": self._lend(
-                columns.event_time_validity, (columns.count + 7) // 8
-            ),
+            "event_time_validity": self._lend(columns.event_time_validity, bitmap_size),
             "timestamps": self._lend(columns.timestamps, 8 * columns.count),
         }
         if columns.keys is not None:
@@ -237,18 +247,28 @@ class Loan:
     def _lend(self, buffer: Buffer | None, size_min: int) -> Any:  # noqa: ANN401 - a cffi pointer
         if buffer is None:
             return ffi.NULL
-        lent = ffi.from_buffer("uint8_t[]", buffer)
-        if len(lent) < size_min:
-            raise ValueError(f"a column of {len(lent)} bytes; it takes {size_min}")
-        self._kept.append(lent)
-        return lent
+        view = memoryview(buffer)
+        if view.nbytes < size_min:
+            raise ValueError(f"a column of {view.nbytes} bytes; it takes {size_min}")
+        self._kept.append(view)
+        return address(view)
 
 
-def lend_array(numbers: array[int]) -> Any:  # noqa: ANN401 - a cffi pointer
-    """Return an array "I" as a pointer that keeps it. Raises ValueError for another."""
-    if numbers.itemsize != 4:
-        raise ValueError(f"an array {numbers.typecode!r} where 'I' is needed")
-    return ffi.from_buffer("uint32_t[]", numbers)
+def address(buffer: Buffer | array[int]) -> Any:  # noqa: ANN401 - a cffi pointer
+    """Return where a buffer lies; the caller keeps it alive.
+
+    The pointer does not: an object that holds a buffer of a memoryview, both of them in a
+    cycle of garbage, brings CPython down before 3.12.7.
+    """
+    with ffi.from_buffer(buffer) as lent:
+        return ffi.cast("uint8_t *", lent)
+
+
+def address_of_rows(rows: array[int]) -> Any:  # noqa: ANN401 - a cffi pointer
+    """Return where an array "I" lies; the caller keeps it. Raises ValueError for another."""
+    if rows.itemsize != _ROW_SIZE:
+        raise ValueError(f"an array {rows.typecode!r} where 'I' is needed")
+    return ffi.cast("uint32_t *", address(rows))
 
 
 def check_columns(result: int) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 
 from native._core import ffi, lib
-from native.columns import Binary, Loan, check_columns, lend_array
+from native.columns import Binary, Loan, address_of_rows, check_columns
 
 NO_PARTITION = int(lib.BK_NO_PARTITION)
 """What route() gives a message without a key."""
@@ -17,11 +17,10 @@ def route(keys: Binary, partitions: int) -> array[int]:
     It is that of Pulsar's clients with Murmur3: the hash without its sign, modulo
     *partitions*.
     """
-    if not 1 <= partitions < NO_PARTITION:
-        raise ValueError(f"{partitions} partitions")
+    _check_number(partitions)
     found = array("I", bytes(4 * keys.length))
     loan = Loan(keys)
-    check_columns(lib.bk_route(loan.pointer, keys.length, partitions, lend_array(found)))
+    check_columns(lib.bk_route(loan.pointer, keys.length, partitions, address_of_rows(found)))
     return found
 
 
@@ -29,13 +28,14 @@ def rows_of(partition_of: array[int], partitions: int) -> list[array[int]]:
     """Return for each partition the rows that go there, in order; NO_PARTITION is left out.
 
     Raises:
-        ValueError: another number is no partition.
+        ValueError: another number is no partition, or there are none.
     """
+    _check_number(partitions)
     count = len(partition_of)
     starts = ffi.new("uint64_t[]", partitions + 1)
     rows = array("I", bytes(4 * count))
     result = lib.bk_group_rows(
-        lend_array(partition_of), count, partitions, starts, lend_array(rows)
+        address_of_rows(partition_of), count, partitions, starts, address_of_rows(rows)
     )
     if result != lib.BK_OK:
         raise ValueError(f"a partition beyond {partitions - 1}")
@@ -45,3 +45,8 @@ def rows_of(partition_of: array[int], partitions: int) -> list[array[int]]:
 def murmur3(data: bytes, seed: int = 0) -> int:
     """Return MurmurHash3_x86_32 of *data*, unsigned."""
     return int(lib.bk_murmur3(data, len(data), seed))
+
+
+def _check_number(partitions: int) -> None:
+    if not 1 <= partitions < NO_PARTITION:
+        raise ValueError(f"{partitions} partitions")

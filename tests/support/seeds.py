@@ -6,11 +6,15 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+from batches import columns_of, model, plain
 from engines import Bookie
 from stores import StoreRig, entries
 from wire import KEY, add, be, framed, header, write_lac
 
+from native.batch import BatchKind, Compression, encode, encode_control
+
 REPAIR, OPEN = 1, 2
+COMPRESSIONS: list[Compression] = ["none", "zstd", "lz4"]
 MODES = [bytes([0]), bytes([REPAIR]), bytes([REPAIR | OPEN])]
 PIECES = [b"\x00", b"\x01", b"\xff"]
 """Of a stream: 1 + 4 times this many bytes."""
@@ -121,6 +125,21 @@ def stores(folder: Path) -> Iterator[bytes]:
         yield MODES[2] + len(log).to_bytes(4, "little") + log
 
 
+def payloads() -> Iterator[bytes]:
+    """Batches, plain and compressed, and columns with nothing but sound offsets in them."""
+    for count in (1, 2, 30):
+        for compression in COMPRESSIONS:
+            yield b"\0" + encode(columns_of(plain(count)), 0, count, compression=compression)
+        yield b"\0" + model(plain(count)[:1] * count)
+    yield b"\0" + encode_control(BatchKind.LANE_STATE, b"state")
+    for count in (1, 3, 9):
+        offsets = b"".join(i.to_bytes(4, "little") for i in range(count + 1))
+        words = b"".join(i.to_bytes(8, "little") for i in range(count))
+        sizes = bytes([OPEN, count, count])
+        columns = [offsets, offsets, words, words, b"\x55\x55"[: (count + 7) // 8]]
+        yield b"".join([sizes, *columns, offsets, offsets, offsets, offsets[:-4], b"abcdefghi"])
+
+
 SEEDS: dict[str, Callable[[Path], Iterator[bytes]]] = {
     "frames": lambda _: streams(),
     "connection": lambda _: streams(),
@@ -128,6 +147,7 @@ SEEDS: dict[str, Callable[[Path], Iterator[bytes]]] = {
     "table": tables,
     "entry_log": entry_logs,
     "store": stores,
+    "batch": lambda _: payloads(),
 }
 """By harness: a function of an empty folder."""
 
