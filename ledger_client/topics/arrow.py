@@ -245,7 +245,7 @@ def _take_words(
         return words_of(code, given)
     if pa.types.is_timestamp(found.type):
         found = _cast(found, pa.timestamp("ns", found.type.tz))
-    elif not pa.types.is_integer(found.type):
+    elif not (pa.types.is_integer(found.type) or pa.types.is_null(found.type)):
         raise TypeError(f"a column of {found.type} where whole numbers or times are needed")
     found = _cast(found, kind)
     validity, cells = found.buffers()
