@@ -358,7 +358,10 @@ class LedgerWriter:
                 await trio.sleep(SLOWER_POLL_S)
 
     def doubt(self) -> Reason | None:
-        """Once writing ended, return why copies may be missing: nobody else would ever notice; None: they are not."""
+        """Once writing ended, return why copies may be missing; None: they are not.
+
+        Nobody else would ever notice.
+        """
         if self._lac < 0:
             return None
         if self._replacement.lost_bookies:

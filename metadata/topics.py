@@ -193,6 +193,8 @@ class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     host: str = ""
     process_id: int = 0
     since_ms: Count = 0
+    shared: bool = False
+    """others may write other lanes of the partition"""
 
 
 TopicRow = TopicRecord | TopicEvent | LastEvent | LaneRecord | LaneLedger | LaneOwner

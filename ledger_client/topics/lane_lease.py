@@ -1,0 +1,254 @@
+"""Which lane a producer writes, and the lease that tells others so.
+
+access        lane                                          somebody has it
+------------  --------------------------------------------  -------------------------------
+"exclusive"   0; nobody else may write the partition        ProducerBusy
+"wait"        0; the same                                   waits until all are gone
+"take-over"   0                                             takes it; the other is fenced
+"shared"      the lowest that nobody has; a named producer  takes the next; of its own name:
+              has one of its own, from 1 up                 ProducerBusy
+
+A lease outlives a writer that was killed by LEASE_S. It only tells others: a writer that
+loses it, as when the store was away, writes on until another raised the lane's epoch.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Literal
+
+import trio
+
+from ledger_client.errors import MetadataBroken, MetadataUnavailable
+from ledger_client.topics.errors import ProducerBusy
+from ledger_client.topics.lane_rows import LaneRows
+from ledger_client.translation import translated
+from metadata.errors import BadRecord, LeaseHeld, LeaseLost, MetadataError
+from metadata.store import Lease, MetadataStore
+from metadata.topics import (
+    LANES,
+    WRITERS,
+    LaneOwner,
+    TopicRecord,
+    decode_lane,
+    decode_owner,
+    encode_row,
+    last_number,
+    partition_prefix,
+    writer_lease,
+)
+
+Access = Literal["exclusive", "wait", "take-over", "shared"]
+LEASE_S = 10.0
+RELEASE_S = 1.0
+WAIT_S = 0.5
+"""Between two looks whether a lane is free."""
+
+
+class LaneLease:
+    """A lane that others see is written; *lease* None: somebody whom we took it from has it."""
+
+    def __init__(self, store: MetadataStore, name: str, owner: str, value: bytes) -> None:
+        self.lane = last_number(name)
+        self._store = store
+        self._name = name
+        self._owner = owner
+        self._value = value
+        self._lease: Lease | None = None
+
+    async def take(self, timeout_s: float) -> Lease | None:
+        """Ask for the lease; None: another has it."""
+        with translated(timeout_s), suppress(LeaseHeld):
+            self._lease = await self._store.grant(
+                self._name, self._owner, ttl_s=LEASE_S, value=self._value
+            )
+        return self._lease
+
+    async def keep(self, rows: LaneRows) -> None:
+        """Renew the lease until cancelled, and see each time that the lane is still ours.
+
+        Raises:
+            ProducerFenced, NoSuchTopic: it is not.
+            MetadataBroken: a person must look.
+        """
+        while True:
+            await trio.sleep(LEASE_S / 3)
+            with suppress(MetadataUnavailable):
+                await rows.verify()
+                await self._renew()
+
+    async def _renew(self) -> None:
+        if self._lease is None:
+            await self.take(LEASE_S / 3)
+            return
+        try:
+            with translated(LEASE_S / 3):
+                self._lease = await self._store.renew(self._lease)
+        except LeaseLost:
+            self._lease = None
+            await self.take(LEASE_S / 3)
+
+    async def release(self) -> None:
+        """Let others know at once that nobody writes the lane."""
+        if self._lease is not None:
+            until = trio.current_time() + RELEASE_S
+            with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
+                await self._store.release(self._lease)
+
+
+class Partition:
+    """The lanes of a partition, for one producer that wants one of them."""
+
+    def __init__(
+        self, store: MetadataStore, topic: TopicRecord, index: int, *, producer: str, limit_s: float
+    ) -> None:
+        self._store = store
+        self._topic = topic
+        self._index = index
+        self._producer = producer
+        self._limit_s = limit_s
+        self._owner = f"{producer or 'producer'}-{uuid.uuid4().hex}"
+
+    async def lease(self, access: Access) -> LaneLease:
+        """Return the lease of a lane, by the table above. Raises ProducerBusy."""
+        if access == "shared":
+            return await self._shared()
+        lease = self._new_lease(0, is_shared=False)
+        if access == "take-over":
+            await lease.take(self._limit_s)
+            return lease
+        while True:
+            busy = await self._busy(lease)
+            if busy is None:
+                return lease
+            if access == "exclusive":
+                raise busy
+            await trio.sleep(WAIT_S)
+
+    async def lane(self, lane: int) -> LaneLease:
+        """Return the lease of this very lane. Raises ProducerBusy."""
+        lease = self._new_lease(lane, is_shared=True)
+        if await lease.take(self._limit_s) is None:
+            raise self._is_busy(lane, await self._leases())
+        return lease
+
+    async def _busy(self, lease: LaneLease) -> ProducerBusy | None:
+        """Take lane 0 if nobody writes the partition; else return who does."""
+        others = await self._leases()
+        if not others and await lease.take(self._limit_s) is not None:
+            # Who took another lane meanwhile sees this lease, or is seen here.
+            others = {lane: o for lane, o in (await self._leases()).items() if lane != lease.lane}
+            if not others:
+                return None
+            await lease.release()
+        others = others or await self._leases()
+        return self._is_busy(min(others, default=0), others)
+
+    async def _shared(self) -> LaneLease:
+        lease: LaneLease | None = None
+        while True:
+            others = await self._leases()
+            whole = [lane for lane, owner in others.items() if not owner.shared]
+            if whole:
+                if lease is not None:
+                    await lease.release()
+                raise self._is_busy(whole[0], others)
+            if lease is not None:
+                return lease  # and who comes for the whole partition now sees it
+            lease = self._new_lease(await self._choose(others), is_shared=True)
+            if await lease.take(self._limit_s) is None:
+                lease = None  # somebody was faster
+
+    async def _choose(self, others: dict[int, LaneOwner]) -> int:
+        """Return the lane for a producer that shares the partition."""
+        names = await self._names()
+        if not self._producer:
+            lane = 0
+            while lane in others or names.get(lane):
+                lane += 1
+            return lane
+        own = [lane for lane, name in names.items() if name == self._producer]
+        if own:
+            if own[0] in others:
+                raise self._is_busy(own[0], others)
+            return own[0]
+        lane = 1
+        while lane in others or lane in names:
+            lane += 1
+        return lane
+
+    async def _names(self) -> dict[int, str]:
+        """Return the lanes there are, and whose they are."""
+        prefix = partition_prefix(LANES, self._topic.uid, self._index)
+        names: dict[int, str] = {}
+        after = ""
+        with translated(self._limit_s):
+            while page := await self._store.list(prefix, after=after):
+                for key, found in page:
+                    names[last_number(key)] = decode_lane(key, found.value).producer
+                after = page[-1][0]
+        return names
+
+    async def _leases(self) -> dict[int, LaneOwner]:
+        """Return who writes which lane."""
+        prefix = partition_prefix(WRITERS, self._topic.uid, self._index)
+        owners: dict[int, LaneOwner] = {}
+        after = ""
+        with translated(self._limit_s):
+            while leases := await self._store.leases(prefix, after=after):
+                for lease in leases:
+                    owners[last_number(lease.name)] = decode_owner(lease.name, lease.value)
+                after = leases[-1].name
+        return owners
+
+    def _new_lease(self, lane: int, *, is_shared: bool) -> LaneLease:
+        owner = LaneOwner(
+            producer=self._producer,
+            host=socket.gethostname(),
+            process_id=os.getpid(),
+            since_ms=time.time_ns() // 1_000_000,
+            shared=is_shared,
+        )
+        name = writer_lease(self._topic.uid, self._index, lane)
+        return LaneLease(self._store, name, self._owner, encode_row(owner))
+
+    def _is_busy(self, lane: int, owners: dict[int, LaneOwner]) -> ProducerBusy:
+        owner = owners.get(lane)
+        who = "another producer"
+        if owner is not None:
+            name = f"producer {owner.producer}" if owner.producer else "a producer"
+            who = f"{name} (process {owner.process_id} on {owner.host})"
+        return ProducerBusy(self._topic.name, partition=self._index, lane=lane, owner=who)
+
+
+@asynccontextmanager
+async def hold_lane(
+    store: MetadataStore,
+    topic: TopicRecord,
+    partition: int,
+    *,
+    access: Access,
+    producer: str,
+    lane: int | None,
+    limit_s: float,
+) -> AsyncIterator[LaneLease]:
+    """Hold the lease of a lane for the block; renewing it is the caller's.
+
+    Raises:
+        ProducerBusy: the lane is another's, and *access* is neither "wait" nor "take-over".
+        MetadataUnavailable: the store did not answer in *limit_s*.
+    """
+    lanes = Partition(store, topic, partition, producer=producer, limit_s=limit_s)
+    try:
+        lease = await (lanes.lease(access) if lane is None else lanes.lane(lane))
+    except BadRecord as wrong:
+        raise MetadataBroken(f"metadata: {wrong}") from wrong
+    try:
+        yield lease
+    finally:
+        await lease.release()

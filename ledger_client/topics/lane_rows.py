@@ -1,0 +1,269 @@
+"""The rows of one lane, as its writer of one epoch changes them.
+
+Every change is one transaction that puts the LaneRecord in the place of the version that was
+put last. So a writer whose lane was taken over changes nothing any more, and a change whose
+outcome is unknown is found by looking: of this epoch there is no other writer, so if the
+version moved and the epoch did not, the change was made. Until that is known it is made again,
+word by word the same in what counts; nothing else is changed meanwhile.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+import trio
+
+from ledger_client.catalogue import CHANGE_S, RETRY_S, Catalogue
+from ledger_client.errors import MetadataBroken, MetadataUnavailable
+from ledger_client.marks import Reason
+from ledger_client.topics.errors import NoSuchTopic, ProducerFenced
+from ledger_client.topics.lane_state import Figures, greater
+from metadata.errors import BadRecord
+from metadata.records import LedgerRecord, encode_record, ledger_key
+from metadata.store import ABSENT, Check, Delete, Op, Put
+from metadata.topics import (
+    LaneLedger,
+    LaneRecord,
+    TopicRecord,
+    decode_lane,
+    decode_lane_ledger,
+    decode_topic,
+    encode_row,
+    lane_key,
+    lane_ledger_key,
+    topic_key,
+)
+
+T = TypeVar("T")
+
+
+class End(msgspec.Struct, frozen=True):
+    """Where a ledger of a lane ends."""
+
+    last_entry: int
+    length: int
+    """payload bytes"""
+    figures: Figures
+    is_sealed: bool
+    """its record says so already"""
+    reason: Reason | None = None
+    """why copies may be missing, if it is to be sealed"""
+
+
+class LaneRows:
+    """LaneRecord and LaneLedgers of a lane.
+
+    Any call may raise MetadataUnavailable and MetadataBroken, but changes try on while the
+    store is away: a deadline is the caller's, and after it nothing more must be changed.
+    They raise ProducerFenced when another took the lane over, and NoSuchTopic.
+    """
+
+    def __init__(self, catalogue: Catalogue, topic: TopicRecord, partition: int, lane: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.lane = lane
+        self.record = LaneRecord(epoch=0)
+        self._version = ABSENT
+        self._catalogue = catalogue
+        self._key = lane_key(topic.uid, partition, lane)
+
+    # --- looking -----------------------------------------------------------------------
+
+    async def row(self, number: int) -> LaneLedger | None:
+        """Return the row of a ledger; None: there is none."""
+        if number < 0:
+            return None
+        key = self._ledger_key(number)
+        found = await self._catalogue.read(key)
+        return None if found is None else _sound(decode_lane_ledger, key, found.value)
+
+    async def verify(self, *, limit_s: float = float("inf")) -> None:
+        """Raise ProducerFenced or NoSuchTopic unless the lane is still this writer's."""
+        await self._found(limit_s)
+
+    async def refresh_topic(self) -> int:
+        """Read the topic's settings again; return the version of its record."""
+        key = topic_key(self.topic.name)
+        found = await self._catalogue.read(key)
+        topic = None if found is None else _sound(decode_topic, key, found.value)
+        if found is None or topic is None or topic.uid != self.topic.uid:
+            raise NoSuchTopic(self.topic.name)
+        if topic.state != "active":
+            raise NoSuchTopic(self.topic.name)
+        self.topic = topic
+        return found.version
+
+    async def _found(self, limit_s: float = float("inf")) -> tuple[LaneRecord, int]:
+        """Return the lane's record, which is of this epoch, and its version."""
+        found = await self._catalogue.read(self._key, limit_s=limit_s)
+        if found is None:
+            raise NoSuchTopic(self.topic.name)
+        record = _sound(decode_lane, self._key, found.value)
+        if record.epoch != self.record.epoch:
+            raise self._fenced()
+        return record, found.version
+
+    def _fenced(self) -> ProducerFenced:
+        return ProducerFenced(self.topic.name, partition=self.partition, lane=self.lane)
+
+    def _ledger_key(self, number: int) -> str:
+        return lane_ledger_key(self.topic.uid, self.partition, self.lane, number)
+
+    # --- changing ----------------------------------------------------------------------
+
+    async def claim(self, owner: str | None) -> None:
+        """Become the lane's writer: raise its epoch, and remove a ledger that was prepared.
+
+        *owner* names the producer whose lane it is to be if it is new. Rivals may claim it
+        next. Raises MetadataUnavailable at once; the epoch may be raised then.
+        """
+        while True:
+            topic_version = await self.refresh_topic()
+            found = await self._catalogue.read(self._key)
+            if found is None:
+                record, version = LaneRecord(epoch=0, producer=owner or ""), ABSENT
+            else:
+                record, version = _sound(decode_lane, self._key, found.value), found.version
+            after = msgspec.structs.replace(record, epoch=record.epoch + 1)
+            ops: list[Op] = [Put(self._key, encode_row(after), version)]
+            ops.append(Check(topic_key(self.topic.name), topic_version))
+            ops += await self._removal(record.current + 1)
+            versions = await self._catalogue.transact(ops)
+            if versions is not None:
+                self.record, self._version = after, versions[0]
+                return
+
+    async def prepare(self, ledger: LedgerRecord, *, instead_of: int | None = None) -> None:
+        """Make the next ledger: its record and its row, in the place of one made before."""
+        row = LaneLedger(
+            ledger_id=ledger.ledger_id,
+            state="prepared",
+            epoch=self.record.epoch,
+            created_ms=ledger.created_ms,
+        )
+        ops: list[Op] = [] if instead_of is None else [Delete(ledger_key(instead_of))]
+        ops.append(Put(ledger_key(ledger.ledger_id), encode_record(ledger), ABSENT))
+        ops.append(Put(self._ledger_key(self.record.current + 1), encode_row(row)))
+        await self._change(self.record, ops)
+
+    async def turn(
+        self, current: LaneLedger | None, end: End | None, following: LaneLedger
+    ) -> LaneLedger | None:
+        """Close the *current* ledger at *end*, and let the lane go on in the prepared one.
+
+        Returns the row that was closed. Without *current* there is nothing to close.
+
+        Raises:
+            LedgerFenced: another client recovers the ledger, which was to be sealed.
+            LedgerClosed: another client sealed it at another end.
+        """
+        closed = None if current is None or end is None else _closed(current, end)
+        after = msgspec.structs.replace(
+            self.record,
+            current=self.record.current + 1,
+            next_version=following.base_version,
+            last_event_time=self._last_event_time(end),
+        )
+        own: list[Op] = [Put(self._ledger_key(after.current), encode_row(following))]
+        if closed is not None:
+            own.append(Put(self._ledger_key(self.record.current), encode_row(closed)))
+        await self._change(after, own, lambda: self._sealing(closed, end))
+        return closed
+
+    async def close(self, current: LaneLedger, end: End) -> None:
+        """Close the *current* ledger, and go on in none. Raises as turn()."""
+        closed = _closed(current, end)
+        after = msgspec.structs.replace(
+            self.record,
+            next_version=closed.base_version + closed.entries,
+            last_event_time=self._last_event_time(end),
+        )
+        own: list[Op] = [Put(self._ledger_key(self.record.current), encode_row(closed))]
+        own += await self._removal(self.record.current + 1)
+        await self._change(after, own, lambda: self._sealing(closed, end))
+
+    async def share_first(self, current: LaneLedger) -> LaneLedger:
+        """Say of the *current* ledger that it begins with the time with which the last ended."""
+        shared = msgspec.structs.replace(current, shares_first=True)
+        await self._change(
+            self.record, [Put(self._ledger_key(self.record.current), encode_row(shared))]
+        )
+        return shared
+
+    def _last_event_time(self, end: End | None) -> int | None:
+        ended = None if end is None else end.figures.last_event_time
+        return greater(self.record.last_event_time, ended)
+
+    async def _removal(self, number: int) -> list[Op]:
+        """Return what removes the ledger of this number, if it is merely prepared."""
+        row = await self.row(number)
+        if row is None or row.state != "prepared":
+            return []
+        return [Delete(self._ledger_key(number)), Delete(ledger_key(row.ledger_id))]
+
+    async def _sealing(self, closed: LaneLedger | None, end: End | None) -> Sequence[Op]:
+        if closed is None or end is None or end.is_sealed:
+            return ()
+        _, ops = await self._catalogue.sealing(
+            closed.ledger_id, end.last_entry, end.length, reason=end.reason
+        )
+        return ops
+
+    async def _change(
+        self,
+        after: LaneRecord,
+        own: Sequence[Op],
+        others: Callable[[], Awaitable[Sequence[Op]]] | None = None,
+    ) -> None:
+        """Put *after*, with *own* rows and what *others* gives, until it is known to be done.
+
+        Others change the rows of *others* too, so these are looked at for each attempt.
+        """
+        doubtful = False
+        while True:
+            try:
+                if doubtful and await self._was_made(after):
+                    return
+                ops: list[Op] = [Put(self._key, encode_row(after), self._version), *own]
+                ops += [] if others is None else await others()
+                doubtful = True
+                versions = await self._catalogue.transact(ops, limit_s=CHANGE_S)
+            except MetadataUnavailable:
+                await trio.sleep(RETRY_S)
+                continue
+            if versions is not None:
+                self.record, self._version = after, versions[0]
+                return
+
+    async def _was_made(self, after: LaneRecord) -> bool:
+        _, version = await self._found()
+        if version == self._version:
+            return False
+        self.record, self._version = after, version
+        return True
+
+
+def _closed(row: LaneLedger, end: End) -> LaneLedger:
+    figures = end.figures
+    return msgspec.structs.replace(
+        row,
+        state="closed",
+        closed_ms=time.time_ns() // 1_000_000,
+        entries=end.last_entry + 1,
+        messages=figures.messages,
+        size=end.length,
+        first_timestamp=figures.first_timestamp,
+        last_timestamp=figures.last_timestamp,
+        first_event_time=figures.first_event_time,
+        last_event_time=figures.last_event_time,
+    )
+
+
+def _sound(decode: Callable[[str, bytes], T], key: str, value: bytes) -> T:
+    try:
+        return decode(key, value)
+    except BadRecord as wrong:
+        raise MetadataBroken(f"metadata: {wrong}") from wrong
