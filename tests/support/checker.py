@@ -1,4 +1,4 @@
-"""Did the cluster keep its promises? Invariants 1 to 7, checked over a history.
+"""Did the cluster keep its promises? Checked over a history: 1 to 7 of ledgers.
 
     History ─► facts of each ledger ─► one function per promise ─► Violations
 
@@ -9,6 +9,8 @@
 5  The location list is sound in every version; healed, it leads to whole copies.
 6  What was acknowledged is somewhere, whatever was killed.
 7  No reader is given an entry above the end of a closed ledger.
+
+What topics promise, 15 to 20, is in message_checker.py.
 
 A history without Replica events is not held to what only the audit after healing
 can tell. The time is that of sorting: n log n in the number of entries.
@@ -23,6 +25,7 @@ from typing import NamedTuple
 
 from facts import Facts, entries_of, gather
 from history import Acknowledged, History, Listed, ReadBack, size_of
+from message_checker import check_messages
 from replica_audit import missing_copies
 
 from metadata.records import Fragment, LedgerState
@@ -39,7 +42,8 @@ class Violation(NamedTuple):
 
 def check(history: History) -> list[Violation]:
     """Return all broken promises, by ledger; none: the history is as it should be."""
-    return [violation for facts in gather(history) for violation in _check_ledger(facts)]
+    found = [violation for facts in gather(history) for violation in _check_ledger(facts)]
+    return found + [Violation(*broken) for broken in check_messages(history)]
 
 
 def _check_ledger(facts: Facts) -> Iterator[Violation]:

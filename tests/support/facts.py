@@ -12,8 +12,8 @@ from history import (
     Acknowledged,
     Closed,
     Created,
-    Event,
     History,
+    LedgerEvent,
     Listed,
     ReadBack,
     Recovered,
@@ -63,7 +63,7 @@ class Facts:
         """The records of the ledger by rising version. Asked for once all events are here."""
         return sorted(self.listings, key=lambda listed: listed.version)
 
-    def add(self, event: Event) -> None:
+    def add(self, event: LedgerEvent) -> None:
         match event:
             case Created():
                 self.created = event
@@ -107,6 +107,8 @@ def gather(history: History) -> list[Facts]:
     """Return the facts of each ledger in *history*, by rising id."""
     found: dict[int, Facts] = {}
     for event in history.events:
+        if not isinstance(event, LedgerEvent):
+            continue
         if event.ledger not in found:
             found[event.ledger] = Facts(event.ledger)
         found[event.ledger].add(event)

@@ -9,6 +9,8 @@ checker (checker.py) needs nothing else.
     recoverer─► Recovered ───────────────────────────┤
     audit    ─► Listed, Replica ─────────────────────┘
 
+What is told of topics and their messages is in message_events.py.
+
 What is asked is recorded before it is asked, and what was answered after the answer:
 between two events of different tasks, the order is that of their records.
 
@@ -21,37 +23,26 @@ import hashlib
 import heapq
 import os
 import time
-import zlib
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Protocol, Self
 
 import msgspec
+from event import Event, digest_of, size_of
+from message_events import MessageEvent
 
 from metadata.records import Fragment, LedgerState
 
-
-def digest_of(payload: bytes | memoryview) -> int:
-    """Return what stands for *payload* in a history."""
-    return zlib.crc32(payload) | len(payload) << 32
+__all__ = ["Event", "digest_of", "size_of"]  # with everything that is made here
 
 
-def size_of(digest: int) -> int:
-    """Return the size of the payload that *digest* stands for."""
-    return digest >> 32
-
-
-class Event(msgspec.Struct, kw_only=True, tag=True):
-    """Something that happened to a ledger, *at* seconds of the recorder's clock.
-
-    One of the kinds below; the recorder sets the time.
-    """
+class LedgerEvent(Event):
+    """Something that happened to a ledger: one of the kinds below."""
 
     ledger: int
-    at: float = 0.0
 
 
-class Created(Event):
+class Created(LedgerEvent):
     """A ledger was made with these quorums."""
 
     ensemble_size: int
@@ -59,7 +50,7 @@ class Created(Event):
     ack_quorum: int
 
 
-class Sent(Event):
+class Sent(LedgerEvent):
     """A writer is about to append; *first* is the id it expects, None if it cannot tell."""
 
     writer: str
@@ -67,7 +58,7 @@ class Sent(Event):
     digests: list[int]
 
 
-class Acknowledged(Event):
+class Acknowledged(LedgerEvent):
     """A writer was told that entries from *first* on are durable."""
 
     writer: str
@@ -75,7 +66,7 @@ class Acknowledged(Event):
     digests: list[int]
 
 
-class Refused(Event):
+class Refused(LedgerEvent):
     """*count* payloads of a writer were refused; *unknown*: they may be in the ledger."""
 
     writer: str
@@ -84,7 +75,7 @@ class Refused(Event):
     unknown: bool
 
 
-class ReadBack(Event):
+class ReadBack(LedgerEvent):
     """A reader got entries from *first* on."""
 
     reader: str
@@ -92,14 +83,14 @@ class ReadBack(Event):
     digests: list[int]
 
 
-class Absent(Event):
+class Absent(LedgerEvent):
     """A reader was told that there is no such entry, although it is up to the last confirmed."""
 
     reader: str
     entry: int
 
 
-class Closed(Event):
+class Closed(LedgerEvent):
     """*who*, the writer, was told that the ledger is closed."""
 
     who: str
@@ -107,7 +98,7 @@ class Closed(Event):
     length: int
 
 
-class Recovered(Event):
+class Recovered(LedgerEvent):
     """*who* was told that its recovery of the ledger is complete."""
 
     who: str
@@ -115,7 +106,7 @@ class Recovered(Event):
     length: int
 
 
-class Listed(Event):
+class Listed(LedgerEvent):
     """The ledger's record as it stood in metadata at *version*."""
 
     version: int
@@ -124,7 +115,7 @@ class Listed(Event):
     fragments: list[Fragment]
 
 
-class Replica(Event):
+class Replica(LedgerEvent):
     """All entries of the ledger that *bookie* holds, once everything was healed."""
 
     bookie: str
@@ -142,6 +133,7 @@ _AnyEvent = (
     | Recovered
     | Listed
     | Replica
+    | MessageEvent
 )
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_AnyEvent)

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from checker import check
 from fleet import Fleet
-from history import Acknowledged, History
+from history import Acknowledged, History, LedgerEvent
 from storm import Storm
 
 SECONDS = float(os.environ.get("QUIRE_STORM_S", "12"))
@@ -42,7 +42,7 @@ def storm(folder: Path, bookies: int, writers: Sequence[str], *, lose_disks: boo
 
 
 def report(history: History, acknowledged: int, counts: dict[str, int]) -> None:
-    ledgers = len({event.ledger for event in history.events})
+    ledgers = len({event.ledger for event in history.events if isinstance(event, LedgerEvent)})
     told = [f"{what} {number}" for what, number in sorted(counts.items())]
     told += [f"entries acknowledged {acknowledged}", f"ledgers {ledgers}"]
     sys.stdout.write(f"\nseed {SEED}, {SECONDS:g} s: {', '.join(told)}\n")

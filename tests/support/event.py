@@ -1,0 +1,29 @@
+"""What a history is made of, and how contents stand in it."""
+
+from __future__ import annotations
+
+import hashlib
+import zlib
+
+import msgspec
+
+
+class Event(msgspec.Struct, kw_only=True, tag=True):
+    """Something that happened, *at* seconds of the recorder's clock, which it sets."""
+
+    at: float = 0.0
+
+
+def digest_of(payload: bytes | memoryview) -> int:
+    """Return what stands for *payload* in a history: its CRC-32, its size above that."""
+    return zlib.crc32(payload) | len(payload) << 32
+
+
+def size_of(digest: int) -> int:
+    """Return the size of the payload that *digest* stands for."""
+    return digest >> 32
+
+
+def mark_of(content: bytes) -> int:
+    """Return what stands for a message's value, or key, in a history, among very many."""
+    return int.from_bytes(hashlib.blake2b(content, digest_size=7).digest(), "big")

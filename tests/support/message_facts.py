@@ -1,0 +1,224 @@
+"""What a history says of one topic, gathered so that it can be looked up."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterator
+from functools import cached_property
+from typing import NamedTuple
+
+from history import History
+from message_events import (
+    NOWHERE,
+    GapTold,
+    HeldEntry,
+    LaneTaken,
+    LedgerHeld,
+    Message,
+    MessagesAcknowledged,
+    MessagesRead,
+    MessagesRefused,
+    MessagesSent,
+    Place,
+    ReadBegun,
+    ReadEnded,
+    RowListed,
+    RowRemoved,
+    TopicHappening,
+    TopicMade,
+)
+
+from ledger_client.topics.message_id import MessageId
+from metadata.topics import LaneLedger
+
+
+class Where(NamedTuple):
+    """Where a message is in its lane; orders as the lane does."""
+
+    number: int
+    entry: int
+    slot: int
+    """in the batch"""
+
+
+class Ack(NamedTuple):
+    """One message that was acknowledged. *order*: of the event among all of the topic."""
+
+    order: int
+    told: MessagesAcknowledged
+    mark: int
+    id: MessageId
+
+
+class Run(NamedTuple):
+    """What one reader met, in order; *order* of each event among all of the topic."""
+
+    begun: tuple[int, ReadBegun]
+    events: list[tuple[int, MessagesRead | GapTold]]
+    ended: list[int]
+
+
+class TopicFacts:
+    """The events of one topic by kind; *order* stands for the time of an event.
+
+    Attributes:
+        named: the producers that have a name, by the marks of what they sent.
+        content: of each id, what was first told of it, by whom ever.
+        sent: by mark, the orders of the events that sent it.
+    """
+
+    def __init__(self, topic: str) -> None:
+        self.topic = topic
+        self.ordered = False
+        self.taken: list[tuple[int, LaneTaken]] = []
+        self.sends: list[tuple[int, MessagesSent]] = []
+        self.acks: list[Ack] = []
+        self.refusals: list[MessagesRefused] = []
+        self.runs: dict[str, Run] = {}
+        self.rows: defaultdict[Place, dict[int, list[RowListed]]] = defaultdict(dict)
+        self.removed: dict[int, int] = {}
+        """by ledger, the order of its removal"""
+        self.held: dict[int, LedgerHeld] = {}
+        self.messages: dict[int, Message] = {}
+        """by mark, as it was first sent"""
+        self.named: dict[int, str] = {}
+        self.sent: dict[int, list[int]] = {}
+        self.refused: Counter[int] = Counter()
+        """by mark, how often it was refused for certain"""
+        self.content: dict[MessageId, int] = {}
+        self._lanes: dict[int, tuple[Place, int]] = {}
+        self._order = 0
+
+    # --- gathering ----------------------------------------------------------------------
+
+    def add(self, event: TopicHappening) -> None:  # noqa: C901 - a table
+        self._order += 1
+        match event:
+            case TopicMade():
+                self.ordered = event.ordered
+            case LaneTaken():
+                self.taken.append((self._order, event))
+            case MessagesSent():
+                self._add_sent(event)
+            case MessagesAcknowledged():
+                self._add_acknowledged(event)
+            case MessagesRefused():
+                self.refusals.append(event)
+                if not event.unknown:
+                    self.refused.update(event.marks)
+            case ReadBegun():
+                self.runs[event.reader] = Run((self._order, event), [], [])
+            case MessagesRead() | GapTold():
+                self._add_met(event)
+            case ReadEnded():
+                self.runs[event.reader].ended.append(self._order)
+            case RowListed():
+                place = Place(event.partition, event.lane)
+                self.rows[place].setdefault(event.number, []).append(event)
+                self._lanes[event.row.ledger_id] = place, event.number
+            case RowRemoved():
+                listed = self.rows[Place(event.partition, event.lane)].get(event.number, [])
+                self.removed |= {each.row.ledger_id: self._order for each in listed}
+            case LedgerHeld():
+                self.held[event.ledger] = event
+
+    def _add_sent(self, event: MessagesSent) -> None:
+        self.sends.append((self._order, event))
+        for message in event.messages:
+            first = self.messages.setdefault(message.mark, message)
+            assert (first.key, first.event_time) == (message.key, message.event_time), message
+            self.sent.setdefault(message.mark, []).append(self._order)
+            if event.producer:
+                self.named[message.mark] = event.producer
+
+    def _add_acknowledged(self, event: MessagesAcknowledged) -> None:
+        for mark, message_id in zip(event.marks, event.ids, strict=True):
+            self.acks.append(Ack(self._order, event, mark, message_id))
+            if message_id != NOWHERE:
+                self.content.setdefault(message_id, mark)
+
+    def _add_met(self, event: MessagesRead | GapTold) -> None:
+        self.runs[event.reader].events.append((self._order, event))
+        if isinstance(event, MessagesRead):
+            for message_id, message in zip(event.ids, event.messages, strict=True):
+                self.content.setdefault(message_id, message.mark)
+
+    # --- looking up, once all events are here ----------------------------------------------
+
+    def place(self, ledger: int) -> tuple[Place, int] | None:
+        """The lane of a ledger and its number there; None: no row names it."""
+        return self._lanes.get(ledger)
+
+    def where(self, message_id: MessageId) -> tuple[Place, Where] | None:
+        """Where a message is; None: its ledger is in no row."""
+        found = self._lanes.get(message_id.ledger_id)
+        if found is None:
+            return None
+        return found[0], Where(found[1], message_id.entry_id, message_id.batch_index)
+
+    def row(self, ledger: int) -> LaneLedger | None:
+        """The last that was listed of a ledger's row."""
+        found = self._lanes.get(ledger)
+        return None if found is None else self.last_row(*found)
+
+    def last_row(self, place: Place, number: int) -> LaneLedger:
+        """The last that was listed of a row."""
+        return max(self.rows[place][number], key=lambda each: each.version).row
+
+    def id_of(self, ledger: int, held: HeldEntry, index: int) -> MessageId:
+        """The id of a message that is held."""
+        found = self._lanes.get(ledger)
+        partition = found[0].partition if found else NOWHERE.partition
+        return MessageId(ledger, held.entry, partition, index if held.batched else -1)
+
+    @cached_property
+    def kept(self) -> dict[MessageId, Message]:
+        """All messages that the audit found."""
+        return {
+            self.id_of(ledger, held, index): message
+            for ledger, event in self.held.items()
+            for held in event.entries
+            for index, message in enumerate(held.messages)
+        }
+
+    @cached_property
+    def copies(self) -> dict[int, set[MessageId]]:
+        """The ids of each mark, kept or told."""
+        found: dict[int, set[MessageId]] = {}
+        for message_id, mark in self.content.items():
+            found.setdefault(mark, set()).add(message_id)
+        for message_id, message in self.kept.items():
+            found.setdefault(message.mark, set()).add(message_id)
+        return found
+
+    @cached_property
+    def lanes(self) -> dict[Place, list[tuple[Where, MessageId]]]:
+        """All ids that anybody was told or the audit found, lane by lane in order."""
+        found: defaultdict[Place, list[tuple[Where, MessageId]]] = defaultdict(list)
+        for message_id in self.content | self.kept:
+            located = self.where(message_id)
+            if located is not None:
+                found[located[0]].append((located[1], message_id))
+        return {place: sorted(ids) for place, ids in found.items()}
+
+    def ledgers(self, place: Place) -> Iterator[tuple[int, LaneLedger]]:
+        """Yield number and last row of each ledger of a lane that is not removed."""
+        for number in sorted(self.rows[place]):
+            row = self.last_row(place, number)
+            if row.ledger_id not in self.removed:
+                yield number, row
+
+
+def gather_topics(history: History) -> list[TopicFacts]:
+    """Return the facts of each topic in *history*, by name."""
+    found: dict[str, TopicFacts] = {}
+    for event in history.events:
+        if isinstance(event, TopicHappening):
+            found.setdefault(event.topic, TopicFacts(event.topic)).add(event)
+    return [found[topic] for topic in sorted(found)]
+
+
+Broken = Iterator[tuple[MessageId | None, str]]
+"""where a promise is broken, None: of the whole topic; and how"""
+Promises = list[tuple[int, Callable[[TopicFacts], Broken]]]
+"""with the number of the invariant"""

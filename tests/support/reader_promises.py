@@ -1,0 +1,165 @@
+"""What readers of a topic may rely on: one order, nothing left out in silence.
+
+A reader that follows nothing and comes to its end has got everything that was acknowledged
+before it began. Between two messages of a lane that a reader got one after the other, there
+is nothing that was not removed; where something was removed, the reader was told of it.
+"""
+
+from __future__ import annotations
+
+import itertools
+from bisect import bisect_left, bisect_right
+from typing import NamedTuple
+
+from message_events import NOWHERE, GapTold, MessagesRead, Place
+from message_facts import Broken, Promises, Run, TopicFacts, Where
+
+from ledger_client.topics.message_id import MessageId
+
+
+class Met(NamedTuple):
+    """A message or a gap that a reader met in a lane. *where*: of the last before the gap."""
+
+    order: int
+    where: Where
+    id: MessageId
+    gap: GapTold | None = None
+
+
+def _unread(facts: TopicFacts) -> Broken:
+    """A reader that came to its end got what was acknowledged before, at the id that was told."""
+    for name, run in facts.runs.items():
+        if not run.ended or run.begun[1].latest:
+            continue
+        got = {
+            message_id
+            for _, event in run.events
+            if isinstance(event, MessagesRead)
+            for message_id in event.ids
+        }
+        for ack in facts.acks:
+            if ack.order < run.begun[0] and ack.id not in got and _is_due(facts, run, ack.id):
+                yield ack.id, f"{name} did not get {ack.id}, which was acknowledged before"
+
+
+def _is_due(facts: TopicFacts, run: Run, message_id: MessageId) -> bool:
+    """Whether a reader that came to its end must have got what is at *message_id*."""
+    begun = run.begun[1]
+    removed_at = facts.removed.get(message_id.ledger_id)
+    if message_id == NOWHERE or (removed_at is not None and removed_at < run.ended[0]):
+        return False
+    if begun.partitions is not None and message_id.partition not in begun.partitions:
+        return False
+    return begun.first is None or _is_ahead(facts, run, message_id)
+
+
+def _is_ahead(facts: TopicFacts, run: Run, message_id: MessageId) -> bool:
+    """Whether the message lies on the way of a reader that begins at an id."""
+    begun = run.begun[1]
+    assert begun.first is not None
+    start, at = facts.where(begun.first), facts.where(message_id)
+    if start is None or at is None or start[0] != at[0]:
+        return False
+    if at[1] == start[1]:
+        return begun.inclusive
+    return (at[1] < start[1]) is begun.reverse
+
+
+def _unordered(facts: TopicFacts) -> Broken:
+    """A reader gets the messages of a lane in their order, each once."""
+    for name, run in facts.runs.items():
+        for place, met in _by_lane(facts, run).items():
+            got = [each for each in met if each.gap is None]
+            for before, after in itertools.pairwise(got):
+                rises = before.where < after.where
+                if before.where == after.where or rises is run.begun[1].reverse:
+                    yield after.id, f"{name} in {place}: {before.id}, then {after.id}"
+
+
+def _left_out(facts: TopicFacts) -> Broken:
+    """Nothing lies between two messages that a reader got but what it was told is gone."""
+    for name, run in facts.runs.items():
+        for place, met in _by_lane(facts, run).items():
+            for before, after in itertools.pairwise([None, *met]):
+                if after is not None and after.gap is None:
+                    yield from _between(facts, run, name, place, before, after)
+
+
+def _between(
+    facts: TopicFacts, run: Run, name: str, place: Place, before: Met | None, after: Met
+) -> Broken:
+    begun, told_of_gap = run.begun[1], before is not None and before.gap is not None
+    if before is None and (begun.latest or begun.first is not None):
+        return  # _unread looks at where it begins
+    start = before.where if before is not None else None
+    for message_id in _ids_between(facts, place, start, after.where, reverse=begun.reverse):
+        removed_at = facts.removed.get(message_id.ledger_id)
+        is_gone = removed_at is not None and removed_at < after.order
+        if not is_gone:
+            yield message_id, f"{name} got {after.id} and not {message_id}, which is before it"
+        elif before is not None and not told_of_gap:
+            yield message_id, f"{name} was not told that {message_id} is gone before {after.id}"
+
+
+def _ids_between(
+    facts: TopicFacts, place: Place, start: Where | None, stop: Where, *, reverse: bool
+) -> list[MessageId]:
+    """Return what is known to lie between, both excluded; *start* None: from the end."""
+    ids = facts.lanes.get(place, [])
+    wheres = [where for where, _ in ids]
+    low, high = (stop, start) if reverse else (start, stop)
+    first = 0 if low is None else bisect_right(wheres, low)
+    last = len(ids) if high is None else bisect_left(wheres, high)
+    if start is None and reverse:
+        return []  # what came after it began lies there too
+    return [message_id for _, message_id in ids[first:last]]
+
+
+def _false_gap(facts: TopicFacts) -> Broken:
+    """A reader is told of a gap only where ledgers were removed, and from there on."""
+    for name, run in facts.runs.items():
+        for place, met in _by_lane(facts, run).items():
+            for each in met:
+                if each.gap is None:
+                    continue
+                left = [i for i in _of_gap(facts, place, each) if not _was_gone(facts, i, each)]
+                if left:
+                    yield left[0], f"{name} was told of a gap at {each.gap.position}: there it is"
+
+
+def _of_gap(facts: TopicFacts, place: Place, met: Met) -> list[MessageId]:
+    """Return the ids that a gap is said to cover: its position, and up to what is first."""
+    assert met.gap is not None
+    first = facts.where(met.gap.first) if met.gap.first is not None else None
+    stop = first[1] if first is not None else Where(1 << 62, 0, 0)
+    between = _ids_between(facts, place, met.where, stop, reverse=False)
+    position = met.gap.position
+    return [position, *between] if facts.where(position) and met.where < stop else [position]
+
+
+def _was_gone(facts: TopicFacts, message_id: MessageId, met: Met) -> bool:
+    removed_at = facts.removed.get(message_id.ledger_id)
+    return removed_at is not None and removed_at < met.order
+
+
+def _by_lane(facts: TopicFacts, run: Run) -> dict[Place, list[Met]]:
+    found: dict[Place, list[Met]] = {}
+    for order, event in run.events:
+        if isinstance(event, GapTold):
+            place, position = Place(event.partition, event.lane), event.position
+            located = facts.where(position)
+            where = located[1] if located else Where(-1, -1, -1)
+            found.setdefault(place, []).append(Met(order, where, position, event))
+            continue
+        for message_id in event.ids:
+            if (at := facts.where(message_id)) is not None:
+                found.setdefault(at[0], []).append(Met(order, at[1], message_id))
+    return found
+
+
+READER_PROMISES: Promises = [
+    (15, _unread),
+    (16, _unordered),
+    (19, _left_out),
+    (19, _false_gap),
+]
