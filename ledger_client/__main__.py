@@ -1,4 +1,4 @@
-"""The command ``quire``: ledgers, the cluster, a demonstration, measurements."""
+"""The command ``quire``: topics, ledgers, the cluster, a demonstration, measurements."""
 
 from __future__ import annotations
 
@@ -11,18 +11,19 @@ from ledger_client.commands.cluster import cluster
 from ledger_client.commands.demo import demo
 from ledger_client.commands.ledger import ledger
 from ledger_client.commands.outcome import conclude
+from ledger_client.commands.topic import topic
 
 
 @click.group()
 @click.version_option(package_name="quire", message="quire %(version)s")
 def quire() -> None:
-    """Write and read replicated ledgers.
+    """Write and read topics and replicated ledgers.
 
     Try `quire demo` first: it needs nothing but this installation.
     """
 
 
-for command in (ledger, cluster, demo, bench):
+for command in (topic, ledger, cluster, demo, bench):
     quire.add_command(command)
 
 

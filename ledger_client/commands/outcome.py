@@ -30,6 +30,7 @@ from ledger_client.errors import (
     ReplicasUnavailable,
     WrongPassword,
 )
+from ledger_client.topics.errors import BadTopic, TopicExists
 from metadata import errors as metadata_errors
 
 _START_ONE = "start one with `bookie standalone --data DIR` or name the cluster with --cluster"
@@ -39,7 +40,8 @@ ADVICE: dict[type[BaseException], str] = {
     metadata_errors.MetadataUnavailable: _START_ONE,
     NoSuchLedger: "`quire ledger list` shows those that exist",
     WrongPassword: "give the one it was created with by --password or QUIRE_PASSWORD",
-    NotEnoughBookies: "start more bookies, or ask for fewer with --ensemble",
+    NotEnoughBookies: "start more bookies, or ask for fewer: --ensemble, of topics --replication",
+    TopicExists: "`quire topic describe` shows it",
     AckQuorumLost: "what was acknowledged stays readable; write the rest to a new ledger",
     ReplicasUnavailable: "start the bookies that are named",
 }
@@ -56,6 +58,7 @@ class Exit(enum.IntEnum):
 
 
 CODES: dict[type[BaseException], Exit] = {
+    BadTopic: Exit.USAGE,
     InvalidAddress: Exit.USAGE,
     MetadataUnavailable: Exit.UNREACHABLE,
     metadata_errors.BadAddress: Exit.USAGE,

@@ -17,9 +17,11 @@ from ledger_client.topics.catalogue import TopicCatalogue, check_users
 from ledger_client.topics.deletion import Deletion
 from ledger_client.topics.errors import TopicExists
 from ledger_client.topics.events import TELLER, EventSender, events_topic, tell_events
+from ledger_client.topics.holdings import items_under
 from ledger_client.topics.retention import Before
+from ledger_client.translation import translated
 from metadata.errors import MetadataError
-from metadata.topics import TopicRecord, split_topic
+from metadata.topics import LANE_LEDGERS, TopicRecord, split_topic, topic_prefix
 
 if TYPE_CHECKING:
     from ledger_client.topics.client import TopicClient
@@ -79,10 +81,23 @@ class Administration:
         return altered
 
     async def delete(self, name: str, on_removed: Callable[[int], None]) -> None:
-        """Delete a topic. Raises as TopicClient.delete_topic."""
-        topic = await self._catalogue.mark_deleting(name)
+        """Delete a topic, or end its deletion. Raises as TopicClient.delete_topic."""
+        found = await self._catalogue.find(name)
+        if found is not None and found[0].state == "deleting":
+            topic = found[0]
+        else:
+            topic = await self._catalogue.mark_deleting(name)
         await Deletion(self._client, self._catalogue, topic, on_removed=on_removed).run()
         await self._tell(name)
+
+    async def count_ledgers(self, name: str) -> int:
+        """Return how many ledgers a topic has. Raises as TopicClient.count_ledgers."""
+        found = await self._catalogue.find(name)
+        if found is None:
+            return 0
+        with translated(self._catalogue.timeout_s):
+            prefix = topic_prefix(LANE_LEDGERS, found[0].uid)
+            return len(await items_under(self._catalogue.store, prefix))
 
     async def purge(
         self,

@@ -161,6 +161,10 @@ class TopicClient(Client):
             name, before, partition=partition, lane=lane, dry_run=dry_run, on_removed=on_removed
         )
 
+    async def count_ledgers(self, name: str) -> int:
+        """Return how many ledgers a topic has, also while it is being deleted; 0 for none."""
+        return await self.administration.count_ledgers(name)
+
     async def explain_topic(self, name: str) -> Explanation:
         """Return every ledger of a topic, why it is there, and when it will go.
 

@@ -1,0 +1,298 @@
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+import trio
+
+from ledger_client.__main__ import quire
+from ledger_client.commands.moment import Length, Moment, moment_text
+from ledger_client.commands.outcome import Exit, conclude
+from ledger_client.commands.topic.settings import SizeLimit
+from metadata.records import (
+    BookieRecord,
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    bookie_lease,
+    encode_record,
+    ledger_key,
+)
+from metadata.topics import (
+    LaneLedger,
+    LaneOwner,
+    LaneRecord,
+    decode_topic,
+    encode_row,
+    lane_key,
+    lane_ledger_key,
+    topic_key,
+    writer_lease,
+)
+from metadata.urls import open_store
+
+DAY_MS = 86_400_000
+NOON_MS = 1_714_564_800_000  # 2024-05-01T12:00Z
+
+
+class Told(NamedTuple):
+    code: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> list[dict[str, object]]:
+        return [json.loads(line) for line in self.out.splitlines()]
+
+
+Run = Callable[..., Told]
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> str:
+    """Metadata with three bookies that are said to serve."""
+    url = f"sqlite://{tmp_path}/metadata.db"
+
+    async def fill() -> None:
+        async with open_store(url) as store:
+            for name in ("b1", "b2", "b3"):
+                record = encode_record(BookieRecord(name, "127.0.0.1:9", 10, 10))
+                await store.grant(bookie_lease(name), name, ttl_s=600, value=record)
+
+    trio.run(fill)
+    return url
+
+
+@pytest.fixture
+def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
+    def conclude_words(*words: str) -> Told:
+        code = conclude(quire, ["topic", *words, "--cluster", url])
+        return Told(code, *capsys.readouterr())
+
+    return conclude_words
+
+
+def lay_out(url: str, name: str) -> None:
+    """Two closed ledgers of a day each, the second till noon, and one that is written."""
+
+    async def fill() -> None:
+        async with open_store(url) as store:
+            found = await store.get(topic_key(name))
+            assert found is not None
+            uid = decode_topic(name, found.value).uid
+            await store.put(lane_key(uid, -1, 0), encode_row(LaneRecord(epoch=3, current=2)))
+            for number in range(3):
+                end_ms = NOON_MS + (number - 1) * DAY_MS
+                row = LaneLedger(
+                    ledger_id=40 + number,
+                    state="closed",
+                    created_ms=end_ms - DAY_MS,
+                    closed_ms=end_ms,
+                    entries=5,
+                    messages=1500,
+                    size=2048,
+                    first_event_time=(end_ms - DAY_MS) * 1_000_000,
+                    last_event_time=(end_ms - 1) * 1_000_000,
+                )
+                if number == 2:
+                    row = LaneLedger(ledger_id=42, state="open", created_ms=NOON_MS)
+                await store.put(lane_ledger_key(uid, -1, 0, number), encode_row(row))
+                ledger = LedgerRecord(
+                    40 + number, 1, 1, 1, LedgerState.CLOSED, [Fragment(0, ["b1"])]
+                )
+                await store.put(ledger_key(40 + number), encode_record(ledger))
+            owner = encode_row(LaneOwner(producer="till", host="h1", process_id=7))
+            await store.grant(writer_lease(uid, -1, 0), "till/1", ttl_s=600, value=owner)
+
+    trio.run(fill)
+
+
+def test_a_topic_is_made_described_altered_and_deleted(run: Run) -> None:
+    """TB-24, TD-07: copies and limits are set when it is made, and limits later too."""
+    assert run("create", "shop/orders", "--partitions", "4").out == "shop/orders\n"
+    described = run("describe", "shop/orders").out
+    assert "partitions      4" in described
+    assert "copies          2, acknowledged with 2 of them" in described
+    assert "ledgers roll at 95.4 MiB or 4 h" in described
+    assert "kept            7 d" in described
+    altered = run("alter", "shop/orders", "--retention-age", "-1", "--partitions", "6", "--json")
+    assert altered.json[0]["retention"] == {"age_s": -1.0, "size": -1}
+    assert altered.json[0]["partitions"] == 6
+    assert run("delete", "shop/orders", "--json").json == [
+        {"topic": "shop/orders", "ledgers": 0, "complete": True}
+    ]
+    told = run("describe", "shop/orders")
+    assert (told.code, told.err) == (
+        Exit.FAILED,
+        "quire: topic shop/orders: no such topic; make it: quire topic create shop/orders\n",
+    )
+
+
+def test_every_setting_can_be_given(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "schema.json").write_text('{"type": "object"}')
+    words = {
+        "--partitions": "2",
+        "--replication": "3",
+        "--ack-quorum": "3",
+        "--order": "event-time",
+        "--compression": "zstd",
+        "--roll-size": "64KiB",
+        "--roll-entries": "50000",
+        "--roll-age": "15min",
+        "--roll-age-min": "10s",
+        "--retention-age": "36h",
+        "--retention-size": "10GB",
+        "--schema": "json",
+        "--schema-file": str(tmp_path / "schema.json"),
+        "--property": "team=till",
+    }
+    given = [word for pair in words.items() for word in pair]
+    (made,) = run("create", "s/t", *given, "--json").json
+    assert made["roll"] == {"size": 65536, "entries": 50000, "age_s": 900.0, "age_min_s": 10.0}
+    assert made["retention"] == {"age_s": 129600.0, "size": 10**10}
+    assert made["schema"] == {"kind": "json", "definition": '{"type": "object"}'}
+    assert (made["order"], made["compression"]) == ("event-time", "zstd")
+    assert (made["replication"], made["ack_quorum"]) == (3, 3)
+    (altered,) = run("alter", "s/t", "--property", "team=", "--property", "a=b=c", "--json").json
+    assert altered["properties"] == {"a": "b=c"}
+    assert altered["roll"] == made["roll"]
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (["create", "orders"], Exit.USAGE, "'orders' is not namespace/name"),
+        (["create", "s/__events"], Exit.USAGE, "names that begin with '__' are quire's own"),
+        (["create", "s/u", "--replication", "4"], Exit.FAILED, "3 healthy bookies, 4 needed"),
+        (["create", "s/u", "--ack-quorum", "3"], Exit.USAGE, "ack quorum <= replication"),
+        (["create", "s/u", "--roll-size", "0"], Exit.USAGE, "roll.size: expected int >= 1"),
+        (["create", "s/u", "--roll-age", "soon"], Exit.USAGE, "write 90s, 15min, 4h, 7d"),
+        (["create", "s/u", "--property", "x"], Exit.USAGE, "written KEY=VALUE"),
+        (["create", "s/t"], Exit.FAILED, "exists already; `quire topic describe` shows it"),
+        (["alter", "s/t"], Exit.USAGE, "nothing is to be altered"),
+        (["alter", "s/t", "--partitions", "2"], Exit.USAGE, "it is not partitioned"),
+        (["alter", "s/none", "--compression", "lz4"], Exit.FAILED, "no such topic"),
+        (["delete", "s/none"], Exit.FAILED, "no such topic"),
+        (["explain", "s/none"], Exit.FAILED, "no such topic"),
+        (["purge", "s/t"], Exit.USAGE, "say what to remove"),
+        (["purge", "s/t", "--all", "--before", "7d"], Exit.USAGE, "say what to remove"),
+        (["purge", "s/t", "--before", "never"], Exit.USAGE, "'never' is no point of time"),
+    ],
+)
+def test_what_cannot_be_is_one_line_that_helps(
+    run: Run, words: list[str], code: int, told: str
+) -> None:
+    run("create", "s/t")
+    done = run(*words)
+    assert done.code == code
+    assert told in done.err
+    assert len(done.err.splitlines()) == 1
+
+
+def test_topics_are_listed_by_namespace(run: Run) -> None:
+    assert run("list") == (Exit.DONE, "", "")
+    for name in ("b/two", "a/one", "a/two"):
+        run("create", name)
+    lines = run("list").out.splitlines()
+    assert lines[0].split()[:3] == ["topic", "partitions", "copies"]
+    assert [line.split()[0] for line in lines[1:] if "__" not in line] == [
+        "a/one",
+        "a/two",
+        "b/two",
+    ]
+    listed = [topic["name"] for topic in run("list", "a", "--json").json]
+    assert [name for name in listed if "__" not in str(name)] == ["a/one", "a/two"]
+
+
+def test_each_ledger_is_explained(run: Run, url: str) -> None:
+    """PS-35: why it still exists and when it will go."""
+    run("create", "s/t", "--retention-age", "-1")
+    lay_out(url, "s/t")
+    head, first, second, third, _, last = run("explain", "s/t").out.splitlines()
+    assert head.split()[:5] == ["partition", "lane", "number", "ledger", "state"]
+    assert first.split()[:8] == ["-1", "0", "0", "40", "closed", "5", "1,500", "2.0"]
+    assert "everything is kept" in first
+    assert "never" in second
+    assert "written by till on h1" in third
+    assert "after its close" in third
+    assert last == "s/t: 3 ledgers, 4.0 KiB; kept: for ever"
+    run("alter", "s/t", "--retention-age", "1d")
+    assert run("explain", "s/t").out.count("older than 1 d") == 2
+    (told,) = run("explain", "s/t", "--json").json
+    assert [fate["goes"] for fate in told["lanes"][0]["ledgers"]] == [True, True, False]  # type: ignore[index]
+
+
+def test_describe_tells_what_each_lane_holds(run: Run, url: str) -> None:
+    """TB-13, TB-53, TB-55."""
+    run("create", "s/t")
+    lay_out(url, "s/t")
+    described = run("describe", "s/t").out
+    assert "holds           3 ledgers, 3,000 messages, 4.0 KiB" in described
+    assert "till on h1, process 7" in described
+    assert "2024-04-29 12:00:00Z to 2024-05-01 11:59:59.999Z" in described
+
+
+def test_a_purge_says_what_went_and_what_stays(run: Run, url: str) -> None:
+    """TB-75, BK-22."""
+    run("create", "s/t")
+    lay_out(url, "s/t")
+    dry = run("purge", "s/t", "--all", "--dry-run")
+    assert "2 ledgers, 3,000 messages, 4.0 KiB would be removed" in dry.out
+    done = run("purge", "s/t", "--before", "2024-05-01T11:00")
+    assert done.out.splitlines() == [
+        "1 ledger, 1,500 messages, 2.0 KiB removed",
+        "partition -1, lane 0: ledger 41 is the first that stays: not wholly before "
+        "1714561200000 ms",
+    ]
+    (none,) = run("purge", "s/t", "--before-event-time", "2024-05-01T11:59", "--json").json
+    assert (none["ledgers"], none["dry_run"]) == (0, False)
+    (last,) = run("purge", "s/t", "--before-event-time", "2024-05-01T12:00Z", "--json").json
+    assert (last["ledgers"], last["messages"]) == (1, 1500)
+
+
+def test_delete_counts_the_ledgers(run: Run, url: str) -> None:
+    run("create", "s/t")
+    lay_out(url, "s/t")
+    assert run("delete", "s/t", "--json").json[0]["ledgers"] == 3
+
+
+# --- sizes and times --------------------------------------------------------------------
+
+
+def test_sizes_and_lengths_have_units() -> None:
+    sizes = [SizeLimit().convert(text, None, None) for text in ("7", "2KB", "2KiB", "3 gib")]
+    assert sizes == [7, 2000, 2048, 3 << 30]
+    lengths = [Length().convert(text, None, None) for text in ("7", "1.5h", "2d", "1w", "2 min")]
+    assert lengths == [7.0, 5400.0, 172800.0, 604800.0, 120.0]
+    for unlimited in ("-1", "unlimited"):
+        assert SizeLimit(unlimited=True).convert(unlimited, None, None) == -1
+        assert Length(unlimited=True).convert(unlimited, None, None) == -1.0
+
+
+@pytest.mark.parametrize(
+    ("text", "at_ns"),
+    [
+        ("2024-05-01T12:00Z", NOON_MS * 1_000_000),
+        ("2024-05-01 12:00:00.000001", NOON_MS * 1_000_000 + 1000),
+        ("2024-05-01T14:00+02:00", NOON_MS * 1_000_000),
+        ("2024-05-01", (NOON_MS - DAY_MS // 2) * 1_000_000),
+        ("1969-12-31T23:59:59", -1_000_000_000),
+        ("-5", -5),
+        ("1714564800000000000", NOON_MS * 1_000_000),
+        ("7d", (NOON_MS - 7 * DAY_MS) * 1_000_000),
+        ("36h ago", (NOON_MS - 3 * DAY_MS // 2) * 1_000_000),
+    ],
+)
+def test_points_of_time(text: str, at_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("time.time_ns", lambda: NOON_MS * 1_000_000)
+    assert Moment().convert(text, None, None) == at_ns
+
+
+def test_times_are_written_to_the_nanosecond() -> None:
+    assert moment_text(NOON_MS * 1_000_000) == "2024-05-01 12:00:00Z"
+    assert moment_text(1) == "1970-01-01 00:00:00.000000001Z"
+    assert moment_text(-1) == "1969-12-31 23:59:59.999999999Z"
+    assert moment_text(1 << 63) == "2262-04-11 23:47:16.854775808Z"
