@@ -1,0 +1,111 @@
+"""One lane read in reverse: its ledgers from the last to the first, each from its end.
+
+Entries are read in blocks of a bounded size, and while one is being taken the next is read.
+The beginning of the lane is wherever it begins by the time that it is reached; a ledger
+that is removed under the reader is a Gap, after which nothing is left.
+"""
+
+from __future__ import annotations
+
+from ledger_client.entries import EntryBatch
+from ledger_client.errors import LedgerError, NoSuchLedger
+from ledger_client.reader import LedgerReader
+from ledger_client.topics.errors import Gap
+from ledger_client.topics.intake import Ended, Failed, Intake, Taken
+from ledger_client.topics.ledger_rows import LedgerRows, Row
+from ledger_client.topics.opening import LedgerOpener
+from ledger_client.topics.places import UNKNOWN, LaneRef, Place
+from ledger_client.topics.times import place_of
+
+BLOCK_SIZE = 2 << 20
+BLOCK_ENTRIES_MAX = 16384
+FIRST_BLOCK_ENTRIES = 16
+
+
+class BackwardReader:
+    """Reads a lane from a place back to *end*, or to its beginning, into an intake."""
+
+    def __init__(
+        self,
+        lane: LaneRef,
+        *,
+        rows: LedgerRows,
+        opener: LedgerOpener,
+        intake: Intake,
+        start: Place,
+        end: Place | None = None,
+    ) -> None:
+        self._lane = lane
+        self._rows = rows
+        self._opener = opener
+        self._intake = intake
+        self._place = start
+        self._end = end
+        self._block = FIRST_BLOCK_ENTRIES
+
+    async def run(self) -> None:
+        """Read until the end, or until something fails: the intake tells."""
+        try:
+            if self._place.number != UNKNOWN:
+                await self._read_ledgers()
+            await self._intake.put(Ended())
+        except LedgerError as failure:
+            await self._intake.put(Failed(failure))
+
+    async def _read_ledgers(self) -> None:
+        number, inside = self._place.number, self._place.at > (self._place.number, 0, 0)
+        while number >= 0 and (self._end is None or number >= self._end.number):
+            row = await self._rows.at(number)
+            if row is None or not await self._read(row):
+                if inside or row is not None:
+                    await self._intake.put(Failed(self._gap()))
+                return
+            number, inside = number - 1, False
+
+    async def _read(self, row: Row) -> bool:
+        """Read a ledger back to its first entry; False: it was removed on the way."""
+        try:
+            reader = await self._opener.open(row.ledger.ledger_id)
+            try:
+                await self._read_back(row, reader)
+            finally:
+                reader.close()
+        except NoSuchLedger:
+            if await self._rows.at(row.number) is not None:
+                raise  # a row without its ledger: metadata is damaged
+            return False
+        return True
+
+    async def _read_back(self, row: Row, reader: LedgerReader) -> None:
+        stop = reader.last_confirmed + 1
+        if row.number == self._place.number:
+            asked = self._place.entry + (self._place.skip > 0)
+            if asked > stop:
+                stop = await reader.refresh() + 1
+            stop = min(stop, asked)
+        bottom = 0
+        if self._end is not None and self._end.number == row.number:
+            bottom = self._end.entry
+        while stop > bottom:
+            first = max(stop - self._block, bottom)
+            block = [batch async for batch in reader.read_batches(first, stop - 1)]
+            for batch in reversed(block):
+                await self._intake.put(Taken(row, batch))
+                self._place = place_of(row, batch.first_entry)
+            self._learn_sizes(block)
+            stop = first
+
+    def _learn_sizes(self, block: list[EntryBatch]) -> None:
+        entries, size = sum(map(len, block)), sum(batch.size for batch in block)
+        fitting = BLOCK_SIZE * entries // max(size, 1)
+        self._block = max(1, min(fitting, 4 * self._block, BLOCK_ENTRIES_MAX))
+
+    def _gap(self) -> Gap:
+        return Gap(
+            self._lane.topic,
+            partition=self._lane.partition,
+            lane=self._lane.lane,
+            position=self._place.message_id(self._lane.partition),
+            first=None,
+            missing=None,
+        )

@@ -1,0 +1,181 @@
+"""One lane read forward: its ledgers one after the other, the open one as it grows.
+
+    rows ──► ledger ──► entries ──► Intake
+      ▲         │ its record says that it ended
+      └─────────┘
+
+A closed ledger is read ahead of whoever takes the entries; an open one is followed, by a
+read that is parked at a bookie. After the end of a ledger the lane goes on in the next
+row. Until there is one a watch wakes the reader, and it looks by itself now and then.
+
+Rows go away, the oldest first, while somebody reads. Versions have no gaps from ledger to
+ledger: so a place tells, when its own ledger is gone, whether entries are missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+
+from ledger_client.entries import EntryBatch
+from ledger_client.errors import LedgerError, NoSuchLedger
+from ledger_client.reader import LedgerReader
+from ledger_client.topics.errors import Gap
+from ledger_client.topics.intake import Ended, Failed, Intake, Taken
+from ledger_client.topics.ledger_rows import LedgerRows, Row
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.opening import LedgerOpener, settle
+from ledger_client.topics.places import UNKNOWN, LaneRef, Place
+from ledger_client.topics.times import place_of
+from ledger_client.topics.topic_watch import LOOK_S
+
+News = Callable[[str], trio.Event]
+"""Returns what is set when rows with the prefix may have changed."""
+
+
+class LaneReader:
+    """Reads a lane from a place on, into an intake.
+
+    Args:
+        lane: which.
+        rows: its rows.
+        opener: opens its ledgers.
+        intake: takes what is read.
+        start: where to begin.
+        end: where to end; None: at the end of what is there.
+        last_number: the last ledger to read; None: follow, for ever or up to *end*.
+        news: tells of new rows; needed to follow.
+    """
+
+    def __init__(
+        self,
+        lane: LaneRef,
+        *,
+        rows: LedgerRows,
+        opener: LedgerOpener,
+        intake: Intake,
+        start: Place,
+        end: Place | None = None,
+        last_number: int | None = None,
+        news: News | None = None,
+    ) -> None:
+        self._lane = lane
+        self._rows = rows
+        self._opener = opener
+        self._intake = intake
+        self._place = start
+        self._number = start.number
+        """of the ledger to read next: after the end of one, that of the next"""
+        self._end = end
+        self._last_number = last_number
+        self._news = news
+
+    async def run(self) -> None:
+        """Read until the end, or until something fails: the intake tells."""
+        try:
+            while (row := await self._next_row()) is not None:
+                if not await self._read(row):
+                    continue  # it was removed meanwhile: look for what is there
+                self._number = row.number + 1
+            await self._intake.put(Ended())
+        except LedgerError as failure:
+            await self._intake.put(Failed(failure))
+
+    async def _next_row(self) -> Row | None:
+        while not self._is_over():
+            news = self._news(self._rows.prefix) if self._news is not None else trio.Event()
+            row = await self._rows.first_from(self._number)
+            if row is not None and not row.readable:
+                row = None
+            if row is not None and row.number == self._number:
+                return row
+            gap = await self._gap(row)
+            if gap is not None:
+                await self._intake.put(Failed(gap))
+            if row is not None:
+                self._place, self._number = place_of(row, 0), row.number
+            elif gap is not None:
+                self._number += 1
+            elif self._last_number is not None:
+                return None
+            else:
+                self._intake.mark_edge()
+                with trio.move_on_after(LOOK_S):
+                    await news.wait()
+        return None
+
+    def _is_over(self) -> bool:
+        if self._last_number is not None and self._number > self._last_number:
+            return True
+        reached = max(self._place.at, (self._number, 0, 0))
+        return self._end is not None and reached >= self._end.at
+
+    async def _gap(self, row: Row | None) -> Gap | None:
+        """Return what is missing when ledger *number* is not there, but *row* or nothing is."""
+        if self._number == UNKNOWN:
+            return None  # wherever the lane begins is right
+        if row is not None:
+            here, first = row.ledger.base_version, MessageId(row.ledger.ledger_id, 0)
+        else:
+            record = await self._rows.record()
+            if record is None or self._number > record.current:
+                return None  # it is yet to come
+            here, first = record.next_version, None
+        reached = self._place.version
+        known = reached >= 0 and here >= 0
+        if known and reached >= here:
+            return None  # what was removed had been read
+        return Gap(
+            self._lane.topic,
+            partition=self._lane.partition,
+            lane=self._lane.lane,
+            position=self._place.message_id(self._lane.partition),
+            first=first and first._replace(partition=self._lane.partition),
+            missing=here - reached if known else None,
+        )
+
+    async def _read(self, row: Row) -> bool:
+        """Read the rest of a ledger; False: it was removed on the way, and its row with it."""
+        try:
+            reader = await self._opener.open(row.ledger.ledger_id)
+            try:
+                await self._read_on(row, reader)
+            finally:
+                reader.close()
+        except NoSuchLedger:
+            if await self._rows.at(row.number) is not None:
+                raise  # a row without its ledger: metadata is damaged
+            return False
+        return True
+
+    async def _read_on(self, row: Row, reader: LedgerReader) -> None:
+        if self._number != self._place.number:
+            self._place = place_of(row, 0)
+        if self._last_number is not None:
+            await settle(reader)
+        if reader.closed or self._last_number is not None:
+            last = self._last_of(row, reader.last_confirmed)
+            async for batch in reader.read_batches(self._place.entry, last):
+                await self._put(row, batch)
+            return
+        await self._follow(row, reader)
+
+    async def _follow(self, row: Row, reader: LedgerReader) -> None:
+        follower = reader.follow(self._place.entry)
+        while not self._is_over():
+            if self._place.entry > reader.last_confirmed:
+                self._intake.mark_edge()
+            batch = await follower.next_batch()
+            if batch is None:
+                return
+            await self._put(row, batch)
+
+    def _last_of(self, row: Row, last: int) -> int:
+        if self._end is None or self._end.number != row.number:
+            return last
+        return min(last, self._end.entry if self._end.skip else self._end.entry - 1)
+
+    async def _put(self, row: Row, batch: EntryBatch) -> None:
+        await self._intake.put(Taken(row, batch))
+        self._place = place_of(row, batch.last_entry + 1)

@@ -1,0 +1,209 @@
+"""The lanes that a reader reads: which they are, where each begins, the task that reads it.
+
+topics ──► lanes that are there ──► where each begins and ends ──► a task and a stream
+                  ▲
+                  └─ while following: looked for again and again (topic_watch.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import trio
+
+from ledger_client.errors import LedgerError
+from ledger_client.topics.backward import BackwardReader
+from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.topics.errors import NoSuchTopic
+from ledger_client.topics.intake import Failed, Intake
+from ledger_client.topics.lane_reader import LaneReader
+from ledger_client.topics.lane_stream import LaneStream
+from ledger_client.topics.ledger_rows import LedgerRows, lanes_of
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.opening import LedgerOpener
+from ledger_client.topics.places import EARLIEST, LaneRef, Place
+from ledger_client.topics.reading import Reading
+from ledger_client.topics.starting import Begin, KnownLane, Start, Starts, narrow
+from ledger_client.topics.times import TIMES, Time
+from ledger_client.topics.topic_watch import TopicWatch
+from metadata.topics import TopicRecord
+
+
+class Opening(NamedTuple):
+    """A lane, and what of it is to be read."""
+
+    known: KnownLane
+    begin: Begin
+    end: Place | None = None
+
+
+class LaneSet:
+    """The lanes of some topics, and how to read them.
+
+    Args:
+        catalogue: finds the topics.
+        opener: opens their ledgers.
+        topics: their records.
+        reading: what was asked for.
+        tell: called when a lane has something to take.
+    """
+
+    def __init__(
+        self,
+        *,
+        catalogue: TopicCatalogue,
+        opener: LedgerOpener,
+        topics: Sequence[TopicRecord],
+        reading: Reading,
+        tell: Callable[[], None],
+    ) -> None:
+        self.store = catalogue.store
+        self._catalogue = catalogue
+        self._opener = opener
+        self._topics = topics
+        self._reading = reading
+        self._tell = tell
+        self._starts = Starts(opener)
+        self.watches: list[TopicWatch] = []
+        """of each topic, when it is followed"""
+
+    async def openings(self, start: Start, *, behind: bool) -> list[Opening]:
+        """Return all lanes there are, and where reading begins and ends in each.
+
+        Raises:
+            NoSuchTopic: one of the topics is gone.
+            BadTopic: there is no such place; the message says why.
+            LedgerError: as reading does.
+        """
+        reading = self._reading
+        lanes = await self.lanes()
+        chosen = narrow([each.lane for each in lanes], start, reading.end)
+        lanes = [each for each in lanes if each.lane in chosen]
+        self._opener.share(reading.read_ahead_size, len(lanes))
+        begins = await self._places(lanes, start, behind=behind)
+        if reading.end is None or self.until is not None:
+            return [Opening(*pair) for pair in zip(lanes, begins, strict=True)]
+        behind = reading.end_inclusive != reading.reverse
+        ends = await self._places(lanes, reading.end, behind=behind)
+        for end in ends:
+            if end.gap is not None:
+                raise end.gap
+        places = [end.place for end in ends]
+        return [Opening(*each) for each in zip(lanes, begins, places, strict=True)]
+
+    async def lanes(self) -> list[KnownLane]:
+        """Return the lanes that exist, as far as they were asked for.
+
+        Raises:
+            NoSuchTopic: one of the topics is gone.
+        """
+        found: list[KnownLane] = []
+        for index in range(len(self._topics)):
+            found += await self.lanes_of(index)
+        return found
+
+    async def lanes_of(self, index: int) -> list[KnownLane]:
+        """Return the lanes of one topic that exist, as far as they were asked for.
+
+        Raises:
+            NoSuchTopic: it is gone, or another one by now.
+        """
+        topic = self._topics[index]
+        found, _ = await self._catalogue.get(topic.name)
+        if found.uid != topic.uid:
+            raise NoSuchTopic(topic.name)
+        store, timeout_s = self.store, self._catalogue.timeout_s
+        known: list[KnownLane] = []
+        for partition, lane, record in await lanes_of(store, topic.uid, timeout_s=timeout_s):
+            if not _is_among(partition, self._reading.partitions):
+                continue
+            if not _is_among(lane, self._reading.lanes):
+                continue
+            ordered = topic.order == "event-time"
+            ref = LaneRef(index, partition, lane, topic.name, topic.uid, ordered)
+            known.append(KnownLane(ref, LedgerRows(store, ref, timeout_s=timeout_s), record))
+        return known
+
+    async def _places(
+        self, lanes: Sequence[KnownLane], start: Start, *, behind: bool
+    ) -> list[Begin]:
+        """Return the place in each lane; all are looked for at once."""
+        found: dict[int, Begin] = {}
+        failures: list[LedgerError] = []
+
+        async def look(index: int) -> None:
+            try:
+                found[index] = await self._starts.begin(lanes[index], start, behind=behind)
+            except LedgerError as failure:
+                failures.append(failure)
+
+        async with trio.open_nursery() as nursery:
+            for index in range(len(lanes)):
+                nursery.start_soon(look, index)
+        if failures:
+            raise failures[0]
+        return [found[index] for index in range(len(lanes))]
+
+    def takes(self, lane: LaneRef, start: Start) -> bool:
+        """Whether a lane that appeared after reading had begun at *start* is read too."""
+        if isinstance(self._reading.end, MessageId):
+            return False  # it ends with a message of another lane
+        return not isinstance(start, MessageId) or lane.partition == start.partition
+
+    @property
+    def until(self) -> Time | None:
+        """The time at which every lane ends, when it is read forward."""
+        end = self._reading.end
+        if self._reading.reverse or not isinstance(end, TIMES):
+            return None
+        return end.next() if self._reading.end_inclusive else end
+
+    def stream(self, opening: Opening) -> LaneStream:
+        """Return the stream of a lane that nobody reads yet; run() does."""
+        intake = Intake(self._tell)
+        if opening.begin.gap is not None:
+            intake.items.append(Failed(opening.begin.gap))
+        return LaneStream(
+            opening.known.lane,
+            opening.begin.place,
+            intake,
+            since=opening.begin.since,
+            until=self.until,
+            end=opening.end,
+            backward=self._reading.reverse,
+        )
+
+    async def run(self, opening: Opening, stream: LaneStream) -> None:
+        """Read a lane into its stream, until its end, a failure, or the end of its scope."""
+        known, follow = opening.known, self._reading.follow
+        with stream.scope:
+            if self._reading.reverse:
+                await BackwardReader(
+                    known.lane,
+                    rows=known.rows,
+                    opener=self._opener,
+                    intake=stream.intake,
+                    start=stream.place,
+                    end=stream.end,
+                ).run()
+                return
+            await LaneReader(
+                known.lane,
+                rows=known.rows,
+                opener=self._opener,
+                intake=stream.intake,
+                start=stream.place,
+                end=stream.end,
+                last_number=None if follow else known.record.current,
+                news=self.watches[known.lane.topic_index].news if follow else None,
+            ).run()
+
+
+def newborn(known: KnownLane, start: Start) -> Opening:
+    """Return how to read a lane that appeared after reading had begun at *start*."""
+    return Opening(known, Begin(EARLIEST, start if isinstance(start, TIMES) else None))
+
+
+def _is_among(number: int, wanted: Sequence[int] | None) -> bool:
+    return wanted is None or number in wanted

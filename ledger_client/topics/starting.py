@@ -1,0 +1,162 @@
+"""Where reading begins and where it ends, in every lane, as the caller said it.
+
+A MessageId is a place in one lane, so who gives one reads one lane of its partition. A
+position, as TopicReader.position() returned it, names a place in each. A time stands for
+its place in each lane (times.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+from ledger_client.topics.errors import BadTopic, Gap
+from ledger_client.topics.ledger_rows import LedgerRows, Row
+from ledger_client.topics.message_id import NOT_BATCHED, MessageId
+from ledger_client.topics.opening import LedgerOpener, settle
+from ledger_client.topics.places import EARLIEST, LanePlace, LaneRef, Place
+from ledger_client.topics.times import TIMES, Time, TimeSearch, place_of
+from metadata.topics import LaneRecord
+
+Position = tuple[LanePlace, ...]
+Start = Literal["earliest", "latest"] | MessageId | Time | Sequence[LanePlace]
+"""A place in each lane that is read."""
+
+
+class KnownLane(NamedTuple):
+    """A lane that exists, and how far it is."""
+
+    lane: LaneRef
+    rows: LedgerRows
+    record: LaneRecord
+
+
+class Begin(NamedTuple):
+    """Where a lane begins; with *since* what is before that time is left out."""
+
+    place: Place
+    since: Time | None = None
+    gap: Gap | None = None
+    """the place that was asked for is gone"""
+
+
+class Starts:
+    """Finds places in lanes. Raises as reading does; BadTopic for what cannot be."""
+
+    def __init__(self, opener: LedgerOpener) -> None:
+        self._opener = opener
+
+    async def begin(self, known: KnownLane, start: Start, *, behind: bool) -> Begin:
+        """Return the place of *start* in a lane, *behind* the message or time that it names.
+
+        Raises:
+            BadTopic: the message is none of this lane, or the position none of this topic.
+        """
+        if start == "earliest":
+            return Begin(EARLIEST)
+        if start == "latest":
+            return Begin(await self._latest(known))
+        if isinstance(start, MessageId):
+            return await self._message(known, start, behind)
+        if isinstance(start, TIMES):
+            time = start.next() if behind else start
+            found = await TimeSearch(known.lane, known.rows, self._opener).find(time)
+            return Begin(found.place, None if found.exact else time)
+        return Begin(_kept_place(known.lane, start))
+
+    async def _latest(self, known: KnownLane) -> Place:
+        row = await known.rows.at(known.record.current) if known.record.current >= 0 else None
+        if row is None:  # nothing yet, or nothing left: what comes next is all there is
+            return Place(known.record.current + 1, version=known.record.next_version)
+        if row.ledger.state == "closed":
+            return place_of(row, row.ledger.entries)
+        reader = await self._opener.open(row.ledger.ledger_id)
+        try:
+            return place_of(row, await settle(reader) + 1)
+        finally:
+            reader.close()
+
+    async def _message(self, known: KnownLane, start: MessageId, behind: bool) -> Begin:
+        row, first = await _row_of(known.rows, start.ledger_id)
+        if row is not None:
+            return Begin(_place_of_message(row, start, behind))
+        if first is not None and start.ledger_id > first.ledger.ledger_id:
+            raise BadTopic(
+                f"message {start} is not in {known.lane}: no ledger {start.ledger_id} there",
+                topic=known.lane.topic,
+            )
+        gap = Gap(
+            known.lane.topic,
+            partition=known.lane.partition,
+            lane=known.lane.lane,
+            position=start,
+            first=first and MessageId(first.ledger.ledger_id, 0, known.lane.partition),
+            missing=None,
+        )
+        return Begin(EARLIEST, gap=gap)
+
+
+def _place_of_message(row: Row, message: MessageId, behind: bool) -> Place:
+    place = place_of(row, message.entry_id)
+    if message.batch_index != NOT_BATCHED:
+        return place._replace(skip=message.batch_index + behind)
+    return place_of(row, message.entry_id + behind)  # the whole entry
+
+
+async def _row_of(rows: LedgerRows, ledger_id: int) -> tuple[Row | None, Row | None]:
+    """Return the row of a ledger, and the first row there is; ledger ids of a lane rise."""
+    first: Row | None = None
+    number = 0
+    while page := await rows.page(number):
+        first = first or page[0]
+        for row in page:
+            if row.ledger.ledger_id == ledger_id and row.readable:
+                return row, first
+        if page[-1].ledger.ledger_id > ledger_id:
+            break
+        number = page[-1].number + 1
+    return None, first
+
+
+def _kept_place(lane: LaneRef, position: Sequence[LanePlace]) -> Place:
+    for kept in position:
+        if kept.topic == lane.topic and (kept.partition, kept.lane) == (lane.partition, lane.lane):
+            if kept.uid != lane.uid:
+                raise BadTopic(
+                    "the position is of another topic of this name, which was deleted",
+                    topic=lane.topic,
+                )
+            return Place(*kept.place)
+    return EARLIEST  # the lane is younger than the position
+
+
+def narrow(lanes: Sequence[LaneRef], *named: object) -> list[LaneRef]:
+    """Return the lanes to read when *named* says where to begin or end.
+
+    Raises:
+        BadTopic: it names a message, and there are several lanes that it can be in, or none.
+    """
+    messages = [each for each in named if isinstance(each, MessageId)]
+    if not messages:
+        return list(lanes)
+    partition = messages[0].partition
+    found = [lane for lane in lanes if lane.partition == partition]
+    topic = lanes[0].topic if lanes else ""
+    if any(message.partition != partition for message in messages) or not found:
+        told = " and ".join(map(str, messages))
+        raise BadTopic(f"{told}: not in one partition that is read and has messages", topic=topic)
+    if len(found) > 1:
+        raise BadTopic(
+            f"message {messages[0]} is a place in one lane, and {len(found)} lanes of partition "
+            f"{partition} are read: name the lane, or give a position, which has them all",
+            topic=topic,
+        )
+    return found
+
+
+def as_position(places: Mapping[LaneRef, Place]) -> Position:
+    """Return places of lanes as the caller keeps them."""
+    return tuple(
+        LanePlace(lane.topic, lane.uid, lane.partition, lane.lane, places[lane])
+        for lane in sorted(places)
+    )
