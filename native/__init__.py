@@ -1,9 +1,9 @@
 """The C core behind Python: one module for each header of this folder.
 
 ``native.digest``, ``native.frame``, ``native.link``, ``native.engine``,
-``native.journal`` and ``native.store`` wrap the header of the same name;
-nothing outside this package touches the generated module. A header is where
-layouts, rules and ownership are written down.
+``native.journal``, ``native.store`` and ``native.batch`` (with ``columns`` and
+``route``) wrap the header of the same name; nothing outside this package
+touches the generated module. A header is where layouts, rules and ownership are written down.
 """
 
 try:

@@ -70,7 +70,9 @@
  *   6b 00 00 00 00 00 00 00   key bytes
  *   68 69                     value bytes
  *
- * alignment  nothing here asks for it: whatever is lent is read byte-wise.
+ * A payload may lie anywhere in memory: what is lent to the functions here needs no
+ * alignment. It must not change during a call, nor between the planning of a body and
+ * its writing.
  */
 #define BK_BATCH_MESSAGES 0
 #define BK_BATCH_LANE_STATE 1 /* what a lane's next writer needs to know */
@@ -91,7 +93,7 @@
 #define BK_BATCH_HEADERS 256
 
 #define BK_BATCH_HEAD_SIZE 64
-#define BK_BATCH_SIZE_MAX 5242752   /* of a payload, not compressed: any frame takes it */
+#define BK_BATCH_SIZE_MAX 5242624   /* of a payload, not compressed: any frame takes it */
 #define BK_BATCH_COUNT_MAX 1048576  /* messages of one batch */
 #define BK_NO_PARTITION 0xffffffff  /* of a message without a key */
 
@@ -165,14 +167,15 @@ typedef struct {
   bk_binary header_values;
 } bk_columns;
 
-/* Which of them: where rows is NULL those from start to before stop. Else rows is
- * a list of uint32, and start and stop are places in it. */
+/* Which of them is said by rows, start and stop. Where rows is NULL it is those from
+ * start to before stop; else rows is a list of uint32, and the two are places in it. */
 
 /* See what a batch of these messages will be: fills flags (without
- * BK_BATCH_BATCHED), count, the times and body_size of header, and the layout.
- * BK_CORRUPT: no message, an offset or a row out of bounds, a header's name that is
- * not UTF-8, or an event time that is INT64_MIN. BK_SMALL: more than BK_BATCH_COUNT_MAX messages or, with a name of
- * header->producer_size bytes, more than BK_BATCH_SIZE_MAX bytes; layout->size
+ * BK_BATCH_BATCHED), count, body_offset, body_size and the times of header, and the
+ * layout. Sizes are checked here for the writing too. BK_CORRUPT: no message, an
+ * offset or a row out of bounds, a header's name that is not UTF-8, or an event time
+ * that is INT64_MIN. BK_SMALL: more than BK_BATCH_COUNT_MAX messages or, with a name
+ * of header->producer_size bytes, more than BK_BATCH_SIZE_MAX bytes; layout->size
  * tells. */
 int bk_batch_plan(const bk_columns *columns, const void *rows, uint64_t start, uint64_t stop,
                   bk_batch_header *header, bk_batch_layout *layout);
@@ -190,8 +193,8 @@ int bk_batch_cut(const bk_columns *columns, const void *rows, uint64_t start, ui
                  uint32_t producer_size, uint64_t size_max, uint64_t count_max, uint32_t *ends,
                  uint64_t room, uint64_t *ends_count, uint64_t *too_large, uint64_t *size);
 
-/* The bytes that an LZ4 block decompresses to, whoever does it; UINT64_MAX for what
- * is no block. A decompressor may stop early and not tell. */
+/* The bytes that an LZ4 block decompresses to; UINT64_MAX for what is no block. Not
+ * every decompressor tells when there are fewer of them than it was given room for. */
 uint64_t bk_lz4_size(const uint8_t *block, size_t size);
 
 /* Write count + 1 offsets of strings that have these lengths (count uint32, but

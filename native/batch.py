@@ -115,7 +115,8 @@ def encode(
 
     With *rows*, an array "I" of places in *columns*, they are those that
     ``rows[start:stop]`` names, in that order. A body that would not become smaller
-    is left as it is, whatever *compression* says.
+    is left as it is, whatever *compression* says. Buffers that belong to others must
+    not change meanwhile.
 
     Raises:
         TooLarge: the batch exceeds SIZE_MAX or COUNT_MAX; cut() makes ones that do not.

@@ -49,7 +49,8 @@ static int plan_event_times(const bk_columns *columns, bk_range range, bk_batch_
         max = time > max ? time : max;
         valid++;
     }
-    header->flags |= presence(valid, header->count, BK_BATCH_EVENT_TIMES, BK_BATCH_NULL_EVENT_TIMES);
+    header->flags |=
+        presence(valid, header->count, BK_BATCH_EVENT_TIMES, BK_BATCH_NULL_EVENT_TIMES);
     if (valid > 0) {
         header->event_time_min = min;
         header->event_time_max = max;
@@ -104,12 +105,13 @@ static int plan_headers(const bk_columns *columns, bk_range range, bk_batch_head
 {
     if (columns->header_offsets == NULL)
         return 1;
+    const bk_binary *strings = &columns->header_values;
     for (uint64_t i = 0; i < length_of(range); i++) {
         bk_range headers;
         uint64_t names, values, valid;
         if (!headers_of(columns, bk_row(range, i), &headers) ||
             !plan_strings(&columns->names, columns->header_count, headers, &names, &valid) ||
-            !plan_strings(&columns->header_values, columns->header_count, headers, &values, &valid) ||
+            !plan_strings(strings, columns->header_count, headers, &values, &valid) ||
             !names_are_sound(&columns->names, headers))
             return 0;
         layout->header_count += length_of(headers);

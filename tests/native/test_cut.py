@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 from batches import Sent, batches, columns_of
-from hypothesis import given, strategies as st
+from hypothesis import given, settings, strategies as st
 
 from native import batch
 from native.batch import NO_PARTITION, Binary, Columns, cut, encode, murmur3, route, rows_of
@@ -146,6 +146,7 @@ def test_a_message_that_fits_no_entry_is_named() -> None:
     assert refused.value.size > refused.value.size_max == batch.SIZE_MAX
 
 
+@settings(deadline=None, max_examples=30)  # some MiB each
 @given(st.integers(0, 300), st.integers(0, 40))
 def test_whatever_cut_lets_pass_can_be_encoded(slack: int, name_size: int) -> None:
     producer = b"n" * name_size
