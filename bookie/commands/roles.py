@@ -12,9 +12,9 @@ import math
 from bookie.config import BookieConfig
 from bookie.host import Host, Roles
 from ledger_client.background import Background
-from ledger_client.client import Client
 from ledger_client.repair.roles import run_roles
 from ledger_client.repair.settings import RepairOptions
+from ledger_client.topics.client import TopicClient
 from metadata.store import MetadataStore
 
 
@@ -28,6 +28,6 @@ def roles_of(config: BookieConfig, store: MetadataStore) -> Roles:
 
     async def run(host: Host) -> None:
         async with Background() as nursery:
-            await run_roles(Client(store, nursery), store, host, options)
+            await run_roles(TopicClient(store, nursery), store, host, options)
 
     return run

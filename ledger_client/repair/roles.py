@@ -1,4 +1,7 @@
-"""Everything that a bookie does for the cluster: lead, when elected, and repair."""
+"""Everything that a bookie does for the cluster: lead, when elected, and repair.
+
+Who leads looks after bookies and ledgers (audit.py) and after topics (topics/housekeeping.py).
+"""
 
 from __future__ import annotations
 
@@ -7,19 +10,27 @@ import time
 
 import trio
 
-from ledger_client.client import Client
 from ledger_client.repair.audit import Auditor
 from ledger_client.repair.host import Host
 from ledger_client.repair.restore import restore
 from ledger_client.repair.settings import RepairOptions
 from ledger_client.repair.worker import Worker
+from ledger_client.topics.client import TopicClient
+from ledger_client.topics.housekeeping import Housekeeper, HousekeepingOptions
 from metadata.leadership import Leadership, Term
 from metadata.records import COORDINATOR, Leader, encode_record
 from metadata.store import MetadataStore
 
+DEFAULT_HOUSEKEEPING = HousekeepingOptions()
+
 
 async def run_roles(
-    client: Client, store: MetadataStore, host: Host, options: RepairOptions
+    client: TopicClient,
+    store: MetadataStore,
+    host: Host,
+    options: RepairOptions,
+    *,
+    housekeeping: HousekeepingOptions = DEFAULT_HOUSEKEEPING,
 ) -> None:
     """Lead when elected, repair what is marked, and end the host's limbo, until cancelled.
 
@@ -30,6 +41,7 @@ async def run_roles(
     """
     owner = f"{host.bookie_id}/{secrets.token_hex(8)}"
     auditor = Auditor(client, store, options)
+    housekeeper = Housekeeper(client, housekeeping)
 
     def value() -> bytes:
         return encode_record(Leader(host.bookie_id, host.address, time.time_ns() // 1_000_000))
@@ -37,7 +49,9 @@ async def run_roles(
     async def lead(term: Term) -> None:
         host.figures.leads = True
         try:
-            await auditor.lead(term)
+            async with trio.open_nursery() as works:
+                works.start_soon(auditor.lead, term)
+                works.start_soon(housekeeper.lead, term)
         finally:
             host.figures.leads = False
 

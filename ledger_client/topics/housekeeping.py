@@ -55,7 +55,7 @@ class Housekeeper:
         client: TopicClient,
         options: HousekeepingOptions,
         *,
-        close_lane: CloseLane,
+        close_lane: CloseLane | None = None,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._client = client
@@ -129,14 +129,14 @@ class Housekeeper:
         if gone:
             _log.info("removed %d ledgers of topic %s", len(gone), topic.name)
         for lane in lanes:
-            if is_idle(lane, topic, now_ms):
-                await self._close(topic, lane)
+            if self._close_lane is not None and is_idle(lane, topic, now_ms):
+                await self._close(self._close_lane, topic, lane)
 
-    async def _close(self, topic: TopicRecord, lane: LaneHoldings) -> None:
+    async def _close(self, close: CloseLane, topic: TopicRecord, lane: LaneHoldings) -> None:
         where = f"lane {lane.lane} of partition {lane.partition} of topic {topic.name}"
         try:
             with trio.fail_after(self._options.close_timeout_s):
-                await self._close_lane(topic, lane.partition, lane.lane)
+                await close(topic, lane.partition, lane.lane)
         except (LedgerError, trio.TooSlowError) as failure:
             _log.warning("%s is not closed: %s", where, failure)
         else:

@@ -8,11 +8,13 @@ import pytest
 import trio
 from memory_cluster import MemoryCluster, memory_cluster
 from repair_rig import QUICK, check_whole, lay_out, lose, mark, mark_of, unmarked
+from topic_rig import lay_lane, ledger_ids, row
 from trio.testing import MockClock
 
 from ledger_client.repair.records import leader, list_marks
 from ledger_client.repair.roles import run_roles
 from metadata.records import LedgerState
+from metadata.topics import Retention
 
 ALL = [(0, 9)]
 
@@ -187,3 +189,19 @@ async def test_who_looked_at_an_open_ledger_before_the_limbo_does_not_speak_for_
         assert not hosts["b3"].limbo
     assert cluster.record(1).last_entry == 9
     check_whole(cluster)
+
+
+async def test_who_leads_looks_after_topics_too(
+    autojump_clock: MockClock, cluster: MemoryCluster
+) -> None:
+    """PS-35: retention goes on when the leader is lost; the next one takes it up."""
+    async with cluster.client() as client:
+        topic = await client.create_topic("s/t", retention=Retention(age_s=3600))
+    await lay_lane(cluster.store, topic, [row(0)])
+    async with roles(cluster, "b1"):
+        await trio.sleep(5)
+    assert ledger_ids(cluster.store) == []
+    await lay_lane(cluster.store, topic, [row(1)])
+    async with roles(cluster, "b2", "b3"):
+        await trio.sleep(10)
+    assert ledger_ids(cluster.store) == []
