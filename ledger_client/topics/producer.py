@@ -1,0 +1,394 @@
+"""Writing a topic: messages in, batches out to the lanes, ids back.
+
+    send, send_nowait ──► room ──► outbox of the partition ──► lane ──► ledgers
+    send_many ──► pieces, through C ──────────┘
+
+A message is acknowledged once the batch it is in is durable on the topic's ack quorum. The
+order in which messages of one partition were accepted is the order in which they are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Any, cast
+
+import trio
+
+from ledger_client.background import Background
+from ledger_client.client import Client
+from ledger_client.topics.batching import Manner
+from ledger_client.topics.bulk import Bulk, Form
+from ledger_client.topics.errors import (
+    BadTopic,
+    BufferFull,
+    MessageTooLarge,
+    ProducerClosed,
+    ProducerFailed,
+)
+from ledger_client.topics.keeper import Opener, OpenLane
+from ledger_client.topics.lane import LaneWriter, open_lane
+from ledger_client.topics.linger import Linger
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.message_ids import MessageIds
+from ledger_client.topics.outbox import Outbox, Surroundings
+from ledger_client.topics.pieces import Given, headers_size
+from ledger_client.topics.producer_options import ProducerOptions
+from ledger_client.topics.room import Room
+from ledger_client.topics.routing import Routing
+from ledger_client.topics.tickets import Ticket
+from metadata.topics import TopicRecord
+from native.batch import Compression
+
+MESSAGE_OVERHEAD = 16
+"""Bytes counted for a message besides its own."""
+EVENT_TIME_MIN, EVENT_TIME_MAX = -(1 << 63) + 1, (1 << 63) - 1
+OPENINGS_MAX = 16
+"""Lanes that are taken at a time: each costs some transactions of the metadata store."""
+Bytes = bytes | bytearray | memoryview
+
+
+class Producer:
+    """A topic being written. Made by Client.producer; any task may use it."""
+
+    def __init__(
+        self,
+        topic: TopicRecord,
+        options: ProducerOptions,
+        *,
+        open_lane: OpenLane,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._topic = topic
+        self._options = options
+        self._size_max = options.message_size_max
+        self._room = Room(options.buffer_bytes)
+        self._failure: ProducerFailed | None = None
+        self._manner = Manner(
+            cast(Compression, options.compression or topic.compression),
+            options.batching,
+            options.producer_name.encode(),
+        )
+        shared = Surroundings(
+            topic=topic,
+            options=options,
+            manner=self._manner,
+            opener=Opener(open_lane, trio.CapacityLimiter(OPENINGS_MAX), nursery),
+            room=self._room,
+            linger=Linger(nursery, options.linger_ms / 1e3),
+            failed=self._fail,
+        )
+        partitions = topic.partition_indexes if options.partition is None else [options.partition]
+        self._routing = Routing(
+            topic.name,
+            [Outbox(partition, shared) for partition in partitions],
+            by_key=options.router == "key",
+        )
+
+    @property
+    def topic(self) -> str:
+        """The topic's name."""
+        return self._topic.name
+
+    @property
+    def name(self) -> str:
+        """The producer's name, "" for none."""
+        return self._options.producer_name
+
+    async def open(self) -> None:
+        """Take the lanes, unless they are shared and may as well be taken later.
+
+        Raises:
+            ProducerBusy: with exclusive access, a lane is another producer's.
+            LedgerError: a lane cannot be opened.
+        """
+        outboxes = self._routing.outboxes
+        if self._options.access_to(self._topic) == "shared" and not outboxes[0].strict:
+            return
+        await outboxes[0].open()  # of those who want all of them, who has this one wins
+        for outbox in outboxes:
+            if outbox.lane is None:
+                outbox.begin_open()
+        for outbox in outboxes:
+            await outbox.open()
+
+    # --- sending ---------------------------------------------------------------------
+
+    async def send(
+        self,
+        value: Bytes | None,
+        *,
+        key: Bytes | None = None,
+        event_time: int | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        partition: int | None = None,
+        sequence: int | None = None,
+    ) -> MessageId:
+        """Send a message and return its id once it is durable.
+
+        Waits while buffer_bytes are not acknowledged. Cancelled, the message may or
+        may not be kept; the producer stays usable.
+
+        Args:
+            value: what readers get; None is kept as null.
+            key: messages of a key go to one partition, in order.
+            event_time: nanoseconds; on a topic ordered by event time every message
+                has one, and it does not fall.
+            headers: names and values.
+            partition: where it goes, whatever its key.
+            sequence: its number, for a producer with a name; by default one more than
+                the last. Numbers rise in each partition. One that is not above the last
+                accepted is a duplicate: it is acknowledged and not kept again; its id
+                has -1 for ledger and entry if it is not known any more.
+
+        Raises:
+            SendUnknown: it may or may not be kept.
+            EventTimeBack: it is lower than the last of its lane. Not sent.
+            MessageTooLarge: it fits no frame. Not sent.
+            ProducerFenced: another producer took the lane over.
+            ProducerClosed: the producer was closed.
+            BadTopic: there is no such partition, or an event time or name is needed.
+            LedgerError: the lane cannot be opened or goes on nowhere. Not sent.
+        """
+        value, key, size = self._measure(value, key, event_time, headers, sequence)
+        if not self._room.take(size):
+            await self._room.wait(size)
+        try:
+            outbox = self._outbox_for(key, partition)
+            while not outbox.ready:
+                await outbox.wait_ready()
+                self._check_open()
+            batch, place = outbox.put(value, key, event_time, headers, sequence, size)
+        except BaseException:
+            self._room.release(size)
+            raise
+        return await batch.id_of(place)
+
+    def send_nowait(
+        self,
+        value: Bytes | None,
+        *,
+        key: Bytes | None = None,
+        event_time: int | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        partition: int | None = None,
+        sequence: int | None = None,
+    ) -> Ticket:
+        """Accept a message and return a ticket for its id. Takes and raises as send().
+
+        What fails while nobody waits for its ticket is raised by flush(), or at the end.
+
+        Raises:
+            BufferFull: there is no room, or its lane is being opened anew: wait with
+                send() or flush().
+        """
+        value, key, size = self._measure(value, key, event_time, headers, sequence)
+        outbox = self._outbox_for(key, partition)
+        if not outbox.ready or not self._room.take(size):
+            raise BufferFull(self.topic, size_max=self._room.size)
+        try:
+            return Ticket(*outbox.put(value, key, event_time, headers, sequence, size))
+        except BaseException:
+            self._room.release(size)
+            raise
+
+    async def send_many(
+        self,
+        values: Any,  # noqa: ANN401 - pyarrow has no types
+        *,
+        keys: Any = None,  # noqa: ANN401
+        event_times: Any = None,  # noqa: ANN401
+        headers: Any = None,  # noqa: ANN401
+        partition: int | None = None,
+        sequence: int | None = None,
+    ) -> MessageIds:
+        """Send messages in order and return their ids once all are durable.
+
+        Each column is a sequence, or an Arrow array, chunked or not; keys, event times and
+        headers are as many as values. Messages go through C a few MiB at a time, and not
+        more than that is held of them. Cancelled, some may be kept.
+
+        Args:
+            values: bytes, or None for null.
+            keys: bytes or None.
+            event_times: nanoseconds or None, or Arrow times.
+            headers: mappings or None, or Arrow lists of name and value.
+            partition: where all go, whatever their keys.
+            sequence: the number of the first, for a producer with a name and one
+                partition; those after it follow.
+
+        Raises:
+            EventTimeBack, MessageTooLarge, BadTopic: nothing was sent.
+            TypeError, ValueError: what is given are no columns; nothing was sent.
+            SendUnknown: some may or may not be kept; the first may be acknowledged.
+            LedgerError: as send(); the first messages may be kept.
+        """
+        self._check_open()
+        given = Given(values, keys=keys, event_times=event_times, headers=headers)
+        too_large = given.exceeding(self._size_max)
+        if too_large is not None:
+            raise MessageTooLarge(self.topic, size=too_large, size_max=self._size_max)
+        targets = self._routing.outboxes
+        if partition is not None:
+            targets = [self._routing.outbox_of(partition)]
+        if sequence is not None:
+            self._check_sequence(sequence)
+            if len(targets) > 1:
+                raise BadTopic("numbers count in each partition: name one", topic=self.topic)
+        options = self._options
+        count_max = options.batch_messages if options.batching else 1
+        form = Form(self._manner, options.batch_bytes, count_max)
+        return await Bulk(given, self._routing, targets, form).run(sequence)
+
+    async def flush(self) -> None:
+        """Wait until everything accepted so far is durable.
+
+        Raises why some of it is not; also what failed since the last flush while nobody
+        waited for it.
+        """
+        failure: Exception | None = None
+        for outbox in self._routing.outboxes:
+            outbox.seal()
+        for outbox in self._routing.outboxes:
+            try:
+                await outbox.flush()
+            except Exception as found:  # noqa: BLE001 - raised below, after all others
+                failure = failure or found
+        if failure is not None:
+            raise failure
+
+    async def last_sequence(self, partition: int | None = None) -> int:
+        """Return the number of the last message accepted in a partition, -1 for none.
+
+        After SendUnknown the lane is opened anew first: then all up to it are kept.
+
+        Raises:
+            BadTopic: the producer has no name, or more than one partition and none is named.
+            LedgerError: the lane cannot be opened.
+        """
+        outboxes = self._routing.outboxes
+        if not self.name:
+            raise BadTopic("a producer without a name does not count", topic=self.topic)
+        if partition is None and len(outboxes) > 1:
+            raise BadTopic("numbers count in each partition: name one", topic=self.topic)
+        outbox = outboxes[0] if partition is None else self._routing.outbox_of(partition)
+        await outbox.wait_ready()
+        assert outbox.numbering is not None
+        return outbox.numbering.next - 1
+
+    # --- the end ---------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Flush, and leave the lanes. Done at the end of the block in any case.
+
+        Raises as flush(), and what leaving a lane raises.
+        """
+        if isinstance(self._failure, ProducerClosed):
+            return
+        self._fail(self._failure or ProducerClosed(self.topic))
+        try:
+            await self.flush()
+        finally:
+            self._failure = ProducerClosed(self.topic)
+            for outbox in self._routing.outboxes:
+                outbox.begin_close()
+        for outbox in self._routing.outboxes:
+            await outbox.closed()
+
+    def abort(self) -> None:
+        """Give up what is not under way; the lanes are left with the block."""
+        self._fail(ProducerClosed(self.topic))
+        for outbox in self._routing.outboxes:
+            outbox.abort()
+
+    def _fail(self, failure: ProducerFailed) -> None:
+        """Take nothing any more; those who wait for room get *failure*."""
+        self._failure = self._failure or failure
+        self._room.open_wide()
+
+    # --- checking --------------------------------------------------------------------
+
+    def _outbox_for(self, key: bytes | None, partition: int | None) -> Outbox:
+        self._check_open()
+        return self._routing.outbox_for(key, partition)
+
+    def _check_open(self) -> None:
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+
+    def _measure(
+        self,
+        value: Bytes | None,
+        key: Bytes | None,
+        event_time: int | None,
+        headers: Mapping[str, bytes] | None,
+        sequence: int | None,
+    ) -> tuple[bytes | None, bytes | None, int]:
+        """Return value and key as bytes, and what the message counts for."""
+        if type(value) is not bytes:
+            value = _as_bytes(value)
+        if key is not None and type(key) is not bytes:
+            key = _as_bytes(key)
+        size = len(value or b"") + len(key or b"")
+        if headers:
+            size += headers_size(headers)
+        if size > self._size_max:
+            raise MessageTooLarge(self.topic, size=size, size_max=self._size_max)
+        if event_time is not None and not EVENT_TIME_MIN <= event_time <= EVENT_TIME_MAX:
+            raise ValueError(f"event time {event_time} does not fit 64 bits")
+        if sequence is not None:
+            self._check_sequence(sequence)
+        return value, key, size + MESSAGE_OVERHEAD
+
+    def _check_sequence(self, sequence: int) -> None:
+        if not self.name:
+            raise BadTopic("only a producer with a name counts its messages", topic=self.topic)
+        if not 0 <= sequence < 1 << 62:
+            raise ValueError(f"{sequence} is no sequence number")
+
+
+def _as_bytes(given: object) -> bytes | None:
+    if given is None:
+        return None
+    if not isinstance(given, bytes | bytearray | memoryview):
+        raise TypeError(f"values and keys are bytes, not {type(given).__name__}")
+    return bytes(given)
+
+
+@asynccontextmanager
+async def open_producer(
+    topic: TopicRecord, options: ProducerOptions, open_lane: OpenLane
+) -> AsyncIterator[Producer]:
+    """Write a topic in a block; see TopicClient.producer."""
+    options.check(topic)
+    async with Background() as nursery:
+        producer = Producer(topic, options, open_lane=open_lane, nursery=nursery)
+        try:
+            await producer.open()
+            yield producer
+            await producer.close()
+        except BaseException:
+            producer.abort()  # be quick: the tasks and lanes end with this block
+            raise
+
+
+def lanes_of(client: Client, topic: TopicRecord, options: ProducerOptions) -> OpenLane:
+    """Return what opens the lanes of a partition for a producer with these options."""
+    access = options.access_to(topic)
+
+    def open_one(partition: int, number: int | None) -> AbstractAsyncContextManager[LaneWriter]:
+        if number is None:
+            return open_lane(
+                client, topic, partition, access=access, producer=options.producer_name
+            )
+        # Anew, after a failure: the same lane, and not from somebody who took it meanwhile.
+        return open_lane(
+            client,
+            topic,
+            partition,
+            access="exclusive",
+            producer=options.producer_name,
+            lane=number if access == "shared" else None,
+        )
+
+    return open_one

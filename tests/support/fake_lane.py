@@ -1,0 +1,194 @@
+"""Lanes in memory, with failures, delays and fencing on demand; for the producer's tests."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import NamedTuple
+
+import trio
+
+from ledger_client.errors import LedgerError
+from ledger_client.topics.errors import ProducerClosed, SendUnknown
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.producer import Producer, open_producer
+from ledger_client.topics.producer_options import ProducerOptions
+from ledger_client.topics.sealed_batch import SealedBatch
+from metadata.topics import TopicRecord
+from native.batch import decode
+
+FIRST_LEDGER = 100
+TOPIC = "shop/orders"
+
+
+class Kept(NamedTuple):
+    """A message as a reader would find it."""
+
+    id: MessageId
+    value: bytes | None
+    key: bytes | None
+    event_time: int | None
+    headers: dict[str, bytes]
+    sequence: int
+
+
+class Failing(NamedTuple):
+    """What the next append does: keep so many of its batches, then fail, and the lane with it."""
+
+    failure: LedgerError
+    kept: int
+
+
+class FakeLane:
+    """One writer of a partition's only lane; ledger id 100 + partition, epoch rises."""
+
+    lane = 0
+
+    def __init__(self, lanes: FakeLanes, partition: int, epoch: int) -> None:
+        self.epoch = epoch
+        self._lanes = lanes
+        self._partition = partition
+        self._turn = 0
+        self._done = 0
+        self._moved = trio.lowlevel.ParkingLot()
+        self._failure: LedgerError | None = None
+
+    @property
+    def last_event_time(self) -> int | None:
+        times = [batch.last_event_time for batch in self._lanes.kept[self._partition]]
+        return max((time for time in times if time is not None), default=None)
+
+    def last_sequence(self, producer: str) -> int:
+        kept = self._lanes.kept[self._partition]
+        return max((b.sequence for b in kept if b.producer == producer), default=-1)
+
+    async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
+        """Keep the batches after the delay, calls in their order."""
+        if self._failure is not None:
+            raise self._failure
+        turn = self._turn
+        self._turn += 1
+        self._lanes.calls.append(len(batches))
+        await trio.sleep(self._lanes.delay_s)
+        await self._lanes.gate.wait()
+        while self._done < turn and self._failure is None:
+            await self._moved.park()
+        try:
+            return self._keep(batches)
+        finally:
+            self._done = turn + 1
+            self._moved.unpark_all()
+
+    def fence(self, failure: LedgerError) -> None:
+        """Fail now and for good."""
+        self._failure = failure
+        self._moved.unpark_all()
+
+    def _keep(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
+        if self._failure is not None:
+            raise self._failure
+        kept = self._lanes.kept[self._partition]
+        failing = self._lanes.failing.pop(0) if self._lanes.failing else None
+        count = len(batches) if failing is None else failing.kept
+        first = len(kept)
+        kept.extend(batches[:count])
+        if failing is not None:
+            self.fence(failing.failure)
+            raise failing.failure
+        ledger_id = FIRST_LEDGER + self._partition
+        return [(ledger_id, entry_id) for entry_id in range(first, len(kept))]
+
+
+class FakeLanes:
+    """The lanes of a topic.
+
+    Attributes:
+        kept: batches by partition, in the order of the lane.
+        calls: how many batches each call of append had.
+        opened: partition and number of each opening.
+        failing: what the next appends do, instead of keeping everything.
+        refusal: why no lane can be opened now.
+        gate: appends wait for it.
+        left: how many lanes were left.
+    """
+
+    def __init__(self, *, delay_s: float = 0.001) -> None:
+        self.delay_s = delay_s
+        self.kept: dict[int, list[SealedBatch]] = defaultdict(list)
+        self.calls: list[int] = []
+        self.opened: list[tuple[int, int | None]] = []
+        self.failing: list[Failing] = []
+        self.refusal: LedgerError | None = None
+        self.gate = trio.Event()
+        self.gate.set()
+        self.left = 0
+        self.open_lanes: dict[int, FakeLane] = {}
+
+    def shut(self) -> None:
+        """Make appends wait until gate.set()."""
+        self.gate = trio.Event()
+
+    def fail_next(self, reason: str = "the bookies are away", *, kept: int = 0) -> None:
+        """Leave the outcome of the next append unknown; *kept* of its batches are kept."""
+        unknown = SendUnknown(TOPIC, partition=-1, lane=0, count=1, reason=reason)
+        self.failing.append(Failing(unknown, kept))
+
+    @asynccontextmanager
+    async def open(self, partition: int, number: int | None) -> AsyncIterator[FakeLane]:
+        self.opened.append((partition, number))
+        await trio.sleep(self.delay_s)
+        if self.refusal is not None:
+            raise self.refusal
+        epoch = sum(1 for index, _ in self.opened if index == partition)
+        lane = self.open_lanes[partition] = FakeLane(self, partition, epoch)
+        try:
+            yield lane
+        finally:
+            self.left += 1
+            lane.fence(ProducerClosed(TOPIC))
+
+    def messages(self, partition: int = -1) -> list[Kept]:
+        """Return what a partition holds."""
+        found = []
+        for entry_id, batch in enumerate(self.kept[partition]):
+            header, columns = decode(batch.payload)
+            none = [None] * columns.count
+            times = none if columns.event_times is None else columns.event_times.tolist()
+            keys = none if columns.keys is None else columns.keys.to_list()
+            headers = columns.headers.to_list() if columns.headers else [{}] * columns.count
+            for place, value in enumerate(columns.values.to_list()):
+                at = MessageId(
+                    FIRST_LEDGER + partition, entry_id, partition, place if header.batched else -1
+                )
+                sequence = -1 if header.sequence < 0 else header.sequence + place
+                found.append(
+                    Kept(at, value, keys[place], times[place], headers[place], sequence)
+                )
+        return found
+
+    def values(self, partition: int = -1) -> list[bytes | None]:
+        """Return the values that a partition holds."""
+        return [message.value for message in self.messages(partition)]
+
+    def sizes(self, partition: int = -1) -> list[int]:
+        """Return how many messages each batch of a partition has."""
+        return [batch.count for batch in self.kept[partition]]
+
+
+def make_record(*, partitions: int = 0, order: str = "none") -> TopicRecord:
+    """Return a topic."""
+    return TopicRecord(name=TOPIC, uid=1, partitions=partitions, order=order)  # type: ignore[arg-type]
+
+
+def producing(
+    lanes: FakeLanes, topic: TopicRecord | None = None, **options: object
+) -> AbstractAsyncContextManager[Producer]:
+    """Write a topic whose lanes are *lanes*."""
+    return open_producer(
+        topic or make_record(),
+        ProducerOptions(**options),  # type: ignore[arg-type]
+        lanes.open,
+    )
+
+
