@@ -8,7 +8,13 @@ that is removed under the reader is a Gap, after which nothing is left.
 from __future__ import annotations
 
 from ledger_client.entries import EntryBatch
-from ledger_client.errors import LedgerError, NoSuchLedger
+from ledger_client.errors import (
+    EntryLost,
+    LedgerError,
+    NoSuchEntry,
+    NoSuchLedger,
+    ReplicasUnavailable,
+)
 from ledger_client.reader import LedgerReader
 from ledger_client.topics.errors import Gap
 from ledger_client.topics.intake import Ended, Failed, Intake, Taken
@@ -88,17 +94,26 @@ class BackwardReader:
             bottom = self._end.entry
         while stop > bottom:
             first = max(stop - self._block, bottom)
-            block = [batch async for batch in reader.read_batches(first, stop - 1)]
-            for batch in reversed(block):
-                await self._intake.put(Taken(row, batch))
-                self._place = place_of(row, batch.first_entry)
-            self._learn_sizes(block)
+            try:
+                await self._read_block(row, reader, first, stop)
+            except (EntryLost, NoSuchEntry, ReplicasUnavailable) as failure:
+                # A block is read as a whole: what lies behind the entry is to be had.
+                await self._read_block(row, reader, failure.entry_id + 1, stop)
+                raise
             stop = first
+
+    async def _read_block(self, row: Row, reader: LedgerReader, first: int, stop: int) -> None:
+        block = [batch async for batch in reader.read_batches(first, stop - 1)]
+        for batch in reversed(block):
+            await self._intake.put(Taken(row, batch))
+            self._place = place_of(row, batch.first_entry)
+        self._learn_sizes(block)
 
     def _learn_sizes(self, block: list[EntryBatch]) -> None:
         entries, size = sum(map(len, block)), sum(batch.size for batch in block)
-        fitting = BLOCK_SIZE * entries // max(size, 1)
-        self._block = max(1, min(fitting, 4 * self._block, BLOCK_ENTRIES_MAX))
+        if entries:
+            fitting = BLOCK_SIZE * entries // max(size, 1)
+            self._block = max(1, min(fitting, 4 * self._block, BLOCK_ENTRIES_MAX))
 
     def _gap(self) -> Gap:
         return Gap(

@@ -19,7 +19,13 @@ from collections.abc import Callable
 import trio
 
 from ledger_client.entries import EntryBatch
-from ledger_client.errors import LedgerError, NoSuchLedger
+from ledger_client.errors import (
+    EntryLost,
+    LedgerError,
+    NoSuchEntry,
+    NoSuchLedger,
+    ReplicasUnavailable,
+)
 from ledger_client.reader import LedgerReader
 from ledger_client.topics.errors import Gap
 from ledger_client.topics.intake import Ended, Failed, Intake, Taken
@@ -141,6 +147,10 @@ class LaneReader:
             reader = await self._opener.open(row.ledger.ledger_id)
             try:
                 await self._read_on(row, reader)
+            except (EntryLost, NoSuchEntry, ReplicasUnavailable) as failure:
+                # Reads ask for many entries at once: those before it are to be had.
+                await self._read_range(row, reader, failure.entry_id - 1)
+                raise
             finally:
                 reader.close()
         except NoSuchLedger:
@@ -156,10 +166,9 @@ class LaneReader:
             await settle(reader)
         if reader.closed or self._last_number is not None:
             last = self._last_of(row, reader.last_confirmed)
-            async for batch in reader.read_batches(self._place.entry, last):
-                await self._put(row, batch)
-            return
-        await self._follow(row, reader)
+            await self._read_range(row, reader, last)
+        else:
+            await self._follow(row, reader)
 
     async def _follow(self, row: Row, reader: LedgerReader) -> None:
         follower = reader.follow(self._place.entry)
@@ -169,6 +178,10 @@ class LaneReader:
             batch = await follower.next_batch()
             if batch is None:
                 return
+            await self._put(row, batch)
+
+    async def _read_range(self, row: Row, reader: LedgerReader, last: int) -> None:
+        async for batch in reader.read_batches(self._place.entry, last):
             await self._put(row, batch)
 
     def _last_of(self, row: Row, last: int) -> int:

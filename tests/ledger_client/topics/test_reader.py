@@ -1,0 +1,605 @@
+"""Reading one lane: places, directions, what is read and what is not."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from batches import Sent, plain
+from laid_topic import CONTROL, TOPIC, Laid, LaidLane, LaidTopic, batches_of, said
+from memory_cluster import memory_cluster
+from trio.testing import MockClock
+
+from ledger_client.errors import (
+    EntryLost,
+    MetadataUnavailable,
+    NoSuchEntry,
+    ReplicasUnavailable,
+)
+from ledger_client.topics.errors import BadBatch, BadTopic, Gap, NoSuchTopic
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.messages import Message
+from ledger_client.topics.reader import TopicReader
+from metadata.topics import topic_key
+
+
+@asynccontextmanager
+async def laid_topic(**settings: object) -> AsyncIterator[LaidTopic]:
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        yield LaidTopic(cluster, client, **settings)  # type: ignore[arg-type]  # as LaidTopic has
+
+
+async def some_lane(topic: LaidTopic, partition: int = -1, lane: int = 0) -> LaidLane:
+    """Three closed ledgers; control entries at the beginning of each and in between."""
+    made = topic.lane(partition, lane)
+    await made.lay(*batches_of("a", [0, 3, 1, 0, 2]))
+    await made.lay(*batches_of("b", [0, 2]))
+    await made.lay(*batches_of("c", [0, 1, 4]))
+    return made
+
+
+async def read_all(reader: TopicReader) -> list[Message]:
+    return [message async for message in reader]
+
+
+def same(found: Sequence[Message], expected: Sequence[Laid]) -> bool:
+    return [(m.id, m.lane, m.version, m.value) for m in found] == [
+        (e.id, e.lane, e.version, e.sent.value) for e in expected
+    ]
+
+
+async def test_a_message_is_what_was_sent_with_its_id(autojump_clock: MockClock) -> None:
+    """PS-01, PS-02: four parts; the partition is -1 where there are none. TD-08."""
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        sent = plain(40)
+        await lane.lay(sent, created_ms=1234)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            found = await read_all(reader)
+        ledger_id = lane.rows[0].ledger_id
+        assert [m.id for m in found] == [MessageId(ledger_id, 0, -1, i) for i in range(40)]
+        assert [str(m.id) for m in found[:2]] == [f"{ledger_id}:0:-1:0", f"{ledger_id}:0:-1:1"]
+        assert [
+            Sent(m.value, m.key, m.event_time, m.timestamp, dict(m.headers)) for m in found
+        ] == sent
+        assert [m.sequence for m in found] == list(range(40))
+        assert {(m.producer, m.publish_ms, m.topic) for m in found} == {("p", 1234, TOPIC)}
+
+
+async def test_a_message_that_is_no_batch_has_batch_index_minus_one(
+    autojump_clock: MockClock,
+) -> None:
+    """PS-03."""
+    async with laid_topic(partitions=2) as topic:
+        lane = topic.lane(1)
+        await lane.lay([Sent(b"one")], [Sent(b"two")], batched=False)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            found = await read_all(reader)
+            ledger_id = lane.rows[0].ledger_id
+            assert [m.id for m in found] == [
+                MessageId(ledger_id, 0, 1, -1),
+                MessageId(ledger_id, 1, 1, -1),
+            ]
+            await reader.seek(found[0].id, inclusive=False)
+            assert await read_all(reader) == found[1:]
+
+
+async def test_control_entries_are_no_messages_but_count_as_versions(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-05: versions have gaps. TB-27: reading goes on in the next ledger."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            found = await read_all(reader)
+        assert same(found, lane.messages)
+        assert [m.version for m in found] == [1, 1, 1, 2, 4, 4, 6, 6, 8, 9, 9, 9, 9]
+
+
+async def test_reverse_is_the_mirror_of_forward(autojump_clock: MockClock) -> None:
+    """TB-72."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC, reverse=True) as reader:
+            assert same(await read_all(reader), lane.messages[::-1])
+
+
+async def test_every_id_starts_and_ends_reading_in_both_directions(
+    autojump_clock: MockClock,
+) -> None:
+    """PS-34: from any MessageId, inclusive or not."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        everything = lane.messages
+        for i, laid in enumerate(everything):
+            for inclusive in (True, False):
+                async with topic.client.topic_reader(
+                    TOPIC, start=laid.id, inclusive=inclusive
+                ) as reader:
+                    assert same(await read_all(reader), everything[i + (not inclusive) :])
+                async with topic.client.topic_reader(
+                    TOPIC, end=laid.id, end_inclusive=inclusive
+                ) as reader:
+                    assert same(await read_all(reader), everything[: i + inclusive])
+                async with topic.client.topic_reader(
+                    TOPIC, start=laid.id, inclusive=inclusive, reverse=True
+                ) as reader:
+                    assert same(await read_all(reader), everything[: i + inclusive][::-1])
+                async with topic.client.topic_reader(
+                    TOPIC, end=laid.id, end_inclusive=inclusive, reverse=True
+                ) as reader:
+                    assert same(await read_all(reader), everything[i + (not inclusive) :][::-1])
+
+
+async def test_an_id_without_batch_index_names_the_whole_entry(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        entry = MessageId(lane.rows[0].ledger_id, 1)
+        async with topic.client.topic_reader(TOPIC, start=entry) as reader:
+            assert same(await read_all(reader), lane.messages)
+            await reader.seek(entry, inclusive=False)
+            assert same(await read_all(reader), lane.messages[3:])
+
+
+async def test_latest_begins_behind_what_was_acknowledged(autojump_clock: MockClock) -> None:
+    """PS-34."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC, start="latest") as reader:
+            assert await read_all(reader) == []
+        async with lane.write() as writer:
+            await writer.send(said(["old"]))
+            async with topic.client.topic_reader(TOPIC, start="latest", follow=True) as reader:
+                await writer.send(CONTROL)
+                await writer.send(said(["new"]))
+                assert (await anext(reader)).value == b"new"
+
+
+async def test_a_reader_that_follows_nothing_gets_all_that_was_acknowledged_before(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-69: it ends where the topic ends."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with lane.write() as writer:
+            for i in range(20):
+                await writer.send(said([f"d{i}"]))
+                async with topic.client.topic_reader(TOPIC) as reader:
+                    assert same(await read_all(reader), lane.messages)
+
+
+async def test_prepared_ledgers_are_not_read(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        lane.prepare(99_999)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            assert same(await read_all(reader), lane.messages)
+
+
+async def test_a_follower_goes_from_ledger_to_ledger(autojump_clock: MockClock) -> None:
+    """TB-07, TB-27."""
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        async with topic.client.topic_reader(TOPIC, follow=True) as reader:
+            for round_ in range(3):
+                async with lane.write() as writer:
+                    for i in range(3):
+                        await writer.send(CONTROL)
+                        await writer.send(said([f"{round_}.{i}"]))
+                        with trio.fail_after(0.1):
+                            assert (await anext(reader)).value == f"{round_}.{i}".encode()
+                await trio.sleep(20)
+
+
+@pytest.mark.parametrize("hints", [True, False])
+async def test_a_ledger_that_ended_behind_its_rows_back_is_left_for_the_next(
+    autojump_clock: MockClock, hints: bool
+) -> None:
+    """Somebody recovered it: the row says "open", its record says closed."""
+    async with laid_topic() as topic:
+        topic.cluster.store.hints = hints
+        lane = topic.lane()
+        await lane.lay(*batches_of("a", [0, 2]), state="open")
+        async with topic.client.topic_reader(TOPIC, follow=True) as reader:
+            assert [(await anext(reader)).value for _ in range(2)] == [b"a0", b"a1"]
+            with trio.move_on_after(1):
+                await anext(reader)
+            await lane.lay(*batches_of("b", [0, 1]))
+            with trio.fail_after(6):
+                assert (await anext(reader)).value == b"b0"
+        async with topic.client.topic_reader(TOPIC) as reader:
+            assert same(await read_all(reader), lane.messages)
+
+
+async def test_a_bounded_reader_ends_although_the_lane_goes_on_and_on(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            first = await anext(reader)
+            await lane.lay(*batches_of("later", [5]))
+            assert same([first, *await read_all(reader)], lane.messages[:-5])
+
+
+async def test_position_is_exact_to_the_message_and_can_be_resumed_anywhere(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        for reverse in (False, True):
+            expected = lane.messages[::-1] if reverse else lane.messages
+            for count in range(len(expected) + 1):
+                async with topic.client.topic_reader(TOPIC, reverse=reverse) as reader:
+                    head = [await anext(reader) for _ in range(count)]
+                    position = reader.position()
+                async with topic.client.topic_reader(
+                    TOPIC, start=position, reverse=reverse
+                ) as reader:
+                    assert same(head + await read_all(reader), expected)
+                async with topic.client.topic_reader(
+                    TOPIC, start=position, reverse=not reverse
+                ) as reader:
+                    assert same(await read_all(reader), expected[:count][::-1])
+
+
+async def test_a_position_ends_reading_too(autojump_clock: MockClock) -> None:
+    async with laid_topic(partitions=2) as topic:
+        lanes = [await some_lane(topic, partition) for partition in (0, 1)]
+        async with topic.client.topic_reader(TOPIC) as reader:
+            for _ in range(9):
+                await anext(reader)
+            position = reader.position()
+        async with topic.client.topic_reader(TOPIC, end=position) as reader:
+            head = await read_all(reader)
+        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+            tail = await read_all(reader)
+        assert len(head) == 9
+        for lane in lanes:
+            got = [m for m in head + tail if m.id.partition == lane.partition]
+            assert same(got, lane.messages)
+
+
+async def test_a_position_behind_the_last_message_of_a_purged_ledger_is_no_gap(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            for _ in lane.of_ledger(0):
+                await anext(reader)
+            position = reader.position()
+        await lane.purge(0)
+        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+            assert same(await read_all(reader), lane.messages[6:])
+        await lane.purge(1)
+        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+            with pytest.raises(Gap) as told:
+                await anext(reader)
+            assert told.value.missing == 2
+            assert told.value.first == MessageId(lane.rows[2].ledger_id, 0)
+            assert same(await read_all(reader), lane.messages[8:])
+
+
+async def test_everything_read_and_everything_purged_is_no_gap(autojump_clock: MockClock) -> None:
+    """TB-76: purging disturbs nobody who has read it."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC, follow=True) as reader:
+            assert len([await anext(reader) for _ in lane.messages]) == len(lane.messages)
+            position = reader.position()
+            for number in range(3):
+                await lane.purge(number)
+            await trio.sleep(20)
+            await lane.lay(*batches_of("d", [0, 1]))
+            assert (await anext(reader)).value == b"d0"
+        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+            assert [m.value for m in await read_all(reader)] == [b"d0"]
+
+
+@pytest.mark.parametrize("on_gap", ["raise", "skip"])
+async def test_a_start_that_was_removed_is_a_gap_once(
+    autojump_clock: MockClock, on_gap: str
+) -> None:
+    """TB-73."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        start = lane.messages[1].id
+        await lane.purge(0)
+        async with topic.client.topic_reader(
+            TOPIC,
+            start=start,
+            on_gap=on_gap,  # type: ignore[arg-type]  # one of the literals
+        ) as reader:
+            gaps: list[Gap] = []
+            if on_gap == "raise":
+                with pytest.raises(Gap) as told:
+                    await anext(reader)
+                gaps.append(told.value)
+            assert same(await read_all(reader), lane.messages[6:])
+            (gap,) = [*gaps, *reader.gaps]
+            assert gap.position == start
+            assert gap.first == MessageId(lane.rows[1].ledger_id, 0)
+            await reader.seek(gap.first)
+            assert same(await read_all(reader), lane.messages[6:])
+
+
+async def test_a_ledger_that_is_purged_under_the_reader_is_a_gap(autojump_clock: MockClock) -> None:
+    """TB-73, TB-76: never a silent skip."""
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        await lane.lay(*[[Sent(b"%d" % i + bytes(400_000))] for i in range(40)])
+        await lane.lay(*batches_of("b", [1]))
+        async with topic.client.topic_reader(TOPIC, follow=True, read_ahead_size=1 << 20) as reader:
+            first = await anext(reader)
+            await lane.purge(0)
+            for bookie in topic.cluster.bookies.values():
+                bookie.ledgers.pop(lane.rows[0].ledger_id, None)
+            got = [first]
+            with pytest.raises(Gap) as told:
+                while True:
+                    got.append(await anext(reader))
+            assert same(got, lane.messages[: len(got)])
+            assert told.value.missing == 40 - len(got)
+            assert told.value.position.entry_id == len(got)
+            assert (await anext(reader)).value == b"b0"
+
+
+async def test_a_reader_from_the_earliest_takes_what_is_there(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        await lane.purge(0)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            assert same(await read_all(reader), lane.messages[6:])
+        async with topic.client.topic_reader(TOPIC, reverse=True) as reader:
+            assert same(await read_all(reader), lane.messages[6:][::-1])
+
+
+async def test_a_damaged_batch_is_named_and_can_be_passed(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        async with lane.write() as writer:
+            await writer.send(said(["a"]))
+            await writer.ledger.append(b"QB nothing of ours")
+            writer.entries += 1
+            await writer.send(said(["b"]))
+        async with topic.client.topic_reader(TOPIC) as reader:
+            assert (await anext(reader)).value == b"a"
+            damaged = MessageId(lane.rows[0].ledger_id, 1)
+            for _ in range(2):
+                with pytest.raises(BadBatch) as told:
+                    await anext(reader)
+                assert (told.value.ledger_id, told.value.entry_id) == damaged[:2]
+            await reader.seek(damaged, inclusive=False)
+            assert (await anext(reader)).value == b"b"
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+async def test_a_lost_entry_is_told_behind_those_before_it_and_read_when_it_is_back(
+    autojump_clock: MockClock, reverse: bool
+) -> None:
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        row = await lane.lay(*batches_of("a", [1] * 5))
+        ledgers = [bookie.ledgers.get(row.ledger_id) for bookie in topic.cluster.bookies.values()]
+        (held,) = filter(None, ledgers)
+        gone = held.entries.pop(2)
+        expected = lane.messages[::-1] if reverse else lane.messages
+        async with topic.client.topic_reader(TOPIC, reverse=reverse) as reader:
+            got: list[Message] = []
+            for _ in range(2):
+                with pytest.raises((EntryLost, NoSuchEntry), match="entry 2"):
+                    while True:
+                        got.append(await anext(reader))
+                assert same(got, expected[:2])
+            position = reader.position()
+            held.entries[2] = gone
+            got += await read_all(reader)
+            assert same(got, expected)
+            await reader.seek(position)
+            assert same(await read_all(reader), expected[2:])
+
+
+async def test_without_bookies_reading_fails_in_time_and_goes_on_later(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            for name in topic.cluster.bookies:
+                topic.cluster.kill(name)
+            with trio.fail_after(60), pytest.raises(ReplicasUnavailable):
+                await anext(reader)
+            for name in topic.cluster.bookies:
+                topic.cluster.revive(name)
+            assert same(await read_all(reader), lane.messages)
+
+
+async def test_without_the_store_an_open_ledger_is_read_on(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        async with (
+            lane.write() as writer,
+            topic.client.topic_reader(TOPIC, follow=True) as reader,
+        ):
+            await writer.send(said(["a"]))
+            assert (await anext(reader)).value == b"a"
+            topic.cluster.store.available = False
+            await trio.sleep(30)
+            await writer.send(said(["b"]))
+            with trio.fail_after(5):
+                assert (await anext(reader)).value == b"b"
+            topic.cluster.store.available = True
+        topic.cluster.store.available = False
+        with pytest.raises(MetadataUnavailable):
+            async with topic.client.topic_reader(TOPIC):
+                pass
+
+
+async def test_a_topic_that_is_not_there_or_goes_away_is_told(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        with pytest.raises(NoSuchTopic):
+            async with topic.client.topic_reader("shop/nothing"):
+                pass
+        await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC, start="latest", follow=True) as reader:
+            await topic.cluster.store.delete(topic_key(TOPIC))
+            with trio.fail_after(10), pytest.raises(NoSuchTopic):
+                await anext(reader)
+
+
+async def test_seek_goes_anywhere_and_nothing_comes_twice(autojump_clock: MockClock) -> None:
+    """TB-63."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            for i in (5, 0, 12, 3, 3, 7):
+                await reader.seek(lane.messages[i].id)
+                got = [await anext(reader) for _ in range(min(3, 13 - i))]
+                assert same(got, lane.messages[i : i + 3])
+            await reader.seek("earliest")
+            assert same(await read_all(reader), lane.messages)
+            await reader.seek("latest")
+            assert await read_all(reader) == []
+
+
+async def test_a_seek_that_cannot_be_changes_nothing(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            got = [await anext(reader) for _ in range(2)]
+            with pytest.raises(BadTopic, match="no ledger 99999"):
+                await reader.seek(MessageId(99_999, 0))
+            with pytest.raises(BadTopic, match="not in one partition"):
+                await reader.seek(MessageId(lane.rows[0].ledger_id, 0, 3))
+            assert same(got + await read_all(reader), lane.messages)
+
+
+async def test_seek_wakes_a_reader_that_waits(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with (
+            topic.client.topic_reader(TOPIC, start="latest", follow=True) as reader,
+            trio.open_nursery() as nursery,
+        ):
+            got: list[Message] = []
+
+            async def wait() -> None:
+                got.append(await anext(reader))
+
+            nursery.start_soon(wait)
+            await trio.sleep(1)
+            await reader.seek("earliest")
+            await trio.sleep(1)
+            assert same(got, lane.messages[:1])
+
+
+async def test_caught_up_is_told_once_between_history_and_news(autojump_clock: MockClock) -> None:
+    """TB-71."""
+    async with laid_topic(partitions=2) as topic:
+        lanes = [await some_lane(topic, partition) for partition in (0, 1)]
+        history = [m.sent.value for lane in lanes for m in lane.messages]
+        events: list[object] = []
+        async with (
+            topic.client.topic_reader(
+                TOPIC, follow=True, on_caught_up=lambda: events.append("caught up")
+            ) as reader,
+            lanes[0].write() as writer,
+            trio.open_nursery() as nursery,
+        ):
+
+            async def read() -> None:
+                while True:
+                    events.append((await anext(reader)).value)
+
+            nursery.start_soon(read)
+            await reader.wait_caught_up()
+            await writer.send(said(["news"]))
+            await writer.send(said(["more"]))
+            await trio.sleep(1)
+            nursery.cancel_scope.cancel()
+        assert Counter(events[:-3]) == Counter(history)
+        assert events[-3:] == ["caught up", b"news", b"more"]
+
+
+async def test_a_paused_partition_gives_nothing_until_it_is_resumed(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic(partitions=2) as topic:
+        lanes = [await some_lane(topic, partition) for partition in (0, 1)]
+        async with topic.client.topic_reader(TOPIC) as reader:
+            got = [await anext(reader)]
+            reader.pause([0])
+            left = len(lanes[1].messages) - (got[0].id.partition == 1)
+            got += [await anext(reader) for _ in range(left)]
+            assert same([m for m in got if m.id.partition == 1], lanes[1].messages)
+            with trio.move_on_after(30):
+                pytest.fail(f"{await anext(reader)} came")
+            reader.resume()
+            got += await read_all(reader)
+            assert same([m for m in got if m.id.partition == 0], lanes[0].messages)
+
+
+async def test_partitions_and_lanes_can_be_chosen(autojump_clock: MockClock) -> None:
+    """TB-36, TB-54: any subset of them."""
+    async with laid_topic(partitions=3) as topic:
+        lanes = {(p, n): await some_lane(topic, p, n) for p in (0, 2) for n in (0, 1)}
+        for partitions, numbers in [
+            (None, None),
+            ([0], None),
+            (None, [1]),
+            ([2, 0], [0]),
+            ([1], None),
+        ]:
+            async with topic.client.topic_reader(
+                TOPIC, partitions=partitions, lanes=numbers
+            ) as reader:
+                found = await read_all(reader)
+            for (partition, number), lane in lanes.items():
+                wanted = (partitions is None or partition in partitions) and (
+                    numbers is None or number in numbers
+                )
+                got = [m for m in found if (m.id.partition, m.lane) == (partition, number)]
+                assert same(got, lane.messages if wanted else [])
+        with pytest.raises(BadTopic, match="no partition 3"):
+            async with topic.client.topic_reader(TOPIC, partitions=[3]):
+                pass
+
+
+@pytest.mark.parametrize("hints", [True, False])
+async def test_lanes_that_appear_are_followed(autojump_clock: MockClock, hints: bool) -> None:
+    """TB-36."""
+    async with laid_topic(partitions=2) as topic:
+        topic.cluster.store.hints = hints
+        async with topic.client.topic_reader(TOPIC, start="latest", follow=True) as reader:
+            for place in [(1, 0), (0, 3), (1, 1)]:
+                lane = topic.lane(*place)
+                await lane.lay(*batches_of("x", [0, 2]))
+                with trio.fail_after(0.5 if hints else 6):
+                    got = [await anext(reader) for _ in range(2)]
+                assert same(got, lane.messages)
+
+
+async def test_an_id_where_several_lanes_are_read_is_refused(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lanes = [await some_lane(topic, -1, number) for number in (0, 1)]
+        start = lanes[1].messages[4].id
+        with pytest.raises(BadTopic, match="name the lane"):
+            async with topic.client.topic_reader(TOPIC, start=start):
+                pass
+        async with topic.client.topic_reader(TOPIC, start=start, lanes=[1]) as reader:
+            assert same(await read_all(reader), lanes[1].messages[4:])
+
+
+async def test_small_read_ahead_and_many_lanes_read_the_same(autojump_clock: MockClock) -> None:
+    async with laid_topic(partitions=30) as topic:
+        lanes = [topic.lane(partition) for partition in range(30)]
+        for lane in lanes:
+            await lane.lay(*[[Sent(bytes([lane.partition]) * 3000)] * 3] * 10)
+        async with topic.client.topic_reader(TOPIC, read_ahead_size=1) as reader:
+            found = await read_all(reader)
+        for lane in lanes:
+            assert same([m for m in found if m.id.partition == lane.partition], lane.messages)
