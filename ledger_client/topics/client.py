@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
 from typing import Literal
 
@@ -11,8 +12,14 @@ from ledger_client.topics.administration import Administration
 from ledger_client.topics.alteration import Alteration, Compression
 from ledger_client.topics.catalogue import TopicCatalogue, TopicInfo
 from ledger_client.topics.explanation import Explanation, explain
+from ledger_client.topics.opening import LedgerOpener
+from ledger_client.topics.producer import Producer, lanes_of, open_producer
+from ledger_client.topics.producer_options import Access, ProducerOptions
 from ledger_client.topics.purge import Purged
+from ledger_client.topics.reader import TopicReader, open_reader
+from ledger_client.topics.reading import READ_AHEAD_SIZE, Reading
 from ledger_client.topics.retention import Before
+from ledger_client.topics.starting import Start
 from metadata.topics import Retention, RollPolicy, Schema
 
 
@@ -77,9 +84,11 @@ class TopicClient(Client):
         record, _ = await self.topics.get(name)
         return record
 
-    async def list_topics(self, namespace: str | None = None) -> list[TopicInfo]:
-        """Return all topics by name, or those of a namespace."""
-        return await self.topics.list(namespace)
+    async def list_topics(
+        self, namespace: str | None = None, *, own: bool = False
+    ) -> list[TopicInfo]:
+        """Return all topics by name, or those of a namespace; *own*: also ``__events``."""
+        return await self.topics.list(namespace, own=own)
 
     async def alter_topic(
         self,
@@ -172,6 +181,146 @@ class TopicClient(Client):
             NoSuchTopic: there is none.
         """
         return await explain(self.topics, name)
+
+    # --- reading -----------------------------------------------------------------------
+
+    def topic_reader(
+        self,
+        names: str | Sequence[str],
+        *,
+        start: Start | None = None,
+        inclusive: bool = True,
+        end: Start | None = None,
+        end_inclusive: bool = True,
+        partitions: Sequence[int] | None = None,
+        lanes: Sequence[int] | None = None,
+        follow: bool = False,
+        reverse: bool = False,
+        order: Literal["arrival", "event-time"] = "arrival",
+        on_gap: Literal["raise", "skip"] = "raise",
+        idle_s: float = 1.0,
+        read_ahead_size: int = READ_AHEAD_SIZE,
+        on_caught_up: Callable[[], None] | None = None,
+    ) -> AbstractAsyncContextManager[TopicReader]:
+        """Read one topic or several, for the length of the block.
+
+        A place is "earliest", "latest", a position that a reader returned, a MessageId, or a
+        time: EventTime, Timestamp or PublishTime, which stands for the first message of
+        each lane at that time or later. A MessageId is a place in one lane: it asks for a
+        partition with one lane, and that alone is read.
+
+        Args:
+            names: namespace/name.
+            start: where to begin; by default at the earliest, in reverse at the latest.
+            inclusive: whether the message or time that *start* names is read.
+            end: where to end; by default with what is there by now.
+            end_inclusive: whether the message or time that *end* names is read.
+            partitions: only these.
+            lanes: only lanes of these numbers.
+            follow: wait for new messages, and for new lanes, up to *end* if there is one.
+            reverse: read from *start* back.
+            order: "arrival": each lane in its order, several as they come. "event-time": all
+                merged by event time, equal times by topic, partition and lane; of topics
+                ordered by event time.
+            on_gap: "skip": what was removed is passed over and noted in *gaps*.
+            idle_s: while following in order of event time, the others go on without a lane
+                that had nothing for so long; what it has after that comes late.
+            read_ahead_size: bytes that may be held for all lanes together.
+            on_caught_up: called once, between the last message that was there when reading
+                began and the first that was not.
+
+        Raises:
+            NoSuchTopic: there is none.
+            BadTopic: what is asked for cannot be; the message says why.
+            LedgerError: the place could not be looked for; reading raises as
+                TopicReader.next_messages().
+        """
+        reading = Reading(
+            start=start,
+            inclusive=inclusive,
+            end=end,
+            end_inclusive=end_inclusive,
+            partitions=partitions,
+            lanes=lanes,
+            follow=follow,
+            reverse=reverse,
+            order=order,
+            on_gap=on_gap,
+            idle_s=idle_s,
+            read_ahead_size=read_ahead_size,
+            on_caught_up=on_caught_up,
+        )
+        opener = LedgerOpener(
+            catalogue=self._catalogue,
+            bookies=self._bookies,
+            nursery=self._nursery,
+            options=self.options,
+        )
+        listed = [names] if isinstance(names, str) else list(names)
+        return open_reader(listed, reading, catalogue=self.topics, opener=opener)
+
+    # --- writing -----------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def producer(
+        self,
+        name: str,
+        *,
+        producer_name: str = "",
+        access: Access | None = None,
+        partition: int | None = None,
+        router: Literal["key", "round-robin"] = "key",
+        batching: bool = True,
+        batch_bytes: int = 128 * 1024,
+        batch_messages: int = 1000,
+        linger_ms: float = 1.0,
+        buffer_bytes: int = 32 * 1024 * 1024,
+        compression: Compression | None = None,
+    ) -> AsyncIterator[Producer]:
+        """Write a topic; what was accepted is durable, or raised, at the end of the block.
+
+        Left by an error or a cancellation, the block ends at once: what is not acknowledged
+        may or may not be kept.
+
+        Args:
+            name: namespace/name.
+            producer_name: who writes; messages of a producer with a name are numbered, and
+                kept once however often they are sent.
+            access: "exclusive": nobody else writes its partitions. "take-over": whoever
+                does is fenced. "wait": once nobody does. "shared": each producer has a lane
+                of its own. By default exclusive on a topic ordered by event time, else shared.
+            partition: write only this one.
+            router: "key": a key decides the partition, and what has none takes turns by
+                batch. "round-robin": all take turns.
+            batching: False: each message is an entry, and its batch index is -1.
+            batch_bytes: a batch ends with so many bytes; a larger message goes alone.
+            batch_messages: a batch ends with so many messages.
+            linger_ms: a batch that does not fill ends so long after its first message; 0:
+                with the scheduler's turn.
+            buffer_bytes: what may be accepted and not acknowledged; send() waits above.
+            compression: of batches, "none", "zstd" or "lz4"; by default the topic's.
+
+        Raises:
+            NoSuchTopic: there is none.
+            BadTopic: an option cannot be; the message says which.
+            ProducerBusy: with exclusive access, somebody else writes a partition.
+            LedgerError: a lane cannot be opened; at the end, as Producer.close().
+        """
+        options = ProducerOptions(
+            producer_name=producer_name,
+            access=access,
+            partition=partition,
+            router=router,
+            batching=batching,
+            batch_bytes=batch_bytes,
+            batch_messages=batch_messages,
+            linger_ms=linger_ms,
+            buffer_bytes=buffer_bytes,
+            compression=compression,
+        )
+        topic = await self.topic(name)
+        async with open_producer(topic, options, lanes_of(self, topic, options)) as producer:
+            yield producer
 
     @cached_property
     def topics(self) -> TopicCatalogue:
