@@ -180,6 +180,9 @@ class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     last_event_time: Nanoseconds | None = None
     shares_first: bool = False
     """the ledger before ends with the event time with which this one begins"""
+    named_ms: Count = 0
+    """Unix time of the last message of a producer with a name, here or before; 0: never. The
+    last ledger of a lane knows their sequence numbers."""
 
     def __post_init__(self) -> None:
         if max(self.first_timestamp, self.last_timestamp) > TIMESTAMP_MAX:

@@ -259,6 +259,7 @@ def _closed(row: LaneLedger, end: End) -> LaneLedger:
         last_timestamp=figures.last_timestamp,
         first_event_time=figures.first_event_time,
         last_event_time=figures.last_event_time,
+        named_ms=figures.named_ms,
     )
 
 

@@ -31,6 +31,8 @@ class Figures(msgspec.Struct):
     last_timestamp: int = 0
     first_event_time: int | None = None
     last_event_time: int | None = None
+    named_ms: int = 0
+    """when a producer with a name sent last, in this ledger or before it; 0: never"""
 
     def note(self, batch: SealedBatch) -> None:
         """Count a batch of the ledger."""
@@ -62,6 +64,7 @@ class LaneState(msgspec.Struct):
         if batch.producer and batch.sequence >= 0:
             known, _ = self.producers.get(batch.producer, (-1, 0))
             self.producers[batch.producer] = (max(known, batch.sequence), now_ms)
+            self.figures.named_ms = max(self.figures.named_ms, now_ms)
 
     def last_sequence(self, producer: str) -> int:
         """Return the sequence number of the producer's last message, -1 for none."""
@@ -74,7 +77,8 @@ class LaneState(msgspec.Struct):
 
     def begin(self, *, epoch: int, base_version: int) -> None:
         """Go on in the next ledger."""
-        self.epoch, self.base_version, self.figures = epoch, base_version, Figures()
+        self.epoch, self.base_version = epoch, base_version
+        self.figures = Figures(named_ms=self.figures.named_ms)
 
     def forget(self, now_ms: int, producers_max: int = PRODUCERS_MAX) -> None:
         """Forget who was idle for long, and the idlest beyond *producers_max*."""

@@ -16,9 +16,10 @@ from typing import Literal
 import msgspec
 
 from ledger_client.topics.holdings import Held, LaneHoldings
+from ledger_client.topics.lane_state import IDLE_S
 from metadata.topics import LaneLedger, Retention
 
-RESEND_S = 360 * 60.0
+RESEND_S = float(IDLE_S)
 """For so long a named producer is known after its last message: the last ledger of its lane
 says what it sent, and stays."""
 Reason = Literal[
@@ -218,10 +219,10 @@ class _Scan:
         for pin in self._pins:
             if held.number >= pin.number:
                 yield False, "pinned", f"needed by {pin.holder}", None
-        producer = "" if self.lane.record is None else self.lane.record.producer
-        until_ms = _closed_ms(held.row) + round(RESEND_S * 1000)
-        if producer and held is self.lane.ledgers[-1] and self._now_ms < until_ms:
-            yield False, "resend", f"knows what {producer} sent, for {spell(RESEND_S)}", until_ms
+        until_ms = held.row.named_ms + round(RESEND_S * 1000)
+        if held is self.lane.ledgers[-1] and held.row.named_ms and self._now_ms < until_ms:
+            why = f"knows for {spell(RESEND_S)} what producers with names sent"
+            yield False, "resend", why, until_ms
 
     def _writer(self) -> str:
         owner = self.lane.owner

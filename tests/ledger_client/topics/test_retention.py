@@ -144,13 +144,13 @@ def test_a_pinned_lane_lets_the_others_of_its_partition_go() -> None:
 
 def test_the_last_ledger_of_a_named_producer_stays_while_it_may_send_again() -> None:
     """PS-39: its sequence numbers are in there, and are forgotten after 360 min."""
-    lane = holdings([row(0), row(1)], producer="till")
-    now_ms = 2 * HOUR_MS + round(RESEND_S * 1000)
+    lane = holdings([row(0, named_ms=5), row(1, named_ms=HOUR_MS)])
+    now_ms = HOUR_MS + round(RESEND_S * 1000)
     for plan_at, expected in [(now_ms - 1, [100]), (now_ms, [100, 101])]:
         assert gone(plan_retention([lane], Retention(age_s=0), now_ms=plan_at)) == expected
         everything = plan_purge([lane], Before.time(plan_at), now_ms=plan_at)
         assert gone(everything) == expected
-    going_on = holdings([row(0), row(1), begun(2)], producer="till")
+    going_on = holdings([row(0), row(1, named_ms=now_ms), begun(2)])
     assert gone(plan_retention([going_on], Retention(age_s=0), now_ms=now_ms)) == [100, 101]
 
 
