@@ -1,10 +1,13 @@
 """The leader's part in topics: what nobody else has done by now.
 
     retention          ledgers that are over their topic's limits are removed
-    lanes without one  a lane that nobody writes, with a ledger older than it may be, is
+    idle lanes         a lane that nobody writes, with a ledger older than it may be, is
                        closed, so that what it holds can go too
     deletions          those that were left half are ended
     events             those that were not told by who made the change are told
+
+What looks idle or left half is looked at again a round later before anything is done: a
+writer that lost its lease while the store was away takes it again.
 
 Each removal is written together with a check of the term, so that a leader whose time is
 over removes nothing. Everything may be done twice, and by others at the same time.
@@ -19,20 +22,24 @@ from collections.abc import Awaitable, Callable
 import msgspec
 import trio
 
+from ledger_client.client import Client
 from ledger_client.errors import LedgerError
 from ledger_client.repair.records import Listing
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.deletion import Deletion
 from ledger_client.topics.events import waiting_namespaces
 from ledger_client.topics.holdings import LaneHoldings, read_holdings
+from ledger_client.topics.idle import close_lane
 from ledger_client.topics.purge import going, remove
 from ledger_client.topics.retention import plan_retention
 from metadata.errors import BadRecord, LeaseLost, MetadataError
 from metadata.leadership import Term
 from metadata.topics import TOPICS, TopicRecord, decode_topic
 
-CloseLane = Callable[[TopicRecord, int, int], Awaitable[None]]
+CloseLane = Callable[[Client, TopicRecord, int, int], Awaitable[None]]
 """Takes the lane of a topic (partition, lane) and closes it. Raises LedgerError."""
+LaneKey = tuple[int, int, int]
+"""A topic's uid, partition and lane."""
 _log = logging.getLogger(__name__)
 
 
@@ -55,7 +62,7 @@ class Housekeeper:
         client: TopicClient,
         options: HousekeepingOptions,
         *,
-        close_lane: CloseLane | None = None,
+        close_lane: CloseLane = close_lane,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._client = client
@@ -65,6 +72,8 @@ class Housekeeper:
         self._clock_ms = clock_ms
         self._unreadable: set[str] = set()
         self._half_deleted: set[int] = set()
+        self._idle_before: set[LaneKey] = set()
+        self._idle_now: set[LaneKey] = set()
 
     async def lead(self, term: Term) -> None:
         """Look after topics until cancelled. While the store is away, wait for it.
@@ -101,13 +110,14 @@ class Housekeeper:
     async def look_after_all(self, term: Term) -> None:
         """Go through all topics once. Raises MetadataError, LedgerError."""
         deleting: set[int] = set()
+        self._idle_now = set()
         async for topic in Listing(self._store, TOPICS, decode_topic, unreadable=self._unreadable):
             if topic.state == "deleting":
                 deleting.add(topic.uid)
                 await self._end_deletion(topic, term)
             else:
                 await self._look_after(topic, term)
-        self._half_deleted = deleting
+        self._half_deleted, self._idle_before = deleting, self._idle_now
 
     async def _end_deletion(self, topic: TopicRecord, term: Term) -> None:
         if topic.uid in self._half_deleted:  # a round ago too: whoever began it has left it
@@ -129,14 +139,17 @@ class Housekeeper:
         if gone:
             _log.info("removed %d ledgers of topic %s", len(gone), topic.name)
         for lane in lanes:
-            if self._close_lane is not None and is_idle(lane, topic, now_ms):
-                await self._close(self._close_lane, topic, lane)
+            place = (topic.uid, lane.partition, lane.lane)
+            if is_idle(lane, topic, now_ms):
+                self._idle_now.add(place)
+                if place in self._idle_before:
+                    await self._close(topic, lane)
 
-    async def _close(self, close: CloseLane, topic: TopicRecord, lane: LaneHoldings) -> None:
+    async def _close(self, topic: TopicRecord, lane: LaneHoldings) -> None:
         where = f"lane {lane.lane} of partition {lane.partition} of topic {topic.name}"
         try:
             with trio.fail_after(self._options.close_timeout_s):
-                await close(topic, lane.partition, lane.lane)
+                await self._close_lane(self._client, topic, lane.partition, lane.lane)
         except (LedgerError, trio.TooSlowError) as failure:
             _log.warning("%s is not closed: %s", where, failure)
         else:

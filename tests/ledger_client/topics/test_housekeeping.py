@@ -10,6 +10,7 @@ from topic_rig import HOUR_MS, begun, lay_lane, ledger_ids, row
 from trio.testing import MockClock
 
 from ledger_client import Client
+from ledger_client.client import Client as LedgerClient
 from ledger_client.errors import LedgerError
 from ledger_client.topics.housekeeping import Housekeeper, HousekeepingOptions
 from metadata.errors import LeaseLost
@@ -43,7 +44,9 @@ class Rig:
             client, OPTIONS, close_lane=self.close_lane, clock_ms=lambda: NOW_MS
         )
 
-    async def close_lane(self, topic: TopicRecord, partition: int, lane: int) -> None:
+    async def close_lane(
+        self, _client: LedgerClient, topic: TopicRecord, partition: int, lane: int
+    ) -> None:
         await trio.lowlevel.checkpoint()
         if lane in self.failing:
             raise LedgerError("no bookie answers")
@@ -98,7 +101,10 @@ async def test_a_lane_that_nobody_writes_is_closed_when_its_ledger_is_old_enough
     await lay_lane(cluster.store, topic, [row(1)], lane=3)
     never = await made(client, "s/never", roll=RollPolicy(age_s=0))
     await lay_lane(cluster.store, never, [begun(0)])
-    await rig.keeper.look_after_all(await elected(cluster))
+    term = await elected(cluster)
+    await rig.keeper.look_after_all(term)
+    assert rig.closed == []  # its writer may be about to take its lease again
+    await rig.keeper.look_after_all(term)
     assert rig.closed == [("s/t", -1, 0)]
 
 
@@ -109,7 +115,9 @@ async def test_a_lane_that_cannot_be_closed_does_not_keep_the_others(
     for lane in range(3):
         await lay_lane(cluster.store, topic, [begun(lane)], lane=lane)
     rig.failing = {1}
-    await rig.keeper.look_after_all(await elected(cluster))
+    term = await elected(cluster)
+    for _ in range(2):
+        await rig.keeper.look_after_all(term)
     assert [lane for _, _, lane in rig.closed] == [0, 2]
 
 
