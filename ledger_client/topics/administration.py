@@ -133,14 +133,11 @@ class Administration:
 
     @asynccontextmanager
     async def _open_sender(self, namespace: str) -> AsyncIterator[EventSender]:
-        open_producer = getattr(self._client, "producer", None)  # seam until producers are there
-        if open_producer is None:
-            raise LedgerError("events cannot be told yet")
         topic = events_topic(namespace)
         if await self._catalogue.find(topic) is None:
             with suppress(TopicExists):
                 await self._create(topic)
-        async with open_producer(topic, producer_name=TELLER, access="wait") as producer:
+        async with self._client.producer(topic, producer_name=TELLER, access="wait") as producer:
             yield producer
 
     async def _copies(self, wanted: int | None) -> int:

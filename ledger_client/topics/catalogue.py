@@ -107,13 +107,17 @@ class TopicCatalogue:
         except VersionConflict:
             return  # it is changed no more, but by removing it
 
-    async def list(self, namespace: str | None = None) -> list[TopicRecord]:
-        """Return the topics of a namespace, or all, by name. Without those being deleted."""
+    async def list(self, namespace: str | None = None, *, own: bool = True) -> list[TopicRecord]:
+        """Return the topics of a namespace, or all, by name, without those being deleted.
+
+        *own* False: without this layer's own, such as ``__events``.
+        """
         prefix = TOPICS if namespace is None else namespace_prefix(namespace)
         with translated(self.timeout_s):
             items = await items_under(self.store, prefix)
             records = [decode_topic(key, found.value) for key, found in items]
-        return [record for record in records if record.state == "active"]
+        active = [record for record in records if record.state == "active"]
+        return [record for record in active if own or not is_own(record.name)]
 
     async def _replace(
         self, name: str, kind: Kind, change: Callable[[TopicRecord], TopicRecord]

@@ -11,6 +11,7 @@ from metadata.records import (
     Fragment,
     LedgerRecord,
     LedgerState,
+    decode_ledger,
     encode_record,
     ledger_key,
 )
@@ -106,5 +107,7 @@ def stored(store: MemoryStore, prefix: str) -> list[str]:
 
 
 def ledger_ids(store: MemoryStore) -> list[int]:
-    """Return the ledgers that have a record."""
-    return [int(key.rpartition("/")[2]) for key in stored(store, "ledgers/")]
+    """Return the ledgers that have a record, without those of ``__events``."""
+    keys = stored(store, "ledgers/")
+    records = [decode_ledger(key, store.values[key].value) for key in keys]
+    return [r.ledger_id for r in records if not r.custom.get("topic", "").endswith("__events")]

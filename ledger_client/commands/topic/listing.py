@@ -17,11 +17,12 @@ from ledger_client.topics.catalogue import TopicInfo
 
 @click.command("list")
 @click.argument("namespace", required=False)
+@click.option("--all", "own", is_flag=True, help="Also quire's own, such as __events.")
 @options.cluster
 @options.as_json
-def list_(*, namespace: str | None, cluster: str, as_json: bool) -> None:
+def list_(*, namespace: str | None, own: bool, cluster: str, as_json: bool) -> None:
     """List the topics of NAMESPACE, or all; with --json, an object on a line for each."""
-    found = trio.run(finish, partial(_list, cluster, namespace))
+    found = trio.run(finish, partial(_list, cluster, namespace, own))
     if as_json:
         for topic in found:
             click.echo(msgspec.json.encode(topic).decode())
@@ -29,9 +30,9 @@ def list_(*, namespace: str | None, cluster: str, as_json: bool) -> None:
         _tell(found)
 
 
-async def _list(cluster: str, namespace: str | None) -> list[TopicInfo]:
+async def _list(cluster: str, namespace: str | None, own: bool) -> list[TopicInfo]:
     async with ledger_client.connect(cluster) as client:
-        return await client.list_topics(namespace)
+        return await client.list_topics(namespace, own=own)
 
 
 def _tell(found: list[TopicInfo]) -> None:
