@@ -19,6 +19,7 @@ from ledger_client.topics.errors import TopicExists
 from ledger_client.topics.events import TELLER, EventSender, events_topic, tell_events
 from ledger_client.topics.holdings import items_under
 from ledger_client.topics.retention import Before
+from ledger_client.topics.times import PublishTime
 from ledger_client.translation import translated
 from metadata.errors import MetadataError
 from metadata.topics import LANE_LEDGERS, TopicRecord, split_topic, topic_prefix
@@ -110,7 +111,7 @@ class Administration:
         on_removed: Callable[[int], None],
     ) -> purge.Purged:
         """Remove what is wholly before *before*. Raises as TopicClient.purge_topic."""
-        before = before or Before.time(time.time_ns() // 1_000_000)
+        before = before or PublishTime(time.time_ns() // 1_000_000)
         uid, planned = await purge.plan(
             self._catalogue, name, before, partition=partition, lane=lane
         )

@@ -17,6 +17,7 @@ import msgspec
 
 from ledger_client.topics.holdings import Held, LaneHoldings
 from ledger_client.topics.lane_state import IDLE_S
+from ledger_client.topics.times import PublishTime, Time, Timestamp
 from metadata.topics import LaneLedger, Retention
 
 RESEND_S = float(IDLE_S)
@@ -56,44 +57,8 @@ class Fate(msgspec.Struct, frozen=True, kw_only=True):
     """Unix time when it will go, as far as known; a quota or a pin may change it"""
 
 
-class Before(msgspec.Struct, frozen=True):
-    """The end of a purge. Made by one of the class methods."""
-
-    kind: Literal["event-time", "timestamp", "time"]
-    at: int
-
-    @classmethod
-    def event_time(cls, at_ns: int) -> Before:
-        """Messages with event times lower than *at_ns*; those without one do not count."""
-        return cls("event-time", at_ns)
-
-    @classmethod
-    def timestamp(cls, at: int) -> Before:
-        """Messages with timestamps (46 bits of Unix milliseconds, 18 more) lower than *at*."""
-        return cls("timestamp", at)
-
-    @classmethod
-    def time(cls, at_ms: int) -> Before:
-        """Messages written before the Unix time *at_ms*."""
-        return cls("time", at_ms)
-
-    def covers(self, row: LaneLedger) -> bool:
-        """Whether all that a closed ledger holds is before it.
-
-        Of a ledger with messages, but without a single event time or timestamp, nobody can say so.
-        """
-        if self.kind == "time":
-            return _closed_ms(row) <= self.at
-        if row.messages == 0:
-            return True
-        if self.kind == "timestamp":
-            return 0 < row.last_timestamp < self.at
-        return row.last_event_time is not None and row.last_event_time < self.at
-
-    def __str__(self) -> str:
-        """Return it as people read it."""
-        unit = {"event-time": "event time {} ns", "timestamp": "timestamp {}", "time": "{} ms"}
-        return unit[self.kind].format(self.at)
+Before = Time
+"""The end of a purge: what is lower goes."""
 
 
 Verdict = tuple[bool, Reason, str, int | None]
@@ -124,11 +89,26 @@ def plan_purge(
     """Return which ledgers are wholly before *before*, and why the others are still there."""
 
     def judge(held: Held, _size: int) -> Verdict:
-        if before.covers(held.row):
-            return True, "before", f"wholly before {before}", now_ms
-        return False, "after", f"not wholly before {before}", None
+        if is_wholly_before(held.row, before):
+            return True, "before", f"wholly before {_told(before)}", now_ms
+        return False, "after", f"not wholly before {_told(before)}", None
 
     return _plan(lanes, judge, now_ms=now_ms, pins=pins)
+
+
+def is_wholly_before(row: LaneLedger, before: Before) -> bool:
+    """Whether all that a closed ledger holds is before a time.
+
+    Of a ledger with messages, but without a single event time or timestamp, nobody can say so;
+    in one that has some, what has none does not count.
+    """
+    if isinstance(before, PublishTime):
+        return _closed_ms(row) <= before.ms
+    if row.messages == 0:
+        return True
+    if isinstance(before, Timestamp):
+        return 0 < row.last_timestamp < before.value
+    return row.last_event_time is not None and row.last_event_time < before.ns
 
 
 def spell(seconds: float) -> str:
@@ -229,6 +209,14 @@ class _Scan:
         if owner is None:
             return "not closed, and nobody writes it"
         return f"written by {owner.producer or 'a producer'} on {owner.host or 'a host'}"
+
+
+def _told(before: Before) -> str:
+    if isinstance(before, PublishTime):
+        return f"{before.ms} ms"
+    if isinstance(before, Timestamp):
+        return f"timestamp {before.value}"
+    return f"event time {before.ns} ns"
 
 
 def _closed_ms(row: LaneLedger) -> int:

@@ -18,6 +18,7 @@ from ledger_client.commands.quantity import count, size
 from ledger_client.commands.topic.settings import name
 from ledger_client.topics.purge import Purged
 from ledger_client.topics.retention import Before, Fate
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 
 MS = 1_000_000
 
@@ -108,10 +109,10 @@ def _end(
             "say what to remove: one of --before, --before-event-time, --before-timestamp, --all"
         )
     if before is not None:
-        return Before.time(before // MS)
+        return PublishTime(before // MS)
     if event_time is not None:
-        return Before.event_time(event_time)
-    return None if timestamp is None else Before.timestamp(timestamp)
+        return EventTime(event_time)
+    return None if timestamp is None else Timestamp(timestamp)
 
 
 async def _purge(

@@ -12,7 +12,7 @@ from ledger_client import Client
 from ledger_client.errors import MetadataUnavailable
 from ledger_client.topics import purge
 from ledger_client.topics.errors import NoSuchTopic
-from ledger_client.topics.retention import Before
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.errors import LeaseLost
 from metadata.records import ledger_key
 from metadata.store import CheckLease, Versioned
@@ -44,7 +44,7 @@ async def test_a_purge_takes_rows_and_ledgers_that_are_wholly_before(
     cluster: MemoryCluster, client: Client, topic: TopicRecord
 ) -> None:
     """TB-75, TB-76, BK-22: while writers run, and nothing of theirs is touched."""
-    purged = await client.purge_topic("shop/orders", before=Before.event_time(2500))
+    purged = await client.purge_topic("shop/orders", before=EventTime(2500))
     assert [fate.ledger.ledger_id for fate in purged.removed] == [100, 101]
     assert (purged.messages, purged.size) == (20, 2000)
     assert [(fate.lane, fate.ledger.ledger_id) for fate in purged.kept] == [(0, 102), (1, 110)]
@@ -72,14 +72,14 @@ async def test_a_purge_keeps_to_its_partition_and_lane(
     assert len(ledger_ids(cluster.store)) == 6
     await client.purge_topic("shop/orders", lane=1)
     assert ledger_ids(cluster.store) == [100, 101, 102, 103, 111]
-    await client.purge_topic("shop/orders", partition=-1, before=Before.timestamp(100))
+    await client.purge_topic("shop/orders", partition=-1, before=Timestamp(100))
     assert ledger_ids(cluster.store) == [101, 102, 103, 111]
 
 
 async def test_a_dry_run_only_tells(
     cluster: MemoryCluster, client: Client, topic: TopicRecord
 ) -> None:
-    planned = await client.purge_topic("shop/orders", before=Before.time(HOUR_MS), dry_run=True)
+    planned = await client.purge_topic("shop/orders", before=PublishTime(HOUR_MS), dry_run=True)
     assert [fate.ledger.ledger_id for fate in planned.removed] == [100]
     assert len(ledger_ids(cluster.store)) == 6
 
@@ -124,7 +124,7 @@ async def test_a_repair_that_changes_a_ledgers_record_meanwhile_does_not_bring_i
     cluster: MemoryCluster, client: Client, topic: TopicRecord
 ) -> None:
     store, ledger = cluster.store, ledger_key(100)
-    _, planned = await purge.plan(client.topics, "shop/orders", Before.event_time(1000))
+    _, planned = await purge.plan(client.topics, "shop/orders", EventTime(1000))
     reads = 0
     get = store.get
 
@@ -147,7 +147,7 @@ async def test_a_ledger_that_somebody_deleted_leaves_its_row_to_go(
     cluster: MemoryCluster, client: Client, topic: TopicRecord
 ) -> None:
     await client.delete_ledger(100)
-    await client.purge_topic("shop/orders", before=Before.event_time(2000))
+    await client.purge_topic("shop/orders", before=EventTime(2000))
     assert ledger_ids(cluster.store) == [102, 103, 110, 111]
     assert len(stored(cluster.store, LANE_LEDGERS)) == 4
 
@@ -155,7 +155,7 @@ async def test_a_ledger_that_somebody_deleted_leaves_its_row_to_go(
 async def test_who_leads_no_more_removes_nothing(
     cluster: MemoryCluster, client: Client, topic: TopicRecord
 ) -> None:
-    _, planned = await purge.plan(client.topics, "shop/orders", Before.time(9 * HOUR_MS))
+    _, planned = await purge.plan(client.topics, "shop/orders", PublishTime(9 * HOUR_MS))
     over = CheckLease("coordinator", "me", 1)
     with pytest.raises(LeaseLost):
         await purge.remove(client.topics, topic.uid, planned.removed, checks=[over])

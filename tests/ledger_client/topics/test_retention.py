@@ -16,6 +16,7 @@ from ledger_client.topics.retention import (
     plan_retention,
     spell,
 )
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.topics import LaneLedger, LaneOwner, Retention
 
 HOUR_S = 3600.0
@@ -148,7 +149,7 @@ def test_the_last_ledger_of_a_named_producer_stays_while_it_may_send_again() -> 
     now_ms = HOUR_MS + round(RESEND_S * 1000)
     for plan_at, expected in [(now_ms - 1, [100]), (now_ms, [100, 101])]:
         assert gone(plan_retention([lane], Retention(age_s=0), now_ms=plan_at)) == expected
-        everything = plan_purge([lane], Before.time(plan_at), now_ms=plan_at)
+        everything = plan_purge([lane], PublishTime(plan_at), now_ms=plan_at)
         assert gone(everything) == expected
     going_on = holdings([row(0), row(1, named_ms=now_ms), begun(2)])
     assert gone(plan_retention([going_on], Retention(age_s=0), now_ms=now_ms)) == [100, 101]
@@ -160,15 +161,15 @@ def test_the_last_ledger_of_a_named_producer_stays_while_it_may_send_again() -> 
 @pytest.mark.parametrize(
     ("before", "expected"),
     [
-        (Before.event_time(999), []),
-        (Before.event_time(1000), [100]),
-        (Before.event_time(3000), [100, 101, 102]),
-        (Before.timestamp(99), []),
-        (Before.timestamp(100), [100]),
-        (Before.timestamp(1 << 63), [100, 101, 102]),
-        (Before.time(HOUR_MS - 1), []),
-        (Before.time(HOUR_MS), [100]),
-        (Before.time(9 * HOUR_MS), [100, 101, 102]),
+        (EventTime(999), []),
+        (EventTime(1000), [100]),
+        (EventTime(3000), [100, 101, 102]),
+        (Timestamp(99), []),
+        (Timestamp(100), [100]),
+        (Timestamp(1 << 63), [100, 101, 102]),
+        (PublishTime(HOUR_MS - 1), []),
+        (PublishTime(HOUR_MS), [100]),
+        (PublishTime(9 * HOUR_MS), [100, 101, 102]),
     ],
 )
 def test_a_purge_takes_what_is_wholly_before(before: Before, expected: list[int]) -> None:
@@ -180,7 +181,7 @@ def test_a_purge_takes_what_is_wholly_before(before: Before, expected: list[int]
 def test_a_purge_stops_at_a_ledger_of_which_nobody_can_say_how_old_it_is() -> None:
     nothing = {"first_event_time": None, "last_event_time": None, "last_timestamp": 0}
     lane = holdings([row(0), row(1, **nothing), row(2)])
-    for before in (Before.event_time(10**9), Before.timestamp(10**9)):
+    for before in (EventTime(10**9), Timestamp(10**9)):
         fates = plan_purge([lane], before, now_ms=0)
         assert gone(fates) == [100]
         assert [fate.reason for fate in fates[1:]] == ["after", "behind"]
@@ -188,12 +189,12 @@ def test_a_purge_stops_at_a_ledger_of_which_nobody_can_say_how_old_it_is() -> No
 
 def test_a_ledger_without_messages_is_before_everything() -> None:
     empty = row(0, messages=0, size=0, first_event_time=None, last_event_time=None)
-    assert gone(plan_purge([holdings([empty, row(1)])], Before.event_time(0), now_ms=0)) == [100]
+    assert gone(plan_purge([holdings([empty, row(1)])], EventTime(0), now_ms=0)) == [100]
 
 
 def test_pins_win_over_a_purge() -> None:
     lane = holdings([row(0), row(1)])
-    fates = plan_purge([lane], Before.time(9 * HOUR_MS), now_ms=0, pins=[pin(1, holder="a cut")])
+    fates = plan_purge([lane], PublishTime(9 * HOUR_MS), now_ms=0, pins=[pin(1, holder="a cut")])
     assert gone(fates) == [100]
     assert fates[1].why == "needed by a cut"
 
