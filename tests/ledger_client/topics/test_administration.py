@@ -1,0 +1,292 @@
+"""Topics over real producers and readers, on bookies in memory."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+import trio
+from memory_cluster import MemoryCluster, memory_cluster
+from topic_rig import ledger_ids
+from trio.testing import MockClock
+
+from ledger_client import Client
+from ledger_client.errors import NotEnoughBookies
+from ledger_client.topics.errors import BadTopic, NoSuchTopic, TopicError, TopicExists
+from ledger_client.topics.events import pending_events
+from ledger_client.topics.explanation import Explanation
+from ledger_client.topics.housekeeping import Housekeeper, HousekeepingOptions
+from ledger_client.topics.idle import close_lane
+from ledger_client.topics.times import EventTime
+from metadata.leadership import Term
+from metadata.topics import Retention, RollPolicy, TopicEvent, decode_event
+
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[MemoryCluster]:
+    async with memory_cluster(4) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(cluster: MemoryCluster) -> AsyncIterator[Client]:
+    async with cluster.client() as connected:
+        yield connected
+
+
+async def events(client: Client, namespace: str = "shop") -> list[TopicEvent]:
+    """What is told on the namespace's topic of events."""
+    async with client.topic_reader(f"{namespace}/__events") as reader:
+        messages = [message async for message in reader]
+    return [decode_event(str(message.key), message.value or b"") for message in messages]
+
+
+async def values(client: Client, name: str) -> list[bytes | None]:
+    async with client.topic_reader(name) as reader:
+        return [message.value async for message in reader]
+
+
+def ledgers(found: Explanation) -> list[str]:
+    return [fate.ledger.state for lane in found.lanes for fate in lane.ledgers]
+
+
+# --- events -----------------------------------------------------------------------------
+
+
+async def test_every_change_is_a_message_on_the_namespaces_events(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    made = await client.create_topic("shop/orders", 2)
+    altered = await client.alter_topic("shop/orders", partitions=3)
+    await client.create_topic("other/topic")
+    await client.delete_topic("shop/orders")
+    told = await events(client)
+    assert [(event.kind, event.record) for event in told] == [
+        ("created", made),
+        ("altered", altered),
+        ("deleted", altered),
+    ]
+    assert await pending_events(cluster.store) == []
+    assert [topic.name for topic in await client.list_topics()] == ["other/topic"]
+    own = [topic.name for topic in await client.list_topics(own=True)]
+    assert own == ["other/__events", "other/topic", "shop/__events"]
+
+
+async def test_changes_at_once_are_each_told_once_in_their_order(
+    autojump_clock: MockClock, cluster: MemoryCluster
+) -> None:
+    async def make(number: int) -> None:
+        async with cluster.client() as client:
+            await client.create_topic(f"shop/{number}")
+
+    async with trio.open_nursery() as nursery:
+        for number in range(6):
+            nursery.start_soon(make, number)
+    async with cluster.client() as client:
+        await client.administration.tell("shop")
+        told = [event.topic for event in await events(client)]
+    assert sorted(told) == [f"shop/{number}" for number in range(6)]
+
+
+async def test_with_too_few_bookies_a_change_is_made_and_told_later(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    for name in cluster.bookies:
+        cluster.kill(name)
+    await client.create_topic("shop/orders")
+    assert len(await pending_events(cluster.store)) == 1
+    for name in cluster.bookies:
+        cluster.revive(name)
+    housekeeper = Housekeeper(client, HousekeepingOptions(poll_s=1))
+    term = Term(await cluster.store.grant("coordinator", "me", ttl_s=3600))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(housekeeper.lead, term)
+        await trio.sleep(120)
+        nursery.cancel_scope.cancel()
+    assert [event.topic for event in await events(client)] == ["shop/orders"]
+
+
+# --- making -----------------------------------------------------------------------------
+
+
+async def test_copies_are_two_but_at_most_the_bookies_that_take_writes(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """TB-24: the replication factor is set at creation; by default 2."""
+    topic = await client.create_topic("shop/two")
+    assert (topic.replication, topic.ack_quorum) == (2, 2)
+    three = await client.create_topic("shop/three", replication=3)
+    assert (three.replication, three.ack_quorum) == (3, 2)
+    with pytest.raises(NotEnoughBookies, match="4 healthy bookies, 5 needed"):
+        await client.create_topic("shop/five", replication=5)
+    for name in ("b1", "b2", "b3"):
+        cluster.store.bookies.pop(name)
+    one = await client.create_topic("shop/one")
+    assert (one.replication, one.ack_quorum) == (1, 1)
+    cluster.store.bookies.pop("b4")
+    with pytest.raises(NotEnoughBookies):
+        await client.create_topic("shop/none")
+
+
+async def test_what_cannot_be_made_is_refused(client: Client) -> None:
+    await client.create_topic("shop/orders")
+    with pytest.raises(TopicExists):
+        await client.create_topic("shop/orders")
+    with pytest.raises(BadTopic, match="partitions: expected int <= 10000"):
+        await client.create_topic("shop/more", 10_001)
+    with pytest.raises(BadTopic, match="quire's own"):
+        await client.create_topic("shop/__events")
+    with pytest.raises(NoSuchTopic):
+        await client.topic("shop/more")
+
+
+# --- ledgers ----------------------------------------------------------------------------
+
+
+async def test_a_partition_is_larger_than_a_bookie_and_its_ledgers_lie_all_over(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """TB-04, TB-05, TB-06, TB-12, TB-28, TB-29, TB-30, TD-04: a bookie knows ledgers only."""
+    await client.create_topic("shop/orders", 2, roll=RollPolicy(size=2000))
+    async with client.producer("shop/orders", batch_messages=1) as producer:
+        for number in range(400):
+            await producer.send(b"%0100d" % number, partition=number % 2)
+    found = await client.explain_topic("shop/orders")
+    for partition in (0, 1):
+        rows = [f.ledger for lane in found.lanes for f in lane.ledgers if f.partition == partition]
+        assert len(rows) >= 10
+        places = [frozenset(cluster.record(r.ledger_id).fragments[0].bookies) for r in rows]
+        assert all(len(place) == 2 for place in places)
+        assert len(set(places)) > 3
+        held = {name: sum(name in place for place in places) for name in cluster.bookies}
+        assert min(held.values()) >= len(rows) // 8
+    assert found.extent.messages == 400
+    assert len(await values(client, "shop/orders")) == 400
+
+
+async def test_one_ledger_of_a_lane_is_open_and_the_closed_ones_know_their_times(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    """PS-04, TB-13."""
+    await client.create_topic("shop/orders", order="event-time", roll=RollPolicy(entries=5))
+    async with client.producer("shop/orders", batch_messages=1) as producer:
+        for number in range(23):
+            await producer.send(b"x", event_time=number * 10)
+        states = ledgers(await client.explain_topic("shop/orders"))
+        assert states.count("open") == 1
+        assert states[: states.index("open")] == ["closed"] * states.index("open")
+    found = await client.explain_topic("shop/orders")
+    assert set(ledgers(found)) == {"closed"}
+    spans = [
+        (f.ledger.first_event_time, f.ledger.last_event_time)
+        for f in found.lanes[0].ledgers
+        if f.ledger.messages
+    ]
+    assert spans == sorted(spans)
+    assert (spans[0][0], spans[-1][1]) == (0, 220)
+    assert (found.extent.first_event_time, found.extent.last_event_time) == (0, 220)
+
+
+async def test_a_purge_disturbs_neither_writers_nor_readers(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    """TB-76: no errors; what is left begins at the purge's time, or before it in its ledger."""
+    await client.create_topic("shop/orders", order="event-time", roll=RollPolicy(entries=10))
+    read: list[bytes | None] = []
+
+    async def follow() -> None:
+        async with client.topic_reader("shop/orders", follow=True) as reader:
+            async for message in reader:
+                read.append(message.value)
+                if len(read) == 300:
+                    return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        async with client.producer("shop/orders", batch_messages=1) as producer:
+            for number in range(300):
+                await producer.send(b"%d" % number, event_time=number)
+                if number % 50 == 49:
+                    await trio.sleep(1)  # the reader is at the end
+                    await client.purge_topic("shop/orders", before=EventTime(number - 20))
+    assert read == [b"%d" % number for number in range(300)]
+    found = await client.explain_topic("shop/orders")
+    assert found.extent.first_event_time is not None
+    assert 279 - 11 < found.extent.first_event_time <= 279
+    left = await values(client, "shop/orders")
+    assert left == read[found.extent.first_event_time :]
+
+
+async def test_what_a_dead_producer_left_is_closed_and_goes(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """PS-07, PS-35: so that a topic that is not written any more frees the disk."""
+    limits = {"roll": RollPolicy(age_s=3600), "retention": Retention(age_s=60)}
+    topic = await client.create_topic("shop/orders", **limits)  # type: ignore[arg-type]
+    async with cluster.client() as dying, trio.open_nursery() as nursery:
+
+        async def write() -> None:
+            async with dying.producer("shop/orders") as producer:
+                await producer.send(b"one")
+                cluster.store.available = False  # it cannot say goodbye
+                nursery.cancel_scope.cancel()
+
+        nursery.start_soon(write)
+    cluster.store.available = True
+    assert "open" in ledgers(await client.explain_topic("shop/orders"))
+    await trio.sleep(60)  # its lease is over
+    found = await client.explain_topic("shop/orders")
+    now_ms = found.lanes[0].ledgers[0].ledger.created_ms + 3_599_000
+    housekeeper = Housekeeper(client, HousekeepingOptions(), clock_ms=lambda: now_ms)
+    term = Term(await cluster.store.grant("coordinator", "me", ttl_s=86400))
+    for _ in range(2):
+        await housekeeper.look_after_all(term)
+    assert "open" in ledgers(await client.explain_topic("shop/orders"))
+    now_ms += 1000
+    for _ in range(2):
+        await housekeeper.look_after_all(term)
+    assert ledgers(await client.explain_topic("shop/orders")) == ["closed"]
+    assert await values(client, "shop/orders") == [b"one"]
+    now_ms += DAY_MS
+    await housekeeper.look_after_all(term)
+    assert ledger_ids(cluster.store) == []
+    async with client.producer("shop/orders") as producer:
+        await producer.send(b"two")
+    assert await values(client, topic.name) == [b"two"]
+
+
+async def test_closing_a_lane_loses_nothing_and_repeats_nothing(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """PS-39: the next producer of the name goes on with its numbers."""
+    topic = await client.create_topic("shop/orders")
+    async with client.producer("shop/orders", producer_name="till", access="exclusive") as producer:
+        for number in range(5):
+            await producer.send(b"%d" % number, sequence=number)
+        with pytest.raises(TopicError, match="is written by"):
+            await close_lane(client, topic, -1, 0)
+    await close_lane(client, topic, -1, 0)  # nothing is open: nothing happens
+    async with client.producer("shop/orders", producer_name="till", access="exclusive") as producer:
+        await producer.send(b"4 again", sequence=4)
+        await producer.send(b"5", sequence=5)
+    assert await values(client, "shop/orders") == [b"0", b"1", b"2", b"3", b"4", b"5"]
+    purged = await client.purge_topic("shop/orders")
+    assert [fate.reason for fate in purged.kept] == ["resend"]
+    async with client.producer("shop/orders", producer_name="till", access="exclusive") as producer:
+        await producer.send(b"5 again", sequence=5)
+        await producer.send(b"6", sequence=6)
+    assert b"5 again" not in await values(client, "shop/orders")
+
+
+async def test_who_writes_a_topic_that_is_deleted_learns_it(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    await client.create_topic("shop/orders")
+    with pytest.raises(TopicError):
+        async with client.producer("shop/orders") as producer:
+            await producer.send(b"one")
+            await client.delete_topic("shop/orders")
+            await producer.send(b"two")
+    assert await client.list_topics() == []
