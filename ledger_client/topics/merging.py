@@ -103,7 +103,7 @@ class Arrival:
             stream = streams[self._turn % len(streams)]
             self._turn += 1
             if stream.lane.partition not in paused and (piece := stream.peek()) is not None:
-                return _run([stream.take(piece)], self._backward, None)
+                return _run([stream.take(piece)], self._backward)
         return None
 
 
@@ -132,7 +132,7 @@ class EventTimes:
         if waits or not here:
             return None
         parts = self._final_part_backward(here) if self._backward else self._final_part(here)
-        return _run([stream.take(piece) for stream, piece in parts], self._backward, True)
+        return _run([stream.take(piece) for stream, piece in parts], self._backward)
 
     def _is_idle(self, stream: LaneStream) -> bool:
         if stream.waiting_since is None:
@@ -168,12 +168,12 @@ class EventTimes:
         return found
 
 
-def _run(slices: list[Slice], backward: bool, by_time: bool | None) -> Run:
-    if len(slices) == 1 and not backward:
-        return Run(tuple(slices), None)
+def _run(slices: list[Slice], backward: bool) -> Run:
     count = sum(piece.stop - piece.start for piece in slices)
+    if len(slices) == 1 and (count == 1 or not backward):
+        return Run(tuple(slices), None)
     order = list(range(count))
-    if by_time and len(slices) > 1:
+    if len(slices) > 1:
         times = list(chain.from_iterable(p.batch.rising_times[p.start : p.stop] for p in slices))
         order.sort(key=times.__getitem__)
     if backward:
