@@ -18,7 +18,9 @@ from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.reader import BatchReads, LedgerReader
 from ledger_client.topics.client import TopicClient as Client
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from ledger_client.writer import LedgerWriter
+from metadata.topics import Retention, RollPolicy, Schema
 
 __all__ = [
     "BatchReads",
@@ -26,11 +28,17 @@ __all__ = [
     "Entries",
     "Entry",
     "EntryBatch",
+    "EventTime",
     "Follower",
     "LedgerError",
     "LedgerInfo",
     "LedgerReader",
     "LedgerWriter",
     "Options",
+    "PublishTime",
+    "Retention",
+    "RollPolicy",
+    "Schema",
+    "Timestamp",
     "connect",
 ]

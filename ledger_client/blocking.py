@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
-from typing import TypeVar
+from typing import TypeVar, Unpack
 
 from ledger_client import connecting
 from ledger_client.appends import Payload
@@ -27,7 +27,12 @@ from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.portal import Portal
 from ledger_client.reader import LedgerReader
+from ledger_client.topics.alteration import TopicChanges, TopicSettings
+from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.explanation import Explanation
+from ledger_client.topics.purge import Purged
+from ledger_client.topics.times import Time
 from ledger_client.writer import LedgerWriter
 from metadata.records import BookieRecord, LedgerRecord
 
@@ -104,6 +109,45 @@ class BlockingClient:
     def list_bookies(self) -> list[BookieRecord]:
         """Return the bookies that are registered now."""
         return self._portal.call(self._client.list_bookies)
+
+    # --- topics ------------------------------------------------------------------------
+
+    def create_topic(self, name: str, **settings: Unpack[TopicSettings]) -> TopicInfo:
+        """Make a topic; see TopicClient.create_topic for its settings."""
+        return self._portal.call(partial(self._client.create_topic, name, **settings))
+
+    def topic(self, name: str) -> TopicInfo:
+        """Return what is known of a topic."""
+        return self._portal.call(partial(self._client.topic, name))
+
+    def list_topics(self, namespace: str | None = None, *, own: bool = False) -> list[TopicInfo]:
+        """Return all topics by name, or those of a namespace; *own*: also ``__events``."""
+        return self._portal.call(partial(self._client.list_topics, namespace, own=own))
+
+    def alter_topic(self, name: str, **changes: Unpack[TopicChanges]) -> TopicInfo:
+        """Alter a topic; see TopicClient.alter_topic for what can be."""
+        return self._portal.call(partial(self._client.alter_topic, name, **changes))
+
+    def delete_topic(self, name: str) -> None:
+        """Delete a topic with all that it holds."""
+        self._portal.call(partial(self._client.delete_topic, name))
+
+    def purge_topic(
+        self,
+        name: str,
+        *,
+        before: Time | None = None,
+        partition: int | None = None,
+        lane: int | None = None,
+        dry_run: bool = False,
+    ) -> Purged:
+        """Remove closed ledgers that are wholly before a time; None: all that are closed."""
+        purge = partial(self._client.purge_topic, name, before=before, partition=partition)
+        return self._portal.call(partial(purge, lane=lane, dry_run=dry_run))
+
+    def explain_topic(self, name: str) -> Explanation:
+        """Return every ledger of a topic, why it is there, and when it will go."""
+        return self._portal.call(partial(self._client.explain_topic, name))
 
 
 class BlockingWriter:

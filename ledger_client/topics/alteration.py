@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Mapping
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -11,6 +12,26 @@ from metadata.topics import Retention, RollPolicy, Schema, TopicRecord
 
 REPLICATION = 2
 Compression = Literal["none", "zstd", "lz4"]
+Order = Literal["none", "event-time"]
+
+
+class TopicChanges(TypedDict, total=False):
+    """What TopicClient.alter_topic takes."""
+
+    partitions: int
+    replication: int
+    ack_quorum: int
+    compression: Compression
+    roll: RollPolicy
+    retention: Retention
+    schema: Schema
+    properties: Mapping[str, str]
+
+
+class TopicSettings(TopicChanges, total=False):
+    """What TopicClient.create_topic takes."""
+
+    order: Order
 
 
 class Alteration(msgspec.Struct, frozen=True, kw_only=True):

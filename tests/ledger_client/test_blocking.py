@@ -12,10 +12,11 @@ from contextlib import asynccontextmanager
 import pytest
 from memory_cluster import memory_cluster
 
-from ledger_client import Client, blocking
+from ledger_client import Client, EventTime, Retention, blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.errors import InvalidAddress, LedgerClosed, NoSuchEntry, NoSuchLedger
 from ledger_client.portal import Portal
+from ledger_client.topics.errors import NoSuchTopic
 
 
 @asynccontextmanager
@@ -49,6 +50,19 @@ def test_the_whole_life_of_a_ledger(client: BlockingClient) -> None:
     client.delete_ledger(ledger.id)
     with pytest.raises(NoSuchLedger):
         client.ledger_info(ledger.id)
+
+
+def test_the_whole_life_of_a_topic(client: BlockingClient) -> None:
+    made = client.create_topic("shop/orders", partitions=2, compression="zstd")
+    assert client.topic("shop/orders") == made
+    changed = client.alter_topic("shop/orders", partitions=3, retention=Retention(age_s=60))
+    assert (changed.partitions, changed.retention.age_s) == (3, 60)
+    assert client.list_topics("shop") == [changed]
+    assert client.explain_topic("shop/orders").lanes == []
+    assert client.purge_topic("shop/orders", before=EventTime(0)).removed == []
+    client.delete_topic("shop/orders")
+    with pytest.raises(NoSuchTopic):
+        client.topic("shop/orders")
 
 
 def test_several_threads_share_a_client(client: BlockingClient) -> None:

@@ -76,9 +76,9 @@ def rolls_at(roll: RollPolicy) -> str:
 
 
 def when(fate: Fate) -> str:
-    """Write when a ledger will go: "now", "in 3 d", "never"."""
+    """Write when a ledger will go: "soon" (the leader's next look), "in 3 d", "never"."""
     if fate.goes:
-        return "now"
+        return "soon"
     if fate.due_ms is None:
         return _WHEN.get(fate.reason, "-")
     left_s = fate.due_ms / 1000 - time.time()
