@@ -18,6 +18,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Awaitable, Callable
+from itertools import groupby
 
 import msgspec
 import trio
@@ -38,6 +39,7 @@ from metadata.topics import TOPICS, TopicRecord, decode_topic
 
 CloseLane = Callable[[Client, TopicRecord, int, int], Awaitable[None]]
 """Takes the lane of a topic (partition, lane) and closes it. Raises LedgerError."""
+REST_RATIO = 10
 LaneKey = tuple[int, int, int]
 """A topic's uid, partition and lane."""
 _log = logging.getLogger(__name__)
@@ -46,8 +48,9 @@ _log = logging.getLogger(__name__)
 class HousekeepingOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds end in ``_s``."""
 
-    interval_s: float = 30.0
-    """Between two rounds through all topics."""
+    interval_s: float = 10.0
+    """Between two rounds through all topics, beside a rest ten times as long as the round:
+    the host has other things to do."""
     poll_s: float = 2.0
     """Between two looks for events that are to be told."""
     close_timeout_s: float = 30.0
@@ -108,7 +111,8 @@ class Housekeeper:
                 _log.warning("events of %s wait: %s", namespace, failure)
 
     async def look_after_all(self, term: Term) -> None:
-        """Go through all topics once. Raises MetadataError, LedgerError."""
+        """Go through all topics once, then rest. Raises MetadataError, LedgerError."""
+        began_at = trio.current_time()
         deleting: set[int] = set()
         self._idle_now = set()
         async for topic in Listing(self._store, TOPICS, decode_topic, unreadable=self._unreadable):
@@ -118,6 +122,7 @@ class Housekeeper:
             else:
                 await self._look_after(topic, term)
         self._half_deleted, self._idle_before = deleting, self._idle_now
+        await trio.sleep((trio.current_time() - began_at) * REST_RATIO)
 
     async def _end_deletion(self, topic: TopicRecord, term: Term) -> None:
         if topic.uid in self._half_deleted:  # a round ago too: whoever began it has left it
@@ -133,14 +138,22 @@ class Housekeeper:
                 self._unreadable.add(topic.name)
                 _log.warning("topic %s is left as it is: %s", topic.name, wrong)
             return
-        now_ms = self._clock_ms()
-        fates = going(plan_retention(lanes, topic.retention, now_ms=now_ms))
+        for _, group in groupby(lanes, key=lambda lane: lane.partition):
+            partition = list(group)
+            await self._retain(topic, partition, term)
+            await self._close_idle(topic, partition)
+
+    async def _retain(self, topic: TopicRecord, lanes: list[LaneHoldings], term: Term) -> None:
+        await trio.lowlevel.checkpoint()  # the host serves clients between two partitions
+        fates = going(plan_retention(lanes, topic.retention, now_ms=self._clock_ms()))
         gone = await remove(self._client.topics, topic.uid, fates, checks=[term.check])
         if gone:
             _log.info("removed %d ledgers of topic %s", len(gone), topic.name)
+
+    async def _close_idle(self, topic: TopicRecord, lanes: list[LaneHoldings]) -> None:
         for lane in lanes:
             place = (topic.uid, lane.partition, lane.lane)
-            if is_idle(lane, topic, now_ms):
+            if is_idle(lane, topic, self._clock_ms()):
                 self._idle_now.add(place)
                 if place in self._idle_before:
                     await self._close(topic, lane)
