@@ -43,7 +43,7 @@ class Batch:
         place: ledger and entry id, once acknowledged.
         sequence: number of its first message, -1 when the producer does not count.
         room: bytes of the producer's buffer that it gives back at its end.
-        followed: somebody looks at what becomes of it, even if nobody waits.
+        followed: somebody knows, or will look, what becomes of it, even if nobody waits.
     """
 
     __slots__ = (
@@ -144,6 +144,7 @@ class Batch:
         """
         await self.done.wait()
         if self.failure is not None:
+            self.followed = True
             # One error, many who wait: each begins its own trace.
             raise self.failure.with_traceback(None)
         if place == UNKNOWN:

@@ -39,6 +39,8 @@ from metadata.topics import TopicRecord
 
 APPEND_SIZE = 1 << 20
 APPENDS_MAX = 4
+UNHEARD_MAX = 1000
+"""Failed batches for which nobody waited: flush() tells of one of them."""
 
 
 class Surroundings(NamedTuple):
@@ -82,7 +84,7 @@ class Outbox:
         self._appends = 0
         self._held = False
         self._released = trio.lowlevel.ParkingLot()
-        self._unheard: LedgerError | None = None
+        self._unheard: deque[Batch] = deque(maxlen=UNHEARD_MAX)
         self.last_event_time: int | None = None
         self._keeper = LaneKeeper(partition, self, shared.opener)
 
@@ -280,7 +282,7 @@ class Outbox:
     def _fail(self, batches: Sequence[Batch], failure: LedgerError) -> None:
         for batch in batches:
             if not batch.fail(failure):
-                self._unheard = self._unheard or failure
+                self._unheard.append(batch)
             self._room.release(batch.room)
 
     def _unknown(self, lane: Lane, batches: Sequence[Batch]) -> SendUnknown:
@@ -326,13 +328,14 @@ class Outbox:
         Raises why some of it was not, also if that was earlier and nobody heard of it.
         """
         self.seal()
-        failure = self._unheard
+        failed = [batch for batch in self._unheard if not batch.followed]
         for batch in self.pending:
             await batch.done.wait()
-            failure = failure or batch.failure
-        self._unheard = None
-        if failure is not None:
-            raise failure.with_traceback(None)
+            failed.append(batch)
+        self._unheard.clear()
+        for batch in failed:
+            if batch.failure is not None:
+                raise batch.failure.with_traceback(None)
 
     def give_up(self, failure: LedgerError) -> None:
         """Fail everything that is not under way yet."""

@@ -176,7 +176,7 @@ class Producer:
     ) -> Ticket:
         """Accept a message and return a ticket for its id. Takes and raises as send().
 
-        What fails while nobody waits for its ticket is raised by flush(), or at the end.
+        What fails and is not asked for by its ticket is raised by flush(), or at the end.
 
         Raises:
             BufferFull: there is no room, or its lane is being opened anew: wait with
@@ -243,8 +243,8 @@ class Producer:
     async def flush(self) -> None:
         """Wait until everything accepted so far is durable.
 
-        Raises why some of it is not; also what failed since the last flush while nobody
-        waited for it.
+        Raises why some of it is not; also what failed since the last flush and nobody
+        asked for.
         """
         failure: Exception | None = None
         for outbox in self._routing.outboxes:

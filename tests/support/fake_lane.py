@@ -17,6 +17,7 @@ from ledger_client.topics.producer_options import ProducerOptions
 from ledger_client.topics.sealed_batch import SealedBatch
 from metadata.topics import TopicRecord
 from native.batch import decode
+from native.columns import null_places
 
 FIRST_LEDGER = 100
 TOPIC = "shop/orders"
@@ -82,7 +83,7 @@ class FakeLane:
 
     def fence(self, failure: LedgerError) -> None:
         """Fail now and for good."""
-        self._failure = failure
+        self._failure = self._failure or failure
         self._moved.unpark_all()
 
     def _keep(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
@@ -153,8 +154,13 @@ class FakeLanes:
         found = []
         for entry_id, batch in enumerate(self.kept[partition]):
             header, columns = decode(batch.payload)
-            none = [None] * columns.count
-            times = none if columns.event_times is None else columns.event_times.tolist()
+            none: list[None] = [None] * columns.count
+            times: list[int | None] = list(none)
+            if columns.event_times is not None:
+                times[:] = columns.event_times
+            if columns.event_time_validity is not None:
+                for place in null_places(columns.event_time_validity, columns.count):
+                    times[place] = None
             keys = none if columns.keys is None else columns.keys.to_list()
             headers = columns.headers.to_list() if columns.headers else [{}] * columns.count
             for place, value in enumerate(columns.values.to_list()):
@@ -162,9 +168,7 @@ class FakeLanes:
                     FIRST_LEDGER + partition, entry_id, partition, place if header.batched else -1
                 )
                 sequence = -1 if header.sequence < 0 else header.sequence + place
-                found.append(
-                    Kept(at, value, keys[place], times[place], headers[place], sequence)
-                )
+                found.append(Kept(at, value, keys[place], times[place], headers[place], sequence))
         return found
 
     def values(self, partition: int = -1) -> list[bytes | None]:
@@ -190,5 +194,3 @@ def producing(
         ProducerOptions(**options),  # type: ignore[arg-type]
         lanes.open,
     )
-
-
