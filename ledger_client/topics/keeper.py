@@ -115,8 +115,7 @@ class LaneKeeper:
 
     def leave(self, lane: Lane, failure: LedgerError) -> bool:
         """Write to *lane* no more; return whether that is news."""
-        if isinstance(failure, ProducerFailed):
-            self._final = failure
+        self._final = self._final or final_cause(failure)
         if self.lane is not lane:
             return False
         self.lane, self.failure = None, failure
@@ -182,7 +181,18 @@ class LaneKeeper:
     def _refuse(self, failure: LedgerError) -> None:
         self.failure = failure
         self._refused += 1
-        if isinstance(failure, ProducerFailed):
-            self._final = failure
+        self._final = self._final or final_cause(failure)
         self._watcher.lane_refused(failure)
         self._changed.unpark_all()
+
+
+def final_cause(failure: LedgerError) -> ProducerFailed | None:
+    """Return why the lane is to be left for good; None: it may be opened anew.
+
+    Who took it over may leave the outcome of what was under way unknown, and that is
+    the failure then; to open it anew would take it away from him.
+    """
+    for found in (failure, failure.__cause__):
+        if isinstance(found, ProducerFailed):
+            return found
+    return None

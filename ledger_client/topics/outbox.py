@@ -29,7 +29,7 @@ from ledger_client.topics.errors import (
     ProducerFailed,
     SendUnknown,
 )
-from ledger_client.topics.keeper import Lane, LaneKeeper, Opener
+from ledger_client.topics.keeper import Lane, LaneKeeper, Opener, final_cause
 from ledger_client.topics.linger import Linger
 from ledger_client.topics.message_id import NOT_BATCHED
 from ledger_client.topics.numbering import Numbering
@@ -274,10 +274,12 @@ class Outbox:
 
     def _follow(self, failure: LedgerError, *, news: bool) -> None:
         """Decide what becomes of the batches that wait behind those that failed."""
-        if (self.strict and news) or isinstance(failure, ProducerFailed):
+        final = final_cause(failure)
+        if final is not None:
+            self.give_up(final)
+            self._shared.failed(final)
+        elif self.strict and news:
             self.give_up(failure)
-        if isinstance(failure, ProducerFailed):
-            self._shared.failed(failure)
 
     def _fail(self, batches: Sequence[Batch], failure: LedgerError) -> None:
         for batch in batches:
@@ -308,8 +310,9 @@ class Outbox:
     def lane_refused(self, failure: LedgerError) -> None:
         """Fail what waited for the lane."""
         self.give_up(failure)
-        if isinstance(failure, ProducerFailed):
-            self._shared.failed(failure)
+        final = final_cause(failure)
+        if final is not None:
+            self._shared.failed(final)
 
     def lane_wanted(self) -> bool:
         """Return whether batches wait for a lane."""

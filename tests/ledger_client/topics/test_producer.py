@@ -336,6 +336,21 @@ async def test_a_fenced_producer_takes_nothing_any_more(autojump_clock: MockCloc
     assert lanes.opened == [(-1, None)]
 
 
+async def test_an_unknown_outcome_because_of_a_take_over_is_final_too(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-02: opened anew, the lane would be taken away from its new writer."""
+    lanes = FakeLanes()
+    async with producing(lanes) as producer:
+        lanes.fail_next("taken over")
+        lanes.failing[0].failure.__cause__ = fenced()
+        with pytest.raises(SendUnknown):
+            await producer.send(b"perhaps")
+        with pytest.raises(ProducerFenced):
+            await producer.send(b"late")
+    assert lanes.opened == [(-1, None)]
+
+
 async def test_a_fenced_producer_lets_nobody_wait(autojump_clock: MockClock) -> None:
     lanes = FakeLanes()
     with pytest.RaisesGroup(*[ProducerFenced] * 20):
