@@ -38,6 +38,7 @@ async def open_lane(
     access: Access = "exclusive",
     producer: str = "",
     lane: int | None = None,
+    owner: str | None = None,
 ) -> AsyncIterator[LaneWriter]:
     """Take a lane of a partition and write it; it is closed at the end of the block.
 
@@ -48,6 +49,8 @@ async def open_lane(
         access: which lane, and what if somebody has it: see lane_lease.py.
         producer: name of the producer, "" for none.
         lane: this very lane, whatever *access* says, if nobody has it.
+        owner: names the caller, this object in this process: a lease that it left behind when
+            the store was away is its own. By default each call is somebody else.
 
     Raises:
         ProducerBusy: somebody else writes the lane.
@@ -69,21 +72,25 @@ async def open_lane(
         producer=producer,
         lane=lane,
         limit_s=limit_s,
+        owner=owner,
     ) as lease:
         rows = LaneRows(client.catalogue, topic, partition, lease.lane)
         await rows.claim(producer if access == "shared" and lease.lane > 0 else None)
-        async with Background() as nursery:
-            writer = await _open(client, rows, lease, nursery)
-            try:
-                yield writer
-            except Exception as error:
-                await _close_after(error, writer)
-                raise
-            except BaseException:  # cancelled or interrupted: be quick
-                with trio.CancelScope(shield=True):
+        writer: LaneWriter | None = None
+        try:
+            async with Background() as nursery:
+                writer = await _open(client, rows, lease, nursery)
+                try:
+                    yield writer
+                except Exception as error:
+                    await _close_after(error, writer)
+                    raise
+                await writer.close()
+        except BaseException as error:
+            if not isinstance(error, Exception) and writer is not None:
+                with trio.CancelScope(shield=True):  # cancelled or interrupted: be quick
                     await writer.abort(ABORT_S)
-                raise
-            await writer.close()
+            raise
 
 
 async def _open(

@@ -5,8 +5,8 @@ access        lane                                          somebody has it
 "exclusive"   0; nobody else may write the partition        ProducerBusy
 "wait"        0; the same                                   waits until all are gone
 "take-over"   0                                             takes it; the other is fenced
-"shared"      the lowest that nobody has; a named producer  takes the next; of its own name:
-              has one of its own, from 1 up                 ProducerBusy
+"shared"      the lowest that nobody has; a named producer  takes the next; its own, or all
+              has one of its own, from 1 up                 by "exclusive": ProducerBusy
 
 A lease outlives a writer that was killed by LEASE_S. It only tells others: a writer that
 loses it, as when the store was away, writes on until another raised the lane's epoch.
@@ -63,6 +63,7 @@ class LaneLease:
 
     async def take(self, timeout_s: float) -> Lease | None:
         """Ask for the lease; None: another has it."""
+        self._lease = None
         with translated(timeout_s), suppress(LeaseHeld):
             self._lease = await self._store.grant(
                 self._name, self._owner, ttl_s=LEASE_S, value=self._value
@@ -90,29 +91,36 @@ class LaneLease:
             with translated(LEASE_S / 3):
                 self._lease = await self._store.renew(self._lease)
         except LeaseLost:
-            self._lease = None
             await self.take(LEASE_S / 3)
 
     async def release(self) -> None:
         """Let others know at once that nobody writes the lane."""
-        if self._lease is not None:
+        lease, self._lease = self._lease, None
+        if lease is not None:
             until = trio.current_time() + RELEASE_S
             with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
-                await self._store.release(self._lease)
+                await self._store.release(lease)
 
 
 class Partition:
     """The lanes of a partition, for one producer that wants one of them."""
 
     def __init__(
-        self, store: MetadataStore, topic: TopicRecord, index: int, *, producer: str, limit_s: float
+        self,
+        store: MetadataStore,
+        topic: TopicRecord,
+        index: int,
+        *,
+        producer: str,
+        owner: str | None,
+        limit_s: float,
     ) -> None:
         self._store = store
         self._topic = topic
         self._index = index
         self._producer = producer
         self._limit_s = limit_s
-        self._owner = f"{producer or 'producer'}-{uuid.uuid4().hex}"
+        self._owner = owner or f"{producer or 'producer'}-{uuid.uuid4().hex}"
 
     async def lease(self, access: Access) -> LaneLease:
         """Return the lease of a lane, by the table above. Raises ProducerBusy."""
@@ -142,7 +150,7 @@ class Partition:
         others = await self._leases()
         if not others and await lease.take(self._limit_s) is not None:
             # Who took another lane meanwhile sees this lease, or is seen here.
-            others = {lane: o for lane, o in (await self._leases()).items() if lane != lease.lane}
+            others = await self._leases()
             if not others:
                 return None
             await lease.release()
@@ -153,7 +161,7 @@ class Partition:
         lease: LaneLease | None = None
         while True:
             others = await self._leases()
-            whole = [lane for lane, owner in others.items() if not owner.shared]
+            whole = [lane for lane, other in others.items() if not other.shared]
             if whole:
                 if lease is not None:
                     await lease.release()
@@ -195,14 +203,15 @@ class Partition:
         return names
 
     async def _leases(self) -> dict[int, LaneOwner]:
-        """Return who writes which lane."""
+        """Return who else writes which lane."""
         prefix = partition_prefix(WRITERS, self._topic.uid, self._index)
         owners: dict[int, LaneOwner] = {}
         after = ""
         with translated(self._limit_s):
             while leases := await self._store.leases(prefix, after=after):
                 for lease in leases:
-                    owners[last_number(lease.name)] = decode_owner(lease.name, lease.value)
+                    if lease.owner != self._owner:
+                        owners[last_number(lease.name)] = decode_owner(lease.name, lease.value)
                 after = leases[-1].name
         return owners
 
@@ -236,14 +245,17 @@ async def hold_lane(
     producer: str,
     lane: int | None,
     limit_s: float,
+    owner: str | None = None,
 ) -> AsyncIterator[LaneLease]:
     """Hold the lease of a lane for the block; renewing it is the caller's.
+
+    *owner* names who asks in this run of this process, and nobody else: what it holds is its own.
 
     Raises:
         ProducerBusy: the lane is another's, and *access* is neither "wait" nor "take-over".
         MetadataUnavailable: the store did not answer in *limit_s*.
     """
-    lanes = Partition(store, topic, partition, producer=producer, limit_s=limit_s)
+    lanes = Partition(store, topic, partition, producer=producer, owner=owner, limit_s=limit_s)
     try:
         lease = await (lanes.lease(access) if lane is None else lanes.lane(lane))
     except BadRecord as wrong:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -104,7 +105,7 @@ async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
 
 async def _read_state(rows: LaneRows, reader: LedgerReader, fresh: LaneState) -> LaneState:
     """Go back to the last control entry, and from there on count what follows it."""
-    after: list[tuple[SealedBatch, int]] = []
+    after: list[SealedBatch] = []
     state, stop, span = fresh, reader.last_confirmed, 1
     while stop >= 0 and state is fresh:
         entries = await reader.read(max(0, stop - span + 1), stop)
@@ -116,14 +117,15 @@ async def _read_state(rows: LaneRows, reader: LedgerReader, fresh: LaneState) ->
             if found is not None:
                 after.append(found)
         stop, span = stop - span, min(span * 4, SPAN_MAX)
-    for batch, created_ms in reversed(after):
-        state.note(batch, created_ms)
+    now_ms = time.time_ns() // 1_000_000  # remembered rather too long than by another's clock
+    for batch in reversed(after):
+        state.note(batch, now_ms)
     return state
 
 
 def _take(
     rows: LaneRows, ledger_id: int, entry_id: int, payload: bytes
-) -> LaneState | tuple[SealedBatch, int] | None:
+) -> LaneState | SealedBatch | None:
     """Return what an entry says of the lane; None: nothing, be it a batch or not."""
     try:
         header = native_batch.read_header(payload)
@@ -131,9 +133,7 @@ def _take(
         return None  # readers tell; it says nothing of what follows
     if header.kind == BatchKind.MESSAGES:
         batch = SealedBatch.of(payload, header)
-        if not batch.last_timestamp:
-            batch = msgspec.structs.replace(batch, payload=b"")
-        return batch, header.created_ms
+        return batch if batch.last_timestamp else msgspec.structs.replace(batch, payload=b"")
     if header.kind != BatchKind.LANE_STATE:
         return None
     try:

@@ -17,7 +17,7 @@ import msgspec
 import trio
 
 from ledger_client.catalogue import CHANGE_S, RETRY_S, Catalogue
-from ledger_client.errors import MetadataBroken, MetadataUnavailable
+from ledger_client.errors import LedgerError, MetadataBroken, MetadataUnavailable
 from ledger_client.marks import Reason
 from ledger_client.topics.errors import NoSuchTopic, ProducerFenced
 from ledger_client.topics.lane_state import Figures, greater
@@ -66,6 +66,8 @@ class LaneRows:
         self.partition = partition
         self.lane = lane
         self.record = LaneRecord(epoch=0)
+        self.is_changing = False
+        """A change is under way, or was left when it was: then nothing must be changed."""
         self._version = ABSENT
         self._catalogue = catalogue
         self._key = lane_key(topic.uid, partition, lane)
@@ -222,6 +224,23 @@ class LaneRows:
 
         Others change the rows of *others* too, so these are looked at for each attempt.
         """
+        assert not self.is_changing
+        self.is_changing = True
+        try:
+            await self._change_until_made(after, own, others)
+        except LedgerError:
+            # The lane is another's, or the ledger's record has another version than the one
+            # that an attempt may still name: it cannot be made any more.
+            self.is_changing = False
+            raise
+        self.is_changing = False
+
+    async def _change_until_made(
+        self,
+        after: LaneRecord,
+        own: Sequence[Op],
+        others: Callable[[], Awaitable[Sequence[Op]]] | None,
+    ) -> None:
         doubtful = False
         while True:
             try:

@@ -90,8 +90,8 @@ class LaneWriter:
             EventTimeBack: the topic is ordered by event time, and a time is lower than one
                 appended before; nothing of the call was sent.
             MessageTooLarge: a payload does not fit a frame; nothing of the call was sent.
-            SendUnknown: the lane failed, and some of the batches may be in it; the cause
-                is why.
+            SendUnknown: the lane failed, and some of the batches may be in it, the first
+                ones; the cause is why.
             ProducerFenced: it was taken over; nothing of the call is in it.
             ProducerClosed: it was closed.
             LedgerError: the lane failed for another reason, and nothing of the call is in
@@ -220,12 +220,13 @@ class LaneWriter:
         self._failure = failure
         self._steward.give_up()
         for call in self._calls:
-            call.fail(self._unknown(call) if call.sent > len(call.ids) else failure)
+            call.fail(self._unknown(call) if call.sent else failure)
         self._calls.clear()
         self._queue.clear()
         self._ended.set()
 
     def _unknown(self, call: Append) -> SendUnknown:
+        """Return the failure of a call of which something was sent; the first may be settled."""
         unknown = SendUnknown(
             self.topic,
             partition=self.partition,
@@ -260,10 +261,14 @@ class LaneWriter:
             raise self._failure
 
     async def abort(self, limit_s: float) -> None:
-        """Close if nothing is under way; else leave it to whoever takes the lane over."""
-        if self.is_idle and self._failure is None:
+        """Once run() has ended, close if nothing is under way.
+
+        Else the lane stays as it is, for whoever takes it over.
+        """
+        self.is_closing = True
+        if self.is_idle and self._failure is None and not self._rows.is_changing:
             with trio.move_on_after(limit_s):
-                await self.close()
+                await self._steward.run()
         self.fail(ProducerClosed(self.topic))
 
 

@@ -30,6 +30,7 @@ from ledger_client.errors import (
     LedgerError,
     LedgerFenced,
     MetadataUnavailable,
+    NoSuchLedger,
     OutcomeUnknown,
     Retryable,
     WriterFailed,
@@ -101,7 +102,7 @@ class Steward:
         self._deadline = math.inf
         self._why: LedgerError | None = None
         self._pauses = 0
-        self._is_closed = False
+        self._is_open = self._is_closed = False
 
     # --- opening -----------------------------------------------------------------------
 
@@ -123,6 +124,7 @@ class Steward:
         await self._rows.turn(last.unclosed, last.end, row)
         self._prepared, self.ledger, self.row = None, following, row
         following.opened_at = trio.current_time()
+        self._is_open = True
 
     async def _first(self, last: LaneEnd) -> WrittenLedger:
         """Return the first ledger, which holds the lane's state."""
@@ -156,6 +158,8 @@ class Steward:
 
     def look(self) -> None:
         """See whether there is something to do now."""
+        if self._is_leaving:
+            self._limit()  # whatever step is under way
         if self._next_step() is not None:
             self._news.set()
 
@@ -199,13 +203,22 @@ class Steward:
                 self._why = why
                 await self._pause()
             except LedgerError as failure:
-                self._owner.fail(failure)
+                self._owner.fail(await self._named(failure))
         if self._scope.cancelled_caught:
             reason = "" if self._why is None else f": {self._why}"
             limit_s = self._client.options.append_timeout_s
             self._owner.fail(
                 MetadataUnavailable(f"the lane did not go on within {limit_s:g} s{reason}")
             )
+
+    async def _named(self, failure: LedgerError) -> LedgerError:
+        """Return what is behind *failure*: a ledger is gone when its topic was deleted."""
+        if isinstance(failure, NoSuchLedger):
+            try:
+                await self._rows.verify(limit_s=CHANGE_S)
+            except LedgerError as cause:
+                return cause
+        return failure
 
     # --- steps -------------------------------------------------------------------------
 
@@ -328,7 +341,7 @@ class Steward:
 
     def _failed(self) -> None:
         """A ledger failed with something under way."""
-        if self.ledger.has_failed:
+        if self._is_open and self.ledger.has_failed:
             self._limit()
         self._news.set()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import count
 
 import msgspec
 from memory_cluster import MemoryCluster
@@ -67,11 +66,6 @@ def batch(
     return SealedBatch.of(payload)
 
 
-def numbered(first: int = 0) -> map[SealedBatch]:
-    """Batches of one message each: "0", "1", ..."""
-    return map(lambda number: batch(str(number)), count(first))
-
-
 def lane_record(cluster: MemoryCluster, lane: int = 0) -> LaneRecord:
     key = lane_key(UID, -1, lane)
     return decode_lane(key, cluster.store.values[key].value)
@@ -95,6 +89,7 @@ class Stored(msgspec.Struct):
     entry_id: int
     version: int
     values: list[bytes]
+    times: list[int] = []
     state: LaneState | None = None
 
 
@@ -110,7 +105,9 @@ async def stored(client: Client, cluster: MemoryCluster, lane: int = 0) -> list[
                 header = native_batch.read_header(entry.payload)
                 item = Stored(row.ledger_id, entry.entry_id, row.base_version + entry.entry_id, [])
                 if header.kind == BatchKind.MESSAGES:
-                    item.values = native_batch.decode(entry.payload).columns.values.to_list()
+                    columns = native_batch.decode(entry.payload).columns
+                    item.values = columns.values.to_list()
+                    item.times = list(columns.event_times or ())
                 else:
                     item.state = LaneState.decode(entry.payload)
                 found.append(item)

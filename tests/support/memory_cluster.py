@@ -29,7 +29,7 @@ class MemoryCluster:
         self.stalled: dict[str, trio.Event] = {}
         """bookies that take no bytes until the event is set"""
         self.dialled: list[str] = []
-        self._nursery = nursery
+        self.nursery = nursery
         for number in range(1, bookies + 1):
             self.add_bookie(number)
 
@@ -80,7 +80,7 @@ class MemoryCluster:
 
         ours.send_stream.close_hook = close
         ours.send_stream.send_all_hook = stall
-        self._nursery.start_soon(self.bookies[name].serve, theirs)
+        self.nursery.start_soon(self.bookies[name].serve, theirs)
         return ours
 
     @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+import trio.lowlevel
 from lane_rig import batch, lane_record, make_topic, messages, rows, stored
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
@@ -41,7 +42,7 @@ async def test_a_ledger_that_is_full_is_followed_by_the_next(autojump_clock: Moc
         async with open_lane(client, topic, -1) as lane, trio.open_nursery() as nursery:
             for number in range(10):
                 nursery.start_soon(lane.append, [batch(str(number))])
-                await trio.sleep(0)
+                await trio.lowlevel.checkpoint()
         found = rows(cluster)
         assert [row.state for row in found] == ["closed"] * 4
         assert [row.messages for row in found] == [3, 3, 3, 1]

@@ -1,0 +1,181 @@
+"""Who may write which lane."""
+
+from __future__ import annotations
+
+from contextlib import AsyncExitStack
+
+import msgspec
+import pytest
+import trio
+from lane_process import Process
+from lane_rig import batch, make_topic, messages
+from memory_cluster import memory_cluster
+from trio.testing import MockClock, wait_all_tasks_blocked
+
+from ledger_client.errors import MetadataUnavailable
+from ledger_client.topics.errors import NoSuchTopic, ProducerBusy, ProducerFenced, SendUnknown
+from ledger_client.topics.lane import open_lane
+from ledger_client.topics.lane_lease import LEASE_S
+from metadata.topics import encode_row, topic_key
+
+
+async def test_of_two_exclusive_writers_one_is_told_at_once(autojump_clock: MockClock) -> None:
+    """TB-02: at most one writer of a partition."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        async with open_lane(ours, topic, -1, producer="a") as lane:
+            for access in ("exclusive", "shared"):
+                with pytest.raises(ProducerBusy, match=r"lane 0 .* is written by producer a"):
+                    async with open_lane(theirs, topic, -1, access=access):
+                        pass
+            await lane.append([batch("a")])
+        async with open_lane(theirs, topic, -1) as next_lane:
+            assert next_lane.epoch == 2
+            await next_lane.append([batch("b")])
+        assert await messages(ours, cluster) == [b"a", b"b"]
+
+
+async def test_one_who_waits_gets_the_lane_when_it_is_free(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        got: list[str] = []
+
+        async def wait() -> None:
+            async with open_lane(theirs, topic, -1, access="wait") as lane:
+                got.append("theirs")
+                await lane.append([batch("b")])
+
+        async with trio.open_nursery() as nursery, open_lane(ours, topic, -1) as lane:
+            nursery.start_soon(wait)
+            await trio.sleep(60)
+            assert not got
+            await lane.append([batch("a")])
+        assert await messages(ours, cluster) == [b"a", b"b"]
+
+
+async def test_one_who_was_killed_is_followed_when_its_lease_is_over(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        process = Process(cluster)
+        with pytest.raises(MetadataUnavailable):
+            async with process.client() as client, open_lane(client, topic, -1) as lane:
+                await lane.append([batch("a")])
+                process.kill()
+                killed_at = trio.current_time()
+                async with open_lane(theirs, topic, -1, access="wait") as next_lane:
+                    assert trio.current_time() - killed_at < LEASE_S + 1
+                    await next_lane.append([batch("b")])
+        assert await messages(theirs, cluster) == [b"a", b"b"]
+
+
+async def test_the_lane_taken_over_is_lost_at_the_next_append(autojump_clock: MockClock) -> None:
+    """The old one learns it from the bookies, and acknowledges nothing any more."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        with pytest.raises(ProducerFenced):
+            async with open_lane(ours, topic, -1) as lane:
+                await lane.append([batch("a")])
+                async with open_lane(theirs, topic, -1, access="take-over") as next_lane:
+                    await next_lane.append([batch("b")])
+                    with pytest.raises(SendUnknown) as unknown:
+                        await lane.append([batch("c"), batch("d")])
+                    assert isinstance(unknown.value.__cause__, ProducerFenced)
+                    assert unknown.value.count == 2
+                    with pytest.raises(ProducerFenced):
+                        await lane.append([batch("e")])
+                    await next_lane.append([batch("f")])
+        assert await messages(ours, cluster) == [b"a", b"b", b"f"]
+
+
+async def test_an_idle_writer_learns_that_its_lane_was_taken_over(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        with pytest.raises(ProducerFenced):
+            async with (
+                open_lane(ours, topic, -1) as lane,
+                open_lane(theirs, topic, -1, access="take-over"),
+            ):
+                await trio.sleep(LEASE_S / 3 + 0.1)
+                with pytest.raises(ProducerFenced):
+                    await lane.append([batch("a")])
+        # The lease went with it, so the next one need not take anything.
+        async with open_lane(theirs, topic, -1) as lane:
+            assert lane.epoch == 3
+
+
+async def test_writers_share_a_partition_each_on_a_lane_of_its_own(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-36: the lowest free lane; a named producer keeps its own."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster)
+        async with AsyncExitStack() as stack:
+
+            async def open_shared(producer: str = "") -> int:
+                opening = open_lane(client, topic, -1, access="shared", producer=producer)
+                lane = await stack.enter_async_context(opening)
+                await lane.append([batch(f"{producer}{lane.lane}")])
+                return lane.lane
+
+            assert [await open_shared() for _ in range(2)] == [0, 1]
+            assert await open_shared("p") == 2
+            assert await open_shared() == 3
+            with pytest.raises(ProducerBusy, match="producer p"):
+                await open_shared("p")
+            with pytest.raises(ProducerBusy):
+                async with open_lane(client, topic, -1):
+                    pass
+        async with AsyncExitStack() as stack:
+            assert await open_shared("q") == 4
+            assert await open_shared("p") == 2
+            assert [await open_shared() for _ in range(3)] == [0, 1, 3]
+        assert await messages(client, cluster, 2) == [b"p2", b"p2"]
+
+
+async def test_a_lease_that_was_left_behind_is_its_own(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster)
+        opening = open_lane(client, topic, -1, owner="me")
+        await opening.__aenter__()
+        async with open_lane(client, topic, -1, owner="me") as lane:
+            assert lane.epoch == 2
+        with pytest.raises(ProducerFenced):
+            await opening.__aexit__(None, None, None)
+
+
+async def test_losing_the_lease_alone_does_not_stop_the_writer(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster)
+        async with open_lane(client, topic, -1) as lane:
+            cluster.store.available = False
+            await trio.sleep(3 * LEASE_S)
+            await lane.append([batch("a")])
+            cluster.store.available = True
+            await trio.sleep(LEASE_S)
+            with pytest.raises(ProducerBusy):  # it was granted again
+                async with open_lane(client, topic, -1):
+                    pass
+        assert await messages(client, cluster) == [b"a"]
+
+
+async def test_a_topic_that_is_deleted_has_no_lanes(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster)
+        gone = msgspec.structs.replace(topic, state="deleting")
+        with pytest.raises(NoSuchTopic):
+            async with open_lane(client, topic, -1) as lane:
+                await lane.append([batch("a")])
+                cluster.store.change(topic_key(topic.name), encode_row(gone))
+                for key in [k for k in cluster.store.values if k.startswith("lanes/")]:
+                    await cluster.store.delete(key)
+                await trio.sleep(LEASE_S)
+                with pytest.raises(NoSuchTopic):
+                    await lane.append([batch("b")])
+        with pytest.raises(NoSuchTopic):
+            async with open_lane(client, topic, -1):
+                pass
+        await wait_all_tasks_blocked()
