@@ -11,6 +11,7 @@ from ledger_client.commands.cluster import cluster
 from ledger_client.commands.demo import demo
 from ledger_client.commands.ledger import ledger
 from ledger_client.commands.outcome import conclude
+from ledger_client.commands.produce import produce
 from ledger_client.commands.topic import topic
 
 
@@ -23,7 +24,7 @@ def quire() -> None:
     """
 
 
-for command in (topic, ledger, cluster, demo, bench):
+for command in (topic, produce, ledger, cluster, demo, bench):
     quire.add_command(command)
 
 

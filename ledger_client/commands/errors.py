@@ -2,7 +2,8 @@
 
 CommandFailed          the message says why and, where it can, what to do next
 ├── RecordTooLarge     a line or record does not fit in an entry
-├── RecordCut          the input ended within a framed record
+├── RecordCut          the input ended within a record
+├── RecordUnreadable   a line is not what the form or the fields ask for
 ├── SandboxFailed      bookies of our own did not start
 ├── PeerSilent         a bookie asked directly did not answer
 └── NotHealed          a ledger did not get all of its copies back in time
@@ -19,7 +20,11 @@ class RecordTooLarge(CommandFailed):
 
 
 class RecordCut(CommandFailed):
-    """The input ended within a framed record."""
+    """The input ended within a record."""
+
+
+class RecordUnreadable(CommandFailed):
+    """A line is not what it should be. What came before it was taken."""
 
 
 class SandboxFailed(CommandFailed):

@@ -127,11 +127,13 @@ async def test_who_waits_gets_the_partition_when_it_is_free(autojump_clock: Mock
             async with two.producer(TOPIC, access="wait") as producer:
                 await producer.send(b"second")
 
-        async with trio.open_nursery() as nursery:
-            async with one.producer(TOPIC, access="exclusive") as producer:
-                nursery.start_soon(wait)
-                await trio.sleep(5)
-                await producer.send(b"first")
+        async with (
+            trio.open_nursery() as nursery,
+            one.producer(TOPIC, access="exclusive") as producer,
+        ):
+            nursery.start_soon(wait)
+            await trio.sleep(5)
+            await producer.send(b"first")
         assert [m.value for m in await read_all(one)] == [b"first", b"second"]
 
 

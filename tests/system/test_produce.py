@@ -1,0 +1,158 @@
+"""``quire produce``, against real bookies."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pytest
+import trio
+from processes import cluster, quire
+
+import ledger_client
+from ledger_client.topics.messages import Message
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("cluster"), 2) as running:
+        yield running
+
+
+@pytest.fixture
+def run(url: str) -> Run:
+    return partial(quire, "produce", environment={"QUIRE_CLUSTER": url})
+
+
+def read(url: str, topic: str) -> list[Message]:
+    async def read_all() -> list[Message]:
+        async with ledger_client.connect(url) as client, client.topic_reader(topic) as reader:
+            return [message async for message in reader]
+
+    return trio.run(read_all)
+
+
+def told(done: subprocess.CompletedProcess[bytes]) -> dict[str, object]:
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_lines_become_messages_of_a_topic_that_is_made(run: Run, url: str) -> None:
+    """TD-10: lines, CSV and JSON lines end in the same log."""
+    done = run("t/lines", "--create", "--json", stdin=b"one\ntwo\r\nthree")
+    assert told(done) == {
+        "topic": "t/lines",
+        "messages": 3,
+        "bytes": 11,
+        "duplicates": 0,
+        "complete": True,
+    }
+    more = run("t/lines", "--create", stdin=b"four\n")
+    assert more.stderr == b"1 message, 4 bytes acknowledged in t/lines\n"
+    assert [message.value for message in read(url, "t/lines")] == [
+        b"one",
+        b"two",
+        b"three",
+        b"four",
+    ]
+
+
+def test_the_form_follows_from_the_files_name(run: Run, url: str, tmp_path: Path) -> None:
+    table, objects = tmp_path / "a.csv", tmp_path / "b.jsonl"
+    table.write_text("who,at,n\nann,2024-05-01T00:00:00Z,1\nbob,,2\n")
+    objects.write_text('{"who": "cid", "at": 5, "n": 3}\n')
+    words = ("--key", "who", "--event-time", "at", "--value", "n", "--time-unit", "s")
+    assert told(run("t/forms", table, "--create", *words, "--json"))["messages"] == 2
+    assert told(run("t/forms", objects, *words, "--json"))["messages"] == 1
+    assert [(m.key, m.event_time, m.value) for m in read(url, "t/forms")] == [
+        (b"ann", 1_714_521_600_000_000_000, b"1"),
+        (b"bob", None, b"2"),
+        (b"cid", 5_000_000_000, b"3"),
+    ]
+
+
+def test_what_is_kept_already_is_not_sent_again(run: Run, url: str) -> None:
+    """PS-39: the same input again, longer by a line."""
+    words = ("t/again", "--create", "--name", "loader", "--resume", "--json")
+    assert told(run(*words, stdin=b"a\nb\n"))["messages"] == 2
+    again = told(run(*words, stdin=b"a\nb\nc\n"))
+    assert (again["messages"], again["duplicates"], again["bytes"]) == (1, 2, 1)
+    assert [message.value for message in read(url, "t/again")] == [b"a", b"b", b"c"]
+
+
+def test_a_large_file_arrives_whole_and_in_order(run: Run, url: str, tmp_path: Path) -> None:
+    lines = [b"%d %s" % (number, b"x" * (number % 300)) for number in range(60_000)]
+    source = tmp_path / "large"
+    source.write_bytes(b"\n".join(lines))
+    assert told(run("t/large", source, "--create", "--json"))["messages"] == 60_000
+    assert [message.value for message in read(url, "t/large")] == lines
+
+
+@pytest.mark.parametrize(
+    ("words", "stdin", "code", "message"),
+    [
+        (["t/none"], b"x\n", 1, "no such topic; make it: quire topic create t/none"),
+        (["none"], b"x\n", 2, "is not namespace/name"),
+        (["t/x", "--key", "k"], b"x\n", 2, "lines have no fields"),
+        (["t/x", "--resume"], b"x\n", 2, "--resume needs the --name"),
+        (["t/x", "--delimiter", ";;", "--format", "csv"], b"", 2, "one character"),
+        (["t/x", "/nowhere/at/all"], b"", 1, "/nowhere/at/all: No such file"),
+        (["t/x", "--create", "--format", "csv", "--key", "k"], b"a\n", 1, "no column 'k'"),
+        (
+            ["t/x", "--create", "--format", "json", "--key", "k"],
+            b'{"k":1}\n?\n',
+            1,
+            "line 2 is no JSON: .*; 0 messages acknowledged",
+        ),
+        (["t/x", "--create"], b"a\n" + b"x" * 5_242_600, 1, "at most 52.* bytes fit"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_one_line(
+    run: Run, words: list[str], stdin: bytes, code: int, message: str
+) -> None:
+    done = run(*words, stdin=stdin)
+    assert done.returncode == code
+    assert done.stdout == b""
+    (line,) = done.stderr.decode().splitlines()
+    assert line.startswith("quire: ")
+    assert re.search(message, line)
+
+
+def test_ctrl_c_sends_what_was_read_and_says_so(url: str) -> None:
+    command = [sys.executable, "-P", "-m", "ledger_client", "produce", "t/interrupted", "--create"]
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env={**os.environ, "QUIRE_CLUSTER": url},
+    ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"one\ntwo\nunfinished")
+        process.stdin.flush()
+        deadline = time.monotonic() + 30
+        while not kept(url):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        process.send_signal(signal.SIGINT)
+        process.wait(timeout=30)  # its input is open all the while
+        _, error = process.communicate()
+    assert process.returncode == 130
+    assert error == b"interrupted; 2 messages, 6 bytes acknowledged in t/interrupted\n"
+    assert [message.value for message in read(url, "t/interrupted")] == [b"one", b"two"]
+
+
+def kept(url: str) -> bool:
+    try:
+        return bool(read(url, "t/interrupted"))
+    except ledger_client.LedgerError:
+        return False
