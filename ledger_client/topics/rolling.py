@@ -19,6 +19,7 @@ HARD = 2
 AHEAD = 0.5
 """Part of a limit at which the next ledger is made."""
 AHEAD_AGE = 0.9
+SHORTEST_S = 0.001
 
 
 class Written(Protocol):
@@ -59,7 +60,8 @@ class Rolling:
         if self._is_large(ledger):
             looks.append(self._policy.age_min_s)
         later = [look - age_s for look in looks if look > age_s]
-        return min(later, default=math.inf)
+        # Of a shorter time, a clock may not notice that it is over.
+        return max(min(later, default=math.inf), SHORTEST_S)
 
     def wants_next(self, ledger: Written, age_s: float) -> bool:
         """Return whether it is time to make the next ledger ahead."""

@@ -77,6 +77,11 @@ def test_the_timer_is_set_for_what_comes_next() -> None:
     assert rules().due_in_s(Written(), 2.0) == math.inf
 
 
+def test_who_waits_for_a_ledger_to_be_old_waits_longer_than_a_clock_can_round_off() -> None:
+    almost = math.nextafter(5, 0)
+    assert rules(age_s=5).due_in_s(Written(), almost) == 0.001
+
+
 def test_the_next_ledger_is_made_ahead() -> None:
     assert not rules(size=100).wants_next(Written(size=49), 0.0)
     assert rules(size=100).wants_next(Written(size=50), 0.0)
