@@ -131,13 +131,20 @@ class Catalogue:
                 await trio.sleep(RETRY_S)  # the change may have been made: look first
 
     async def sealing(
-        self, ledger_id: int, last_entry: int, length: int, *, reason: Reason | None = None
+        self,
+        ledger_id: int,
+        last_entry: int,
+        length: int,
+        *,
+        reason: Reason | None = None,
+        found: tuple[LedgerRecord, int] | None = None,
     ) -> tuple[LedgerRecord, list[Op]]:
         """Return what close() makes of the ledger, and the ops of a transaction that does it.
 
-        No ops: it is sealed at that end already. Nothing is changed. Raises as close().
+        No ops: it is sealed at that end already. Nothing is changed. *found* is what get()
+        returned lately. Raises as close().
         """
-        record, version = await self.get(ledger_id)
+        record, version = found or await self.get(ledger_id)
         closed = sealed(record, last_entry, length)
         if closed is record:
             return record, []

@@ -355,7 +355,7 @@ class LedgerWriter:
             while True:
                 if self._failure or self._replacement.lost_bookies or not self._native.behind():
                     return
-                await trio.sleep(SLOWER_POLL_S)
+                await trio.sleep(min(SLOWER_POLL_S, limit_s / 40))
 
     def doubt(self) -> Reason | None:
         """Once writing ended, return why copies may be missing; None: they are not.
@@ -368,6 +368,15 @@ class LedgerWriter:
             return "ensemble changed"
         return "check" if self._native.behind() else None
 
+    async def settle(self, *, slower_s: float = 0.0) -> None:
+        """Wait until everything appended is confirmed, or the writer failed; go on writing.
+
+        Bookies beyond the ack quorum get *slower_s* more.
+        """
+        while self._queue or self._pieces:
+            await self._moved.park()
+        await self._wait_for_slower(slower_s)
+
     async def drain(self, *, slower_s: float = 0.0) -> LedgerRecord:
         """Wait until everything appended is confirmed and end writing; seal nothing.
 
@@ -379,9 +388,7 @@ class LedgerWriter:
             WriterFailed: not everything is confirmed, and the writer ended.
         """
         self._ending = True
-        while self._queue or self._pieces:
-            await self._moved.park()
-        await self._wait_for_slower(slower_s)
+        await self.settle(slower_s=slower_s)
         if self._failure is not None:
             raise self._failure
         self.fail(LedgerClosed(self.id))

@@ -38,6 +38,9 @@ from metadata.topics import (
 )
 
 T = TypeVar("T")
+Found = tuple[LedgerRecord, int]
+"""A ledger's record and its version."""
+Others = Callable[[], Awaitable[Sequence[Op]]]
 
 
 class End(msgspec.Struct, frozen=True):
@@ -85,6 +88,12 @@ class LaneRows:
     async def verify(self, *, limit_s: float = float("inf")) -> None:
         """Raise ProducerFenced or NoSuchTopic unless the lane is still this writer's."""
         await self._found(limit_s)
+
+    async def look(self, ledger_id: int) -> Found:
+        """Return the record of a ledger; raises MetadataUnavailable soon."""
+        with trio.move_on_after(CHANGE_S):
+            return await self._catalogue.get(ledger_id)
+        raise MetadataUnavailable(f"metadata: no answer in {CHANGE_S:g} s")
 
     async def refresh_topic(self) -> int:
         """Read the topic's settings again; return the version of its record."""
@@ -152,11 +161,17 @@ class LaneRows:
         await self._change(self.record, ops)
 
     async def turn(
-        self, current: LaneLedger | None, end: End | None, following: LaneLedger
-    ) -> LaneLedger | None:
+        self,
+        current: LaneLedger | None,
+        end: End | None,
+        following: LaneLedger,
+        *,
+        found: Found | None = None,
+    ) -> None:
         """Close the *current* ledger at *end*, and let the lane go on in the prepared one.
 
-        Returns the row that was closed. Without *current* there is nothing to close.
+        Without *current* there is nothing to close. *found* is the current ledger's record,
+        as it was read lately.
 
         Raises:
             LedgerFenced: another client recovers the ledger, which was to be sealed.
@@ -172,8 +187,7 @@ class LaneRows:
         own: list[Op] = [Put(self._ledger_key(after.current), encode_row(following))]
         if closed is not None:
             own.append(Put(self._ledger_key(self.record.current), encode_row(closed)))
-        await self._change(after, own, lambda: self._sealing(closed, end))
-        return closed
+        await self._change(after, own, self._sealing(closed, end, found))
 
     async def close(self, current: LaneLedger, end: End) -> None:
         """Close the *current* ledger, and go on in none. Raises as turn()."""
@@ -185,7 +199,7 @@ class LaneRows:
         )
         own: list[Op] = [Put(self._ledger_key(self.record.current), encode_row(closed))]
         own += await self._removal(self.record.current + 1)
-        await self._change(after, own, lambda: self._sealing(closed, end))
+        await self._change(after, own, self._sealing(closed, end, None))
 
     async def share_first(self, current: LaneLedger) -> LaneLedger:
         """Say of the *current* ledger that it begins with the time with which the last ended."""
@@ -206,19 +220,29 @@ class LaneRows:
             return []
         return [Delete(self._ledger_key(number)), Delete(ledger_key(row.ledger_id))]
 
-    async def _sealing(self, closed: LaneLedger | None, end: End | None) -> Sequence[Op]:
-        if closed is None or end is None or end.is_sealed:
-            return ()
-        _, ops = await self._catalogue.sealing(
-            closed.ledger_id, end.last_entry, end.length, reason=end.reason
-        )
+    def _sealing(self, closed: LaneLedger | None, end: End | None, found: Found | None) -> Others:
+        """Return what tells how the ledger's record is sealed; *found* is good for once."""
+        lately = [found]
+
+        async def ops() -> Sequence[Op]:
+            if closed is None or end is None or end.is_sealed:
+                return ()
+            _, ops = await self._catalogue.sealing(
+                closed.ledger_id,
+                end.last_entry,
+                end.length,
+                reason=end.reason,
+                found=lately.pop() if lately else None,
+            )
+            return ops
+
         return ops
 
     async def _change(
         self,
         after: LaneRecord,
         own: Sequence[Op],
-        others: Callable[[], Awaitable[Sequence[Op]]] | None = None,
+        others: Others | None = None,
     ) -> None:
         """Put *after*, with *own* rows and what *others* gives, until it is known to be done.
 
@@ -239,7 +263,7 @@ class LaneRows:
         self,
         after: LaneRecord,
         own: Sequence[Op],
-        others: Callable[[], Awaitable[Sequence[Op]]] | None,
+        others: Others | None,
     ) -> None:
         doubtful = False
         while True:

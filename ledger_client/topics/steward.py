@@ -23,6 +23,7 @@ from typing import Protocol
 import msgspec
 import trio
 
+from ledger_client.background import Background
 from ledger_client.catalogue import CHANGE_S, RETRY_S
 from ledger_client.client import Client
 from ledger_client.errors import (
@@ -36,7 +37,7 @@ from ledger_client.errors import (
     WriterFailed,
 )
 from ledger_client.topics.lane_ledgers import LaneEnd, make_ledger
-from ledger_client.topics.lane_rows import End, LaneRows
+from ledger_client.topics.lane_rows import End, Found, LaneRows
 from ledger_client.topics.lane_state import LaneState
 from ledger_client.topics.rolling import Rolling
 from ledger_client.topics.sealed_batch import SealedBatch
@@ -50,6 +51,11 @@ PAUSE_S = 2.0
 PAUSE_URGENT_S = 0.5
 """The longest between two attempts at a step; urgent: while a ledger ends."""
 Step = Callable[[], Awaitable[None]]
+
+
+async def _tell(work: Step, done: trio.Event) -> None:
+    await work()
+    done.set()
 
 
 class Owner(Protocol):
@@ -101,6 +107,7 @@ class Steward:
         self._scope = trio.CancelScope()
         self._deadline = math.inf
         self._why: LedgerError | None = None
+        self._found: Found | None = None
         self._pauses = 0
         self._is_open = self._is_closed = False
 
@@ -237,27 +244,49 @@ class Steward:
 
     async def _end(self) -> None:
         """Send no more to the ledger, and wait until all of it is durable."""
-        ledger, owner = self.ledger, self._owner
-        is_leaving, following = self._is_leaving, self._prepared
-        if not is_leaving:
-            await self._rows.verify(limit_s=CHANGE_S)  # it is the wrong time while it is away
-            if ledger.has_failed or not self._is_ready:
-                return
-        ledger.is_ending = True
-        self._limit()
-        state = self._state_at(ledger.next_entry - 1)
-        if is_leaving and ledger.has_news:
-            ledger.send_state(state)  # the next writer reads this entry alone
-        elif not is_leaving and following is not None:
-            self._begin(following, state, self.row.base_version + ledger.next_entry)
+        ledger = self.ledger
+        if self._is_leaving:
+            ledger.is_ending = True
+            self._limit()
+            if ledger.has_news:  # the next writer reads this entry alone
+                ledger.send_state(self._state_at(ledger.next_entry - 1))
+        elif not await self._begin_ahead():
+            return
         reason = await ledger.drain()
         ledger.end = End(
             last_entry=ledger.next_entry - 1,
             length=ledger.writer.confirmed_length,
-            figures=msgspec.structs.replace(owner.state.figures),
+            figures=msgspec.structs.replace(self._owner.state.figures),
             is_sealed=False,
             reason=reason,
         )
+
+    async def _begin_ahead(self) -> bool:
+        """Let the next ledger begin while the last entries of this one are under way.
+
+        False if this one goes on: while the store is away, or when it failed.
+        """
+        ledger, following = self.ledger, self._prepared
+        assert following is not None
+        count = ledger.next_entry
+        self._begin(following, self._state_at(count - 1), self.row.base_version + count)
+        try:
+            async with Background() as nursery:
+                settling = trio.Event()
+                nursery.start_soon(_tell, ledger.settle, settling)
+                self._found = await self._rows.look(ledger.id)
+                await settling.wait()
+        except MetadataUnavailable:
+            following.give_up()  # it begins with what will not be the end of this one
+            raise
+        if ledger.has_failed or not self._is_ready:
+            return False
+        if ledger.next_entry != count:  # it took batches on meanwhile
+            following.give_up()
+            return False
+        ledger.is_ending = True
+        self._limit()
+        return True
 
     async def _recover(self) -> None:
         """Close the ledger that failed, which tells what of it is there."""
@@ -283,13 +312,13 @@ class Steward:
         await following.wait_state()
         row = self._row(following, version)
         try:
-            await self._rows.turn(self.row, ledger.end, row)
+            await self._rows.turn(self.row, ledger.end, row, found=self._found)
         except (LedgerFenced, LedgerClosed):  # somebody recovers it
             ledger.end, ledger.is_lost = None, True
             return
         self._prepared, self.ledger, self.row = None, following, row
         following.opened_at = trio.current_time()
-        self._deadline, self._why = math.inf, None
+        self._deadline, self._why, self._found = math.inf, None, None
         self._rolling = self._rules()
         self._owner.turned(ledger)
 

@@ -207,6 +207,10 @@ class WrittenLedger:
                 state.note(batch, now_ms)
         return state
 
+    async def settle(self) -> None:
+        """Wait until all is durable, wherever it is to be, or the writer failed."""
+        await self.writer.settle(slower_s=SLOWER_S)
+
     async def drain(self) -> Reason | None:
         """Wait until all is durable and end writing; return why copies may be missing.
 
