@@ -9,9 +9,10 @@ that nothing goes on behind its back.
 from __future__ import annotations
 
 import threading
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, suppress
+from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from functools import partial
 from typing import Generic, TypeVar
 
 import trio
@@ -56,6 +57,23 @@ class Portal(Generic[R]):
                 _outlast(result)
             raise
 
+    @contextmanager
+    def hold(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
+        """Enter *manager* for the block, and leave it in the same task: it may have tasks itself.
+
+        An error of the block, or an interruption, leaves it as a cancellation does.
+
+        Raises what entering and leaving *manager* raise.
+        """
+        held = _Held(manager)
+        value: T = self.call(partial(self._nursery.start, held.run))
+        try:
+            yield value
+        except BaseException:
+            self.call(held.cancel)
+            raise
+        self.call(held.leave)
+
     def close(self) -> None:
         """Cancel the calls under way, close the resource, end the thread."""
         with suppress(trio.RunFinishedError):
@@ -82,6 +100,44 @@ class Portal(Generic[R]):
             result.set_exception(RuntimeError("the client is closed"))
         else:
             self._nursery.start_soon(_complete, work, scope, result)
+
+
+class _Held(Generic[T]):
+    """A block of trio's that another thread is in."""
+
+    def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
+        self._manager = manager
+        self._scope = trio.CancelScope()
+        self._left, self._ended = trio.Event(), trio.Event()
+        self._failure: Exception | None = None
+
+    async def run(self, *, task_status: trio.TaskStatus[T]) -> None:
+        """Be in the block until it is to be left. Raises what entering it raises."""
+        entered = False
+        try:
+            with self._scope:
+                async with self._manager as value:
+                    entered = True
+                    task_status.started(value)
+                    await self._left.wait()
+        except Exception as failure:
+            if not entered:
+                raise
+            self._failure = failure
+        finally:
+            self._ended.set()
+
+    async def leave(self) -> None:
+        """Leave the block. Raises what that raises."""
+        self._left.set()
+        await self._ended.wait()
+        if self._failure is not None:
+            raise self._failure
+
+    async def cancel(self) -> None:
+        """Leave the block at once; there is another error to tell."""
+        self._scope.cancel()
+        await self._ended.wait()
 
 
 async def _complete(

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, cast
+from typing import Any
 
 import trio
 
@@ -38,7 +38,6 @@ from ledger_client.topics.room import Room
 from ledger_client.topics.routing import Routing
 from ledger_client.topics.tickets import Ticket
 from metadata.topics import TopicRecord
-from native.batch import Compression
 
 MESSAGE_OVERHEAD = 16
 """Bytes counted for a message besides its own."""
@@ -65,7 +64,7 @@ class Producer:
         self._room = Room(options.buffer_bytes)
         self._failure: ProducerFailed | None = None
         self._manner = Manner(
-            cast(Compression, options.compression or topic.compression),
+            options.compression or topic.compression,
             options.batching,
             options.producer_name.encode(),
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, TypedDict
 
 import msgspec
 
 from ledger_client.topics.errors import BadTopic
 from ledger_client.writer import PAYLOAD_SIZE_MAX
 from metadata.topics import TopicRecord
+from native.batch import Compression
 
 Access = Literal["exclusive", "take-over", "wait", "shared"]
 ACCESSES: tuple[Access, ...] = ("exclusive", "take-over", "wait", "shared")
@@ -20,19 +21,34 @@ OVERHEAD_MAX = 256
 """Bytes of a batch of one message besides its value, key, headers and the producer's name."""
 
 
+class ProducerSettings(TypedDict, total=False):
+    """What TopicClient.producer can be told."""
+
+    producer_name: str
+    access: Access | None
+    partition: int | None
+    router: Literal["key", "round-robin"]
+    batching: bool
+    batch_bytes: int
+    batch_messages: int
+    linger_ms: float
+    buffer_bytes: int
+    compression: Compression | None
+
+
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a producer routes, gathers and sends; see Client.producer."""
+    """How a producer routes, gathers and sends; see TopicClient.producer."""
 
     producer_name: str = ""
     access: Access | None = None
     partition: int | None = None
-    router: str = "key"
+    router: Literal["key", "round-robin"] = "key"
     batching: bool = True
     batch_bytes: int = 128 * 1024
     batch_messages: int = 1000
     linger_ms: float = 1.0
     buffer_bytes: int = 32 * 1024 * 1024
-    compression: str | None = None
+    compression: Compression | None = None
 
     def check(self, topic: TopicRecord) -> None:
         """Raise BadTopic for what cannot be, at all or with this topic."""
