@@ -23,14 +23,17 @@ import native.engine
 from bookie.disk import DiskGuard
 from bookie.errors import BookieError
 from bookie.succession import BookieServes, succeed
-from ledger_client import Client, Options
+from ledger_client import Options
 from ledger_client.background import Background
 from ledger_client.repair.host import Host
 from ledger_client.repair.roles import run_roles
 from ledger_client.repair.settings import RepairOptions
+from ledger_client.topics.client import TopicClient
+from ledger_client.topics.housekeeping import HousekeepingOptions
 from metadata.errors import MetadataError
 
 RESTART_S = 0.5
+HOUSEKEEPING = HousekeepingOptions(interval_s=4.0, poll_s=1.0)
 OPTIONS = Options(append_timeout_s=15.0, close_timeout_s=10.0)
 
 
@@ -161,14 +164,16 @@ class BookieHost:
     async def _play_roles(self, host: Host) -> None:
         try:
             async with Background() as nursery:
-                client = Client(
+                client = TopicClient(
                     self._view,
                     nursery,
                     options=OPTIONS,
                     open_stream=self._network.open_stream,
                     chance=self.machine.chance,
                 )
-                await run_roles(client, self._view, host, self._repair_options())
+                await run_roles(
+                    client, self._view, host, self._repair_options(), housekeeping=HOUSEKEEPING
+                )
         except Exception as failure:
             if self.machine.alive:
                 self.failures.append(failure)

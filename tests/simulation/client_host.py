@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 from collections.abc import Awaitable, Callable
+from functools import partial
+from itertools import count
 
 import trio
 from author import Author
@@ -23,10 +25,11 @@ from metadata_view import MetadataView, Outages
 from network import Network
 from plan import Work
 
-from ledger_client import Client, Options
+from ledger_client import Options
 from ledger_client.background import Background
 from ledger_client.errors import LedgerError, NoSuchEntry
 from ledger_client.reader import LedgerReader
+from ledger_client.topics.client import TopicClient
 from metadata.calls import ScrubNow
 
 RESTART_S = 0.3
@@ -76,10 +79,12 @@ class ClientHost:
         self.network = network
         self._options = options
         self.view = MetadataView(store, self.machine, outages)
+        self._numbers = count()
         self._scope = trio.CancelScope()
-        self._client: Client | None = None
+        self._client: TopicClient | None = None
         self._nursery: trio.Nursery | None = None
-        self._work: list[Callable[[Client], Awaitable[None]]] = []
+        self._services: dict[int, Callable[[TopicClient], Awaitable[None]]] = {}
+        self._work: list[Callable[[TopicClient], Awaitable[None]]] = []
 
     async def run(self) -> None:
         """Keep the process running."""
@@ -107,7 +112,7 @@ class ClientHost:
     async def _process(self) -> None:
         MACHINE.set(self.machine)
         async with Background() as background, trio.open_nursery() as nursery:
-            self._client = Client(
+            self._client = TopicClient(
                 self.view,
                 background,
                 options=self._options,
@@ -115,6 +120,8 @@ class ClientHost:
                 chance=self.machine.chance,
             )
             self._nursery = nursery
+            for number in list(self._services):
+                self._start(partial(self._serve, number))
             for work in self._work:
                 self._start(work)
             self._work.clear()
@@ -123,30 +130,44 @@ class ClientHost:
     def kill(self) -> None:
         """End the process at once."""
         self.machine.alive = False
+        self._client = self._nursery = None
         self.machine.thaw()
         self.network.leave(self.machine, silently=False)
         self._scope.cancel()
 
-    def do(self, work: Callable[[Client], Awaitable[None]]) -> None:
+    def do(self, work: Callable[[TopicClient], Awaitable[None]]) -> None:
         """Start *work* in the process, now or when it runs."""
         if self._nursery is None:
             self._work.append(work)
         else:
             self._start(work)
 
-    def _start(self, work: Callable[[Client], Awaitable[None]]) -> None:
+    def serve(self, work: Callable[[TopicClient], Awaitable[None]]) -> None:
+        """As do(); when the process is killed meanwhile, the next one does it from the start."""
+        number = next(self._numbers)
+        self._services[number] = work
+        if self._nursery is not None:
+            self._start(partial(self._serve, number))
+
+    async def _serve(self, number: int, client: TopicClient) -> None:
+        await self._services[number](client)
+        del self._services[number]
+
+    def _start(self, work: Callable[[TopicClient], Awaitable[None]]) -> None:
         assert self._nursery is not None
         assert self._client is not None
         # The task must belong to this machine, whoever starts it.
         self._nursery.start_soon(self._enter, work, self._client)
 
-    async def _enter(self, work: Callable[[Client], Awaitable[None]], client: Client) -> None:
+    async def _enter(
+        self, work: Callable[[TopicClient], Awaitable[None]], client: TopicClient
+    ) -> None:
         MACHINE.set(self.machine)
         await work(client)
 
     # --- reading and recovering --------------------------------------------------------
 
-    async def read(self, client: Client) -> None:
+    async def read(self, client: TopicClient) -> None:
         """Read a ledger: all that is confirmed, or follow it for a while."""
         if not self.ledgers:
             return
@@ -181,7 +202,7 @@ class ClientHost:
         name = self.machine.name
         self.history.add(ReadBack(ledger=reader.id, reader=name, first=first, digests=digests))
 
-    async def recover_any(self, client: Client) -> None:
+    async def recover_any(self, client: TopicClient) -> None:
         """Recover some ledger, an open one as a rule, at most a few times."""
         chance = self.machine.chance
         ledgers = [each for each in self.ledgers if self.is_open(each)]
@@ -190,7 +211,7 @@ class ClientHost:
         if ledgers:
             await self.recover(chance.choice(ledgers), client)
 
-    async def recover(self, ledger_id: int, client: Client, *, attempts: int = 3) -> bool:
+    async def recover(self, ledger_id: int, client: TopicClient, *, attempts: int = 3) -> bool:
         """Recover a ledger; False when that did not work in any attempt."""
         for _ in range(attempts):
             with trio.move_on_after(PATIENCE_S):
@@ -211,7 +232,7 @@ class ClientHost:
             await trio.sleep(self.machine.chance.uniform(0.1, 0.5))
         return False
 
-    async def scrub(self, bookie_id: str, client: Client) -> None:
+    async def scrub(self, bookie_id: str, client: TopicClient) -> None:
         """Let a bookie look for damage that nobody met yet."""
         for _ in range(10):
             try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Iterator, Sequence
+from typing import Self
 
 import msgspec
 
@@ -65,7 +66,7 @@ class Plan(msgspec.Struct, frozen=True):
     sync_s_max: float
     split_share: float
 
-    def only(self, numbers: Sequence[int]) -> Plan:
+    def only(self, numbers: Sequence[int]) -> Self:
         """Return the same plan with these steps only."""
         kept = set(numbers)
         steps = [step for step in self.steps if step.number in kept]
@@ -156,18 +157,26 @@ def _steps(
 ) -> Iterator[Step]:
     kinds = [*chance.sample(sorted(set(_SPANS) - set(_ALWAYS)), k=chance.randint(1, 5)), *_ALWAYS]
     for _ in range(chance.randint(4, 24) if theme is None else chance.randint(0, 6)):
-        yield _step(chance, chance.choice(kinds), bookies, clients)
+        kind = chance.choice(kinds)
+        yield draw_step(chance, kind, bookies, clients, _SPANS[kind])
     for _ in range(chance.randint(3, 8) if theme else chance.choice([0, 1])):
         yield from (theme or chance.choice(THEMES))(chance, bookies, clients)
     losses = min(each.ack_quorum for each in work) - 1
     for target in chance.sample(bookies, k=min(losses, len(bookies))):
         if chance.random() < 0.5:
             kind = chance.choice(["damage", "damage", "wipe"])
-            yield Step(0, _time(chance), kind, target, chance.uniform(0.2, 3.0))
+            yield Step(0, draw_time(chance), kind, target, chance.uniform(0.2, 3.0))
 
 
-def _step(chance: random.Random, kind: str, bookies: list[str], clients: list[str]) -> Step:
-    low, high = _SPANS[kind]
+def draw_step(
+    chance: random.Random,
+    kind: str,
+    bookies: list[str],
+    clients: list[str],
+    span: tuple[float, float],
+) -> Step:
+    """Draw whom *kind* befalls, when, and for how long: *span* seconds at least and at most."""
+    low, high = span
     span_s = low + (high - low) * chance.random() ** 2
     target, detail = chance.choice(bookies), ""
     if kind == "crash":
@@ -185,10 +194,11 @@ def _step(chance: random.Random, kind: str, bookies: list[str], clients: list[st
         detail = chance.choice(SITES)
     elif kind == "clock":
         detail = str(chance.choice([-3_600_000, -5000, 5000, 3_600_000]))
-    return Step(0, _time(chance), kind, target, span_s, detail)
+    return Step(0, draw_time(chance), kind, target, span_s, detail)
 
 
-def _time(chance: random.Random) -> float:
+def draw_time(chance: random.Random) -> float:
+    """Draw when something happens."""
     return round(chance.uniform(0.2, DURATION_S), 3)
 
 
@@ -201,7 +211,7 @@ def _race(chance: random.Random, bookies: list[str], clients: list[str]) -> Iter
     The writer's entries reach that bookie late; the recoverer does not reach it at all
     while it asks how far the ledger is confirmed, and hears from the others late after.
     """
-    at_s, late = _time(chance), chance.choice(bookies)
+    at_s, late = draw_time(chance), chance.choice(bookies)
     recoverer = chance.choice(clients)
     for writer in sorted(set(clients) - {recoverer}):
         yield Step(0, at_s, "slow", writer, chance.uniform(1.0, 3.0), late)
@@ -216,14 +226,14 @@ def _race(chance: random.Random, bookies: list[str], clients: list[str]) -> Iter
 
 def _aftermath(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
     """A recovery, and soon all bookies start again: what they promised must still hold."""
-    at_s = _time(chance)
+    at_s = draw_time(chance)
     yield Step(0, at_s, "recover", chance.choice(clients))
     yield Step(0, at_s + chance.uniform(0.3, 3.0), "power cut", "all", 0.2, chance.choice(_TAILS))
 
 
 def _takeover(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
     """Bookies are replaced one after the other, then the ledger is recovered."""
-    at_s = _time(chance)
+    at_s = draw_time(chance)
     for name in chance.sample(bookies, k=chance.randint(1, len(bookies) - 1)):
         yield Step(0, at_s, "crash", name, chance.uniform(1.0, 5.0), "clean")
         at_s += chance.uniform(0.1, 1.5)
@@ -234,7 +244,7 @@ def _checkpoint(chance: random.Random, bookies: list[str], _: list[str]) -> Iter
     """A crash right after a flush, when what came during the flush is in the journal only."""
     wait_s = chance.uniform(0.0, 0.05)
     tail = chance.choice(_TAILS)
-    yield Step(0, _time(chance), "crash at flush", chance.choice(bookies), wait_s, tail)
+    yield Step(0, draw_time(chance), "crash at flush", chance.choice(bookies), wait_s, tail)
 
 
 THEMES: list[Scene] = [_race, _aftermath, _takeover, _checkpoint]

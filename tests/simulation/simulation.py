@@ -14,6 +14,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import holdings
 import msgspec
@@ -48,6 +49,7 @@ HEALED_S = 180.0
 LAST_CREATION_S = 1.0
 """A ledger whose creation had begun before is there after so long."""
 _AUDITOR = "auditor"
+P = TypeVar("P", bound=Plan)
 # Memory: a sync costs nothing there, and nothing outlives the machine anyway.
 _FAST_DISKS = Path("/dev/shm")
 
@@ -119,8 +121,8 @@ class Simulation:
             for client in self.clients.values():
                 nursery.start_soon(client.run)
             await self._wait_serving()
-            self._begin_work()
-            await Faults(self, self.trace).run(self.plan.steps)
+            await self._begin_work()
+            await self._faults().run(self.plan.steps)
             await trio.sleep_until(DURATION_S)
             await self._heal()
             await self._settle()
@@ -135,7 +137,10 @@ class Simulation:
         """Add a line to the trace."""
         self.trace.append(f"     {trio.current_time():7.3f} s  {text}")
 
-    def _begin_work(self) -> None:
+    def _faults(self) -> Faults:
+        return Faults(self, self.trace)
+
+    async def _begin_work(self) -> None:
         for number, work in enumerate(self.plan.work):
             client = self.plan.clients[number % len(self.plan.clients)]
             self.clients[client].start_writing(work)
@@ -287,17 +292,23 @@ def write_set(record: LedgerRecord, entry: int) -> list[str]:
 
 def simulate(seed: int, *, only: Sequence[int] | None = None) -> Outcome:
     """Run the simulation of *seed*, with all its steps or with some *only*."""
-    plan = make_plan(seed)
+    return run_plan(make_plan(seed), Simulation, only=only)
+
+
+def run_plan(
+    plan: P, world: Callable[[P, Path], Simulation], *, only: Sequence[int] | None
+) -> Outcome:
+    """Run *plan* in the *world* that is made of it, with all its steps or with some *only*."""
     if only is not None:
         plan = plan.only(only)
     folder = Path(tempfile.mkdtemp(dir=_FAST_DISKS if _FAST_DISKS.is_dir() else None))
 
     async def main() -> Outcome:
-        simulation = Simulation(plan, folder)
+        simulation = world(plan, folder)
         with simulated_daemons(simulation.network):
             return await simulation.run()
 
     try:
-        return virtual.run(seed, main)
+        return virtual.run(plan.seed, main)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

@@ -18,33 +18,38 @@ def _foreign_epoch(facts: TopicFacts) -> Broken:
 
     A named producer may be told where an earlier session of it put a message.
     """
-    epochs = {
-        (event.session, Place(event.partition, event.lane)): event.epoch for _, event in facts.taken
-    }
+    epochs = _epochs(facts)
     for ack in facts.acks:
         found, row = facts.place(ack.id.ledger_id), facts.row(ack.id.ledger_id)
-        epoch = epochs.get((ack.told.session, found[0])) if found else None
-        if row is None or epoch is None or row.epoch == epoch:
+        own = epochs.get((ack.told.session, found[0])) if found else None
+        if row is None or own is None or row.epoch in own:
             continue
-        if row.epoch > epoch or ack.mark not in facts.named:
-            yield ack.id, f"told to {ack.told.session} of epoch {epoch}, in one of {row.epoch}"
+        if row.epoch > max(own) or ack.mark not in facts.named:
+            yield ack.id, f"told to {ack.told.session} of epochs {own}, in one of {row.epoch}"
 
 
 def _acknowledged_late(facts: TopicFacts) -> Broken:
     """What was first sent after a taking over is not acknowledged to who had the lane before."""
-    owned = {
-        (event.session, Place(event.partition, event.lane)): event.epoch for _, event in facts.taken
-    }
+    epochs = _epochs(facts)
     for ack in facts.acks:
         found = facts.place(ack.id.ledger_id)
-        epoch = owned.get((ack.told.session, found[0])) if found else None
-        if found is None or epoch is None:
+        own = epochs.get((ack.told.session, found[0])) if found else None
+        if found is None or own is None:
             continue
         for order, event in facts.taken:
-            is_later = (event.partition, event.lane) == found[0] and event.epoch > epoch
+            is_later = (event.partition, event.lane) == found[0] and event.epoch > max(own)
             if is_later and order < facts.sent.get(ack.mark, [0])[0]:
                 yield ack.id, f"{ack.told.session} sent it after {event.session} had the lane"
                 break
+
+
+def _epochs(facts: TopicFacts) -> dict[tuple[str, Place], list[int]]:
+    """Return the epochs by which each session had each lane."""
+    found: dict[tuple[str, Place], list[int]] = {}
+    for _, event in facts.taken:
+        key = event.session, Place(event.partition, event.lane)
+        found.setdefault(key, []).append(event.epoch)
+    return found
 
 
 def _two_owners(facts: TopicFacts) -> Broken:

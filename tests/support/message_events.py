@@ -23,8 +23,12 @@ from event import Event
 from ledger_client.topics.message_id import MessageId
 from metadata.topics import LaneLedger
 
-NOWHERE = MessageId(-1, -1, -1, -1)
-"""the id of a message that was acknowledged as kept already, who knows where"""
+NOWHERE = MessageId(-1, -1)
+
+
+def is_nowhere(message_id: MessageId) -> bool:
+    """Whether it is told for a message that is kept already, who knows where."""
+    return message_id.ledger_id < 0
 
 
 class Place(NamedTuple):

@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from history import History
 from message_events import (
-    NOWHERE,
     GapTold,
     HeldEntry,
     LaneTaken,
@@ -26,6 +25,7 @@ from message_events import (
     RowRemoved,
     TopicHappening,
     TopicMade,
+    is_nowhere,
 )
 
 from ledger_client.topics.message_id import MessageId
@@ -78,6 +78,8 @@ class TopicFacts:
         self.rows: defaultdict[Place, dict[int, list[RowListed]]] = defaultdict(dict)
         self.removed: dict[int, int] = {}
         """by ledger, the order of its removal"""
+        self.closed: dict[int, int] = {}
+        """by ledger, the order in which its row was closed"""
         self.held: dict[int, LedgerHeld] = {}
         self.messages: dict[int, Message] = {}
         """by mark, as it was first sent"""
@@ -116,6 +118,8 @@ class TopicFacts:
                 place = Place(event.partition, event.lane)
                 self.rows[place].setdefault(event.number, []).append(event)
                 self._lanes[event.row.ledger_id] = place, event.number
+                if event.row.state == "closed":
+                    self.closed.setdefault(event.row.ledger_id, self._order)
             case RowRemoved():
                 listed = self.rows[Place(event.partition, event.lane)].get(event.number, [])
                 self.removed |= {each.row.ledger_id: self._order for each in listed}
@@ -134,7 +138,7 @@ class TopicFacts:
     def _add_acknowledged(self, event: MessagesAcknowledged) -> None:
         for mark, message_id in zip(event.marks, event.ids, strict=True):
             self.acks.append(Ack(self._order, event, mark, message_id))
-            if message_id != NOWHERE:
+            if not is_nowhere(message_id):
                 self.content.setdefault(message_id, mark)
 
     def _add_met(self, event: MessagesRead | GapTold) -> None:
@@ -168,7 +172,7 @@ class TopicFacts:
     def id_of(self, ledger: int, held: HeldEntry, index: int) -> MessageId:
         """The id of a message that is held."""
         found = self._lanes.get(ledger)
-        partition = found[0].partition if found else NOWHERE.partition
+        partition = found[0].partition if found else -1
         return MessageId(ledger, held.entry, partition, index if held.batched else -1)
 
     @cached_property

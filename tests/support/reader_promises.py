@@ -1,7 +1,7 @@
 """What readers of a topic may rely on: one order, nothing left out in silence.
 
 A reader that follows nothing and comes to its end has got everything that was acknowledged
-before it began. Between two messages of a lane that a reader got one after the other, there
+before it began, in ledgers that were closed. Between two messages of a lane that a reader got one after the other, there
 is nothing that was not removed; where something was removed, the reader was told of it.
 """
 
@@ -11,7 +11,7 @@ import itertools
 from bisect import bisect_left, bisect_right
 from typing import NamedTuple
 
-from message_events import NOWHERE, GapTold, MessagesRead, Place
+from message_events import GapTold, MessagesRead, Place, is_nowhere
 from message_facts import Broken, Promises, Run, TopicFacts, Where
 
 from ledger_client.topics.message_id import MessageId
@@ -43,10 +43,16 @@ def _unread(facts: TopicFacts) -> Broken:
 
 
 def _is_due(facts: TopicFacts, run: Run, message_id: MessageId) -> bool:
-    """Whether a reader that came to its end must have got what is at *message_id*."""
-    begun = run.begun[1]
+    """Whether a reader that came to its end must have got what is at *message_id*.
+
+    Of a ledger whose writer or bookies died, nobody knows how far it is confirmed before it
+    is closed: there the reader may end a little early.
+    """
+    begun_at, begun = run.begun
+    if facts.closed.get(message_id.ledger_id, begun_at) >= begun_at:
+        return False
     removed_at = facts.removed.get(message_id.ledger_id)
-    if message_id == NOWHERE or (removed_at is not None and removed_at < run.ended[0]):
+    if is_nowhere(message_id) or (removed_at is not None and removed_at < run.ended[0]):
         return False
     if begun.partitions is not None and message_id.partition not in begun.partitions:
         return False
@@ -89,9 +95,15 @@ def _between(
     facts: TopicFacts, run: Run, name: str, place: Place, before: Met | None, after: Met
 ) -> Broken:
     begun, told_of_gap = run.begun[1], before is not None and before.gap is not None
-    if before is None and (begun.latest or begun.first is not None):
-        return  # _unread looks at where it begins
     start = before.where if before is not None else None
+    if before is None:
+        if begun.latest:
+            return
+        if begun.first is not None:
+            located = facts.where(begun.first)
+            if located is None or located[0] != place:
+                return
+            start = located[1]
     for message_id in _ids_between(facts, place, start, after.where, reverse=begun.reverse):
         removed_at = facts.removed.get(message_id.ledger_id)
         is_gone = removed_at is not None and removed_at < after.order
