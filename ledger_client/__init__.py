@@ -18,6 +18,10 @@ from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.reader import BatchReads, LedgerReader
 from ledger_client.topics.client import TopicClient as Client
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.messages import Message
+from ledger_client.topics.places import LanePlace
+from ledger_client.topics.reader import TopicReader
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from ledger_client.writer import LedgerWriter
 from metadata.topics import Retention, RollPolicy, Schema
@@ -30,15 +34,19 @@ __all__ = [
     "EntryBatch",
     "EventTime",
     "Follower",
+    "LanePlace",
     "LedgerError",
     "LedgerInfo",
     "LedgerReader",
     "LedgerWriter",
+    "Message",
+    "MessageId",
     "Options",
     "PublishTime",
     "Retention",
     "RollPolicy",
     "Schema",
     "Timestamp",
+    "TopicReader",
     "connect",
 ]

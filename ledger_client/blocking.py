@@ -14,7 +14,7 @@ those of ledger_client. Ctrl-C ends a call at once, as cancelling it would.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Iterator, Mapping
+from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from typing import TypeVar, Unpack
@@ -28,10 +28,14 @@ from ledger_client.options import Options
 from ledger_client.portal import Portal
 from ledger_client.reader import LedgerReader
 from ledger_client.topics.alteration import TopicChanges, TopicSettings
+from ledger_client.topics.blocking_producer import BlockingProducer
+from ledger_client.topics.blocking_reader import BlockingTopicReader
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.explanation import Explanation
+from ledger_client.topics.producer_options import ProducerSettings
 from ledger_client.topics.purge import Purged
+from ledger_client.topics.reading import ReadSettings
 from ledger_client.topics.times import Time
 from ledger_client.writer import LedgerWriter
 from metadata.records import BookieRecord, LedgerRecord
@@ -148,6 +152,23 @@ class BlockingClient:
     def explain_topic(self, name: str) -> Explanation:
         """Return every ledger of a topic, why it is there, and when it will go."""
         return self._portal.call(partial(self._client.explain_topic, name))
+
+    @contextmanager
+    def topic_reader(
+        self, names: str | Sequence[str], **settings: Unpack[ReadSettings]
+    ) -> Iterator[BlockingTopicReader]:
+        """Read topics for the length of the block; see TopicClient.topic_reader."""
+        opened = self._client.topic_reader(names, **settings)
+        with self._portal.hold(opened) as reader:
+            yield BlockingTopicReader(self._portal, reader)
+
+    @contextmanager
+    def producer(
+        self, name: str, **settings: Unpack[ProducerSettings]
+    ) -> Iterator[BlockingProducer]:
+        """Write a topic for the length of the block; see TopicClient.producer."""
+        with self._portal.hold(self._client.producer(name, **settings)) as producer:
+            yield BlockingProducer(self._portal, producer)
 
 
 class BlockingWriter:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
-from typing import Literal
+from typing import Literal, Unpack
 
 from ledger_client.client import Client
 from ledger_client.topics.administration import Administration
@@ -14,12 +14,11 @@ from ledger_client.topics.catalogue import TopicCatalogue, TopicInfo
 from ledger_client.topics.explanation import Explanation, explain
 from ledger_client.topics.opening import LedgerOpener
 from ledger_client.topics.producer import Producer, lanes_of, open_producer
-from ledger_client.topics.producer_options import Access, ProducerOptions
+from ledger_client.topics.producer_options import ProducerOptions, ProducerSettings
 from ledger_client.topics.purge import Purged
 from ledger_client.topics.reader import TopicReader, open_reader
-from ledger_client.topics.reading import READ_AHEAD_SIZE, Reading
+from ledger_client.topics.reading import Reading, ReadSettings
 from ledger_client.topics.retention import Before
-from ledger_client.topics.starting import Start
 from metadata.topics import Retention, RollPolicy, Schema
 
 
@@ -185,22 +184,7 @@ class TopicClient(Client):
     # --- reading -----------------------------------------------------------------------
 
     def topic_reader(
-        self,
-        names: str | Sequence[str],
-        *,
-        start: Start | None = None,
-        inclusive: bool = True,
-        end: Start | None = None,
-        end_inclusive: bool = True,
-        partitions: Sequence[int] | None = None,
-        lanes: Sequence[int] | None = None,
-        follow: bool = False,
-        reverse: bool = False,
-        order: Literal["arrival", "event-time"] = "arrival",
-        on_gap: Literal["raise", "skip"] = "raise",
-        idle_s: float = 1.0,
-        read_ahead_size: int = READ_AHEAD_SIZE,
-        on_caught_up: Callable[[], None] | None = None,
+        self, names: str | Sequence[str], **settings: Unpack[ReadSettings]
     ) -> AbstractAsyncContextManager[TopicReader]:
         """Read one topic or several, for the length of the block.
 
@@ -224,8 +208,8 @@ class TopicClient(Client):
                 ordered by event time.
             on_gap: "skip": what was removed is passed over and noted in *gaps*.
             idle_s: while following in order of event time, the others go on without a lane
-                that had nothing for so long; what it has after that comes late.
-            read_ahead_size: bytes that may be held for all lanes together.
+                that had nothing for so long, 1 s; what it has after that comes late.
+            read_ahead_size: bytes that may be held for all lanes together; 32 MiB.
             on_caught_up: called once, between the last message that was there when reading
                 began and the first that was not.
 
@@ -235,21 +219,7 @@ class TopicClient(Client):
             LedgerError: the place could not be looked for; reading raises as
                 TopicReader.next_messages().
         """
-        reading = Reading(
-            start=start,
-            inclusive=inclusive,
-            end=end,
-            end_inclusive=end_inclusive,
-            partitions=partitions,
-            lanes=lanes,
-            follow=follow,
-            reverse=reverse,
-            order=order,
-            on_gap=on_gap,
-            idle_s=idle_s,
-            read_ahead_size=read_ahead_size,
-            on_caught_up=on_caught_up,
-        )
+        reading = Reading(**settings)
         opener = LedgerOpener(
             catalogue=self._catalogue,
             bookies=self._bookies,
@@ -263,19 +233,7 @@ class TopicClient(Client):
 
     @asynccontextmanager
     async def producer(
-        self,
-        name: str,
-        *,
-        producer_name: str = "",
-        access: Access | None = None,
-        partition: int | None = None,
-        router: Literal["key", "round-robin"] = "key",
-        batching: bool = True,
-        batch_bytes: int = 128 * 1024,
-        batch_messages: int = 1000,
-        linger_ms: float = 1.0,
-        buffer_bytes: int = 32 * 1024 * 1024,
-        compression: Compression | None = None,
+        self, name: str, **settings: Unpack[ProducerSettings]
     ) -> AsyncIterator[Producer]:
         """Write a topic; what was accepted is durable, or raised, at the end of the block.
 
@@ -293,11 +251,11 @@ class TopicClient(Client):
             router: "key": a key decides the partition, and what has none takes turns by
                 batch. "round-robin": all take turns.
             batching: False: each message is an entry, and its batch index is -1.
-            batch_bytes: a batch ends with so many bytes; a larger message goes alone.
-            batch_messages: a batch ends with so many messages.
-            linger_ms: a batch that does not fill ends so long after its first message; 0:
-                with the scheduler's turn.
-            buffer_bytes: what may be accepted and not acknowledged; send() waits above.
+            batch_bytes: a batch ends with so many bytes, 128 KiB; a larger message goes alone.
+            batch_messages: a batch ends with so many messages, 1000.
+            linger_ms: a batch that does not fill ends so long after its first message, 1 ms;
+                0: with the scheduler's turn.
+            buffer_bytes: what may be accepted and not acknowledged, 32 MiB; send() waits above.
             compression: of batches, "none", "zstd" or "lz4"; by default the topic's.
 
         Raises:
@@ -306,18 +264,7 @@ class TopicClient(Client):
             ProducerBusy: with exclusive access, somebody else writes a partition.
             LedgerError: a lane cannot be opened; at the end, as Producer.close().
         """
-        options = ProducerOptions(
-            producer_name=producer_name,
-            access=access,
-            partition=partition,
-            router=router,
-            batching=batching,
-            batch_bytes=batch_bytes,
-            batch_messages=batch_messages,
-            linger_ms=linger_ms,
-            buffer_bytes=buffer_bytes,
-            compression=compression,
-        )
+        options = ProducerOptions(**settings)
         topic = await self.topic(name)
         async with open_producer(topic, options, lanes_of(self, topic, options)) as producer:
             yield producer

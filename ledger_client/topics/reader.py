@@ -78,6 +78,21 @@ class TopicReader:
             return []
         return list(self._ready)
 
+    def give_back(self, count: int) -> None:
+        """Take back the last *count* messages of those that next_messages() returned last.
+
+        They come again, and position() is in front of them.
+
+        Raises:
+            ValueError: those were fewer.
+        """
+        left = length_hint(self._ready) + count
+        run, self._run, self._ready = self._run, None, iter(())
+        if left and (run is None or left > run.rows):
+            raise ValueError(f"{count} messages given back, which were not handed out")
+        if run is not None and left:
+            self._runs.give_back(run, left)
+
     def read_batches(self, *, rows_min: int = 1000, rows_max: int = 50_000) -> RecordBatches:
         """Return an async iterator of pyarrow RecordBatches; no object is made for a message.
 
@@ -85,7 +100,7 @@ class TopicReader:
         came, and keep that. Smaller ones are joined with what is here already. None has
         more than *rows_max* rows. Raises as next_messages().
         """
-        self._unload()
+        self.give_back(0)
         return RecordBatches(self._runs, rows_min=rows_min, rows_max=rows_max)
 
     def position(self) -> Position:
@@ -115,7 +130,7 @@ class TopicReader:
 
         Merged by event time, nothing that belongs behind their next message comes either.
         """
-        self._unload()
+        self.give_back(0)
         if partitions is None:
             partitions = {index for topic in self._topics for index in topic.partition_indexes}
         self._runs.pause(partitions)
@@ -165,13 +180,6 @@ class TopicReader:
             return False
         self._ready = iter(self._run.messages())
         return True
-
-    def _unload(self) -> None:
-        """Give back what is ready and was not handed out."""
-        run, left = self._run, length_hint(self._ready)
-        self._run, self._ready = None, iter(())
-        if run is not None and left:
-            self._runs.give_back(run, left)
 
 
 def first_of(error: BaseExceptionGroup[LedgerError]) -> LedgerError:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
+from typing import Literal, TypedDict
 
 import msgspec
 
@@ -12,6 +12,24 @@ from ledger_client.topics.starting import Start
 from metadata.topics import TopicRecord
 
 READ_AHEAD_SIZE = 32 << 20
+
+
+class ReadSettings(TypedDict, total=False):
+    """What TopicClient.topic_reader can be told."""
+
+    start: Start | None
+    inclusive: bool
+    end: Start | None
+    end_inclusive: bool
+    partitions: Sequence[int] | None
+    lanes: Sequence[int] | None
+    follow: bool
+    reverse: bool
+    order: Literal["arrival", "event-time"]
+    on_gap: Literal["raise", "skip"]
+    idle_s: float
+    read_ahead_size: int
+    on_caught_up: Callable[[], None] | None
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
