@@ -200,9 +200,14 @@ class _Scan:
             if held.number >= pin.number:
                 yield False, "pinned", f"needed by {pin.holder}", None
         until_ms = held.row.named_ms + round(RESEND_S * 1000)
-        if held is self.lane.ledgers[-1] and held.row.named_ms and self._now_ms < until_ms:
+        if held.row.named_ms and self._now_ms < until_ms and held is self._last_written:
             why = f"knows for {spell(RESEND_S)} what producers with names sent"
             yield False, "resend", why, until_ms
+
+    @property
+    def _last_written(self) -> Held:
+        """The ledger that the lane's next writer reads: one that is prepared is no part of it."""
+        return next(held for held in reversed(self.lane.ledgers) if held.row.state != "prepared")
 
     def _writer(self) -> str:
         owner = self.lane.owner

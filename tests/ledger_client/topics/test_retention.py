@@ -153,6 +153,9 @@ def test_the_last_ledger_of_a_named_producer_stays_while_it_may_send_again() -> 
         assert gone(everything) == expected
     going_on = holdings([row(0), row(1, named_ms=now_ms), begun(2)])
     assert gone(plan_retention([going_on], Retention(age_s=0), now_ms=now_ms)) == [100, 101]
+    prepared = row(2, state="prepared", closed_ms=0)  # by a writer that was killed then
+    left = holdings([row(0), row(1, named_ms=now_ms), prepared])
+    assert gone(plan_retention([left], Retention(age_s=0), now_ms=now_ms)) == [100]
 
 
 # --- purge ------------------------------------------------------------------------------
