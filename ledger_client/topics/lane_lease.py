@@ -131,11 +131,15 @@ class Partition:
             await lease.take(self._limit_s)
             return lease
         while True:
-            busy = await self._busy(lease)
-            if busy is None:
-                return lease
-            if access == "exclusive":
-                raise busy
+            try:
+                busy = await self._busy(lease)
+                if busy is None:
+                    return lease
+                if access == "exclusive":
+                    raise busy
+            except MetadataUnavailable:
+                if access == "exclusive":
+                    raise
             await trio.sleep(WAIT_S)
 
     async def lane(self, lane: int) -> LaneLease:

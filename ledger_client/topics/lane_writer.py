@@ -185,7 +185,7 @@ class LaneWriter:
             self._steward.look()
 
     def turned(self, old: WrittenLedger) -> None:
-        """The lane goes on: settle what is in *old*, and send again what is not."""
+        """The lane goes on: settle what is in *old*; what is not is to be sent again."""
         assert old.end is not None
         for under_way in old.slices:
             self._settle(under_way, old.end.last_entry)
@@ -193,8 +193,7 @@ class LaneWriter:
         for call in self._calls:
             call.sent = len(call.ids)
         self._queue = deque(self._calls)
-        self.state.begin(epoch=self.epoch, base_version=self._steward.row.base_version)
-        self.send()
+        self.state.begin(epoch=self.epoch, base_version=self._steward.base_version)
 
     @property
     def head(self) -> SealedBatch | None:
