@@ -12,6 +12,7 @@ SMALL: dict[str | float, list[str]] = {
     "append": ["--floor-bytes", "16MiB"],
     "read": ["--floor-bytes", "16MiB"],
     "failover": ["--entry-size", "100B"],
+    "produce": ["--floor-bytes", "16MiB"],
 }
 
 
@@ -70,3 +71,20 @@ def test_what_is_no_size_is_refused(size: str) -> None:
     done = quire("bench", "disk", "--bytes", size)
     assert done.returncode == 2
     assert b"is no size" in done.stderr or b"No such option" in done.stderr
+
+
+@pytest.mark.parametrize("words", [["--partitions", "3"], ["--arrow", "--compression", "lz4"]])
+def test_producing_is_measured_in_every_way(tmp_path: Path, words: list[str]) -> None:
+    loads = ("--messages", 20_000, "--sends", 2000, "--tasks", 50, "--rate-seconds", 1)
+    result = measured(tmp_path, "produce", "--bookies", 2, *loads, *words)
+    assert (result["replication"], result["ack_quorum"]) == (2, 2)
+    assert result["many"]["messages"] >= 20_000
+    assert result["tasks"]["messages"] == 2000
+    assert result["steady"]["messages"] == result["rolling"]["messages"] == 1000
+    assert 0 < result["steady"]["messages_per_s"] < 1100
+    for load in ("many", "tasks", "steady", "rolling"):
+        at = result[load]["latency"]
+        assert 0 < at["p50_ms"] <= at["p99_ms"] <= at["p999_ms"]
+        assert len(result[load]["bookie_rss_max_mib"]) == 2
+    assert 100 < result["many"]["stored_size"] < 115
+    assert result["bandwidth_to_floor"] > 0

@@ -1,7 +1,7 @@
 """``quire bench``: how fast the disk is, and how fast quire is on it.
 
-``disk`` is the floor. ``append`` and ``read`` measure it too, in the same run and
-the same folder, and state their figures as a part of it. ``failover`` compares a
+``disk`` is the floor. ``append``, ``read`` and ``produce`` measure it too, in the same run
+and the same folder, and state their figures as a part of it. ``failover`` compares a
 writer with itself, before and after one of its bookies is killed.
 """
 
@@ -12,13 +12,14 @@ import click
 from ledger_client.commands.bench.append import append
 from ledger_client.commands.bench.disk import disk
 from ledger_client.commands.bench.failover import failover
+from ledger_client.commands.bench.produce import produce
 from ledger_client.commands.bench.read import read
 
 
 @click.group()
 def bench() -> None:
-    """Measure the disk, appends, reads, and the loss of a bookie."""
+    """Measure the disk, ledgers, topics, and the loss of a bookie."""
 
 
-for command in (disk, append, read, failover):
+for command in (disk, append, read, produce, failover):
     bench.add_command(command)
