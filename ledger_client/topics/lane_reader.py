@@ -103,6 +103,9 @@ class LaneReader:
                 self._place, self._number = place_of(row, 0), row.number
             elif gap is not None:
                 self._number += 1
+                if gap.missing is not None:  # all of it is told now
+                    reached = self._place.version + gap.missing
+                    self._place = self._place._replace(version=reached)
             elif self._last_number is not None:
                 return None
             else:

@@ -348,6 +348,25 @@ async def test_a_ledger_that_is_purged_under_the_reader_is_a_gap(autojump_clock:
             assert (await anext(reader)).value == b"b0"
 
 
+async def test_where_nothing_is_left_there_is_one_gap(autojump_clock: MockClock) -> None:
+    """TB-73: however many ledgers are gone."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            await anext(reader)
+            position = reader.position()
+        for number in range(3):
+            await lane.purge(number)
+        async with topic.client.topic_reader(
+            TOPIC, start=position, follow=True, on_gap="skip"
+        ) as reader:
+            await trio.sleep(20)
+            await lane.lay(*batches_of("d", [0, 1]))
+            assert (await anext(reader)).value == b"d0"
+            (gap,) = reader.gaps
+            assert gap.first is None
+
+
 async def test_a_reader_from_the_earliest_takes_what_is_there(autojump_clock: MockClock) -> None:
     async with laid_topic() as topic:
         lane = await some_lane(topic)
