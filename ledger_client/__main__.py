@@ -10,6 +10,7 @@ from ledger_client.commands.bench import bench
 from ledger_client.commands.cluster import cluster
 from ledger_client.commands.demo import demo
 from ledger_client.commands.ledger import ledger
+from ledger_client.commands.messages import read
 from ledger_client.commands.outcome import conclude
 from ledger_client.commands.produce import produce
 from ledger_client.commands.topic import topic
@@ -24,7 +25,7 @@ def quire() -> None:
     """
 
 
-for command in (topic, produce, ledger, cluster, demo, bench):
+for command in (topic, produce, read, ledger, cluster, demo, bench):
     quire.add_command(command)
 
 
