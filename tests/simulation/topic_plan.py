@@ -84,7 +84,8 @@ def make_topic_plan(seed: int) -> TopicPlan:
     clients = [f"c{number}" for number in range(1, chance.randint(2, 3) + 1)]
     replication = chance.choice([2, 2, 3])
     ack_quorum = chance.randint((replication + 1) // 2, replication)
-    publishings = list(_publishings(chance, clients))
+    partitions = chance.choice([0, 0, 1, 3])
+    publishings = list(_publishings(chance, clients, partitions))
     drawn = sorted(_steps(chance, bookies, clients, ack_quorum), key=lambda step: step.at_s)
     return TopicPlan(
         seed=seed,
@@ -95,7 +96,7 @@ def make_topic_plan(seed: int) -> TopicPlan:
         delay_s_max=chance.choice([0.002, 0.02, 0.1]),
         sync_s_max=chance.choice([0.001, 0.01, 0.1]),
         split_share=chance.choice([0.0, 0.2]),
-        partitions=chance.choice([0, 0, 1, 3]),
+        partitions=partitions,
         replication=replication,
         ack_quorum=ack_quorum,
         ordered=chance.random() < 0.4,
@@ -110,12 +111,16 @@ def make_topic_plan(seed: int) -> TopicPlan:
     )
 
 
-def _publishings(chance: random.Random, clients: list[str]) -> Iterator[Publishing]:
+def _publishings(
+    chance: random.Random, clients: list[str], partitions: int
+) -> Iterator[Publishing]:
     rivals = chance.choice([1, 1, 2, 2, 3])
     accesses: list[Access | None] = ["shared", None, "exclusive", "wait", "take-over"]
     access = chance.choice(accesses)
     for number in range(rivals):
         named = chance.random() < 0.6
+        # Numbers count in each partition, so one call may have them for one partition alone.
+        ways = ["one", "tickets", *(["many"] if partitions <= 1 or not named else [])]
         yield Publishing(
             name=f"p{number}",
             hosts=chance.sample(clients, k=len(clients)),
@@ -123,7 +128,7 @@ def _publishings(chance: random.Random, clients: list[str]) -> Iterator[Publishi
             named=named,
             start_s=chance.choice([0.0, chance.uniform(0, 8.0)]),
             count=chance.randint(10, 120),
-            way=chance.choice(["one", "tickets", "many"]),
+            way=chance.choice(ways),
             batch_max=chance.choice([1, 5, 20]),
             think_s_max=chance.choice([0.02, 0.3, 1.0]),
             session_max=chance.choice([10, 1000]),

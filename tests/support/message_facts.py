@@ -78,6 +78,8 @@ class TopicFacts:
         self.rows: defaultdict[Place, dict[int, list[RowListed]]] = defaultdict(dict)
         self.removed: dict[int, int] = {}
         """by ledger, the order of its removal"""
+        self.begun: dict[int, int] = {}
+        """by ledger, the order in which its row was told first"""
         self.closed: dict[int, int] = {}
         """by ledger, the order in which its row was closed"""
         self.held: dict[int, LedgerHeld] = {}
@@ -115,11 +117,7 @@ class TopicFacts:
             case ReadEnded():
                 self.runs[event.reader].ended.append(self._order)
             case RowListed():
-                place = Place(event.partition, event.lane)
-                self.rows[place].setdefault(event.number, []).append(event)
-                self._lanes[event.row.ledger_id] = place, event.number
-                if event.row.state == "closed":
-                    self.closed.setdefault(event.row.ledger_id, self._order)
+                self._add_row(event)
             case RowRemoved():
                 listed = self.rows[Place(event.partition, event.lane)].get(event.number, [])
                 self.removed |= {each.row.ledger_id: self._order for each in listed}
@@ -140,6 +138,14 @@ class TopicFacts:
             self.acks.append(Ack(self._order, event, mark, message_id))
             if not is_nowhere(message_id):
                 self.content.setdefault(message_id, mark)
+
+    def _add_row(self, event: RowListed) -> None:
+        place, ledger = Place(event.partition, event.lane), event.row.ledger_id
+        self.rows[place].setdefault(event.number, []).append(event)
+        self._lanes[ledger] = place, event.number
+        self.begun.setdefault(ledger, self._order)
+        if event.row.state == "closed":
+            self.closed.setdefault(ledger, self._order)
 
     def _add_met(self, event: MessagesRead | GapTold) -> None:
         self.runs[event.reader].events.append((self._order, event))

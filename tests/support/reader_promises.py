@@ -1,8 +1,9 @@
 """What readers of a topic may rely on: one order, nothing left out in silence.
 
 A reader that follows nothing and comes to its end has got everything that was acknowledged
-before it began, in ledgers that were closed. Between two messages of a lane that a reader got one after the other, there
-is nothing that was not removed; where something was removed, the reader was told of it.
+before it began, in ledgers that were closed. Between two messages of a lane that a reader got
+one after the other, there is nothing that was not removed; where something was removed, the
+reader was told of it.
 """
 
 from __future__ import annotations
@@ -97,8 +98,8 @@ def _between(
     begun, told_of_gap = run.begun[1], before is not None and before.gap is not None
     start = before.where if before is not None else None
     if before is None:
-        if begun.latest:
-            return
+        if begun.latest or (begun.reverse and begun.first is None):
+            return  # what came after it began lies there too
         if begun.first is not None:
             located = facts.where(begun.first)
             if located is None or located[0] != place:
@@ -114,16 +115,14 @@ def _between(
 
 
 def _ids_between(
-    facts: TopicFacts, place: Place, start: Where | None, stop: Where, *, reverse: bool
+    facts: TopicFacts, place: Place, start: Where | None, stop: Where | None, *, reverse: bool
 ) -> list[MessageId]:
-    """Return what is known to lie between, both excluded; *start* None: from the end."""
+    """Return what is known to lie between, both excluded; None: where the lane begins or ends."""
     ids = facts.lanes.get(place, [])
     wheres = [where for where, _ in ids]
     low, high = (stop, start) if reverse else (start, stop)
     first = 0 if low is None else bisect_right(wheres, low)
     last = len(ids) if high is None else bisect_left(wheres, high)
-    if start is None and reverse:
-        return []  # what came after it began lies there too
     return [message_id for _, message_id in ids[first:last]]
 
 
@@ -134,19 +133,24 @@ def _false_gap(facts: TopicFacts) -> Broken:
             for each in met:
                 if each.gap is None:
                     continue
-                left = [i for i in _of_gap(facts, place, each) if not _was_gone(facts, i, each)]
+                covered = _of_gap(facts, place, each, reverse=run.begun[1].reverse)
+                left = [found for found in covered if not _was_gone(facts, found, each)]
                 if left:
                     yield left[0], f"{name} was told of a gap at {each.gap.position}: there it is"
 
 
-def _of_gap(facts: TopicFacts, place: Place, met: Met) -> list[MessageId]:
-    """Return the ids that a gap is said to cover: its position, and up to what is first."""
+def _of_gap(facts: TopicFacts, place: Place, met: Met, *, reverse: bool) -> list[MessageId]:
+    """Return the ids that a gap is said to cover, of ledgers that there were when it was told.
+
+    Forward it begins with its position and ends before what is first; in reverse, it is all
+    that lies before the position.
+    """
     assert met.gap is not None
     first = facts.where(met.gap.first) if met.gap.first is not None else None
-    stop = first[1] if first is not None else Where(1 << 62, 0, 0)
-    between = _ids_between(facts, place, met.where, stop, reverse=False)
-    position = met.gap.position
-    return [position, *between] if facts.where(position) and met.where < stop else [position]
+    stop = first[1] if first is not None else None
+    between = _ids_between(facts, place, met.where, stop, reverse=reverse)
+    covered = between if reverse else [met.gap.position, *between]
+    return [each for each in covered if facts.begun.get(each.ledger_id, met.order) < met.order]
 
 
 def _was_gone(facts: TopicFacts, message_id: MessageId, met: Met) -> bool:

@@ -27,9 +27,11 @@ def _changed(facts: TopicFacts) -> Broken:
 
 def _lost(facts: TopicFacts) -> Broken:
     """What was acknowledged is where it was said to be, unless it was removed since."""
+    places = (facts.place(ledger) for ledger in facts.removed)
+    removed = {found[0].partition for found in places if found}
     for ack in facts.acks if facts.held else ():
         if is_nowhere(ack.id):
-            if ack.mark not in facts.copies:
+            if ack.mark not in facts.copies and ack.id.partition not in removed:
                 yield None, f"{ack.mark:x} was said to be kept, and nothing has it"
         elif ack.id not in facts.kept and ack.id.ledger_id not in facts.removed:
             yield ack.id, f"{ack.id} was acknowledged to {ack.told.session} and is not there"
