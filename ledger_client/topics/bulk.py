@@ -53,6 +53,7 @@ class Bulk:
         self._rows: list[tuple[int, array[int]]] = []
         self._under_way: deque[tuple[Batch, int]] = deque()
         self._ahead = self._since_turn = 0
+        self._first_number = 0
 
     async def run(self, sequence: int | None) -> MessageIds:
         """Send everything; return the ids once all is durable.
@@ -63,7 +64,7 @@ class Bulk:
         await self._hold()
         try:
             first = 0 if sequence is None else self._skip_duplicates(sequence)
-            if self._targets[0].ordered:
+            if self._targets[0].admission.ordered:
                 check_times(self._given, first, self._targets, self._routing)
             await self._send_from(first)
         except trio.Cancelled:
@@ -87,17 +88,16 @@ class Bulk:
     def _skip_duplicates(self, sequence: int) -> int:
         """Return how many of the first messages were accepted before."""
         outbox = self._targets[0]
-        assert outbox.numbering is not None
-        count = min(max(outbox.numbering.next - sequence, 0), self._given.count)
-        if count:
-            self._under_way.extend((batch, 0) for batch in outbox.pending)  # or there still
+        numbering = outbox.admission.numbering
+        assert numbering is not None
+        count = min(max(numbering.next - sequence, 0), self._given.count)
+        if count:  # they may be under way still
+            self._under_way.extend((batch, 0) for batch in outbox.dispatch.pending)
             known = Batch(outbox.partition)
             known.count = count
             known.acknowledge(NOWHERE)
             self._batches.append(known)
-        elif sequence > outbox.numbering.next:
-            outbox.seal()
-            outbox.numbering.next = sequence
+        self._first_number = sequence  # taken with the first batch: a call may be refused yet
         return count
 
     async def _send_from(self, first: int) -> None:
@@ -124,7 +124,9 @@ class Bulk:
         ):
             outbox = share.outbox or self._routing.next_in_turn()
             lane = await self._lane_of(outbox)
-            sequence = -1 if outbox.numbering is None else outbox.numbering.next
+            sequence = -1
+            if (numbering := outbox.admission.numbering) is not None:
+                sequence = max(numbering.next, self._first_number)
             payload = encode(
                 columns,
                 start,
@@ -148,7 +150,7 @@ class Bulk:
         lane = self._lanes[outbox]
         if outbox.lane is not lane:
             await self._settle(0)
-            raise outbox.failure or ProducerClosed(self._routing.topic)
+            raise outbox.dispatch.keeper.failure or ProducerClosed(self._routing.topic)
         return lane
 
     def _put(self, outbox: Outbox, batch: Batch) -> None:

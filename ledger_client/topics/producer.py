@@ -9,8 +9,10 @@ order in which messages of one partition were accepted is the order in which the
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from operator import index
 from typing import Any
 
 import trio
@@ -19,6 +21,7 @@ from ledger_client.background import Background
 from ledger_client.client import Client
 from ledger_client.topics.batching import Manner
 from ledger_client.topics.bulk import Bulk, Form
+from ledger_client.topics.dispatch import Surroundings
 from ledger_client.topics.errors import (
     BadTopic,
     BufferFull,
@@ -31,7 +34,7 @@ from ledger_client.topics.lane import LaneWriter, open_lane
 from ledger_client.topics.linger import Linger
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.message_ids import MessageIds
-from ledger_client.topics.outbox import Outbox, Surroundings
+from ledger_client.topics.outbox import Outbox
 from ledger_client.topics.pieces import Given, headers_size
 from ledger_client.topics.producer_options import ProducerOptions
 from ledger_client.topics.room import Room
@@ -107,7 +110,7 @@ class Producer:
         await outboxes[0].open()  # of those who want all of them, who has this one wins
         for outbox in outboxes:
             if outbox.lane is None:
-                outbox.begin_open()
+                outbox.dispatch.keeper.start()
         for outbox in outboxes:
             await outbox.open()
 
@@ -247,10 +250,10 @@ class Producer:
         """
         failure: Exception | None = None
         for outbox in self._routing.outboxes:
-            outbox.seal()
+            outbox.dispatch.seal()
         for outbox in self._routing.outboxes:
             try:
-                await outbox.flush()
+                await outbox.dispatch.flush()
             except Exception as found:  # noqa: BLE001 - raised below, after all others
                 failure = failure or found
         if failure is not None:
@@ -272,8 +275,8 @@ class Producer:
             raise BadTopic("numbers count in each partition: name one", topic=self.topic)
         outbox = outboxes[0] if partition is None else self._routing.outbox_of(partition)
         await outbox.wait_ready()
-        assert outbox.numbering is not None
-        return outbox.numbering.next - 1
+        assert outbox.admission.numbering is not None
+        return outbox.admission.numbering.next - 1
 
     # --- the end ---------------------------------------------------------------------
 
@@ -290,15 +293,15 @@ class Producer:
         finally:
             self._failure = ProducerClosed(self.topic)
             for outbox in self._routing.outboxes:
-                outbox.begin_close()
+                outbox.dispatch.begin_close()
         for outbox in self._routing.outboxes:
-            await outbox.closed()
+            await outbox.dispatch.keeper.closed()
 
     def abort(self) -> None:
         """Give up what is not under way; the lanes are left with the block."""
         self._fail(ProducerClosed(self.topic))
         for outbox in self._routing.outboxes:
-            outbox.abort()
+            outbox.dispatch.abort()
 
     def _fail(self, failure: ProducerFailed) -> None:
         """Take nothing any more; those who wait for room get *failure*."""
@@ -333,7 +336,7 @@ class Producer:
             size += headers_size(headers)
         if size > self._size_max:
             raise MessageTooLarge(self.topic, size=size, size_max=self._size_max)
-        if event_time is not None and not EVENT_TIME_MIN <= event_time <= EVENT_TIME_MAX:
+        if event_time is not None and not EVENT_TIME_MIN <= index(event_time) <= EVENT_TIME_MAX:
             raise ValueError(f"event time {event_time} does not fit 64 bits")
         if sequence is not None:
             self._check_sequence(sequence)
@@ -342,7 +345,7 @@ class Producer:
     def _check_sequence(self, sequence: int) -> None:
         if not self.name:
             raise BadTopic("only a producer with a name counts its messages", topic=self.topic)
-        if not 0 <= sequence < 1 << 62:
+        if not 0 <= index(sequence) < 1 << 62:
             raise ValueError(f"{sequence} is no sequence number")
 
 
@@ -374,20 +377,19 @@ async def open_producer(
 def lanes_of(client: Client, topic: TopicRecord, options: ProducerOptions) -> OpenLane:
     """Return what opens the lanes of a partition for a producer with these options."""
     access = options.access_to(topic)
+    owner = f"{options.producer_name or 'producer'}-{uuid.uuid4().hex}"
 
     def open_one(partition: int, number: int | None) -> AbstractAsyncContextManager[LaneWriter]:
-        if number is None:
-            return open_lane(
-                client, topic, partition, access=access, producer=options.producer_name
-            )
         # Anew, after a failure: the same lane, and not from somebody who took it meanwhile.
+        is_anew = number is not None
         return open_lane(
             client,
             topic,
             partition,
-            access="exclusive",
+            access="exclusive" if is_anew and access != "shared" else access,
             producer=options.producer_name,
             lane=number if access == "shared" else None,
+            owner=owner,
         )
 
     return open_one

@@ -72,6 +72,9 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
             ),
             f"buffer_bytes {self.buffer_bytes} is not 1 or more": self.buffer_bytes < 1,
             f"a producer's name has at most {NAME_BYTES_MAX} bytes": name_size > NAME_BYTES_MAX,
+            f"a producer's name {self.producer_name!a} cannot be printed": (
+                not self.producer_name.isprintable()
+            ),
             f"there is no partition {self.partition}": (
                 self.partition is not None and self.partition not in topic.partition_indexes
             ),

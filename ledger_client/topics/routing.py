@@ -49,7 +49,7 @@ class Routing:
             return self.outboxes[0]
         if key is not None and self.by_key:
             return self.outboxes[(murmur3(key) & ~_SIGN) % len(self.outboxes)]
-        if self.outboxes[self._turn].gathering is None:
+        if self.outboxes[self._turn].dispatch.gathering is None:
             return self.next_in_turn()
         return self.outboxes[self._turn]
 
@@ -75,10 +75,15 @@ class Routing:
             return [Share(None, None)]
         partition_of = route(columns.keys, len(self.outboxes))
         grouped = rows_of(partition_of, len(self.outboxes))
-        shares = [
-            Share(outbox, rows) for outbox, rows in zip(self.outboxes, grouped, strict=True) if rows
-        ]
+        keyless = array("I")
         if sum(map(len, grouped)) < columns.count:
-            keyless = [i for i, found in enumerate(partition_of) if found == NO_PARTITION]
-            shares.append(Share(None, array("I", keyless)))
-        return shares
+            keyless.extend(i for i, found in enumerate(partition_of) if found == NO_PARTITION)
+        if (
+            keyless and self.outboxes[0].admission.ordered
+        ):  # in turn they would go behind later times
+            self.next_in_turn()
+            grouped[self._turn] = array("I", sorted(grouped[self._turn] + keyless))
+            keyless = array("I")
+        pairs = zip(self.outboxes, grouped, strict=True)
+        shares = [Share(outbox, rows) for outbox, rows in pairs if rows]
+        return [*shares, Share(None, keyless)] if keyless else shares

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from itertools import islice
 from operator import le
 
-from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.outbox import Outbox
 from ledger_client.topics.pieces import Given
 from ledger_client.topics.routing import Routing
@@ -26,16 +25,14 @@ def check_times(given: Given, first: int, targets: list[Outbox], routing: Routin
     """
     times = given.times()
     if times is None:
-        raise BadTopic("ordered by event time: every message needs one", topic=routing.topic)
+        targets[0].admission.refuse_timeless()
     times = times[first:]
     if not times:
         return
-    for outbox in targets:
-        if outbox.last_event_time is not None and times[0] < outbox.last_event_time:
-            break
-    else:
-        if all(map(le, times, islice(times, 1, None))):
-            return
+    lasts = [outbox.admission.last_event_time for outbox in targets]
+    behind = all(last is None or last <= times[0] for last in lasts)
+    if behind and all(map(le, times, islice(times, 1, None))):
+        return
     _check_each(times, _lanes(given, first, targets, routing), targets)
 
 
@@ -55,10 +52,10 @@ def _lanes(
 
 
 def _check_each(times: memoryview, lanes: Iterator[Outbox | None], targets: list[Outbox]) -> None:
-    last = {outbox: outbox.last_event_time for outbox in targets}
+    last = {outbox: outbox.admission.last_event_time for outbox in targets}
     for time, lane in zip(times, lanes, strict=True):
         for outbox in targets if lane is None else [lane]:
             before = last[outbox]
             if before is not None and time < before:
-                outbox.refuse_event_time(time, before)
+                outbox.admission.refuse(time, before)
             last[outbox] = time
