@@ -41,7 +41,7 @@ async def put_json(reader: TopicReader, limit: int | None, put: Put) -> None:
 
 
 async def put_arrow(reader: TopicReader, limit: int | None, put: Put) -> None:
-    """Put an Arrow IPC stream, whole also when it is cut short by a cancellation."""
+    """Put an Arrow IPC stream; cut short by a cancellation it is one all the same."""
     import pyarrow as pa
 
     from ledger_client.topics.arrow import SCHEMA

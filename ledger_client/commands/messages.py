@@ -13,6 +13,7 @@ import trio
 import ledger_client
 from ledger_client import Client
 from ledger_client.commands import options
+from ledger_client.commands.interruption import finish
 from ledger_client.commands.message_forms import FORMS
 from ledger_client.commands.moment import Moment
 from ledger_client.commands.output import put
@@ -137,7 +138,7 @@ def read(
         "partitions": asked["partitions"] or None,
         "lanes": asked["lanes"] or None,
     }
-    trio.run(partial(_read, cluster, topics, span, settings, form, limit))
+    trio.run(finish, partial(_read, cluster, topics, span, settings, form, limit))
 
 
 class Span(NamedTuple):
