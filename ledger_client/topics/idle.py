@@ -26,7 +26,7 @@ async def close_lane(client: Client, topic: TopicRecord, partition: int, lane: i
         client.store,
         topic,
         partition,
-        access="shared",
+        access="exclusive",  # beside whoever has the others
         producer="",
         lane=lane,
         limit_s=client.options.metadata_timeout_s,

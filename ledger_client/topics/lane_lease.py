@@ -142,11 +142,18 @@ class Partition:
                     raise
             await trio.sleep(WAIT_S)
 
-    async def lane(self, lane: int) -> LaneLease:
-        """Return the lease of this very lane. Raises ProducerBusy."""
+    async def lane(self, lane: int, access: Access) -> LaneLease:
+        """Return the lease of this very lane. Raises ProducerBusy.
+
+        Who shares the partition gets none while somebody has all of it.
+        """
         lease = self._new_lease(lane, is_shared=True)
-        if await lease.take(self._limit_s) is None:
-            raise self._is_busy(lane, await self._leases())
+        taken = await lease.take(self._limit_s)
+        others = await self._leases()
+        whole = [n for n, other in others.items() if not other.shared and access == "shared"]
+        if taken is None or whole:
+            await lease.release()
+            raise self._is_busy(lane if taken is None else whole[0], others)
         return lease
 
     async def _busy(self, lease: LaneLease) -> ProducerBusy | None:
@@ -175,6 +182,9 @@ class Partition:
             lease = self._new_lease(await self._choose(others), is_shared=True)
             if await lease.take(self._limit_s) is None:
                 lease = None  # somebody was faster
+            elif not await self._is_for_us(lease.lane):
+                await lease.release()  # somebody was faster, and has left it already
+                lease = None
 
     async def _choose(self, others: dict[int, LaneOwner]) -> int:
         """Return the lane for a producer that shares the partition."""
@@ -193,6 +203,10 @@ class Partition:
         while lane in others or lane in names:
             lane += 1
         return lane
+
+    async def _is_for_us(self, lane: int) -> bool:
+        """Return whether a lane that is held now is new, or was made for this producer."""
+        return (await self._names()).get(lane, self._producer) == self._producer
 
     async def _names(self) -> dict[int, str]:
         """Return the lanes there are, and whose they are."""
@@ -261,7 +275,7 @@ async def hold_lane(
     """
     lanes = Partition(store, topic, partition, producer=producer, owner=owner, limit_s=limit_s)
     try:
-        lease = await (lanes.lease(access) if lane is None else lanes.lane(lane))
+        lease = await (lanes.lease(access) if lane is None else lanes.lane(lane, access))
     except BadRecord as wrong:
         raise MetadataBroken(f"metadata: {wrong}") from wrong
     try:

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 import trio
 from lane_process import Process
-from lane_rig import batch, make_topic, messages
+from lane_rig import batch, lane_record, make_topic, messages
 from memory_cluster import memory_cluster
 from trio.testing import MockClock, wait_all_tasks_blocked
 
@@ -16,6 +16,7 @@ from ledger_client.errors import MetadataUnavailable
 from ledger_client.topics.errors import NoSuchTopic, ProducerBusy, ProducerFenced, SendUnknown
 from ledger_client.topics.lane import open_lane
 from ledger_client.topics.lane_lease import LEASE_S
+from metadata.store import Lease
 from metadata.topics import encode_row, topic_key
 
 
@@ -134,6 +135,49 @@ async def test_writers_share_a_partition_each_on_a_lane_of_its_own(
             assert await open_shared("p") == 2
             assert [await open_shared() for _ in range(3)] == [0, 1, 3]
         assert await messages(client, cluster, 2) == [b"p2", b"p2"]
+
+
+@pytest.mark.parametrize("late", ["q", ""])
+async def test_a_lane_that_got_a_name_meanwhile_is_left_to_it(
+    autojump_clock: MockClock, late: str
+) -> None:
+    """PS-39: else the numbers of one producer would be looked for in the lane of another."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        grant = cluster.store.grant
+        granted: list[str] = []
+
+        async def grant_late(name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
+            if name.endswith("1") and owner.startswith(late or "producer") and not granted:
+                granted.append(name)
+                async with open_lane(ours, topic, -1, access="shared", producer="p") as lane:
+                    assert lane.lane == 1
+            return await grant(name, owner, ttl_s=ttl_s, value=value)
+
+        cluster.store.grant = grant_late  # type: ignore[method-assign]
+        async with (
+            open_lane(theirs, topic, -1, access="shared"),
+            open_lane(theirs, topic, -1, access="shared", producer=late) as lane,
+        ):
+            assert granted
+            assert lane.lane == 2
+            assert lane_record(cluster, 2).producer == late
+            async with open_lane(ours, topic, -1, access="shared", producer="p") as own:
+                assert own.lane == 1
+
+
+async def test_who_shares_does_not_come_back_beside_one_who_has_all(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-02: also when its lease had run out before the other came."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        async with open_lane(ours, topic, -1):
+            with pytest.raises(ProducerBusy, match="lane 0"):
+                async with open_lane(theirs, topic, -1, access="shared", lane=1):
+                    pass
+        async with open_lane(theirs, topic, -1, access="shared", lane=1) as lane:
+            assert lane.lane == 1
 
 
 async def test_a_lease_that_was_left_behind_is_its_own(autojump_clock: MockClock) -> None:
