@@ -67,6 +67,14 @@ def test_lines_become_messages_of_a_topic_that_is_made(run: Run, url: str) -> No
     ]
 
 
+def test_any_bookie_of_the_address_will_do(url: str) -> None:
+    """TB-33, TB-52: the first two hosts of the address are not there."""
+    address = url.replace("bookie://", "bookie://127.0.0.1:1,127.0.0.1:2,")
+    done = quire("produce", "t/any", "--create", "--cluster", address, "--json", stdin=b"x\n")
+    assert told(done)["messages"] == 1
+    assert [message.value for message in read(address, "t/any")] == [b"x"]
+
+
 def test_the_form_follows_from_the_files_name(run: Run, url: str, tmp_path: Path) -> None:
     table, objects = tmp_path / "a.csv", tmp_path / "b.jsonl"
     table.write_text("who,at,n\nann,2024-05-01T00:00:00Z,1\nbob,,2\n")

@@ -83,7 +83,6 @@ async def test_arrow_times_and_headers(autojump_clock: MockClock) -> None:
 async def test_the_ids_of_routed_messages_are_in_the_callers_order(
     autojump_clock: MockClock,
 ) -> None:
-    """TB-32: a call may write to several partitions, on several bookies."""
     lanes = FakeLanes()
     chance = random.Random(1)
     keys = [chance.choice([None, b"a", b"b", b"c", b"d", b"e"]) for _ in VALUES]

@@ -10,7 +10,7 @@ import trio.testing
 from fake_lane import FakeLanes, make_record, producing
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import BadTopic, BufferFull, SendUnknown
+from ledger_client.topics.errors import BadTopic, BufferFull, EventTimeBack, SendUnknown
 from ledger_client.topics.message_id import MessageId
 
 NOWHERE = MessageId(-1, -1, -1, -1)
@@ -161,6 +161,20 @@ async def test_numbers_count_in_each_partition(autojump_clock: MockClock) -> Non
             await producer.send_many([b"x"], sequence=5)
         await producer.send_many([b"x"], sequence=5000, partition=1)
         assert await producer.last_sequence(1) == 5000
+
+
+async def test_a_call_that_is_refused_takes_no_numbers(autojump_clock: MockClock) -> None:
+    lanes = FakeLanes()
+    topic = make_record(order="event-time")
+    async with producing(lanes, topic, producer_name="loader") as producer:
+        await producer.send(b"a", event_time=5)
+        with pytest.raises(EventTimeBack):
+            await producer.send_many([b"b", b"c"], event_times=[6, 4], sequence=7)
+        with pytest.raises(EventTimeBack):
+            await producer.send(b"d", event_time=4, sequence=9)
+        assert await producer.last_sequence() == 0
+        await producer.send_many([b"e", b"f"], event_times=[6, 7], sequence=3)
+    assert [message.sequence for message in lanes.messages()] == [0, 3, 4]
 
 
 async def test_a_producer_without_a_name_does_not_count(autojump_clock: MockClock) -> None:

@@ -212,6 +212,21 @@ async def send_until_kept(producer: Producer, number: int) -> None:
                 return
 
 
+async def test_each_partition_is_written_to_its_own_bookies_by_one_client(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-32, TB-33: connections to all the bookies that a topic's lanes are on."""
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        await client.create_topic(TOPIC, partitions=8, replication=1)
+        async with client.producer(TOPIC) as producer:
+            ids = [await producer.send(b"%d" % index, partition=index) for index in range(8)]
+            holders = {cluster.record(one.ledger_id).fragments[0].bookies[0] for one in ids}
+        assert len(holders) > 1
+        assert holders <= set(cluster.dialled)
+        async with client.topic_reader(TOPIC, partitions=[2, 5]) as reader:
+            assert {message.value async for message in reader} == {b"2", b"5"}
+
+
 async def test_a_topic_that_is_gone_is_named(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         with pytest.raises(NoSuchTopic, match="quire topic create shop/orders"):

@@ -20,7 +20,7 @@ NS = 1_700_000_000_123_456_789
 async def test_an_event_time_that_goes_back_is_refused_with_all_that_matters(
     autojump_clock: MockClock,
 ) -> None:
-    """TB-14, TB-60: topic, partition, lane, the time and the last accepted one, in ns."""
+    """TB-14, TB-49, TB-60: topic, partition, lane, the time and the last accepted one, in ns."""
     lanes = FakeLanes()
     async with producing(lanes, make_record(partitions=2, order="event-time")) as producer:
         await producer.send(b"a", event_time=NS, partition=1)
@@ -123,6 +123,27 @@ def test_each_lane_has_an_order_of_its_own(
         return "kept", {index: lanes.values(index) for index in range(3)}
 
     assert trio.run(outcome, True) == trio.run(outcome, False)
+
+
+@given(
+    strategies.lists(strategies.sampled_from([None, b"a", b"b", b"c"]), max_size=40),
+    strategies.integers(1, 5),
+)
+def test_messages_without_a_key_keep_the_order_of_time_beside_those_with_one(
+    keys: list[bytes | None], batch_messages: int
+) -> None:
+    async def kept() -> list[list[int | None]]:
+        lanes = FakeLanes(delay_s=0)
+        topic = make_record(partitions=3, order="event-time")
+        async with producing(lanes, topic, batch_messages=batch_messages) as producer:
+            for first in (0, len(keys)):
+                times = range(first, first + len(keys))
+                await producer.send_many([b"x"] * len(keys), keys=keys, event_times=times)
+        return [[message.event_time for message in lanes.messages(index)] for index in range(3)]
+
+    found = trio.run(kept)
+    assert all(times == sorted(times, key=lambda time: time or 0) for times in found)
+    assert sum(map(len, found)) == 2 * len(keys)
 
 
 async def test_others_wait_while_a_call_is_sent(autojump_clock: MockClock) -> None:
