@@ -15,9 +15,9 @@ loses it, as when the store was away, writes on until another raised the lane's 
 from __future__ import annotations
 
 import os
+import secrets
 import socket
 import time
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from typing import Literal
@@ -120,7 +120,7 @@ class Partition:
         self._index = index
         self._producer = producer
         self._limit_s = limit_s
-        self._owner = owner or f"{producer or 'producer'}-{uuid.uuid4().hex}"
+        self._owner = owner or f"{producer or 'producer'}-{secrets.token_hex(16)}"
 
     async def lease(self, access: Access) -> LaneLease:
         """Return the lease of a lane, by the table above. Raises ProducerBusy."""
