@@ -1,6 +1,12 @@
-"""Replicated ledgers for Python: write, read and follow them, on trio.
+"""Topics and replicated ledgers for Python: write, read and follow them, on trio.
 
     async with ledger_client.connect("bookie://127.0.0.1:3181") as client:
+        await client.create_topic("shop/orders")
+        async with client.producer("shop/orders") as producer:
+            message_id = await producer.send(b"one", key=b"k")
+        async with client.topic_reader("shop/orders") as reader:
+            messages = [message async for message in reader]
+
         async with client.create_ledger() as ledger:
             entry_id = await ledger.append(b"one")
         async with client.open_ledger(ledger.id) as reader:
@@ -19,9 +25,12 @@ from ledger_client.options import Options
 from ledger_client.reader import BatchReads, LedgerReader
 from ledger_client.topics.client import TopicClient as Client
 from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.message_ids import MessageIds
 from ledger_client.topics.messages import Message
 from ledger_client.topics.places import LanePlace
+from ledger_client.topics.producer import Producer
 from ledger_client.topics.reader import TopicReader
+from ledger_client.topics.tickets import Ticket
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from ledger_client.writer import LedgerWriter
 from metadata.topics import Retention, RollPolicy, Schema
@@ -41,11 +50,14 @@ __all__ = [
     "LedgerWriter",
     "Message",
     "MessageId",
+    "MessageIds",
     "Options",
+    "Producer",
     "PublishTime",
     "Retention",
     "RollPolicy",
     "Schema",
+    "Ticket",
     "Timestamp",
     "TopicReader",
     "connect",
