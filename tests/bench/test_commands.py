@@ -66,6 +66,17 @@ def test_a_writer_is_measured_while_a_bookie_is_killed(tmp_path: Path) -> None:
     assert result["after_to_before"] == pytest.approx(phases[2] / phases[0], abs=0.001)
 
 
+@pytest.mark.parametrize("words", [["--partitions", "3"], ["--compression", "zstd"]])
+def test_consuming_is_measured_in_every_way(tmp_path: Path, words: list[str]) -> None:
+    """TB-69, TB-72: history there and back, and what is followed."""
+    loads = ("--messages", 20_000, "--batch", 50, "--rate-seconds", 1)
+    result = measured(tmp_path, "consume", "--bookies", 2, *loads, *words)
+    ways = [result[name] for name in ("cold", "batches", "messages", "reverse")]
+    assert {way["messages"] for way in ways} == {ways[0]["messages"]}
+    assert min(way["messages_per_s"] for way in ways) > 0
+    assert 0 < result["latency"]["p50_ms"] <= result["latency"]["p99_ms"]
+
+
 @pytest.mark.parametrize("size", ["x", "10 apples", "-1", "1TB"])
 def test_what_is_no_size_is_refused(size: str) -> None:
     done = quire("bench", "disk", "--bytes", size)

@@ -1,8 +1,8 @@
 """``quire bench``: how fast the disk is, and how fast quire is on it.
 
-``disk`` is the floor. ``append``, ``read`` and ``produce`` measure it too, in the same run
-and the same folder, and state their figures as a part of it. ``failover`` compares a
-writer with itself, before and after one of its bookies is killed.
+``disk`` is the floor. ``append``, ``read``, ``produce`` and ``consume`` measure it too,
+in the same run and the same folder, and state their figures as a part of it. ``failover``
+compares a writer with itself, before and after one of its bookies is killed.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import click
 
 from ledger_client.commands.bench.append import append
+from ledger_client.commands.bench.consume import consume
 from ledger_client.commands.bench.disk import disk
 from ledger_client.commands.bench.failover import failover
 from ledger_client.commands.bench.produce import produce
@@ -21,5 +22,5 @@ def bench() -> None:
     """Measure the disk, ledgers, topics, and the loss of a bookie."""
 
 
-for command in (disk, append, read, produce, failover):
+for command in (disk, append, read, produce, consume, failover):
     bench.add_command(command)
