@@ -13,6 +13,7 @@ SMALL: dict[str | float, list[str]] = {
     "read": ["--floor-bytes", "16MiB"],
     "failover": ["--entry-size", "100B"],
     "produce": ["--floor-bytes", "16MiB"],
+    "consume": ["--floor-bytes", "16MiB"],
 }
 
 
