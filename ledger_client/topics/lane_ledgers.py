@@ -13,8 +13,9 @@ from ledger_client.creation import LedgerPlan, new_record
 from ledger_client.errors import NoSuchLedger
 from ledger_client.reader import LedgerReader
 from ledger_client.topics.errors import BadBatch
-from ledger_client.topics.lane_rows import End, LaneRows
+from ledger_client.topics.lane_rows import LaneRows
 from ledger_client.topics.lane_state import LaneState
+from ledger_client.topics.ledger_end import End
 from ledger_client.topics.sealed_batch import SealedBatch
 from ledger_client.topics.written_ledger import Slice, WrittenLedger
 from metadata.topics import LaneLedger

@@ -9,7 +9,6 @@ word by word the same in what counts; nothing else is changed meanwhile.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
@@ -18,9 +17,9 @@ import trio
 
 from ledger_client.catalogue import CHANGE_S, RETRY_S, Catalogue
 from ledger_client.errors import LedgerError, MetadataBroken, MetadataUnavailable
-from ledger_client.marks import Reason
 from ledger_client.topics.errors import NoSuchTopic, ProducerFenced
-from ledger_client.topics.lane_state import Figures, greater
+from ledger_client.topics.lane_state import greater
+from ledger_client.topics.ledger_end import End
 from metadata.errors import BadRecord
 from metadata.records import LedgerRecord, encode_record, ledger_key
 from metadata.store import ABSENT, Check, Delete, Op, Put
@@ -41,19 +40,6 @@ T = TypeVar("T")
 Found = tuple[LedgerRecord, int]
 """A ledger's record and its version."""
 Others = Callable[[], Awaitable[Sequence[Op]]]
-
-
-class End(msgspec.Struct, frozen=True):
-    """Where a ledger of a lane ends."""
-
-    last_entry: int
-    length: int
-    """payload bytes"""
-    figures: Figures
-    is_sealed: bool
-    """its record says so already"""
-    reason: Reason | None = None
-    """why copies may be missing, if it is to be sealed"""
 
 
 class LaneRows:
@@ -177,7 +163,7 @@ class LaneRows:
             LedgerFenced: another client recovers the ledger, which was to be sealed.
             LedgerClosed: another client sealed it at another end.
         """
-        closed = None if current is None or end is None else _closed(current, end)
+        closed = None if current is None or end is None else end.close(current)
         after = msgspec.structs.replace(
             self.record,
             current=self.record.current + 1,
@@ -191,7 +177,7 @@ class LaneRows:
 
     async def close(self, current: LaneLedger, end: End) -> None:
         """Close the *current* ledger, and go on in none. Raises as turn()."""
-        closed = _closed(current, end)
+        closed = end.close(current)
         after = msgspec.structs.replace(
             self.record,
             next_version=closed.base_version + closed.entries,
@@ -287,23 +273,6 @@ class LaneRows:
             return False
         self.record, self._version = after, version
         return True
-
-
-def _closed(row: LaneLedger, end: End) -> LaneLedger:
-    figures = end.figures
-    return msgspec.structs.replace(
-        row,
-        state="closed",
-        closed_ms=time.time_ns() // 1_000_000,
-        entries=end.last_entry + 1,
-        messages=figures.messages,
-        size=end.length,
-        first_timestamp=figures.first_timestamp,
-        last_timestamp=figures.last_timestamp,
-        first_event_time=figures.first_event_time,
-        last_event_time=figures.last_event_time,
-        named_ms=figures.named_ms,
-    )
 
 
 def _sound(decode: Callable[[str, bytes], T], key: str, value: bytes) -> T:

@@ -28,8 +28,9 @@ from ledger_client.errors import (
     WriterFailed,
 )
 from ledger_client.topics.lane_ledgers import LaneEnd, make_ledger
-from ledger_client.topics.lane_rows import End, Found, LaneRows
+from ledger_client.topics.lane_rows import Found, LaneRows
 from ledger_client.topics.lane_state import LaneState
+from ledger_client.topics.ledger_end import End
 from ledger_client.topics.written_ledger import Slice, WrittenLedger
 from metadata.topics import LaneLedger
 
@@ -89,6 +90,7 @@ class Turning:
         self._ending = ending
         self._failed = failed
         self._found: Found | None = None
+        self._is_disturbed = False
 
     @property
     def is_ready(self) -> bool:
@@ -161,7 +163,8 @@ class Turning:
 
         Raises MetadataUnavailable: it is not the time to turn, the ledger goes on.
         """
-        if await self._begin_ahead():
+        is_late = self.ledger.is_overdue or self._is_disturbed
+        if await (self._begin_late() if is_late else self._begin_ahead()):
             self._stop()
             await self._drain()
 
@@ -194,7 +197,8 @@ class Turning:
                 settling = trio.Event()
                 nursery.start_soon(_tell, ledger.settle, settling)
                 self._found = await self._rows.look(ledger.id)
-                await settling.wait()
+                with trio.move_on_after(CHANGE_S if ledger.next_entry == count else 0):
+                    await settling.wait()
         except MetadataUnavailable:
             following.give_up()  # it begins with what will not be the end of this one
             raise
@@ -202,7 +206,22 @@ class Turning:
             return False
         if ledger.next_entry != count:  # it took batches on meanwhile
             following.give_up()
+            self._is_disturbed = True
             return False
+        return True
+
+    async def _begin_late(self) -> bool:
+        """The same for a ledger that takes batches on: they wait once the store has answered.
+
+        Else it would never end, as something always comes in between.
+        """
+        ledger = self.ledger
+        self._found = await self._rows.look(ledger.id)
+        if ledger.has_failed or self.prepared is None or not self.is_ready:
+            return False
+        self._stop()
+        version = self.row.base_version + ledger.next_entry
+        self._begin(self.prepared, self._state_at(ledger.next_entry - 1), version)
         return True
 
     async def recover(self) -> None:
@@ -234,7 +253,7 @@ class Turning:
             return
         self.prepared, self.ledger, self.row = None, following, row
         following.opened_at = trio.current_time()
-        self._found = None
+        self._found, self._is_disturbed = None, False
         self._owner.turned(ledger)
 
     async def close(self) -> None:

@@ -16,8 +16,8 @@ import trio
 from ledger_client.appends import Request
 from ledger_client.errors import LedgerClosed, LedgerError
 from ledger_client.marks import Reason
-from ledger_client.topics.lane_rows import End
 from ledger_client.topics.lane_state import LaneState, greater
+from ledger_client.topics.ledger_end import End
 from ledger_client.topics.sealed_batch import SealedBatch
 from ledger_client.writer import LedgerWriter
 

@@ -74,6 +74,10 @@ class Line:
             raise MetadataUnavailable("the line is cut")
 
 
+async def _broken() -> None:
+    raise trio.BrokenResourceError("the line is cut")
+
+
 class Process:
     """One run of a program. kill() leaves it running, without a way to anybody."""
 
@@ -86,8 +90,9 @@ class Process:
         """Nothing that it does has an effect any more, as after SIGKILL."""
         self.line.is_cut = True
         for stream in self._streams:
-            stream.send_stream.close()
-            stream.receive_stream.close()
+            with suppress(trio.ClosedResourceError):
+                stream.receive_stream.put_eof()
+            stream.send_stream.send_all_hook = _broken
         self._streams.clear()
 
     def heal(self) -> None:
