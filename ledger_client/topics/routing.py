@@ -78,10 +78,8 @@ class Routing:
         keyless = array("I")
         if sum(map(len, grouped)) < columns.count:
             keyless.extend(i for i, found in enumerate(partition_of) if found == NO_PARTITION)
-        if (
-            keyless and self.outboxes[0].admission.ordered
-        ):  # in turn they would go behind later times
-            self.next_in_turn()
+        if keyless and self.outboxes[0].admission.ordered:
+            self.next_in_turn()  # all to one, in their places: by themselves they would be late
             grouped[self._turn] = array("I", sorted(grouped[self._turn] + keyless))
             keyless = array("I")
         pairs = zip(self.outboxes, grouped, strict=True)

@@ -274,10 +274,15 @@ async def test_what_is_no_message_is_refused(autojump_clock: MockClock) -> None:
             await producer.send(b"", headers={"name": "text"})  # type: ignore[dict-item]
         with pytest.raises(ValueError, match="64 bits"):
             await producer.send(b"", event_time=1 << 63)
+        with pytest.raises(TypeError, match="float"):
+            await producer.send(b"", event_time=1.5)  # type: ignore[arg-type]
         with pytest.raises(BadTopic, match="name"):
             await producer.send(b"", sequence=5)
         with pytest.raises(BadTopic, match="no partition 3"):
             await producer.send(b"", partition=3)
+    async with producing(lanes, producer_name="p") as producer:
+        with pytest.raises(TypeError, match="float"):
+            await producer.send(b"", sequence=1.5)  # type: ignore[arg-type]
     assert lanes.values() == []
 
 
