@@ -7,9 +7,8 @@ from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context
 from typing import NamedTuple
 
-from plants import PLANTS
 from shrinking import report, shrink
-from simulation import simulate
+from worlds import WORLDS
 
 PROCESSES = 2
 SEEDS_PER_PROCESS = 250
@@ -24,17 +23,19 @@ class Finding(NamedTuple):
 
 
 class Task(NamedTuple):
-    """A seed to run, with a mistake planted or none."""
+    """A seed to run in one of the worlds, with a mistake planted or none."""
 
     seed: int
     plant: str = ""
     shrinks: bool = True
+    world: str = "ledgers"
 
 
 def run_seed(task: Task) -> Finding:
     """Simulate one seed; a failure is made smaller before it is told."""
-    with PLANTS[task.plant]() if task.plant else nullcontext():
-        outcome = simulate(task.seed)
+    world = WORLDS[task.world]
+    with world.plants[task.plant]() if task.plant else nullcontext():
+        outcome = world.simulate(task.seed)
         if not outcome.violations:
             return Finding(task.seed, "", frozenset())
         if task.shrinks:

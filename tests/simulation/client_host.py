@@ -149,6 +149,11 @@ class ClientHost:
         if self._nursery is not None:
             self._start(partial(self._serve, number))
 
+    @property
+    def serves(self) -> bool:
+        """Whether something of serve() is not done."""
+        return bool(self._services)
+
     async def _serve(self, number: int, client: TopicClient) -> None:
         await self._services[number](client)
         del self._services[number]

@@ -1,8 +1,9 @@
-"""See a simulation again: ``python tests/simulation/replay.py SEED [--only 3,7,9]``.
+"""See a simulation again: ``python tests/simulation/replay.py SEED [--topic] [--only 3,7,9]``.
 
 Prints the steps as they were taken and every broken promise, and exits with 1 if there
-are any. ``--history`` prints what was asked and answered too, ``--shrink`` looks for
-fewer steps first, ``--plant`` plants one of the mistakes of plants.py.
+are any. ``--topic``: of a topic, not of ledgers. ``--history`` prints what was asked and
+answered too, ``--shrink`` looks for fewer steps first, ``--plant`` plants one of the mistakes
+of plants.py or topic_plants.py.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ HERE = Path(__file__).resolve().parent
 sys.path += [str(HERE), str(HERE.parent / "support"), str(HERE.parents[1])]
 
 from history import fingerprint  # noqa: E402 - the path is set above
-from plants import PLANTS  # noqa: E402
 from shrinking import report, shrink  # noqa: E402
-from simulation import simulate  # noqa: E402
+from worlds import WORLDS  # noqa: E402
 
 
 def main() -> int:
@@ -26,13 +26,16 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--only", help="numbers of steps, separated by commas, or none")
-    parser.add_argument("--plant", choices=sorted(PLANTS), default="")
+    parser.add_argument("--topic", action="store_const", dest="world", const="topic")
+    parser.add_argument("--plant", default="")
+    parser.set_defaults(world="ledgers")
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--history", action="store_true")
     asked = parser.parse_args()
     only = None if asked.only is None else _numbers(asked.only)
-    with PLANTS[asked.plant]() if asked.plant else nullcontext():
-        outcome = simulate(asked.seed, only=only)
+    world = WORLDS[asked.world]
+    with world.plants[asked.plant]() if asked.plant else nullcontext():
+        outcome = world.simulate(asked.seed, only=only)
         if asked.shrink and outcome.violations:
             outcome = shrink(outcome)
     write = sys.stdout.write

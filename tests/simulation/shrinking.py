@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from simulation import Outcome, simulate
+from simulation import Outcome
+from topic_plan import TopicPlan
+from worlds import WORLDS, world_of
 
 Simulate = Callable[[Sequence[int]], Outcome]
 RUNS_MAX = 60
@@ -20,7 +22,8 @@ def shrink(outcome: Outcome, run: Simulate | None = None, *, runs_max: int = RUN
     *run* simulates with some of the plan's steps.
     """
     seed = outcome.plan.seed
-    run = run or (lambda numbers: simulate(seed, only=numbers))
+    again = WORLDS[world_of(outcome)].simulate
+    run = run or (lambda numbers: again(seed, only=numbers))
     broken = {violation.invariant for violation in outcome.violations}
     size = max(1, len(outcome.plan.steps) // 2)
     while size and runs_max > 0:
@@ -45,6 +48,8 @@ def report(outcome: Outcome, *, plant: str = "") -> str:
         for v in outcome.violations[:10]
     ]
     command = f"python tests/simulation/replay.py {outcome.plan.seed} --only {numbers or 'none'}"
+    if world_of(outcome) == "topic":
+        command += " --topic"
     if plant:
         command += f" --plant {plant}"
     return "\n".join(
@@ -52,11 +57,16 @@ def report(outcome: Outcome, *, plant: str = "") -> str:
             f"seed {outcome.plan.seed}: {len(outcome.violations)} promises broken",
             *violations,
             f"with {len(outcome.plan.bookies)} bookies, and",
-            *(f"     {work}" for work in outcome.plan.work),
+            *(f"     {work}" for work in _work(outcome)),
             *outcome.trace,
             f"see it again: {command}",
         ]
     )
+
+
+def _work(outcome: Outcome) -> Sequence[object]:
+    plan = outcome.plan
+    return plan.publishings if isinstance(plan, TopicPlan) else plan.work
 
 
 def _numbers(outcome: Outcome) -> list[int]:

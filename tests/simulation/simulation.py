@@ -164,7 +164,7 @@ class Simulation:
         async def serve_all() -> bool:
             return not self._not_serving()
 
-        return await _wait_until(serve_all, trio.current_time() + 60)
+        return await wait_until(serve_all, trio.current_time() + 60)
 
     def _not_serving(self) -> list[str]:
         return [name for name, bookie in self.bookies.items() if not bookie.serving]
@@ -178,7 +178,7 @@ class Simulation:
         for name, bookie in self.bookies.items():
             if bookie.promises.void:
                 await self._do(partial(self.auditor.scrub, name), over)
-        if not await _wait_until(self._is_whole, over):
+        if not await wait_until(self._is_whole, over):
             self._violate(5, 0, f"not repaired: {await self._ailing()}")
 
     async def _do(self, work: Callable[[Client], Awaitable[object]], over: float) -> None:
@@ -270,7 +270,7 @@ class Simulation:
         await trio.sleep(0.1)
 
 
-async def _wait_until(holds: Callable[[], Awaitable[bool]], over: float) -> bool:
+async def wait_until(holds: Callable[[], Awaitable[bool]], over: float) -> bool:
     """Look again and again; False when it does not hold by the time *over*."""
     while True:
         if await holds():

@@ -19,7 +19,7 @@ from message_events import TopicMade
 from message_witness import lanes_told
 from plan import Step
 from publisher import Publisher
-from simulation import HEALED_S, Outcome, Simulation, run_plan
+from simulation import HEALED_S, Outcome, Simulation, run_plan, wait_until
 from topic_audit import tell_ledgers, tell_row
 from topic_plan import TopicPlan, make_topic_plan
 
@@ -129,9 +129,14 @@ class TopicSimulation(Simulation):
     # --- the end --------------------------------------------------------------------------
 
     async def _settle(self) -> None:
+        if not await wait_until(self._is_sent, trio.current_time() + HEALED_S):
+            self._violate(0, 0, "producers do not come to an end")
         await self._audited("lanes are not closed", self._close_lanes)
         await super()._settle()
         await self._audited("the topic cannot be read", self._read_all)
+
+    async def _is_sent(self) -> bool:
+        return not any(client.serves for client in self.clients.values())
 
     async def _audited(self, what: str, work: Callable[[TopicClient], Awaitable[None]]) -> None:
         """Let the auditor do *work*, again and again until it works, or for HEALED_S."""

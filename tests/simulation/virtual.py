@@ -81,6 +81,7 @@ def _patched(seed: int) -> Iterator[None]:
             replaced(core, "_ALLOW_DETERMINISTIC_SCHEDULING", True),
             replaced(core, "_r", Order(f"order {seed}")),
             replaced(trio.to_thread, "run_sync", run_inline),
+            replaced(trio._path, "run_sync", run_inline),
             replaced(time, "time_ns", time_ns),
             replaced(random, "Random", Seeded),
             replaced(secrets, "token_hex", lambda size=32: chance.randbytes(size).hex()),

@@ -1,0 +1,133 @@
+"""Mistakes with topics, each of which the simulation must find. As plants.py, of lanes."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import msgspec
+from plants import Plant
+from replaced import replaced
+
+from ledger_client.client import Client
+from ledger_client.listing import LedgerInfo
+from ledger_client.topics import lane, lane_ledgers, lane_rows
+from ledger_client.topics.lane_ledgers import LaneEnd
+from ledger_client.topics.lane_reader import LaneReader
+from ledger_client.topics.lane_rows import LaneRows
+from ledger_client.topics.lane_state import LaneState
+from ledger_client.topics.lane_writer import LaneWriter
+from ledger_client.topics.ledger_rows import Row
+from ledger_client.topics.written_ledger import WrittenLedger
+from metadata.store import Put
+from metadata.topics import LANES
+
+
+@contextmanager
+def take_over_without_fencing() -> Iterator[None]:
+    """Believe the last confirmed entry where the last ledger ends, and fence nobody."""
+    find = lane_ledgers.find_end
+
+    async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
+        trusting = Trusting.__new__(Trusting)
+        trusting.__dict__ = client.__dict__
+        return await find(trusting, rows)
+
+    with replaced(lane, "find_end", find_end):
+        yield
+
+
+class Trusting(Client):
+    """Asks how far a ledger is confirmed, where others recover it."""
+
+    async def recover_ledger(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
+        async with self.open_ledger(ledger_id, password, recover=False) as reader:
+            info = await self.ledger_info(ledger_id)
+            return dataclasses.replace(info, last_entry=reader.last_confirmed)
+
+
+@contextmanager
+def send_again_without_looking() -> Iterator[None]:
+    """Take nothing that was not acknowledged for kept, whatever the recovered ledger holds."""
+    turned = LaneWriter.turned
+
+    def forget_and_turn(writer: LaneWriter, old: WrittenLedger) -> None:
+        old.slices.clear()
+        turned(writer, old)
+
+    with replaced(LaneWriter, "turned", forget_and_turn):
+        yield
+
+
+@contextmanager
+def roll_before_all_is_durable() -> Iterator[None]:
+    """End a full ledger with what was sent to it, durable or not."""
+
+    async def drain(ledger: WrittenLedger) -> None:
+        return None
+
+    with replaced(WrittenLedger, "drain", drain):
+        yield
+
+
+@contextmanager
+def forget_sequence_numbers() -> Iterator[None]:
+    """Read of the lane's last state everything but what its producers sent."""
+    with _decoded({"producers": {}}):
+        yield
+
+
+@contextmanager
+def forget_event_time() -> Iterator[None]:
+    """Read of the lane's last state everything but how far its event time is."""
+    with _decoded({"last_event_time": None}):
+        yield
+
+
+@contextmanager
+def _decoded(changes: dict[str, object]) -> Iterator[None]:
+    decode = LaneState.decode.__func__  # type: ignore[attr-defined]
+
+    def forget(cls: type[LaneState], payload: bytes) -> LaneState:
+        state: LaneState = decode(cls, payload)
+        return msgspec.structs.replace(state, **changes)
+
+    with replaced(LaneState, "decode", classmethod(forget)):
+        yield
+
+
+@contextmanager
+def ignore_the_epoch() -> Iterator[None]:
+    """Change a lane's rows whoever has it now."""
+
+    def put(key: str, value: bytes, version: int | None = None) -> Put:
+        return Put(key, value, None if key.startswith(LANES) and version else version)
+
+    with replaced(lane_rows, "Put", put):
+        yield
+
+
+@contextmanager
+def pass_over_gaps() -> Iterator[None]:
+    """Go on with the first ledger that is there, and say nothing."""
+
+    async def say_nothing(_reader: LaneReader, _row: Row | None) -> None:
+        return None
+
+    with replaced(LaneReader, "_gap", say_nothing):
+        yield
+
+
+TOPIC_PLANTS: dict[str, Plant] = {
+    plant.__name__: plant
+    for plant in (
+        take_over_without_fencing,
+        send_again_without_looking,
+        roll_before_all_is_durable,
+        forget_sequence_numbers,
+        forget_event_time,
+        ignore_the_epoch,
+        pass_over_gaps,
+    )
+}
