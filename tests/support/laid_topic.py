@@ -8,10 +8,12 @@ from typing import Literal, NamedTuple
 
 import msgspec
 from batches import Sent, columns_of
-from memory_cluster import MemoryCluster
+from memory_cluster import MemoryCluster, memory_cluster
 
 from ledger_client import Client, LedgerWriter
 from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.messages import Message
+from ledger_client.topics.reader import TopicReader
 from metadata.records import ledger_key
 from metadata.store import Delete
 from metadata.topics import (
@@ -220,3 +222,28 @@ def batches_of(prefix: str, sizes: Sequence[int]) -> list[list[Sent]]:
         found.append(said([f"{prefix}{count + i}" for i in range(size)]))
         count += size
     return found
+
+
+@asynccontextmanager
+async def laid_topic(**settings: object) -> AsyncIterator[LaidTopic]:
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        yield LaidTopic(cluster, client, **settings)  # type: ignore[arg-type]  # as LaidTopic has
+
+
+async def some_lane(topic: LaidTopic, partition: int = -1, lane: int = 0) -> LaidLane:
+    """Three closed ledgers; control entries at the beginning of each and in between."""
+    made = topic.lane(partition, lane)
+    await made.lay(*batches_of("a", [0, 3, 1, 0, 2]))
+    await made.lay(*batches_of("b", [0, 2]))
+    await made.lay(*batches_of("c", [0, 1, 4]))
+    return made
+
+
+async def read_all(reader: TopicReader) -> list[Message]:
+    return [message async for message in reader]
+
+
+def same(found: Sequence[Message], expected: Sequence[Laid]) -> bool:
+    return [(m.id, m.lane, m.version, m.value) for m in found] == [
+        (e.id, e.lane, e.version, e.sent.value) for e in expected
+    ]
