@@ -14,7 +14,7 @@ SEEDS = range(500)
 
 # The promises that each mistake breaks, one of which must be seen to be broken.
 BREAKS = {
-    "take_over_without_fencing": {15, 17},
+    "take_over_without_fencing": {15, 17, 20},
     "send_again_without_looking": {15},
     "roll_before_all_is_durable": {15, 20},
     "forget_sequence_numbers": {17},

@@ -43,8 +43,10 @@ class Trusting(Client):
 
     async def recover_ledger(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
         async with self.open_ledger(ledger_id, password, recover=False) as reader:
-            info = await self.ledger_info(ledger_id)
-            return dataclasses.replace(info, last_entry=reader.last_confirmed)
+            info, last = await self.ledger_info(ledger_id), reader.last_confirmed
+            entries = await reader.read(0, last) if last >= 0 else []
+            length = sum(len(entry.payload) for entry in entries)
+            return dataclasses.replace(info, last_entry=last, length=length)
 
 
 @contextmanager
