@@ -30,7 +30,7 @@ from ledger_client.errors import (
     ReplicasUnavailable,
     WrongPassword,
 )
-from ledger_client.topics.errors import BadTopic, TopicExists
+from ledger_client.topics.errors import BadTopic, Gap, TopicExists
 from metadata import errors as metadata_errors
 
 _START_ONE = "start one with `bookie standalone --data DIR` or name the cluster with --cluster"
@@ -42,6 +42,7 @@ ADVICE: dict[type[BaseException], str] = {
     WrongPassword: "give the one it was created with by --password or QUIRE_PASSWORD",
     NotEnoughBookies: "start more bookies, or ask for fewer: --ensemble, of topics --replication",
     TopicExists: "`quire topic describe` shows it",
+    Gap: "`quire read --skip-gaps` goes on with what is left",
     AckQuorumLost: "what was acknowledged stays readable; write the rest to a new ledger",
     ReplicasUnavailable: "start the bookies that are named",
 }
