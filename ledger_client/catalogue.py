@@ -201,6 +201,14 @@ class Catalogue:
                     raise
                 await trio.sleep(RETRY_S)  # the change may have been made: look first
 
+    async def mark(self, ledger_id: int, reason: Reason) -> None:
+        """Let somebody look after the copies of a ledger."""
+        while True:
+            with self._translated():
+                marking = await self._marking(new_mark(ledger_id, reason, (), ()))
+            if await self.transact([marking]) is not None:
+                return
+
     async def _marking(self, mark: UnderReplicated) -> Put:
         """Return what marks a ledger for repair, if nobody else does meanwhile."""
         key = underreplicated_key(mark.ledger_id)

@@ -358,7 +358,7 @@ class LedgerWriter:
                 await trio.sleep(min(SLOWER_POLL_S, limit_s / 40))
 
     def doubt(self) -> Reason | None:
-        """Once writing ended, return why copies may be missing; None: they are not.
+        """Return why copies of what is confirmed may be missing; None: they are not.
 
         Nobody else would ever notice.
         """

@@ -100,8 +100,20 @@ async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
         figures=msgspec.structs.replace(state.figures),
         is_sealed=True,
     )
+    if row.state == "open" and rows.topic.ack_quorum < rows.topic.replication:
+        await _doubt_before(client, rows)
     next_version = row.base_version + info.last_entry + 1
     return LaneEnd(state, next_version, row if row.state == "open" else None, end)
+
+
+async def _doubt_before(client: Client, rows: LaneRows) -> None:
+    """Have the copies of the ledger before looked after.
+
+    Its writer ended it and was killed, maybe before its slower bookies had all of it.
+    """
+    before = await rows.row(rows.record.current - 1)
+    if before is not None and before.state == "closed":
+        await client.catalogue.mark(before.ledger_id, "check")
 
 
 async def _read_state(rows: LaneRows, reader: LedgerReader, fresh: LaneState) -> LaneState:

@@ -78,7 +78,9 @@ class Steward:
         self._rows = rows
         self._nursery = nursery
         self._limit_s = client.options.append_timeout_s
-        self._turning = Turning(owner, client, rows, ending=self._limit, failed=self._failed)
+        self._turning = Turning(
+            owner, client, rows, nursery, ending=self._limit, failed=self._failed
+        )
         self._rolling = self._rules()
         self._news = trio.Event()
         self._scope = trio.CancelScope()

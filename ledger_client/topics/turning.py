@@ -18,7 +18,7 @@ import msgspec
 import trio
 
 from ledger_client.background import Background
-from ledger_client.catalogue import CHANGE_S
+from ledger_client.catalogue import CHANGE_S, RETRY_S
 from ledger_client.client import Client
 from ledger_client.errors import (
     LedgerClosed,
@@ -27,6 +27,7 @@ from ledger_client.errors import (
     OutcomeUnknown,
     WriterFailed,
 )
+from ledger_client.marks import Reason
 from ledger_client.topics.lane_ledgers import LaneEnd, make_ledger
 from ledger_client.topics.lane_rows import Found, LaneRows
 from ledger_client.topics.lane_state import LaneState
@@ -35,6 +36,8 @@ from ledger_client.topics.written_ledger import Slice, WrittenLedger
 from metadata.topics import LaneLedger
 
 OPENING_ATTEMPTS = 3
+MARK_S = 5.0
+"""For asking that somebody looks after copies; after it, the next audit finds them."""
 
 
 async def _tell(work: Callable[[], Awaitable[None]], done: trio.Event) -> None:
@@ -74,6 +77,7 @@ class Turning:
         owner: Settled,
         client: Client,
         rows: LaneRows,
+        nursery: trio.Nursery,
         *,
         ending: Callable[[], None],
         failed: Callable[[], None],
@@ -87,6 +91,9 @@ class Turning:
         self._owner = owner
         self._client = client
         self._rows = rows
+        self._nursery = nursery
+        self._watched = trio.Event()
+        self._watched.set()
         self._ending = ending
         self._failed = failed
         self._found: Found | None = None
@@ -156,7 +163,7 @@ class Turning:
         self._stop()
         if self.ledger.has_news:  # it is all that the next writer reads
             self.ledger.send_state(self._state_at(self.ledger.next_entry - 1))
-        await self._drain()
+        await self._drain(with_slower=True)
 
     async def end(self) -> None:
         """Send no more to the ledger, and wait until all of it is durable.
@@ -166,21 +173,29 @@ class Turning:
         is_late = self.ledger.is_overdue or self._is_disturbed
         if await (self._begin_late() if is_late else self._begin_ahead()):
             self._stop()
-            await self._drain()
+            await self._watched.wait()  # so that of one ledger alone it is not known
+            await self._drain(with_slower=False)
 
     def _stop(self) -> None:
         self.ledger.is_ending = True
         self._ending()
 
-    async def _drain(self) -> None:
+    async def _drain(self, *, with_slower: bool) -> None:
+        """Wait until all is durable; slower bookies have time once the lane has turned."""
         ledger = self.ledger
-        reason = await ledger.drain()
+        await ledger.settle()
+        if with_slower:
+            await ledger.wait_slower()
+        reason = ledger.writer.doubt()
+        is_slow = reason == "check" and not with_slower
+        if not is_slow:
+            ledger.give_up()
         ledger.end = End(
             last_entry=ledger.next_entry - 1,
             length=ledger.writer.confirmed_length,
             figures=msgspec.structs.replace(self._owner.state.figures),
             is_sealed=False,
-            reason=reason,
+            reason=None if is_slow else reason,
         )
 
     async def _begin_ahead(self) -> bool:
@@ -195,7 +210,7 @@ class Turning:
         try:
             async with Background() as nursery:
                 settling = trio.Event()
-                nursery.start_soon(_tell, ledger.settle, settling)
+                nursery.start_soon(_tell, ledger.writer.settle, settling)
                 self._found = await self._rows.look(ledger.id)
                 with trio.move_on_after(CHANGE_S if ledger.next_entry == count else 0):
                     await settling.wait()
@@ -254,12 +269,40 @@ class Turning:
         self.prepared, self.ledger, self.row = None, following, row
         following.opened_at = trio.current_time()
         self._found, self._is_disturbed = None, False
+        if not ledger.writer.failed:
+            self._watched = trio.Event()
+            self._nursery.start_soon(self._watch, ledger)
         self._owner.turned(ledger)
+
+    async def _watch(self, ended: WrittenLedger) -> None:
+        """Have copies looked after that slower bookies do not acknowledge soon.
+
+        When this process is killed first, who takes the lane over does it.
+        """
+        reason: Reason | None = "check"
+        try:
+            reason = await ended.wait_slower()
+        finally:
+            ended.give_up()
+            if reason is not None:
+                with trio.CancelScope(shield=True, deadline=trio.current_time() + MARK_S):
+                    await self._mark(ended.id, reason)
+            self._watched.set()
+
+    async def _mark(self, ledger_id: int, reason: Reason) -> None:
+        while True:
+            try:
+                await self._client.catalogue.mark(ledger_id, reason)
+            except MetadataUnavailable:
+                await trio.sleep(RETRY_S)
+            else:
+                return
 
     async def close(self) -> None:
         """Leave the lane without an open ledger."""
         ledger = self.ledger
         assert ledger.end is not None
+        await self._watched.wait()
         try:
             await self._rows.close(self.row, ledger.end)
         except (LedgerFenced, LedgerClosed):

@@ -25,8 +25,8 @@ STATE_ENTRIES = 1000
 STATE_S = 120.0
 STATE_SIZE = 16 * 1024 * 1024
 """The state of the lane is told again after so many entries, seconds or bytes."""
-SLOWER_S = 0.02
-"""For bookies beyond the ack quorum, when a ledger ends; others wait meanwhile."""
+SLOWER_S = 0.2
+"""For bookies beyond the ack quorum, when a ledger ends."""
 
 
 class Append:
@@ -208,16 +208,14 @@ class WrittenLedger:
         return state
 
     async def settle(self) -> None:
-        """Wait until all is durable, wherever it is to be, or the writer failed."""
+        """Wait until all is durable. Raises WriterFailed: the ledger must be recovered."""
+        await self.writer.settle()
+        if self.writer.failure is not None:
+            raise self.writer.failure
+
+    async def wait_slower(self) -> Reason | None:
+        """Let bookies beyond the ack quorum catch up; return why copies may be missing."""
         await self.writer.settle(slower_s=SLOWER_S)
-
-    async def drain(self) -> Reason | None:
-        """Wait until all is durable and end writing; return why copies may be missing.
-
-        Raises:
-            WriterFailed: the ledger must be recovered.
-        """
-        await self.writer.drain(slower_s=SLOWER_S)
         return self.writer.doubt()
 
     def give_up(self) -> None:

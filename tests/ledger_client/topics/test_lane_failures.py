@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import pytest
 import trio
 from lane_history import check_rows
-from lane_process import HASTY
+from lane_process import HASTY, Process
 from lane_rig import batch, lane_record, make_topic, messages, rows, stored
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ledger_client import Client
-from ledger_client.errors import MetadataUnavailable
+from ledger_client.errors import LedgerError, MetadataUnavailable
 from ledger_client.topics.errors import SendUnknown
 from ledger_client.topics.lane import LaneWriter, open_lane
-from native.frame import Code
+from metadata.records import UNDERREPLICATED
+from native.frame import Code, Opcode
 
 
 async def append_each(lane: LaneWriter, count: int, first: int = 0) -> list[tuple[int, int]]:
@@ -223,3 +226,45 @@ async def test_enough_bookies_for_the_next_ledger_are_waited_for(
             await append_each(lane, 2, 6)
         assert lane_record(cluster).current > 0
         await check_lane(client, cluster, 8)
+
+
+def marked(cluster: MemoryCluster) -> list[int]:
+    keys = sorted(key for key in cluster.store.values if key.startswith(UNDERREPLICATED))
+    return [int(key.removeprefix(UNDERREPLICATED)) for key in keys]
+
+
+@pytest.mark.parametrize(("delay_s", "is_marked"), [(0.05, False), (5.0, True)])
+async def test_a_bookie_behind_the_others_holds_no_turn_up(
+    autojump_clock: MockClock, delay_s: float, is_marked: bool
+) -> None:
+    """It has a moment once the lane has turned; then somebody is asked to look at the copies."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, entries=2)
+        async with open_lane(client, topic, -1) as lane:
+            await append_each(lane, 1)
+            cluster.bookies["b1"].delay_s = lambda request: (
+                delay_s if request.opcode == Opcode.ADD else 0.0
+            )
+            before = trio.current_time()
+            await append_each(lane, 2, 1)
+            assert trio.current_time() - before < 0.05
+            ledger_id = rows(cluster)[0].ledger_id
+            await trio.sleep(1)
+            assert marked(cluster) == ([ledger_id] if is_marked else [])
+        await check_lane(client, cluster, 3)
+
+
+async def test_one_who_takes_over_asks_after_the_ledger_that_just_ended(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, entries=2)
+        process = Process(cluster)
+        with suppress(LedgerError):
+            async with process.client(HASTY) as doomed, open_lane(doomed, topic, -1) as lane:
+                await append_each(lane, 3)
+                process.kill()
+        ended = rows(cluster)[0].ledger_id
+        assert marked(cluster) == []
+        async with open_lane(client, topic, -1, access="take-over"):
+            assert ended in marked(cluster)
