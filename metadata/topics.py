@@ -150,6 +150,9 @@ class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     epoch: Count
     producer: str = ""
     """the named producer whose lane it is; "" for any"""
+    writer: str = ""
+    """who made the epoch, in one run of one process: who comes back to the lane after a
+    failure sees whether another wrote it meanwhile"""
     current: Number = NONE
     next_version: Count = 0
     """of the first entry of the next ledger, as far as its number is known"""

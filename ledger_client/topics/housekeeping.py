@@ -1,8 +1,8 @@
 """The leader's part in topics: what nobody else has done by now.
 
     retention          ledgers that are over their topic's limits are removed
-    idle lanes         a lane that nobody writes, with a ledger older than it may be, is
-                       closed, so that what it holds can go too
+    idle lanes         a lane that nobody writes is closed: what its writer acknowledged
+                       last, before it was killed, can be read then, and all of it can go
     deletions          those that were left half are ended
     events             those that were not told by who made the change are told
 
@@ -153,7 +153,7 @@ class Housekeeper:
     async def _close_idle(self, topic: TopicRecord, lanes: list[LaneHoldings]) -> None:
         for lane in lanes:
             place = (topic.uid, lane.partition, lane.lane)
-            if is_idle(lane, topic, self._clock_ms()):
+            if is_idle(lane):
                 self._idle_now.add(place)
                 if place in self._idle_before:
                     await self._close(topic, lane)
@@ -169,9 +169,6 @@ class Housekeeper:
             _log.info("closed %s, which nobody writes", where)
 
 
-def is_idle(lane: LaneHoldings, topic: TopicRecord, now_ms: int) -> bool:
-    """Whether nobody writes a lane whose ledger is older than the topic lets it become."""
-    if lane.owner is not None or topic.roll.age_s == 0:
-        return False
-    oldest_ms = now_ms - topic.roll.age_s * 1000
-    return any(h.row.state == "open" and h.row.created_ms <= oldest_ms for h in lane.ledgers)
+def is_idle(lane: LaneHoldings) -> bool:
+    """Whether a lane was left without being closed."""
+    return lane.owner is None and any(held.row.state == "open" for held in lane.ledgers)

@@ -39,6 +39,7 @@ async def open_lane(
     producer: str = "",
     lane: int | None = None,
     owner: str | None = None,
+    is_back: bool = False,
 ) -> AsyncIterator[LaneWriter]:
     """Take a lane of a partition and write it; it is closed at the end of the block.
 
@@ -51,10 +52,13 @@ async def open_lane(
         lane: this very lane, whatever *access* says, if nobody has it.
         owner: names the caller, this object in this process: a lease that it left behind when
             the store was away is its own. By default each call is somebody else.
+        is_back: the same owner had the lane, and lost it by a failure: if somebody else
+            wrote it meanwhile, it is fenced.
 
     Raises:
         ProducerBusy: somebody else writes the lane.
-        ProducerFenced: somebody took the lane over while it was being opened.
+        ProducerFenced: somebody took the lane over while it was being opened, or before it
+            was opened anew.
         NoSuchTopic: the topic was deleted.
         NotEnoughBookies: fewer than its replication take writes.
         RecoveryIncomplete, ReplicasUnavailable, EntryLost: the bookies of its last ledger
@@ -75,7 +79,8 @@ async def open_lane(
         owner=owner,
     ) as lease:
         rows = LaneRows(client.catalogue, topic, partition, lease.lane)
-        await rows.claim(producer if access == "shared" and lease.lane > 0 else None)
+        named = producer if access == "shared" and lease.lane > 0 else None
+        await rows.claim(named, writer=lease.owner, is_back=is_back)
         writer: LaneWriter | None = None
         try:
             async with Background() as nursery:

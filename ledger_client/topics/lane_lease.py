@@ -55,9 +55,9 @@ class LaneLease:
 
     def __init__(self, store: MetadataStore, name: str, owner: str, value: bytes) -> None:
         self.lane = last_number(name)
+        self.owner = owner
         self._store = store
         self._name = name
-        self._owner = owner
         self._value = value
         self._lease: Lease | None = None
 
@@ -66,7 +66,7 @@ class LaneLease:
         self._lease = None
         with translated(timeout_s), suppress(LeaseHeld):
             self._lease = await self._store.grant(
-                self._name, self._owner, ttl_s=LEASE_S, value=self._value
+                self._name, self.owner, ttl_s=LEASE_S, value=self._value
             )
         return self._lease
 

@@ -17,7 +17,7 @@ import trio
 
 from ledger_client.catalogue import CHANGE_S, RETRY_S, Catalogue
 from ledger_client.errors import LedgerError, MetadataBroken, MetadataUnavailable
-from ledger_client.topics.errors import NoSuchTopic, ProducerFenced
+from ledger_client.topics.errors import NoSuchTopic, ProducerFenced, TopicError
 from ledger_client.topics.lane_state import greater
 from ledger_client.topics.ledger_end import End
 from metadata.errors import BadRecord
@@ -100,31 +100,40 @@ class LaneRows:
             raise NoSuchTopic(self.topic.name)
         record = _sound(decode_lane, self._key, found.value)
         if record.epoch != self.record.epoch:
-            raise self._fenced()
+            raise self._fenced(record)
         return record, found.version
 
-    def _fenced(self) -> ProducerFenced:
-        return ProducerFenced(self.topic.name, partition=self.partition, lane=self.lane)
+    def _fenced(self, record: LaneRecord) -> TopicError:
+        if record.writer != self.record.writer:
+            return ProducerFenced(self.topic.name, partition=self.partition, lane=self.lane)
+        where = f"lane {self.lane} of partition {self.partition}"
+        return TopicError(f"{where} was closed in its writer's absence", topic=self.topic.name)
 
     def _ledger_key(self, number: int) -> str:
         return lane_ledger_key(self.topic.uid, self.partition, self.lane, number)
 
     # --- changing ----------------------------------------------------------------------
 
-    async def claim(self, owner: str | None) -> None:
+    async def claim(self, producer: str | None, *, writer: str = "", is_back: bool = False) -> None:
         """Become the lane's writer: raise its epoch, and remove a ledger that was prepared.
 
-        *owner* names the producer whose lane it is to be if it is new. Rivals may claim it
-        next. Raises MetadataUnavailable at once; the epoch may be raised then.
+        *producer* names whose lane it is to be if it is new. *writer* is who claims it, ""
+        only to close it. With *is_back* the lane is still that writer's, or it is fenced.
+        Rivals may claim it next. Raises MetadataUnavailable at once; the epoch may be raised
+        then.
         """
         while True:
             topic_version = await self.refresh_topic()
             found = await self._catalogue.read(self._key)
             if found is None:
-                record, version = LaneRecord(epoch=0, producer=owner or ""), ABSENT
+                record, version = LaneRecord(epoch=0, producer=producer or ""), ABSENT
             else:
                 record, version = _sound(decode_lane, self._key, found.value), found.version
-            after = msgspec.structs.replace(record, epoch=record.epoch + 1)
+            if is_back and record.writer != writer:
+                raise self._fenced(record)
+            after = msgspec.structs.replace(
+                record, epoch=record.epoch + 1, writer=writer or record.writer
+            )
             ops: list[Op] = [Put(self._key, encode_row(after), version)]
             ops.append(Check(topic_key(self.topic.name), topic_version))
             ops += await self._removal(record.current + 1)

@@ -390,6 +390,7 @@ def lanes_of(client: Client, topic: TopicRecord, options: ProducerOptions) -> Op
             producer=options.producer_name,
             lane=number if access == "shared" else None,
             owner=owner,
+            is_back=is_anew,
         )
 
     return open_one

@@ -13,7 +13,14 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ledger_client.errors import MetadataUnavailable
-from ledger_client.topics.errors import NoSuchTopic, ProducerBusy, ProducerFenced, SendUnknown
+from ledger_client.topics.errors import (
+    NoSuchTopic,
+    ProducerBusy,
+    ProducerFenced,
+    SendUnknown,
+    TopicError,
+)
+from ledger_client.topics.idle import close_lane
 from ledger_client.topics.lane import open_lane
 from ledger_client.topics.lane_lease import LEASE_S
 from metadata.store import Lease
@@ -187,8 +194,25 @@ async def test_a_lease_that_was_left_behind_is_its_own(autojump_clock: MockClock
         await opening.__aenter__()
         async with open_lane(client, topic, -1, owner="me") as lane:
             assert lane.epoch == 2
-        with pytest.raises(ProducerFenced):
+        with pytest.raises(TopicError, match="in its writer's absence"):
             await opening.__aexit__(None, None, None)
+
+
+async def test_who_comes_back_after_another_is_fenced(autojump_clock: MockClock) -> None:
+    """TB-02: also when the other has left the lane; one who merely closed it does no harm."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        async with open_lane(ours, topic, -1, owner="me") as lane:
+            await lane.append([batch("a")])
+        await close_lane(theirs, topic, -1, 0)
+        async with open_lane(ours, topic, -1, owner="me", is_back=True) as lane:
+            await lane.append([batch("b")])
+        async with open_lane(theirs, topic, -1):
+            pass
+        with pytest.raises(ProducerFenced):
+            async with open_lane(ours, topic, -1, owner="me", is_back=True):
+                pass
+        assert await messages(ours, cluster) == [b"a", b"b"]
 
 
 async def test_losing_the_lease_alone_does_not_stop_the_writer(autojump_clock: MockClock) -> None:

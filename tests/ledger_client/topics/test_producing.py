@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import trio
+from lane_process import HASTY, Process
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
@@ -16,6 +17,8 @@ from ledger_client.topics.errors import (
     ProducerFenced,
     SendUnknown,
 )
+from ledger_client.topics.idle import close_lane
+from ledger_client.topics.lane_lease import LEASE_S, Access
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producer import Producer
@@ -117,6 +120,50 @@ async def test_after_a_take_over_the_old_producer_is_never_acknowledged(
                     await old.send(b"later")
                 await new.send(b"newer")
         assert [m.value for m in await read_all(two)] == [b"old", b"new", b"newer"]
+
+
+@pytest.mark.parametrize("access", ["exclusive", "take-over"])
+async def test_who_was_away_while_another_wrote_is_fenced_when_it_comes_back(
+    autojump_clock: MockClock, access: Access
+) -> None:
+    """TB-02: though the other has left by then, and nobody could tell it."""
+    async with memory_cluster(3) as cluster, cluster.client() as theirs:
+        process = Process(cluster)
+        async with process.client(HASTY) as ours:
+            await ours.create_topic(TOPIC)
+            async with ours.producer(TOPIC, access="exclusive") as old:
+                await old.send(b"old")
+                process.kill()
+                with pytest.raises(SendUnknown):
+                    await old.send(b"unknown")
+                await trio.sleep(LEASE_S)
+                async with theirs.producer(TOPIC, access=access) as new:
+                    await new.send(b"new")
+                process.heal()
+                for _ in range(2):
+                    with pytest.raises(ProducerFenced):
+                        await old.send(b"late")
+        assert [m.value for m in await read_all(theirs)] == [b"old", b"new"]
+
+
+async def test_who_was_away_while_nobody_wrote_goes_on(autojump_clock: MockClock) -> None:
+    """A lane that was closed meanwhile, for readers, is opened anew."""
+    async with memory_cluster(3) as cluster, cluster.client() as theirs:
+        process = Process(cluster)
+        async with process.client(HASTY) as ours:
+            topic = await ours.create_topic(TOPIC)
+            async with ours.producer(TOPIC, producer_name="p") as producer:
+                await producer.send(b"0", sequence=0)
+                process.kill()
+                with pytest.raises(SendUnknown):
+                    await producer.send(b"1", sequence=1)
+                await trio.sleep(LEASE_S)
+                await close_lane(theirs, topic, -1, 1)
+                assert [m.value for m in await read_all(theirs)] == [b"0"]
+                process.heal()
+                for number in range(3):
+                    await send_until_kept(producer, number)
+        assert [m.value for m in await read_all(theirs)] == [b"0", b"1", b"2"]
 
 
 async def test_who_waits_gets_the_partition_when_it_is_free(autojump_clock: MockClock) -> None:
