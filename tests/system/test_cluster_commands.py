@@ -179,10 +179,13 @@ def test_a_killed_bookie_is_shown_healed_around_and_decommissioned(tmp_path: Pat
         first = wait_for(fleet, lambda seen: seen.leader is not None)
         assert set(states(first).values()) == {"writable"}
         victim = fleet.number(min(bookies_of(fleet, ledgers[0])))
+        another = fleet.number(max(bookies_of(fleet, ledgers[0])))
         fleet.kill(victim)
-        seen = wait_for(fleet, lambda seen: bool(seen.underreplicated))
+        fleet.kill(another)  # with two bookies left, nothing can be whole
+        seen = wait_for(fleet, lambda seen: len(seen.underreplicated) == len(ledgers))
         assert states(seen)[fleet.name(victim)] == "lost"
         assert seen.underreplicated_size > 0
+        fleet.start(another)
         wait_for(
             fleet,
             lambda seen: (
