@@ -1,0 +1,115 @@
+"""Processes that write and read one topic of a fleet, and what they all saw in the end."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from itertools import count
+from pathlib import Path
+
+import trio
+from fleet import Fleet
+from history import History, HistoryFile
+from message_events import TopicMade
+from message_witness import Audience
+from topic_audit import tell_ledgers, tell_rows
+
+import ledger_client
+from ledger_client.errors import LedgerError
+from ledger_client.topics.client import TopicClient
+from ledger_client.topics.holdings import read_holdings
+from ledger_client.topics.idle import close_lane
+from metadata.topics import RollPolicy
+
+TOPIC = "shop/orders"
+WORKER = Path(__file__).with_name("topic_worker.py")
+FINISH_S = 40.0
+ROLL = RollPolicy(size=300_000, entries=60)
+
+
+class Crew:
+    """Workers on one topic, each with a history in *folder*."""
+
+    def __init__(self, fleet: Fleet, folder: Path, *, partitions: int = 0) -> None:
+        self._fleet = fleet
+        self._folder = folder
+        self._runs = count()
+        self._workers: dict[str, tuple[subprocess.Popen[bytes], list[str]]] = {}
+        self.paths: dict[str, Path] = {}
+        """the history of each worker that runs"""
+        trio.run(self._make, partitions)
+
+    async def _make(self, partitions: int) -> None:
+        async with ledger_client.connect(self._fleet.metadata) as client:
+            await client.create_topic(TOPIC, partitions, replication=2, ack_quorum=2, roll=ROLL)
+
+    def __enter__(self) -> Crew:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in self._workers:
+            self.kill(name)
+
+    def start(self, role: str, name: str, *words: str) -> None:
+        """Start a worker: see topic_worker.py."""
+        path = self._folder / f"{name}-{next(self._runs):03d}.jsonl"
+        command = [sys.executable, str(WORKER), role, self._fleet.cluster, str(path), TOPIC, name]
+        with (self._folder / f"{name}.log").open("ab") as log:
+            worker = subprocess.Popen([*command, *words], stdin=subprocess.PIPE, stderr=log)
+        self._workers[name] = worker, [role, *words]
+        self.paths[name] = path
+
+    def kill(self, name: str) -> None:
+        """End a worker with SIGKILL."""
+        worker, _ = self._workers[name]
+        worker.kill()
+        worker.wait()
+        assert worker.stdin is not None
+        worker.stdin.close()
+
+    def restart(self, name: str) -> None:
+        """Kill a worker, and start it again."""
+        self.kill(name)
+        role, *words = self._workers[name][1]
+        self.start(role, name, *words)
+
+    def finish(self) -> History:
+        """Wait until all is sent and read; return what all saw, and what there is."""
+        for name, (worker, command) in self._workers.items():
+            if command[0] == "produce":
+                assert worker.wait(FINISH_S) == 0, (self._folder / f"{name}.log").read_text()
+        history = HistoryFile(self._folder / "audit.jsonl")
+        trio.run(self._audit, history)
+        for worker, command in self._workers.values():
+            assert worker.stdin is not None
+            worker.stdin.close()
+            assert worker.wait(FINISH_S) == 0, command
+        return History.merged(sorted(self._folder.glob("*.jsonl")))
+
+    async def _audit(self, history: HistoryFile) -> None:
+        history.add(TopicMade(topic=TOPIC))
+        async with ledger_client.connect(self._fleet.metadata) as client:
+            uid = (await client.topic(TOPIC)).uid
+            await _close_lanes(client)
+            await tell_rows(history, TOPIC, uid, client.store, {})
+            await tell_ledgers(history, TOPIC, uid, client)
+            for reverse in (False, True):
+                audience = Audience(history, TOPIC, f"audit, in reverse: {reverse}")
+                audience.begun(reverse=reverse)
+                async with client.topic_reader(TOPIC, reverse=reverse) as reader:
+                    await (audience.read_batches if reverse else audience.read)(reader)
+
+
+async def _close_lanes(client: TopicClient) -> None:
+    """Close what killed producers left open, once their leases are over."""
+    topic = await client.topic(TOPIC)
+    with trio.fail_after(FINISH_S):
+        for lane in await read_holdings(client.store, topic):
+            is_open = any(held.row.state == "open" for held in lane.ledgers)
+            while is_open:
+                try:
+                    await close_lane(client, topic, lane.partition, lane.lane)
+                except LedgerError:
+                    await trio.sleep(0.2)
+                else:
+                    is_open = False
