@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
 
 from ledger_client.client import Client
 from ledger_client.creation import LedgerPlan, new_record
-from ledger_client.errors import NoSuchLedger
+from ledger_client.errors import MetadataBroken, NoSuchLedger
 from ledger_client.reader import LedgerReader
 from ledger_client.topics.errors import BadBatch
 from ledger_client.topics.lane_rows import LaneRows
@@ -113,7 +114,8 @@ async def _doubt_before(client: Client, rows: LaneRows) -> None:
     """
     before = await rows.row(rows.record.current - 1)
     if before is not None and before.state == "closed":
-        await client.catalogue.mark(before.ledger_id, "check")
+        with suppress(MetadataBroken):  # the audit tells; it is no reason to keep the lane shut
+            await client.catalogue.mark(before.ledger_id, "check")
 
 
 async def _read_state(rows: LaneRows, reader: LedgerReader, fresh: LaneState) -> LaneState:

@@ -23,6 +23,7 @@ from ledger_client.client import Client
 from ledger_client.errors import (
     LedgerClosed,
     LedgerFenced,
+    MetadataBroken,
     MetadataUnavailable,
     OutcomeUnknown,
     WriterFailed,
@@ -295,6 +296,8 @@ class Turning:
                 await self._client.catalogue.mark(ledger_id, reason)
             except MetadataUnavailable:
                 await trio.sleep(RETRY_S)
+            except MetadataBroken:
+                return  # the audit tells; it is no reason to end the lane
             else:
                 return
 

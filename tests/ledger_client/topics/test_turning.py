@@ -8,7 +8,9 @@ from lane_rig import batch, make_topic, messages, rows
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
+from ledger_client.topics.errors import ProducerFenced
 from ledger_client.topics.lane import LaneWriter, open_lane
+from metadata.records import underreplicated_key
 
 TASKS = 4
 
@@ -73,3 +75,20 @@ async def test_traffic_without_a_pause_does_not_keep_a_lane_from_turning(
         assert known[-1].ledger_id <= 2 * len(known)
         assert all(row.messages > 0 for row in known[:-1])
         assert sorted(await messages(client, cluster)) == sorted(traffic.sent)
+
+
+async def test_a_mark_that_is_damaged_ends_no_lane(autojump_clock: MockClock) -> None:
+    """Neither of who writes it, while a slower bookie is waited for, nor of who takes it over."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, entries=2)
+        cluster.bookies["b3"].delay_s = lambda _request: 1.0
+        with pytest.raises(ProducerFenced):
+            async with open_lane(client, topic, -1) as lane:
+                damaged = rows(cluster)[0].ledger_id
+                cluster.store.change(underreplicated_key(damaged), b"damaged")
+                for number in range(3):
+                    await lane.append([batch(str(number))])
+                    await trio.sleep(1)
+                async with open_lane(client, topic, -1, access="take-over") as taken:
+                    await taken.append([batch("3")])
+        assert await messages(client, cluster) == [b"%d" % number for number in range(4)]
