@@ -67,7 +67,10 @@ def test_a_writer_is_measured_while_a_bookie_is_killed(tmp_path: Path) -> None:
     assert result["after_to_before"] == pytest.approx(phases[2] / phases[0], abs=0.001)
 
 
-@pytest.mark.parametrize("words", [["--partitions", "3"], ["--compression", "zstd"]])
+@pytest.mark.parametrize(
+    "words",
+    [["--partitions", "3"], pytest.param(["--compression", "zstd"], marks=pytest.mark.slow)],
+)
 def test_consuming_is_measured_in_every_way(tmp_path: Path, words: list[str]) -> None:
     """TB-69, TB-72: history there and back, and what is followed."""
     loads = ("--messages", 20_000, "--batch", 50, "--rate-seconds", 1)
@@ -85,7 +88,13 @@ def test_what_is_no_size_is_refused(size: str) -> None:
     assert b"is no size" in done.stderr or b"No such option" in done.stderr
 
 
-@pytest.mark.parametrize("words", [["--partitions", "3"], ["--arrow", "--compression", "lz4"]])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--partitions", "3"],
+        pytest.param(["--arrow", "--compression", "lz4"], marks=pytest.mark.slow),
+    ],
+)
 def test_producing_is_measured_in_every_way(tmp_path: Path, words: list[str]) -> None:
     loads = ("--messages", 20_000, "--sends", 2000, "--tasks", 50, "--rate-seconds", 1)
     result = measured(tmp_path, "produce", "--bookies", 2, *loads, *words)

@@ -125,7 +125,9 @@ def test_an_empty_ledger_is_made_and_read(run: Run) -> None:
         (("write", "--digest", "md5"), 2, "md5"),
         (("read", "seven"), 2, "seven"),
         (("red", 7), 2, "No such command"),
-        (("list", "--cluster", "bookie://127.0.0.1:9"), 3, "127.0.0.1:9"),
+        pytest.param(
+            ("list", "--cluster", "bookie://127.0.0.1:9"), 3, "127.0.0.1:9", marks=pytest.mark.slow
+        ),
         (("list", "--cluster", "http://127.0.0.1"), 2, "bookie://"),
     ],
 )
