@@ -1,4 +1,4 @@
-"""``quire demo``: three bookies, one of them killed, every line read back, every copy healed."""
+"""``quire demo``: a topic on three bookies, one killed, every line read back, all copies healed."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ import msgspec
 import trio
 
 from ledger_client.commands import options
+from ledger_client.commands.demo.report import Report
 from ledger_client.commands.demo.sample import Sample, choose_sample
-from ledger_client.commands.demo.story import BOOKIES, Report, Say, Story
+from ledger_client.commands.demo.story import BOOKIES, TOPIC, Say, Story
 from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.sandbox import open_sandbox
@@ -25,10 +26,11 @@ from ledger_client.commands.sandbox import open_sandbox
 @click.option("--keep", is_flag=True, help="Keep the folder with the bookies' data.")
 @options.as_json
 def demo(*, file: Path | None, keep: bool, as_json: bool) -> None:
-    """Write FILE to three bookies, kill one half-way, read every line back, see it heal.
+    """Write FILE to a topic on three bookies, kill one meanwhile, read every line back.
 
-    FILE is by default a log of this machine, or one made up if there is none. The
-    bookies run in a temporary folder; both are gone when the command ends.
+    Each line is a message with three copies. FILE is by default a log of this machine, or one
+    made up if there is none. The bookies run in a temporary folder; both are gone when the
+    command ends.
     """
     say = _keep_silent if as_json else _say
     report = trio.run(finish, partial(_play, file, keep, say))
@@ -58,7 +60,8 @@ def _keep_silent(what: str, text: str) -> None:
 
 def _summary(report: Report) -> str:
     verdict = (
-        "Every line that was written was read back, byte for byte, and all copies are whole."
+        "Every line that was written was read back once and in order, byte for byte, and all "
+        "copies are whole."
         if report.intact
         else "THE LINES READ ARE NOT THE LINES WRITTEN."
     )
@@ -70,10 +73,11 @@ Writing took {report.write_s:.3f} s ({_speed(report, report.write_s)}), reading 
 
 Try next:
   bookie standalone --data {data} --bookies {BOOKIES}    three bookies that stay
-  quire ledger write FILE                     a file becomes a ledger; prints its id
-  quire ledger read ID                        the same bytes again
-  quire bench append                          how fast it is on this disk"""
+  quire produce --create {TOPIC} FILE        each line becomes a message
+  quire read {TOPIC}                         the same lines again; --follow waits for more
+  quire topic explain {TOPIC}                its ledgers, and when each will go
+  quire bench produce                           how fast it is on this disk"""
 
 
 def _speed(report: Report, seconds: float) -> str:
-    return f"{report.entries / seconds:,.0f} lines/s, {report.bytes / seconds / 1e6:.1f} MB/s"
+    return f"{report.lines / seconds:,.0f} lines/s, {report.bytes / seconds / 1e6:.1f} MB/s"
