@@ -35,6 +35,7 @@ from ledger_client.topics.opening import LedgerOpener, settle
 from ledger_client.topics.places import UNKNOWN, LaneRef, Place
 from ledger_client.topics.times import place_of
 from ledger_client.topics.topic_watch import LOOK_S
+from metadata.topics import LaneRecord
 
 News = Callable[[str], trio.Event]
 """Returns what is set when rows with the prefix may have changed."""
@@ -91,12 +92,14 @@ class LaneReader:
     async def _next_row(self) -> Row | None:
         while not self._is_over():
             news = self._news(self._rows.prefix) if self._news is not None else trio.Event()
-            row = await self._rows.first_from(self._number)
-            if row is not None and not row.readable:
-                row = None
+            row, record = await self._first_readable(), None
+            if row is None:
+                # What the lane has begun by now is there, or gone, when one looks again.
+                record = await self._rows.record()
+                row = await self._first_readable()
             if row is not None and row.number == self._number:
                 return row
-            gap = await self._gap(row)
+            gap = self._gap(row, record)
             if gap is not None:
                 await self._intake.put(Failed(gap))
             if row is not None:
@@ -114,20 +117,26 @@ class LaneReader:
                     await news.wait()
         return None
 
+    async def _first_readable(self) -> Row | None:
+        row = await self._rows.first_from(self._number)
+        return row if row is not None and row.readable else None
+
     def _is_over(self) -> bool:
         if self._last_number is not None and self._number > self._last_number:
             return True
         reached = max(self._place.at, (self._number, 0, 0))
         return self._end is not None and reached >= self._end.at
 
-    async def _gap(self, row: Row | None) -> Gap | None:
-        """Return what is missing when ledger *number* is not there, but *row* or nothing is."""
+    def _gap(self, row: Row | None, record: LaneRecord | None) -> Gap | None:
+        """Return what is missing when ledger *number* is not there, but *row* or nothing is.
+
+        *record* is the lane's as it stood before *row* was looked for.
+        """
         if self._number == UNKNOWN:
             return None  # wherever the lane begins is right
         if row is not None:
             here, first = row.ledger.base_version, MessageId(row.ledger.ledger_id, 0)
         else:
-            record = await self._rows.record()
             if record is None or self._number > record.current:
                 return None  # it is yet to come
             here, first = record.next_version, None

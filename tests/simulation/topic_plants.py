@@ -21,7 +21,7 @@ from ledger_client.topics.lane_writer import LaneWriter
 from ledger_client.topics.ledger_rows import Row
 from ledger_client.topics.written_ledger import WrittenLedger
 from metadata.store import Put
-from metadata.topics import LANES
+from metadata.topics import LANES, LaneRecord
 
 
 @contextmanager
@@ -114,7 +114,7 @@ def ignore_the_epoch() -> Iterator[None]:
 def pass_over_gaps() -> Iterator[None]:
     """Go on with the first ledger that is there, and say nothing."""
 
-    async def say_nothing(_reader: LaneReader, _row: Row | None) -> None:
+    def say_nothing(_reader: LaneReader, _row: Row | None, _record: LaneRecord | None) -> None:
         return None
 
     with replaced(LaneReader, "_gap", say_nothing):

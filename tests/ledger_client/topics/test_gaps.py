@@ -15,9 +15,10 @@ from ledger_client.errors import (
     ReplicasUnavailable,
 )
 from ledger_client.topics.errors import BadBatch, Gap, NoSuchTopic
+from ledger_client.topics.ledger_rows import LedgerRows
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
-from metadata.topics import topic_key
+from metadata.topics import LaneRecord, topic_key
 
 
 async def test_a_position_behind_the_last_message_of_a_purged_ledger_is_no_gap(
@@ -55,6 +56,26 @@ async def test_everything_read_and_everything_purged_is_no_gap(autojump_clock: M
             assert (await anext(reader)).value == b"d0"
         async with topic.client.topic_reader(TOPIC, start=position) as reader:
             assert [m.value for m in await read_all(reader)] == [b"d0"]
+
+
+async def test_ledgers_that_come_about_between_two_looks_are_no_gap(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PS-07: a lane may turn twice before a reader that follows it has seen the first."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        look = LedgerRows.record
+
+        async def turn_twice(rows: LedgerRows) -> LaneRecord | None:
+            if len(lane.rows) == 3:
+                await lane.lay(*batches_of("d", [0, 2]))
+                await lane.lay(*batches_of("e", [0, 1]))
+            return await look(rows)
+
+        async with topic.client.topic_reader(TOPIC, follow=True) as reader:
+            monkeypatch.setattr(LedgerRows, "record", turn_twice)
+            got = [await anext(reader) for _ in range(len(lane.messages) + 3)]
+        assert same(got, lane.messages)
 
 
 @pytest.mark.parametrize("on_gap", ["raise", "skip"])
