@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from textwrap import indent
 
 from processes import cluster
 
@@ -13,18 +14,28 @@ ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text()
 
 
-def test_the_example_runs_as_it_stands(tmp_path: Path) -> None:
-    (example,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+def test_the_examples_run_as_they_stand(tmp_path: Path) -> None:
+    topics, ledgers = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    head, _, tail = re.split(r"(?<= as client:\n)(.*?)(?=\n\n\n)", topics, flags=re.DOTALL)
     with cluster(tmp_path, 3) as url:
-        program = example.replace("bookie://127.0.0.1:3181", url)
-        done = subprocess.run(
-            [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
-        )
+        found = [re.fullmatch(r"\d+:\d+:[0-3]:\d+ (.*)", line) for line in run(topics, url)]
+        assert [line and line[1] for line in found] == [
+            *("b'k' b'one'", "b'k' b'two'", "b'k' b'three'")
+        ]
+        assert run(head + indent(ledgers, " " * 8) + tail, url) == [
+            *("0 b'one'", "1 b'two'", "2 b'three'"),
+            *("b'one'", "b'two'", "b'three'"),
+        ]
+
+
+def run(program: str, url: str) -> list[str]:
+    """The lines that a program of the README prints."""
+    program = program.replace("bookie://127.0.0.1:3181", url)
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, timeout=60, check=False
+    )
     assert done.stderr == b""
-    assert done.stdout.decode().splitlines() == [
-        *("0 b'one'", "1 b'two'", "2 b'three'"),
-        *("b'one'", "b'two'", "b'three'"),
-    ]
+    return done.stdout.decode().splitlines()
 
 
 def test_every_file_that_is_named_exists() -> None:
