@@ -121,6 +121,7 @@ class Partition:
         self._producer = producer
         self._limit_s = limit_s
         self._owner = owner or f"{producer or 'producer'}-{secrets.token_hex(16)}"
+        self._asked: LaneLease | None = None
 
     async def lease(self, access: Access) -> LaneLease:
         """Return the lease of a lane, by the table above. Raises ProducerBusy."""
@@ -140,6 +141,7 @@ class Partition:
             except MetadataUnavailable:
                 if access == "exclusive":
                     raise
+                await lease.release()
             await trio.sleep(WAIT_S)
 
     async def lane(self, lane: int, access: Access) -> LaneLease:
@@ -155,6 +157,11 @@ class Partition:
             await lease.release()
             raise self._is_busy(lane if taken is None else whole[0], others)
         return lease
+
+    async def give_up(self) -> None:
+        """Release what was taken; nobody got it."""
+        if self._asked is not None:
+            await self._asked.release()
 
     async def _busy(self, lease: LaneLease) -> ProducerBusy | None:
         """Take lane 0 if nobody writes the partition; else return who does."""
@@ -242,7 +249,8 @@ class Partition:
             shared=is_shared,
         )
         name = writer_lease(self._topic.uid, self._index, lane)
-        return LaneLease(self._store, name, self._owner, encode_row(owner))
+        self._asked = LaneLease(self._store, name, self._owner, encode_row(owner))
+        return self._asked
 
     def _is_busy(self, lane: int, owners: dict[int, LaneOwner]) -> ProducerBusy:
         owner = owners.get(lane)
@@ -276,8 +284,11 @@ async def hold_lane(
     lanes = Partition(store, topic, partition, producer=producer, owner=owner, limit_s=limit_s)
     try:
         lease = await (lanes.lease(access) if lane is None else lanes.lane(lane, access))
-    except BadRecord as wrong:
-        raise MetadataBroken(f"metadata: {wrong}") from wrong
+    except BaseException as failure:
+        await lanes.give_up()
+        if isinstance(failure, BadRecord):
+            raise MetadataBroken(f"metadata: {failure}") from failure
+        raise
     try:
         yield lease
     finally:

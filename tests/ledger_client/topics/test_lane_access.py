@@ -12,6 +12,7 @@ from lane_rig import batch, lane_record, make_topic, messages
 from memory_cluster import memory_cluster
 from trio.testing import MockClock, wait_all_tasks_blocked
 
+import metadata.errors
 from ledger_client.errors import MetadataUnavailable
 from ledger_client.topics.errors import (
     NoSuchTopic,
@@ -21,7 +22,7 @@ from ledger_client.topics.errors import (
     TopicError,
 )
 from ledger_client.topics.idle import close_lane
-from ledger_client.topics.lane import open_lane
+from ledger_client.topics.lane import Access, open_lane
 from ledger_client.topics.lane_lease import LEASE_S
 from metadata.store import Lease
 from metadata.topics import encode_row, topic_key
@@ -185,6 +186,31 @@ async def test_who_shares_does_not_come_back_beside_one_who_has_all(
                     pass
         async with open_lane(theirs, topic, -1, access="shared", lane=1) as lane:
             assert lane.lane == 1
+
+
+@pytest.mark.parametrize("access", ["exclusive", "shared"])
+async def test_a_lease_is_released_when_nobody_can_look_after_it_was_taken(
+    autojump_clock: MockClock, access: Access
+) -> None:
+    """Else a lane that nobody writes is another's for as long as a lease lasts."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        grant, leases = cluster.store.grant, cluster.store.leases
+
+        async def fail(*_: object, **__: object) -> list[Lease]:
+            raise metadata.errors.MetadataUnavailable("no answer")
+
+        async def grant_once(name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
+            cluster.store.leases = fail  # type: ignore[method-assign]
+            return await grant(name, owner, ttl_s=ttl_s, value=value)
+
+        cluster.store.grant = grant_once  # type: ignore[method-assign]
+        with pytest.raises(MetadataUnavailable):
+            async with open_lane(ours, topic, -1, access=access):
+                pass
+        cluster.store.grant, cluster.store.leases = grant, leases  # type: ignore[method-assign]
+        async with open_lane(theirs, topic, -1) as lane:
+            assert lane.epoch == 1
 
 
 async def test_a_lease_that_was_left_behind_is_its_own(autojump_clock: MockClock) -> None:
