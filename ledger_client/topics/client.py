@@ -105,7 +105,9 @@ class TopicClient(Client):
         """Alter a topic, tell it on ``__events``, and return what it is then.
 
         None leaves a setting as it is. Partitions can be added; keys go to other partitions
-        afterwards. Limits, replication and quorum hold for ledgers that are begun afterwards.
+        afterwards, and a message that a named producer sent before and sends again after that
+        is kept twice, as numbers count in each partition: settle what is unknown first.
+        Limits, replication and quorum hold for ledgers that are begun afterwards.
 
         Raises:
             NoSuchTopic: there is none.

@@ -24,8 +24,11 @@ def alter(*, name: str, given: Settings, cluster: str, as_json: bool) -> None:
     """Alter the settings of a topic that are given; the others stay.
 
     Limits, copies and compression hold for ledgers that are begun afterwards; retention
-    holds for all. Partitions can be added; messages with a key may go to another partition
-    afterwards. The order of a topic stays.
+    holds for all. The order of a topic stays.
+
+    Partitions can be added; messages with a key may go to another partition afterwards. So
+    one that a named producer sent before that, and sends again after it, may be kept twice:
+    let producers flush first.
     """
     if given == Settings():
         raise click.UsageError("nothing is to be altered")
