@@ -201,6 +201,8 @@ class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     since_ms: Count = 0
     shared: bool = False
     """others may write other lanes of the partition"""
+    closing: bool = False
+    """it writes nothing: it closes a lane that was left, which does not take long"""
 
 
 TopicRow = TopicRecord | TopicEvent | LastEvent | LaneRecord | LaneLedger | LaneOwner

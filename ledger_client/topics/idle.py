@@ -30,6 +30,7 @@ async def close_lane(client: Client, topic: TopicRecord, partition: int, lane: i
         producer="",
         lane=lane,
         limit_s=client.options.metadata_timeout_s,
+        is_closing=True,
     ):
         rows = LaneRows(client.catalogue, topic, partition, lane)
         await rows.claim(None)

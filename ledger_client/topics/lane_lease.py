@@ -48,6 +48,11 @@ LEASE_S = 10.0
 RELEASE_S = 1.0
 WAIT_S = 0.5
 """Between two looks whether a lane is free."""
+CLOSING_S = 1.0
+"""Who closes a lane that was left is waited for so long, once."""
+
+UNKNOWN = LaneOwner(producer="")
+"""Somebody who has left already."""
 
 
 class LaneLease:
@@ -114,12 +119,14 @@ class Partition:
         producer: str,
         owner: str | None,
         limit_s: float,
+        is_closing: bool = False,
     ) -> None:
         self._store = store
         self._topic = topic
         self._index = index
         self._producer = producer
         self._limit_s = limit_s
+        self._is_closing = is_closing
         self._owner = owner or f"{producer or 'producer'}-{secrets.token_hex(16)}"
         self._asked: LaneLease | None = None
 
@@ -131,18 +138,21 @@ class Partition:
         if access == "take-over":
             await lease.take(self._limit_s)
             return lease
+        waited = False
         while True:
             try:
-                busy = await self._busy(lease)
-                if busy is None:
+                others = await self._others(lease)
+                if not others:
                     return lease
-                if access == "exclusive":
-                    raise busy
+                is_brief = all(other.closing for other in others.values())
+                if access == "exclusive" and (waited or not is_brief):
+                    raise self._is_busy(min(others), others)
             except MetadataUnavailable:
                 if access == "exclusive":
                     raise
                 await lease.release()
-            await trio.sleep(WAIT_S)
+            waited = True
+            await trio.sleep(CLOSING_S if access == "exclusive" else WAIT_S)
 
     async def lane(self, lane: int, access: Access) -> LaneLease:
         """Return the lease of this very lane. Raises ProducerBusy.
@@ -163,17 +173,16 @@ class Partition:
         if self._asked is not None:
             await self._asked.release()
 
-    async def _busy(self, lease: LaneLease) -> ProducerBusy | None:
+    async def _others(self, lease: LaneLease) -> dict[int, LaneOwner]:
         """Take lane 0 if nobody writes the partition; else return who does."""
         others = await self._leases()
         if not others and await lease.take(self._limit_s) is not None:
             # Who took another lane meanwhile sees this lease, or is seen here.
             others = await self._leases()
             if not others:
-                return None
+                return {}
             await lease.release()
-        others = others or await self._leases()
-        return self._is_busy(min(others, default=0), others)
+        return others or await self._leases() or {0: UNKNOWN}
 
     async def _shared(self) -> LaneLease:
         lease: LaneLease | None = None
@@ -247,6 +256,7 @@ class Partition:
             process_id=os.getpid(),
             since_ms=time.time_ns() // 1_000_000,
             shared=is_shared,
+            closing=self._is_closing,
         )
         name = writer_lease(self._topic.uid, self._index, lane)
         self._asked = LaneLease(self._store, name, self._owner, encode_row(owner))
@@ -255,7 +265,7 @@ class Partition:
     def _is_busy(self, lane: int, owners: dict[int, LaneOwner]) -> ProducerBusy:
         owner = owners.get(lane)
         who = "another producer"
-        if owner is not None:
+        if owner is not None and owner is not UNKNOWN:
             name = f"producer {owner.producer}" if owner.producer else "a producer"
             who = f"{name} (process {owner.process_id} on {owner.host})"
         return ProducerBusy(self._topic.name, partition=self._index, lane=lane, owner=who)
@@ -272,16 +282,26 @@ async def hold_lane(
     lane: int | None,
     limit_s: float,
     owner: str | None = None,
+    is_closing: bool = False,
 ) -> AsyncIterator[LaneLease]:
     """Hold the lease of a lane for the block; renewing it is the caller's.
 
     *owner* names who asks in this run of this process, and nobody else: what it holds is its own.
+    *is_closing*: it is held to close the lane, which does not take long.
 
     Raises:
         ProducerBusy: the lane is another's, and *access* is neither "wait" nor "take-over".
         MetadataUnavailable: the store did not answer in *limit_s*.
     """
-    lanes = Partition(store, topic, partition, producer=producer, owner=owner, limit_s=limit_s)
+    lanes = Partition(
+        store,
+        topic,
+        partition,
+        producer=producer,
+        owner=owner,
+        limit_s=limit_s,
+        is_closing=is_closing,
+    )
     try:
         lease = await (lanes.lease(access) if lane is None else lanes.lane(lane, access))
     except BaseException as failure:

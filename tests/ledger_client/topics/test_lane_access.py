@@ -213,6 +213,30 @@ async def test_a_lease_is_released_when_nobody_can_look_after_it_was_taken(
             assert lane.epoch == 1
 
 
+async def test_one_who_closes_a_lane_that_was_left_keeps_nobody_out(
+    autojump_clock: MockClock,
+) -> None:
+    """As the leader does: it has the lease for a moment only."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        for bookie in cluster.bookies.values():
+            bookie.delay_s = lambda _request: 0.1
+        process = Process(cluster)
+        with pytest.raises(TopicError, match=r"taken over|in its writer's absence"):
+            async with process.client() as client, open_lane(client, topic, -1) as lane:
+                await lane.append([batch("a")])
+                process.kill()
+                await trio.sleep(LEASE_S + 1)
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(close_lane, theirs, topic, -1, 0)
+                    await trio.sleep(0.05)
+                    async with open_lane(ours, topic, -1) as next_lane:
+                        await next_lane.append([batch("b")])
+                process.heal()
+                await trio.sleep(LEASE_S)
+        assert await messages(ours, cluster) == [b"a", b"b"]
+
+
 async def test_a_lease_that_was_left_behind_is_its_own(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
