@@ -66,10 +66,10 @@ def send_again_without_looking() -> Iterator[None]:
 def roll_before_all_is_durable() -> Iterator[None]:
     """End a full ledger with what was sent to it, durable or not."""
 
-    async def drain(ledger: WrittenLedger) -> None:
+    async def settle(_ledger: WrittenLedger) -> None:
         return None
 
-    with replaced(WrittenLedger, "drain", drain):
+    with replaced(WrittenLedger, "settle", settle):
         yield
 
 
