@@ -23,6 +23,9 @@ from ledger_client.commands.errors import RecordCut, RecordUnreadable
 from ledger_client.commands.field_times import TimeUnit, parse_time
 from ledger_client.commands.records import Lines
 
+REMEDY = "cut it up"
+"""What to do about a line that is too large."""
+
 
 class Fields(NamedTuple):
     """Which columns or fields make a message; None: the whole row, or nothing."""
@@ -69,7 +72,7 @@ class LineFeed:
     """Each line is a value."""
 
     def __init__(self, size_max: int) -> None:
-        self._lines = Lines(size_max)
+        self._lines = Lines(size_max, REMEDY)
 
     def feed(self, data: bytes) -> Messages:
         """Return the lines that *data* completes, without their endings."""
@@ -116,7 +119,7 @@ class Row(Protocol):
 
     @property
     def text(self) -> bytes:
-        """The whole row as a value."""
+        """The whole row as a value. Raises RecordUnreadable."""
 
     def take(self, field: str) -> Any:  # noqa: ANN401 - what JSON has
         """Return a field, None if there is nothing. Raises RecordUnreadable."""
@@ -133,12 +136,18 @@ class Rows(Protocol):
 
 
 class JsonRow:
-    """A line of JSON, taken apart when a field is asked for."""
+    """A line of JSON, taken apart once: what is no object is no message."""
 
     def __init__(self, text: bytes, line: int) -> None:
-        self.text = text
         self.line = line
+        self._text = text
         self._parsed: Any = None
+
+    @property
+    def text(self) -> bytes:
+        """The line as it is. Raises RecordUnreadable."""
+        self._parsed = self._parsed or self._parse()
+        return self._text
 
     def take(self, field: str) -> Any:  # noqa: ANN401 - what JSON has
         """Return a field; "a.b" is field b of a."""
@@ -149,7 +158,7 @@ class JsonRow:
 
     def _parse(self) -> Any:  # noqa: ANN401
         try:
-            parsed = msgspec.json.decode(self.text)
+            parsed = msgspec.json.decode(self._text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
             raise RecordUnreadable(f"line {self.line} is no JSON: {wrong}") from wrong
         if not isinstance(parsed, dict):
@@ -158,10 +167,10 @@ class JsonRow:
 
 
 class JsonRows:
-    """JSON lines; empty lines are passed over. *check*: each is taken apart in any case."""
+    """JSON lines; empty lines are passed over."""
 
     def __init__(self, size_max: int) -> None:
-        self._lines = Lines(size_max)
+        self._lines = Lines(size_max, REMEDY)
         self._line = 0
 
     def feed(self, data: bytes) -> Iterator[JsonRow]:
@@ -200,7 +209,7 @@ class CsvRows:
     """CSV; the first row has the names of the columns, which must hold *needed*."""
 
     def __init__(self, size_max: int, delimiter: str, needed: Sequence[str]) -> None:
-        self._lines = Lines(size_max)
+        self._lines = Lines(size_max, REMEDY)
         self._size_max = size_max
         self._delimiter = delimiter
         self._needed = needed

@@ -63,7 +63,12 @@ class PlaceOrTime(click.ParamType[Point]):
         try:
             return Point(MessageId.parse(text))
         except ValueError:
+            pass
+        try:
             return Point(number=Moment().convert(text, param, ctx))
+        except click.UsageError:
+            told = "write earliest, latest, an id as 7:2:-1:0, a time as 2024-05-01T12:00Z, or 7d"
+            self.fail(f"{value!r} is no place; {told}", param, ctx)
 
 
 def _place(*names: str, text: str) -> Callable[[options.Command], options.Command]:
@@ -99,10 +104,10 @@ def _place(*names: str, text: str) -> Callable[[options.Command], options.Comman
     "--format",
     "form",
     type=click.Choice(list(FORMS)),
-    default="text",
-    show_default=True,
+    show_default="text",
     help="Values as lines, JSON objects as lines, or an Arrow IPC stream.",
 )
+@click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
 @options.cluster
 def read(
     *,
@@ -114,7 +119,8 @@ def read(
     by: By | None,
     limit: int | None,
     skip_gaps: bool,
-    form: str,
+    form: str | None,
+    as_json: bool,
     cluster: str,
     **asked: Any,  # noqa: ANN401 - follow, reverse, partitions, lanes, order
 ) -> None:
@@ -127,6 +133,9 @@ def read(
     """
     if (from_ and after) or (to and before):
         raise click.UsageError("--from and --after, --to and --before exclude each other")
+    if as_json and form not in {None, "json"}:
+        raise click.UsageError(f"--json and --format {form} exclude each other")
+    form = form or ("json" if as_json else "text")
     if form == "arrow" and sys.stdout.isatty():
         raise click.UsageError("an Arrow stream is nothing for a terminal: send it to a file")
     span = Span(from_ or after, after is None, to or before, before is None, by)

@@ -44,8 +44,12 @@ class Splitter(Protocol):
 class Lines:
     """Splits at LF, which stays with its line."""
 
-    def __init__(self, size_max: int) -> None:
+    def __init__(
+        self, size_max: int, remedy: str = "cut it up, or send records with --framed"
+    ) -> None:
+        """*remedy* is what to do about a line of more than *size_max* bytes."""
         self._size_max = size_max
+        self._remedy = remedy
         self._rest = bytearray()
         self._count = 0
 
@@ -70,7 +74,7 @@ class Lines:
             if len(line) > self._size_max:
                 raise RecordTooLarge(
                     f"line {self._count + index + 1} is larger than an entry can be "
-                    f"({self._size_max} bytes); cut it up, or send records with --framed"
+                    f"({self._size_max} bytes); {self._remedy}"
                 )
 
 

@@ -95,6 +95,7 @@ def test_objects_tell_everything(run: Run) -> None:
         "lane": 1,
         "headers": {"a": "1", "b_base64": "/g=="},
     }
+    assert run("t/kinds", "--json").stdout == run("t/kinds", "--format", "json").stdout
 
 
 def test_an_arrow_stream_is_whole(run: Run) -> None:
@@ -159,10 +160,11 @@ def wait_until_quiet(out: Path) -> None:
     [
         (["t/none"], 1, "no such topic"),
         (["none"], 2, "is not namespace/name"),
-        (["t/times", "--from", "soon"], 2, "no point of time"),
+        (["t/times", "--from", "soon"], 2, "'soon' is no place; write earliest"),
         (["t/times", "--from", "1:1:-1", "--after", "1:1:-1"], 2, "exclude each other"),
         (["t/times", "--from", "999999:1:-1"], 2, "no ledger 999999"),
         (["t/times", "--partition", "4"], 2, "no partition 4"),
+        (["t/times", "--json", "--format", "arrow"], 2, "exclude each other"),
         (["t/times", "--reverse", "--follow"], 2, "followed in reverse"),
         (["t/kinds", "--order", "event-time"], 2, "not ordered by event time"),
     ],
