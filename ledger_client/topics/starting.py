@@ -134,8 +134,11 @@ def narrow(lanes: Sequence[LaneRef], *named: object) -> list[LaneRef]:
     """Return the lanes to read when *named* says where to begin or end.
 
     Raises:
-        BadTopic: it names a message, and there are several lanes that it can be in, or none.
+        BadTopic: it names a message, and there are several lanes that it can be in, or none;
+            or it is no place.
     """
+    for each in named:
+        _check_place(each, lanes[0].topic if lanes else "")
     messages = [each for each in named if isinstance(each, MessageId)]
     if not messages:
         return list(lanes)
@@ -152,6 +155,17 @@ def narrow(lanes: Sequence[LaneRef], *named: object) -> list[LaneRef]:
             topic=topic,
         )
     return found
+
+
+def _check_place(named: object, topic: str) -> None:
+    is_known = named in (None, "earliest", "latest") or isinstance(named, (MessageId, *TIMES))
+    is_position = isinstance(named, Sequence) and all(isinstance(p, LanePlace) for p in named)
+    if not (is_known or (is_position and not isinstance(named, str))):
+        raise BadTopic(
+            f'{named!r} is no place: "earliest", "latest", a MessageId, an EventTime, a Timestamp, '
+            "a PublishTime, or what position() returned",
+            topic=topic,
+        )
 
 
 def as_position(places: Mapping[LaneRef, Place]) -> Position:
