@@ -12,6 +12,7 @@ TopicError                   is a LedgerError
 ├── BufferFull               send_nowait found no room; wait with send(), or flush()
 ├── MessageTooLarge          the message does not fit a frame
 ├── EventTimeBack            the event time is lower than one the lane has already
+├── TailLost                 no bookie has the end of a lane: bring one back, or give it up
 ├── BadBatch                 an entry of the topic is no batch: damage, or a foreign writer
 └── Gap                      the position was removed; the first there is, is named
 
@@ -137,6 +138,25 @@ class EventTimeBack(TopicError):
         self.lane = lane
         self.event_time = event_time
         self.last_event_time = last_event_time
+
+
+class TailLost(TopicError):
+    """No bookie has an entry that the lane's next writer must read. Nothing was given up."""
+
+    def __init__(
+        self, topic: str, *, partition: int, lane: int, ledger_id: int, entry_id: int
+    ) -> None:
+        super().__init__(
+            f"lane {lane} of partition {partition}: no bookie has entry {entry_id} of ledger "
+            f"{ledger_id}, which its next writer must read; bring a bookie back that had it, "
+            "or give up the ledger with all its messages, after which the lane goes on: "
+            f"quire ledger delete {ledger_id}",
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
 
 
 class BadBatch(TopicError):

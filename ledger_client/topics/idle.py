@@ -18,8 +18,8 @@ async def close_lane(client: Client, topic: TopicRecord, partition: int, lane: i
         ProducerBusy: somebody writes the lane.
         ProducerFenced: somebody took it meanwhile.
         NoSuchTopic: the topic was deleted.
-        RecoveryIncomplete, ReplicasUnavailable, EntryLost: the bookies of its last ledger
-            are away.
+        RecoveryIncomplete, ReplicasUnavailable: the bookies of its last ledger are away.
+        TailLost: they are there, and none has the end of it: a person decides.
         MetadataUnavailable: the store did not answer in time.
     """
     async with hold_lane(

@@ -61,8 +61,9 @@ async def open_lane(
             was opened anew.
         NoSuchTopic: the topic was deleted.
         NotEnoughBookies: fewer than its replication take writes.
-        RecoveryIncomplete, ReplicasUnavailable, EntryLost: the bookies of its last ledger
-            are away. Whoever wrote the lane does so no more.
+        RecoveryIncomplete, ReplicasUnavailable: the bookies of its last ledger are away.
+            Whoever wrote the lane does so no more.
+        TailLost: they are there, and none has the end of it: a person decides.
         MetadataUnavailable: the store did not answer in time.
         LedgerError: at the end of the block, as LaneWriter.close(); an error of the block
             itself goes first.

@@ -11,9 +11,9 @@ import msgspec
 
 from ledger_client.client import Client
 from ledger_client.creation import LedgerPlan, new_record
-from ledger_client.errors import MetadataBroken, NoSuchLedger
+from ledger_client.errors import EntryLost, MetadataBroken, NoSuchEntry, NoSuchLedger
 from ledger_client.reader import LedgerReader
-from ledger_client.topics.errors import BadBatch
+from ledger_client.topics.errors import BadBatch, TailLost
 from ledger_client.topics.lane_rows import LaneRows
 from ledger_client.topics.lane_state import LaneState
 from ledger_client.topics.ledger_end import End
@@ -79,7 +79,8 @@ async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
     """Recover the last ledger of a lane that was claimed, and read the lane's state from it.
 
     Raises:
-        RecoveryIncomplete, EntryLost, ReplicasUnavailable: its bookies are away.
+        RecoveryIncomplete, ReplicasUnavailable: its bookies are away.
+        TailLost: they are there, and none has what is to be read.
         BadBatch: what should be the lane's state is none.
         MetadataUnavailable: the store did not answer in time.
     """
@@ -93,8 +94,17 @@ async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
         gone = End(last_entry=-1, length=0, figures=fresh.figures, is_sealed=True)
         unclosed = row if row.state == "open" else None
         return LaneEnd(fresh, row.base_version + LOST_VERSIONS, unclosed, gone)
-    async with client.open_ledger(row.ledger_id) as reader:
-        state = await _read_state(rows, reader, fresh)
+    try:
+        async with client.open_ledger(row.ledger_id) as reader:
+            state = await _read_state(rows, reader, fresh)
+    except (EntryLost, NoSuchEntry) as lost:
+        raise TailLost(
+            rows.topic.name,
+            partition=rows.partition,
+            lane=rows.lane,
+            ledger_id=row.ledger_id,
+            entry_id=lost.entry_id,
+        ) from lost
     end = End(
         last_entry=info.last_entry,
         length=info.length,

@@ -15,7 +15,7 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.errors import LedgerError, NoSuchLedger
-from ledger_client.topics.errors import BadBatch, SendUnknown
+from ledger_client.topics.errors import BadBatch, SendUnknown, TailLost
 from ledger_client.topics.lane import LaneWriter, open_lane
 from ledger_client.topics.lane_ledgers import LOST_VERSIONS
 from metadata.records import ledger_key
@@ -34,6 +34,36 @@ async def leave(cluster: MemoryCluster, topic: TopicRecord, *payloads: bytes) ->
                 await lane._steward.ledger.writer.append_many(payloads)
             process.kill()
     return rows(cluster)[-1].ledger_id
+
+
+@pytest.mark.parametrize("kind", ["missing", "damaged"])
+async def test_a_lost_tail_is_told_with_what_a_person_can_do(
+    autojump_clock: MockClock, kind: str
+) -> None:
+    """And the lane goes on once they did either: the entry is back, or the ledger given up."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster)
+        async with open_lane(client, topic, -1) as lane:
+            ((ledger_id, _),) = await lane.append([batch("a")])
+        last = max(cluster.bookies["b1"].entries(ledger_id))
+        held = [bookie.ledgers[ledger_id].entries for bookie in cluster.bookies.values()]
+        before = [entries[last] for entries in held]
+        for bookie in cluster.bookies.values():
+            bookie.damage(ledger_id, last)
+            if kind == "missing":
+                del bookie.ledgers[ledger_id].entries[last]
+        for _ in range(2):
+            with pytest.raises(TailLost, match=f"quire ledger delete {ledger_id}$") as lost:
+                async with open_lane(client, topic, -1):
+                    pass
+            assert (lost.value.partition, lost.value.lane) == (-1, 0)
+            assert (lost.value.ledger_id, lost.value.entry_id) == (ledger_id, last)
+        if kind == "missing":
+            held[0][last] = before[0]
+        else:
+            await client.delete_ledger(ledger_id)
+        async with open_lane(client, topic, -1) as lane:
+            await lane.append([batch("b")])
 
 
 async def test_one_entry_is_read_of_a_lane_that_was_closed(autojump_clock: MockClock) -> None:
