@@ -66,6 +66,8 @@ class Bulk:
             first = 0 if sequence is None else self._skip_duplicates(sequence)
             if self._targets[0].admission.ordered:
                 check_times(self._given, first, self._targets, self._routing)
+            else:
+                self._given.check_times()
             await self._send_from(first)
         except trio.Cancelled:
             self._disown()

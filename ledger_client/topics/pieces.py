@@ -6,6 +6,7 @@ batches are under way while the rest is encoded. Of Arrow data nothing is copied
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -95,6 +96,21 @@ class Given:
 
         columns = _columns(pa.nulls(self.count, pa.binary()), None, self._event_times, None)
         return columns.event_times if columns.event_time_validity is None else None
+
+    def check_times(self) -> None:
+        """Raise TypeError or ValueError unless all are event times; little of it is held."""
+        times = self._event_times
+        if times is None or isinstance(times, array | memoryview):
+            return
+        for start in range(0, self.count, PIECE_COUNT_MAX):
+            some = times[start : start + PIECE_COUNT_MAX]
+            try:
+                if isinstance(some, Sequence):
+                    words_of("q", some)
+                else:
+                    _columns([None] * len(some), None, some, None)
+            except OverflowError as wrong:
+                raise ValueError("an event time does not fit 64 bits") from wrong
 
     def keys(self, start: int, stop: int) -> Columns:
         """Return the keys alone, as values."""

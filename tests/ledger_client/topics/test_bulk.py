@@ -187,6 +187,31 @@ async def test_what_is_no_column_is_refused_before_anything_is_sent(
     assert lanes.values() == []
 
 
+FAR = 100_000
+"""A message that is not in the first piece."""
+
+
+@pytest.mark.parametrize(
+    ("times", "kind"),
+    [
+        ([*range(FAR), 0.5], TypeError),
+        ([*range(FAR), "0"], TypeError),
+        ([None, *range(FAR - 1), 0.5], TypeError),
+        ([*range(FAR), 1 << 63], ValueError),
+        (pa.array([*range(FAR), 1 << 62], pa.timestamp("s")), ValueError),
+        (pa.array(["0"] * (FAR + 1)), TypeError),
+    ],
+)
+async def test_a_time_that_is_none_is_refused_before_anything_is_sent(
+    autojump_clock: MockClock, times: object, kind: type[Exception]
+) -> None:
+    lanes = FakeLanes()
+    async with producing(lanes) as producer:
+        with pytest.raises(kind):
+            await producer.send_many([b""] * (FAR + 1), event_times=times)
+    assert lanes.values() == []
+
+
 async def test_large_values_and_large_keys_of_different_messages_fit(
     autojump_clock: MockClock,
 ) -> None:
