@@ -16,7 +16,7 @@ SEEDS = range(500)
 BREAKS = {
     "take_over_without_fencing": {15, 17, 20},
     "send_again_without_looking": {15},
-    "roll_before_all_is_durable": {15, 20},
+    "roll_with_what_is_settled": {17, 20},
     "forget_sequence_numbers": {17},
     "forget_event_time": {18},
     "ignore_the_epoch": {15, 17},

@@ -63,13 +63,15 @@ def send_again_without_looking() -> Iterator[None]:
 
 
 @contextmanager
-def roll_before_all_is_durable() -> Iterator[None]:
-    """End a full ledger with what was sent to it, durable or not."""
+def roll_with_what_is_settled() -> Iterator[None]:
+    """Let a ledger begin with the lane's state without what is under way to the one before."""
 
-    async def settle(_ledger: WrittenLedger) -> None:
-        return None
+    def state_after(
+        _ledger: WrittenLedger, settled: LaneState, _last_entry: int, _now_ms: int
+    ) -> LaneState:
+        return settled.copy()
 
-    with replaced(WrittenLedger, "settle", settle):
+    with replaced(WrittenLedger, "state_after", state_after):
         yield
 
 
@@ -126,7 +128,7 @@ TOPIC_PLANTS: dict[str, Plant] = {
     for plant in (
         take_over_without_fencing,
         send_again_without_looking,
-        roll_before_all_is_durable,
+        roll_with_what_is_settled,
         forget_sequence_numbers,
         forget_event_time,
         ignore_the_epoch,
