@@ -75,6 +75,16 @@ class LaneLease:
             )
         return self._lease
 
+    async def take_over(self, timeout_s: float) -> None:
+        """End the lease of whoever has it and take it, so that no third one finds the lane free.
+
+        Another may be faster; then it is asked for again by and by.
+        """
+        with translated(timeout_s):
+            for lease in await self._store.leases(self._name):
+                await self._store.release(lease)
+        await self.take(timeout_s)
+
     async def keep(self, rows: LaneRows) -> None:
         """Renew the lease until cancelled, and see each time that the lane is still ours.
 
@@ -136,7 +146,7 @@ class Partition:
             return await self._shared()
         lease = self._new_lease(0, is_shared=False)
         if access == "take-over":
-            await lease.take(self._limit_s)
+            await lease.take_over(self._limit_s)
             return lease
         waited = False
         while True:

@@ -98,6 +98,40 @@ async def test_the_lane_taken_over_is_lost_at_the_next_append(autojump_clock: Mo
         assert await messages(ours, cluster) == [b"a", b"b", b"f"]
 
 
+@pytest.mark.parametrize("access", ["exclusive", "shared"])
+async def test_who_took_a_lane_over_is_seen_at_once_and_when_the_old_one_ends(
+    autojump_clock: MockClock, access: Access
+) -> None:
+    """Else a third one finds the lane free, and fences a writer that is well."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        taken, ended = trio.Event(), trio.Event()
+
+        async def write(*, task_status: trio.TaskStatus[None]) -> None:
+            with pytest.raises(ProducerFenced):
+                async with open_lane(ours, topic, -1) as lane:
+                    task_status.started()
+                    await taken.wait()
+                    with pytest.raises(SendUnknown):
+                        await lane.append([batch("a")])
+            ended.set()
+
+        async def is_refused() -> None:
+            with pytest.raises(ProducerBusy, match="producer next"):
+                async with open_lane(ours, topic, -1, access=access):
+                    pass
+
+        async with trio.open_nursery() as nursery:
+            await nursery.start(write)
+            async with open_lane(theirs, topic, -1, access="take-over", producer="next") as lane:
+                await is_refused()
+                taken.set()
+                await ended.wait()
+                await is_refused()
+                await lane.append([batch("b")])
+        assert await messages(ours, cluster) == [b"b"]
+
+
 async def test_an_idle_writer_learns_that_its_lane_was_taken_over(
     autojump_clock: MockClock,
 ) -> None:
