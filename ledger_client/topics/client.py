@@ -245,7 +245,9 @@ class TopicClient(Client):
         Args:
             name: namespace/name.
             producer_name: who writes; messages of a producer with a name are numbered, and
-                kept once however often they are sent.
+                kept once however often they are sent. Numbers are a lane's: one who shared
+                the partition and then has it alone goes on from its own; one who had it
+                alone and then shares does not, so it sends again what is unknown before.
             access: "exclusive": nobody else writes its partitions. "take-over": whoever
                 does is fenced. "wait": once nobody does. "shared": each producer has a lane
                 of its own. By default exclusive on a topic ordered by event time, else shared.

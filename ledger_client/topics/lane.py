@@ -3,28 +3,34 @@
     lease ──► claim: epoch + 1 ──► recover the last ledger ──► read the state ──► next ledger
 
 From the claim on nobody of a lower epoch changes the lane's rows; from the recovery on
-nobody else's entry is acknowledged. A taker that is killed anywhere leaves a lane that the
-next one takes in the same way; what it had prepared is removed by the next claim.
+nobody else's entry is acknowledged. Who takes the whole partition closes its other lanes
+first, as somebody whose lease ran out may write them still. A taker that is killed anywhere
+leaves a lane that the next one takes in the same way; what it had prepared is removed by the
+next claim.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 
 import trio
 
 from ledger_client.background import Background
 from ledger_client.client import Client
 from ledger_client.errors import LedgerError, MetadataUnavailable
+from ledger_client.topics.idle import close_others
 from ledger_client.topics.lane_lease import Access, LaneLease, hold_lane
 from ledger_client.topics.lane_ledgers import find_end
 from ledger_client.topics.lane_rows import LaneRows
+from ledger_client.topics.lane_state import LaneState
 from ledger_client.topics.lane_writer import LaneWriter
 from ledger_client.topics.sealed_batch import SealedBatch
 from metadata.topics import TopicRecord
 
 __all__ = ["Access", "LaneWriter", "SealedBatch", "open_lane"]
+Others = Callable[[], Awaitable[LaneState | None]]
 ABORT_S = 5.0
 """For closing a lane when its block is left by a cancellation."""
 
@@ -80,12 +86,18 @@ async def open_lane(
         owner=owner,
     ) as lease:
         rows = LaneRows(client.catalogue, topic, partition, lease.lane)
+        others: Others | None = None
+        if lane is None and access != "shared":
+            fence = lease.owner if access == "take-over" else ""
+            others = partial(
+                close_others, client, topic, partition, producer=producer, writer=fence
+            )
         named = producer if access == "shared" and lease.lane > 0 else None
         await rows.claim(named, writer=lease.owner, is_back=is_back)
         writer: LaneWriter | None = None
         try:
             async with Background() as nursery:
-                writer = await _open(client, rows, lease, nursery)
+                writer = await _open(client, rows, lease, nursery, producer, others)
                 try:
                     yield writer
                 except Exception as error:
@@ -100,17 +112,31 @@ async def open_lane(
 
 
 async def _open(
-    client: Client, rows: LaneRows, lease: LaneLease, nursery: trio.Nursery
+    client: Client,
+    rows: LaneRows,
+    lease: LaneLease,
+    nursery: trio.Nursery,
+    producer: str,
+    others: Others | None,
 ) -> LaneWriter:
-    """Take over the lane that was claimed, while its lease is kept."""
+    """Take over the lane that was claimed, while its lease is kept.
+
+    *others*: the partition is this writer's alone, and this closes the other lanes.
+    """
     async with Background() as keeping:
         keeping.start_soon(_keep_meanwhile, lease, rows)
-        writer = LaneWriter(client, rows, await find_end(client, rows), nursery)
+        own = None if others is None else await others()
+        last = await find_end(client, rows)
+        if own is not None:
+            last.state.learn(own, producer)
+        writer = LaneWriter(client, rows, last, nursery)
         limit_s = client.options.append_timeout_s
         with trio.move_on_after(limit_s) as scope:
             await writer.open()
         if scope.cancelled_caught:
             raise MetadataUnavailable(f"the lane was not opened within {limit_s:g} s")
+    if others is None:
+        await lease.check_kept()
     nursery.start_soon(writer.run)
     nursery.start_soon(_keep, lease, rows, writer)
     return writer

@@ -65,6 +65,7 @@ class LaneLease:
         self._name = name
         self._value = value
         self._lease: Lease | None = None
+        self._has_lapsed = False
 
     async def take(self, timeout_s: float) -> Lease | None:
         """Ask for the lease; None: another has it."""
@@ -106,7 +107,18 @@ class LaneLease:
             with translated(LEASE_S / 3):
                 self._lease = await self._store.renew(self._lease)
         except LeaseLost:
+            self._has_lapsed = True
             await self.take(LEASE_S / 3)
+
+    async def check_kept(self) -> None:
+        """Raise MetadataUnavailable if the lease has run out since it was taken.
+
+        Then somebody may have taken the partition for free, and seen no lane to close yet.
+        """
+        if not self._has_lapsed:
+            await self._renew()
+        if self._has_lapsed:
+            raise MetadataUnavailable("the lane's lease ran out while the lane was opened")
 
     async def release(self) -> None:
         """Let others know at once that nobody writes the lane."""
@@ -235,16 +247,7 @@ class Partition:
         return (await self._names()).get(lane, self._producer) == self._producer
 
     async def _names(self) -> dict[int, str]:
-        """Return the lanes there are, and whose they are."""
-        prefix = partition_prefix(LANES, self._topic.uid, self._index)
-        names: dict[int, str] = {}
-        after = ""
-        with translated(self._limit_s):
-            while page := await self._store.list(prefix, after=after):
-                for key, found in page:
-                    names[last_number(key)] = decode_lane(key, found.value).producer
-                after = page[-1][0]
-        return names
+        return await read_lanes(self._store, self._topic.uid, self._index, limit_s=self._limit_s)
 
     async def _leases(self) -> dict[int, LaneOwner]:
         """Return who else writes which lane."""
@@ -279,6 +282,21 @@ class Partition:
             name = f"producer {owner.producer}" if owner.producer else "a producer"
             who = f"{name} (process {owner.process_id} on {owner.host})"
         return ProducerBusy(self._topic.name, partition=self._index, lane=lane, owner=who)
+
+
+async def read_lanes(
+    store: MetadataStore, uid: int, partition: int, *, limit_s: float
+) -> dict[int, str]:
+    """Return the lanes there are, and whose they are. Raises as translated()."""
+    prefix = partition_prefix(LANES, uid, partition)
+    names: dict[int, str] = {}
+    after = ""
+    with translated(limit_s):
+        while page := await store.list(prefix, after=after):
+            for key, found in page:
+                names[last_number(key)] = decode_lane(key, found.value).producer
+            after = page[-1][0]
+    return names
 
 
 @asynccontextmanager

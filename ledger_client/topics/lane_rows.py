@@ -71,6 +71,14 @@ class LaneRows:
         found = await self._catalogue.read(key)
         return None if found is None else _sound(decode_lane_ledger, key, found.value)
 
+    async def open_row(self) -> LaneLedger | None:
+        """Look at the lane without claiming it; return the row of its open ledger, if any."""
+        found = await self._catalogue.read(self._key)
+        if found is not None:
+            self.record, self._version = _sound(decode_lane, self._key, found.value), found.version
+        row = await self.row(self.record.current)
+        return row if row is not None and row.state == "open" else None
+
     async def verify(self, *, limit_s: float = float("inf")) -> None:
         """Raise ProducerFenced or NoSuchTopic unless the lane is still this writer's."""
         await self._found(limit_s)

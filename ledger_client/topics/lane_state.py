@@ -66,6 +66,13 @@ class LaneState(msgspec.Struct):
             self.producers[batch.producer] = (max(known, batch.sequence), now_ms)
             self.figures.named_ms = max(self.figures.named_ms, now_ms)
 
+    def learn(self, other: LaneState, producer: str) -> None:
+        """Take the *producer*'s number from the state of another lane, if it is greater."""
+        known, there = self.producers.get(producer), other.producers.get(producer)
+        if there is not None and (known is None or known[0] < there[0]):
+            self.producers[producer] = there
+            self.figures.named_ms = max(self.figures.named_ms, there[1])
+
     def last_sequence(self, producer: str) -> int:
         """Return the sequence number of the producer's last message, -1 for none."""
         return self.producers.get(producer, (-1, 0))[0]

@@ -25,7 +25,7 @@ from ledger_client.topics.idle import close_lane
 from ledger_client.topics.lane import Access, open_lane
 from ledger_client.topics.lane_lease import LEASE_S
 from metadata.store import Lease
-from metadata.topics import encode_row, topic_key
+from metadata.topics import WRITERS, encode_row, last_number, topic_key
 
 
 async def test_of_two_exclusive_writers_one_is_told_at_once(autojump_clock: MockClock) -> None:
@@ -269,6 +269,72 @@ async def test_one_who_closes_a_lane_that_was_left_keeps_nobody_out(
                 process.heal()
                 await trio.sleep(LEASE_S)
         assert await messages(ours, cluster) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("access", ["exclusive", "wait", "take-over"])
+async def test_who_shared_and_lost_its_lease_is_not_acknowledged_beside_one_who_has_all(
+    autojump_clock: MockClock, access: Access
+) -> None:
+    """TB-02: the way to the store was cut, the way to the bookies was not."""
+    async with memory_cluster(3) as cluster, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        process = Process(cluster)
+        with pytest.raises(TopicError, match=r"taken over|in its writer's absence"):
+            async with (
+                process.client() as client,
+                open_lane(client, topic, -1, access="shared", producer="p") as lane,
+            ):
+                assert lane.lane == 1
+                await lane.append([batch("a")])
+                process.line.is_cut = True
+                await trio.sleep(LEASE_S + 1)
+                await lane.append([batch("b")])
+                async with open_lane(theirs, topic, -1, access=access) as whole:
+                    await whole.append([batch("c")])
+                    process.heal()
+                    with pytest.raises(SendUnknown):
+                        await lane.append([batch("d")])
+                    await trio.sleep(LEASE_S)
+                    assert [last_number(it.name) for it in await cluster.store.leases(WRITERS)] == [
+                        0
+                    ]
+                    with pytest.raises(ProducerBusy):
+                        async with open_lane(theirs, topic, -1, access="shared", lane=1):
+                            pass
+        assert await messages(theirs, cluster, 1) == [b"a", b"b"]
+        assert await messages(theirs, cluster) == [b"c"]
+
+
+async def test_one_who_takes_over_fences_those_who_share(autojump_clock: MockClock) -> None:
+    """TB-02: for good, though their leases are live."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        with pytest.raises(ProducerFenced):
+            async with open_lane(ours, topic, -1, access="shared", producer="p") as lane:
+                await lane.append([batch("a")])
+                async with open_lane(theirs, topic, -1, access="take-over"):
+                    with pytest.raises(SendUnknown) as unknown:
+                        await lane.append([batch("b")])
+                    assert isinstance(unknown.value.__cause__, ProducerFenced)
+        assert await messages(ours, cluster, 1) == [b"a"]
+
+
+@pytest.mark.parametrize("access", ["exclusive", "take-over"])
+async def test_numbers_of_a_name_count_when_it_has_the_partition_alone(
+    autojump_clock: MockClock, access: Access
+) -> None:
+    """PS-39: and they stay known in lane 0, whichever of the two lanes has the greater."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster)
+        async with open_lane(client, topic, -1, access="shared", producer="p") as lane:
+            await lane.append([batch("a", "b", producer="p", sequence=3)])
+        async with open_lane(client, topic, -1, access=access, producer="p") as lane:
+            assert (lane.lane, lane.last_sequence("p")) == (0, 4)
+            assert lane.last_sequence("q") == -1
+            await lane.append([batch("c", producer="p", sequence=5)])
+        for producer in ("q", "p"):
+            async with open_lane(client, topic, -1, producer=producer) as lane:
+                assert lane.last_sequence("p") == 5
 
 
 async def test_a_lease_that_was_left_behind_is_its_own(autojump_clock: MockClock) -> None:
