@@ -210,5 +210,5 @@ class Story:
         )
         self._say(
             "verified",
-            f"all {len(report.copies)} copies of all {report.entries} batches: whole and the same",
+            f"all {len(report.copies)} copies of all {report.entries} entries: whole and the same",
         )
