@@ -18,27 +18,24 @@ import msgspec
 import trio
 
 from ledger_client.background import Background
-from ledger_client.catalogue import CHANGE_S, RETRY_S
+from ledger_client.catalogue import CHANGE_S
 from ledger_client.client import Client
 from ledger_client.errors import (
     LedgerClosed,
     LedgerFenced,
-    MetadataBroken,
     MetadataUnavailable,
     OutcomeUnknown,
     WriterFailed,
 )
-from ledger_client.marks import Reason
 from ledger_client.topics.lane_ledgers import LaneEnd, make_ledger
 from ledger_client.topics.lane_rows import Found, LaneRows
 from ledger_client.topics.lane_state import LaneState
 from ledger_client.topics.ledger_end import End
+from ledger_client.topics.slower_copies import SlowerCopies
 from ledger_client.topics.written_ledger import Slice, WrittenLedger
 from metadata.topics import LaneLedger
 
 OPENING_ATTEMPTS = 3
-MARK_S = 5.0
-"""For asking that somebody looks after copies; after it, the next audit finds them."""
 
 
 async def _tell(work: Callable[[], Awaitable[None]], done: trio.Event) -> None:
@@ -92,9 +89,7 @@ class Turning:
         self._owner = owner
         self._client = client
         self._rows = rows
-        self._nursery = nursery
-        self._watched = trio.Event()
-        self._watched.set()
+        self._slower = SlowerCopies(client.catalogue, nursery)
         self._ending = ending
         self._failed = failed
         self._found: Found | None = None
@@ -174,7 +169,7 @@ class Turning:
         is_late = self.ledger.is_overdue or self._is_disturbed
         if await (self._begin_late() if is_late else self._begin_ahead()):
             self._stop()
-            await self._watched.wait()  # so that of one ledger alone it is not known
+            await self._slower.wait()  # so that of one ledger alone it is not known
             await self._drain(with_slower=False)
 
     def _stop(self) -> None:
@@ -271,41 +266,14 @@ class Turning:
         following.opened_at = trio.current_time()
         self._found, self._is_disturbed = None, False
         if not ledger.writer.failed:
-            self._watched = trio.Event()
-            self._nursery.start_soon(self._watch, ledger)
+            self._slower.watch(ledger)
         self._owner.turned(ledger)
-
-    async def _watch(self, ended: WrittenLedger) -> None:
-        """Have copies looked after that slower bookies do not acknowledge soon.
-
-        When this process is killed first, who takes the lane over does it.
-        """
-        reason: Reason | None = "check"
-        try:
-            reason = await ended.wait_slower()
-        finally:
-            ended.give_up()
-            if reason is not None:
-                with trio.CancelScope(shield=True, deadline=trio.current_time() + MARK_S):
-                    await self._mark(ended.id, reason)
-            self._watched.set()
-
-    async def _mark(self, ledger_id: int, reason: Reason) -> None:
-        while True:
-            try:
-                await self._client.catalogue.mark(ledger_id, reason)
-            except MetadataUnavailable:
-                await trio.sleep(RETRY_S)
-            except MetadataBroken:
-                return  # the audit tells; it is no reason to end the lane
-            else:
-                return
 
     async def close(self) -> None:
         """Leave the lane without an open ledger."""
         ledger = self.ledger
         assert ledger.end is not None
-        await self._watched.wait()
+        await self._slower.wait()
         try:
             await self._rows.close(self.row, ledger.end)
         except (LedgerFenced, LedgerClosed):
