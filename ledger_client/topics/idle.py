@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ledger_client.client import Client
 from ledger_client.topics.errors import TopicError
-from ledger_client.topics.lane_lease import hold_lane, read_lanes
+from ledger_client.topics.lane_choice import hold_lane, read_lanes
 from ledger_client.topics.lane_ledgers import find_end
 from ledger_client.topics.lane_rows import LaneRows
 from ledger_client.topics.lane_state import LaneState

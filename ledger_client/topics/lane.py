@@ -21,7 +21,8 @@ from ledger_client.background import Background
 from ledger_client.client import Client
 from ledger_client.errors import LedgerError, MetadataUnavailable
 from ledger_client.topics.idle import close_others
-from ledger_client.topics.lane_lease import Access, LaneLease, hold_lane
+from ledger_client.topics.lane_choice import Access, hold_lane
+from ledger_client.topics.lane_lease import LaneLease
 from ledger_client.topics.lane_ledgers import find_end
 from ledger_client.topics.lane_rows import LaneRows
 from ledger_client.topics.lane_state import LaneState
@@ -53,7 +54,7 @@ async def open_lane(
         client: whose bookies and metadata.
         topic: the topic, as it was found lately.
         partition: its index; -1 for the only one of a topic without partitions.
-        access: which lane, and what if somebody has it: see lane_lease.py.
+        access: which lane, and what if somebody has it: see lane_choice.py.
         producer: name of the producer, "" for none.
         lane: this very lane, whatever *access* says, if nobody has it.
         owner: names the caller, this object in this process: a lease that it left behind when

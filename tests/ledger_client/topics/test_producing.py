@@ -18,7 +18,8 @@ from ledger_client.topics.errors import (
     SendUnknown,
 )
 from ledger_client.topics.idle import close_lane
-from ledger_client.topics.lane_lease import LEASE_S, Access
+from ledger_client.topics.lane_choice import Access
+from ledger_client.topics.lane_lease import LEASE_S
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producer import Producer
