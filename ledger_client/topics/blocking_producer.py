@@ -10,7 +10,8 @@ from ledger_client.portal import Portal
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.message_ids import MessageIds
-from ledger_client.topics.producer import Bytes, Producer
+from ledger_client.topics.producer import Producer
+from ledger_client.topics.scale import Bytes
 from ledger_client.topics.tickets import Ticket
 
 

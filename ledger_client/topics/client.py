@@ -13,7 +13,8 @@ from ledger_client.topics.alteration import Alteration, Compression
 from ledger_client.topics.catalogue import TopicCatalogue, TopicInfo
 from ledger_client.topics.explanation import Explanation, explain
 from ledger_client.topics.opening import LedgerOpener
-from ledger_client.topics.producer import Producer, lanes_of, open_producer
+from ledger_client.topics.producer import Producer, open_producer
+from ledger_client.topics.producer_lanes import lanes_of
 from ledger_client.topics.producer_options import ProducerOptions, ProducerSettings
 from ledger_client.topics.purge import Purged
 from ledger_client.topics.reader import TopicReader, open_reader

@@ -9,16 +9,13 @@ order in which messages of one partition were accepted is the order in which the
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from operator import index
+from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
 
 from ledger_client.background import Background
-from ledger_client.client import Client
 from ledger_client.topics.batching import Manner
 from ledger_client.topics.bulk import Bulk, Form
 from ledger_client.topics.dispatch import Surroundings
@@ -30,24 +27,20 @@ from ledger_client.topics.errors import (
     ProducerFailed,
 )
 from ledger_client.topics.keeper import Opener, OpenLane
-from ledger_client.topics.lane import LaneWriter, open_lane
 from ledger_client.topics.linger import Linger
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.message_ids import MessageIds
 from ledger_client.topics.outbox import Outbox
-from ledger_client.topics.pieces import Given, headers_size
+from ledger_client.topics.pieces import Given
 from ledger_client.topics.producer_options import ProducerOptions
 from ledger_client.topics.room import Room
 from ledger_client.topics.routing import Routing
+from ledger_client.topics.scale import Bytes, Scale
 from ledger_client.topics.tickets import Ticket
 from metadata.topics import TopicRecord
 
-MESSAGE_OVERHEAD = 16
-"""Bytes counted for a message besides its own."""
-EVENT_TIME_MIN, EVENT_TIME_MAX = -(1 << 63) + 1, (1 << 63) - 1
 OPENINGS_MAX = 16
 """Lanes that are taken at a time: each costs some transactions of the metadata store."""
-Bytes = bytes | bytearray | memoryview
 
 
 class Producer:
@@ -63,7 +56,9 @@ class Producer:
     ) -> None:
         self._topic = topic
         self._options = options
-        self._size_max = options.message_size_max
+        self._scale = Scale(
+            topic.name, size_max=options.message_size_max, is_named=bool(options.producer_name)
+        )
         self._room = Room(options.buffer_bytes)
         self._failure: ProducerFailed | None = None
         self._manner = Manner(
@@ -152,7 +147,7 @@ class Producer:
             BadTopic: there is no such partition, or an event time or name is needed.
             LedgerError: the lane cannot be opened or goes on nowhere. Not sent.
         """
-        value, key, size = self._measure(value, key, event_time, headers, sequence)
+        value, key, size = self._scale.weigh(value, key, event_time, headers, sequence)
         if not self._room.take(size):
             await self._room.wait(size)
         try:
@@ -184,7 +179,7 @@ class Producer:
             BufferFull: there is no room, or its lane is being opened anew: wait with
                 send() or flush().
         """
-        value, key, size = self._measure(value, key, event_time, headers, sequence)
+        value, key, size = self._scale.weigh(value, key, event_time, headers, sequence)
         outbox = self._outbox_for(key, partition)
         if not outbox.ready or not self._room.take(size):
             raise BufferFull(self.topic, size_max=self._room.size)
@@ -227,14 +222,14 @@ class Producer:
         """
         self._check_open()
         given = Given(values, keys=keys, event_times=event_times, headers=headers)
-        too_large = given.exceeding(self._size_max)
+        too_large = given.exceeding(self._scale.size_max)
         if too_large is not None:
-            raise MessageTooLarge(self.topic, size=too_large, size_max=self._size_max)
+            raise MessageTooLarge(self.topic, size=too_large, size_max=self._scale.size_max)
         targets = self._routing.outboxes
         if partition is not None:
             targets = [self._routing.outbox_of(partition)]
         if sequence is not None:
-            self._check_sequence(sequence)
+            self._scale.check_sequence(sequence)
             if len(targets) > 1:
                 raise BadTopic("numbers count in each partition: name one", topic=self.topic)
         options = self._options
@@ -318,44 +313,6 @@ class Producer:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
 
-    def _measure(
-        self,
-        value: Bytes | None,
-        key: Bytes | None,
-        event_time: int | None,
-        headers: Mapping[str, bytes] | None,
-        sequence: int | None,
-    ) -> tuple[bytes | None, bytes | None, int]:
-        """Return value and key as bytes, and what the message counts for."""
-        if type(value) is not bytes:
-            value = _as_bytes(value)
-        if key is not None and type(key) is not bytes:
-            key = _as_bytes(key)
-        size = len(value or b"") + len(key or b"")
-        if headers:
-            size += headers_size(headers)
-        if size > self._size_max:
-            raise MessageTooLarge(self.topic, size=size, size_max=self._size_max)
-        if event_time is not None and not EVENT_TIME_MIN <= index(event_time) <= EVENT_TIME_MAX:
-            raise ValueError(f"event time {event_time} does not fit 64 bits")
-        if sequence is not None:
-            self._check_sequence(sequence)
-        return value, key, size + MESSAGE_OVERHEAD
-
-    def _check_sequence(self, sequence: int) -> None:
-        if not self.name:
-            raise BadTopic("only a producer with a name counts its messages", topic=self.topic)
-        if not 0 <= index(sequence) < 1 << 62:
-            raise ValueError(f"{sequence} is no sequence number")
-
-
-def _as_bytes(given: object) -> bytes | None:
-    if given is None:
-        return None
-    if not isinstance(given, bytes | bytearray | memoryview):
-        raise TypeError(f"values and keys are bytes, not {type(given).__name__}")
-    return bytes(given)
-
 
 @asynccontextmanager
 async def open_producer(
@@ -372,25 +329,3 @@ async def open_producer(
         except BaseException:
             producer.abort()  # be quick: the tasks and lanes end with this block
             raise
-
-
-def lanes_of(client: Client, topic: TopicRecord, options: ProducerOptions) -> OpenLane:
-    """Return what opens the lanes of a partition for a producer with these options."""
-    access = options.access_to(topic)
-    owner = f"{options.producer_name or 'producer'}-{uuid.uuid4().hex}"
-
-    def open_one(partition: int, number: int | None) -> AbstractAsyncContextManager[LaneWriter]:
-        # Anew, after a failure: the same lane, and not from somebody who took it meanwhile.
-        is_anew = number is not None
-        return open_lane(
-            client,
-            topic,
-            partition,
-            access="exclusive" if is_anew and access != "shared" else access,
-            producer=options.producer_name,
-            lane=number if access == "shared" else None,
-            owner=owner,
-            is_back=is_anew,
-        )
-
-    return open_one
