@@ -24,7 +24,7 @@ class RecordCut(CommandFailed):
 
 
 class RecordUnreadable(CommandFailed):
-    """A line is not what it should be. What came before it was taken."""
+    """A line is not what it should be. What came shortly before it may not be taken either."""
 
 
 class SandboxFailed(CommandFailed):
