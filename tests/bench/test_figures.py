@@ -100,7 +100,7 @@ def test_a_writer_goes_on_when_one_of_four_bookies_is_lost(
 ) -> None:
     ensemble, write, ack = quorums
     words = ("--ensemble", ensemble, "--write-quorum", write, "--ack-quorum", ack)
-    result = bench(tmp_path, "failover", "--bookies", 4, "--seconds", 1.5, *words)
+    result = bench(tmp_path, "failover", "--bookies", 4, "--seconds", "1.5", *words)
     report(
         f"one of four bookies lost, {ensemble}/{write}/{ack}, 1KiB",
         before_entries_per_s=result["before"]["entries_per_s"],
