@@ -157,6 +157,8 @@ class Calls:
             )
         except NoLedger:
             page = []
+        # Who asks may call the ledger whole because of it: a power cut must not undo that.
+        await self._storage.events.synced(self._storage.engine.gathered())
         return calls.RunPage(page)
 
     async def _scrub(self, _: calls.ScrubNow) -> BookieReply:

@@ -139,7 +139,8 @@ class FlushNow(Message, frozen=True):
 class LedgerRuns(Message, frozen=True):
     """Which entries with id > *after* of a ledger are there, up to *count* runs? -> RunPage.
 
-    Answered out of index and memtable, in limbo too; that a record is sound is not checked.
+    Answered out of index and memtable, in limbo too, and once what is named is durable;
+    that a record is sound is not checked.
     """
 
     ledger_id: Count

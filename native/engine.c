@@ -139,6 +139,14 @@ uint64_t bk_engine_synced(bk_engine *engine)
     return synced;
 }
 
+uint64_t bk_engine_gathered(bk_engine *engine)
+{
+    pthread_mutex_lock(&engine->lock);
+    uint64_t ticket = engine->gathering ? engine->ticket : engine->ticket - 1;
+    pthread_mutex_unlock(&engine->lock);
+    return ticket;
+}
+
 /* --- groups ------------------------------------------------------------------------- */
 
 static void write_group_header(bk_engine *engine, uint8_t *at, uint64_t size)

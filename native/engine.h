@@ -123,6 +123,8 @@ int bk_engine_watch(bk_engine *engine, int64_t ledger_id, int64_t known_lac);
 void bk_engine_notify(bk_engine *engine, uint64_t ticket);
 /* Everything up to this ticket is synced. */
 uint64_t bk_engine_synced(bk_engine *engine);
+/* All that the memtable holds now is durable once this ticket is synced. */
+uint64_t bk_engine_gathered(bk_engine *engine);
 
 /* --- requests ------------------------------------------------------------------- */
 
@@ -165,7 +167,8 @@ uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *ou
  * with ids > after, rising and maximal (the next entry after each is not here), so to go on ask
  * with the last one's end. It costs a read of the index for each page with holes, none for
  * extents without; no record is read, so a damaged one counts as here. Entries added or deleted
- * meanwhile may be missing or not. BK_OK; BK_NO_LEDGER: unknown or a tombstone; BK_CORRUPT: the
+ * meanwhile may be missing or not, and one may be here that is not synced: see
+ * bk_engine_gathered. BK_OK; BK_NO_LEDGER: unknown or a tombstone; BK_CORRUPT: the
  * index is damaged. */
 int bk_engine_runs(bk_engine *engine, int64_t ledger_id, int64_t after, bk_entry_run *out,
                    uint32_t out_count, uint32_t *count);

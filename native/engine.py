@@ -324,6 +324,10 @@ class Engine:
         """Return the ticket up to which everything is synced."""
         return int(lib.bk_engine_synced(self._pointer))
 
+    def gathered(self) -> int:
+        """Return the ticket with which all that the memtable holds now is durable."""
+        return int(lib.bk_engine_gathered(self._pointer))
+
     # --- requests -------------------------------------------------------------------
 
     def fence(self, ledger_id: int, key: bytes) -> int:
@@ -395,7 +399,8 @@ class Engine:
         """Return which entries above *after* are here, as up to *count* runs (first, last).
 
         Runs rise and are maximal; to go on, ask again with the last one's end. It
-        reads no records, only index pages where entries are missing. Blocks.
+        reads no records, only index pages where entries are missing. Blocks. What was
+        just added may not be durable before the ticket gathered() is synced.
 
         Raises:
             NoLedger: the ledger is not known here, or was deleted.

@@ -51,6 +51,20 @@ def pages(bookie: Bookie, count: int, after: int = -1) -> list[tuple[int, int]]:
     return found
 
 
+def test_what_was_just_added_is_durable_with_the_ticket_of_what_is_gathered(
+    bookie: Bookie,
+) -> None:
+    assert bookie.engine.synced() >= bookie.engine.gathered()
+    store(bookie, range(3))
+    assert bookie.engine.synced() >= bookie.engine.gathered()
+    bookie.send(add(1, 3, b"x"))
+    assert bookie.engine.runs(1) == [(0, 3)]
+    assert bookie.engine.synced() < bookie.engine.gathered()
+    while bookie.engine.commit():
+        pass
+    assert bookie.engine.synced() >= bookie.engine.gathered()
+
+
 def test_runs_join_over_memtable_and_logs(bookie: Bookie) -> None:
     store(bookie, range(10))
     bookie.checkpoint()

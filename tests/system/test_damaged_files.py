@@ -78,7 +78,7 @@ async def test_a_journal_cut_anywhere_gives_every_record_before_the_cut(tmp_path
 
 @pytest.mark.slow
 async def test_a_journal_cut_at_many_places_gives_every_record_before(tmp_path: Path) -> None:
-    await check_cuts(tmp_path, 30)
+    await check_cuts(tmp_path, 15)
 
 
 async def test_a_damaged_entry_is_served_from_another_bookie(tmp_path: Path) -> None:
