@@ -91,7 +91,7 @@ any_times = st.lists(
 def test_event_times_of_an_ordered_lane_are_found_as_by_reading_everything(
     ledgers: Ledgers, open_last: bool, time: int
 ) -> None:
-    """TB-03, TB-15, TB-16, TB-17, TB-19: ranges of ledgers do not overlap, and one is looked into."""
+    """TB-03, TB-15, TB-16, TB-17, TB-19: ranges do not overlap, and one ledger is looked into."""
 
     async def check() -> None:
         async with memory_cluster(1) as cluster, cluster.client() as client:
