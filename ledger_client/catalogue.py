@@ -13,7 +13,7 @@ import trio
 
 from ledger_client.errors import LedgerExists, MetadataUnavailable, NoSuchLedger
 from ledger_client.fragments import grown, sealed
-from ledger_client.marks import Reason, merged, new_mark
+from ledger_client.marks import Reason, marking, new_mark
 from ledger_client.translation import translated
 from metadata import errors as metadata_errors
 from metadata.records import (
@@ -23,13 +23,10 @@ from metadata.records import (
     BookieRecord,
     Fragment,
     LedgerRecord,
-    UnderReplicated,
     decode_bookie,
     decode_ledger,
-    decode_underreplicated,
     encode_record,
     ledger_key,
-    underreplicated_key,
 )
 from metadata.store import ABSENT, MetadataStore, Op, Put, Versioned, Versions
 
@@ -103,7 +100,8 @@ class Catalogue:
                     await self._store.put(change.key, change.value, expected=version)
                 else:
                     mark = new_mark(record.ledger_id, reason, (), ())
-                    await self._store.transact([change, await self._marking(mark)])
+                    marked = await marking(self._store, mark)
+                    await self._store.transact([change, marked.put])
         except metadata_errors.VersionConflict:
             return False
         return True
@@ -151,7 +149,8 @@ class Catalogue:
         ops: list[Op] = [Put(ledger_key(ledger_id), encode_record(closed), version)]
         if reason is not None:
             with self._translated():
-                ops.append(await self._marking(new_mark(ledger_id, reason, (), ())))
+                marked = await marking(self._store, new_mark(ledger_id, reason, (), ()))
+            ops.append(marked.put)
         return closed, ops
 
     async def read(self, key: str, *, limit_s: float = float("inf")) -> Versioned | None:
@@ -205,18 +204,9 @@ class Catalogue:
         """Let somebody look after the copies of a ledger."""
         while True:
             with self._translated():
-                marking = await self._marking(new_mark(ledger_id, reason, (), ()))
-            if await self.transact([marking]) is not None:
+                marked = await marking(self._store, new_mark(ledger_id, reason, (), ()))
+            if await self.transact([marked.put]) is not None:
                 return
-
-    async def _marking(self, mark: UnderReplicated) -> Put:
-        """Return what marks a ledger for repair, if nobody else does meanwhile."""
-        key = underreplicated_key(mark.ledger_id)
-        found = await self._store.get(key)
-        if found is None:
-            return Put(key, encode_record(mark), ABSENT)
-        known = decode_underreplicated(key, found.value)
-        return Put(key, encode_record(merged(known, mark)), found.version)
 
     async def delete(self, ledger_id: int) -> None:
         """Remove the ledger; bookies collect its entries later.

@@ -7,13 +7,11 @@ dealt with.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 import msgspec
 
-from ledger_client.marks import merged
+from ledger_client.marks import marking
 from ledger_client.repair.outcome import Outcome
-from metadata.errors import BadRecord, VersionConflict
+from metadata.errors import VersionConflict
 from metadata.records import (
     LedgerRecord,
     LedgerState,
@@ -22,7 +20,7 @@ from metadata.records import (
     encode_record,
     underreplicated_key,
 )
-from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Put
+from metadata.store import CheckLease, Delete, MetadataStore, Put
 
 REASON_SIZE_MAX = 500
 
@@ -73,21 +71,13 @@ async def add_mark(
         LeaseLost: the lease is over.
         MetadataError: the store is away or refuses.
     """
-    key = underreplicated_key(mark.ledger_id)
     checks = [] if check is None else [check]
     while True:
-        content, version = mark, ABSENT
-        found = await store.get(key)
-        if found is not None:
-            version = found.version
-            with suppress(BadRecord):
-                known = decode_underreplicated(key, found.value)
-                content = merged(known, mark)
-                if content == known and not anew:
-                    return
-        put = Put(key, encode_record(content), version)
+        marked = await marking(store, mark)
+        if not (marked.says_more or anew):
+            return
         try:
-            await store.transact([*checks, put])
+            await store.transact([*checks, marked.put])
         except VersionConflict:
             continue
         return

@@ -85,6 +85,17 @@ async def test_who_marks_the_ledger_at_the_same_time_is_heard_too(
     assert stored_mark(store) == merged(other, new_mark(7, "check", (), ()))
 
 
+async def test_a_mark_that_cannot_be_read_keeps_no_ledger_from_being_closed(
+    autojump_clock: MockClock,
+) -> None:
+    store = MemoryStore()
+    catalogue = Catalogue(store, timeout_s=5)
+    await catalogue.create(RECORD)
+    store.change(underreplicated_key(7), b"nonsense")
+    assert (await catalogue.close(7, 3, 30, reason="check")).state is LedgerState.CLOSED
+    assert stored_mark(store).reason == "check"
+
+
 def test_what_is_said_of_a_ledger_adds_up() -> None:
     runs = [DamagedRun("b1", 0, 4), DamagedRun("b2", 9, 9)]
     mark = new_mark(7, "bookie lost", ["b2", "b1"], [])
