@@ -42,7 +42,7 @@ ENSEMBLE_SIZE_MAX = 64
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=ENSEMBLE_SIZE_MAX)]
-T = TypeVar("T", bound="Record")
+T = TypeVar("T")
 EntryId = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 
 
@@ -238,40 +238,41 @@ def encode_record(record: Record) -> bytes:
 
 def decode_ledger(key: str, value: bytes) -> LedgerRecord:
     """Return the ledger stored at *key*. Raises BadRecord."""
-    return _decode(key, value, LedgerRecord)
+    return decode_row(key, value, LedgerRecord)
 
 
 def decode_bookie(name: str, value: bytes) -> BookieRecord:
     """Return the bookie registered by the lease *name*. Raises BadRecord."""
-    return _decode(name, value, BookieRecord)
+    return decode_row(name, value, BookieRecord)
 
 
 def decode_cookie(key: str, value: bytes) -> CookieRecord:
     """Return the cookie stored at *key*. Raises BadRecord."""
-    return _decode(key, value, CookieRecord)
+    return decode_row(key, value, CookieRecord)
 
 
 def decode_underreplicated(key: str, value: bytes) -> UnderReplicated:
     """Return what is wrong with a ledger. Raises BadRecord."""
-    return _decode(key, value, UnderReplicated)
+    return decode_row(key, value, UnderReplicated)
 
 
 def decode_draining(key: str, value: bytes) -> Draining:
     """Return the mark of a bookie that is being decommissioned. Raises BadRecord."""
-    return _decode(key, value, Draining)
+    return decode_row(key, value, Draining)
 
 
 def decode_repair(name: str, value: bytes) -> RepairProgress:
     """Return how far the repair with the lease *name* is. Raises BadRecord."""
-    return _decode(name, value, RepairProgress)
+    return decode_row(name, value, RepairProgress)
 
 
 def decode_leader(name: str, value: bytes) -> Leader:
     """Return who leads, by the lease *name*. Raises BadRecord."""
-    return _decode(name, value, Leader)
+    return decode_row(name, value, Leader)
 
 
-def _decode(key: str, value: bytes, kind: type[T]) -> T:
+def decode_row(key: str, value: bytes, kind: type[T]) -> T:
+    """Return the *kind* of row that is stored at *key* as JSON. Raises BadRecord."""
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:

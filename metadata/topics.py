@@ -31,11 +31,12 @@ unknown fields are let pass.
 from __future__ import annotations
 
 import re
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 
 from metadata.errors import BadRecord
+from metadata.records import decode_row
 
 TOPICS = "topics/"
 TOPIC_EVENTS = "topic-events/"
@@ -56,7 +57,6 @@ Seconds = Annotated[float, msgspec.Meta(ge=0)]
 Nanoseconds = Annotated[int, msgspec.Meta(ge=-(1 << 63), le=(1 << 63) - 1)]
 Timestamp = Annotated[int, msgspec.Meta(ge=0)]  # msgspec bounds no integer beyond 63 bits
 TIMESTAMP_MAX = (1 << 64) - 1
-T = TypeVar("T", bound="TopicRow")
 
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
@@ -293,36 +293,29 @@ def encode_row(row: TopicRow) -> bytes:
 
 def decode_topic(key: str, value: bytes) -> TopicRecord:
     """Return the topic stored at *key*. Raises BadRecord."""
-    return _decode(key, value, TopicRecord)
+    return decode_row(key, value, TopicRecord)
 
 
 def decode_event(key: str, value: bytes) -> TopicEvent:
     """Return the event stored at *key*. Raises BadRecord."""
-    return _decode(key, value, TopicEvent)
+    return decode_row(key, value, TopicEvent)
 
 
 def decode_last_event(key: str, value: bytes) -> LastEvent:
     """Return the number of a namespace's last event. Raises BadRecord."""
-    return _decode(key, value, LastEvent)
+    return decode_row(key, value, LastEvent)
 
 
 def decode_lane(key: str, value: bytes) -> LaneRecord:
     """Return the lane stored at *key*. Raises BadRecord."""
-    return _decode(key, value, LaneRecord)
+    return decode_row(key, value, LaneRecord)
 
 
 def decode_lane_ledger(key: str, value: bytes) -> LaneLedger:
     """Return the ledger of a lane stored at *key*. Raises BadRecord."""
-    return _decode(key, value, LaneLedger)
+    return decode_row(key, value, LaneLedger)
 
 
 def decode_owner(name: str, value: bytes) -> LaneOwner:
     """Return who holds the lease *name* of a lane. Raises BadRecord."""
-    return _decode(name, value, LaneOwner)
-
-
-def _decode(key: str, value: bytes, kind: type[T]) -> T:
-    try:
-        return msgspec.json.decode(value, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-        raise BadRecord(f"{key} is not a {kind.__name__}: {wrong}") from wrong
+    return decode_row(name, value, LaneOwner)
