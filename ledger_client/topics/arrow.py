@@ -210,7 +210,7 @@ def _take_array(given: Any) -> pa.Array | None:  # noqa: ANN401 - anything may b
 def _cast(found: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return found if found.type == kind else found.cast(kind)
-    except pa.ArrowNotImplementedError as wrong:
+    except pa.ArrowNotImplementedError as wrong:  # Arrow's name for: no cast between these
         raise TypeError(f"a column of {found.type} where {kind} is needed") from wrong
 
 

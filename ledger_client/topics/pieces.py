@@ -201,7 +201,7 @@ def _largest(column: Any) -> int:  # noqa: ANN401
 
     try:
         return int(pc.max(pc.binary_length(column)).as_py() or 0)
-    except pa.ArrowNotImplementedError as wrong:
+    except pa.ArrowNotImplementedError as wrong:  # Arrow's name for: not for this type
         raise TypeError(f"values and keys are bytes, not {column.type}") from wrong
 
 
