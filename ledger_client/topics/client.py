@@ -223,14 +223,17 @@ class TopicClient(Client):
                 TopicReader.next_messages().
         """
         reading = Reading(**settings)
-        opener = LedgerOpener(
+        listed = [names] if isinstance(names, str) else list(names)
+        return open_reader(listed, reading, catalogue=self.topics, opener=self.ledger_opener())
+
+    def ledger_opener(self) -> LedgerOpener:
+        """Return what opens ledgers of topics as they are, whoever writes them."""
+        return LedgerOpener(
             catalogue=self._catalogue,
             bookies=self._bookies,
             nursery=self._nursery,
             options=self.options,
         )
-        listed = [names] if isinstance(names, str) else list(names)
-        return open_reader(listed, reading, catalogue=self.topics, opener=opener)
 
     # --- writing -----------------------------------------------------------------------
 
