@@ -8,8 +8,7 @@ A closed ledger is read ahead of whoever takes the entries; an open one is follo
 read that is parked at a bookie. After the end of a ledger the lane goes on in the next
 row. Until there is one a watch wakes the reader, and it looks by itself now and then.
 
-Rows go away, the oldest first, while somebody reads. Versions have no gaps from ledger to
-ledger: so a place tells, when its own ledger is gone, whether entries are missing.
+Rows go away, the oldest first, while somebody reads: removed.py tells what is missing then.
 """
 
 from __future__ import annotations
@@ -27,15 +26,13 @@ from ledger_client.errors import (
     ReplicasUnavailable,
 )
 from ledger_client.reader import LedgerReader
-from ledger_client.topics.errors import Gap
 from ledger_client.topics.intake import Ended, Failed, Intake, Taken
 from ledger_client.topics.ledger_rows import LedgerRows, Row
-from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.opening import LedgerOpener, settle
-from ledger_client.topics.places import UNKNOWN, LaneRef, Place
+from ledger_client.topics.places import LaneRef, Place
+from ledger_client.topics.removed import gap_at
 from ledger_client.topics.times import place_of
 from ledger_client.topics.topic_watch import LOOK_S
-from metadata.topics import LaneRecord
 
 News = Callable[[str], trio.Event]
 """Returns what is set when rows with the prefix may have changed."""
@@ -99,7 +96,7 @@ class LaneReader:
                 row = await self._first_readable()
             if row is not None and row.number == self._number:
                 return row
-            gap = self._gap(row, record)
+            gap = gap_at(self._lane, self._number, self._place, row, record)
             if gap is not None:
                 await self._intake.put(Failed(gap))
             if row is not None:
@@ -126,32 +123,6 @@ class LaneReader:
             return True
         reached = max(self._place.at, (self._number, 0, 0))
         return self._end is not None and reached >= self._end.at
-
-    def _gap(self, row: Row | None, record: LaneRecord | None) -> Gap | None:
-        """Return what is missing when ledger *number* is not there, but *row* or nothing is.
-
-        *record* is the lane's as it stood before *row* was looked for.
-        """
-        if self._number == UNKNOWN:
-            return None  # wherever the lane begins is right
-        if row is not None:
-            here, first = row.ledger.base_version, MessageId(row.ledger.ledger_id, 0)
-        else:
-            if record is None or self._number > record.current:
-                return None  # it is yet to come
-            here, first = record.next_version, None
-        reached = self._place.version
-        known = reached >= 0 and here >= 0
-        if known and reached >= here:
-            return None  # what was removed had been read
-        return Gap(
-            self._lane.topic,
-            partition=self._lane.partition,
-            lane=self._lane.lane,
-            position=self._place.message_id(self._lane.partition),
-            first=first and first._replace(partition=self._lane.partition),
-            missing=here - reached if known else None,
-        )
 
     async def _read(self, row: Row) -> bool:
         """Read the rest of a ledger; False: it was removed on the way, and its row with it."""

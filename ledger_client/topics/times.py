@@ -136,36 +136,34 @@ class TimeSearch:
         self._rows = rows
         self._opener = opener
 
-    async def find(self, time: Time) -> Found:
-        """Return the place before the first message at *time* or later."""
-        end = EARLIEST
-        while rows := await self._rows.page(end.number + 1):
+    async def find(self, time: Time, *, start: Place = EARLIEST) -> Found:
+        """Return the place before the first message at *time* or later, from *start* on."""
+        end = start
+        number = max(start.number, 0)
+        while rows := await self._rows.page(number):
             for row in rows:
                 if not row.readable:
                     return Found(end, False)
-                place, end = await self._look_at(row, time)
+                begin = start if row.number == start.number else place_of(row, 0)
+                place, end = await self._look_at(row, time, begin)
                 if place is not None:
                     return Found(place, True)
+            number = end.number + 1
         return Found(end, False)
 
-    async def _look_at(self, row: Row, time: Time) -> tuple[Place | None, Place]:
+    async def _look_at(self, row: Row, time: Time, begin: Place) -> tuple[Place | None, Place]:
         """Return the place in this ledger, if it is there, and that of the ledger's end."""
         end = place_of(row, row.ledger.entries)
         if row.ledger.state == "closed":
             if not time.is_in(row.ledger):
                 return None, end
             if time.rises(self._lane) and time.is_before(row.ledger):
-                return place_of(row, 0), end
+                return begin, end
         reader = await self._opener.open(row.ledger.ledger_id)
         try:
             headers = Headers(self._lane, row, reader)
-            look = headers.halve if time.rises(self._lane) else headers.look_through
-            entry = await look(time)
-            end = place_of(row, reader.last_confirmed + 1)
-            if entry is None:
-                return None, end
-            batch = await headers.batch(entry)
-            return place_of(row, entry)._replace(skip=time.index_in(batch)), end
+            place = await headers.first(time, begin)
+            return place, place_of(row, reader.last_confirmed + 1)
         finally:
             reader.close()
 
@@ -179,9 +177,21 @@ class Headers:
         self._reader = reader
         self._last = reader.last_confirmed
 
-    async def halve(self, time: Time) -> int | None:
+    async def first(self, time: Time, begin: Place) -> Place | None:
+        """Return the place before the first message at *time* or later, from *begin* on."""
+        look = self.halve if time.rises(self._lane) else self.look_through
+        start, skip = begin.entry, begin.skip
+        while (entry := await look(time, start)) is not None:
+            batch = await self.batch(entry)
+            index = time.index_in(batch, skip if entry == begin.entry else 0)
+            if index < batch.count:
+                return place_of(self._row, entry)._replace(skip=index)
+            start = entry + 1  # only what lies before *begin* has the time
+        return None
+
+    async def halve(self, time: Time, start: int = 0) -> int | None:
         """Return the first entry with a message at *time* or later, of a kind that rises."""
-        low, high = 0, self._last + 1
+        low, high = start, self._last + 1
         while low < high:
             middle = (low + high) // 2
             probe, reached = await self._probe(middle, high, time)
@@ -192,9 +202,9 @@ class Headers:
         entry, reached = await self._probe(low, self._last + 1, time)
         return entry if reached else None
 
-    async def look_through(self, time: Time) -> int | None:
+    async def look_through(self, time: Time, start: int = 0) -> int | None:
         """Return the first entry with a message at *time* or later, whatever the order."""
-        async for entries in self._reader.read_batches(0, self._last):
+        async for entries in self._reader.read_batches(start, self._last):
             for index in range(len(entries)):
                 place = place_of(self._row, entries.first_entry + index)
                 header = message_header(self._lane, place, entries.payload(index))
