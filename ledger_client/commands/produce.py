@@ -155,11 +155,14 @@ async def _produce(source: int, feed: Feed, order: Order) -> None:
         if order.create:
             with suppress(TopicExists):
                 await client.create_topic(order.topic)
+        partition = order.partition
+        if order.resume and partition is None and (await client.topic(order.topic)).partitions == 1:
+            partition = 0  # numbers count there, also when partitions are added meanwhile
         async with client.producer(
             order.topic,
             producer_name=order.producer_name,
             access=order.access,
-            partition=order.partition,
+            partition=partition,
             compression=order.compression,
         ) as producer:
             try:

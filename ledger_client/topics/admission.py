@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NoReturn
 
 from ledger_client.topics.batching import Batch
 from ledger_client.topics.errors import BadTopic, EventTimeBack
 from ledger_client.topics.keeper import Lane
 from ledger_client.topics.numbering import Numbering
+from ledger_client.topics.routes import Route, Routes, routed_over
 
 
 class Admission:
@@ -20,7 +22,9 @@ class Admission:
         strict: whether times or numbers count.
     """
 
-    def __init__(self, topic: str, partition: int, *, ordered: bool, producer_name: str) -> None:
+    def __init__(
+        self, topic: str, partition: int, *, ordered: bool, producer_name: str, routes: Routes
+    ) -> None:
         self.ordered = ordered
         self.last_event_time: int | None = None
         self.numbering = Numbering(partition) if producer_name else None
@@ -29,6 +33,8 @@ class Admission:
         self._partition = partition
         self._producer_name = producer_name
         self._lane = -1
+        self._routes = routes
+        self._known_routes: Sequence[Route] = ()
 
     def begin(self, lane: Lane) -> None:
         """The lane is open; what it has decides, whatever was accepted before."""
@@ -37,6 +43,21 @@ class Admission:
             self.last_event_time = lane.last_event_time
         if self.numbering is not None:
             self.numbering.begin(lane.last_sequence(self._producer_name))
+            self.route(lane)
+
+    def route(self, lane: Lane) -> None:
+        """What is accepted from now on is routed as the producer does it now."""
+        if self.numbering is not None and self._routes.partitions:
+            self._known_routes = lane.route(
+                self._producer_name, self._routes.partitions, self.numbering.next
+            )
+            self._routes.learn(self._known_routes)
+
+    def accepted(self, sequence: int, partitions: int) -> bool:
+        """Return whether this number was accepted when there were so many *partitions*."""
+        if self.numbering is None or sequence >= self.numbering.next:
+            return False
+        return routed_over(self._known_routes, sequence, partitions)
 
     def find_duplicate(self, sequence: int | None) -> tuple[Batch, int] | None:
         """Return where the message is that has this number, if one was accepted."""

@@ -7,14 +7,16 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
 from typing import Literal, Unpack
 
+from ledger_client.background import Background
 from ledger_client.client import Client
 from ledger_client.topics.administration import Administration
 from ledger_client.topics.alteration import Alteration, Compression
 from ledger_client.topics.catalogue import TopicCatalogue, TopicInfo
 from ledger_client.topics.explanation import Explanation, explain
+from ledger_client.topics.growth import Growth
 from ledger_client.topics.opening import LedgerOpener
 from ledger_client.topics.producer import Producer, open_producer
-from ledger_client.topics.producer_lanes import lanes_of
+from ledger_client.topics.producer_lanes import ProducerLanes
 from ledger_client.topics.producer_options import ProducerOptions, ProducerSettings
 from ledger_client.topics.purge import Purged
 from ledger_client.topics.reader import TopicReader, open_reader
@@ -105,10 +107,11 @@ class TopicClient(Client):
     ) -> TopicInfo:
         """Alter a topic, tell it on ``__events``, and return what it is then.
 
-        None leaves a setting as it is. Partitions can be added; keys go to other partitions
-        afterwards, and a message that a named producer sent before and sends again after that
-        is kept twice, as numbers count in each partition: settle what is unknown first.
-        Limits, replication and quorum hold for ledgers that are begun afterwards.
+        None leaves a setting as it is. Partitions can be added: producers that write notice it
+        within seconds. Keys go to other partitions then, and what has one key is in order in
+        each of the two. A message with a key and a number that was sent before is kept once
+        when it is sent again after that. Limits, replication and quorum hold for ledgers that
+        are begun afterwards.
 
         Raises:
             NoSuchTopic: there is none.
@@ -274,7 +277,15 @@ class TopicClient(Client):
         """
         options = ProducerOptions(**settings)
         topic = await self.topic(name)
-        async with open_producer(topic, options, lanes_of(self, topic, options)) as producer:
+        lanes = ProducerLanes(self, topic, options)
+        async with open_producer(topic, options, lanes.open) as producer, Background() as nursery:
+            if topic.partitions and options.partition is None:
+
+                async def grow(record: TopicInfo) -> None:
+                    await producer.grow(record)
+                    lanes.topic = record
+
+                nursery.start_soon(Growth(self.topics, topic, grow).run)
             yield producer
 
     @cached_property

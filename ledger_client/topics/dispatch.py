@@ -24,6 +24,7 @@ from ledger_client.topics.keeper import Lane, LaneKeeper, Opener, final_cause
 from ledger_client.topics.linger import Linger
 from ledger_client.topics.producer_options import ProducerOptions
 from ledger_client.topics.room import Room
+from ledger_client.topics.routes import Routes
 from metadata.topics import TopicRecord
 
 APPEND_SIZE = 1 << 20
@@ -41,6 +42,7 @@ class Surroundings(NamedTuple):
     opener: Opener
     room: Room
     linger: Linger
+    routes: Routes
     failed: Callable[[ProducerFailed], None]
     """told when a lane is another producer's"""
 

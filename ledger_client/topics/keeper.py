@@ -15,6 +15,7 @@ import trio
 
 from ledger_client.errors import LedgerError
 from ledger_client.topics.errors import ProducerFailed
+from ledger_client.topics.routes import Route
 from ledger_client.topics.sealed_batch import SealedBatch
 
 
@@ -35,6 +36,12 @@ class Lane(Protocol):
 
     def last_sequence(self, producer: str) -> int:
         """Return the number of the producer's last message in it, -1 for none."""
+
+    def route(self, producer: str, partitions: int, following: int) -> Sequence[Route]:
+        """Note over how many partitions keys are routed from the number *following* on.
+
+        Returns this and what was before.
+        """
 
     async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
         """Make batches durable; return where they are.

@@ -13,12 +13,15 @@ import time
 
 import msgspec
 
+from ledger_client.topics.routes import Route, with_route
 from ledger_client.topics.sealed_batch import SealedBatch, first_timestamp
 from native import batch as native_batch
 from native.batch import BatchKind
 from native.errors import Corrupt, TooLarge
 
 PRODUCERS_MAX = 10_000
+NEWCOMERS_MAX = 16
+"""Producers that sent nothing yet, of which the routes are known."""
 IDLE_S = 360 * 60
 """A producer that sent nothing for so long may begin anew."""
 
@@ -56,6 +59,8 @@ class LaneState(msgspec.Struct):
     """by name: the sequence number of the last message, and when it was noted (Unix ms)"""
     figures: Figures = msgspec.field(default_factory=Figures)
     """of the ledger up to here"""
+    routes: dict[str, list[Route]] = {}
+    """by name: from which number on the producer's keys went over how many partitions"""
 
     def note(self, batch: SealedBatch, now_ms: int) -> None:
         """Count a batch that follows."""
@@ -72,6 +77,14 @@ class LaneState(msgspec.Struct):
         if there is not None and (known is None or known[0] < there[0]):
             self.producers[producer] = there
             self.figures.named_ms = max(self.figures.named_ms, there[1])
+            if producer in other.routes:
+                self.routes[producer] = other.routes[producer]
+
+    def route(self, producer: str, partitions: int, following: int) -> bool:
+        """Note that numbers from *following* on are routed so; return whether that is news."""
+        before = self.routes.get(producer, [])
+        self.routes[producer] = with_route(before, partitions, following)
+        return self.routes[producer] != before
 
     def last_sequence(self, producer: str) -> int:
         """Return the sequence number of the producer's last message, -1 for none."""
@@ -80,7 +93,9 @@ class LaneState(msgspec.Struct):
     def copy(self) -> LaneState:
         """Return one that changes by itself."""
         figures = msgspec.structs.replace(self.figures)
-        return msgspec.structs.replace(self, producers=dict(self.producers), figures=figures)
+        return msgspec.structs.replace(
+            self, producers=dict(self.producers), figures=figures, routes=dict(self.routes)
+        )
 
     def begin(self, *, epoch: int, base_version: int) -> None:
         """Go on in the next ledger."""
@@ -95,6 +110,8 @@ class LaneState(msgspec.Struct):
             newest = sorted(kept, key=lambda name: kept[name][1], reverse=True)
             kept = {name: kept[name] for name in newest[:producers_max]}
         self.producers = kept
+        others = [name for name in self.routes if name not in kept][-NEWCOMERS_MAX:]
+        self.routes = {name: self.routes[name] for name in [*kept, *others] if name in self.routes}
 
     def encode(self) -> bytes:
         """Return the control entry, and forget what it does not tell."""

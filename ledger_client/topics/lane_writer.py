@@ -30,6 +30,7 @@ from ledger_client.topics.errors import (
 from ledger_client.topics.lane_ledgers import LaneEnd
 from ledger_client.topics.lane_rows import LaneRows
 from ledger_client.topics.lane_state import greater
+from ledger_client.topics.routes import Route
 from ledger_client.topics.sealed_batch import SealedBatch
 from ledger_client.topics.steward import Steward
 from ledger_client.topics.written_ledger import Append, Slice, WrittenLedger
@@ -59,6 +60,7 @@ class LaneWriter:
         self._rows = rows
         self._last = last
         self._sequences: dict[str, int] = {}
+        self._has_rerouted = False
         self._calls: deque[Append] = deque()
         self._queue: deque[Append] = deque()
         self._ended = trio.Event()
@@ -79,6 +81,14 @@ class LaneWriter:
     def last_sequence(self, producer: str) -> int:
         """Return the greatest sequence number appended for *producer*, now or ever; -1: none."""
         return self._sequences.get(producer, self.state.last_sequence(producer))
+
+    def route(self, producer: str, partitions: int, following: int) -> Sequence[Route]:
+        """Note over how many partitions keys are routed from the number *following* on.
+
+        Returns this and what was before. It is durable before a batch that is appended next.
+        """
+        self._has_rerouted |= self.state.route(producer, partitions, following)
+        return self.state.routes[producer]
 
     async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
         """Add batches, one entry each, and return ledger and entry of each, once all are durable.
@@ -152,7 +162,8 @@ class LaneWriter:
         ledger = self._steward.ledger
         now = trio.current_time()
         while self._queue and self._steward.takes(self._queue[0].batches[self._queue[0].sent]):
-            if ledger.wants_state(now, 0):
+            if ledger.wants_state(now, 0) or self._has_rerouted:
+                self._has_rerouted = False
                 ledger.send_state(ledger.state_after(self.state, NEVER, _now_ms()))
             call = self._queue[0]
             start = call.sent

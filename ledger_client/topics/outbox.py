@@ -35,6 +35,7 @@ class Outbox:
             partition,
             ordered=shared.topic.order == "event-time",
             producer_name=options.producer_name,
+            routes=shared.routes,
         )
         self.dispatch = Dispatch(partition, shared, self.admission)
         self.strict = self.admission.strict

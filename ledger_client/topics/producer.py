@@ -34,6 +34,7 @@ from ledger_client.topics.outbox import Outbox
 from ledger_client.topics.pieces import Given
 from ledger_client.topics.producer_options import ProducerOptions
 from ledger_client.topics.room import Room
+from ledger_client.topics.routes import Routes
 from ledger_client.topics.routing import Routing
 from ledger_client.topics.scale import Bytes, Scale
 from ledger_client.topics.tickets import Ticket
@@ -55,6 +56,7 @@ class Producer:
         nursery: trio.Nursery,
     ) -> None:
         self._topic = topic
+        self._partitions = topic.partitions
         self._options = options
         self._scale = Scale(
             topic.name, size_max=options.message_size_max, is_named=bool(options.producer_name)
@@ -73,8 +75,10 @@ class Producer:
             opener=Opener(open_lane, trio.CapacityLimiter(OPENINGS_MAX), nursery),
             room=self._room,
             linger=Linger(nursery, options.linger_ms / 1e3),
+            routes=Routes(topic.partitions if options.partition is None else 0),
             failed=self._fail,
         )
+        self._shared = shared
         partitions = topic.partition_indexes if options.partition is None else [options.partition]
         self._routing = Routing(
             topic.name,
@@ -100,7 +104,7 @@ class Producer:
             LedgerError: a lane cannot be opened.
         """
         outboxes = self._routing.outboxes
-        if self._options.access_to(self._topic) == "shared" and not outboxes[0].strict:
+        if not self._takes_lanes:
             return
         await outboxes[0].open()  # of those who want all of them, who has this one wins
         for outbox in outboxes:
@@ -108,6 +112,12 @@ class Producer:
                 outbox.dispatch.keeper.start()
         for outbox in outboxes:
             await outbox.open()
+
+    @property
+    def _takes_lanes(self) -> bool:
+        """Whether lanes are taken before anything is sent."""
+        is_shared = self._options.access_to(self._topic) == "shared"
+        return not is_shared or self._routing.outboxes[0].strict
 
     # --- sending ---------------------------------------------------------------------
 
@@ -136,7 +146,9 @@ class Producer:
             sequence: its number, for a producer with a name; by default one more than
                 the last. Numbers rise in each partition. One that is not above the last
                 accepted is a duplicate: it is acknowledged and not kept again; its id
-                has -1 for ledger and entry if it is not known any more.
+                has -1 for ledger and entry if it is not known any more. Of a key, also when
+                partitions were added since it was sent first; without a key or a partition
+                nobody knows where that was.
 
         Raises:
             SendUnknown: it may or may not be kept.
@@ -151,10 +163,10 @@ class Producer:
         if not self._room.take(size):
             await self._room.wait(size)
         try:
-            outbox = self._outbox_for(key, partition)
+            outbox = self._outbox_for(key, partition, sequence)
             while not outbox.ready:
                 await outbox.wait_ready()
-                self._check_open()
+                outbox = self._outbox_for(key, partition, sequence)
             batch, place = outbox.put(value, key, event_time, headers, sequence, size)
         except BaseException:
             self._room.release(size)
@@ -180,7 +192,7 @@ class Producer:
                 send() or flush().
         """
         value, key, size = self._scale.weigh(value, key, event_time, headers, sequence)
-        outbox = self._outbox_for(key, partition)
+        outbox = self._outbox_for(key, partition, sequence)
         if not outbox.ready or not self._room.take(size):
             raise BufferFull(self.topic, size_max=self._room.size)
         try:
@@ -273,6 +285,34 @@ class Producer:
         assert outbox.admission.numbering is not None
         return outbox.admission.numbering.next - 1
 
+    async def grow(self, topic: TopicRecord) -> None:
+        """Write the partitions that *topic* has more, too; keys are routed over all of them.
+
+        What is being sent by a call of send_many() goes to the partitions before.
+
+        Raises:
+            LedgerError: a lane that must be open before cannot be opened; nothing changed.
+        """
+        added = [Outbox(index, self._shared) for index in range(self._partitions, topic.partitions)]
+        try:
+            if self._takes_lanes:
+                for outbox in added:
+                    outbox.dispatch.keeper.start()
+                for outbox in added:
+                    await outbox.open()
+            self._check_open()
+        except BaseException:
+            for outbox in added:
+                outbox.dispatch.begin_close()
+            raise
+        self._partitions = topic.partitions  # from here on nothing waits
+        self._shared.routes.widen(topic.partitions)
+        outboxes = [*self._routing.outboxes, *added]
+        for outbox in outboxes:
+            if outbox.lane is not None:
+                outbox.admission.route(outbox.lane)
+        self._routing = Routing(self.topic, outboxes, by_key=self._routing.by_key)
+
     # --- the end ---------------------------------------------------------------------
 
     async def close(self) -> None:
@@ -305,8 +345,17 @@ class Producer:
 
     # --- checking --------------------------------------------------------------------
 
-    def _outbox_for(self, key: bytes | None, partition: int | None) -> Outbox:
+    def _outbox_for(self, key: bytes | None, partition: int | None, sequence: int | None) -> Outbox:
+        """Return where a message goes; sent again, where it was kept, as far as that is known."""
         self._check_open()
+        if sequence is not None and partition is None:
+            for count in self._shared.routes.earlier:
+                outbox = self._routing.earlier(key, count)
+                # What was there is known once its lane is open.
+                if outbox is not None and (
+                    not outbox.ready or outbox.admission.accepted(sequence, count)
+                ):
+                    return outbox
         return self._routing.outbox_for(key, partition)
 
     def _check_open(self) -> None:

@@ -1,7 +1,9 @@
 """Which partition a message goes to: by its key, in turn batch by batch, or as it says.
 
 A key's partition is that of Pulsar's clients: MurmurHash3, without its sign, modulo the
-partitions. So messages of a key keep their order, whoever sends them.
+partitions. So messages of a key keep their order, whoever sends them. When partitions are
+added a key may get another one: its order is kept in each of the two, and what is sent again
+with its number is looked for in the old one (routes.py).
 """
 
 from __future__ import annotations
@@ -52,6 +54,12 @@ class Routing:
         if self.outboxes[self._turn].dispatch.gathering is None:
             return self.next_in_turn()
         return self.outboxes[self._turn]
+
+    def earlier(self, key: bytes | None, partitions: int) -> Outbox | None:
+        """Return where a key went when there were fewer partitions; None: it has no place."""
+        if key is None or not self.by_key or not 0 < partitions <= len(self.outboxes):
+            return None
+        return self.outboxes[(murmur3(key) & ~_SIGN) % partitions]
 
     def outbox_of(self, partition: int) -> Outbox:
         """Return that of a partition. Raises BadTopic for one that there is not."""

@@ -14,6 +14,7 @@ from ledger_client.topics.errors import ProducerClosed, SendUnknown
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.producer import Producer, open_producer
 from ledger_client.topics.producer_options import ProducerOptions
+from ledger_client.topics.routes import Route, with_route
 from ledger_client.topics.sealed_batch import SealedBatch
 from metadata.topics import TopicRecord
 from native.batch import decode
@@ -63,6 +64,11 @@ class FakeLane:
     def last_sequence(self, producer: str) -> int:
         kept = self._lanes.kept[self._partition]
         return max((b.sequence for b in kept if b.producer == producer), default=-1)
+
+    def route(self, producer: str, partitions: int, following: int) -> Sequence[Route]:
+        routes = self._lanes.routes[self._partition, producer]
+        routes[:] = with_route(routes, partitions, following)
+        return list(routes)
 
     async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
         """Keep the batches after the delay, calls in their order."""
@@ -117,6 +123,7 @@ class FakeLanes:
     def __init__(self, *, delay_s: float = 0.001) -> None:
         self.delay_s = delay_s
         self.kept: dict[int, list[SealedBatch]] = defaultdict(list)
+        self.routes: dict[tuple[int, str], list[Route]] = defaultdict(list)
         self.calls: list[int] = []
         self.opened: list[tuple[int, int | None]] = []
         self.failing: list[Failing] = []
