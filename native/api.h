@@ -15,6 +15,7 @@
  *   engine.h   the bookie's heart: frames in, memtable and journal, acks out
  *   link.h     the client's side: add frames out, acknowledgements in
  *   batch.h    the messages of one entry, by columns
+ *   checksum.h what tells whether copied messages are the same
  *
  * result     0 on success; a negative errno when the operating system failed;
  *            a positive BK_ verdict when the bytes or the request are at fault.

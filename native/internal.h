@@ -18,6 +18,7 @@
 #include "engine.h"
 #include "link.h"
 #include "batch.h"
+#include "checksum.h"
 
 /* Integers in a given order, at any alignment. */
 static inline uint32_t bk_get32le(const uint8_t *p)
