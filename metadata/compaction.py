@@ -1,0 +1,193 @@
+"""What compaction left of a topic: the latest message of each key, and where raw ledgers go on.
+
+key                       value
+------------------------  ------------------------------------------------------------
+compacted/<uid>           CompactedSet: one generation, whole; uid has 20 digits
+
+A generation is published by one transaction, which expects the version of the one before it,
+checks the lease of the job that made it, and removes the rows by which its ledgers were
+staged. So readers see one generation or the next, and a crash leaves one of them.
+
+Ledgers of a lane come in the order of what they hold, which is that of the lane. Behind a
+lane's horizon its raw ledgers go on; a lane without a horizon is raw from its beginning.
+The ledgers of the generation before stay listed as retired for RETIRED_MS, for who reads
+them, and are removed then.
+
+What is listed is bounded, so that a set fits a value of the store and the rows of a
+generation's ledgers fit a transaction.
+
+Decoders raise BadRecord, naming the key, for anything that breaks a rule stated here;
+unknown fields are let pass.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Annotated, Literal, NamedTuple
+
+import msgspec
+
+from metadata.records import decode_row
+from metadata.topics import Count
+
+COMPACTED = "compacted/"
+LEDGERS_MAX = 900
+"""Ledgers of a generation: their staged rows are removed by the transaction that publishes."""
+HORIZONS_MAX = 3000
+"""Lanes of a topic that is compacted."""
+RETIRED_MAX = 3600
+"""Ledgers of former generations that wait to be removed."""
+RETIRED_MS = 600_000
+"""For so long a reader of a former generation may go on."""
+ORDER_MIN = -(1 << 63)
+"""The order of a lane in which nothing has one yet."""
+
+Partition = Annotated[int, msgspec.Meta(ge=-1, le=9999)]
+Lane = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
+Order = Annotated[int, msgspec.Meta(ge=ORDER_MIN, le=(1 << 63) - 1)]
+
+
+class Origin(msgspec.Struct, frozen=True, array_like=True):
+    """Where a message was written: the ledger by its number in the lane, and the entry."""
+
+    number: Count
+    ledger_id: Count
+    entry_id: Count
+    version: Count
+
+    @property
+    def at(self) -> tuple[int, int]:
+        """What orders origins of one lane."""
+        return self.number, self.entry_id
+
+
+class Horizon(msgspec.Struct, frozen=True, kw_only=True):
+    """Up to where the raw ledgers of a lane are in the set."""
+
+    partition: Partition
+    lane: Lane
+    number: Count
+    """of the last raw ledger that is in it"""
+    ledger_id: Count
+    version: Count
+    """of the first entry that is not in it"""
+    order_key: Order = ORDER_MIN
+    """the greatest of the lane: what comes behind the horizon counts as no older"""
+
+
+class CompactedLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger of survivors of one lane, from the entry *first* to *last* of the lane."""
+
+    partition: Partition
+    lane: Lane
+    ledger_id: Count
+    first: Origin
+    last: Origin
+    entries: Annotated[int, msgspec.Meta(ge=1)]
+    messages: Annotated[int, msgspec.Meta(ge=1)]
+    size: Count
+    """payload bytes, of one copy"""
+
+    def __post_init__(self) -> None:
+        if self.last.at < self.first.at or self.last.version < self.first.version:
+            raise ValueError(f"ledger {self.ledger_id} ends before it begins")
+
+
+class Retired(msgspec.Struct, frozen=True, array_like=True):
+    """A ledger of a former generation."""
+
+    ledger_id: Count
+    retired_ms: Count
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What the job did that made a generation."""
+
+    at_ms: Count = 0
+    seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
+    keys: Count = 0
+    """that have a message now"""
+    messages_in: Count = 0
+    """read: survivors of the generation before, and raw ones up to the new horizons"""
+    messages_out: Count = 0
+    """of the whole set"""
+    bytes_in: Count = 0
+    bytes_out: Count = 0
+    ranges: Count = 0
+    """lanes that were compacted anew"""
+    shuffled: bool = False
+    """a key was found in more partitions than its own, so keys were compared across all"""
+    tombstones: Count = 0
+    """that are kept, for an older message of the key may be in a ledger that is not closed"""
+    engine: Literal["spark", "process"] = "process"
+
+
+class CompactedSet(msgspec.Struct, frozen=True, kw_only=True):
+    """One generation of a topic's survivors."""
+
+    generation: Annotated[int, msgspec.Meta(ge=1)]
+    null_keys: Literal["keep", "drop"] = "drop"
+    partitions: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
+    """of the topic, when it was made"""
+    horizons: Annotated[list[Horizon], msgspec.Meta(max_length=HORIZONS_MAX)] = []
+    """by partition and lane"""
+    ledgers: Annotated[list[CompactedLedger], msgspec.Meta(max_length=LEDGERS_MAX)] = []
+    """by partition, lane and place"""
+    retired: Annotated[list[Retired], msgspec.Meta(max_length=RETIRED_MAX)] = []
+    report: Report = Report()
+
+    def __post_init__(self) -> None:
+        places = [(each.partition, each.lane) for each in self.horizons]
+        if any(after <= before for before, after in itertools.pairwise(places)):
+            raise ValueError("horizons do not rise strictly by partition and lane")
+        ends = dict(zip(places, self.horizons, strict=True))
+        for ledger in self.ledgers:
+            end = ends.get((ledger.partition, ledger.lane))
+            if end is None or ledger.last.version >= end.version:
+                raise ValueError(f"ledger {ledger.ledger_id} lies behind its lane's horizon")
+        if any(not _follows(*pair) for pair in itertools.pairwise(self.ledgers)):
+            raise ValueError("ledgers are not in the order of partition, lane and place")
+        known = {each.ledger_id for each in self.ledgers} | {one.ledger_id for one in self.retired}
+        if len(known) != len(self.ledgers) + len(self.retired):
+            raise ValueError("a ledger is listed twice")
+
+    def horizon(self, partition: int, lane: int) -> Horizon | None:
+        """Return where the raw ledgers of a lane go on; None: at its beginning."""
+        return self._horizons.get((partition, lane))
+
+    def lane_ledgers(self, partition: int, lane: int) -> list[CompactedLedger]:
+        """Return the ledgers of a lane's survivors, in their order."""
+        return [one for one in self.ledgers if (one.partition, one.lane) == (partition, lane)]
+
+    @property
+    def _horizons(self) -> dict[tuple[int, int], Horizon]:
+        return {(each.partition, each.lane): each for each in self.horizons}
+
+
+class SetAt(NamedTuple):
+    """A set, and the version of its row."""
+
+    set: CompactedSet
+    version: int
+
+
+def compacted_key(uid: int) -> str:
+    """Return the key of what compaction left of the topic *uid*."""
+    return f"{COMPACTED}{uid:020d}"
+
+
+def encode_set(compacted: CompactedSet) -> bytes:
+    """Return *compacted* as the JSON to store."""
+    return msgspec.json.encode(compacted)
+
+
+def decode_set(key: str, value: bytes) -> CompactedSet:
+    """Return the set stored at *key*. Raises BadRecord."""
+    return decode_row(key, value, CompactedSet)
+
+
+def _follows(before: CompactedLedger, after: CompactedLedger) -> bool:
+    places = [(each.partition, each.lane) for each in (before, after)]
+    if places[0] != places[1]:
+        return places[0] < places[1]
+    return before.last.version <= after.first.version
