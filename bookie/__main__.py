@@ -16,6 +16,7 @@ from bookie.commands.rebuild_index import rebuild_index
 from bookie.commands.replace import replace
 from bookie.commands.run import run
 from bookie.commands.standalone import standalone
+from bookie.commands.user import user
 
 
 @click.group()
@@ -42,6 +43,7 @@ for command in (
     gc,
     inspect,
     rebuild_index,
+    user,
 ):
     bookie.add_command(command)
 

@@ -36,6 +36,7 @@ from bookie.metrics import BookieMetrics
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
 from bookie.roles import keep_roles
+from bookie.security import read_security
 from bookie.server import Server
 from bookie.status import Life, State, Status
 from bookie.storage import Storage
@@ -139,7 +140,8 @@ class _Bookie:
         storage.on_flushed = disk.look_now.ring
         upkeep = Upkeep(storage, store, config, disk, bookie_id=bookie_id)
         calls = Calls(store, storage, upkeep.collector, upkeep.scrubber)
-        server = Server(storage.engine, storage.events, config, calls.answer)
+        security = read_security(config)
+        server = Server(storage.engine, storage.events, config, calls.answer, security)
         async with trio.open_nursery() as nursery:
             await nursery.start(storage.run)
             await nursery.start(disk.run)

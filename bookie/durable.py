@@ -6,17 +6,19 @@ import os
 from pathlib import Path
 
 
-def replace_file(path: Path, data: bytes) -> None:
+def replace_file(path: Path, data: bytes, *, mode: int = 0o666) -> None:
     """Make *data* the content of *path*. Blocks for two syncs.
 
     A temporary file is synced and renamed, then the folder is synced. A crash in the
-    middle leaves the old content or the new one.
+    middle leaves the old content or the new one. *mode* is what a new file may be for, less
+    the umask.
 
     Raises:
         OSError: the disk failed; either content may be there.
     """
     fresh = path.with_name(f"{path.name}.new")
-    with fresh.open("wb") as file:
+    fresh.unlink(missing_ok=True)
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode), "wb") as file:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())

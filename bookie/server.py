@@ -28,10 +28,12 @@ import trio
 from bookie.bell import Bell
 from bookie.budget import Budget
 from bookie.config import BookieConfig
+from bookie.door import Admitted, admit
 from bookie.errors import PeerAtFault, PeerNotReading, PeerStalled
 from bookie.events import Events
 from bookie.outbox import Outbox
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
+from bookie.security import Security
 from bookie.waits import Waits
 from native.engine import Connection, Engine, Request, Verdict
 from native.errors import BadKey, Full
@@ -45,6 +47,7 @@ _PIECE_SIZE = 256 << 10
 _TASKS_MAX = 64  # fences and calls of one connection
 _PARKED_MAX = 256  # parked reads of one connection
 _WAIT_S_MAX = 60.0
+OPEN = Security()
 _FENCE = int(Flag.FENCE)  # an operation on an enum costs as much as the rest of a read here
 
 # A bookie without authentication answers AUTH with this: plugin "AuthDisabledPlugin" and
@@ -67,9 +70,12 @@ class Server:
         events: Events,
         config: BookieConfig,
         answer_call: Callable[[bytes], Awaitable[bytes]],
+        security: Security = OPEN,
     ) -> None:
         self._tokens = itertools.count(1)
         self._conversations: dict[int, Conversation] = {}
+        self._security = security
+        self._at_door = 0
         self.engine = engine
         self.events = events
         self.answer_call = answer_call
@@ -84,8 +90,8 @@ class Server:
 
     @property
     def connections(self) -> int:
-        """Connections served at present."""
-        return len(self._conversations)
+        """Connections at present, with those that are not admitted yet."""
+        return len(self._conversations) + self._at_door
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Talk with one peer until it leaves or breaks a rule; the stream is closed then.
@@ -98,17 +104,33 @@ class Server:
             await trio.aclose_forcefully(stream)
             return
         token = next(self._tokens)
-        conversation = Conversation(self, stream, token)
-        self._conversations[token] = conversation
         try:
-            await conversation.run()
+            await self._converse(await self._admit(stream, token), token)
         except* (PeerAtFault, trio.BrokenResourceError, trio.ClosedResourceError) as ended:
             self.dropped += 1
             _log.debug("connection %d ended: %r", token, ended.exceptions)
         finally:
+            await trio.aclose_forcefully(stream)
+
+    async def _admit(self, stream: trio.abc.Stream, token: int) -> Admitted:
+        self._at_door += 1
+        patience_s = self.config.peer_timeout_s or math.inf
+        try:
+            with trio.fail_after(patience_s):
+                return await admit(stream, self._security)
+        except trio.TooSlowError as slow:
+            raise PeerStalled(f"connection {token}: no login within {patience_s:g} s") from slow
+        finally:
+            self._at_door -= 1
+
+    async def _converse(self, admitted: Admitted, token: int) -> None:
+        conversation = Conversation(self, admitted.stream, token)
+        self._conversations[token] = conversation
+        try:
+            await conversation.run(admitted.first)
+        finally:
             del self._conversations[token]
             conversation.close()
-            await trio.aclose_forcefully(stream)
 
     def _tell_ready(self, token: int) -> None:
         conversation = self._conversations.get(token)
@@ -147,14 +169,17 @@ class Conversation:
         self._parked = 0
         self._ended = False
 
-    async def run(self) -> None:
-        """Serve until the peer closes or a rule is broken; what is owed is sent first."""
+    async def run(self, first: bytes) -> None:
+        """Serve until the peer closes or a rule is broken; what is owed is sent first.
+
+        *first* was received already.
+        """
         async with trio.open_nursery() as self._nursery:
             self._reads = DiskReads(
                 self._engine, self._server.read_workers, self._outbox, self._nursery
             )
             self._nursery.start_soon(self._send)
-            await self._receive()
+            await self._receive(first)
             self._ended = True
             self.news.ring()
             self._nursery.cancel_scope.deadline = trio.current_time() + self._send_s
@@ -169,7 +194,9 @@ class Conversation:
 
     # --- receiving ---------------------------------------------------------------------
 
-    async def _receive(self) -> None:
+    async def _receive(self, first: bytes) -> None:
+        if first and not await self._take_in(first):
+            return
         # The chunk is an argument and nothing else, so that none is held while waiting.
         while await self._take_in(await self._next_chunk()):
             while self._held + self._outbox.size > self._bytes_max:

@@ -28,6 +28,7 @@ import trio
 
 from bookie.errors import BookieError
 from bookie.member import Member, Running
+from bookie.security import FOLDER as SECURITY
 from metadata.urls import open_store
 
 METADATA_NAME = "metadata.db"
@@ -138,7 +139,9 @@ class Cluster:
         options = ["--host", plan.host, "--port", str(port), "--metrics-port", str(metrics)]
         options += ["--metadata", self._metadata, *plan.options]
         bookie_id = f"bookie-{number}"
-        return Member(bookie_id, plan.folder.absolute() / bookie_id, options, self._tell)
+        folder = plan.folder.absolute() / bookie_id
+        _share_security(plan.folder.absolute(), folder)
+        return Member(bookie_id, folder, options, self._tell)
 
     async def _stop_when_cancelled(self) -> None:
         try:
@@ -200,6 +203,14 @@ class Cluster:
         self._tell("not all bookies stopped in time; the rest is killed")
         for member in self._members:
             member.signal(signal.SIGKILL)
+
+
+def _share_security(cluster: Path, member: Path) -> None:
+    """Let a bookie ask of its callers what the folder of the cluster says."""
+    shared, link = cluster / SECURITY, member / SECURITY
+    if shared.is_dir() and not link.exists():
+        member.mkdir(exist_ok=True)
+        link.symlink_to(shared)
 
 
 def _ports(plan: Plan) -> list[int]:

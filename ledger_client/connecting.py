@@ -14,6 +14,7 @@ from ledger_client.errors import InvalidAddress, MetadataBroken, MetadataUnavail
 from ledger_client.options import Options
 from ledger_client.topics.client import TopicClient
 from metadata import errors as metadata_errors
+from metadata.cluster_url import is_cluster_url, parse_cluster_url
 from metadata.urls import open_store
 
 
@@ -31,9 +32,10 @@ async def connect(
 
     Args:
         url: "bookie://host:port,host:port" (any live bookies; others are found
-            through them) or "sqlite:///path" of the metadata on this host.
+            through them), with TLS and a login as metadata/cluster_url.py says, or
+            "sqlite:///path" of the metadata on this host.
         options: deadlines and bounds.
-        open_stream: how to reach a host and port; for tests.
+        open_stream: how to reach a host and port, below TLS and login; for tests.
 
     Raises:
         InvalidAddress: *url* cannot be understood.
@@ -41,6 +43,7 @@ async def connect(
     """
     stores = open_store(url)
     try:
+        reach = _opener(url, open_stream)
         store = await stores.__aenter__()
     except metadata_errors.BadAddress as wrong:
         raise InvalidAddress(str(wrong)) from wrong
@@ -50,7 +53,14 @@ async def connect(
         raise MetadataBroken(f"metadata: {wrong}") from wrong
     try:
         async with Background() as nursery:
-            yield TopicClient(store, nursery, options=options, open_stream=open_stream)
+            yield TopicClient(store, nursery, options=options, open_stream=reach)
     finally:
         with trio.CancelScope(shield=True):
             await stores.__aexit__(None, None, None)
+
+
+def _opener(url: str, open_stream: OpenStream) -> OpenStream:
+    """Return how bookies are reached; who knows only the metadata's file calls as nobody."""
+    if not is_cluster_url(url):
+        return open_stream
+    return parse_cluster_url(url).access.opener(open_stream)

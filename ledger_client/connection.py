@@ -28,6 +28,7 @@ from ledger_client.outgoing import Buffer
 from ledger_client.replies import Key, Reply
 from ledger_client.session import Attached, Listener, Session, first_line
 from metadata.address import Address
+from metadata.errors import AccessDenied
 from native import frame
 from native.link import Writer
 
@@ -235,7 +236,7 @@ class BookieConnection:
                 return await self._reach(address)
         except trio.TooSlowError:
             return f"no connection within {self._options.connect_timeout_s:g} s"
-        except Stranger as wrong:
+        except (Stranger, AccessDenied) as wrong:
             return str(wrong)
         except (OSError, trio.BrokenResourceError) as wrong:
             return f"cannot connect: {first_line(wrong)}"

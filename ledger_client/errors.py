@@ -21,6 +21,7 @@ LedgerError
 ├── WrongPassword            the password is not the ledger's
 ├── InvalidQuorum            not 1 <= ack quorum <= write quorum <= ensemble
 ├── InvalidAddress           the cluster's address cannot be understood
+├── AccessDenied             a bookie refuses the login, or its certificate is not trusted
 └── MetadataBroken           metadata is damaged or refuses; a person must look
 
 Every message is one line and names the ids, which are attributes too.
@@ -219,6 +220,10 @@ class InvalidQuorum(LedgerError):
 
 class InvalidAddress(LedgerError):
     """The address of the cluster cannot be understood."""
+
+
+class AccessDenied(LedgerError):
+    """A bookie refuses who calls, or its certificate is not trusted; see metadata/cluster_url.py."""
 
 
 class MetadataBroken(LedgerError):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import trio
 
 from ledger_client.session import receive_into
+from metadata.access import LOGIN_WANTED
 from metadata.calls import BookieInfo, BookieStatus, Failure, decode_reply, encode_request
 from metadata.errors import BadRecord
 from native import frame
@@ -55,6 +56,8 @@ async def _answer(stream: trio.abc.Stream) -> Response:
 
 
 def _name_in(response: Response) -> str:
+    if response.code == Code.UNAUTHORIZED:
+        raise Stranger(LOGIN_WANTED)
     if response.opcode != Opcode.CALL or response.code != Code.OK:
         raise Stranger(f"did not say who it is, but opcode {response.opcode}, code {response.code}")
     try:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 import trio
 
-from ledger_client.errors import MetadataBroken, MetadataUnavailable
+from ledger_client.errors import AccessDenied, MetadataBroken, MetadataUnavailable
 from metadata import errors as metadata_errors
 
 
@@ -19,6 +19,7 @@ def translated(limit_s: float) -> Iterator[None]:
 
     Raises:
         MetadataUnavailable: no answer in time; a change may have been made.
+        AccessDenied: a bookie refuses the caller.
         MetadataBroken: the store refuses, or what it holds is damaged.
     """
     try:
@@ -30,5 +31,7 @@ def translated(limit_s: float) -> Iterator[None]:
         raise MetadataUnavailable(f"metadata: {wrong}") from wrong
     except (metadata_errors.VersionConflict, metadata_errors.LeaseLost):
         raise
+    except metadata_errors.AccessDenied as wrong:
+        raise AccessDenied(str(wrong)) from wrong
     except metadata_errors.MetadataError as wrong:
         raise MetadataBroken(f"metadata: {wrong}") from wrong

@@ -1,4 +1,4 @@
-"""Addresses of bookies: ``host:port``, and ``bookie://host:port,host:port``."""
+"""Addresses of bookies: ``host:port``."""
 
 from __future__ import annotations
 
@@ -36,20 +36,8 @@ def parse_address(text: str) -> Address:
     return Address(host, int(port))
 
 
-def parse_cluster(url: str) -> list[Address]:
-    """Return the addresses of ``bookie://host:port,host:port``, in order, each once.
-
-    Raises:
-        BadAddress: another scheme, no address at all, or one that is malformed.
-    """
-    if not url.startswith(BOOKIE_SCHEME):
-        raise BadAddress(f"{url!r} does not start with {BOOKIE_SCHEME}")
-    listed = url.removeprefix(BOOKIE_SCHEME).removesuffix("/")
-    return list(dict.fromkeys(parse_address(text) for text in listed.split(",")))
-
-
 def format_cluster(addresses: Sequence[Address]) -> str:
-    """Return the URL that parse_cluster reads back."""
+    """Return the URL of a cluster that lists *addresses*."""
     return BOOKIE_SCHEME + ",".join(map(str, addresses))
 
 

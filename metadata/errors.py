@@ -10,6 +10,8 @@ MetadataError
 ├── BadRecord             bytes are not what they should be; a person must look
 ├── BadStore              the file is not a metadata store that this version can use
 ├── BadAddress            a URL or address cannot be parsed
+├── AccessDenied          a bookie refuses the caller, or the caller the bookie's certificate:
+│                         mend the user, the password or the certificates of the URL
 └── CallFailed            a bookie answered with a failure that is not one of these
 
 Every attribute is a plain value, so that an error crosses the wire whole.
@@ -86,6 +88,10 @@ class BadStore(MetadataError):
 
 class BadAddress(MetadataError):
     """The URL or address does not have the form that it should have."""
+
+
+class AccessDenied(MetadataError):
+    """A bookie refuses who calls, or is not trusted by who calls; asking again changes nothing."""
 
 
 class CallFailed(MetadataError):

@@ -24,11 +24,12 @@ from typing import TypeVar
 import trio
 
 from metadata import calls, limits
+from metadata.access import LOGIN_WANTED
 from metadata.address import Address, format_cluster, parse_address
 from metadata.calls import MetadataRequest, Reply, decode_reply, encode_request
 from metadata.connection import Call, CallConnection, ConnectionLost
 from metadata.dialer import Dialer, OpenStream, open_tcp
-from metadata.errors import BadAddress, BadRecord, CallFailed, MetadataUnavailable
+from metadata.errors import AccessDenied, BadAddress, BadRecord, CallFailed, MetadataUnavailable
 from metadata.failures import error_of, expect
 from metadata.records import BOOKIES, decode_bookie
 from metadata.store import Changes, Delete, Lease, Leases, Op, Page, Put, Versioned, Versions
@@ -206,6 +207,8 @@ class BookieStore:
 
 
 def _reply(response: Response) -> Reply:
+    if response.code == Code.UNAUTHORIZED:
+        raise AccessDenied(LOGIN_WANTED)
     if response.code != Code.OK:
         raise MetadataUnavailable(
             f"the bookie refused the call with code {response.code}", outcome_unknown=True

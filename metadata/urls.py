@@ -6,9 +6,12 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from metadata.address import BOOKIE_SCHEME, parse_cluster
+import trio
+
+from metadata.address import Address
+from metadata.cluster_url import is_cluster_url, parse_cluster_url
 from metadata.errors import BadAddress
-from metadata.remote import BookieStore
+from metadata.remote import TIMEOUT_S, BookieStore
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
 
@@ -35,11 +38,26 @@ async def open_store(url: str) -> AsyncIterator[MetadataStore]:
 
 
 async def _open(url: str) -> MetadataStore:
-    if url.startswith(BOOKIE_SCHEME):
-        return BookieStore(parse_cluster(url))
+    if is_cluster_url(url):
+        return bookie_store(url)
     path = url.removeprefix(SQLITE_SCHEME)
     if path == url:
         raise BadAddress(f"{url!r} is no metadata store; expected sqlite:///path or bookie://host")
     if not path.startswith("/"):
         raise BadAddress(f"{url!r} does not hold an absolute path; expected sqlite:///path")
     return await SqliteStore.open(Path(path))
+
+
+def bookie_store(url: str, *, timeout_s: float = TIMEOUT_S) -> BookieStore:
+    """Return the store behind the bookies that *url* names; the caller closes it.
+
+    Raises:
+        BadAddress: it cannot be understood, or names files that cannot be used.
+    """
+    addresses, access = parse_cluster_url(url)
+    open_stream = access.opener()
+
+    async def open_address(address: Address) -> trio.abc.Stream:
+        return await open_stream(address.host, address.port)
+
+    return BookieStore(addresses, open_stream=open_address, timeout_s=timeout_s)

@@ -10,8 +10,10 @@ from typing import TypeVar
 import trio
 
 from bookie.commands.outcome import Unreachable
+from metadata.access import Access
 from metadata.address import Address, parse_address
 from metadata.calls import BookieRequest, decode_reply, encode_request
+from metadata.cluster_url import is_cluster_url, parse_cluster_url
 from metadata.connection import Call, CallConnection, ConnectionLost
 from metadata.failures import expect
 from native import frame
@@ -20,6 +22,7 @@ from native.link import Link, Response
 FOR_EVER = math.inf
 CONNECT_TIMEOUT_S = 3.0
 ANSWER_TIMEOUT_S = 30.0
+PLAIN = Access()
 T = TypeVar("T")
 
 
@@ -48,17 +51,30 @@ class Asked:
         raise Unreachable(f"{self.address}: no answer within {wait_s:g} s")
 
 
+def locate(text: str) -> tuple[Address, Access]:
+    """Return where "host:port" or a cluster's URL leads, of several bookies the first.
+
+    Raises:
+        BadAddress: it is neither.
+    """
+    if not is_cluster_url(text):
+        return parse_address(text), PLAIN
+    addresses, access = parse_cluster_url(text)
+    return addresses[0], access
+
+
 @asynccontextmanager
-async def asking(address: Address) -> AsyncIterator[Asked]:
+async def asking(address: Address, access: Access = PLAIN) -> AsyncIterator[Asked]:
     """Connect to the bookie at *address*.
 
     Raises:
         Unreachable: nobody listens there.
+        AccessDenied: it refuses us.
     """
     connection = None
     try:
         with trio.fail_after(CONNECT_TIMEOUT_S):
-            stream = await trio.open_tcp_stream(address.host, address.port)
+            stream = await access.opener()(address.host, address.port)
         connection = CallConnection(stream)
     except (OSError, trio.TooSlowError) as cause:
         raise Unreachable(f"{address}: no bookie answers here; is it running?") from cause
@@ -75,11 +91,11 @@ async def read_entry(address: str, ledger_id: int, entry_id: int) -> Response:
     Raises:
         Unreachable: nobody listens there, or no answer came in time.
     """
-    where = parse_address(address)
+    where, access = locate(address)
     link = Link()
     try:
         with trio.fail_after(ANSWER_TIMEOUT_S):
-            async with await trio.open_tcp_stream(where.host, where.port) as stream:
+            async with await access.opener()(where.host, where.port) as stream:
                 await stream.send_all(frame.read(ledger_id, entry_id))
                 async for data in stream:
                     for response in link.feed(data):

@@ -10,11 +10,13 @@ from bookie.commands import options
 from bookie.commands.call import CONNECT_TIMEOUT_S, FOR_EVER, asking
 from bookie.commands.outcome import CommandFailed, Unreachable
 from bookie.commands.output import print_json, print_table, size
-from metadata.address import parse_address, parse_cluster
+from metadata.access import Access
+from metadata.address import parse_address
 from metadata.calls import CollectGarbage, GarbageReport
+from metadata.cluster_url import parse_cluster_url
 from metadata.errors import MetadataUnavailable
 from metadata.records import BOOKIES, BookieRecord, decode_bookie
-from metadata.remote import BookieStore
+from metadata.urls import bookie_store
 
 
 class Collected(msgspec.Struct, frozen=True):
@@ -56,6 +58,7 @@ def gc(*, cluster: str, only: str | None, major: bool, as_json: bool) -> None:
 
 
 async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Collected]:
+    access = parse_cluster_url(cluster).access
     bookies = [b for b in await _serving(cluster) if only in (None, b.bookie_id)]
     if not bookies:
         what = f"bookie {only}" if only else "no bookie"
@@ -63,7 +66,7 @@ async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Coll
     collected: list[Collected] = []
 
     async def collect(bookie: BookieRecord) -> None:
-        collected.append(await _collect(bookie, major))
+        collected.append(await _collect(bookie, access, major))
 
     async with trio.open_nursery() as nursery:
         for bookie in bookies:
@@ -72,19 +75,19 @@ async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Coll
 
 
 async def _serving(cluster: str) -> list[BookieRecord]:
-    store = BookieStore(parse_cluster(cluster), timeout_s=CONNECT_TIMEOUT_S)
+    store = bookie_store(cluster, timeout_s=CONNECT_TIMEOUT_S)
     try:
         leases = await store.leases(BOOKIES)
     except MetadataUnavailable as cause:
-        raise Unreachable(f"{cluster}: no bookie answers ({cause})") from cause
+        raise Unreachable(f"no bookie answers: {cause}") from cause
     finally:
         await store.aclose()
     return [decode_bookie(lease.name, lease.value) for lease in leases]
 
 
-async def _collect(bookie: BookieRecord, major: bool) -> Collected:
+async def _collect(bookie: BookieRecord, access: Access, major: bool) -> Collected:
     try:
-        async with asking(parse_address(bookie.address)) as asked:
+        async with asking(parse_address(bookie.address), access) as asked:
             report = await asked.ask(CollectGarbage(major), GarbageReport, wait_s=FOR_EVER)
     except Unreachable as cause:
         return Collected(bookie.bookie_id, bookie.address, error=str(cause))

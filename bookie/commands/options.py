@@ -18,7 +18,8 @@ cluster = click.option(
     default="bookie://127.0.0.1:3181",
     show_default=True,
     metavar="URL",
-    help="Any bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]. Also QUIRE_CLUSTER.",
+    help="Any bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...], with a login "
+    "bookie://USER:PASSWORD@HOST:PORT, over TLS bookie+tls://...?ca=FILE. Also QUIRE_CLUSTER.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 config_file = click.option(

@@ -11,6 +11,7 @@ import math
 
 from bookie.config import BookieConfig
 from bookie.host import Host, Roles
+from bookie.security import read_security
 from ledger_client.background import Background
 from ledger_client.repair.roles import run_roles
 from ledger_client.repair.settings import RepairOptions
@@ -26,8 +27,11 @@ def roles_of(config: BookieConfig, store: MetadataStore) -> Roles:
         repair_rate=config.repair_rate_max or math.inf,
     )
 
+    open_stream = read_security(config).access.opener()
+
     async def run(host: Host) -> None:
         async with Background() as nursery:
-            await run_roles(TopicClient(store, nursery), store, host, options)
+            client = TopicClient(store, nursery, open_stream=open_stream)
+            await run_roles(client, store, host, options)
 
     return run

@@ -21,6 +21,7 @@ from bookie.config import BookieConfig
 from bookie.daemon import Ready, run_bookie
 from bookie.host import Roles
 from bookie.lock import hold_folders
+from bookie.security import scheme_of
 from metadata.store import MetadataStore
 from metadata.urls import open_store
 
@@ -93,7 +94,8 @@ async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
         async with open_store(config.metadata) as store, trio.open_nursery() as nursery:
             serve = partial(run_bookie, roles=_roles(config, store))
-            _announce(await nursery.start(serve, config, store), as_json)
+            ready = await nursery.start(serve, config, store)
+            _announce(ready, scheme_of(Path(config.data_folder)), as_json)
 
 
 def _roles(config: BookieConfig, store: MetadataStore) -> Roles | None:
@@ -105,8 +107,8 @@ def _roles(config: BookieConfig, store: MetadataStore) -> Roles | None:
     return roles_of(config, store)
 
 
-def _announce(ready: Ready, as_json: bool) -> None:
-    url = f"bookie://{ready.address}"
+def _announce(ready: Ready, scheme: str, as_json: bool) -> None:
+    url = f"{scheme}://{ready.address}"
     if as_json:
         told = Announcement(url, ready.bookie_id, ready.address, ready.metrics_port, os.getpid())
         announce(msgspec.json.encode(told).decode())

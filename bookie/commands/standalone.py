@@ -14,6 +14,7 @@ from bookie.commands import options, parent
 from bookie.commands.output import announce, log_line, table_lines
 from bookie.config import load_config
 from bookie.member import Running
+from bookie.security import scheme_of
 from bookie.standalone import METADATA_NAME, Cluster, Plan, count_members
 
 
@@ -123,7 +124,7 @@ async def _run(plan: Plan, stop_with_parent: bool, as_json: bool) -> None:
 
 
 def _announce(plan: Plan, running: list[Running], as_json: bool) -> None:
-    url = "bookie://" + ",".join(each.address for each in running)
+    url = f"{scheme_of(plan.folder)}://" + ",".join(each.address for each in running)
     if as_json:
         told = Announcement(url, os.getpid(), f"sqlite://{plan.folder / METADATA_NAME}", running)
         announce(msgspec.json.encode(told).decode())

@@ -31,7 +31,7 @@ class Peer:
     @classmethod
     @asynccontextmanager
     async def open(cls, host_and_port: str) -> AsyncGenerator[Peer]:
-        """Connect to the bookie at *host_and_port*.
+        """Connect to the bookie at *host_and_port*, one of a cluster of our own.
 
         Raises:
             OSError: nobody listens there.

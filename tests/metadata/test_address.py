@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from metadata.address import Address, format_cluster, parse_address, parse_cluster
+from metadata.address import Address, parse_address
 from metadata.errors import BadAddress
 
 
@@ -48,19 +48,3 @@ def test_an_address_is_a_host_and_a_port(text: str, address: Address) -> None:
 def test_what_is_no_address_is_refused(text: str) -> None:
     with pytest.raises(BadAddress):
         parse_address(text)
-
-
-def test_a_cluster_is_a_list_of_addresses_each_once() -> None:
-    url = "bookie://b:1,a,b:1,[::1]:5/"
-    addresses = parse_cluster(url)
-    assert addresses == [Address("b", 1), Address("a", 3181), Address("::1", 5)]
-    assert format_cluster(addresses) == "bookie://b:1,a:3181,[::1]:5"
-    assert parse_cluster(format_cluster(addresses)) == addresses
-
-
-@pytest.mark.parametrize(
-    "url", ["bookie://", "bookie:/a", "http://a:1", "a:1", "bookie://a:1,", "bookie://a:1,,b:1"]
-)
-def test_what_is_no_cluster_is_refused(url: str) -> None:
-    with pytest.raises(BadAddress):
-        parse_cluster(url)

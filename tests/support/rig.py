@@ -11,7 +11,8 @@ import trio.testing
 import v2
 
 from bookie.config import BookieConfig
-from bookie.server import Server
+from bookie.security import Security
+from bookie.server import OPEN, Server
 from bookie.storage import Storage
 
 MIB = 1 << 20
@@ -94,11 +95,15 @@ class Rig:
 
 @asynccontextmanager
 async def serving(
-    config: BookieConfig, *, threaded: bool = True, quiet: bool = False
+    config: BookieConfig,
+    *,
+    threaded: bool = True,
+    quiet: bool = False,
+    security: Security = OPEN,
 ) -> AsyncIterator[Rig]:
     """Storage and server over *config*; *quiet*: without timers, for a virtual clock."""
     storage = await Storage.open(config, threaded=threaded)
-    server = Server(storage.engine, storage.events, config, _echo)
+    server = Server(storage.engine, storage.events, config, _echo, security)
     try:
         async with trio.open_nursery() as nursery:
             await nursery.start(storage.run)

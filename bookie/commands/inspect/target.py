@@ -11,14 +11,13 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.call import Asked, asking
-from metadata.address import parse_address
+from bookie.commands.call import Asked, asking, locate
 from metadata.errors import BadAddress
 
 T = TypeVar("T")
 
 _address = click.option(
-    "--address", metavar="HOST:PORT", help="Ask the bookie that runs there instead."
+    "--address", metavar="HOST:PORT", help="Ask the bookie that runs there instead; also a URL."
 )
 
 
@@ -36,10 +35,10 @@ class Target(msgspec.Struct, frozen=True):
 
     async def _ask(self, question: Callable[[Asked], Awaitable[T]]) -> T:
         try:
-            address = parse_address(self.address)
+            address, access = locate(self.address)
         except BadAddress as cause:
             raise click.UsageError(f"--address: {cause}") from cause
-        async with asking(address) as asked:
+        async with asking(address, access) as asked:
             return await question(asked)
 
 

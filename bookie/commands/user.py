@@ -1,0 +1,105 @@
+"""``bookie user``: who may call the bookies."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+import msgspec
+
+from bookie.commands.outcome import CommandFailed
+from bookie.commands.output import print_json
+from bookie.security import FOLDER, LOGIN, USERS
+from bookie.users import read_users, secret_of, write_users
+from metadata.access import Login
+
+_folder = click.option(
+    "--data",
+    "folder",
+    required=True,
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="A bookie's folder, or that of `bookie standalone`, for all its bookies.",
+)
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """What ``list --json`` prints."""
+
+    users: list[str]
+
+
+@click.group()
+def user() -> None:
+    """Say who may call a bookie: DIR/security/users.
+
+    Once there is a user, every caller needs a name and a password: clients name them in the
+    cluster's URL, bookie://USER:PASSWORD@HOST:PORT, and bookies, which call each other, in
+    the file DIR/security/login. Put certificate.pem and key.pem beside them, and use
+    bookie+tls://, or passwords cross the network as they are. A running bookie notices
+    changed users; the first one, and other files, need a restart.
+    """
+
+
+@user.command()
+@click.argument("name")
+@click.option("--stdin", "from_stdin", is_flag=True, help="Take the password from standard input.")
+@click.option("--login", "as_login", is_flag=True, help="Bookies call each other as this user.")
+@_folder
+def add(*, name: str, from_stdin: bool, as_login: bool, folder: Path) -> None:
+    """Add NAME, or give it another password."""
+    password = (
+        sys.stdin.readline().rstrip("\r\n")
+        if from_stdin
+        else click.prompt("Password", hide_input=True, confirmation_prompt=True)
+    )
+    secret = secret_of(Login(name, password))
+    security = folder / FOLDER
+    security.mkdir(mode=0o700, exist_ok=True)
+    users = _read(security)
+    write_users(security / USERS, users | {name: secret})
+    if as_login or not users:
+        _write_login(security / LOGIN, f"{name}:{password}\n")
+        click.echo(f"{name} may call; bookies call each other as {name}")
+    else:
+        click.echo(f"{name} may call")
+
+
+@user.command()
+@click.argument("name")
+@_folder
+def remove(*, name: str, folder: Path) -> None:
+    """Take NAME away; connections that stand are kept."""
+    security = folder / FOLDER
+    users = _read(security)
+    if users.pop(name, None) is None:
+        raise CommandFailed(f"there is no user {name}; `bookie user list` shows those there are")
+    login = security / LOGIN
+    if login.exists() and login.read_text().partition(":")[0] == name:
+        raise CommandFailed(f"bookies call each other as {name}; `bookie user add --login` another")
+    write_users(security / USERS, users)
+    click.echo(f"{name} may not call any more")
+
+
+@user.command(name="list")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
+@_folder
+def list_users(*, as_json: bool, folder: Path) -> None:
+    """Show who may call."""
+    names = sorted(_read(folder / FOLDER))
+    if as_json:
+        print_json(Listed(names))
+    else:
+        click.echo("\n".join(names) or "anybody may call")
+
+
+def _read(security: Path) -> dict[str, str]:
+    path = security / USERS
+    return read_users(path) if path.exists() else {}
+
+
+def _write_login(path: Path, line: str) -> None:
+    path.touch(mode=0o600)
+    path.chmod(0o600)
+    path.write_text(line)

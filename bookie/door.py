@@ -1,0 +1,122 @@
+"""Who may come in: the handshake of TLS, and a login, before a connection is served.
+
+Until somebody is admitted nothing reaches the engine. What is not a login is answered with
+UNAUTHORIZED: an add or a read may be followed by another try, anything else ends the
+connection, as a refused login does.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import trio
+
+from bookie.errors import PeerAtFault
+from bookie.security import Security
+from bookie.users import Users
+from metadata.access import ACCEPTED, PLUGIN, REFUSED, auth_frame, parse_auth, parse_login
+from metadata.errors import BadRecord
+from native.errors import Corrupt, ProtocolBroken
+from native.frame import Code, Opcode, Request, call_response, find, parse_request, response
+
+_CHUNK_SIZE = 16 << 10
+_FRAME_SIZE_MAX = 64 << 10
+"""Nobody who is not admitted makes us hold more."""
+_ATTEMPTS_MAX = 16
+_REFUSED_S = 0.5
+"""A refused login costs its caller this long."""
+
+
+class NotAdmitted(PeerAtFault):
+    """Who called was not let in."""
+
+
+class Admitted(NamedTuple):
+    """A stream to serve, and the bytes that came with the login."""
+
+    stream: trio.abc.Stream
+    first: bytes
+
+
+async def admit(stream: trio.abc.Stream, security: Security) -> Admitted:
+    """Let a peer in. The caller sets a deadline, and closes *stream* when this raises.
+
+    Raises:
+        NotAdmitted: it has no login, a wrong one, or speaks no TLS.
+        trio.BrokenResourceError: the connection is lost.
+    """
+    if security.context is not None:
+        stream = await _decrypt(stream, security)
+    if security.users is None:
+        return Admitted(stream, b"")
+    return Admitted(stream, await _Login(stream, security.users).run())
+
+
+async def _decrypt(stream: trio.abc.Stream, security: Security) -> trio.abc.Stream:
+    assert security.context is not None
+    encrypted = trio.SSLStream(stream, security.context, server_side=True, https_compatible=True)
+    try:
+        await encrypted.do_handshake()
+    except trio.BrokenResourceError as broken:
+        raise NotAdmitted(f"no TLS: {broken.__cause__ or broken}") from broken
+    return encrypted
+
+
+class _Login:
+    """Frames of one peer until it is admitted."""
+
+    def __init__(self, stream: trio.abc.Stream, users: Users) -> None:
+        self._stream = stream
+        self._users = users
+        self._received = bytearray()
+
+    async def run(self) -> bytes:
+        """Return what was received behind the login."""
+        for _ in range(_ATTEMPTS_MAX):
+            request = await self._next_request()
+            if request.opcode == Opcode.AUTH:
+                await self._check(request)
+                return bytes(self._received)
+            await self._refuse(request)
+        raise NotAdmitted("asked again and again without a login")
+
+    async def _check(self, request: Request) -> None:
+        try:
+            plugin, payload = parse_auth(request.body)
+        except BadRecord as wrong:
+            raise NotAdmitted(str(wrong)) from wrong
+        login = parse_login(payload) if plugin == PLUGIN else None
+        if login is not None and await self._users.admit(login):
+            await self._stream.send_all(auth_frame(PLUGIN, ACCEPTED))
+            return
+        await trio.sleep(_REFUSED_S)
+        await self._stream.send_all(auth_frame(PLUGIN, REFUSED))
+        name = login.user if login is not None else f"with plugin {plugin!r}"
+        raise NotAdmitted(f"a login of {name} is wrong")
+
+    async def _refuse(self, request: Request) -> None:
+        code = Code.UNAUTHORIZED
+        if request.opcode in (Opcode.ADD, Opcode.READ):
+            answer = response(request.opcode, code, request.ledger_id, request.entry_id)
+            await self._stream.send_all(answer)
+            return
+        if request.opcode == Opcode.CALL:
+            await self._stream.send_all(call_response(code, request.request_id, b""))
+        raise NotAdmitted(f"opcode {request.opcode} without a login")
+
+    async def _next_request(self) -> Request:
+        try:
+            while True:
+                size, whole = find(self._received) if self._received else (0, False)
+                if size > _FRAME_SIZE_MAX:
+                    raise NotAdmitted(f"a frame of {size} bytes without a login")
+                if whole:
+                    frame = bytes(self._received[:size])
+                    del self._received[:size]
+                    return parse_request(frame)
+                chunk = await self._stream.receive_some(_CHUNK_SIZE)
+                if not chunk:
+                    raise NotAdmitted("left without a login")
+                self._received += chunk
+        except (Corrupt, ProtocolBroken) as wrong:
+            raise NotAdmitted(f"what came is no frame: {wrong}") from wrong

@@ -1,0 +1,85 @@
+"""URLs of clusters: where some bookies listen, and how they are to be talked with.
+
+    bookie://host:port,host:port
+    bookie://user:password@host:port|host:port
+    bookie+tls://user:password@host:port?ca=/path/ca.pem
+
+User and password stand percent-encoded. Hosts are separated by a comma or a bar. With
+bookie+tls, *ca* names the file of the authorities to trust (by default the system's), *cert*
+and *key* those of the caller's own certificate.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, unquote
+
+from metadata.access import Access, Login
+from metadata.address import Address, parse_address
+from metadata.errors import BadAddress
+
+SCHEMES = {"bookie": False, "bookie+tls": True}
+_FILES = {"ca": "ca", "cert": "certificate", "key": "key"}
+_SEPARATORS = re.compile("[,|]")
+
+
+class ClusterUrl(NamedTuple):
+    """What a URL says."""
+
+    addresses: list[Address]
+    access: Access
+
+    def __str__(self) -> str:
+        """The URL, without the password."""
+        user = f"{quote(self.access.login.user)}@" if self.access.login else ""
+        scheme = "bookie+tls" if self.access.tls else "bookie"
+        return f"{scheme}://{user}{','.join(map(str, self.addresses))}"
+
+
+def is_cluster_url(url: str) -> bool:
+    """Whether the scheme of *url* is one of those."""
+    return url.partition("://")[0] in SCHEMES and "://" in url
+
+
+def parse_cluster_url(url: str) -> ClusterUrl:
+    """Take a cluster's URL apart; each address comes once, in order.
+
+    Raises:
+        BadAddress: another scheme, no address at all, or a part that is malformed. It does
+            not repeat the password.
+    """
+    scheme, _, rest = url.partition("://")
+    if not is_cluster_url(url):
+        raise BadAddress(f"{_without_password(url)!r} does not start with bookie://")
+    rest, _, query = rest.partition("?")
+    before, at, listed = rest.rpartition("@")
+    addresses = [parse_address(text) for text in _SEPARATORS.split(listed.removesuffix("/"))]
+    login = _parse_login(before) if at else None
+    access = Access(tls=SCHEMES[scheme], login=login, **_parse_files(query, tls=SCHEMES[scheme]))
+    return ClusterUrl(list(dict.fromkeys(addresses)), access)
+
+
+def _parse_login(text: str) -> Login:
+    user, colon, password = text.partition(":")
+    if not user or not colon:
+        raise BadAddress("before the @ stand user:password; one of them is missing")
+    return Login(unquote(user), unquote(password))
+
+
+def _parse_files(query: str, *, tls: bool) -> Mapping[str, str]:
+    try:
+        given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
+    except ValueError:
+        raise BadAddress(f"{query!r} behind the ? is not name=value&name=value") from None
+    for name in given:
+        if name not in _FILES:
+            raise BadAddress(f"{name!r} behind the ? is unknown; there are ca, cert and key")
+    if given and not tls:
+        raise BadAddress("certificates are for bookie+tls://, and this is bookie://")
+    return {_FILES[name]: value for name, value in given.items()}
+
+
+def _without_password(url: str) -> str:
+    return re.sub(r"//[^/@]*@", "//...@", url)

@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import pytest
+
+from metadata.access import Access, Login
+from metadata.address import Address, format_cluster
+from metadata.cluster_url import parse_cluster_url
+from metadata.errors import BadAddress
+
+
+@pytest.mark.parametrize("url", ["bookie://b:1,a,b:1,[::1]:5/", "bookie://b:1|a|b:1|[::1]:5"])
+def test_a_cluster_is_a_list_of_addresses_each_once(url: str) -> None:
+    """TB-52: several hosts, separated by commas or bars."""
+    addresses, access = parse_cluster_url(url)
+    assert addresses == [Address("b", 1), Address("a", 3181), Address("::1", 5)]
+    assert access == Access()
+    assert format_cluster(addresses) == "bookie://b:1,a:3181,[::1]:5"
+    assert parse_cluster_url(format_cluster(addresses)).addresses == addresses
+
+
+def test_a_login_and_certificates_stand_in_the_url() -> None:
+    """TB-52: variants with TLS and with user and password."""
+    url = parse_cluster_url("bookie+tls://al%40ice:s%3Acr%2Fet@a:1|b?ca=/c.pem&cert=/x.pem&key=/k")
+    assert url.addresses == [Address("a", 1), Address("b", 3181)]
+    login = Login("al@ice", "s:cr/et")
+    assert url.access == Access(tls=True, ca="/c.pem", certificate="/x.pem", key="/k", login=login)
+
+
+def test_nothing_that_is_printed_has_the_password() -> None:
+    url = parse_cluster_url("bookie://alice:secret@a:1")
+    assert str(url) == "bookie://alice@a:1"
+    assert "secret" not in repr(url)
+    with pytest.raises(BadAddress) as wrong:
+        parse_cluster_url("http://alice:secret@a:1")
+    assert "secret" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "bookie://",
+        "bookie:/a",
+        "http://a:1",
+        "a:1",
+        "bookie://a:1,",
+        "bookie://a:1,,b:1",
+        "bookie://alice@a:1",
+        "bookie://:secret@a:1",
+        "bookie://a:1?ca=/c.pem",
+        "bookie+tls://a:1?wrong=1",
+        "bookie+tls://a:1?ca",
+    ],
+)
+def test_what_is_no_cluster_is_refused(url: str) -> None:
+    with pytest.raises(BadAddress):
+        parse_cluster_url(url)
+
+
+def test_a_file_of_certificates_that_is_not_there_is_named() -> None:
+    url = parse_cluster_url("bookie+tls://a:1?ca=/nowhere/ca.pem")
+    with pytest.raises(BadAddress, match=r"/nowhere/ca\.pem"):
+        url.access.opener()
