@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 
 import trio
@@ -13,16 +13,15 @@ from ledger_client.calling import call_bookie
 from ledger_client.catalogue import Catalogue
 from ledger_client.connection import OpenStream
 from ledger_client.creation import DIGESTS, LedgerPlan, create_record
-from ledger_client.errors import (
-    LedgerError,
-    WrongPassword,
-)
+from ledger_client.errors import WrongPassword
+from ledger_client.figures import Figures
 from ledger_client.listing import LedgerInfo, LedgerListing
 from ledger_client.options import Options
 from ledger_client.placement import Placement
 from ledger_client.quarantine import Quarantine
 from ledger_client.reader import LedgerReader
 from ledger_client.recovery.recoveries import Recoveries
+from ledger_client.sealing import sealed_after
 from ledger_client.source import LedgerSource
 from ledger_client.view import LedgerView
 from ledger_client.writer import LedgerWriter
@@ -50,6 +49,7 @@ class Client:
     ) -> None:
         self.options = options
         self.store = store
+        self.figures = Figures()
         self._nursery = nursery
         self._catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
         self._bookies = Bookies(
@@ -113,18 +113,8 @@ class Client:
             ledger_id=ledger_id,
         )
         record = await create_record(plan, catalogue=self._catalogue, placement=self._placement)
-        writer = self._writers.open(record)
-        try:
-            try:
-                yield writer
-            except Exception as error:
-                await _close_after(error, writer.close)
-                raise
-            await writer.close()
-        except BaseException as error:
-            if not isinstance(error, Exception):  # cancelled or interrupted: be quick
-                await _close_after(error, writer.abort)
-            raise
+        async with sealed_after(self._writers.open(record)) as writer:
+            yield writer
 
     @asynccontextmanager
     async def open_ledger(
@@ -236,11 +226,3 @@ class Client:
 
 def _digest(record: LedgerRecord) -> Digest:
     return Digest(DIGESTS[record.digest], record.password_bytes)
-
-
-async def _close_after(error: BaseException, close: Callable[[], Awaitable[None]]) -> None:
-    """Close a ledger whose block failed; the block's error is the one to tell."""
-    try:
-        await close()
-    except LedgerError as failure:
-        error.add_note(f"the ledger was not closed: {failure}")

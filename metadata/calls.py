@@ -16,6 +16,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from metadata.errors import Attribute, BadRecord
+from metadata.limits import OPS_MAX
 from metadata.store import Changes, Check, CheckLease, Delete, Lease, Put
 from native.mark import Mark
 
@@ -40,7 +41,7 @@ class Get(Message, frozen=True):
 class Transact(Message, frozen=True):
     """-> Done."""
 
-    ops: Annotated[list[Put | Delete | Check | CheckLease], msgspec.Meta(max_length=128)]
+    ops: Annotated[list[Put | Delete | Check | CheckLease], msgspec.Meta(max_length=OPS_MAX)]
 
 
 class ListKeys(Message, frozen=True):

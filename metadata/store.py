@@ -147,7 +147,7 @@ class MetadataStore(Protocol):
     async def transact(self, ops: Sequence[Op]) -> Versions:
         """Do all of *ops* in order, or none.
 
-        Each sees what those before it did. At most 128, with at most 4 MiB of
+        Each sees what those before it did. At most 1024, with at most 4 MiB of
         values in all.
 
         Returns:

@@ -12,6 +12,7 @@ TopicError                   is a LedgerError
 ├── BufferFull               send_nowait found no room; wait with send(), or flush()
 ├── MessageTooLarge          the message does not fit a frame
 ├── EventTimeBack            the event time is lower than one the lane has already
+├── JobLost                  the job's lease is over; what it staged is not shown: run it again
 ├── TailLost                 no bookie has the end of a lane: bring one back, or give it up
 ├── BadBatch                 an entry of the topic is no batch: damage, or a foreign writer
 └── Gap                      the position was removed; the first there is, is named
@@ -138,6 +139,14 @@ class EventTimeBack(TopicError):
         self.lane = lane
         self.event_time = event_time
         self.last_event_time = last_event_time
+
+
+class JobLost(TopicError):
+    """Nobody could tell any more that the job lives. Nothing that it staged is in the topic."""
+
+    def __init__(self, topic: str, *, job_id: str, reason: str) -> None:
+        super().__init__(f"job {job_id} is over: {reason}; run it again", topic=topic)
+        self.job_id = job_id
 
 
 class TailLost(TopicError):

@@ -17,6 +17,7 @@ from metadata.calls import (
     encode_request,
 )
 from metadata.errors import BadRecord
+from metadata.limits import OPS_MAX
 from metadata.store import Changes, Check, CheckLease, Delete, Lease, Put
 from native.mark import Mark
 
@@ -120,7 +121,7 @@ def test_a_message_cut_short_is_refused(request_: Request) -> None:
         {"type": "WatchSince", "prefix": "", "wait_ms": 60_001},
         {"type": "LedgerStates", "count": 1001},
         {"type": "EntryLocation", "ledger_id": -1, "entry_id": 0},
-        {"type": "Transact", "ops": [{"type": "Check", "key": "a", "expected": 0}] * 129},
+        {"type": "Transact", "ops": [{"type": "Check", "key": "a", "expected": 0}] * (OPS_MAX + 1)},
         {"type": "Transact", "ops": [{"type": "Get", "key": "a"}]},
         ["Get", "a"],
         None,

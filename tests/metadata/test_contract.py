@@ -9,6 +9,7 @@ import trio
 from lease_clock import LeaseClock
 
 from metadata.errors import BadRequest, LeaseHeld, LeaseLost, MetadataUnavailable, VersionConflict
+from metadata.limits import OPS_MAX
 from metadata.store import (
     ABSENT,
     Check,
@@ -424,7 +425,7 @@ async def test_what_is_beyond_the_limits_is_refused(store: MetadataStore) -> Non
     with pytest.raises(BadRequest):
         await store.put("a", b"", expected=-1)
     with pytest.raises(BadRequest):
-        await store.transact([Check("a", 0)] * 129)
+        await store.transact([Check("a", 0)] * (OPS_MAX + 1))
     with pytest.raises(BadRequest):
         await store.transact([Put(f"{n}", bytes(1 << 20)) for n in range(5)])
     for limit in (0, 1001):

@@ -1,0 +1,152 @@
+"""Jobs over topics: who runs one, what it needs, and what it has written and not shown yet.
+
+key or lease                                    value
+----------------------------------------------  --------------------------------------
+jobs/<uid>/<job id>                             a lease, held while the job runs: JobOwner
+pins/<uid>/<job id>                             JobPins: what must stay while the lease lives
+staged/<uid>/<job id>/<ledger id>               StagedLedger: no reader sees it
+sinks/<uid>/<query>                             SinkProgress: what a stream wrote last
+
+uid and ledger id have 20 digits. The lease says that the job lives; its pins have a row of
+their own, as a lease's value is small. A row of pins without a lease counts for nothing.
+
+A staged ledger and its record are made by one transaction. The transaction that shows the
+ledger deletes the staged row at the version it has, and the one that gives it up deletes row
+and record: so of the two exactly one happens, whatever became of the lease meanwhile.
+
+Decoders raise BadRecord, naming the key; unknown fields are let pass.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from metadata.errors import BadRecord
+from metadata.records import decode_row
+from metadata.topics import Count, topic_prefix
+
+JOBS = "jobs/"
+PINS = "pins/"
+STAGED = "staged/"
+SINKS = "sinks/"
+PINS_MAX = 20_000
+"""Lanes that a job pins: their row fits a value with the longest numbers."""
+JOB_KINDS = ("compaction", "replay", "write")
+
+JobKind = Literal["compaction", "replay", "write"]
+Partition = Annotated[int, msgspec.Meta(ge=-1)]
+
+_JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
+
+
+class JobOwner(msgspec.Struct, frozen=True, kw_only=True):
+    """Who runs a job."""
+
+    kind: JobKind
+    topic: str
+    host: str = ""
+    process_id: int = 0
+    since_ms: Count = 0
+
+
+class PinnedLane(msgspec.Struct, frozen=True, array_like=True):
+    """A job needs a lane's ledgers from *number* on."""
+
+    partition: Partition
+    lane: Count
+    number: Count
+
+
+class JobPins(msgspec.Struct, frozen=True, kw_only=True):
+    """What a job needs; *kind* says to people who needs it."""
+
+    kind: JobKind
+    lanes: Annotated[list[PinnedLane], msgspec.Meta(max_length=PINS_MAX)]
+
+
+class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
+    """A ledger that is to become part of a topic. Its record says whether it is sealed."""
+
+    ledger_id: Count
+    partition: Partition
+    lane: int = -1
+    """-1: which one is decided when it is shown"""
+    created_ms: Count = 0
+
+
+class SinkProgress(msgspec.Struct, frozen=True, kw_only=True):
+    """The last batch of a stream that is in the topic."""
+
+    batch_id: Count
+    at_ms: Count = 0
+
+
+JobRow = JobOwner | JobPins | StagedLedger | SinkProgress
+
+
+def check_job_id(job_id: str) -> None:
+    """Raise ValueError for what cannot be part of a key."""
+    if not _JOB_ID.fullmatch(job_id):
+        raise ValueError(f"{job_id!a} is not 1 to 100 letters, digits, '_', '-' or '.'")
+
+
+def job_lease(uid: int, job_id: str) -> str:
+    """Return the name of the lease that a running job holds."""
+    return topic_prefix(JOBS, uid) + job_id
+
+
+def pins_key(uid: int, job_id: str) -> str:
+    """Return the key of what a job pins."""
+    return topic_prefix(PINS, uid) + job_id
+
+
+def staged_prefix(uid: int, job_id: str) -> str:
+    """Return what the keys of a job's staged ledgers begin with."""
+    return f"{topic_prefix(STAGED, uid)}{job_id}/"
+
+
+def staged_key(uid: int, job_id: str, ledger_id: int) -> str:
+    """Return the key of a staged ledger."""
+    return f"{staged_prefix(uid, job_id)}{ledger_id:020d}"
+
+
+def sink_key(uid: int, query: str) -> str:
+    """Return the key of how far a stream is."""
+    return topic_prefix(SINKS, uid) + query
+
+
+def job_of(key: str) -> tuple[int, str]:
+    """Return topic's uid and job id of any key or lease of a job. Raises BadRecord."""
+    parts = key.split("/")
+    uid = parts[1] if len(parts) > 2 else ""
+    if not (len(uid) == 20 and uid.isascii() and uid.isdigit() and parts[2]):
+        raise BadRecord(f"{key!r} names no job of a topic")
+    return int(uid), parts[2]
+
+
+def encode_job_row(row: JobRow) -> bytes:
+    """Return *row* as the JSON to store."""
+    return msgspec.json.encode(row)
+
+
+def decode_job_owner(name: str, value: bytes) -> JobOwner:
+    """Return who holds the lease *name* of a job. Raises BadRecord."""
+    return decode_row(name, value, JobOwner)
+
+
+def decode_pins(key: str, value: bytes) -> JobPins:
+    """Return what a job pins. Raises BadRecord."""
+    return decode_row(key, value, JobPins)
+
+
+def decode_staged(key: str, value: bytes) -> StagedLedger:
+    """Return the staged ledger stored at *key*. Raises BadRecord."""
+    return decode_row(key, value, StagedLedger)
+
+
+def decode_sink(key: str, value: bytes) -> SinkProgress:
+    """Return how far a stream is. Raises BadRecord."""
+    return decode_row(key, value, SinkProgress)
