@@ -1,14 +1,43 @@
-"""What every test expects of the process that it runs in."""
+"""What every test expects of the process that it runs in, and which tests run beside others.
+
+Folders of tests run in several processes (pytest-xdist), since most tests wait: for a
+disk, for a lease, for processes of their own. A file, or a single test, runs in the
+process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-n 0``.
+"""
 
 from __future__ import annotations
 
+import os
 import signal
+from pathlib import Path
 
-from spark_session import spark
-
-__all__ = ["spark"]
+import pytest
 
 # A shell that starts pytest in the background has SIGINT ignored, in pytest and in
 # every process that it starts. Tests of Ctrl-C need it to be as in a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+WORKERS_MAX = 8
+HEAVY = {"bench", "simulation", "system"}
+"""Folders whose tests take long, next to the others."""
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
+    """Two workers for each processor, since tests wait more than they compute; or none."""
+    names = [Path(str(config.invocation_params.dir), each.split("::")[0]) for each in config.args]
+    if config.getoption("capture") == "no" or not any(name.is_dir() for name in names):
+        return 0
+    return min(WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Where tests run beside each other, let the long ones begin first: the end is short."""
+    if hasattr(config, "workerinput"):
+        items.sort(key=_lateness)
+
+
+def _lateness(item: pytest.Item) -> tuple[bool, bool]:
+    folder = item.path.relative_to(Path(__file__).parent).parts[0]
+    return item.get_closest_marker("slow") is None, folder not in HEAVY
