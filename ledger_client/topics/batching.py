@@ -44,10 +44,12 @@ class Batch:
         sequence: number of its first message, -1 when the producer does not count.
         room: bytes of the producer's buffer that it gives back at its end.
         followed: somebody knows, or will look, what becomes of it, even if nobody waits.
+        began: when it was begun, by time.perf_counter().
     """
 
     __slots__ = (
         "_columns",
+        "began",
         "count",
         "done",
         "failure",
@@ -66,6 +68,7 @@ class Batch:
         self.count = self.size = self.room = 0
         self.sealed: SealedBatch | None = None
         self.followed = False
+        self.began = time.perf_counter()
         self.done = trio.Event()
         self.failure: LedgerError | None = None
         self.place = NOWHERE

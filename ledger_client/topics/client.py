@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property
-from typing import Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from ledger_client.background import Background
 from ledger_client.client import Client
@@ -23,6 +23,9 @@ from ledger_client.topics.reader import TopicReader, open_reader
 from ledger_client.topics.reading import Reading, ReadSettings
 from ledger_client.topics.retention import Before
 from metadata.topics import Retention, RollPolicy, Schema
+
+if TYPE_CHECKING:
+    from ledger_client.metrics import ClientMetrics
 
 
 class TopicClient(Client):
@@ -227,7 +230,13 @@ class TopicClient(Client):
         """
         reading = Reading(**settings)
         listed = [names] if isinstance(names, str) else list(names)
-        return open_reader(listed, reading, catalogue=self.topics, opener=self.ledger_opener())
+        return open_reader(
+            listed,
+            reading,
+            catalogue=self.topics,
+            opener=self.ledger_opener(),
+            figures=self.figures,
+        )
 
     def ledger_opener(self) -> LedgerOpener:
         """Return what opens ledgers of topics as they are, whoever writes them."""
@@ -278,7 +287,11 @@ class TopicClient(Client):
         options = ProducerOptions(**settings)
         topic = await self.topic(name)
         lanes = ProducerLanes(self, topic, options)
-        async with open_producer(topic, options, lanes.open) as producer, Background() as nursery:
+        figures = self.figures.sending(topic.name)
+        async with (
+            open_producer(topic, options, lanes.open, figures) as producer,
+            Background() as nursery,
+        ):
             if topic.partitions and options.partition is None:
 
                 async def grow(record: TopicInfo) -> None:
@@ -287,6 +300,13 @@ class TopicClient(Client):
 
                 nursery.start_soon(Growth(self.topics, topic, grow).run)
             yield producer
+
+    @cached_property
+    def metrics(self) -> ClientMetrics:
+        """What this client did, for a registry of prometheus-client to collect."""
+        from ledger_client.metrics import ClientMetrics  # with its library, by who asks
+
+        return ClientMetrics(self.figures)
 
     @cached_property
     def topics(self) -> TopicCatalogue:

@@ -12,11 +12,13 @@ already.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ledger_client.errors import LedgerError
+from ledger_client.figures import SendFigures
 from ledger_client.topics.admission import Admission
 from ledger_client.topics.batching import Batch, Manner
 from ledger_client.topics.errors import ProducerClosed, ProducerFailed, SendUnknown
@@ -45,6 +47,7 @@ class Surroundings(NamedTuple):
     routes: Routes
     failed: Callable[[ProducerFailed], None]
     """told when a lane is another producer's"""
+    figures: SendFigures
 
 
 class Dispatch:
@@ -127,8 +130,12 @@ class Dispatch:
 
     async def _append(self, lane: Lane, batches: list[Batch]) -> None:
         manner, epoch = self._shared.manner, lane.epoch
+        sealed = [batch.seal(manner, epoch=epoch) for batch in batches]
+        size = sum(each.size for each in sealed)
+        figures = self._shared.figures
+        figures.under_way += size
         try:
-            places = await lane.append([batch.seal(manner, epoch=epoch) for batch in batches])
+            places = await lane.append(sealed)
         except LedgerError as failure:
             news = self.keeper.leave(lane, failure)
             self._fail(batches, failure)
@@ -137,9 +144,13 @@ class Dispatch:
             self._fail(batches, self._unknown(lane, batches))
             raise
         else:
-            for batch, place in zip(batches, places, strict=True):
+            now = time.perf_counter()
+            for batch, each, place in zip(batches, sealed, places, strict=True):
+                figures.acknowledge(each.count, each.size, now - batch.began)
                 batch.acknowledge(place)
                 self._shared.room.release(batch.room)
+        finally:
+            figures.under_way -= size
 
     def _follow(self, failure: LedgerError, *, news: bool) -> None:
         """Decide what becomes of the batches that wait behind those that failed."""
@@ -159,6 +170,7 @@ class Dispatch:
 
     def _fail(self, batches: Sequence[Batch], failure: LedgerError) -> None:
         for batch in batches:
+            self._shared.figures.failed[type(failure).__name__] += batch.count
             if not batch.fail(failure):
                 self._unheard.append(batch)
             self._shared.room.release(batch.room)

@@ -16,6 +16,7 @@ from typing import Any
 import trio
 
 from ledger_client.background import Background
+from ledger_client.figures import SendFigures
 from ledger_client.topics.batching import Manner
 from ledger_client.topics.bulk import Bulk, Form
 from ledger_client.topics.dispatch import Surroundings
@@ -54,6 +55,7 @@ class Producer:
         *,
         open_lane: OpenLane,
         nursery: trio.Nursery,
+        figures: SendFigures,
     ) -> None:
         self._topic = topic
         self._partitions = topic.partitions
@@ -77,6 +79,7 @@ class Producer:
             linger=Linger(nursery, options.linger_ms / 1e3),
             routes=Routes(topic.partitions if options.partition is None else 0),
             failed=self._fail,
+            figures=figures,
         )
         self._shared = shared
         partitions = topic.partition_indexes if options.partition is None else [options.partition]
@@ -365,12 +368,21 @@ class Producer:
 
 @asynccontextmanager
 async def open_producer(
-    topic: TopicRecord, options: ProducerOptions, open_lane: OpenLane
+    topic: TopicRecord,
+    options: ProducerOptions,
+    open_lane: OpenLane,
+    figures: SendFigures | None = None,
 ) -> AsyncIterator[Producer]:
-    """Write a topic in a block; see TopicClient.producer."""
+    """Write a topic in a block; see TopicClient.producer. *figures*: where to count."""
     options.check(topic)
     async with Background() as nursery:
-        producer = Producer(topic, options, open_lane=open_lane, nursery=nursery)
+        producer = Producer(
+            topic,
+            options,
+            open_lane=open_lane,
+            nursery=nursery,
+            figures=figures or SendFigures(),
+        )
         try:
             await producer.open()
             yield producer

@@ -22,6 +22,7 @@ import trio
 
 from ledger_client.background import Background
 from ledger_client.errors import LedgerError
+from ledger_client.figures import Figures
 from ledger_client.topics.arrow_runs import RecordBatches
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.errors import Gap
@@ -193,9 +194,14 @@ def first_of(error: BaseExceptionGroup[LedgerError]) -> LedgerError:
 
 @asynccontextmanager
 async def open_reader(
-    names: Sequence[str], reading: Reading, *, catalogue: TopicCatalogue, opener: LedgerOpener
+    names: Sequence[str],
+    reading: Reading,
+    *,
+    catalogue: TopicCatalogue,
+    opener: LedgerOpener,
+    figures: Figures,
 ) -> AsyncIterator[TopicReader]:
-    """Read topics for the length of the block.
+    """Read topics for the length of the block; what is read is counted in *figures*.
 
     Raises:
         NoSuchTopic: one of them does not exist.
@@ -205,7 +211,7 @@ async def open_reader(
     topics = [(await catalogue.get(name))[0] for name in names]
     reading.check(topics)
     async with Background() as nursery:
-        runs = Runs(reading, nursery)
+        runs = Runs(reading, nursery, figures)
         lanes = LaneSet(
             catalogue=catalogue, opener=opener, topics=topics, reading=reading, tell=runs.tell
         )

@@ -6,15 +6,18 @@ so that seek, pause and position hold to the message.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Sequence
 
 import trio
 
 from ledger_client.errors import LedgerError
+from ledger_client.figures import Figures
 from ledger_client.topics.errors import Gap
 from ledger_client.topics.lane_set import LaneSet, Opening, newborn
 from ledger_client.topics.lane_stream import LaneStream
 from ledger_client.topics.merging import Arrival, EventTimes, Order, Run
+from ledger_client.topics.messages import Slice
 from ledger_client.topics.places import LaneRef, Place
 from ledger_client.topics.reading import Reading
 from ledger_client.topics.starting import Start
@@ -26,11 +29,12 @@ TURNS_PER_CHECKPOINT = 16
 class Runs:
     """The runs of a reader, in order. One task takes them."""
 
-    def __init__(self, reading: Reading, nursery: trio.Nursery) -> None:
+    def __init__(self, reading: Reading, nursery: trio.Nursery, figures: Figures) -> None:
         self.gaps: list[Gap] = []
         """Those that were passed over, the last ones."""
         self._reading = reading
         self._nursery = nursery
+        self._figures = figures
         self._lanes: LaneSet | None = None
         self._order = _order_of(reading)
         self._streams: list[LaneStream] = []
@@ -70,18 +74,29 @@ class Runs:
             try:
                 run = self._order.next_run(self._streams, self._paused)
             except Gap as gap:
+                self._figures.reading(gap.topic).gaps += 1
                 if self._reading.on_gap == "raise":
                     raise
                 self.gaps = [*self.gaps[1 - GAPS_KEPT :], gap]
                 continue
             self._note_caught_up()
+            if run is not None:
+                self._count(run.slices)
             return run
 
     def give_back(self, run: Run, count: int) -> None:
         """Take back the last *count* messages of the run that was taken last."""
         streams = {stream.lane: stream for stream in self._streams}
-        for piece in run.last(count, backward=self._reading.reverse):
+        pieces = run.last(count, backward=self._reading.reverse)
+        for piece in pieces:
+            self._figures.reading(piece.batch.lane.topic).given_back += piece.stop - piece.start
             streams[piece.batch.lane].give_back(piece)
+
+    def _count(self, pieces: Sequence[Slice]) -> None:
+        now = time.time()
+        for piece in pieces:
+            figures = self._figures.reading(piece.batch.lane.topic)
+            figures.hand_out(piece.stop - piece.start, piece.batch.header, now=now)
 
     def tell(self) -> None:
         """Something may be there to take."""

@@ -92,6 +92,8 @@ class Turning:
         self._slower = SlowerCopies(client.catalogue, nursery)
         self._ending = ending
         self._failed = failed
+        self._figures = client.figures.sending(rows.topic.name)
+        self._stopped_at = 0.0
         self._found: Found | None = None
         self._is_disturbed = False
 
@@ -120,6 +122,7 @@ class Turning:
         await self._rows.turn(last.unclosed, last.end, row)
         self.prepared, self.ledger, self.row = None, following, row
         following.opened_at = trio.current_time()
+        self._figures.takeovers += last.unclosed is not None
         self.is_open = True
 
     async def _first(self, last: LaneEnd) -> WrittenLedger:
@@ -173,6 +176,8 @@ class Turning:
             await self._drain(with_slower=False)
 
     def _stop(self) -> None:
+        if not self.ledger.is_ending:
+            self._stopped_at = trio.current_time()
         self.ledger.is_ending = True
         self._ending()
 
@@ -264,6 +269,8 @@ class Turning:
             return
         self.prepared, self.ledger, self.row = None, following, row
         following.opened_at = trio.current_time()
+        self._figures.roll_times.add_s(following.opened_at - self._stopped_at)
+        self._figures.recoveries += ledger.has_failed
         self._found, self._is_disturbed = None, False
         if not ledger.writer.failed:
             self._slower.watch(ledger)

@@ -1,0 +1,150 @@
+"""What a client counts of itself: a few additions for each batch, none for a message.
+
+The client's own thread adds; any other may read meanwhile, as metrics.py does. A client that
+writes and reads many topics counts the first of them one by one, and the others together,
+so that neither memory nor a scrape grows with them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from native.batch import BatchHeader
+
+TOPICS_MAX = 50
+OTHERS = "other"
+"""Stands for all topics beyond TOPICS_MAX; no topic can have this name."""
+MICROSECONDS = 1_000_000
+
+
+class Spread:
+    """Integers counted by powers of two, from 2***low* to 2***high*.
+
+    Attributes:
+        counts: how many values are up to 2**low, then up to twice that and so on; the last
+            counts those above 2**high.
+        total: the sum of all values.
+    """
+
+    __slots__ = ("_low", "_places", "counts", "total")
+
+    def __init__(self, low: int, high: int) -> None:
+        self._low = low
+        self._places = high - low + 1
+        self.counts = [0] * (self._places + 1)
+        self.total = 0
+
+    def add(self, value: int) -> None:
+        """Count one value."""
+        place = (value - 1).bit_length() - self._low if value > 0 else 0
+        self.counts[min(max(place, 0), self._places)] += 1
+        self.total += value
+
+    def add_s(self, seconds: float) -> None:
+        """Count a length of time, in microseconds."""
+        self.add(int(seconds * MICROSECONDS))
+
+    @property
+    def bounds(self) -> list[int]:
+        """The greatest value that each count stands for; there is none for the last."""
+        return [1 << (self._low + place) for place in range(self._places)]
+
+
+def batch_sizes() -> Spread:
+    """Count batches by bytes, from 256 to 8 MiB."""
+    return Spread(8, 23)
+
+
+def times() -> Spread:
+    """Count lengths of time by microseconds, from 128 µs to 34 s."""
+    return Spread(7, 25)
+
+
+class SendFigures:
+    """What was written to one topic. Bytes are those of entries, one copy of each.
+
+    Attributes:
+        messages: acknowledged.
+        size: bytes acknowledged.
+        batch_sizes: of acknowledged batches.
+        send_times: of batches, from their first message to the acknowledgement.
+        failed: messages of batches that failed, by the name of the error.
+        under_way: bytes sent and not acknowledged.
+        roll_times: from the end of a ledger until its lane goes on in the next.
+        recoveries: of these, how many because the ledger before had failed.
+        takeovers: lanes taken that whoever wrote them before had left open.
+    """
+
+    __slots__ = (
+        "batch_sizes",
+        "failed",
+        "messages",
+        "recoveries",
+        "roll_times",
+        "send_times",
+        "size",
+        "takeovers",
+        "under_way",
+    )
+
+    def __init__(self) -> None:
+        self.messages = self.size = self.under_way = 0
+        self.recoveries = self.takeovers = 0
+        self.batch_sizes = batch_sizes()
+        self.send_times = times()
+        self.roll_times = times()
+        self.failed: Counter[str] = Counter()
+
+    def acknowledge(self, messages: int, size: int, seconds: float) -> None:
+        """Count a batch that is durable, *seconds* after its first message came."""
+        self.messages += messages
+        self.size += size
+        self.batch_sizes.add(size)
+        self.send_times.add_s(seconds)
+
+
+class ReadFigures:
+    """What was read of one topic. Bytes are those of batches that are not compressed.
+
+    Attributes:
+        messages: handed out; what was given back and comes again counts once.
+        size: bytes of them.
+        runs: parts of batches that were handed out at once; mostly whole batches.
+        gaps: places at which messages had been removed.
+        lag_s: how long before it was read the last batch was made, by the producer's clock.
+        given_back: messages that will be handed out again.
+    """
+
+    __slots__ = ("gaps", "given_back", "lag_s", "messages", "runs", "size")
+
+    def __init__(self) -> None:
+        self.messages = self.size = self.runs = self.gaps = 0
+        self.lag_s = 0.0
+        self.given_back = 0
+
+    def hand_out(self, messages: int, header: BatchHeader, *, now: float) -> None:
+        """Count messages of one batch; *now* is Unix time in seconds. Nothing ever falls."""
+        known = min(messages, self.given_back)
+        self.given_back -= known
+        self.messages += messages - known
+        self.size += header.body_size * (messages - known) // header.count
+        self.runs += messages > known
+        self.lag_s = now - header.created_ms / 1000
+
+
+class Figures:
+    """All that one client counts."""
+
+    def __init__(self) -> None:
+        self.sent: dict[str, SendFigures] = {}
+        self.read: dict[str, ReadFigures] = {}
+
+    def sending(self, topic: str) -> SendFigures:
+        """Return where to count what is written to *topic*."""
+        name = topic if topic in self.sent or len(self.sent) < TOPICS_MAX else OTHERS
+        return self.sent.setdefault(name, SendFigures())
+
+    def reading(self, topic: str) -> ReadFigures:
+        """Return where to count what is read of *topic*."""
+        name = topic if topic in self.read or len(self.read) < TOPICS_MAX else OTHERS
+        return self.read.setdefault(name, ReadFigures())

@@ -1,0 +1,125 @@
+"""The metrics of a client, collected when they are asked for.
+
+    registry = prometheus_client.CollectorRegistry()
+    registry.register(client.metrics)
+
+Sizes are bytes, times seconds; names that end in _total only rise. The label *topic* is a
+topic's name, or "other" for those beyond the first fifty together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from ledger_client.figures import MICROSECONDS, Figures, ReadFigures, SendFigures, Spread
+
+PREFIX = "quire_client_"
+
+
+class _Name(NamedTuple):
+    name: str
+    text: str
+
+
+_SENT = {
+    "messages": _Name("sent_messages", "Messages acknowledged"),
+    "size": _Name("sent_bytes", "Bytes of entries acknowledged, one copy of each"),
+    "recoveries": _Name("recoveries", "Rolls because a ledger had failed"),
+    "takeovers": _Name("takeovers", "Lanes taken that their last writer had left open"),
+}
+_SPREADS = {
+    "batch_sizes": (_Name("batch_bytes", "Bytes of a batch acknowledged"), 1),
+    "send_times": (
+        _Name("send_seconds", "From a batch's first message to its acknowledgement"),
+        MICROSECONDS,
+    ),
+    "roll_times": (
+        _Name("roll_seconds", "From the end of a ledger until its lane goes on in the next"),
+        MICROSECONDS,
+    ),
+}
+_READ = {
+    "messages": _Name("read_messages", "Messages handed out by readers"),
+    "size": _Name("read_bytes", "Bytes of messages handed out, not compressed"),
+    "runs": _Name("read_batches", "Batches, or parts of them, that were handed out at once"),
+    "gaps": _Name("read_gaps", "Places at which messages had been removed"),
+}
+
+
+class ClientMetrics(Collector):
+    """The metrics of one client, for a registry of prometheus-client."""
+
+    def __init__(self, figures: Figures) -> None:
+        self._figures = figures
+
+    def collect(self) -> Iterator[Metric]:
+        """All families. Another thread may count meanwhile."""
+        sent, read = dict(self._figures.sent), dict(self._figures.read)
+        yield from _sent(sent)
+        yield from _read(read)
+
+    def describe(self) -> Iterator[Metric]:
+        """Return the families without values, to register them."""
+        yield from _sent({})
+        yield from _read({})
+
+
+def _sent(topics: dict[str, SendFigures]) -> Iterator[Metric]:
+    for field, (name, text) in _SENT.items():
+        counter = CounterMetricFamily(PREFIX + name, text, labels=["topic"])
+        for topic, figures in topics.items():
+            counter.add_metric([topic], getattr(figures, field))
+        yield counter
+    for field, ((name, text), unit) in _SPREADS.items():
+        histogram = HistogramMetricFamily(PREFIX + name, text, labels=["topic"])
+        for topic, figures in topics.items():
+            spread: Spread = getattr(figures, field)
+            histogram.add_metric([topic], _buckets(spread, unit), spread.total / unit)
+        yield histogram
+    failed = CounterMetricFamily(
+        PREFIX + "send_errors", "Messages of batches that failed", labels=["topic", "kind"]
+    )
+    under_way = GaugeMetricFamily(
+        PREFIX + "under_way_bytes", "Bytes sent and not acknowledged", labels=["topic"]
+    )
+    for topic, figures in topics.items():
+        under_way.add_metric([topic], figures.under_way)
+        for kind, count in dict(figures.failed).items():
+            failed.add_metric([topic, kind], count)
+    yield failed
+    yield under_way
+
+
+def _read(topics: dict[str, ReadFigures]) -> Iterator[Metric]:
+    for field, (name, text) in _READ.items():
+        counter = CounterMetricFamily(PREFIX + name, text, labels=["topic"])
+        for topic, figures in topics.items():
+            counter.add_metric([topic], getattr(figures, field))
+        yield counter
+    lag = GaugeMetricFamily(
+        PREFIX + "read_lag_seconds",
+        "Age of the last batch read, when it was read, by its producer's clock",
+        labels=["topic"],
+    )
+    for topic, figures in topics.items():
+        lag.add_metric([topic], figures.lag_s)
+    yield lag
+
+
+def _buckets(spread: Spread, unit: int) -> list[tuple[str, float]]:
+    """Cumulated, as Prometheus wants them."""
+    bounds = [*(repr(bound / unit) for bound in spread.bounds), "+Inf"]
+    buckets, total = [], 0
+    for bound, count in zip(bounds, list(spread.counts), strict=True):
+        total += count
+        buckets.append((bound, float(total)))
+    return buckets

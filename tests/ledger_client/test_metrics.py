@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import time
+
+import pytest
+from prometheus_client import CollectorRegistry
+from prometheus_client.exposition import generate_latest
+
+from ledger_client.figures import OTHERS, TOPICS_MAX, Figures, Spread
+from ledger_client.metrics import ClientMetrics
+from native.batch import Columns, encode, read_header
+
+HEADER = read_header(encode(Columns.of([b"x" * 10] * 100), 0, 100, created_ms=5000))
+
+
+def registered(figures: Figures) -> CollectorRegistry:
+    registry = CollectorRegistry()
+    registry.register(ClientMetrics(figures))
+    return registry
+
+
+def value(registry: CollectorRegistry, name: str, **labels: str) -> float | None:
+    return registry.get_sample_value(f"quire_client_{name}", labels)
+
+
+@pytest.mark.parametrize(
+    ("number", "place"),
+    [(-5, 0), (0, 0), (1, 0), (4, 0), (5, 1), (8, 1), (9, 2), (16, 2), (17, 3), (1 << 40, 3)],
+)
+def test_a_value_counts_with_the_least_bound_that_holds_it(number: int, place: int) -> None:
+    spread = Spread(2, 4)
+    spread.add(number)
+    assert spread.bounds == [4, 8, 16]
+    assert spread.counts.index(1) == place
+
+
+def test_what_is_acknowledged_is_told_in_bytes_and_seconds() -> None:
+    figures = Figures()
+    sending = figures.sending("shop/orders")
+    sending.acknowledge(1000, 100_000, 0.003)
+    sending.acknowledge(1, 90, 0.0001)
+    sending.roll_times.add_s(0.5)
+    sending.failed["SendUnknown"] += 7
+    sending.under_way = 4096
+    registry = registered(figures)
+    topic = {"topic": "shop/orders"}
+    assert value(registry, "sent_messages_total", **topic) == 1001
+    assert value(registry, "sent_bytes_total", **topic) == 100_090
+    assert value(registry, "batch_bytes_count", **topic) == 2
+    assert value(registry, "batch_bytes_bucket", le="256.0", **topic) == 1
+    assert value(registry, "batch_bytes_sum", **topic) == 100_090
+    assert value(registry, "send_seconds_bucket", le="0.000128", **topic) == 1
+    assert value(registry, "send_seconds_sum", **topic) == pytest.approx(0.0031)
+    assert value(registry, "roll_seconds_count", **topic) == 1
+    assert value(registry, "send_errors_total", kind="SendUnknown", **topic) == 7
+    assert value(registry, "under_way_bytes", **topic) == 4096
+
+
+def test_messages_given_back_count_once_and_no_counter_falls() -> None:
+    figures = Figures()
+    reading = figures.reading("t/t")
+    reading.hand_out(100, HEADER, now=6.5)
+    reading.given_back += 40
+    assert reading.messages == 100
+    reading.hand_out(40, HEADER, now=7.0)
+    reading.hand_out(10, HEADER, now=8.0)
+    assert (reading.messages, reading.runs, reading.given_back) == (110, 2, 0)
+    assert reading.size == HEADER.body_size * 110 // 100
+    assert value(registered(figures), "read_lag_seconds", topic="t/t") == 3.0
+
+
+def test_topics_beyond_a_number_count_together() -> None:
+    figures = Figures()
+    for number in range(TOPICS_MAX + 10):
+        figures.sending(f"t/{number}").messages += 1
+        figures.reading(f"t/{number}").messages += 1
+    registry = registered(figures)
+    assert len(figures.sent) == len(figures.read) == TOPICS_MAX + 1
+    assert value(registry, "sent_messages_total", topic=OTHERS) == 10
+    assert value(registry, "read_messages_total", topic=OTHERS) == 10
+    assert figures.sending("t/0") is not figures.sending("t/new")
+
+
+def test_a_scrape_of_a_client_of_a_thousand_topics_takes_milliseconds() -> None:
+    figures = Figures()
+    for number in range(1000):
+        figures.sending(f"t/{number}").acknowledge(1, 100, 0.001)
+        figures.reading(f"t/{number}").hand_out(1, HEADER, now=6.0)
+    registry = registered(figures)
+    generate_latest(registry)
+    began = time.process_time()
+    generate_latest(registry)
+    assert time.process_time() - began < 0.05
