@@ -4,6 +4,7 @@
     ──► its lanes, so that no writer begins another ledger
     ──► its open ledgers are recovered, which ends their writers
     ──► its ledgers, each with its row by one transaction
+    ──► what jobs staged for it, and what streams wrote to it last
     ──► its record: the name is free
 
 Each step may be done twice and by several at once, so whoever finds a deletion that was
@@ -20,8 +21,10 @@ import trio
 from ledger_client.client import Client
 from ledger_client.errors import LedgerError
 from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.topics.staging import discard
 from ledger_client.translation import translated
 from metadata.errors import BadRecord
+from metadata.jobs import PINS, SINKS, STAGED
 from metadata.records import ledger_key
 from metadata.store import CheckLease, Delete, Op, Page
 from metadata.topics import (
@@ -36,6 +39,8 @@ from metadata.topics import (
 LANES_COUNT = 100
 LEDGERS_COUNT = 50
 """Removed by one transaction, each with its row."""
+JOBS_S = 60.0
+"""For giving up what jobs staged: some transactions."""
 FENCE_S = 5.0
 """For ending the writers of a page of ledgers; those that are not reached notice by themselves."""
 
@@ -77,7 +82,20 @@ class Deletion:
             await self._transact([Delete(key) for key, _ in page])
         while page := await self._page(LANE_LEDGERS, LEDGERS_COUNT):
             await self._remove(page)
+        await self._remove_jobs()
         await self._catalogue.forget(self._topic, checks=self._checks)
+
+    async def _remove_jobs(self) -> None:
+        """Remove what belongs to jobs; one that runs yet cannot show anything any more.
+
+        What it stages after this, the housekeeper gives up.
+        """
+        prefix = topic_prefix(STAGED, self._topic.uid)
+        with translated(JOBS_S):
+            await discard(self._catalogue.store, prefix, checks=self._checks)
+        for kind in (PINS, SINKS):
+            while page := await self._page(kind, LANES_COUNT):
+                await self._transact([Delete(key) for key, _ in page])
 
     async def _page(self, kind: str, count: int) -> Page:
         prefix = topic_prefix(kind, self._topic.uid)

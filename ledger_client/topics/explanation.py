@@ -9,7 +9,8 @@ import msgspec
 
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.holdings import LaneHoldings, read_holdings
-from ledger_client.topics.retention import Fate, Pin, plan_retention
+from ledger_client.topics.jobs import read_pins
+from ledger_client.topics.retention import Fate, plan_retention
 from ledger_client.translation import translated
 from metadata.topics import LaneLedger, LaneOwner, TopicRecord
 
@@ -72,7 +73,7 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     lanes: list[LaneExplained]
 
 
-async def explain(catalogue: TopicCatalogue, name: str, *, pins: Sequence[Pin] = ()) -> Explanation:
+async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
     """Return what the topic holds. No bookie is asked: of an open ledger nothing is counted.
 
     Raises:
@@ -82,6 +83,7 @@ async def explain(catalogue: TopicCatalogue, name: str, *, pins: Sequence[Pin] =
     topic, _ = await catalogue.get(name)
     with translated(catalogue.timeout_s):
         lanes = await read_holdings(catalogue.store, topic)
+        pins = await read_pins(catalogue.store, topic)
     now_ms = time.time_ns() // 1_000_000
     fates = plan_retention(lanes, topic.retention, now_ms=now_ms, pins=pins)
     return Explanation(

@@ -4,6 +4,7 @@
     idle lanes         a lane that nobody writes is closed: what its writer acknowledged
                        last, before it was killed, can be read then, and all of it can go
     deletions          those that were left half are ended
+    dead jobs          what they staged and did not show is given up
     events             those that were not told by who made the change are told
 
 What looks idle or left half is looked at again a round later before anything is done: a
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 
 import msgspec
@@ -27,12 +28,14 @@ from ledger_client.client import Client
 from ledger_client.errors import LedgerError
 from ledger_client.repair.records import Listing
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.dead_jobs import DeadJobs
 from ledger_client.topics.deletion import Deletion
 from ledger_client.topics.events import waiting_namespaces
 from ledger_client.topics.holdings import LaneHoldings, read_holdings
 from ledger_client.topics.idle import close_lane
+from ledger_client.topics.jobs import read_pins
 from ledger_client.topics.purge import going, remove
-from ledger_client.topics.retention import plan_retention
+from ledger_client.topics.retention import Pin, plan_retention
 from metadata.errors import BadRecord, LeaseLost, MetadataError
 from metadata.leadership import Term
 from metadata.topics import TOPICS, TopicRecord, decode_topic
@@ -73,6 +76,7 @@ class Housekeeper:
         self._options = options
         self._close_lane = close_lane
         self._clock_ms = clock_ms
+        self._dead_jobs = DeadJobs(client.store)
         self._unreadable: set[str] = set()
         self._half_deleted: set[int] = set()
         self._idle_before: set[LaneKey] = set()
@@ -122,6 +126,7 @@ class Housekeeper:
             else:
                 await self._look_after(topic, term)
         self._half_deleted, self._idle_before = deleting, self._idle_now
+        await self._dead_jobs.give_up(term)
         await trio.sleep((trio.current_time() - began_at) * REST_RATIO)
 
     async def _end_deletion(self, topic: TopicRecord, term: Term) -> None:
@@ -133,6 +138,7 @@ class Housekeeper:
     async def _look_after(self, topic: TopicRecord, term: Term) -> None:
         try:
             lanes = await read_holdings(self._store, topic)
+            pins = await read_pins(self._store, topic)
         except BadRecord as wrong:
             if topic.name not in self._unreadable:
                 self._unreadable.add(topic.name)
@@ -140,12 +146,15 @@ class Housekeeper:
             return
         for _, group in groupby(lanes, key=lambda lane: lane.partition):
             partition = list(group)
-            await self._retain(topic, partition, term)
+            await self._retain(topic, partition, pins, term)
             await self._close_idle(topic, partition)
 
-    async def _retain(self, topic: TopicRecord, lanes: list[LaneHoldings], term: Term) -> None:
+    async def _retain(
+        self, topic: TopicRecord, lanes: list[LaneHoldings], pins: Sequence[Pin], term: Term
+    ) -> None:
         await trio.lowlevel.checkpoint()  # the host serves clients between two partitions
-        fates = going(plan_retention(lanes, topic.retention, now_ms=self._clock_ms()))
+        now_ms = self._clock_ms()
+        fates = going(plan_retention(lanes, topic.retention, now_ms=now_ms, pins=pins))
         gone = await remove(self._client.topics, topic.uid, fates, checks=[term.check])
         if gone:
             _log.info("removed %d ledgers of topic %s", len(gone), topic.name)

@@ -15,7 +15,8 @@ import msgspec
 
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.holdings import read_holdings
-from ledger_client.topics.retention import Before, Fate, Pin, plan_purge
+from ledger_client.topics.jobs import read_pins
+from ledger_client.topics.retention import Before, Fate, plan_purge
 from ledger_client.translation import translated
 from metadata.errors import VersionConflict
 from metadata.records import ledger_key
@@ -54,12 +55,12 @@ async def plan(
     *,
     partition: int | None = None,
     lane: int | None = None,
-    pins: Sequence[Pin] = (),
 ) -> tuple[int, Purged]:
     """Return the topic's uid and what a purge would do. Raises NoSuchTopic."""
     topic, _ = await catalogue.get(name)
     with translated(catalogue.timeout_s):
         lanes = await read_holdings(catalogue.store, topic, partition)
+        pins = await read_pins(catalogue.store, topic)
     lanes = [each for each in lanes if lane is None or each.lane == lane]
     fates = plan_purge(lanes, before, now_ms=time.time_ns() // 1_000_000, pins=pins)
     return topic.uid, Purged(topic=name, removed=going(fates), kept=_first_kept(fates))

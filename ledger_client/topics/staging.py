@@ -35,7 +35,7 @@ from metadata.jobs import (
 )
 from metadata.records import LedgerRecord, encode_record, ledger_key
 from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Op, Put
-from metadata.topics import TopicRecord
+from metadata.topics import TopicRecord, last_number
 
 DISCARD_COUNT = 200
 """Ledgers that one transaction gives up."""
@@ -148,13 +148,13 @@ async def discard(store: MetadataStore, prefix: str, *, checks: Sequence[CheckLe
         LeaseLost: one of *checks* is over.
     """
     count = attempts = 0
-    while (staged := await read_staged(store, prefix)) and attempts < ATTEMPTS_MAX:
-        batch = staged[:DISCARD_COUNT]
-        gone = [Delete(ledger_key(each.ledger.ledger_id)) for each in batch]
+    while (page := await store.list(prefix, limit=DISCARD_COUNT)) and attempts < ATTEMPTS_MAX:
+        rows = [Delete(key, found.version) for key, found in page]
+        ledgers = [Delete(ledger_key(last_number(key))) for key, _ in page]
         try:
-            await store.transact([*checks, *(each.shown for each in batch), *gone])
+            await store.transact([*checks, *rows, *ledgers])
         except VersionConflict:
             attempts += 1
         else:
-            count, attempts = count + len(batch), 0
+            count, attempts = count + len(page), 0
     return count
