@@ -8,7 +8,7 @@ from typing import Literal, TypedDict
 import msgspec
 
 from ledger_client.topics.errors import BadTopic
-from ledger_client.topics.starting import Start
+from ledger_client.topics.starting import Start, Version
 from metadata.topics import TopicRecord
 
 READ_AHEAD_SIZE = 32 << 20
@@ -71,6 +71,9 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
         wrong = {
             "a reader of no topic": not topics,
             "nothing can be followed in reverse": self.reverse and self.follow,
+            "a version cannot be followed: lanes that are new have other ones": (
+                self.follow and isinstance(self.start, Version)
+            ),
             f"idle_s {self.idle_s} is negative": self.idle_s < 0,
             f"order {self.order!r} is neither arrival nor event-time": (
                 self.order not in {"arrival", "event-time"}

@@ -14,12 +14,19 @@ from ledger_client.topics.errors import BadTopic, Gap
 from ledger_client.topics.ledger_rows import LedgerRows, Row
 from ledger_client.topics.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.opening import LedgerOpener, settle
-from ledger_client.topics.places import EARLIEST, LanePlace, LaneRef, Place
+from ledger_client.topics.places import EARLIEST, UNKNOWN, LanePlace, LaneRef, Place
 from ledger_client.topics.times import TIMES, Time, TimeSearch, place_of
 from metadata.topics import LaneRecord
 
+
+class Version(NamedTuple):
+    """An entry of each lane: versions of a lane rise by one from entry to entry."""
+
+    number: int
+
+
 Position = tuple[LanePlace, ...]
-Start = Literal["earliest", "latest"] | MessageId | Time | Sequence[LanePlace]
+Start = Literal["earliest", "latest"] | MessageId | Time | Version | Sequence[LanePlace]
 """A place in each lane that is read."""
 
 
@@ -58,6 +65,8 @@ class Starts:
             return Begin(await self._latest(known))
         if isinstance(start, MessageId):
             return await self._message(known, start, behind)
+        if isinstance(start, Version):
+            return await self._version(known, start.number + behind)
         if isinstance(start, TIMES):
             time = start.next() if behind else start
             found = await TimeSearch(known.lane, known.rows, self._opener).find(time)
@@ -75,6 +84,23 @@ class Starts:
             return place_of(row, await settle(reader) + 1)
         finally:
             reader.close()
+
+    async def _version(self, known: KnownLane, version: int) -> Begin:
+        """Return the place before the first entry of this version or a later one."""
+        number = 0
+        while page := await known.rows.page(number):
+            for row in page:
+                if not row.readable:
+                    break
+                base = row.ledger.base_version
+                if number == 0 and row is page[0] and 0 <= version < base:
+                    return Begin(EARLIEST, gap=_before(known.lane, row, version))
+                if base <= version and (
+                    row.ledger.state != "closed" or version < base + row.ledger.entries
+                ):
+                    return Begin(place_of(row, version - base))
+            number = page[-1].number + 1
+        return Begin(await self._latest(known))
 
     async def _message(self, known: KnownLane, start: MessageId, behind: bool) -> Begin:
         row, first = await _row_of(known.rows, start.ledger_id)
@@ -94,6 +120,19 @@ class Starts:
             missing=None,
         )
         return Begin(EARLIEST, gap=gap)
+
+
+def _before(lane: LaneRef, row: Row, version: int) -> Gap:
+    """Return what is missing where the lane begins with *row*, behind *version*."""
+    missing = row.ledger.base_version - version
+    return Gap(
+        lane.topic,
+        partition=lane.partition,
+        lane=lane.lane,
+        position=Place(UNKNOWN, version=version).message_id(lane.partition),
+        first=MessageId(row.ledger.ledger_id, 0, lane.partition),
+        missing=missing,
+    )
 
 
 def _place_of_message(row: Row, message: MessageId, behind: bool) -> Place:
@@ -158,12 +197,14 @@ def narrow(lanes: Sequence[LaneRef], *named: object) -> list[LaneRef]:
 
 
 def _check_place(named: object, topic: str) -> None:
-    is_known = named in (None, "earliest", "latest") or isinstance(named, (MessageId, *TIMES))
+    is_known = named in (None, "earliest", "latest") or isinstance(
+        named, (MessageId, Version, *TIMES)
+    )
     is_position = isinstance(named, Sequence) and all(isinstance(p, LanePlace) for p in named)
     if not (is_known or (is_position and not isinstance(named, str))):
         raise BadTopic(
             f'{named!r} is no place: "earliest", "latest", a MessageId, an EventTime, a Timestamp, '
-            "a PublishTime, or what position() returned",
+            "a PublishTime, a Version, or what position() returned",
             topic=topic,
         )
 
