@@ -15,6 +15,9 @@
  *   engine.h   the bookie's heart: frames in, memtable and journal, acks out
  *   link.h     the client's side: add frames out, acknowledgements in
  *   batch.h    the messages of one entry, by columns
+ *   compacted.h  what compaction kept of many entries, in one
+ *   latest.h   which message is the latest of its key
+ *     rows of many batches as columns of one
  *   checksum.h what tells whether copied messages are the same
  *
  * result     0 on success; a negative errno when the operating system failed;

@@ -18,6 +18,8 @@
 #include "engine.h"
 #include "link.h"
 #include "batch.h"
+#include "compacted.h"
+#include "latest.h"
 #include "checksum.h"
 
 /* Integers in a given order, at any alignment. */

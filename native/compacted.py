@@ -1,0 +1,372 @@
+"""Compacted entries, as compacted.h lays them out: what compaction kept, and where it was.
+
+Origins, batch indexes, Columns ──► encode ──► payload of an entry
+                  Compacted ◄── decode ◄──────────────┘
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterator, Sequence
+from functools import cached_property
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
+
+import msgspec
+
+from native._core import ffi, lib
+from native.batch import (
+    BatchHeader,
+    Compression,
+    Decoded,
+    codec,
+    decode as decode_batch,
+    encode as encode_batch,
+    read_header as read_batch_header,
+)
+from native.columns import Buffer, Columns, address
+from native.errors import Corrupt, TooLarge, check
+
+__all__ = [
+    "SIZE_MAX",
+    "Compacted",
+    "CompactedHeader",
+    "Origin",
+    "Origins",
+    "decode",
+    "encode",
+    "is_compacted",
+    "read_header",
+    "read_origins",
+]
+
+SIZE_MAX = int(lib.BK_COMPACTED_SIZE_MAX)
+"""Bytes of the largest payload, also before it is compressed."""
+_HEAD_SIZE = int(lib.BK_COMPACTED_HEAD_SIZE)
+_COMPRESSIONS: list[Compression] = ["none", "zstd", "lz4"]
+_PLACE = 8
+
+
+class Origin(NamedTuple):
+    """An entry of which messages were kept, so many."""
+
+    number: int
+    """of its ledger in the lane"""
+    ledger_id: int
+    entry_id: int
+    version: int = -1
+    created_ms: int = 0
+    sequence: int = -1
+    """of the first message that the entry had"""
+    order: int = 0
+    """what tells, between lanes, which message of a key is later"""
+    producer: str = ""
+    kept: int = 1
+
+
+class CompactedHeader(msgspec.Struct, frozen=True):
+    """What can be told of a compacted entry without decompressing anything."""
+
+    count: int
+    origins: int
+    first: tuple[int, int, int]
+    """Of the first message: the number of its ledger, its entry id, its batch index or -1."""
+    last: tuple[int, int, int]
+    """The same of the last one."""
+    batch: BatchHeader
+    """Of the messages: their times. created_ms is the greatest, no producer, no numbers."""
+
+
+class Origins(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
+    """Where messages were written, by columns: an item for each entry that they were in."""
+
+    ledger_ids: memoryview
+    """"q", as all up to *orders*"""
+    numbers: memoryview
+    entry_ids: memoryview
+    versions: memoryview
+    created_ms: memoryview
+    sequences: memoryview
+    orders: memoryview
+    starts: memoryview
+    """"i": the first message of each, and at the end how many there are"""
+    producers: memoryview
+    """"i": places in *names*"""
+    names: tuple[str, ...]
+
+    @classmethod
+    def of(cls, origins: Sequence[Origin]) -> Origins:
+        """Return *origins* as columns.
+
+        Raises:
+            OverflowError: a number does not fit.
+        """
+        names = {name: at for at, name in enumerate(dict.fromkeys(o.producer for o in origins))}
+        starts = array("i", [0])
+        for origin in origins:
+            starts.append(starts[-1] + origin.kept)
+        return cls(
+            ledger_ids=_words(o.ledger_id for o in origins),
+            numbers=_words(o.number for o in origins),
+            entry_ids=_words(o.entry_id for o in origins),
+            versions=_words(o.version for o in origins),
+            created_ms=_words(o.created_ms for o in origins),
+            sequences=_words(o.sequence for o in origins),
+            orders=_words(o.order for o in origins),
+            starts=memoryview(starts),
+            producers=memoryview(array("i", [names[o.producer] for o in origins])),
+            names=tuple(names),
+        )
+
+    def __len__(self) -> int:
+        return len(self.ledger_ids)
+
+    @property
+    def count(self) -> int:
+        """How many messages they have."""
+        return int(self.starts[-1])
+
+    def __iter__(self) -> Iterator[Origin]:
+        return map(self.__getitem__, range(len(self)))
+
+    def __getitem__(self, index: int) -> Origin:
+        """Return one of them."""
+        return Origin(
+            self.numbers[index],
+            self.ledger_ids[index],
+            self.entry_ids[index],
+            self.versions[index],
+            self.created_ms[index],
+            self.sequences[index],
+            self.orders[index],
+            self.names[self.producers[index]],
+            self.starts[index + 1] - self.starts[index],
+        )
+
+    def spread(self, words: memoryview) -> memoryview:
+        """Return *words*, an item of 4 or 8 bytes for each origin, for each message instead."""
+        return _spread(words, words.itemsize, self).cast(words.format)  # type: ignore[call-overload, no-any-return] # one of two
+
+    @cached_property
+    def index(self) -> memoryview:
+        """The place of each message's origin, "i"."""
+        return _spread(None, 4, self).cast("i")
+
+
+class Compacted(NamedTuple):
+    """A compacted entry, taken apart."""
+
+    header: CompactedHeader
+    origins: Origins
+    batch_indexes: memoryview
+    """"i": of each message in the batch that it was in; -1: it was none"""
+    decoded: Decoded
+    """What the messages hold; its header is that of the batch inside."""
+
+
+def is_compacted(payload: Buffer) -> bool:
+    """Whether an entry claims to be a compacted one; batches begin otherwise."""
+    return bytes(memoryview(payload)[:2]) == b"QC"
+
+
+# --- encoding ---------------------------------------------------------------------
+
+
+def encode(
+    origins: Origins,
+    batch_indexes: Buffer | array[int],
+    columns: Columns,
+    *,
+    rows: array[int] | None = None,
+    compression: Compression = "none",
+) -> bytes:
+    """Return the payload of one compacted entry.
+
+    Its messages are those of *columns*, or with *rows*, an array "I", those that it names, in
+    that order; *origins* and *batch_indexes*, 4 bytes signed for each, say where they were.
+
+    Raises:
+        TooLarge: the entry would exceed SIZE_MAX or COUNT_MAX of batches.
+        ValueError: the places are not in order, or the parts do not fit together.
+    """
+    count = columns.count if rows is None else len(rows)
+    indexes = memoryview(batch_indexes).cast("B")
+    if not len(origins) or count != origins.count or len(indexes) != 4 * count:
+        raise ValueError(f"{count} messages, {origins.count} of origins, {len(indexes)} bytes")
+    table, names_size = _table(origins, indexes)
+    header = ffi.new("bk_compacted_header *")
+    header.count, header.origins, header.names = count, len(origins), len(origins.names)
+    header.table_size = header.stored_size = len(table)
+    _check_table(header, table, names_size)
+    batch = encode_batch(
+        columns, 0, count, rows=rows, compression=compression, created_ms=max(origins.created_ms)
+    )
+    size = _HEAD_SIZE + _padded(len(table)) + _plain_size(batch)
+    if size > SIZE_MAX:
+        raise TooLarge("a compacted entry", size=size, size_max=SIZE_MAX)
+    return _finish(header, table, batch, compression)
+
+
+def _table(origins: Origins, indexes: memoryview) -> tuple[bytes, int]:
+    names = [name.encode() for name in origins.names]
+    offsets = array("i", [0])
+    for name in names:
+        offsets.append(offsets[-1] + len(name))
+    words = (
+        origins.ledger_ids,
+        origins.numbers,
+        origins.entry_ids,
+        origins.versions,
+        origins.created_ms,
+        origins.sequences,
+        origins.orders,
+    )
+    columns = [*words, origins.starts, origins.producers, indexes, memoryview(offsets)]
+    return b"".join([*(column.cast("B") for column in columns), *names]), offsets[-1]
+
+
+def _check_table(header: Any, table: bytes, names_size: int) -> None:  # noqa: ANN401 - cffi
+    """Refuse what nobody could read, and note the places in the header."""
+    layout = ffi.new("bk_compacted_layout *")
+    if lib.bk_compacted_place(header, layout) + names_size != len(table):
+        raise ValueError("columns of origins that differ in length")
+    lib.bk_compacted_note(header, table)
+    if lib.bk_compacted_map(header, table, layout) != lib.BK_OK:
+        raise ValueError("origins or batch indexes that are not in order, or out of bounds")
+
+
+def _finish(header: Any, table: bytes, batch: bytes, compression: Compression) -> bytes:  # noqa: ANN401
+    if compression != "none":
+        smaller = bytes(codec(compression).compress(table, asbytes=True))
+        if len(smaller) < len(table):
+            header.compression = _COMPRESSIONS.index(compression)
+            table, header.stored_size = smaller, len(smaller)
+    head = ffi.new("uint8_t[]", _HEAD_SIZE)
+    lib.bk_compacted_write_header(head, header)
+    return b"".join([bytes(ffi.buffer(head)), table, bytes(-len(table) % _PLACE), batch])
+
+
+def _plain_size(batch: bytes) -> int:
+    header = read_batch_header(batch)
+    return int(lib.bk_batch_body_offset(0)) + header.body_size
+
+
+def _padded(size: int) -> int:
+    return size + -size % _PLACE
+
+
+# --- decoding ---------------------------------------------------------------------
+
+
+def read_header(payload: Buffer) -> CompactedHeader:
+    """Return the header of a compacted entry; nothing is decompressed.
+
+    Raises:
+        Corrupt: it is none, or none of this version.
+    """
+    return _take_header(_read(payload), payload)
+
+
+def read_origins(payload: Buffer) -> tuple[Origins, memoryview]:
+    """Return origins and batch indexes of a compacted entry; its batch is not touched.
+
+    Raises:
+        Corrupt: it is none, or its table is damaged.
+    """
+    return _take_table(_read(payload), payload)
+
+
+def decode(payload: Buffer) -> Compacted:
+    """Take a compacted entry apart; its columns are memoryviews of *payload*.
+
+    The same holds for them as for those of a batch that is decoded.
+
+    Raises:
+        Corrupt: it is no sound compacted entry.
+    """
+    raw = _read(payload)
+    origins, indexes = _take_table(raw, payload)
+    decoded = decode_batch(memoryview(payload).cast("B")[raw.batch_offset :])
+    return Compacted(_take_header(raw, payload), origins, indexes, decoded)
+
+
+def _read(payload: Buffer) -> Any:  # noqa: ANN401 - a cffi pointer
+    raw, batch = ffi.new("bk_compacted_header *"), ffi.new("bk_batch_header *")
+    with ffi.from_buffer(payload) as lent:
+        result = lib.bk_compacted_read_header(lent, len(lent), raw, batch)
+    check(result, "a compacted entry's header")
+    return raw
+
+
+def _take_header(raw: Any, payload: Buffer) -> CompactedHeader:  # noqa: ANN401 - a cffi pointer
+    return CompactedHeader(
+        raw.count,
+        raw.origins,
+        (raw.first_number, raw.first_entry, raw.first_index),
+        (raw.last_number, raw.last_entry, raw.last_index),
+        read_batch_header(memoryview(payload).cast("B")[raw.batch_offset :]),
+    )
+
+
+def _take_table(raw: Any, payload: Buffer) -> tuple[Origins, memoryview]:  # noqa: ANN401
+    layout = ffi.new("bk_compacted_layout *")
+    table = _plain_table(raw, payload)
+    with ffi.from_buffer(table) as lent:
+        check(lib.bk_compacted_map(raw, lent, layout), "a compacted entry's table")
+        moved = int(ffi.cast("uintptr_t", lent)) % _PLACE != 0
+    if moved:
+        table = memoryview(bytes(table))
+
+    def column(at: int, count: int, kind: Literal["q", "i"]) -> memoryview:
+        return table[at : at + count * (8 if kind == "q" else 4)].cast(kind)
+
+    n = raw.origins
+    origins = Origins(
+        ledger_ids=column(layout.ledger_ids, n, "q"),
+        numbers=column(layout.numbers, n, "q"),
+        entry_ids=column(layout.entry_ids, n, "q"),
+        versions=column(layout.versions, n, "q"),
+        created_ms=column(layout.created, n, "q"),
+        sequences=column(layout.sequences, n, "q"),
+        orders=column(layout.orders, n, "q"),
+        starts=column(layout.starts, n + 1, "i"),
+        producers=column(layout.producers, n, "i"),
+        names=_take_names(column(layout.name_offsets, raw.names + 1, "i"), table, layout),
+    )
+    return origins, column(layout.batch_indexes, raw.count, "i")
+
+
+def _take_names(offsets: memoryview, table: memoryview, layout: Any) -> tuple[str, ...]:  # noqa: ANN401
+    text = bytes(table[layout.name_bytes :])
+    ends = offsets.tolist()
+    return tuple(text[a:b].decode() for a, b in pairwise(ends))
+
+
+def _plain_table(raw: Any, payload: Buffer) -> memoryview:  # noqa: ANN401 - a cffi pointer
+    stored = memoryview(payload).cast("B")[_HEAD_SIZE : _HEAD_SIZE + raw.stored_size]
+    if raw.compression == lib.BK_BATCH_PLAIN:
+        return stored
+    if raw.compression == lib.BK_BATCH_LZ4:
+        with ffi.from_buffer(stored) as lent:
+            if lib.bk_lz4_size(lent, len(lent)) != raw.table_size:
+                raise Corrupt("a compacted entry's table: its LZ4 block has another size")
+    try:
+        found = codec(_COMPRESSIONS[raw.compression]).decompress(stored, raw.table_size)
+    except OSError as wrong:
+        raise Corrupt(f"a compacted entry's table: {wrong}") from wrong
+    return memoryview(found)
+
+
+# --- columns ----------------------------------------------------------------------
+
+
+def _words(numbers: Any) -> memoryview:  # noqa: ANN401 - an iterable of integers
+    return memoryview(array("q", numbers))
+
+
+def _spread(words: memoryview | None, width: int, origins: Origins) -> memoryview:
+    out = bytearray(width * origins.count)
+    given = ffi.NULL if words is None else address(words)
+    with ffi.from_buffer(out) as lent:
+        lib.bk_compacted_spread(given, width, address(origins.starts), len(origins), lent)
+    return memoryview(out)
