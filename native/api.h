@@ -17,7 +17,7 @@
  *   batch.h    the messages of one entry, by columns
  *   compacted.h  what compaction kept of many entries, in one
  *   latest.h   which message is the latest of its key
- *     rows of many batches as columns of one
+ *   gather.h   rows of many batches as columns of one
  *   checksum.h what tells whether copied messages are the same
  *
  * result     0 on success; a negative errno when the operating system failed;

@@ -20,6 +20,7 @@
 #include "batch.h"
 #include "compacted.h"
 #include "latest.h"
+#include "gather.h"
 #include "checksum.h"
 
 /* Integers in a given order, at any alignment. */
