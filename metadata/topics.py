@@ -8,6 +8,7 @@ topic-events/<namespace>/<20 digits>            TopicEvent: to be told on the na
 topic-event-last/<namespace>                    LastEvent: the number of the namespace's last
 lanes/<uid>/<partition>/<lane>                  LaneRecord
 lane-ledgers/<uid>/<partition>/<lane>/<number>  LaneLedger: the lane's ledgers, in order
+lane-removals/<uid>/<partition>/<lane>          LaneRemovals: what was deleted out of the lane
 writers/<uid>/<partition>/<lane>                a lease, held by the lane's writer: LaneOwner
 
 uid and number have 20 digits, partition + 1 and lane 10. A topic that is deleted and made again
@@ -19,6 +20,10 @@ The lease only tells others that the lane is in use; nothing depends on its time
 
 An event is written by the transaction that makes the change, and so is the number of the last
 one: numbers rise in the order of the changes, so who tells events can tell each of them once.
+
+Messages can be deleted out of a lane. A ledger that holds others too says in its row which of
+its messages are gone; of ledgers that held no others row and record are gone, and LaneRemovals
+says that this was meant. Versions and numbers of what was deleted are never used again.
 
 The record of a ledger (metadata/records.py) and its row here are made by one transaction and
 removed by one transaction, so a crash leaves neither a ledger that no topic knows nor a row
@@ -43,10 +48,15 @@ TOPIC_EVENTS = "topic-events/"
 LAST_EVENTS = "topic-event-last/"
 LANES = "lanes/"
 LANE_LEDGERS = "lane-ledgers/"
+LANE_REMOVALS = "lane-removals/"
 WRITERS = "writers/"
 TOPIC_COUNTER = "topics"
 EVENTS_NAME = "__events"
 PARTITIONS_MAX = 10_000
+REMOVED_MAX = 64
+"""Ranges that are deleted out of one ledger."""
+REMOVALS_MAX = 4096
+"""Ranges of ledgers that are deleted out of one lane, apart from each other."""
 INFINITE = -1
 NONE = -1
 
@@ -160,10 +170,28 @@ class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     """the greatest event time of all closed ledgers"""
 
 
+class Removed(msgspec.Struct, frozen=True, array_like=True):
+    """Messages that were deleted out of a ledger.
+
+    From behind the first *skip* messages of *entry*, to behind the first *stop_skip* of
+    *stop_entry*.
+    """
+
+    entry: Count
+    skip: Count
+    stop_entry: Count
+    stop_skip: Count
+
+    def __post_init__(self) -> None:
+        if (self.entry, self.skip) >= (self.stop_entry, self.stop_skip):
+            raise ValueError("a range of deleted messages ends before it begins")
+
+
 class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger of a lane. What counts and times it holds is known once it is closed.
 
-    Versions of its entries: base_version + entry id.
+    Versions of its entries: base_version + entry id. Messages and times are those that were
+    not deleted; entries and bytes are all that is stored.
     """
 
     ledger_id: Count
@@ -186,10 +214,32 @@ class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     named_ms: Count = 0
     """Unix time of the last message of a producer with a name, here or before; 0: never. The
     last ledger of a lane knows their sequence numbers."""
+    removed: Annotated[list[Removed], msgspec.Meta(max_length=REMOVED_MAX)] = []
+    """what was deleted out of it, in order and apart from each other"""
 
     def __post_init__(self) -> None:
         if max(self.first_timestamp, self.last_timestamp) > TIMESTAMP_MAX:
             raise ValueError("a timestamp has more than 64 bits")
+
+
+class RemovedLedgers(msgspec.Struct, frozen=True, array_like=True):
+    """Ledgers of a lane that were deleted: from *number* to before *stop_number*."""
+
+    number: Count
+    stop_number: Count
+    version: Count
+    """of the first entry"""
+    stop_version: Count
+    """of the first entry behind them"""
+    ledger_id: Count
+    """of the first"""
+    last_ledger_id: Count
+
+
+class LaneRemovals(msgspec.Struct, frozen=True):
+    """The ledgers that were deleted out of a lane, in order and apart from each other."""
+
+    ranges: Annotated[list[RemovedLedgers], msgspec.Meta(max_length=REMOVALS_MAX)] = []
 
 
 class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
@@ -205,7 +255,7 @@ class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     """it writes nothing: it closes a lane that was left, which does not take long"""
 
 
-TopicRow = TopicRecord | TopicEvent | LastEvent | LaneRecord | LaneLedger | LaneOwner
+TopicRow = TopicRecord | TopicEvent | LastEvent | LaneRecord | LaneLedger | LaneRemovals | LaneOwner
 
 
 def split_topic(name: str) -> tuple[str, str]:
@@ -267,6 +317,11 @@ def lane_ledger_key(uid: int, partition: int, lane: int, number: int) -> str:
     return f"{lane_ledgers_prefix(uid, partition, lane)}{number:020d}"
 
 
+def lane_removals_key(uid: int, partition: int, lane: int) -> str:
+    """Return the key of what was deleted out of a lane."""
+    return f"{partition_prefix(LANE_REMOVALS, uid, partition)}{lane:010d}"
+
+
 def last_number(key: str) -> int:
     """Return the number at the end of a key: a lane, or a ledger of one. Raises BadRecord."""
     digits = key.rpartition("/")[2]
@@ -314,6 +369,11 @@ def decode_lane(key: str, value: bytes) -> LaneRecord:
 def decode_lane_ledger(key: str, value: bytes) -> LaneLedger:
     """Return the ledger of a lane stored at *key*. Raises BadRecord."""
     return decode_row(key, value, LaneLedger)
+
+
+def decode_lane_removals(key: str, value: bytes) -> LaneRemovals:
+    """Return what was deleted out of a lane, stored at *key*. Raises BadRecord."""
+    return decode_row(key, value, LaneRemovals)
 
 
 def decode_owner(name: str, value: bytes) -> LaneOwner:

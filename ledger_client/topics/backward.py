@@ -1,8 +1,8 @@
 """One lane read in reverse: its ledgers from the last to the first, each from its end.
 
 Entries are read in blocks of a bounded size, and while one is being taken the next is read.
-The beginning of the lane is wherever it begins by the time that it is reached; a ledger
-that is removed under the reader is a Gap, after which nothing is left.
+What is removed under the reader is a Gap: so is the beginning of the lane, as it was when
+reading began.
 """
 
 from __future__ import annotations
@@ -16,11 +16,12 @@ from ledger_client.errors import (
     ReplicasUnavailable,
 )
 from ledger_client.reader import LedgerReader
-from ledger_client.topics.errors import Gap
+from ledger_client.topics.holes import kept_entries
 from ledger_client.topics.intake import Ended, Failed, Intake, Taken
 from ledger_client.topics.ledger_rows import LedgerRows, Row
 from ledger_client.topics.opening import LedgerOpener
-from ledger_client.topics.places import UNKNOWN, LaneRef, Place
+from ledger_client.topics.places import EARLIEST, UNKNOWN, LaneRef, Place
+from ledger_client.topics.removed import gap_before
 from ledger_client.topics.times import place_of
 
 BLOCK_SIZE = 2 << 20
@@ -48,6 +49,8 @@ class BackwardReader:
         self._place = start
         self._end = end
         self._block = FIRST_BLOCK_ENTRIES
+        self._floor = UNKNOWN
+        """Version with which what is to be read begins."""
 
     async def run(self) -> None:
         """Read until the end, or until something fails: the intake tells."""
@@ -59,14 +62,27 @@ class BackwardReader:
             await self._intake.put(Failed(failure))
 
     async def _read_ledgers(self) -> None:
-        number, inside = self._place.number, self._place.at > (self._place.number, 0, 0)
+        await self._learn_floor()
+        number = self._place.number
         while number >= 0 and (self._end is None or number >= self._end.number):
-            row = await self._rows.at(number)
-            if row is None or not await self._read(row):
-                if inside or row is not None:
-                    await self._intake.put(Failed(self._gap()))
+            row = await self._rows.at(number) or await self._rows.last_up_to(number)
+            if row is not None and self._end is not None and row.number < self._end.number:
+                row = None
+            if row is None or row.number < number or number < self._place.number:
+                gap = await gap_before(self._rows, row, self._place, self._floor)
+                if gap is not None:
+                    await self._intake.put(Failed(gap))
+            if row is None:
                 return
-            number, inside = number - 1, False
+            if not await self._read(row):
+                continue  # it was removed meanwhile: look for what is there
+            self._place, number = place_of(row, 0), row.number - 1
+
+    async def _learn_floor(self) -> None:
+        if self._end is not None and self._end != EARLIEST:
+            self._floor = self._end.version
+        elif (first := await self._rows.first_from(0)) is not None:
+            self._floor = first.ledger.base_version
 
     async def _read(self, row: Row) -> bool:
         """Read a ledger back to its first entry; False: it was removed on the way."""
@@ -92,6 +108,10 @@ class BackwardReader:
         bottom = 0
         if self._end is not None and self._end.number == row.number:
             bottom = self._end.entry
+        for start, last in reversed([*kept_entries(row.ledger.removed, bottom, stop - 1)]):
+            await self._read_run(row, reader, start, last + 1)
+
+    async def _read_run(self, row: Row, reader: LedgerReader, bottom: int, stop: int) -> None:
         while stop > bottom:
             first = max(stop - self._block, bottom)
             try:
@@ -114,13 +134,3 @@ class BackwardReader:
         if entries:
             fitting = BLOCK_SIZE * entries // max(size, 1)
             self._block = max(1, min(fitting, 4 * self._block, BLOCK_ENTRIES_MAX))
-
-    def _gap(self) -> Gap:
-        return Gap(
-            self._lane.topic,
-            partition=self._lane.partition,
-            lane=self._lane.lane,
-            position=self._place.message_id(self._lane.partition),
-            first=None,
-            missing=None,
-        )

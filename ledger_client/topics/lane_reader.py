@@ -9,11 +9,14 @@ read that is parked at a bookie. After the end of a ledger the lane goes on in t
 row. Until there is one a watch wakes the reader, and it looks by itself now and then.
 
 Rows go away, the oldest first, while somebody reads: removed.py tells what is missing then.
+What is deleted out of a ledger while it is read is passed over from the next look at its row on,
+a second later at most.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -21,19 +24,24 @@ from ledger_client.entries import EntryBatch
 from ledger_client.errors import (
     EntryLost,
     LedgerError,
+    MetadataUnavailable,
     NoSuchEntry,
     NoSuchLedger,
     ReplicasUnavailable,
 )
 from ledger_client.reader import LedgerReader
+from ledger_client.topics.holes import kept_entries
 from ledger_client.topics.intake import Ended, Failed, Intake, Taken
 from ledger_client.topics.ledger_rows import LedgerRows, Row
 from ledger_client.topics.opening import LedgerOpener, settle
 from ledger_client.topics.places import LaneRef, Place
-from ledger_client.topics.removed import gap_at
+from ledger_client.topics.removed import gap_behind
 from ledger_client.topics.times import place_of
 from ledger_client.topics.topic_watch import LOOK_S
 
+LOOK_AGAIN_S = 1.0
+"""Between two looks at the row of the ledger that is read."""
+LOOK_LIMIT_S = 0.5
 News = Callable[[str], trio.Event]
 """Returns what is set when rows with the prefix may have changed."""
 
@@ -74,6 +82,7 @@ class LaneReader:
         self._end = end
         self._last_number = last_number
         self._news = news
+        self._looked_at = 0.0
 
     async def run(self) -> None:
         """Read until the end, or until something fails: the intake tells."""
@@ -96,7 +105,7 @@ class LaneReader:
                 row = await self._first_readable()
             if row is not None and row.number == self._number:
                 return row
-            gap = gap_at(self._lane, self._number, self._place, row, record)
+            gap = await gap_behind(self._rows, self._number, self._place, row, record)
             if gap is not None:
                 await self._intake.put(Failed(gap))
             if row is not None:
@@ -126,6 +135,7 @@ class LaneReader:
 
     async def _read(self, row: Row) -> bool:
         """Read the rest of a ledger; False: it was removed on the way, and its row with it."""
+        self._looked_at = trio.current_time()
         try:
             reader = await self._opener.open(row.ledger.ledger_id)
             try:
@@ -152,6 +162,9 @@ class LaneReader:
             await self._read_range(row, reader, last)
         else:
             await self._follow(row, reader)
+            last = reader.last_confirmed
+        # Versions go on behind the last entry, also where that was deleted.
+        self._place = max(self._place, place_of(row, last + 1), key=lambda place: place.at)
 
     async def _follow(self, row: Row, reader: LedgerReader) -> None:
         follower = reader.follow(self._place.entry)
@@ -161,17 +174,31 @@ class LaneReader:
             batch = await follower.next_batch()
             if batch is None:
                 return
-            await self._put(row, batch)
+            row = await self._put(row, batch)
 
     async def _read_range(self, row: Row, reader: LedgerReader, last: int) -> None:
-        async for batch in reader.read_batches(self._place.entry, last):
-            await self._put(row, batch)
+        for first, stop in kept_entries(row.ledger.removed, self._place.entry, last):
+            async for batch in reader.read_batches(first, stop):
+                row = await self._put(row, batch)
 
     def _last_of(self, row: Row, last: int) -> int:
         if self._end is None or self._end.number != row.number:
             return last
         return min(last, self._end.entry if self._end.skip else self._end.entry - 1)
 
-    async def _put(self, row: Row, batch: EntryBatch) -> None:
+    async def _put(self, row: Row, batch: EntryBatch) -> Row:
+        """Hand entries on; return the row as it is now. Raises NoSuchLedger: it is gone."""
+        if trio.current_time() - self._looked_at > LOOK_AGAIN_S:
+            row = await self._look_again(row)
+            self._looked_at = trio.current_time()
         await self._intake.put(Taken(row, batch))
         self._place = place_of(row, batch.last_entry + 1)
+        return row
+
+    async def _look_again(self, row: Row) -> Row:
+        found: Row | None = row
+        with trio.move_on_after(LOOK_LIMIT_S), suppress(MetadataUnavailable):
+            found = await self._rows.at(row.number)  # without the store one reads on
+        if found is None:
+            raise NoSuchLedger(ledger_id=row.ledger.ledger_id)
+        return found

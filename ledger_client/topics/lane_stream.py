@@ -12,6 +12,7 @@ import trio
 
 from ledger_client.errors import LedgerError
 from ledger_client.topics.errors import Gap
+from ledger_client.topics.holes import kept_parts
 from ledger_client.topics.intake import Edge, Ended, Failed, Intake, Taken
 from ledger_client.topics.messages import Batch, Slice, open_batch
 from ledger_client.topics.places import LaneRef, Place
@@ -132,12 +133,13 @@ class LaneStream:
         place = place_of(taken.row, taken.batch.first_entry + self._index)
         batch = open_batch(self.lane, place, taken.batch.payload(self._index))
         if batch is None:
-            piece = None
+            pieces = []
         else:
-            start, stop = self._backward_cut(batch) if self._backward else self._cut(batch)
-            piece = Slice(batch, start, stop) if start < stop else None
-        if piece is not None:
-            self._slices.append(piece)
+            parts = kept_parts(taken.row.ledger.removed, place.entry, 0, batch.count)
+            cut = self._backward_pieces if self._backward else self._pieces
+            pieces = cut(batch, parts)
+        if pieces:
+            self._slices.extend(pieces)
         else:
             self._pass_by(place)
         self._index += -1 if self._backward else 1
@@ -152,28 +154,44 @@ class LaneStream:
         behind = place._replace(entry=place.entry + 1, version=version)
         self.place = place if self._backward else behind
 
-    def _cut(self, batch: Batch) -> tuple[int, int]:
-        start, stop = 0, batch.count
+    def _pieces(self, batch: Batch, parts: list[tuple[int, int]]) -> list[Slice]:
+        pieces: list[Slice] = []
+        for part in parts:
+            if self.ended:
+                break
+            start, stop = self._cut(batch, *part)
+            if start < stop:
+                pieces.append(Slice(batch, start, stop))
+        return pieces
+
+    def _cut(self, batch: Batch, start: int, stop: int) -> tuple[int, int]:
         if batch.place.at[:2] == self._next.at[:2]:
-            start = self._next.skip
+            start = max(start, self._next.skip)
         if self.since is not None:
-            if not self.since.reached_by(batch.header):
-                return stop, stop
-            start = max(start, self.since.index_in(batch))
+            reached = self.since.reached_by(batch.header)
+            start = max(start, self.since.index_in(batch)) if reached else stop
+            if start >= stop:
+                return start, stop
             self.since = None
         if self.until is not None and self.until.reached_by(batch.header):
-            stop = self.until.index_in(batch, start)
-            self.ended = stop < batch.count
+            reached_at = self.until.index_in(batch, start)
+            if reached_at < stop:
+                stop, self.ended = reached_at, True
         if self.end is not None and (*batch.place.at[:2], stop) >= self.end.at:
-            stop = self.end.skip if batch.place.at[:2] == self.end.at[:2] else start
+            is_here = batch.place.at[:2] == self.end.at[:2]
+            stop = min(stop, self.end.skip) if is_here else start
             self.ended = True
         return start, stop
 
-    def _backward_cut(self, batch: Batch) -> tuple[int, int]:
-        start, stop = 0, batch.count
-        if batch.place.at[:2] == self._next.at[:2]:
-            stop = self._next.skip
-        if self.end is not None and batch.place.at <= self.end.at:
-            start = self.end.skip if batch.place.at[:2] == self.end.at[:2] else stop
-            self.ended = True
-        return start, stop
+    def _backward_pieces(self, batch: Batch, parts: list[tuple[int, int]]) -> list[Slice]:
+        pieces: list[Slice] = []
+        for start, stop in reversed(parts):
+            here = batch.place.at[:2]
+            last = min(stop, self._next.skip) if here == self._next.at[:2] else stop
+            first = start
+            if self.end is not None and batch.place.at <= self.end.at:
+                first = max(start, self.end.skip) if here == self.end.at[:2] else stop
+                self.ended = True
+            if first < last:
+                pieces.append(Slice(batch, first, last))
+        return pieces

@@ -6,6 +6,7 @@ LedgerRecord, which is why readers take a row for an address and little more.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 from ledger_client.topics.places import LaneRef
@@ -15,12 +16,15 @@ from metadata.topics import (
     LANES,
     LaneLedger,
     LaneRecord,
+    RemovedLedgers,
     decode_lane,
     decode_lane_ledger,
+    decode_lane_removals,
     lane_key,
     lane_ledger_key,
     lane_ledgers_prefix,
     lane_of,
+    lane_removals_key,
     last_number,
     topic_prefix,
 )
@@ -74,6 +78,34 @@ class LedgerRows:
             return [
                 Row(last_number(key), decode_lane_ledger(key, value.value)) for key, value in found
             ]
+
+    async def last_up_to(self, number: int) -> Row | None:
+        """Return the last row there is up to ledger *number*."""
+        return await self.last_with(lambda row: row.number <= number, number)
+
+    async def last_with(self, holds: Callable[[Row], bool], number: int) -> Row | None:
+        """Return the last row up to ledger *number* of which something *holds*.
+
+        Of each row before that one it holds too: so few of them are asked for.
+        """
+        found = await self.first_from(0)
+        if found is None or found.number > number or not holds(found):
+            return None
+        while found.number < number:
+            middle = (found.number + number + 1) // 2
+            row = await self.first_from(middle)
+            if row is not None and row.number <= number and holds(row):
+                found = row
+            else:
+                number = middle - 1
+        return found
+
+    async def removals(self) -> list[RemovedLedgers]:
+        """Return which ledgers were deleted out of the lane."""
+        key = lane_removals_key(self.lane.uid, self.lane.partition, self.lane.lane)
+        with translated(self._timeout_s):
+            found = await self._store.get(key)
+            return [] if found is None else decode_lane_removals(key, found.value).ranges
 
     async def record(self) -> LaneRecord | None:
         """Return the lane as it is now."""

@@ -25,7 +25,7 @@ from ledger_client.topics.messages import message_header
 from ledger_client.topics.opening import LedgerOpener, settle
 from ledger_client.topics.places import LaneRef, Place
 from ledger_client.topics.reading import Reading
-from ledger_client.topics.removed import gap_at
+from ledger_client.topics.removed import gap_behind
 from ledger_client.topics.spans import Span, SpanPlan
 from ledger_client.topics.starting import KnownLane, Start, Starts, as_position, narrow
 from ledger_client.topics.times import TIMES, TimeSearch, place_of
@@ -180,20 +180,20 @@ class _Planner:
             rows = [row for row in rows if row.number <= end.number]
             for row in rows:
                 if row.number != number:
-                    self._pass(known, number, place, row, gaps)
+                    await self._pass(known, number, place, row, gaps)
                 begin_here = place if row.number == place.number else place_of(row, 0)
                 span, place = await self._span(known, row, begin_here, end)
                 spans += [] if span is None else [span]
                 number = row.number + 1
             if not rows:
-                self._pass(known, number, place, None, gaps)
+                await self._pass(known, number, place, None, gaps)
                 break
         return spans
 
-    def _pass(
+    async def _pass(
         self, known: KnownLane, number: int, place: Place, row: Row | None, gaps: list[Gap]
     ) -> None:
-        gap = gap_at(known.lane, number, place, row, known.record)
+        gap = await gap_behind(known.rows, number, place, row, known.record)
         if gap is not None:
             self._note(gap, gaps)
 
@@ -226,6 +226,7 @@ class _Planner:
             last_entry=entries - 1,
             size=size,
             messages=messages,
+            removed=tuple(row.ledger.removed),
         )
         return _within(whole, begin, last, stop), behind
 

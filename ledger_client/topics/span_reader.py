@@ -24,6 +24,7 @@ from ledger_client.options import Options
 from ledger_client.portal import Portal
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import Gap
+from ledger_client.topics.holes import kept_entries, kept_parts
 from ledger_client.topics.ledger_rows import LedgerRows
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Slice, open_batch
@@ -120,9 +121,10 @@ class SpanReader:
         try:
             reader = await self._opener.open(span.ledger_id)
             try:
-                async for entries in reader.read_batches(first, span.last_entry):
-                    await send.send(Brought(span, entries))
-                    first = entries.last_entry + 1
+                for start, stop in kept_entries(span.removed, first, span.last_entry):
+                    async for entries in reader.read_batches(start, stop):
+                        await send.send(Brought(span, entries))
+                        first = entries.last_entry + 1
             finally:
                 reader.close()
         except NoSuchLedger as gone:
@@ -196,8 +198,8 @@ def slices_of(brought: Brought) -> Iterator[Slice]:
         stop = batch.count
         if entry == span.last_entry and span.stop >= 0:
             stop = min(stop, span.stop)
-        if start < stop:
-            yield Slice(batch, start, stop)
+        for part in kept_parts(span.removed, entry, start, stop):
+            yield Slice(batch, *part)
 
 
 async def _following(brought: AsyncIterator[Brought]) -> Brought | None:

@@ -14,7 +14,7 @@ import msgspec
 from ledger_client.topics.errors import Gap
 from ledger_client.topics.places import UNKNOWN, LaneRef, Place
 from ledger_client.topics.starting import Position
-from metadata.topics import TopicRecord
+from metadata.topics import Removed, TopicRecord
 
 
 class Span(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +44,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """payload bytes, nearly"""
     messages: int = -1
     """how many, nearly; -1: nobody knows"""
+    removed: tuple[Removed, ...] = ()
+    """what was deleted out of the ledger, and is passed over"""
 
     @property
     def entries(self) -> int:

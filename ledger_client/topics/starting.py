@@ -87,25 +87,34 @@ class Starts:
 
     async def _version(self, known: KnownLane, version: int) -> Begin:
         """Return the place before the first entry of this version or a later one."""
-        number = 0
-        while page := await known.rows.page(number):
-            for row in page:
-                if not row.readable:
-                    break
-                base = row.ledger.base_version
-                if number == 0 and row is page[0] and 0 <= version < base:
-                    return Begin(EARLIEST, gap=_before(known.lane, row, version))
-                if base <= version and (
-                    row.ledger.state != "closed" or version < base + row.ledger.entries
-                ):
-                    return Begin(place_of(row, version - base))
-            number = page[-1].number + 1
+        last = await _newest(known)
+        row = await known.rows.last_with(
+            lambda row: row.readable and row.ledger.base_version <= version, last
+        )
+        if row is None:
+            first = await known.rows.first_from(0)
+            if first is not None and 0 <= version < first.ledger.base_version:
+                return Begin(EARLIEST, gap=_before(known.lane, first, version))
+            return Begin(await self._latest(known))
+        entry = version - row.ledger.base_version
+        if row.ledger.state != "closed" or entry < row.ledger.entries:
+            return Begin(place_of(row, entry))
+        behind = await known.rows.first_from(row.number + 1)  # where versions were left out
+        if behind is not None and behind.readable:
+            return Begin(place_of(behind, 0))
         return Begin(await self._latest(known))
 
     async def _message(self, known: KnownLane, start: MessageId, behind: bool) -> Begin:
-        row, first = await _row_of(known.rows, start.ledger_id)
-        if row is not None:
+        row = await known.rows.last_with(
+            lambda row: row.readable and row.ledger.ledger_id <= start.ledger_id,
+            await _newest(known),
+        )
+        if row is not None and row.ledger.ledger_id == start.ledger_id:
             return Begin(_place_of_message(row, start, behind))
+        for removed in await known.rows.removals():
+            if removed.ledger_id <= start.ledger_id <= removed.last_ledger_id:
+                return Begin(Place(removed.stop_number, version=removed.stop_version))
+        first = await known.rows.first_from(0)
         if first is not None and start.ledger_id > first.ledger.ledger_id:
             raise BadTopic(
                 f"message {start} is not in {known.lane}: no ledger {start.ledger_id} there",
@@ -142,19 +151,10 @@ def _place_of_message(row: Row, message: MessageId, behind: bool) -> Place:
     return place_of(row, message.entry_id + behind)  # the whole entry
 
 
-async def _row_of(rows: LedgerRows, ledger_id: int) -> tuple[Row | None, Row | None]:
-    """Return the row of a ledger, and the first row there is; ledger ids of a lane rise."""
-    first: Row | None = None
-    number = 0
-    while page := await rows.page(number):
-        first = first or page[0]
-        for row in page:
-            if row.ledger.ledger_id == ledger_id and row.readable:
-                return row, first
-        if page[-1].ledger.ledger_id > ledger_id:
-            break
-        number = page[-1].number + 1
-    return None, first
+async def _newest(known: KnownLane) -> int:
+    """Return the number of the newest ledger; ids and versions of a lane rise up to it."""
+    record = await known.rows.record()
+    return known.record.current if record is None else record.current
 
 
 def _kept_place(lane: LaneRef, position: Sequence[LanePlace]) -> Place:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from ledger_client.reader import LedgerReader
+from ledger_client.topics.holes import past
 from ledger_client.topics.ledger_rows import LedgerRows, Row
 from ledger_client.topics.messages import Batch, message_header, open_batch
 from ledger_client.topics.opening import LedgerOpener
@@ -183,10 +184,14 @@ class Headers:
         start, skip = begin.entry, begin.skip
         while (entry := await look(time, start)) is not None:
             batch = await self.batch(entry)
-            index = time.index_in(batch, skip if entry == begin.entry else 0)
-            if index < batch.count:
+            index = time.index_in(batch, skip if entry == start else 0)
+            if index >= batch.count:
+                start, skip = entry + 1, 0  # only what lies before *begin* has the time
+                continue
+            kept = past(self._row.ledger.removed, (entry, index))
+            if kept == (entry, index):
                 return place_of(self._row, entry)._replace(skip=index)
-            start = entry + 1  # only what lies before *begin* has the time
+            start, skip = kept
         return None
 
     async def halve(self, time: Time, start: int = 0) -> int | None:
