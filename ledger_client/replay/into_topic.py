@@ -1,0 +1,58 @@
+"""A replay from topics into a topic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractAsyncContextManager
+
+from ledger_client.replay.definition import check_target, find_target
+from ledger_client.replay.options import ReplayOptions
+from ledger_client.replay.replay import Aim, run_replay
+from ledger_client.replay.report import Report
+from ledger_client.replay.target import Target
+from ledger_client.replay.topic_target import open_topic_target
+from ledger_client.topics.client import TopicClient
+from metadata.replays import ReplayRecord
+from metadata.topics import TopicRecord
+
+
+async def replay_into_topic(
+    client: TopicClient,
+    names: Sequence[str],
+    to: str,
+    options: ReplayOptions,
+    *,
+    target: TopicClient | None = None,
+    cluster: str = "",
+    with_definition: bool = False,
+    replication: int | None = None,
+) -> Report:
+    """Replay *names* into the topic *to*; see TopicClient.replay.
+
+    *target* is the client of its cluster, if that is another one, and *cluster* what that is
+    called.
+    """
+    topics = [(await client.topics.get(name))[0] for name in names]
+    options.check(topics)
+    there = target or client
+    topic = await find_target(
+        there, to, topics, with_definition=with_definition, replication=replication
+    )
+    order = options.order_of(topics)
+    check_target(topic, topics, order, is_same_cluster=target is None)
+
+    def open_it(record: ReplayRecord, resumed: bool) -> AbstractAsyncContextManager[Target]:
+        return open_topic_target(there, topic, record, resumed=resumed)
+
+    aim = Aim(
+        f"topic {to}{f' of {cluster}' if cluster else ''}",
+        open_it,
+        uid=topic.uid,
+        partitions=topic.partitions,
+        one_to_one=_alike(topic, topics),
+    )
+    return await run_replay(client, topics, aim, options)
+
+
+def _alike(target: TopicRecord, topics: Sequence[TopicRecord]) -> bool:
+    return all(topic.partitions == target.partitions for topic in topics)

@@ -1,0 +1,275 @@
+"""A replay from its beginning, or from where it was, to its end.
+
+    lease ──► record ──► range, once ──► pins ──► target ──► copy ──► verify ──► done
+
+The record is put before anything is sent, and again behind what the target acknowledged.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from typing import NamedTuple
+
+import msgspec
+import trio
+
+from ledger_client.replay.errors import ChecksumDiffers, ReplayDiffers, TargetForeign
+from ledger_client.replay.log import ReplayLog, open_log
+from ledger_client.replay.options import ReplayOptions
+from ledger_client.replay.pace import Pace
+from ledger_client.replay.range import fix_range
+from ledger_client.replay.report import Part, Progress, Report
+from ledger_client.replay.source import ROWS_MIN, Chunk, Source, open_source
+from ledger_client.replay.target import WHOLE, Target, sent_of, sums_of
+from ledger_client.topics.client import TopicClient
+from ledger_client.topics.jobs import open_job
+from metadata.replays import LaneMark, Order, ReplayRecord, SourceTopic
+from metadata.topics import TopicRecord
+from native.checksum import Checksum
+
+SAVE_S = 1.0
+"""Between two records of how far it is."""
+NS_PER_MS = 1_000_000
+LOGICAL_BITS = 18
+
+
+class Aim(NamedTuple):
+    """Where a replay goes: a text that is the same for the same target, and how to open it."""
+
+    text: str
+    open: Callable[[ReplayRecord, bool], AbstractAsyncContextManager[Target]]
+    """for a record, which is resumed or not"""
+    uid: int = -1
+    partitions: int = 0
+    one_to_one: bool = False
+
+
+async def run_replay(
+    client: TopicClient, topics: Sequence[TopicRecord], aim: Aim, options: ReplayOptions
+) -> Report:
+    """Replay to the end, or the rest of what was begun; return what was done.
+
+    Raises:
+        ReplayBusy, ReplayLost, ReplayDiffers: see replay/errors.py.
+        Gap, RangeNotKept: messages of the range were removed.
+        ChecksumDiffers: verified, the target does not have what was sent.
+        LedgerError: as reading, and as the target.
+    """
+    name = options.name_of(topics, aim.text)
+    limit_s = client.options.metadata_timeout_s
+    async with open_log(client.store, name, topics[0].name, limit_s=limit_s) as log:
+        found = None if options.restart else await log.load()
+        if found is None:
+            record = await _begin(client, topics, aim, options, name)
+            await log.save(record)
+        else:
+            record = found
+            _check_same(record, topics, aim, options)
+            if record.state == "done":
+                return _report(record, record, 0.0, finished_before=True)
+        run = _Run(client, topics, log, record, options, resumed=found is not None)
+        return await run.run(aim)
+
+
+async def _begin(
+    client: TopicClient,
+    topics: Sequence[TopicRecord],
+    aim: Aim,
+    options: ReplayOptions,
+    name: str,
+) -> ReplayRecord:
+    fixed = await fix_range(client, topics, options.wanted)
+    now_ms = _now_ms()
+    return ReplayRecord(
+        name=name,
+        run=f"replay-{name}-{secrets.token_hex(8)}",
+        sources=_sources(topics),
+        order=options.order_of(topics),
+        asked=options.describe(),
+        target=aim.text,
+        target_uid=aim.uid,
+        target_partitions=aim.partitions,
+        one_to_one=aim.one_to_one,
+        entries=fixed.entries,
+        end=fixed.end,
+        reached=fixed.begin,
+        started_ms=now_ms,
+        updated_ms=now_ms,
+    )
+
+
+def _check_same(
+    record: ReplayRecord, topics: Sequence[TopicRecord], aim: Aim, options: ReplayOptions
+) -> None:
+    now = (_sources(topics), options.order_of(topics), options.describe(), aim.text)
+    if record.target_uid != aim.uid and record.target == aim.text:
+        told = "its target was deleted and made again since the replay began; use --restart"
+        raise TargetForeign(told, topic=topics[0].name)
+    for was, wanted, what in zip(
+        (record.sources, record.order, record.asked, record.target),
+        now,
+        ("the topics {}", "the order {}", "the range {}", "the target {}"),
+        strict=True,
+    ):
+        if was != wanted:
+            text = ", ".join(s.name for s in was) if isinstance(was, list) else str(was)
+            reason = what.format(text)
+            raise ReplayDiffers(topics[0].name, name=record.name, reason=reason)
+
+
+class _Run:
+    """One process's part of a replay."""
+
+    def __init__(
+        self,
+        client: TopicClient,
+        topics: Sequence[TopicRecord],
+        log: ReplayLog,
+        record: ReplayRecord,
+        options: ReplayOptions,
+        *,
+        resumed: bool,
+    ) -> None:
+        self._client = client
+        self._topics = topics
+        self._log = log
+        self._record = record
+        self._options = options
+        self._resumed = resumed
+        self._saved_at = trio.current_time()
+
+    async def run(self, aim: Aim) -> Report:
+        first, started = self._record, time.monotonic()
+        async with AsyncExitStack() as stack:
+            for index, topic in enumerate(self._topics):
+                pins = [_pin(mark) for mark in first.reached if mark.topic == index]
+                await stack.enter_async_context(open_job(self._client, topic, "replay", pins=pins))
+            opened = aim.open(first, self._resumed)
+            target = await stack.enter_async_context(opened)
+            known = target.reached()
+            if known is not None:  # the target knows better
+                self._note(target, known)
+                first = self._record
+            begin, end = self._record.reached, self._record.end
+            async with open_source(
+                self._client, self._topics, self._record.order, begin=begin, end=end
+            ) as source:
+                await self._copy(source, target)
+                await target.finish(source.reached)
+                self._note(target, source.reached())
+            if self._options.verify:
+                await self._verify(target)
+            repeated = target.repeated
+        self._record = msgspec.structs.replace(self._record, state="done")
+        await self._log.save(self._record)
+        seconds = time.monotonic() - started
+        report = _report(self._record, first, seconds, repeated=repeated)
+        return msgspec.structs.replace(report, verified=self._options.verify)
+
+    async def _copy(self, source: Source, target: Target) -> None:
+        pace = Pace(self._options.speed)
+        rows_min = 1 if pace.speed else ROWS_MIN
+        while (chunk := await source.chunk(rows_min)) is not None:
+            durable = await self._put(chunk, source, target, pace)
+            self._tell(source, target)
+            if durable and trio.current_time() >= self._saved_at + SAVE_S:
+                self._note(target, source.reached())
+                await self._log.save(self._record)
+
+    async def _put(self, chunk: Chunk, source: Source, target: Target, pace: Pace) -> bool:
+        batch = chunk.record_batch()
+        if self._options.keep_ids:
+            from ledger_client.replay.columns import with_ids
+
+            batch = with_ids(batch)
+        if not pace.speed:
+            return await target.put(batch, source.reached)
+        durable = False
+        for start, stop, due_at in pace.cut(_times(batch, self._record.order)):
+            await pace.wait(due_at)
+            reached = source.reached if stop == batch.num_rows else None
+            durable = await target.put(batch.slice(start, stop - start), reached)
+        return durable
+
+    def _note(self, target: Target, reached: list[LaneMark]) -> None:
+        self._saved_at = trio.current_time()
+        self._record = msgspec.structs.replace(
+            self._record,
+            reached=reached,
+            sent=sent_of(target.sent),
+            bytes=target.bytes,
+            updated_ms=_now_ms(),
+        )
+
+    def _tell(self, source: Source, target: Target) -> None:
+        if self._options.on_progress is None:
+            return
+        pairs = zip(self._record.end, source.reached(), strict=True)
+        left = sum(max(end.version - here.version, 0) for end, here in pairs)
+        total = self._record.entries
+        whole = target.sent.get(WHOLE, Checksum())
+        told = Progress(whole.count, target.bytes, max(total - left, 0), total)
+        self._options.on_progress(told)
+
+    async def _verify(self, target: Target) -> None:
+        found = await target.verify()
+        for part, sent in target.sent.items():
+            if part in found and found[part] != sent:
+                raise ChecksumDiffers(
+                    self._topics[0].name,
+                    part=f"{self._record.target}, {target.name_of(part)}",
+                    sent=sent,
+                    found=found[part],
+                )
+
+
+def _times(batch: object, order: Order) -> list[int | None]:
+    """Return the time of each message in nanoseconds, by which it is paced."""
+    column = batch.column  # type: ignore[attr-defined] # of pyarrow, which has no types
+    if order == "event-time":
+        times: list[int | None] = column("event_time").to_pylist()
+        return times
+    stamps, made_ms = column("timestamp").to_pylist(), column("publish_time").to_pylist()
+    return [
+        ((stamp or 0) >> LOGICAL_BITS or made) * NS_PER_MS
+        for stamp, made in zip(stamps, made_ms, strict=True)
+    ]
+
+
+def _report(
+    record: ReplayRecord,
+    first: ReplayRecord,
+    seconds: float,
+    *,
+    repeated: int = 0,
+    finished_before: bool = False,
+) -> Report:
+    sums = sums_of(record.sent)
+    whole = sums.pop(WHOLE, Checksum())
+    return Report(
+        name=record.name,
+        target=record.target,
+        messages=whole.count,
+        bytes=record.bytes,
+        checksum=whole.text,
+        parts=[Part(part, each.count, each.text) for part, each in sorted(sums.items())],
+        resumed=sums_of(first.sent).get(WHOLE, Checksum()).count,
+        repeated=repeated,
+        seconds=round(seconds, 3),
+        finished_before=finished_before,
+    )
+
+
+def _sources(topics: Sequence[TopicRecord]) -> list[SourceTopic]:
+    return [SourceTopic(topic.name, topic.uid) for topic in topics]
+
+
+def _pin(mark: LaneMark) -> tuple[int, int, int]:
+    return mark.partition, mark.lane, max(mark.number, 0)
+
+
+def _now_ms() -> int:
+    return time.time_ns() // 1_000_000

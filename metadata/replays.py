@@ -1,0 +1,118 @@
+"""Replays: which range goes where, and how far it is.
+
+key or lease     value
+---------------  -----------------------------------------------------------------
+replays/<name>   a lease, held by the process that runs the replay, and
+                 ReplayRecord: what it is, and what is surely in its target
+
+The record is put when the replay begins, and behind what its target acknowledged: so what
+the target has is that and perhaps a little more, and the target decides (its numbers of
+the producer of this run, or the files that it has).
+
+Decoders raise BadRecord, naming the key; unknown fields are let pass.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+import msgspec
+
+from metadata.errors import BadRecord
+from metadata.records import decode_row
+from metadata.topics import Count
+
+REPLAYS = "replays/"
+LANES_MAX = 8000
+"""Of one replay: its record has two places of each, and a value has a bound."""
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
+
+Order = Literal["event-time", "time", "arrival"]
+Word = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1
+
+
+class LaneMark(msgspec.Struct, frozen=True, array_like=True):
+    """A place in a lane: before the message behind *skip* others of an entry."""
+
+    topic: int
+    """which of the sources"""
+    partition: int
+    lane: int
+    number: int
+    """of the ledger in its lane; -1: before whatever is there first"""
+    entry: int = 0
+    skip: int = 0
+    ledger_id: int = -1
+    version: int = -1
+    clock: int = 0
+    """what the order of the replay keeps of the lane"""
+
+
+class SourceTopic(msgspec.Struct, frozen=True):
+    """A topic that is replayed."""
+
+    name: str
+    uid: Count
+
+
+class Sent(msgspec.Struct, frozen=True):
+    """What went to a part of the target, such as a partition: its checksum."""
+
+    part: int
+    count: Count = 0
+    total: Word = 0
+    chain: Word = 0
+
+
+class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
+    """A replay. *order* is how messages of several lanes are merged."""
+
+    name: str
+    run: str
+    """of this run from its beginning; another one for the same name has another"""
+    sources: list[SourceTopic]
+    order: Order
+    asked: str
+    """the range and what else decides on what is replayed, as it was asked for"""
+    target: str
+    """where to, as it was asked for"""
+    target_uid: int = -1
+    """of a topic"""
+    target_partitions: int = 0
+    one_to_one: bool = False
+    """each message stays in the partition of its number"""
+    entries: Count = 0
+    """of the range, nearly"""
+    end: list[LaneMark]
+    """behind the last message of each lane: it does not move"""
+    reached: list[LaneMark]
+    """behind what is surely in the target"""
+    sent: list[Sent] = []
+    """that much"""
+    bytes: Count = 0
+    """of values and keys"""
+    state: Literal["running", "done"] = "running"
+    started_ms: Count = 0
+    updated_ms: Count = 0
+
+
+def replay_key(name: str) -> str:
+    """Return the key of a replay, and the name of its lease. Raises ValueError."""
+    if not _NAME.fullmatch(name):
+        raise ValueError(f"{name!a} is not 1 to 200 letters, digits, '_', '-' or '.'")
+    return REPLAYS + name
+
+
+def encode_replay(record: ReplayRecord) -> bytes:
+    """Return *record* as the JSON to store."""
+    return msgspec.json.encode(record)
+
+
+def decode_replay(key: str, value: bytes) -> ReplayRecord:
+    """Return the replay stored at *key*. Raises BadRecord."""
+    record = decode_row(key, value, ReplayRecord)
+    marks = {(mark.topic, mark.partition, mark.lane) for mark in record.end}
+    if {(mark.topic, mark.partition, mark.lane) for mark in record.reached} != marks:
+        raise BadRecord(f"{key}: its two places of each lane are not of the same lanes")
+    return record
