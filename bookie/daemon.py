@@ -159,8 +159,9 @@ class _Bookie:
                 disk=disk,
                 drain=drain,
             )
-            host = Host(bookie_id, status.address, storage, drain, disk.changed)
-            self._registry.register(BookieMetrics(storage, server, disk, upkeep, host))
+            registry = self._registry
+            host = Host(bookie_id, status.address, storage, drain, disk.changed, registry)
+            registry.register(BookieMetrics(storage, server, disk, upkeep, host))
             calls.tell_of(status)
             await nursery.start(serve, server.serve, listeners)
             registration = Registration(

@@ -12,6 +12,7 @@ from functools import partial
 
 import msgspec
 import trio
+from prometheus_client import CollectorRegistry
 
 from bookie.bell import Bell
 from bookie.drain import Drain
@@ -45,14 +46,22 @@ class Host:
         bookie_id: its name.
         address: host:port for clients.
         figures: what the roles tell.
+        registry: of the metrics that the bookie's page tells, for those of the roles.
     """
 
     def __init__(
-        self, bookie_id: str, address: str, storage: Storage, drain: Drain, changed: Bell
+        self,
+        bookie_id: str,
+        address: str,
+        storage: Storage,
+        drain: Drain,
+        changed: Bell,
+        registry: CollectorRegistry,
     ) -> None:
         self.bookie_id = bookie_id
         self.address = address
         self.figures = Figures()
+        self.registry = registry
         self._storage = storage
         self._drain = drain
         self._changed = changed

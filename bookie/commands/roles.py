@@ -32,6 +32,6 @@ def roles_of(config: BookieConfig, store: MetadataStore) -> Roles:
     async def run(host: Host) -> None:
         async with Background() as nursery:
             client = TopicClient(store, nursery, open_stream=open_stream)
-            await run_roles(client, store, host, options)
+            await run_roles(client, store, host, options, registry=host.registry)
 
     return run

@@ -15,6 +15,7 @@ from ledger_client import Client
 from ledger_client.commands import options
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.message_forms import FORMS
+from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.moment import Moment
 from ledger_client.commands.output import put
 from ledger_client.topics.message_id import MessageId
@@ -108,6 +109,7 @@ def _place(*names: str, text: str) -> Callable[[options.Command], options.Comman
     help="Values as lines, JSON objects as lines, or an Arrow IPC stream.",
 )
 @click.option("--json", "as_json", is_flag=True, help="The same as --format json.")
+@metrics_port
 @options.cluster
 def read(
     *,
@@ -121,6 +123,7 @@ def read(
     skip_gaps: bool,
     form: str | None,
     as_json: bool,
+    metrics_port: int,
     cluster: str,
     **asked: Any,  # noqa: ANN401 - follow, reverse, partitions, lanes, order
 ) -> None:
@@ -147,7 +150,8 @@ def read(
         "partitions": asked["partitions"] or None,
         "lanes": asked["lanes"] or None,
     }
-    trio.run(finish, partial(_read, cluster, topics, span, settings, form, limit))
+    order = Order(cluster, topics, span, form, limit, metrics_port)
+    trio.run(finish, partial(_read, order, settings))
 
 
 class Span(NamedTuple):
@@ -174,19 +178,27 @@ class Span(NamedTuple):
         }
 
 
-async def _read(
-    cluster: str,
-    topics: tuple[str, ...],
-    span: Span,
-    settings: ReadSettings,
-    form: str,
-    limit: int | None,
-) -> None:
-    async with ledger_client.connect(cluster) as client:
+class Order(NamedTuple):
+    """What the command line asks for, beside what readers are told."""
+
+    cluster: str
+    topics: tuple[str, ...]
+    span: Span
+    form: str
+    limit: int | None
+    metrics_port: int
+
+
+async def _read(order: Order, settings: ReadSettings) -> None:
+    topics, span = order.topics, order.span
+    async with (
+        ledger_client.connect(order.cluster) as client,
+        metrics_page(client, order.metrics_port),
+    ):
         by = span.by or await _kind_of_time(client, topics, span)
         settings |= span.settings(by)
         async with client.topic_reader(topics, **settings) as reader:
-            await FORMS[form](reader, limit, put)
+            await FORMS[order.form](reader, order.limit, put)
             for gap in reader.gaps:
                 click.echo(f"quire: {gap}", err=True)
 

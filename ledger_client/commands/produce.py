@@ -33,6 +33,7 @@ from ledger_client.commands.feeds import (
 )
 from ledger_client.commands.field_times import UNITS_NS, TimeUnit
 from ledger_client.commands.interruption import interrupted
+from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.progress import show_progress
 from ledger_client.commands.pump import chunks
 from ledger_client.commands.quantity import count
@@ -71,6 +72,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     access: Access | None
     partition: int | None
     compression: Literal["none", "zstd", "lz4"] | None
+    metrics_port: int
     as_json: bool
 
 
@@ -105,6 +107,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     is_flag=True,
     help="FILE is the same as before, from its beginning: send what is not kept. With --name.",
 )
+@metrics_port
 @options.cluster
 @options.as_json
 def produce(
@@ -151,7 +154,10 @@ def _feed(form: Form, fields: Fields, delimiter: str) -> Feed:
 
 async def _produce(source: int, feed: Feed, order: Order) -> None:
     done = Produced(order.topic)
-    async with ledger_client.connect(order.cluster) as client:
+    async with (
+        ledger_client.connect(order.cluster) as client,
+        metrics_page(client, order.metrics_port),
+    ):
         if order.create:
             with suppress(TopicExists):
                 await client.create_topic(order.topic)

@@ -26,6 +26,7 @@ import trio
 
 from ledger_client.client import Client
 from ledger_client.errors import LedgerError
+from ledger_client.observation.topics import TopicFigures
 from ledger_client.repair.records import Listing
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.dead_jobs import DeadJobs
@@ -68,12 +69,14 @@ class Housekeeper:
         client: TopicClient,
         options: HousekeepingOptions,
         *,
+        figures: TopicFigures | None = None,
         close_lane: CloseLane = close_lane,
         clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._client = client
         self._store = client.store
         self._options = options
+        self._figures = figures or TopicFigures()
         self._close_lane = close_lane
         self._clock_ms = clock_ms
         self._dead_jobs = DeadJobs(client.store)
@@ -119,6 +122,7 @@ class Housekeeper:
         began_at = trio.current_time()
         deleting: set[int] = set()
         self._idle_now = set()
+        self._figures.begin_round()
         async for topic in Listing(self._store, TOPICS, decode_topic, unreadable=self._unreadable):
             if topic.state == "deleting":
                 deleting.add(topic.uid)
@@ -126,6 +130,7 @@ class Housekeeper:
             else:
                 await self._look_after(topic, term)
         self._half_deleted, self._idle_before = deleting, self._idle_now
+        self._figures.end_round()
         await self._dead_jobs.give_up(term)
         await trio.sleep((trio.current_time() - began_at) * REST_RATIO)
 
@@ -144,6 +149,7 @@ class Housekeeper:
                 self._unreadable.add(topic.name)
                 _log.warning("topic %s is left as it is: %s", topic.name, wrong)
             return
+        self._figures.note(topic, lanes)
         for _, group in groupby(lanes, key=lambda lane: lane.partition):
             partition = list(group)
             await self._retain(topic, partition, pins, term)
@@ -157,6 +163,7 @@ class Housekeeper:
         fates = going(plan_retention(lanes, topic.retention, now_ms=now_ms, pins=pins))
         gone = await remove(self._client.topics, topic.uid, fates, checks=[term.check])
         if gone:
+            self._figures.note_removed(topic.name, gone)
             _log.info("removed %d ledgers of topic %s", len(gone), topic.name)
 
     async def _close_idle(self, topic: TopicRecord, lanes: list[LaneHoldings]) -> None:

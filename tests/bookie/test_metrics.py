@@ -58,8 +58,9 @@ async def scraped(folder: Path) -> AsyncIterator[Scrape]:
         disk = DiskGuard(rig.storage.engine, config)
         await disk.check()
         upkeep = Upkeep(rig.storage, store, config, disk, bookie_id="b1")
-        host = Host("b1", "h:1", rig.storage, Drain(store, disk, "b1", cookie_id=""), disk.changed)
         registry = CollectorRegistry()
+        drain = Drain(store, disk, "b1", cookie_id="")
+        host = Host("b1", "h:1", rig.storage, drain, disk.changed, registry)
         registry.register(BookieMetrics(rig.storage, rig.server, disk, upkeep, host))
         yield Scrape(rig.connect(), registry)
 

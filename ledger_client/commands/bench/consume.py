@@ -23,6 +23,7 @@ from ledger_client.commands.bench.samples import Percentiles, Samples
 from ledger_client.commands.bench.sending import send_many
 from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
+from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
 from ledger_client.topics.reading import ReadSettings
@@ -48,6 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rate_s: float
     folder: Path
     floor_size: int
+    metrics_port: int
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -95,6 +97,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--rate-seconds", "rate_s", type=float, default=5.0, show_default=True)
 @options.folder
 @floor_size
+@metrics_port
 @options.as_json
 def consume(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
     """Fill a topic, read it in several ways, and say how fast that was.
@@ -119,6 +122,7 @@ async def _measure(plan: Plan) -> Result:
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
         ledger_client.connect(sandbox.cluster) as client,
+        metrics_page(client, plan.metrics_port),
     ):
         messages = await _fill(client, plan)
         await _make_cold(sandbox)

@@ -24,6 +24,7 @@ from ledger_client.commands.bench.samples import Percentiles
 from ledger_client.commands.bench.sending import Sent, send_by_clock, send_in_tasks, send_many
 from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
+from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 from ledger_client.topics.producer import Producer
 from metadata.topics import RollPolicy
@@ -52,6 +53,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     rate_s: float
     folder: Path
     floor_size: int
+    metrics_port: int
 
 
 class Figures(msgspec.Struct, frozen=True, kw_only=True):
@@ -112,6 +114,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--rate-seconds", "rate_s", type=float, default=5.0, show_default=True)
 @options.folder
 @floor_size
+@metrics_port
 @options.as_json
 def produce(*, as_json: bool, **asked: object) -> None:
     """Send messages, each acknowledged after fdatasync, and say how fast it was.
@@ -151,6 +154,7 @@ async def _measure_cluster(plan: Plan, floor: Floor, cluster: str, bookies: list
     async def run(load: Load, policy: RollPolicy = roll) -> Figures:
         async with (
             ledger_client.connect(cluster) as client,
+            metrics_page(client, plan.metrics_port),
             _topic(client, plan, policy),
             client.producer(TOPIC, access="exclusive", compression=plan.compression) as producer,
         ):

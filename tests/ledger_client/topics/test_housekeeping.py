@@ -12,6 +12,7 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.client import Client as LedgerClient
 from ledger_client.errors import LedgerError
+from ledger_client.observation.topics import Removals, TopicFigures
 from ledger_client.topics.housekeeping import Housekeeper, HousekeepingOptions
 from metadata.errors import LeaseLost
 from metadata.leadership import Term
@@ -38,10 +39,15 @@ class Rig:
     """A housekeeper whose clock says NOW_MS, and what it asked to have closed."""
 
     def __init__(self, client: Client) -> None:
+        self.figures = TopicFigures()
         self.closed: list[tuple[str, int, int]] = []
         self.failing: set[int] = set()
         self.keeper = Housekeeper(
-            client, OPTIONS, close_lane=self.close_lane, clock_ms=lambda: NOW_MS
+            client,
+            OPTIONS,
+            figures=self.figures,
+            close_lane=self.close_lane,
+            clock_ms=lambda: NOW_MS,
         )
 
     async def close_lane(
@@ -88,6 +94,19 @@ async def test_what_is_over_its_limits_goes_by_itself(
     async with leading(cluster, rig):
         await trio.sleep(1)
         assert ledger_ids(cluster.store) == [198, 199, 200, 201, 211, 212]
+
+
+async def test_what_topics_hold_and_what_retention_took_is_told(
+    cluster: MemoryCluster, client: Client, rig: Rig
+) -> None:
+    topic = await made(client, retention=DAY)
+    await lay_lane(cluster.store, topic, [row(98), begun(99)])
+    term = await elected(cluster)
+    await rig.keeper.look_after_all(term)
+    assert rig.figures.seen["s/t"].ledgers["closed"] == 1
+    await lay_lane(cluster.store, topic, [row(0), row(98), begun(99)])
+    await rig.keeper.look_after_all(term)
+    assert rig.figures.removed["s/t"] == Removals(1, 1000)
 
 
 async def test_a_lane_that_nobody_writes_is_closed(
