@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from native.batch import Binary, Columns, Decoded, Headers
 from native.columns import slice_bits, words_of
+from native.compacted import Origins
 
 HEADERS = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
 SCHEMA = pa.schema(
@@ -56,6 +57,34 @@ def record_batch(
             _words(pa.int64(), columns.event_times, columns.event_time_validity, count),
             _constant(pa.int64(), header.created_ms, count),
             _producers(header.producer, count),
+            _strings(pa.binary(), columns.keys, count),
+            _strings(pa.binary(), columns.values, count),
+            _headers(columns.headers, count),
+        ],
+        schema=SCHEMA,
+    )
+
+
+def compacted_record_batch(
+    decoded: Decoded, origins: Origins, batch_indexes: memoryview, *, partition: int = -1
+) -> pa.RecordBatch:
+    """Return the messages of a compacted entry with SCHEMA; copies neither values nor keys."""
+    columns = decoded.columns
+    count = columns.count
+
+    def each(words: memoryview) -> pa.Array:
+        return _words(pa.int64(), origins.spread(words), None, count)
+
+    return pa.RecordBatch.from_arrays(
+        [
+            each(origins.ledger_ids),
+            each(origins.entry_ids),
+            _constant(pa.int32(), partition, count),
+            _words(pa.int32(), batch_indexes, None, count),
+            _words(pa.uint64(), columns.timestamps, None, count),
+            _words(pa.int64(), columns.event_times, columns.event_time_validity, count),
+            each(origins.created_ms),
+            _names(origins, count),
             _strings(pa.binary(), columns.keys, count),
             _strings(pa.binary(), columns.values, count),
             _headers(columns.headers, count),
@@ -167,6 +196,14 @@ def _producers(producer: str, count: int) -> pa.Array:
     if count > 1 << _KEPT_BITS_MAX:
         return pa.array([producer] * count, pa.string())
     return _kept_names(producer, _bits(count)).slice(0, count)
+
+
+def _names(origins: Origins, count: int) -> pa.Array:
+    """Return the producer of each message, null for none."""
+    if len(origins.names) == 1:
+        return _producers(origins.names[0], count)
+    names = pa.array([name or None for name in origins.names], pa.string())
+    return names.take(_words(pa.int32(), origins.spread(origins.producers), None, count))
 
 
 @lru_cache(maxsize=64)

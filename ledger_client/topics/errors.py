@@ -4,6 +4,7 @@ TopicError                   is a LedgerError
 ├── NoSuchTopic              it does not exist, or was deleted
 ├── TopicExists              the name is taken
 ├── BadTopic                 the name or a setting cannot be; the message says which
+├── TopicBusy                somebody needs what is to be deleted; the message says what to do
 ├── ProducerBusy             the lane is another producer's; wait, take over, or choose "shared"
 ├── ProducerFailed           this producer takes nothing any more; open a new one
 │   ├── ProducerFenced       another producer took the lane over; stop writing
@@ -12,8 +13,11 @@ TopicError                   is a LedgerError
 ├── BufferFull               send_nowait found no room; wait with send(), or flush()
 ├── MessageTooLarge          the message does not fit a frame
 ├── EventTimeBack            the event time is lower than one the lane has already
+├── RowsUnordered            a job's rows are not in order of event time: sort them
+├── TooManyLedgers           a job staged more than one transaction shows: use fewer tasks
 ├── JobLost                  the job's lease is over; what it staged is not shown: run it again
 ├── TailLost                 no bookie has the end of a lane: bring one back, or give it up
+├── CompactedSetLost         what compaction left is not whole: compact again, or read without it
 ├── BadBatch                 an entry of the topic is no batch: damage, or a foreign writer
 └── Gap                      the position was removed; the first there is, is named
 
@@ -51,6 +55,15 @@ class TopicExists(TopicError):
 
 class BadTopic(TopicError):
     """The name, or what was asked of the topic, cannot be."""
+
+
+class TopicBusy(TopicError):
+    """Somebody needs what is to be deleted out of a lane. Nothing was deleted of it."""
+
+    def __init__(self, topic: str, *, partition: int, lane: int, why: str) -> None:
+        super().__init__(f"lane {lane} of partition {partition} {why}", topic=topic)
+        self.partition = partition
+        self.lane = lane
 
 
 class ProducerBusy(TopicError):
@@ -141,6 +154,35 @@ class EventTimeBack(TopicError):
         self.last_event_time = last_event_time
 
 
+class RowsUnordered(TopicError):
+    """The topic is ordered by event time, and the rows of a job are not. Nothing is shown."""
+
+    def __init__(self, topic: str, *, partition: int, event_time: int, before: int) -> None:
+        super().__init__(
+            f"partition {partition}: event time {event_time} ns comes after {before} ns in the "
+            "rows to be written; order all of them by event time first, in Spark: "
+            'orderBy("event_time")',
+            topic=topic,
+        )
+        self.partition = partition
+        self.event_time = event_time
+        self.before = before
+
+
+class TooManyLedgers(TopicError):
+    """A job staged more ledgers than can be shown at once. Nothing is shown."""
+
+    def __init__(self, topic: str, *, count: int, count_max: int, what: str) -> None:
+        super().__init__(
+            f"{count} {what}, and at most {count_max} can be shown at once; write with fewer "
+            "tasks, in Spark: coalesce(n), or let ledgers be larger: "
+            f"quire topic alter {topic} --roll-size",
+            topic=topic,
+        )
+        self.count = count
+        self.count_max = count_max
+
+
 class JobLost(TopicError):
     """Nobody could tell any more that the job lives. Nothing that it staged is in the topic."""
 
@@ -166,6 +208,15 @@ class TailLost(TopicError):
         self.lane = lane
         self.ledger_id = ledger_id
         self.entry_id = entry_id
+
+
+class CompactedSetLost(TopicError):
+    """A ledger of what compaction left is gone; readers do not take older messages instead."""
+
+    def __init__(self, topic: str, *, reason: str, ledger_id: int = -1) -> None:
+        super().__init__(f"the compacted messages are lost: {reason}", topic=topic)
+        self.ledger_id = ledger_id
+        """-1: there is no set any more."""
 
 
 class BadBatch(TopicError):

@@ -42,9 +42,9 @@ class Message(NamedTuple):
 
 
 # Tuples of their fields, without a call into Python code.
-_message_of = partial(tuple.__new__, Message)
-_id_of = partial(tuple.__new__, MessageId)
-_NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+message_of = partial(tuple.__new__, Message)
+id_of = partial(tuple.__new__, MessageId)
+NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
 class Batch:
@@ -86,6 +86,28 @@ class Batch:
         stamps = self.decoded.columns.timestamps
         return [0] * self.count if stamps is None else stamps.tolist()
 
+    def publish_times(self) -> list[int]:
+        """Return when each message was published, in Unix milliseconds."""
+        return [self.header.created_ms] * self.count
+
+    def before(self, index: int) -> Place:
+        """Return the place before a message."""
+        return self.place._replace(skip=index)
+
+    def after(self, count: int) -> Place:
+        """Return the place behind the first *count* messages."""
+        place = self.place
+        if count < self.count:
+            return place._replace(skip=count)
+        version = place.version if place.version < 0 else place.version + 1
+        return place._replace(entry=place.entry + 1, skip=0, version=version)
+
+    def count_before(self, place: Place) -> int:
+        """Return how many messages lie before a place of the lane."""
+        if place.at[:2] == self.place.at[:2]:
+            return min(place.skip, self.count)
+        return 0 if place.at < self.place.at else self.count
+
     @cached_property
     def rising_times(self) -> list[int]:
         """Event times of a batch of a lane that is ordered by them.
@@ -109,13 +131,13 @@ class Batch:
         indexes: Iterable[int] = range(count) if header.batched else (NOT_BATCHED,)
         where = (repeat(self.place.ledger_id), repeat(self.place.entry), repeat(lane.partition))
         fields = zip(
-            map(_id_of, zip(*where, indexes, strict=False)),
+            map(id_of, zip(*where, indexes, strict=False)),
             repeat(None) if columns.keys is None else columns.keys.to_list(),
             columns.values.to_list(),
             repeat(None) if columns.event_times is None else self.event_times,
             repeat(0) if columns.timestamps is None else columns.timestamps.tolist(),
             repeat(header.created_ms),
-            repeat(_NO_HEADERS) if columns.headers is None else columns.headers.to_list(),
+            repeat(NO_HEADERS) if columns.headers is None else columns.headers.to_list(),
             repeat(header.producer),
             repeat(-1) if header.sequence < 0 else range(header.sequence, header.sequence + count),
             repeat(self.place.version),
@@ -123,7 +145,7 @@ class Batch:
             repeat(lane.lane),
             strict=False,
         )
-        return list(map(_message_of, fields))
+        return list(map(message_of, fields))
 
     def record_batch(self) -> pa.RecordBatch:
         """Return the messages as a RecordBatch over this batch's own memory."""
@@ -198,13 +220,9 @@ class Slice(NamedTuple):
     @property
     def before(self) -> Place:
         """The place before the first of them."""
-        return self.batch.place._replace(skip=self.start)
+        return self.batch.before(self.start)
 
     @property
     def after(self) -> Place:
         """The place after the last of them."""
-        place = self.batch.place
-        if self.stop < self.batch.count:
-            return place._replace(skip=self.stop)
-        version = place.version if place.version < 0 else place.version + 1
-        return place._replace(entry=place.entry + 1, skip=0, version=version)
+        return self.batch.after(self.stop)

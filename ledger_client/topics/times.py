@@ -114,8 +114,8 @@ class PublishTime(NamedTuple):
         return header.created_ms >= self.ms
 
     def index_in(self, batch: Batch, start: int = 0) -> int:
-        """Return *start*, or the number of messages."""
-        return start if batch.header.created_ms >= self.ms else batch.count
+        """Return the place of the first such message from *start* on, or their number."""
+        return _first(batch.publish_times(), start, lambda ms: ms is not None and ms >= self.ms)
 
 
 Time = EventTime | Timestamp | PublishTime
