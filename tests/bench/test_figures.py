@@ -17,7 +17,8 @@ from processes import quire
 
 RSS_MAX_MIB = 600
 
-pytestmark = pytest.mark.slow
+# One after the other: each has gigabytes to write, and a memory to measure.
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("figures")]
 
 
 def bench(folder: Path, *words: str | int) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context
@@ -10,7 +11,8 @@ from typing import NamedTuple
 from shrinking import report, shrink
 from worlds import WORLDS
 
-PROCESSES = 2
+# Beside other tests one is enough: they have the other processors.
+PROCESSES = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
 SEEDS_PER_PROCESS = 250
 
 
@@ -46,7 +48,7 @@ def run_seed(task: Task) -> Finding:
 
 @contextmanager
 def campaign(tasks: Iterable[Task]) -> Iterator[Iterator[Finding]]:
-    """Run *tasks* on all processors; findings come as they are made.
+    """Run *tasks* in processes of their own; findings come as they are made.
 
     Leaving the block ends what is still under way.
     """

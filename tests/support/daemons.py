@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import socket
 import subprocess
 import sys
 import time
+from functools import cache
 from pathlib import Path
 from typing import TypeVar
 
@@ -90,9 +90,46 @@ def is_running(process_id: int) -> bool:
     return state != "Z"
 
 
+# Below the ports that the system gives to connections, and those that a cluster of
+# ``bookie standalone`` chooses by itself.
+_PORTS = range(10_000, 16_384)
+_PORTS_OF_A_PROCESS = 100
+
+
+class _Ports:
+    """Ports that this process alone may use, among all processes that run tests.
+
+    They are its own for as long as it holds a name, which the system takes back when the
+    process ends. None is given again soon, so each stays free while who uses it is down.
+    """
+
+    def __init__(self) -> None:
+        for first in range(_PORTS.start, _PORTS.stop - _PORTS_OF_A_PROCESS, _PORTS_OF_A_PROCESS):
+            self._holder = socket.socket(socket.AF_UNIX)
+            try:
+                self._holder.bind(f"\0tests of quire, ports from {first}")
+            except OSError:
+                self._holder.close()
+            else:
+                self._all = range(first, first + _PORTS_OF_A_PROCESS)
+                self._next = first
+                return
+        raise AssertionError("too many processes that run tests")
+
+    def take(self, count: int) -> int:
+        if self._next + count > self._all.stop:
+            self._next = self._all.start
+        self._next += count
+        return self._next - count
+
+
+_ports = cache(_Ports)
+
+
 def free_ports(count: int) -> int:
     """The first of *count* ports that are free, one after the other."""
-    for first in range(20_000 + os.getpid() % 10_000, 60_000, count):
+    for _ in range(_PORTS_OF_A_PROCESS):
+        first = _ports().take(count)
         if all(_is_free(port) for port in range(first, first + count)):
             return first
     raise AssertionError("no free ports")

@@ -51,7 +51,11 @@ class Fleet:
         self.cluster = "bookie://" + ",".join(map(self.address, self.numbers))
 
     def __enter__(self) -> Fleet:
-        self.start_all()
+        try:
+            self.start_all()
+        except BaseException:
+            self._end()
+            raise
         return self
 
     def __exit__(
@@ -60,6 +64,9 @@ class Fleet:
         _error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
+        self._end()
+
+    def _end(self) -> None:
         for daemon in self._daemons.values():
             daemon.__exit__()
 

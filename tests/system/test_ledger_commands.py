@@ -17,6 +17,9 @@ from ledger_client.commands.records import join_framed
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
+# One cluster serves them all: in one process, which starts it once.
+pytestmark = pytest.mark.xdist_group("ledger_commands")
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

@@ -22,6 +22,9 @@ from ledger_client.topics.messages import Message
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 
+# One cluster serves them all: in one process, which starts it once.
+pytestmark = pytest.mark.xdist_group("produce")
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

@@ -26,6 +26,9 @@ NOON_NS = 1_714_564_800_000_000_000  # 2024-05-01T12:00Z
 MINUTE_NS = 60_000_000_000
 COUNT = 3000
 
+# One cluster serves them all: in one process, which starts it once.
+pytestmark = pytest.mark.xdist_group("read_topic")
+
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:

@@ -15,6 +15,9 @@ from bookie.commands.run import Announcement
 
 LEDGERS = 3
 
+# One bookie serves them all: in one process, which starts it once.
+pytestmark = pytest.mark.xdist_group("online")
+
 
 @pytest.fixture(scope="module")
 def bookie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Announcement]:

@@ -13,6 +13,9 @@ from seeds import SEEDS, write_seeds
 SECONDS = 6
 JOBS = 2
 
+# The harnesses are built once, in one process.
+pytestmark = pytest.mark.xdist_group("fuzz")
+
 
 def more_than_seeds(harness: str, build: Build, folder: Path) -> bool:
     """Fuzz for some seconds; return whether more inputs were taken than there were seeds."""
