@@ -29,6 +29,7 @@ import trio
 from bookie.errors import BookieError
 from bookie.member import Member, Running
 from bookie.security import FOLDER as SECURITY
+from bookie.targets import write_targets
 from metadata.urls import open_store
 
 METADATA_NAME = "metadata.db"
@@ -186,10 +187,19 @@ class Cluster:
                 return
 
     def _note_ready(self, member: Member) -> None:
+        if self._plan.metrics_port:
+            self._write_targets()
         if self._serving.is_set() and member.running is not None:
             self._tell(f"{member.bookie_id} serves again, process {member.running.process_id}")
         if all(member.running is not None for member in self._members):
             self._serving.set()
+
+    def _write_targets(self) -> None:
+        running = (each.running for each in self._members)
+        try:
+            write_targets(self._plan.folder, [each for each in running if each is not None])
+        except OSError as failure:  # the bookies have their own ways with a full disk
+            self._tell(f"the targets for Prometheus are not written: {failure}")
 
     def _fail(self, failure: BookieError) -> None:
         self._failure = self._failure or failure

@@ -54,7 +54,8 @@ class Announcement(msgspec.Struct):
     type=click.IntRange(-1, 65535),
     default=0,
     show_default=True,
-    help="The same for /metrics, /health, /ready; 0: none, -1: any free ones.",
+    help="The same for /metrics, /health, /ready, told Prometheus in DIR/targets.json; 0: none, "
+    "-1: any free ones.",
 )
 @click.option(
     "--restart/--no-restart",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import socket
@@ -193,3 +194,13 @@ def test_a_bookie_that_does_not_stop_is_killed(tmp_path: Path) -> None:
         assert daemon.stop() == 0
         daemons.wait_until_gone(process_ids(ready))
     assert "not all bookies stopped in time" in daemon.log
+
+
+def test_prometheus_is_told_where_the_metrics_of_the_bookies_are(tmp_path: Path) -> None:
+    with start(tmp_path, "--bookies", 2, "--port", 0, "--metrics-port", -1, "--json") as daemon:
+        ready = daemon.ready(Announcement)
+        told = json.loads((tmp_path / "cluster" / "targets.json").read_text())
+        assert told == [
+            {"targets": [f"127.0.0.1:{each.metrics_port}"], "labels": {"bookie": each.bookie_id}}
+            for each in ready.bookies
+        ]

@@ -1,0 +1,43 @@
+"""The metrics pages of a cluster's bookies, as a file that Prometheus looks at by itself.
+
+The form is that of its file_sd_configs: a list of groups, each with addresses and labels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+
+from bookie.durable import replace_file
+from bookie.member import Running
+
+TARGETS_NAME = "targets.json"
+
+
+class Target(msgspec.Struct, frozen=True):
+    """One page; its label *bookie* says whose it is."""
+
+    targets: list[str]
+    labels: dict[str, str]
+
+
+def write_targets(folder: Path, running: Iterable[Running]) -> None:
+    """Write the pages of these bookies to the file in *folder*, at once.
+
+    Raises:
+        OSError: the file is as it was.
+    """
+    told = [
+        Target([f"{host_of(bookie.address)}:{bookie.metrics_port}"], {"bookie": bookie.bookie_id})
+        for bookie in running
+        if bookie.metrics_port
+    ]
+    text = msgspec.json.format(msgspec.json.encode(told)) + b"\n"
+    replace_file(folder / TARGETS_NAME, text)
+
+
+def host_of(address: str) -> str:
+    """Return the host of host:port; an IPv6 host stays in its brackets."""
+    return address.rpartition(":")[0]
