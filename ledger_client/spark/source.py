@@ -1,8 +1,24 @@
-"""The data source ``quire``: topics as data frames."""
+"""The data source ``quire``: topics as data frames.
+
+    spark.read.format("quire").option("cluster", url).option("topic", "shop/orders").load()
+
+options.py has all options, schema.py the columns. Spark makes this object in processes of its
+own, as often as it likes, and sends it to others: it holds its options and nothing else.
+"""
 
 from __future__ import annotations
 
-from pyspark.sql.datasource import DataSource
+from functools import cached_property
+
+from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.types import StructType
+
+from ledger_client.spark.errors import BadOption
+from ledger_client.spark.failures import without_stack
+from ledger_client.spark.options import SourceOptions, parse_options
+from ledger_client.spark.planning import topics_of
+from ledger_client.spark.reader import QuireReader
+from ledger_client.spark.schema import Columns, columns_of
 
 
 class QuireSource(DataSource):
@@ -12,3 +28,36 @@ class QuireSource(DataSource):
     def name(cls) -> str:
         """Return what the format is called."""
         return "quire"
+
+    def schema(self) -> StructType:
+        """Return the columns of the topics that the options name.
+
+        Raises:
+            BadOption: an option cannot be.
+            NoSuchTopic, MetadataUnavailable: as TopicClient.topic().
+        """
+        with without_stack():
+            return self._columns.schema
+
+    def reader(self, schema: StructType) -> DataSourceReader:
+        """Return what reads once. Raises as schema()."""
+        with without_stack():
+            return QuireReader(self._wanted(schema), self._options)
+
+    @cached_property
+    def _options(self) -> SourceOptions:
+        return parse_options(self.options)
+
+    @cached_property
+    def _columns(self) -> Columns:
+        return columns_of(topics_of(self._options), self._options.columns)
+
+    def _wanted(self, schema: StructType) -> Columns:
+        """Return the columns; the user may have given them as a schema of his own.
+
+        Raises:
+            BadOption: that schema is not what the topics have.
+        """
+        if schema != self._columns.schema:
+            raise BadOption("schema", "columns are chosen by the option columns, not by a schema")
+        return self._columns

@@ -8,7 +8,7 @@ behind a span's end is read, so a ledger may be open, closed or in recovery.
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Generator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from typing import Literal, NamedTuple
@@ -160,7 +160,7 @@ def iterate_spans(
     on_gap: Literal["raise", "skip"] = "raise",
     options: Options = DEFAULT_OPTIONS,
     read_ahead_size: int = READ_AHEAD_SIZE,
-) -> Iterator[Slice]:
+) -> Generator[Slice, None, None]:
     """Yield the messages of spans, for code without trio; see SpanReader.batches.
 
     Entries are brought by a thread of its own; they are opened in the caller's. Closing the

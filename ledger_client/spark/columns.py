@@ -1,0 +1,246 @@
+"""Messages as the Arrow batches that Spark takes: only the columns that are asked for.
+
+    slices of batches ──► parts of some thousand rows ──► a RecordBatch each
+
+What is the same for all messages of a batch is filled in at once, and kept where it is the
+same from batch to batch; ids are put together by Arrow. Keys and values stay where they are
+unless small batches are joined. Nothing here is done message by message.
+
+Spark has no unsigned numbers: timestamps are the same 64 bits as a signed number, which is the
+same number until the year 3084. Timestamps, event times, keys, headers and producers are null
+where there are none.
+
+pyarrow takes long to import, so import this module where it is first needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache, lru_cache
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledger_client.topics.message_id import NOT_BATCHED
+from ledger_client.topics.messages import Slice
+from native.batch import Binary
+
+HEADERS = pa.list_(
+    pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
+)
+TIME = pa.timestamp("us", tz="UTC")
+_KEPT_ROWS = 1 << 16
+"""Rows of the indexes that are kept; batches with more are rare."""
+
+
+def batches_of(
+    slices: Iterator[Slice], columns: Sequence[str], *, rows_min: int, rows_max: int
+) -> Iterator[tuple[int, list[pa.Array]]]:
+    """Yield the number of rows and the named columns, batch by batch.
+
+    Batches have *rows_min* rows or more, except the last, and *rows_max* at most.
+    """
+    part: list[Slice] = []
+    rows = 0
+    for piece in _cut(slices, min(rows_max, _KEPT_ROWS)):
+        size = piece.stop - piece.start
+        if rows + size > rows_max:
+            yield rows, columns_of(part, columns)
+            part, rows = [], 0
+        part.append(piece)
+        rows += size
+        if rows >= rows_min:
+            yield rows, columns_of(part, columns)
+            part, rows = [], 0
+    if part:
+        yield rows, columns_of(part, columns)
+
+
+def columns_of(part: Sequence[Slice], columns: Sequence[str]) -> list[pa.Array]:
+    """Return the named columns of these messages, each in one piece."""
+    return [_joined([_BUILDERS[name](piece) for piece in part]) for name in columns]
+
+
+def _cut(slices: Iterator[Slice], rows_max: int) -> Iterator[Slice]:
+    for batch, start, stop in slices:
+        for first in range(start, stop, rows_max):
+            yield Slice(batch, first, min(first + rows_max, stop))
+
+
+def _joined(arrays: list[pa.Array]) -> pa.Array:
+    return arrays[0] if len(arrays) == 1 else pa.concat_arrays(arrays)
+
+
+# --- what is the same in a batch -----------------------------------------------------
+
+
+@lru_cache(maxsize=64)
+def _kept(value: object, kind: pa.DataType, bits: int) -> pa.Array:
+    return pa.repeat(pa.scalar(value, kind), 1 << bits)
+
+
+def _same(value: object, kind: pa.DataType, piece: Slice) -> pa.Array:
+    """Return a value that many batches have, once for each message."""
+    count = piece.stop - piece.start
+    return _kept(value, kind, (count - 1).bit_length()).slice(0, count)
+
+
+def _number(value: int, kind: pa.DataType, piece: Slice) -> pa.Array:
+    """Return a number that this batch alone has, once for each message."""
+    count = piece.stop - piece.start
+    cells = value.to_bytes(8, "little", signed=True) * count
+    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(cells)], 0)
+
+
+def _topic(piece: Slice) -> pa.Array:
+    return _same(piece.batch.lane.topic, pa.string(), piece)
+
+
+def _partition(piece: Slice) -> pa.Array:
+    return _same(piece.batch.lane.partition, pa.int32(), piece)
+
+
+def _lane(piece: Slice) -> pa.Array:
+    return _same(piece.batch.lane.lane, pa.int32(), piece)
+
+
+def _ledger(piece: Slice) -> pa.Array:
+    return _number(piece.batch.place.ledger_id, pa.int64(), piece)
+
+
+def _entry(piece: Slice) -> pa.Array:
+    return _number(piece.batch.place.entry, pa.int64(), piece)
+
+
+def _version(piece: Slice) -> pa.Array:
+    return _number(piece.batch.place.version, pa.int64(), piece)
+
+
+def _publish_time(piece: Slice) -> pa.Array:
+    return _number(1000 * piece.batch.header.created_ms, TIME, piece)
+
+
+def _producer(piece: Slice) -> pa.Array:
+    return _same(piece.batch.header.producer or None, pa.string(), piece)
+
+
+# --- what each message has -----------------------------------------------------------
+
+
+@cache
+def _indexes() -> pa.Array:
+    return pa.array(range(_KEPT_ROWS), pa.int32())
+
+
+@cache
+def _index_texts() -> pa.Array:
+    return pc.cast(_indexes(), pa.string())
+
+
+def _batch_index(piece: Slice) -> pa.Array:
+    if not piece.batch.header.batched:
+        return _same(NOT_BATCHED, pa.int32(), piece)
+    if piece.stop > _KEPT_ROWS:
+        return pa.array(range(piece.start, piece.stop), pa.int32())
+    return _indexes().slice(piece.start, piece.stop - piece.start)
+
+
+def _message_id(piece: Slice) -> pa.Array:
+    place, partition = piece.batch.place, piece.batch.lane.partition
+    prefix = f"{place.ledger_id}:{place.entry}:{partition}"
+    if not piece.batch.header.batched:
+        return pa.array([prefix], pa.string())
+    if piece.stop > _KEPT_ROWS:
+        texts = pc.cast(_batch_index(piece), pa.string())
+    else:
+        texts = _index_texts().slice(piece.start, piece.stop - piece.start)
+    return pc.binary_join_element_wise(prefix, texts, ":")
+
+
+def _timestamp(piece: Slice) -> pa.Array:
+    return _words(piece, piece.batch.decoded.columns.timestamps, None)
+
+
+def _event_time(piece: Slice) -> pa.Array:
+    columns = piece.batch.decoded.columns
+    return _words(piece, columns.event_times, columns.event_time_validity)
+
+
+def _words(
+    piece: Slice,
+    words: memoryview | None,
+    validity: Any,  # noqa: ANN401 - a buffer or None
+) -> pa.Array:
+    if words is None:
+        return _same(None, pa.int64(), piece)
+    bits = None if validity is None else pa.py_buffer(validity)
+    buffers = [bits, pa.py_buffer(words)]
+    count = piece.stop - piece.start
+    unknown = -1 if validity is not None else 0
+    return pa.Array.from_buffers(pa.int64(), count, buffers, unknown, piece.start)
+
+
+def _key(piece: Slice) -> pa.Array:
+    return _binary(piece, piece.batch.decoded.columns.keys)
+
+
+def _value(piece: Slice) -> pa.Array:
+    return _binary(piece, piece.batch.decoded.columns.values)
+
+
+def _binary(piece: Slice, strings: Binary | None) -> pa.Array:
+    if strings is None:
+        return _same(None, pa.binary(), piece)
+    return _strings(pa.binary(), strings, piece.start, piece.stop - piece.start)
+
+
+def _strings(kind: pa.DataType, strings: Binary, start: int, count: int) -> pa.Array:
+    validity = strings.validity
+    buffers = [
+        None if validity is None else pa.py_buffer(validity),
+        pa.py_buffer(strings.offsets),
+        pa.py_buffer(strings.data),
+    ]
+    return pa.Array.from_buffers(kind, count, buffers, 0 if validity is None else -1, start)
+
+
+def _headers(piece: Slice) -> pa.Array:
+    headers = piece.batch.decoded.columns.headers
+    if headers is None:
+        return _same(None, HEADERS, piece)
+    total = headers.names.length
+    pairs = pa.StructArray.from_buffers(
+        HEADERS.value_type,
+        total,
+        [None],
+        0,
+        children=[
+            _strings(pa.string(), headers.names, 0, total),
+            _strings(pa.binary(), headers.values, 0, total),
+        ],
+    )
+    whole = pa.ListArray.from_buffers(
+        HEADERS, piece.batch.count, [None, pa.py_buffer(headers.offsets)], 0, children=[pairs]
+    )
+    return whole.slice(piece.start, piece.stop - piece.start)
+
+
+_BUILDERS: dict[str, Callable[[Slice], pa.Array]] = {
+    "topic": _topic,
+    "partition": _partition,
+    "lane": _lane,
+    "ledger": _ledger,
+    "entry": _entry,
+    "batch_index": _batch_index,
+    "message_id": _message_id,
+    "version": _version,
+    "timestamp": _timestamp,
+    "publish_time": _publish_time,
+    "event_time": _event_time,
+    "key": _key,
+    "value": _value,
+    "headers": _headers,
+    "producer": _producer,
+}
+NAMES = tuple(_BUILDERS)

@@ -1,0 +1,272 @@
+"""What a read of topics by Spark can be told, from the strings that Spark gives.
+
+option                      meaning
+--------------------------  --------------------------------------------------------------
+cluster                     the cluster's URL; else QUIRE_CLUSTER, else this host's port 3181
+topic, topics               namespace/name, one or several with commas
+startingIds, endingIds      "earliest", "latest", a message id (ledger:entry:partition[:batch]),
+                            or JSON: a position as TopicReader.position() gives it, or an offset
+                            of a streaming query
+startingVersion, endingV…   an entry of each lane
+startingTime, endingTime    publish time: ISO 8601, or Unix milliseconds
+startingTimestamp, ending…  timestamps as the topic gives them
+startingEventTime, ending…  ISO 8601, or Unix nanoseconds
+startingInclusive, ending…  whether what is named belongs to it; true
+partitions, lanes           only these, with commas
+columns                     only these columns, with commas, in this order
+compacted                   the latest message of each key where the topic is compacted; false
+mode                        values that are not what the schema says: "permissive", their
+                            columns are null, or "failfast"
+failOnDataLoss              whether it is an error that messages were removed; true
+rowsPerBatch                rows that an Arrow batch has at least, where there are so many; 4096
+bytesPerPartition           what a task reads, nearly; 128 MiB
+minPartitions               tasks at least; by default those of this machine's cores
+maxMessagesPerTrigger       of a streaming query: messages of a micro-batch, nearly
+maxBytesPerTrigger          the same in bytes
+
+Names are taken in any case. At most one way says where to begin, and one where to end.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from typing import Literal, TypeVar
+
+import msgspec
+
+from ledger_client.spark.errors import BadOption
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.places import LanePlace
+from ledger_client.topics.starting import Start, Version
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+
+DEFAULT_CLUSTER = "bookie://127.0.0.1:3181"
+ROWS_PER_BATCH = 4096
+ROWS_MAX = 50_000
+BYTES_PER_PARTITION = 128 << 20
+_PLACES = ("Ids", "Version", "Time", "Timestamp", "EventTime")
+_NAMES = (
+    *("cluster", "topic", "topics", "partitions", "lanes", "columns", "compacted", "mode"),
+    *("failOnDataLoss", "rowsPerBatch", "bytesPerPartition", "minPartitions"),
+    *("maxMessagesPerTrigger", "maxBytesPerTrigger", "path"),
+    *(f"{end}{place}" for end in ("starting", "ending") for place in (*_PLACES, "Inclusive")),
+)
+_NAMES_LOW = {name.lower(): name for name in _NAMES}
+_NUMBER = re.compile(r"-?\d{1,20}", re.ASCII)
+_LONG_MAX = (1 << 63) - 1
+T = TypeVar("T")
+
+
+class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
+    """The options of a read, checked."""
+
+    cluster: str
+    topics: tuple[str, ...]
+    start: Start | None = None
+    inclusive: bool = True
+    end: Start | None = None
+    end_inclusive: bool = True
+    partitions: tuple[int, ...] | None = None
+    lanes: tuple[int, ...] | None = None
+    columns: tuple[str, ...] | None = None
+    compacted: bool = False
+    mode: Literal["permissive", "failfast"] = "permissive"
+    fail_on_data_loss: bool = True
+    rows_per_batch: int = ROWS_PER_BATCH
+    bytes_per_partition: int = BYTES_PER_PARTITION
+    partitions_min: int | None = None
+    messages_max: int | None = None
+    """of a micro-batch"""
+    bytes_max: int | None = None
+
+    @property
+    def on_gap(self) -> Literal["raise", "skip"]:
+        """What becomes of messages that were removed."""
+        return "raise" if self.fail_on_data_loss else "skip"
+
+
+def parse_options(given: Mapping[str, str]) -> SourceOptions:
+    """Return what *given* says.
+
+    Raises:
+        BadOption: one cannot be; the message names it.
+    """
+    options = _Given(given)
+    rows = options.one("rowsPerBatch", _count, ROWS_PER_BATCH)
+    return SourceOptions(
+        cluster=options.text("cluster") or os.environ.get("QUIRE_CLUSTER") or DEFAULT_CLUSTER,
+        topics=options.topics(),
+        start=options.place("starting"),
+        inclusive=options.one("startingInclusive", _truth, True),
+        end=options.place("ending"),
+        end_inclusive=options.one("endingInclusive", _truth, True),
+        partitions=options.one("partitions", _numbers, None),
+        lanes=options.one("lanes", _numbers, None),
+        columns=options.one("columns", _words, None),
+        compacted=options.one("compacted", _truth, False),
+        mode=options.one("mode", _mode, "permissive"),
+        fail_on_data_loss=options.one("failOnDataLoss", _truth, True),
+        rows_per_batch=min(rows, ROWS_MAX),
+        bytes_per_partition=options.one("bytesPerPartition", _count, BYTES_PER_PARTITION),
+        partitions_min=options.one("minPartitions", _count, None),
+        messages_max=options.one("maxMessagesPerTrigger", _count, None),
+        bytes_max=options.one("maxBytesPerTrigger", _count, None),
+    )
+
+
+class _Given:
+    def __init__(self, given: Mapping[str, str]) -> None:
+        self._values: dict[str, str] = {}
+        for name, value in given.items():
+            known = _NAMES_LOW.get(name.lower())
+            if known is None:
+                raise BadOption(name, _unknown(name))
+            self._values[known] = value.strip()
+
+    def text(self, name: str) -> str:
+        return self._values.get(name, "")
+
+    def one(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        text = self._values.get(name, "")
+        if not text:
+            return default
+        try:
+            return parse(text)
+        except ValueError as wrong:
+            raise BadOption(name, str(wrong)) from wrong
+
+    def topics(self) -> tuple[str, ...]:
+        both = [self.text(name) for name in ("topic", "topics", "path")]
+        names = tuple(name.strip() for text in both for name in text.split(",") if name.strip())
+        if not names:
+            raise BadOption("topic", "which topic is to be read? namespace/name, or several with ,")
+        if len(set(names)) < len(names):
+            raise BadOption("topic", "a topic is named twice")
+        return names
+
+    def place(self, end: str) -> Start | None:
+        named = [f"{end}{place}" for place in _PLACES if self.text(f"{end}{place}")]
+        if not named:
+            return None
+        if len(named) > 1:
+            raise BadOption(named[1], f"it is said by {named[0]} already")
+        parse = _PARSERS[named[0].removeprefix(end)]
+        return self.one(named[0], parse, None)
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name.lower(), _NAMES_LOW, n=1)
+    return "there is none of this name" + (f"; is {_NAMES_LOW[near[0]]} meant?" if near else "")
+
+
+# --- values -------------------------------------------------------------------------
+
+
+def _truth(text: str) -> bool:
+    if text.lower() not in {"true", "false"}:
+        raise ValueError(f"{text!r} is neither true nor false")
+    return text.lower() == "true"
+
+
+def _count(text: str) -> int:
+    if not _NUMBER.fullmatch(text) or not 0 < int(text) <= _LONG_MAX:
+        raise ValueError(f"{text!r} is no count from 1 on")
+    return int(text)
+
+
+def _mode(text: str) -> Literal["permissive", "failfast"]:
+    if text.lower() == "permissive":
+        return "permissive"
+    if text.lower() == "failfast":
+        return "failfast"
+    raise ValueError(f"{text!r} is neither permissive nor failfast")
+
+
+def _words(text: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(",") if word.strip())
+    if len(set(words)) < len(words):
+        raise ValueError(f"{text!r} names a column twice")
+    return words
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    words = [word.strip() for word in text.split(",")]
+    if not all(_NUMBER.fullmatch(word) for word in words):
+        raise ValueError(f"{text!r} are no numbers with commas")
+    return tuple(map(int, words))
+
+
+def _whole(text: str, low: int, high: int) -> int:
+    if not _NUMBER.fullmatch(text) or not low <= int(text) <= high:
+        raise ValueError(f"{text!r} is no number from {low} to {high}")
+    return int(text)
+
+
+def _nanoseconds(text: str) -> int:
+    try:
+        moment = datetime.fromisoformat(text)
+    except ValueError:
+        raise ValueError(f"{text!r} is no point of time: 2024-05-01T12:00Z, or a number") from None
+    aware = moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+    since = aware - datetime(1970, 1, 1, tzinfo=UTC)
+    return ((since.days * 86_400 + since.seconds) * 1_000_000 + since.microseconds) * 1000
+
+
+def _publish_time(text: str) -> Start:
+    if _NUMBER.fullmatch(text):
+        return PublishTime(_whole(text, 0, _LONG_MAX))
+    return PublishTime(-(-_nanoseconds(text) // 1_000_000))
+
+
+def _event_time(text: str) -> Start:
+    if _NUMBER.fullmatch(text):
+        return EventTime(_whole(text, -_LONG_MAX - 1, _LONG_MAX))
+    return EventTime(_nanoseconds(text))
+
+
+def _timestamp(text: str) -> Start:
+    """Take it as Spark shows it too: what does not fit a long is negative there."""
+    return Timestamp(_whole(text, -_LONG_MAX - 1, (1 << 64) - 1) % (1 << 64))
+
+
+def _version(text: str) -> Start:
+    return Version(_whole(text, 0, _LONG_MAX))
+
+
+def _ids(text: str) -> Start:
+    if text == "earliest":
+        return "earliest"
+    if text == "latest":
+        return "latest"
+    if text.startswith(("[", "{")):
+        return parse_position(text)
+    return MessageId.parse(text)
+
+
+def parse_position(text: str) -> tuple[LanePlace, ...]:
+    """Return a position from JSON: as position() gives it, or as a streaming query keeps it.
+
+    Raises:
+        ValueError: it is none.
+    """
+    from ledger_client.spark.offsets import position_of  # which needs nothing of Spark
+
+    try:
+        if text.startswith("["):
+            return msgspec.json.decode(text, type=tuple[LanePlace, ...])
+        return position_of(msgspec.json.decode(text, type=dict[str, dict[str, str | int]]))
+    except msgspec.MsgspecError as wrong:
+        raise ValueError(f"it is no position: {wrong}") from wrong
+
+
+_PARSERS: dict[str, Callable[[str], Start | None]] = {
+    "Ids": _ids,
+    "Version": _version,
+    "Time": _publish_time,
+    "Timestamp": _timestamp,
+    "EventTime": _event_time,
+}

@@ -1,0 +1,71 @@
+"""Rows of a task: spans read from the bookies, as the Arrow batches that Spark takes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import StructType
+
+from ledger_client.spark import columns
+from ledger_client.spark.failures import without_stack
+from ledger_client.spark.options import ROWS_MAX, SourceOptions
+from ledger_client.spark.schema import Columns
+from ledger_client.spark.values import ValueParser, texts_of
+from ledger_client.topics.span_reader import iterate_spans
+from ledger_client.topics.spans import Span
+
+
+def read_rows(
+    spans: Sequence[Span], wanted: Columns, options: SourceOptions
+) -> Iterator[pa.RecordBatch]:
+    """Yield the messages of the spans; raises as SpanReader.batches, and UnreadableValue."""
+    if not spans:
+        return
+    forming = _Forming(wanted, options)
+    slices = iterate_spans(options.cluster, spans, on_gap=options.on_gap)
+    with without_stack(), closing(slices):
+        for rows, arrays in columns.batches_of(
+            slices, forming.built, rows_min=options.rows_per_batch, rows_max=ROWS_MAX
+        ):
+            yield forming.batch(rows, arrays)
+
+
+class _Forming:
+    """Makes batches of the built columns, exactly as the schema says."""
+
+    def __init__(self, wanted: Columns, options: SourceOptions) -> None:
+        names = wanted.schema.fieldNames()
+        self._schema = arrow_schema(wanted.schema)
+        self.built = [name for name in names if name not in wanted.fields]
+        if wanted.fields and "value" not in self.built:
+            self.built.append("value")
+        self._names = names
+        self._wanted = wanted
+        self._options = options
+        self._topic = ", ".join(options.topics)
+        types = {field.name: field.type for field in self._schema}
+        fields = [pa.field(inner, types[name]) for name, inner in wanted.fields.items()]
+        self._parser = ValueParser(self._topic, fields, options.mode) if fields else None
+
+    def batch(self, rows: int, arrays: list[pa.Array]) -> pa.RecordBatch:
+        """Return a batch of all columns that are wanted."""
+        if not self._names:
+            return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
+        found: dict[str, Any] = dict(zip(self.built, arrays, strict=True))
+        if self._parser is not None:
+            parsed = self._parser.columns(found["value"])
+            found |= {name: parsed[inner] for name, inner in self._wanted.fields.items()}
+        if self._wanted.text and "value" in found:
+            found["value"] = texts_of(self._topic, found["value"], self._options.mode)
+        return pa.RecordBatch.from_arrays(
+            [found[name] for name in self._names], schema=self._schema
+        )
+
+
+def arrow_schema(schema: StructType) -> pa.Schema:
+    """Return the Arrow schema that Spark wants for its own."""
+    return to_arrow_schema(schema, timezone="UTC")

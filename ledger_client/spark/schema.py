@@ -1,0 +1,165 @@
+"""The columns that Spark sees: those of every message, and those of the topic's schema.
+
+A topic whose schema is of kind "string" has text for values. One of kind "json" with a
+definition has a column more for each field: the definition is a JSON Schema of an object with
+properties, or a schema as Spark writes it (``frame.schema.json()``). A field that is called as
+a column of every message becomes value_<name>. Values of other kinds stay bytes. Several topics
+that are read at once have such columns if their schemas are the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+from pyspark.errors import PySparkException
+from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.types import (
+    ArrayType,
+    BinaryType,
+    BooleanType,
+    DataType,
+    DoubleType,
+    IntegerType,
+    LongType,
+    StringType,
+    StructField,
+    StructType,
+    TimestampType,
+)
+
+from ledger_client.spark.errors import BadOption, SparkError
+from metadata.topics import Schema, TopicRecord
+
+_HEADERS = ArrayType(
+    StructType([StructField("key", StringType()), StructField("value", BinaryType())])
+)
+_MESSAGE: tuple[tuple[str, DataType], ...] = (
+    ("topic", StringType()),
+    ("partition", IntegerType()),
+    ("lane", IntegerType()),
+    ("ledger", LongType()),
+    ("entry", LongType()),
+    ("batch_index", IntegerType()),
+    ("message_id", StringType()),
+    ("version", LongType()),
+    ("timestamp", LongType()),
+    ("publish_time", TimestampType()),
+    ("event_time", LongType()),
+    ("key", BinaryType()),
+    ("value", BinaryType()),
+    ("headers", _HEADERS),
+    ("producer", StringType()),
+)
+_SIMPLE: Mapping[str, DataType] = {
+    "integer": LongType(),
+    "number": DoubleType(),
+    "boolean": BooleanType(),
+    "string": StringType(),
+}
+_CLASH = "value_"
+
+
+class Columns(msgspec.Struct, frozen=True):
+    """What a read gives."""
+
+    schema: StructType
+    fields: Mapping[str, str]
+    """column by column, the field of the value that it has"""
+    text: bool
+    """values are text"""
+
+
+def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> Columns:
+    """Return the columns of these topics, all or those that are wanted, in that order.
+
+    Raises:
+        BadOption: there is no such column.
+        SparkError: a topic's schema cannot be understood.
+    """
+    schemas = {topic.schema for topic in topics}
+    schema = topics[0].schema if len(schemas) == 1 else Schema()
+    text = schema.kind == "string"
+    known = {
+        name: StructField(name, StringType() if text and name == "value" else kind)
+        for name, kind in _MESSAGE
+    }
+    fields: dict[str, str] = {}
+    only_message = wanted is not None and set(wanted) <= set(known)
+    if schema.kind == "json" and schema.definition and not only_message:
+        for field in _defined(topics[0].name, schema.definition):
+            name = _CLASH + field.name if field.name.lower() in known else field.name
+            known[name] = StructField(name, field.dataType)
+            fields[name] = field.name
+    chosen = list(known) if wanted is None else list(wanted)
+    for name in chosen:
+        if name not in known:
+            raise BadOption("columns", f"there is no column {name!r}; there are {', '.join(known)}")
+    return Columns(
+        StructType([known[name] for name in chosen]),
+        {name: fields[name] for name in chosen if name in fields},
+        text,
+    )
+
+
+def _defined(topic: str, definition: str) -> list[StructField]:
+    try:
+        told = msgspec.json.decode(definition)
+        is_sparks = isinstance(told, dict) and told.get("type") == "struct"
+        found = StructType.fromJson(told) if is_sparks else _type_of(told, "")
+        fields = _checked(topic, found)
+    except (ValueError, TypeError, KeyError, PySparkException) as wrong:
+        raise SparkError(
+            f"topic {topic}: its schema cannot be read: {_line(wrong)}; "
+            "read it as bytes with the option columns, such as columns=key,value"
+        ) from wrong
+    return fields
+
+
+def _checked(topic: str, found: DataType) -> list[StructField]:
+    """Return the fields. Raises ValueError where there are none, or one cannot be."""
+    if not isinstance(found, StructType) or not found.fields:
+        raise ValueError("it defines no fields")
+    _check_parsed(topic, found)
+    low = [name.lower() for name in found.fieldNames()]
+    twice = next((name for name in low if low.count(name) > 1), None)
+    if twice is not None:
+        raise ValueError(f"the field {twice!r} is there twice")
+    return list(found.fields)
+
+
+def _check_parsed(topic: str, found: StructType) -> None:
+    """Raise ValueError for a type that values are not parsed into."""
+    from ledger_client.spark.values import ValueParser  # it takes pyarrow, which takes long
+
+    for field in to_arrow_schema(found, timezone="UTC"):
+        try:
+            ValueParser(topic, [field], "failfast").check()
+        except NotImplementedError as wrong:
+            raise ValueError(f"{field.name} is a {field.type}, which is not parsed") from wrong
+
+
+def _line(wrong: Exception) -> str:
+    return next(iter(str(wrong).strip().splitlines()), type(wrong).__name__)
+
+
+def _type_of(schema: Any, where: str) -> DataType:  # noqa: ANN401 - anything may be in JSON
+    """Return the type that a JSON Schema describes. Raises ValueError for one that is none."""
+    named = schema.get("type") if isinstance(schema, dict) else None
+    kinds = [kind for kind in (named if isinstance(named, list) else [named]) if kind != "null"]
+    kind = kinds[0] if len(kinds) == 1 else None
+    if kind == "object" and isinstance(schema.get("properties"), dict):
+        return StructType(
+            [
+                StructField(name, _type_of(part, f"{where}.{name}".lstrip(".")))
+                for name, part in schema["properties"].items()
+            ]
+        )
+    if kind == "array":
+        return ArrayType(_type_of(schema.get("items"), f"{where}[]"))
+    if kind == "string" and schema.get("format") == "date-time":
+        return TimestampType()
+    if kind in _SIMPLE:
+        return _SIMPLE[str(kind)]
+    raise ValueError(f"{where or 'it'} has the type {named!r}, which no column can have")

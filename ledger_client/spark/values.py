@@ -1,0 +1,111 @@
+"""Values as columns of their own, where the topic's schema says what they are.
+
+JSON is parsed by Arrow, thousands of values at once. Each value is put into an object of its
+own, so that a value can neither end within the next nor count as two. Where some of them do
+not parse, the others are found by halving.
+
+pyarrow takes long to import, so import this module where it is first needed.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.json as pj
+
+from ledger_client.spark.errors import UnreadableValue
+
+Mode = Literal["permissive", "failfast"]
+_SHOWN = 80
+_TRIED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
+
+
+class ValueParser:
+    """Parses values of JSON into *fields*.
+
+    Args:
+        topic: whose values; for errors.
+        fields: what is wanted of each value.
+        mode: what becomes of a value that does not parse: "permissive": all of its fields
+            are null, as those of a value that is null are.
+    """
+
+    def __init__(self, topic: str, fields: list[pa.Field], mode: Mode) -> None:
+        self._topic = topic
+        self._names = [field.name for field in fields]
+        self._kind = pa.struct(fields)
+        self._mode = mode
+
+    def check(self) -> None:
+        """Raise pa.ArrowNotImplementedError where Arrow cannot parse a field's type."""
+        self._parse(pa.array([b"null"], pa.binary()))
+
+    def columns(self, values: pa.Array) -> dict[str, pa.Array]:
+        """Return the fields of binary *values*, by name.
+
+        Raises:
+            UnreadableValue: one does not parse, and that is an error.
+        """
+        parsed = self._whole_or_halves(values)
+        return {name: pc.struct_field(parsed, name) for name in self._names}
+
+    def _whole_or_halves(self, values: pa.Array) -> pa.Array:
+        if not len(values):
+            return pa.array([], self._kind)
+        try:
+            return self._parse(values)
+        except pa.ArrowInvalid as wrong:
+            if len(values) > 1:
+                middle = len(values) // 2
+                halves = values.slice(0, middle), values.slice(middle)
+                return pa.concat_arrays([self._whole_or_halves(half) for half in halves])
+            if self._mode == "failfast":
+                raise self._unreadable(values[0].as_py(), wrong) from wrong
+            return pa.nulls(1, self._kind)
+
+    def _parse(self, values: pa.Array) -> pa.Array:
+        """Return the values parsed. Raises pa.ArrowInvalid where one is not sound."""
+        texts = pc.fill_null(values.cast(pa.string()), "null")  # the cast checks UTF-8
+        lines = pc.binary_join_element_wise('{"v":', texts, "}\n", "")
+        text = pa.py_buffer(b"") if lines.buffers()[2] is None else lines.buffers()[2]
+        table = pj.read_json(
+            pa.BufferReader(text),
+            read_options=pj.ReadOptions(use_threads=False, block_size=text.size + 1),
+            parse_options=pj.ParseOptions(
+                explicit_schema=pa.schema([pa.field("v", self._kind)]),
+                newlines_in_values=True,
+                unexpected_field_behavior="ignore",
+            ),
+        )
+        if table.num_rows != len(values):
+            raise pa.ArrowInvalid("a value ends, and another begins, within it")
+        return table["v"].combine_chunks() if table.num_rows else pa.array([], self._kind)
+
+    def _unreadable(self, value: bytes, wrong: Exception) -> UnreadableValue:
+        shown = repr(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
+        reason = str(wrong).removesuffix(" in row 0").replace("(/v", "(")
+        return UnreadableValue(
+            f"topic {self._topic}: {shown} is not what its schema says: {reason}; "
+            'with mode "permissive" the columns are null'
+        )
+
+
+def texts_of(topic: str, values: pa.Array, mode: Mode) -> pa.Array:
+    """Return binary *values* as strings; what is no UTF-8 is null.
+
+    Raises:
+        UnreadableValue: one is no UTF-8, and that is an error.
+    """
+    try:
+        return values.cast(pa.string())
+    except pa.ArrowInvalid as wrong:
+        if len(values) > 1:
+            middle = len(values) // 2
+            halves = values.slice(0, middle), values.slice(middle)
+            return pa.concat_arrays([texts_of(topic, half, mode) for half in halves])
+        if mode == "failfast":
+            shown = repr(values[0].as_py()[:_SHOWN])
+            raise UnreadableValue(f"topic {topic}: {shown} is no UTF-8") from wrong
+        return pa.nulls(1, pa.string())
