@@ -36,7 +36,9 @@ from ledger_client.topics.explanation import Explanation
 from ledger_client.topics.producer_options import ProducerSettings
 from ledger_client.topics.purge import Purged
 from ledger_client.topics.reading import ReadSettings
+from ledger_client.topics.starting import Start
 from ledger_client.topics.times import Time
+from ledger_client.topics.truncation import Truncated
 from ledger_client.writer import LedgerWriter
 from metadata.records import BookieRecord, LedgerRecord
 
@@ -148,6 +150,35 @@ class BlockingClient:
         """Remove closed ledgers that are wholly before a time; None: all that are closed."""
         purge = partial(self._client.purge_topic, name, before=before, partition=partition)
         return self._portal.call(partial(purge, lane=lane, dry_run=dry_run))
+
+    def truncate_topic(
+        self,
+        name: str,
+        at: Start,
+        *,
+        partition: int | None = None,
+        lane: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> Truncated:
+        """Delete everything from *at* on; see TopicClient.truncate_topic."""
+        truncate = partial(self._client.truncate_topic, name, at, partition=partition, lane=lane)
+        return self._portal.call(partial(truncate, force=force, dry_run=dry_run))
+
+    def delete_messages(
+        self,
+        name: str,
+        start: Start,
+        end: Start,
+        *,
+        partition: int | None = None,
+        lane: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+    ) -> Truncated:
+        """Delete everything from *start* to *end*; see TopicClient.delete_messages."""
+        delete = partial(self._client.delete_messages, name, start, end, partition=partition)
+        return self._portal.call(partial(delete, lane=lane, force=force, dry_run=dry_run))
 
     def explain_topic(self, name: str) -> Explanation:
         """Return every ledger of a topic, why it is there, and when it will go."""

@@ -19,7 +19,10 @@ from ledger_client.topics.errors import TopicExists
 from ledger_client.topics.events import TELLER, EventSender, events_topic, tell_events
 from ledger_client.topics.holdings import items_under
 from ledger_client.topics.retention import Before
+from ledger_client.topics.starting import Start
 from ledger_client.topics.times import PublishTime
+from ledger_client.topics.truncating import Truncation
+from ledger_client.topics.truncation import Truncated
 from ledger_client.translation import translated
 from metadata.errors import MetadataError
 from metadata.topics import LANE_LEDGERS, TopicRecord, split_topic, topic_prefix
@@ -119,6 +122,26 @@ class Administration:
             return planned
         removed = await purge.remove(self._catalogue, uid, planned.removed, on_removed=on_removed)
         return purge.Purged(topic=name, removed=removed, kept=planned.kept)
+
+    async def truncate(
+        self,
+        name: str,
+        start: Start,
+        stop: Start | None,
+        *,
+        partition: int | None,
+        lane: int | None,
+        force: bool,
+        dry_run: bool,
+        on_removed: Callable[[int], None],
+    ) -> Truncated:
+        """Delete messages. Raises as TopicClient.truncate_topic."""
+        check_users(name)
+        topic, _ = await self._catalogue.get(name)
+        truncation = Truncation(
+            self._client, topic, start, stop, partition=partition, lane=lane, force=force
+        )
+        return await (truncation.plan() if dry_run else truncation.run(on_removed))
 
     async def tell(self, namespace: str) -> int:
         """Tell the events of a namespace; return how many. Raises LedgerError, MetadataError."""

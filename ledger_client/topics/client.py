@@ -22,6 +22,8 @@ from ledger_client.topics.purge import Purged
 from ledger_client.topics.reader import TopicReader, open_reader
 from ledger_client.topics.reading import Reading, ReadSettings
 from ledger_client.topics.retention import Before
+from ledger_client.topics.starting import Start
+from ledger_client.topics.truncation import Truncated
 from metadata.topics import Retention, RollPolicy, Schema
 
 if TYPE_CHECKING:
@@ -176,6 +178,87 @@ class TopicClient(Client):
         """
         return await self.administration.purge(
             name, before, partition=partition, lane=lane, dry_run=dry_run, on_removed=on_removed
+        )
+
+    async def truncate_topic(
+        self,
+        name: str,
+        at: Start,
+        *,
+        partition: int | None = None,
+        lane: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        on_removed: Callable[[int], None] = lambda _count: None,
+    ) -> Truncated:
+        """Delete everything from *at* on, in every lane; return what went.
+
+        Readers that begin or seek afterwards do not see it again, and those that read it lose
+        sight of it within a second; they go on with what is written next, without a Gap. Ids of
+        what stays are good. A lane's last event time, and the numbers of producers with names,
+        are those of the last message that stays: so writing goes on from there. Versions and
+        ids of what was deleted are not used again. Ledgers that hold nothing else are gone;
+        the bytes of one in which something stays go with it.
+
+        Cut short, every lane is cut or as it was: do it again.
+
+        Args:
+            name: the topic.
+            at: a time (EventTime on a topic ordered by it), a MessageId, a position, or
+                "earliest" to clear the topic.
+            partition: only there.
+            lane: only in lanes of this number.
+            force: end who writes a lane; otherwise that is refused.
+            dry_run: only return what would go.
+            on_removed: told how many ledgers are gone more.
+
+        Raises:
+            TopicBusy: a lane is written, a job needs it, or it is compacted: nothing was
+                deleted, or only in lanes before this one.
+            Gap: the message *at* was removed.
+            NoSuchTopic: there is none.
+            BadTopic: there is no such place; the message says why.
+            LedgerError: a lane's last ledger cannot be recovered or read.
+        """
+        return await self.administration.truncate(
+            name,
+            at,
+            None,
+            partition=partition,
+            lane=lane,
+            force=force,
+            dry_run=dry_run,
+            on_removed=on_removed,
+        )
+
+    async def delete_messages(
+        self,
+        name: str,
+        start: Start,
+        end: Start,
+        *,
+        partition: int | None = None,
+        lane: int | None = None,
+        force: bool = False,
+        dry_run: bool = False,
+        on_removed: Callable[[int], None] = lambda _count: None,
+    ) -> Truncated:
+        """Delete everything from *start* to *end*, both included, in every lane.
+
+        Readers go on with the message behind it. Who writes a lane is not disturbed, unless
+        something of the ledger that is written is to go: then as truncate_topic(), whose
+        arguments and errors these are. Numbers and times of a lane stay what they were, but
+        where nothing is as late as *end*: that is a truncation.
+        """
+        return await self.administration.truncate(
+            name,
+            start,
+            end,
+            partition=partition,
+            lane=lane,
+            force=force,
+            dry_run=dry_run,
+            on_removed=on_removed,
         )
 
     async def count_ledgers(self, name: str) -> int:

@@ -29,6 +29,7 @@ from metadata.records import ledger_key
 from metadata.store import CheckLease, Delete, Op, Page
 from metadata.topics import (
     LANE_LEDGERS,
+    LANE_REMOVALS,
     LANES,
     LaneLedger,
     TopicRecord,
@@ -79,6 +80,8 @@ class Deletion:
             LeaseLost: one of *checks* is over.
         """
         while page := await self._page(LANES, LANES_COUNT):
+            await self._transact([Delete(key) for key, _ in page])
+        while page := await self._page(LANE_REMOVALS, LANES_COUNT):
             await self._transact([Delete(key) for key, _ in page])
         while page := await self._page(LANE_LEDGERS, LEDGERS_COUNT):
             await self._remove(page)

@@ -10,7 +10,7 @@ word by word the same in what counts; nothing else is changed meanwhile.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -42,6 +42,14 @@ Found = tuple[LedgerRecord, int]
 Others = Callable[[], Awaitable[Sequence[Op]]]
 
 
+class Beside(NamedTuple):
+    """What a turn of the lane changes beside its own rows."""
+
+    ops: Others
+    last_event_time: int | None
+    """of the lane afterwards"""
+
+
 class LaneRows:
     """LaneRecord and LaneLedgers of a lane.
 
@@ -57,9 +65,16 @@ class LaneRows:
         self.record = LaneRecord(epoch=0)
         self.is_changing = False
         """A change is under way, or was left when it was: then nothing must be changed."""
+        self.beside: Beside | None = None
+        """what the next turn() changes too"""
         self._version = ABSENT
         self._catalogue = catalogue
         self._key = lane_key(topic.uid, partition, lane)
+
+    @property
+    def version(self) -> int:
+        """Of the LaneRecord that this writer put last: who changes the lane names it."""
+        return self._version
 
     # --- looking -----------------------------------------------------------------------
 
@@ -181,16 +196,23 @@ class LaneRows:
             LedgerClosed: another client sealed it at another end.
         """
         closed = None if current is None or end is None else end.close(current)
+        beside, sealing = self.beside, self._sealing(closed, end, found)
+        last_event_time = beside.last_event_time if beside else self._last_event_time(end)
         after = msgspec.structs.replace(
             self.record,
             current=self.record.current + 1,
             next_version=following.base_version,
-            last_event_time=self._last_event_time(end),
+            last_event_time=last_event_time,
         )
+
+        async def others() -> Sequence[Op]:
+            return [*await sealing(), *(await beside.ops() if beside else ())]
+
         own: list[Op] = [Put(self._ledger_key(after.current), encode_row(following))]
         if closed is not None:
             own.append(Put(self._ledger_key(self.record.current), encode_row(closed)))
-        await self._change(after, own, self._sealing(closed, end, found))
+        await self._change(after, own, others)
+        self.beside = None
 
     async def close(self, current: LaneLedger, end: End) -> None:
         """Close the *current* ledger, and go on in none. Raises as turn()."""

@@ -4,6 +4,10 @@ A control entry (kind LANE_STATE) is the first of each ledger, and comes again f
 to time: then the next writer reads it and the few entries after it, and knows the last
 event time, the last sequence number of each producer and the figures of the ledger.
 
+A ledger that a job staged has one alone, as its last entry: it tells of that ledger, as where
+in the lane it would come was not known yet. What the lane knew before is in LaneRecord, or in a
+ledger without messages that follows it.
+
 Producers that were idle for 6 hours are forgotten, and so are the idlest beyond 10 000.
 """
 
@@ -43,7 +47,7 @@ class Figures(msgspec.Struct):
         if batch.last_timestamp:
             self.first_timestamp = self.first_timestamp or first_timestamp(batch.payload)
             self.last_timestamp = max(self.last_timestamp, batch.last_timestamp)
-        self.first_event_time = _lower(self.first_event_time, batch.first_event_time)
+        self.first_event_time = lower(self.first_event_time, batch.first_event_time)
         self.last_event_time = greater(self.last_event_time, batch.last_event_time)
 
 
@@ -149,7 +153,8 @@ def greater(one: int | None, other: int | None) -> int | None:
     return max(one, other)
 
 
-def _lower(one: int | None, other: int | None) -> int | None:
+def lower(one: int | None, other: int | None) -> int | None:
+    """Return the lower of two times, of which any may be missing."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
