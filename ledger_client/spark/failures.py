@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from types import TracebackType
 
 from ledger_client.errors import LedgerError
 from ledger_client.spark.errors import SparkFailed
@@ -20,13 +21,23 @@ _LAST = re.compile(r"^[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
 _NOISE = re.compile(r" SQLSTATE: \w{5}$")
 
 
-@contextmanager
-def without_stack() -> Iterator[None]:
-    """Let errors of ours leave the block without the stack that they come with."""
-    try:
-        yield
-    except LedgerError as failure:
-        raise failure.with_traceback(None) from None
+class without_stack:  # noqa: N801  # read as a word: with without_stack()
+    """Let errors of ours leave the block without the stack that they come with.
+
+    A class, since a generator's manager would put the stack back.
+    """
+
+    def __enter__(self) -> None:
+        """Nothing is to be done."""
+
+    def __exit__(
+        self,
+        _kind: type[BaseException] | None,
+        error: BaseException | None,
+        _trace: TracebackType | None,
+    ) -> None:
+        if isinstance(error, LedgerError):
+            raise error.with_traceback(None) from None
 
 
 @contextmanager
@@ -68,5 +79,12 @@ def _kind(module: str, name: str) -> type[LedgerError] | None:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError:
         return None
-    simple = isinstance(kind, type) and issubclass(kind, LedgerError)
-    return kind if simple and kind.__init__ is LedgerError.__init__ else None
+    if not (isinstance(kind, type) and issubclass(kind, LedgerError)):
+        return None
+    own = any("__init__" in each.__dict__ for each in _below(kind))
+    return None if own else kind
+
+
+def _below(kind: type[LedgerError]) -> Sequence[type]:
+    """Return the class and those it is made of, up to LedgerError."""
+    return kind.__mro__[: kind.__mro__.index(LedgerError)]

@@ -18,6 +18,7 @@ from ledger_client.spark.options import SourceOptions
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.span_plan import plan_spans
 from ledger_client.topics.spans import SpanPlan
+from ledger_client.topics.starting import Start
 from metadata.topics import TopicRecord
 
 T = TypeVar("T")
@@ -33,22 +34,42 @@ def topics_of(options: SourceOptions) -> list[TopicRecord]:
 
 
 def plan(options: SourceOptions) -> SpanPlan:
-    """Return what is to be read. Raises as plan_spans()."""
+    """Return what is to be read once. Raises as plan_spans()."""
 
     async def look(client: TopicClient) -> SpanPlan:
-        return await plan_spans(
+        return await plan_of(
             client,
-            options.topics,
-            start=options.start,
+            options,
+            options.start,
             inclusive=options.inclusive,
             end=options.end,
             end_inclusive=options.end_inclusive,
-            partitions=options.partitions,
-            lanes=options.lanes,
-            on_gap=options.on_gap,
         )
 
     return ask(options.cluster, look)
+
+
+async def plan_of(
+    client: TopicClient,
+    options: SourceOptions,
+    start: Start | None,
+    *,
+    inclusive: bool = True,
+    end: Start | None = None,
+    end_inclusive: bool = True,
+) -> SpanPlan:
+    """Return what is to be read between two places. Raises as plan_spans()."""
+    return await plan_spans(
+        client,
+        options.topics,
+        start=start,
+        inclusive=inclusive,
+        end=end,
+        end_inclusive=end_inclusive,
+        partitions=options.partitions,
+        lanes=options.lanes,
+        on_gap=options.on_gap,
+    )
 
 
 def ask(url: str, question: Callable[[TopicClient], Awaitable[T]]) -> T:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from functools import cached_property
 
-from pyspark.sql.datasource import DataSource, DataSourceReader
+from pyspark.sql.datasource import DataSource, DataSourceReader, DataSourceStreamReader
 from pyspark.sql.types import StructType
 
 from ledger_client.spark.errors import BadOption
@@ -19,6 +19,7 @@ from ledger_client.spark.options import SourceOptions, parse_options
 from ledger_client.spark.planning import topics_of
 from ledger_client.spark.reader import QuireReader
 from ledger_client.spark.schema import Columns, columns_of
+from ledger_client.spark.stream_reader import QuireStreamReader
 
 
 class QuireSource(DataSource):
@@ -43,6 +44,13 @@ class QuireSource(DataSource):
         """Return what reads once. Raises as schema()."""
         with without_stack():
             return QuireReader(self._wanted(schema), self._options)
+
+    def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
+        """Return what reads as the topics grow. Raises as schema(), and BadOption for an end."""
+        with without_stack():
+            if self._options.end is not None:
+                raise BadOption("ending...", "a streaming query has no end: stop it, or read once")
+            return QuireStreamReader(self._wanted(schema), self._options)
 
     @cached_property
     def _options(self) -> SourceOptions:
