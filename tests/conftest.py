@@ -38,6 +38,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items.sort(key=_lateness)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session: pytest.Session) -> None:
+    """Refuse to go on where pytest-xdist does not see which tests belong together."""
+    for item in session.items if hasattr(session.config, "workerinput") else ():
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError("this pytest-xdist cannot group tests under this pytest")
+
+
 def _lateness(item: pytest.Item) -> tuple[bool, bool]:
     folder = item.path.relative_to(Path(__file__).parent).parts[0]
     return item.get_closest_marker("slow") is None, folder not in HEAVY
