@@ -20,6 +20,7 @@ from ledger_client.commands.cluster.status import Status
 from ledger_client.commands.topic.delete import Deleted
 from ledger_client.commands.topic.describe import Described
 from ledger_client.commands.topic.purge import Removed
+from ledger_client.commands.topic.truncate import Deleted as Cut
 from ledger_client.topics.explanation import Explanation
 from metadata.topics import TopicRecord, decode_event
 
@@ -92,6 +93,16 @@ def test_a_topic_from_its_making_to_its_deletion(fleet: Fleet) -> None:
     assert msgspec.json.decode(purged, type=Removed).messages == described.lanes[0].extent.messages
     left = explained(fleet)
     assert left.extent.messages == described.lanes[1].extent.messages
+    cut = run(fleet, "topic", "truncate", "shop/orders", "--from", "earliest", "--dry-run")
+    assert msgspec.json.decode(cut, type=Cut).messages == left.extent.messages
+    refused = quire(
+        "topic", "truncate", "shop/orders", "--from", "earliest", "--cluster", fleet.cluster
+    )
+    assert (refused.returncode, b"Delete them?" in refused.stderr) == (1, True)
+    for cleared in (left.extent.messages, 0):
+        assert msgspec.json.decode(run(fleet, *words, "--yes"), type=Cut).messages == cleared
+    left = explained(fleet)
+    assert left.extent.messages == 0
     deleted = msgspec.json.decode(run(fleet, "topic", "delete", "shop/orders"), type=Deleted)
     assert deleted.ledgers == left.extent.ledgers
     told = ["created", "altered", "deleted"]

@@ -11,6 +11,7 @@ from ledger_client.commands.topic.describe import describe
 from ledger_client.commands.topic.explain import explain
 from ledger_client.commands.topic.listing import list_
 from ledger_client.commands.topic.purge import purge
+from ledger_client.commands.topic.truncate import truncate
 
 
 @click.group()
@@ -18,5 +19,5 @@ def topic() -> None:
     """Make topics, look after them, and see what they hold and why."""
 
 
-for command in (create, list_, describe, explain, alter, purge, delete):
+for command in (create, list_, describe, explain, alter, purge, truncate, delete):
     topic.add_command(command)

@@ -180,6 +180,9 @@ def test_every_setting_can_be_given(run: Run, tmp_path: Path) -> None:
         (["purge", "s/t"], Exit.USAGE, "say what to remove"),
         (["purge", "s/t", "--all", "--before", "7d"], Exit.USAGE, "say what to remove"),
         (["purge", "s/t", "--before", "never"], Exit.USAGE, "'never' is no point of time"),
+        (["truncate", "s/t"], Exit.USAGE, "Missing option '--from'"),
+        (["truncate", "s/t", "--from", "never"], Exit.USAGE, "'never' is no place"),
+        (["truncate", "s/none", "--from", "7d"], Exit.FAILED, "no such topic"),
     ],
 )
 def test_what_cannot_be_is_one_line_that_helps(
