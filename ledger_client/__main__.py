@@ -11,8 +11,10 @@ from ledger_client.commands.cluster import cluster
 from ledger_client.commands.demo import demo
 from ledger_client.commands.ledger import ledger
 from ledger_client.commands.messages import read
+from ledger_client.commands.monitoring import monitoring
 from ledger_client.commands.outcome import conclude
 from ledger_client.commands.produce import produce
+from ledger_client.commands.replay import replay
 from ledger_client.commands.topic import topic
 
 
@@ -25,7 +27,7 @@ def quire() -> None:
     """
 
 
-for command in (topic, produce, read, ledger, cluster, demo, bench):
+for command in (topic, produce, read, replay, ledger, cluster, demo, monitoring, bench):
     quire.add_command(command)
 
 

@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
+from pathlib import Path
 from typing import TypeVar, Unpack
 
 from ledger_client import connecting
@@ -27,6 +28,8 @@ from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.portal import Portal
 from ledger_client.reader import LedgerReader
+from ledger_client.replay.options import ReplaySettings
+from ledger_client.replay.report import Report
 from ledger_client.topics.alteration import TopicChanges, TopicSettings
 from ledger_client.topics.blocking_producer import BlockingProducer
 from ledger_client.topics.blocking_reader import BlockingTopicReader
@@ -200,6 +203,29 @@ class BlockingClient:
         """Write a topic for the length of the block; see TopicClient.producer."""
         with self._portal.hold(self._client.producer(name, **settings)) as producer:
             yield BlockingProducer(self._portal, producer)
+
+    def replay(
+        self,
+        names: str | Sequence[str],
+        to: str | Path,
+        *,
+        to_cluster: str = "",
+        with_definition: bool = False,
+        replication: int | None = None,
+        **settings: Unpack[ReplaySettings],
+    ) -> Report:
+        """Copy a range of topics into a topic or a folder; see TopicClient.replay."""
+        return self._portal.call(
+            partial(
+                self._client.replay,
+                names,
+                to,
+                to_cluster=to_cluster,
+                with_definition=with_definition,
+                replication=replication,
+                **settings,
+            )
+        )
 
 
 class BlockingWriter:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -27,8 +28,7 @@ _encoder = msgspec.json.Encoder()
 async def put_text(reader: TopicReader, limit: int | None, put: Put) -> None:
     """Put the values, each with a newline behind it; null is an empty line."""
     async for messages in _messages(reader, limit):
-        values = [message.value or b"" for message in messages]
-        await put(b"\n".join([*values, b""]))
+        await put(text_of(messages))
 
 
 async def put_json(reader: TopicReader, limit: int | None, put: Put) -> None:
@@ -37,26 +37,46 @@ async def put_json(reader: TopicReader, limit: int | None, put: Put) -> None:
     What is no UTF-8 stands in base64 under a name that ends with _base64.
     """
     async for messages in _messages(reader, limit):
-        await put(b"".join([_encoder.encode(_object(m)) + b"\n" for m in messages]))
+        await put(json_of(messages))
 
 
 async def put_arrow(reader: TopicReader, limit: int | None, put: Put) -> None:
     """Put an Arrow IPC stream; cut short by a cancellation it is one all the same."""
+    async with arrow_stream(put) as write:
+        async for batch in _cut(reader.read_batches(), limit):
+            await write(batch)
+
+
+FORMS: dict[str, Form] = {"text": put_text, "json": put_json, "arrow": put_arrow}
+
+
+def text_of(messages: Sequence[Message]) -> bytes:
+    """Return the values, each with a newline behind it; null is an empty line."""
+    return b"\n".join([*(message.value or b"" for message in messages), b""])
+
+
+def json_of(messages: Sequence[Message]) -> bytes:
+    """Return an object on a line for each message; see put_json()."""
+    return b"".join([_encoder.encode(_object(message)) + b"\n" for message in messages])
+
+
+@asynccontextmanager
+async def arrow_stream(put: Put) -> AsyncIterator[Callable[[pa.RecordBatch], Awaitable[None]]]:
+    """Put an Arrow IPC stream of what the block writes; yield who takes its batches."""
     import pyarrow as pa
 
     from ledger_client.topics.arrow import SCHEMA
 
     sink = io.BytesIO()
-    with pa.ipc.new_stream(_Kept(sink), SCHEMA) as stream:
-        batches = reader.read_batches()
+
+    async def write(batch: pa.RecordBatch) -> None:
+        stream.write_batch(batch)
         await put(_drain(sink))
-        async for batch in _cut(batches, limit):
-            stream.write_batch(batch)
-            await put(_drain(sink))
+
+    with pa.ipc.new_stream(_Kept(sink), SCHEMA) as stream:
+        await put(_drain(sink))
+        yield write
     await put(_drain(sink))
-
-
-FORMS: dict[str, Form] = {"text": put_text, "json": put_json, "arrow": put_arrow}
 
 
 async def _messages(reader: TopicReader, limit: int | None) -> AsyncIterator[Sequence[Message]]:

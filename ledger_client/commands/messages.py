@@ -195,7 +195,7 @@ async def _read(order: Order, settings: ReadSettings) -> None:
         ledger_client.connect(order.cluster) as client,
         metrics_page(client, order.metrics_port),
     ):
-        by = span.by or await _kind_of_time(client, topics, span)
+        by = span.by or await kind_of_time(client, topics, span)
         settings |= span.settings(by)
         async with client.topic_reader(topics, **settings) as reader:
             await FORMS[order.form](reader, order.limit, put)
@@ -203,7 +203,8 @@ async def _read(order: Order, settings: ReadSettings) -> None:
                 click.echo(f"quire: {gap}", err=True)
 
 
-async def _kind_of_time(client: Client, topics: tuple[str, ...], span: Span) -> By:
+async def kind_of_time(client: Client, topics: tuple[str, ...], span: Span) -> By:
+    """Return what a time in *span* means when nothing says so."""
     if not span.has_time:
         return "publish-time"
     records = [await client.topic(name) for name in topics]

@@ -37,6 +37,20 @@ def show_entries(total: int) -> Iterator[Callable[[int], None]]:
         yield lambda count: bar.advance(task, count)
 
 
+@contextmanager
+def show_messages() -> Iterator[Callable[[int, int, int], None]]:
+    """Show how far messages are; yield who is told messages, entries, and entries in all."""
+    text = progress.TextColumn("{task.fields[messages]:,} messages", markup=False)
+    columns = (progress.TaskProgressColumn(), progress.TimeRemainingColumn(), text)
+    with _bar(*columns) as bar:
+        task = bar.add_task("", total=None, messages=0)
+
+        def tell(messages: int, entries: int, entries_total: int) -> None:
+            bar.update(task, completed=entries, total=entries_total, messages=messages)
+
+        yield tell
+
+
 class SizeBar:
     """A bar of bytes whose total and text change on the way."""
 

@@ -23,7 +23,7 @@ class Given:
         self.values = batch.column("value")
         self.keys = _unless_null(batch.column("key"))
         self.event_times = _unless_null(batch.column("event_time"))
-        self.headers = _unless_null(batch.column("headers"))
+        self.headers = _named(_unless_null(batch.column("headers")))
 
     @property
     def columns(self) -> Columns:
@@ -41,8 +41,8 @@ class Given:
 def with_ids(batch: Any) -> Any:  # noqa: ANN401
     """Return the batch with ID_HEADER and TIME_HEADER in front of the headers of each message."""
     count = batch.num_rows
-    own = pa.array([f"{ID_HEADER}\n{TIME_HEADER}".split("\n")] * count, pa.list_(pa.string()))
-    names, values = own.flatten(), _interleaved(_ids(batch), batch.column("publish_time"))
+    names = pa.array([ID_HEADER, TIME_HEADER] * count, pa.string())
+    values = _interleaved(_ids(batch), batch.column("publish_time"))
     old = batch.column("headers")
     if old.null_count == count:
         offsets = pa.array(range(0, 2 * count + 1, 2), pa.int32())
@@ -54,6 +54,16 @@ def with_ids(batch: Any) -> Any:  # noqa: ANN401
 
 def _unless_null(column: Any) -> Any:  # noqa: ANN401
     return None if column.null_count == len(column) else column
+
+
+def _named(headers: Any) -> Any:  # noqa: ANN401
+    """Return headers with the field names of arrow.HEADERS, whatever theirs are."""
+    if headers is None or headers.type == HEADERS:
+        return headers
+    lengths = pc.fill_null(pc.list_value_length(headers), 0)
+    ends = pc.cumulative_sum(lengths).cast(pa.int32())
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends])
+    return _lists(offsets, *headers.flatten().flatten())
 
 
 def _bytes(column: Any) -> int:  # noqa: ANN401

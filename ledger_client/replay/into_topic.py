@@ -42,7 +42,7 @@ async def replay_into_topic(
     check_target(topic, topics, order, is_same_cluster=target is None)
 
     def open_it(record: ReplayRecord, resumed: bool) -> AbstractAsyncContextManager[Target]:
-        return open_topic_target(there, topic, record, resumed=resumed)
+        return open_topic_target(there, topic, record, resumed=resumed, keep_ids=options.keep_ids)
 
     aim = Aim(
         f"topic {to}{f' of {cluster}' if cluster else ''}",

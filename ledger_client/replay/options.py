@@ -104,8 +104,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"order {self.order!r} is none of {', '.join(ORDERS)}": (
                 self.order not in {None, *ORDERS}
             ),
-            f"{', '.join(unordered)}: not ordered by event time, and so cannot be merged by it; "
-            'choose the order "time" or "arrival"': self.order == "event-time" and bool(unordered),
+            f"not ordered by event time, so lanes cannot be merged by it: {', '.join(unordered)}; "
+            "choose the order time or arrival": self.order == "event-time" and bool(unordered),
             f"speed {self.speed} is neither 0, for full speed, nor above": (
                 not 0 <= self.speed < math.inf
             ),

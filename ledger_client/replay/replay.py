@@ -26,14 +26,12 @@ from ledger_client.replay.source import ROWS_MIN, Chunk, Source, open_source
 from ledger_client.replay.target import WHOLE, Target, sent_of, sums_of
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.jobs import open_job
-from metadata.replays import LaneMark, Order, ReplayRecord, SourceTopic
+from metadata.replays import LaneMark, ReplayRecord, SourceTopic
 from metadata.topics import TopicRecord
 from native.checksum import Checksum
 
 SAVE_S = 1.0
 """Between two records of how far it is."""
-NS_PER_MS = 1_000_000
-LOGICAL_BITS = 18
 
 
 class Aim(NamedTuple):
@@ -72,6 +70,17 @@ async def run_replay(
                 return _report(record, record, 0.0, finished_before=True)
         run = _Run(client, topics, log, record, options, resumed=found is not None)
         return await run.run(aim)
+
+
+async def run_once(
+    client: TopicClient, topics: Sequence[TopicRecord], aim: Aim, options: ReplayOptions
+) -> Report:
+    """Replay from the beginning to the end, keeping no record: the target cannot be resumed.
+
+    Raises as run_replay().
+    """
+    record = await _begin(client, topics, aim, options, options.name_of(topics, aim.text))
+    return await _Run(client, topics, None, record, options, resumed=False).run(aim)
 
 
 async def _begin(
@@ -127,7 +136,7 @@ class _Run:
         self,
         client: TopicClient,
         topics: Sequence[TopicRecord],
-        log: ReplayLog,
+        log: ReplayLog | None,
         record: ReplayRecord,
         options: ReplayOptions,
         *,
@@ -164,7 +173,7 @@ class _Run:
                 await self._verify(target)
             repeated = target.repeated
         self._record = msgspec.structs.replace(self._record, state="done")
-        await self._log.save(self._record)
+        await self._save()
         seconds = time.monotonic() - started
         report = _report(self._record, first, seconds, repeated=repeated)
         return msgspec.structs.replace(report, verified=self._options.verify)
@@ -177,22 +186,22 @@ class _Run:
             self._tell(source, target)
             if durable and trio.current_time() >= self._saved_at + SAVE_S:
                 self._note(target, source.reached())
-                await self._log.save(self._record)
+                await self._save()
 
     async def _put(self, chunk: Chunk, source: Source, target: Target, pace: Pace) -> bool:
-        batch = chunk.record_batch()
-        if self._options.keep_ids:
-            from ledger_client.replay.columns import with_ids
-
-            batch = with_ids(batch)
+        batch = target.batch_of(chunk)
         if not pace.speed:
             return await target.put(batch, source.reached)
         durable = False
-        for start, stop, due_at in pace.cut(_times(batch, self._record.order)):
+        for start, stop, due_at in pace.cut(chunk.times(self._record.order)):
             await pace.wait(due_at)
             reached = source.reached if stop == batch.num_rows else None
             durable = await target.put(batch.slice(start, stop - start), reached)
         return durable
+
+    async def _save(self) -> None:
+        if self._log is not None:
+            await self._log.save(self._record)
 
     def _note(self, target: Target, reached: list[LaneMark]) -> None:
         self._saved_at = trio.current_time()
@@ -220,23 +229,11 @@ class _Run:
             if part in found and found[part] != sent:
                 raise ChecksumDiffers(
                     self._topics[0].name,
-                    part=f"{self._record.target}, {target.name_of(part)}",
+                    part=self._record.target
+                    + ("" if part == WHOLE else f", {target.name_of(part)}"),
                     sent=sent,
                     found=found[part],
                 )
-
-
-def _times(batch: object, order: Order) -> list[int | None]:
-    """Return the time of each message in nanoseconds, by which it is paced."""
-    column = batch.column  # type: ignore[attr-defined] # of pyarrow, which has no types
-    if order == "event-time":
-        times: list[int | None] = column("event_time").to_pylist()
-        return times
-    stamps, made_ms = column("timestamp").to_pylist(), column("publish_time").to_pylist()
-    return [
-        ((stamp or 0) >> LOGICAL_BITS or made) * NS_PER_MS
-        for stamp, made in zip(stamps, made_ms, strict=True)
-    ]
 
 
 def _report(

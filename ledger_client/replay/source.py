@@ -14,7 +14,7 @@ import trio
 
 from ledger_client.background import Background
 from ledger_client.replay.errors import ReplayError
-from ledger_client.replay.order import clocks_of, new_order
+from ledger_client.replay.order import clocks_of, new_order, time_of
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.lane_set import LaneSet, Opening
 from ledger_client.topics.lane_stream import LaneStream
@@ -26,6 +26,7 @@ from ledger_client.topics.starting import Begin
 from metadata.replays import LaneMark, Order as OrderName
 from metadata.topics import TopicRecord
 
+NS_PER_MS = 1_000_000
 ROWS_MIN = 20_000
 """Messages of a chunk, where there are as many; small entries are joined."""
 
@@ -48,6 +49,10 @@ class Chunk(NamedTuple):
         import pyarrow as pa
 
         return pa.concat_batches(batches)
+
+    def times(self, order: OrderName) -> list[int | None]:
+        """Return the time of each message in nanoseconds: that by which it is merged."""
+        return [time for run in self.runs for time in _times(run, order)]
 
     def messages(self) -> list[Message]:
         """Return them as objects."""
@@ -157,6 +162,16 @@ def mark_of(lane: LaneRef, place: Place, clock: int = 0) -> LaneMark:
 def place_of(mark: LaneMark) -> Place:
     """Return the place that a mark keeps."""
     return Place(mark.number, mark.entry, mark.skip, mark.ledger_id, mark.version)
+
+
+def _times(run: Run, order: OrderName) -> list[int | None]:
+    found: list[int | None] = []
+    for piece in run.slices:
+        if order == "event-time":
+            found += piece.batch.event_times[piece.start : piece.stop]
+        else:
+            found += [time_of(piece) * NS_PER_MS] * (piece.stop - piece.start)
+    return found if run.order is None else [found[place] for place in run.order]
 
 
 def _lane_of(mark: LaneMark) -> tuple[int, int, int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
+from ledger_client.replay.source import Chunk
 from metadata.replays import LaneMark, Sent
 from native.checksum import Checksum
 
@@ -33,8 +34,11 @@ class Target(Protocol):
     def name_of(self, part: int) -> str:
         """Return what people call a part."""
 
-    async def put(self, batch: Any, reached: Reached | None) -> bool:  # noqa: ANN401 - pyarrow has no types
-        """Take a RecordBatch; return whether everything so far is durable.
+    def batch_of(self, chunk: Chunk) -> Any:  # noqa: ANN401 - pyarrow has no types
+        """Return a chunk as the RecordBatch that put() takes, or parts of it."""
+
+    async def put(self, batch: Any, reached: Reached | None) -> bool:  # noqa: ANN401
+        """Take messages; return whether everything so far is durable.
 
         *reached* returns the marks behind it, None where there are none: within an entry.
         Raises LedgerError; OSError of files.

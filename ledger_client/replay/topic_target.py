@@ -21,6 +21,7 @@ from typing import Any
 import trio
 
 from ledger_client.errors import LedgerError, Retryable
+from ledger_client.replay.source import Chunk
 from ledger_client.replay.target import WHOLE, Reached, sums_of
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import ProducerBusy, SendUnknown
@@ -51,6 +52,7 @@ class TopicTarget:
         size: int,
         partitions: int,
         one_to_one: bool,
+        keep_ids: bool,
     ) -> None:
         self.sent = dict(sent)
         self.bytes = size
@@ -60,6 +62,7 @@ class TopicTarget:
         self._producer = producer
         self._indexes = range(partitions) if partitions else range(-1, 0)
         self._one_to_one = one_to_one
+        self._keep_ids = keep_ids
         self._kept: dict[int, int] = {}
         """in each partition, how many messages it has"""
 
@@ -69,6 +72,15 @@ class TopicTarget:
     def name_of(self, part: int) -> str:
         """Return the partition's name."""
         return f"partition {part}"
+
+    def batch_of(self, chunk: Chunk) -> Any:  # noqa: ANN401 - pyarrow has no types
+        """Return the messages with arrow.SCHEMA, and with their ids in headers if asked for."""
+        batch = chunk.record_batch()
+        if not self._keep_ids:
+            return batch
+        from ledger_client.replay.columns import with_ids
+
+        return with_ids(batch)
 
     async def put(self, batch: Any, reached: Reached | None) -> bool:  # noqa: ANN401
         """Send a batch, and return when it is durable. Raises as Producer.send_many()."""
@@ -204,7 +216,12 @@ class TopicTarget:
 
 @asynccontextmanager
 async def open_topic_target(
-    client: TopicClient, topic: TopicRecord, record: ReplayRecord, *, resumed: bool
+    client: TopicClient,
+    topic: TopicRecord,
+    record: ReplayRecord,
+    *,
+    resumed: bool,
+    keep_ids: bool = False,
 ) -> AsyncIterator[TopicTarget]:
     """Send to a topic for the block, as the producer of the run of *record*.
 
@@ -235,6 +252,7 @@ async def open_topic_target(
             size=record.bytes,
             partitions=record.target_partitions,
             one_to_one=record.one_to_one,
+            keep_ids=keep_ids,
         )
 
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from functools import cached_property
+from functools import cached_property, partial
+from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
 
 from ledger_client.background import Background
@@ -28,6 +29,8 @@ from metadata.topics import Retention, RollPolicy, Schema
 
 if TYPE_CHECKING:
     from ledger_client.metrics import ClientMetrics
+    from ledger_client.replay.options import ReplaySettings
+    from ledger_client.replay.report import Report
 
 
 class TopicClient(Client):
@@ -304,10 +307,14 @@ class TopicClient(Client):
             read_ahead_size: bytes that may be held for all lanes together; 32 MiB.
             on_caught_up: called once, between the last message that was there when reading
                 began and the first that was not.
+            compacted: of what was compacted (quire compact) read only what that left, the
+                latest message of each key with the id it always had, then go on with all that
+                came later. What was never compacted is read as it is.
 
         Raises:
             NoSuchTopic: there is none.
             BadTopic: what is asked for cannot be; the message says why.
+            CompactedSetLost: what compaction left is not whole.
             LedgerError: the place could not be looked for; reading raises as
                 TopicReader.next_messages().
         """
@@ -383,6 +390,70 @@ class TopicClient(Client):
 
                 nursery.start_soon(Growth(self.topics, topic, grow).run)
             yield producer
+
+    # --- replaying ---------------------------------------------------------------------
+
+    async def replay(
+        self,
+        names: str | Sequence[str],
+        to: str | Path,
+        *,
+        to_cluster: str = "",
+        with_definition: bool = False,
+        replication: int | None = None,
+        **settings: Unpack[ReplaySettings],
+    ) -> Report:
+        """Copy a range of topics into a topic, or a Path: a folder of Parquet files.
+
+        The range is fixed when the replay begins, and so is the order, in which every run of it
+        goes: cut short, the same call goes on, and each message is in the target once. Keys,
+        values, event times and headers are kept; timestamps, publish times and ids are new.
+
+        Args:
+            names: namespace/name, one or several.
+            to: namespace/name, or a folder.
+            to_cluster: URL of the cluster where the topic *to* is, if it is another one.
+            with_definition: make the topic *to* like the one that is replayed.
+            replication: copies of what is made so; by default as many as there.
+            settings: the range, start to on_gap, as topic_reader() takes it. order: "time" by
+                timestamp or publish time of entries, "arrival" entries of lanes in turn,
+                "event-time" of topics ordered by it, which is the default there. speed: 1
+                as far apart as the messages were, 10 ten times as fast, 0 at full
+                speed. name: of the replay, to resume it by; by default one of its own for
+                each range and target. restart: begin anew. keep_ids: headers tell a message's
+                id and publish time. verify: read the target back. on_progress: is told how
+                far it is.
+
+        Raises:
+            NoSuchTopic: a source is not there, or the target, which is not to be made.
+            BadTopic: what is asked for cannot be; the message says why.
+            Gap, RangeNotKept: messages of the range were removed.
+            ReplayError: see ledger_client/replay/errors.py.
+            LedgerError: as reading and sending.
+            OSError: files cannot be written.
+        """
+        from ledger_client.connecting import connect  # which imports this
+        from ledger_client.replay.into_parquet import replay_into_parquet
+        from ledger_client.replay.into_topic import replay_into_topic
+        from ledger_client.replay.options import ReplayOptions
+
+        listed = [names] if isinstance(names, str) else list(names)
+        options = ReplayOptions(**settings)
+        if isinstance(to, Path):
+            return await replay_into_parquet(self, listed, to, options)
+        into = partial(
+            replay_into_topic,
+            self,
+            listed,
+            to,
+            options,
+            with_definition=with_definition,
+            replication=replication,
+        )
+        if not to_cluster:
+            return await into()
+        async with connect(to_cluster, options=self.options) as target:
+            return await into(target=target, cluster=to_cluster)
 
     @cached_property
     def metrics(self) -> ClientMetrics:
