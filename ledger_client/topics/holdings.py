@@ -62,7 +62,7 @@ async def read_holdings(
 ) -> list[LaneHoldings]:
     """Return the lanes of a topic, or of one partition, in order. Raises MetadataError."""
     lanes = await _lanes(store, _prefix(LANES, topic.uid, partition))
-    owners = await _owners(store, _prefix(WRITERS, topic.uid, partition))
+    owners = await read_owners(store, topic, partition)
     ledgers = await _ledgers(store, _prefix(LANE_LEDGERS, topic.uid, partition))
     return [
         LaneHoldings(*place, lanes.get(place), owners.get(place), tuple(ledgers.get(place, ())))
@@ -92,7 +92,11 @@ async def _ledgers(store: MetadataStore, prefix: str) -> dict[Place, list[Held]]
     return ledgers
 
 
-async def _owners(store: MetadataStore, prefix: str) -> dict[Place, LaneOwner]:
+async def read_owners(
+    store: MetadataStore, topic: TopicRecord, partition: int | None = None
+) -> dict[Place, LaneOwner]:
+    """Return who writes which lane of a topic, or of one partition, now. Raises MetadataError."""
+    prefix = _prefix(WRITERS, topic.uid, partition)
     owners: dict[Place, LaneOwner] = {}
     after = ""
     while leases := await store.leases(prefix, after=after):

@@ -15,7 +15,7 @@ from ledger_client.errors import EntryLost, MetadataBroken, NoSuchEntry, NoSuchL
 from ledger_client.reader import LedgerReader
 from ledger_client.topics.errors import BadBatch, TailLost
 from ledger_client.topics.lane_rows import LaneRows
-from ledger_client.topics.lane_state import LaneState
+from ledger_client.topics.lane_state import LaneState, greater
 from ledger_client.topics.ledger_end import End
 from ledger_client.topics.sealed_batch import SealedBatch
 from ledger_client.topics.written_ledger import Slice, WrittenLedger
@@ -97,6 +97,8 @@ async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
     try:
         async with client.open_ledger(row.ledger_id) as reader:
             state = await _read_state(rows, reader, fresh)
+            # A ledger that a job staged knows nothing of what was before it in the lane.
+            state.last_event_time = greater(state.last_event_time, fresh.last_event_time)
     except (EntryLost, NoSuchEntry) as lost:
         raise TailLost(
             rows.topic.name,

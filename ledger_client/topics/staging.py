@@ -19,6 +19,7 @@ import msgspec
 
 from ledger_client.client import Client
 from ledger_client.creation import LedgerPlan, new_record
+from ledger_client.errors import LedgerExists
 from ledger_client.sealing import sealed_after
 from ledger_client.topics.errors import JobLost
 from ledger_client.topics.holdings import items_under
@@ -89,17 +90,35 @@ async def create_staged(
         MetadataUnavailable: the store did not answer in time.
         LedgerError: at the end of the block, as LedgerWriter.close().
     """
+    opened = await open_staged(client, stage, partition=partition, lane=lane)
+    async with sealed_after(opened) as writer:
+        yield writer
+
+
+async def open_staged(
+    client: Client,
+    stage: JobStage,
+    *,
+    partition: int,
+    lane: int = -1,
+    ledger_id: int | None = None,
+) -> LedgerWriter:
+    """Make a ledger as create_staged() does; to close it, or leave it, is the caller's.
+
+    Raises:
+        LedgerExists: *ledger_id*, which the caller chose, is taken.
+    """
     topic = stage.topic
     plan = LedgerPlan(
         ensemble_size=topic.replication,
         write_quorum=topic.replication,
         ack_quorum=topic.ack_quorum,
         custom={"topic": topic.name, "partition": str(partition), "job": stage.job_id},
+        ledger_id=ledger_id,
     )
     record = await new_record(plan, catalogue=client.catalogue, placement=client.placement)
     await _stage(client, stage, record, partition, lane)
-    async with sealed_after(client.writers.open(record)) as writer:
-        yield writer
+    return client.writers.open(record)
 
 
 async def _stage(
@@ -119,6 +138,8 @@ async def _stage(
             await client.store.transact(ops)
     except LeaseLost as lost:
         raise JobLost(stage.topic.name, job_id=stage.job_id, reason=str(lost)) from lost
+    except VersionConflict:
+        raise LedgerExists(record.ledger_id) from None
 
 
 async def staged_ledgers(client: Client, uid: int, job_id: str) -> list[Staged]:
