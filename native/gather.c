@@ -148,6 +148,38 @@ static uint64_t size_of(const bk_gather *g)
            g->header_values.data.size + 32 * g->count + 8 * g->names.count + 256;
 }
 
+/* What a message takes of that; 0 for one that is not sound, which adding it will tell. */
+static uint64_t size_of_row(const bk_columns *columns, uint64_t row)
+{
+    int64_t begin, end, first = 0, last = 0;
+    uint64_t size = 32;
+    if (row >= columns->count)
+        return 0;
+    if (bk_is_valid(columns->values.validity, row) && bk_span(&columns->values, row, &begin, &end))
+        size += (uint64_t)(end - begin);
+    if (columns->keys.offsets != NULL && bk_is_valid(columns->keys.validity, row) &&
+        bk_span(&columns->keys, row, &begin, &end))
+        size += (uint64_t)(end - begin);
+    if (columns->header_offsets != NULL) {
+        first = bk_load_i32(columns->header_offsets, row);
+        last = bk_load_i32(columns->header_offsets, row + 1);
+        if (first < 0 || last < first || (uint64_t)last > columns->header_count)
+            return 0;
+    }
+    for (int64_t i = first; i < last; i++) {
+        if (bk_span(&columns->names, (uint64_t)i, &begin, &end))
+            size += (uint64_t)(end - begin) + 8;
+        if (bk_span(&columns->header_values, (uint64_t)i, &begin, &end))
+            size += (uint64_t)(end - begin);
+    }
+    return size;
+}
+
+static int fits(const bk_gather *g, const bk_columns *columns, uint64_t row, uint64_t size_max)
+{
+    return g->count == 0 || size_of(g) + size_of_row(columns, row) <= size_max;
+}
+
 int bk_gather_open(bk_gather **out)
 {
     *out = calloc(1, sizeof **out);
@@ -210,8 +242,13 @@ int bk_gather_add(bk_gather *g, const bk_columns *columns, const void *rows, uin
 {
     int result = BK_OK;
     uint64_t at = *taken;
-    while (result == BK_OK && at < count && (g->count == 0 || size_of(g) < size_max))
-        result = add_row(g, columns, (uint32_t)bk_load_i32(rows, at++));
+    while (result == BK_OK && at < count) {
+        uint32_t row = (uint32_t)bk_load_i32(rows, at);
+        if (!fits(g, columns, row, size_max))
+            break;
+        result = add_row(g, columns, row);
+        at++;
+    }
     *taken = at;
     return result == BK_OK ? reserve_bits(g) : result;
 }

@@ -22,8 +22,8 @@ int bk_gather_open(bk_gather **out);
 void bk_gather_close(bk_gather *gather);
 void bk_gather_clear(bk_gather *gather);
 
-/* Copy the messages that rows names, count uint32, from *taken on, while their bytes are fewer
- * than size_max; one at least. *taken becomes the place of the first that was not copied.
+/* Copy the messages that rows names, count uint32, from *taken on, while all that was gathered
+ * has at most size_max bytes; the first one in any case. *taken becomes the place of the first that was not copied.
  * BK_CORRUPT: an offset or a row is out of bounds. -ENOMEM. What was copied before a failure
  * is unknown: clear it. */
 int bk_gather_add(bk_gather *gather, const bk_columns *columns, const void *rows, uint64_t count,

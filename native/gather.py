@@ -22,8 +22,8 @@ class Gather:
     def add(self, columns: Columns, rows: array[int], start: int = 0, *, size_max: int) -> int:
         """Copy the messages that *rows* names, "I", from place *start* on; return where it ended.
 
-        It ends with the rows, or once all that was gathered has *size_max* bytes; one at
-        least is copied.
+        It ends with the rows, or where all that was gathered would have more than *size_max*
+        bytes. The first message is taken in any case.
 
         Raises:
             ValueError: the columns do not fit together.

@@ -52,12 +52,13 @@ def test_rows_of_many_batches_come_back_as_one(batches: list[list[tuple[Message,
         assert len(encode(columns, 0, columns.count)) <= gather.size
 
 
-def test_a_batch_is_divided_where_the_size_is_reached() -> None:
+def test_rows_are_taken_as_long_as_they_fit() -> None:
     gather = Gather()
     columns = Columns.of([b"x" * 1000] * 10, keys=[b"k"] * 10)
     rows = array("I", range(10))
-    assert gather.add(columns, rows, size_max=3000) == 3
-    assert gather.add(columns, rows, 3, size_max=3000) == 3
+    assert gather.add(columns, rows, size_max=3400) == 3
+    assert gather.add(columns, rows, 3, size_max=3400) == 3
+    assert gather.size <= 3400
     gather.clear()
     assert gather.add(columns, rows, 3, size_max=1) == 4
     assert told(gather.columns()) == [(b"x" * 1000, b"k", None, 0, {})]

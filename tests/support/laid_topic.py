@@ -57,6 +57,7 @@ class LaidLane:
         self._client = client
         self._topic = topic
         self._version = 0
+        self._last: LaidLedger
         self._put_record()
 
     async def lay(
@@ -88,9 +89,14 @@ class LaidLane:
             writer = LaidLedger(self, ledger, batched, created_ms)
             yield writer
         self._version += writer.entries
+        self._last = writer
         if state == "closed":
-            self.rows[-1] = _closed(row, writer)
-            self._put(len(self.rows) - 1)
+            self.shut()
+
+    def shut(self) -> None:
+        """Let the row of the last ledger, which was left open, say that it is closed."""
+        self.rows[-1] = _closed(self.rows[-1], self._last)
+        self._put(len(self.rows) - 1)
 
     def prepare(self, ledger_id: int) -> None:
         """Put the row of a ledger that is only prepared."""

@@ -1,0 +1,1 @@
+"""Compaction of topics: the latest message of each key, kept for good."""
