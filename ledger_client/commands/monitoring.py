@@ -1,0 +1,148 @@
+"""``quire monitoring``: dashboards, alert rules and a scrape configuration for one cluster."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from functools import partial
+from importlib import resources
+from importlib.resources.abc import Traversable
+from pathlib import Path
+
+import click
+import msgspec
+import trio
+
+import ledger_client
+from ledger_client.commands import options
+from ledger_client.commands.interruption import finish
+from metadata.records import BookieRecord
+
+PACKAGE = "grafana"
+FILES = ("prometheus.yml", "alerts.yml", "alerts_test.yml", "dashboards", "provisioning")
+FOLDER_MARK = "${QUIRE_MONITORING}"
+PROMETHEUS = "http://127.0.0.1:9090"
+TARGETS = "targets/bookies.json"
+
+
+class Target(msgspec.Struct, frozen=True):
+    """Pages to scrape, as Prometheus reads them from a file."""
+
+    targets: list[str]
+    labels: dict[str, str] = {}
+
+
+@click.command()
+@click.argument("folder", metavar="DIR", type=click.Path(path_type=Path, file_okay=False))
+@click.option(
+    "--targets",
+    "files",
+    type=click.Path(path_type=Path, dir_okay=False),
+    multiple=True,
+    metavar="FILE",
+    help="Scrape the bookies that FILE names, now and when it changes, as DIR/targets.json of "
+    "`bookie standalone`; the cluster is not asked.",
+)
+@click.option(
+    "--client",
+    "clients",
+    multiple=True,
+    metavar="HOST:PORT",
+    help="Scrape this, too: where a command or program serves a client's metrics.",
+)
+@click.option(
+    "--prometheus",
+    default=PROMETHEUS,
+    show_default=True,
+    metavar="URL",
+    help="Where Grafana will find Prometheus.",
+)
+@options.cluster
+def monitoring(
+    *,
+    folder: Path,
+    files: tuple[Path, ...],
+    clients: tuple[str, ...],
+    prometheus: str,
+    cluster: str,
+) -> None:
+    """Write to DIR what Prometheus and Grafana need to watch the cluster.
+
+    The bookies are those that are registered now; call it again when others come. What was
+    changed in DIR by hand is written over, targets/clients.json only with --client.
+
+    Prints how to start the two.
+    """
+    trio.run(finish, partial(_write, folder.absolute(), files, clients, prometheus, cluster))
+
+
+async def _write(
+    folder: Path, files: Sequence[Path], clients: Sequence[str], prometheus: str, cluster: str
+) -> None:
+    bookies: list[BookieRecord] = []
+    if not files:
+        async with ledger_client.connect(cluster) as client:
+            bookies = await client.list_bookies()
+    _copy_all(folder, {FOLDER_MARK: str(folder), PROMETHEUS: prometheus, **_scraped(files)})
+    (folder / "targets").mkdir(exist_ok=True)
+    if not files:
+        _put_targets(folder / TARGETS, map(_target, filter(_has_page, bookies)))
+    known = folder / "targets" / "clients.json"
+    if clients or not known.exists():
+        _put_targets(known, [Target([client]) for client in clients])
+    _tell(folder, [bookie.bookie_id for bookie in bookies if not _has_page(bookie)])
+
+
+def _copy_all(folder: Path, replaced: dict[str, str]) -> None:
+    """Write our files to *folder*, with these words in them replaced."""
+    source = resources.files(PACKAGE)
+    for name in FILES:
+        _copy(source / name, folder / name, replaced)
+
+
+def _copy(source: Traversable, target: Path, replaced: dict[str, str]) -> None:
+    if source.is_dir():
+        for each in source.iterdir():
+            _copy(each, target / each.name, replaced)
+        return
+    text = source.read_text(encoding="utf-8")
+    for word, ours in replaced.items():
+        text = text.replace(word, ours)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    target.write_text(text, encoding="utf-8")
+
+
+def _scraped(files: Sequence[Path]) -> dict[str, str]:
+    """Return what is to stand in prometheus.yml for the file of targets."""
+    if not files:
+        return {}
+    names = [msgspec.json.encode(os.fspath(file.absolute())).decode() for file in files]
+    return {f"[{TARGETS}]": f"[{', '.join(names)}]"}
+
+
+def _has_page(bookie: BookieRecord) -> bool:
+    return bool(bookie.metrics_port)
+
+
+def _target(bookie: BookieRecord) -> Target:
+    host = bookie.address.rpartition(":")[0]
+    return Target([f"{host}:{bookie.metrics_port}"], {"bookie": bookie.bookie_id})
+
+
+def _put_targets(path: Path, targets: Iterable[Target]) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(list(targets))) + b"\n")
+
+
+def _tell(folder: Path, pageless: Sequence[str]) -> None:
+    if pageless:
+        names = ", ".join(pageless)
+        told = f"quire: not scraped, as they serve no metrics: {names}; set their metrics_port"
+        click.echo(told, err=True)
+    click.echo(
+        f"prometheus --config.file={folder}/prometheus.yml "
+        f"--storage.tsdb.path={folder}/data --web.listen-address=127.0.0.1:9090"
+    )
+    click.echo(
+        "grafana server --homepath /usr/share/grafana "
+        f"cfg:paths.provisioning={folder}/provisioning cfg:paths.data={folder}/grafana"
+    )
