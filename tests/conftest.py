@@ -12,6 +12,9 @@ import signal
 from pathlib import Path
 
 import pytest
+from spark_session import spark
+
+__all__ = ["spark"]  # a fixture
 
 # A shell that starts pytest in the background has SIGINT ignored, in pytest and in
 # every process that it starts. Tests of Ctrl-C need it to be as in a terminal.
