@@ -74,6 +74,7 @@ def test_a_state_fits_an_entry_however_long_the_names_are() -> None:
         encode_control(BatchKind.LANE_STATE, b"\x91\x01"),
         LaneState(producers={"p": (1, NOW_MS)}).encode()[:-1],
     ],
+    ids=["nothing", "cut", "messages", "tick", "empty", "not all fields", "a byte short"],
 )
 def test_what_is_no_state_is_corrupt(payload: bytes) -> None:
     with pytest.raises(Corrupt):
