@@ -19,7 +19,7 @@ from metadata.compaction import (
     decode_set,
     encode_set,
 )
-from metadata.errors import VersionConflict
+from metadata.errors import BadRecord, VersionConflict
 from metadata.records import ledger_key
 from metadata.store import CheckLease, Delete, MetadataStore, Op, Put, pages
 from metadata.topics import LANES, TopicRecord, lane_of, topic_prefix
@@ -81,11 +81,18 @@ async def remove_retired(
 async def remove_set(
     store: MetadataStore, uid: int, *, checks: Sequence[CheckLease] = ()
 ) -> CompactedSet | None:
-    """Remove the set of a topic with all its ledgers; return what it was last.
+    """Remove the set of a topic with all its ledgers; return what it was last, None: unknown.
 
     Raises as remove_retired().
     """
-    while (found := await read_set(store, uid)) is not None:
+    while True:
+        try:
+            found = await read_set(store, uid)
+        except BadRecord:  # which ledgers it had, nobody can say
+            await store.transact([*checks, Delete(compacted_key(uid))])
+            return None
+        if found is None:
+            return None
         retired = {each.ledger_id for each in found.set.retired}
         if retired:
             await _remove(store, uid, found, retired, checks)
@@ -96,7 +103,6 @@ async def remove_set(
         except VersionConflict:
             continue
         return found.set
-    return None
 
 
 async def _remove(

@@ -5,6 +5,7 @@
     ──► its open ledgers are recovered, which ends their writers
     ──► its ledgers, each with its row by one transaction
     ──► what jobs staged for it, and what streams wrote to it last
+    ──► what compaction left of it
     ──► its record: the name is free
 
 Each step may be done twice and by several at once, so whoever finds a deletion that was
@@ -21,6 +22,7 @@ import trio
 from ledger_client.client import Client
 from ledger_client.errors import LedgerError
 from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.topics.compacted_sets import remove_set
 from ledger_client.topics.staging import discard
 from ledger_client.translation import translated
 from metadata.errors import BadRecord
@@ -86,6 +88,8 @@ class Deletion:
         while page := await self._page(LANE_LEDGERS, LEDGERS_COUNT):
             await self._remove(page)
         await self._remove_jobs()
+        with translated(JOBS_S):
+            await remove_set(self._catalogue.store, self._topic.uid, checks=self._checks)
         await self._catalogue.forget(self._topic, checks=self._checks)
 
     async def _remove_jobs(self) -> None:

@@ -5,6 +5,7 @@
                        last, before it was killed, can be read then, and all of it can go
     deletions          those that were left half are ended
     dead jobs          what they staged and did not show is given up
+    compaction         ledgers of former generations are removed
     events             those that were not told by who made the change are told
 
 What looks idle or left half is looked at again a round later before anything is done: a
@@ -29,6 +30,7 @@ from ledger_client.errors import LedgerError
 from ledger_client.observation.topics import TopicFigures
 from ledger_client.repair.records import Listing
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.compacted_sets import remove_retired
 from ledger_client.topics.dead_jobs import DeadJobs
 from ledger_client.topics.deletion import Deletion
 from ledger_client.topics.events import waiting_namespaces
@@ -154,6 +156,9 @@ class Housekeeper:
             partition = list(group)
             await self._retain(topic, partition, pins, term)
             await self._close_idle(topic, partition)
+        gone = await remove_retired(self._store, topic.uid, self._clock_ms(), checks=[term.check])
+        if gone:
+            _log.info("removed %d ledgers of former compactions of topic %s", gone, topic.name)
 
     async def _retain(
         self, topic: TopicRecord, lanes: list[LaneHoldings], pins: Sequence[Pin], term: Term

@@ -27,6 +27,7 @@ import trio
 from ledger_client.background import Background
 from ledger_client.client import Client
 from ledger_client.errors import LedgerError, MetadataUnavailable
+from ledger_client.topics.compacted_sets import set_pins
 from ledger_client.topics.errors import BadTopic, JobLost
 from ledger_client.topics.holdings import items_under
 from ledger_client.topics.retention import Pin
@@ -208,12 +209,12 @@ async def live_jobs(store: MetadataStore, prefix: str = JOBS) -> set[tuple[int, 
 
 
 async def read_pins(store: MetadataStore, topic: TopicRecord) -> list[Pin]:
-    """Return what jobs that run now need of a topic. Raises MetadataError."""
+    """Return what running jobs, and the next compaction, need of a topic. Raises MetadataError."""
+    pins = await set_pins(store, topic)
     rows = await items_under(store, topic_prefix(PINS, topic.uid))
     if not rows:
-        return []
+        return pins
     live = await live_jobs(store, topic_prefix(JOBS, topic.uid))
-    pins: list[Pin] = []
     for key, found in rows:
         if job_of(key) in live:
             row = decode_pins(key, found.value)
