@@ -22,7 +22,7 @@ from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.pace import Pace
 from ledger_client.replay.range import fix_range
 from ledger_client.replay.report import Part, Progress, Report
-from ledger_client.replay.source import ROWS_MIN, Chunk, Source, open_source
+from ledger_client.replay.source import CHUNK_SIZE, Chunk, Source, open_source
 from ledger_client.replay.target import WHOLE, Target, sent_of, sums_of
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.jobs import open_job
@@ -180,8 +180,8 @@ class _Run:
 
     async def _copy(self, source: Source, target: Target) -> None:
         pace = Pace(self._options.speed)
-        rows_min = 1 if pace.speed else ROWS_MIN
-        while (chunk := await source.chunk(rows_min)) is not None:
+        size = 1 if pace.speed else CHUNK_SIZE
+        while (chunk := await source.chunk(size=size)) is not None:
             durable = await self._put(chunk, source, target, pace)
             self._tell(source, target)
             if durable and trio.current_time() >= self._saved_at + SAVE_S:

@@ -27,8 +27,9 @@ from metadata.replays import LaneMark, Order as OrderName
 from metadata.topics import TopicRecord
 
 NS_PER_MS = 1_000_000
-ROWS_MIN = 20_000
-"""Messages of a chunk, where there are as many; small entries are joined."""
+CHUNK_SIZE = 16 << 20
+"""Bytes of a chunk, about, where there are as many; small entries are joined."""
+CHUNK_ROWS = 200_000
 
 
 class Chunk(NamedTuple):
@@ -70,18 +71,19 @@ class Source:
         self._streams: list[LaneStream] = []
         self._news = trio.Event()
 
-    async def chunk(self, rows_min: int = ROWS_MIN) -> Chunk | None:
-        """Return the next messages, *rows_min* or more if there are; None: the end.
+    async def chunk(self, *, size: int = CHUNK_SIZE) -> Chunk | None:
+        """Return the next messages, about *size* bytes if there are as many; None: the end.
 
         Raises:
             Gap: messages of the range were removed.
             BadBatch, LedgerError: as TopicReader.next_messages().
         """
         runs: list[Run] = []
-        rows = 0
-        while rows < rows_min and (run := await self._run()) is not None:
+        rows = taken = 0
+        while taken < size and rows < CHUNK_ROWS and (run := await self._run()) is not None:
             runs.append(run)
             rows += run.rows
+            taken += _size(run)
         await trio.lowlevel.checkpoint()  # however much is here already
         return Chunk(tuple(runs)) if runs else None
 
@@ -162,6 +164,15 @@ def mark_of(lane: LaneRef, place: Place, clock: int = 0) -> LaneMark:
 def place_of(mark: LaneMark) -> Place:
     """Return the place that a mark keeps."""
     return Place(mark.number, mark.entry, mark.skip, mark.ledger_id, mark.version)
+
+
+def _size(run: Run) -> int:
+    """Return the bytes of a run, nearly, and 1 at least."""
+    sizes = (
+        piece.batch.header.body_size * (piece.stop - piece.start) // piece.batch.count
+        for piece in run.slices
+    )
+    return max(sum(sizes), 1)
 
 
 def _times(run: Run, order: OrderName) -> list[int | None]:

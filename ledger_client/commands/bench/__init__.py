@@ -1,7 +1,7 @@
 """``quire bench``: how fast the disk is, and how fast quire is on it.
 
-``disk`` is the floor. ``append``, ``read``, ``produce`` and ``consume`` measure it too,
-in the same run and the same folder, and state their figures as a part of it. ``failover``
+``disk`` is the floor. ``append``, ``read``, ``produce``, ``consume`` and ``replay`` measure it
+too, in the same run and the same folder, and state their figures as a part of it. ``failover``
 compares a writer with itself, before and after one of its bookies is killed.
 """
 
@@ -15,6 +15,7 @@ from ledger_client.commands.bench.disk import disk
 from ledger_client.commands.bench.failover import failover
 from ledger_client.commands.bench.produce import produce
 from ledger_client.commands.bench.read import read
+from ledger_client.commands.bench.replay import replay
 
 
 @click.group()
@@ -22,5 +23,5 @@ def bench() -> None:
     """Measure the disk, ledgers, topics, and the loss of a bookie."""
 
 
-for command in (disk, append, read, produce, consume, failover):
+for command in (disk, append, read, produce, consume, replay, failover):
     bench.add_command(command)

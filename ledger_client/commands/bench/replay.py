@@ -1,0 +1,156 @@
+"""``quire bench replay``: messages a second from a topic into another one."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from functools import partial
+from pathlib import Path
+
+import click
+import msgspec
+import trio
+
+import ledger_client
+from ledger_client import Client
+from ledger_client.commands import options
+from ledger_client.commands.bench import usage
+from ledger_client.commands.bench.floor import Floor, measure_floor
+from ledger_client.commands.bench.sending import send_many
+from ledger_client.commands.bench.size import Size, floor_size
+from ledger_client.commands.interruption import finish
+from ledger_client.commands.sandbox import open_sandbox
+from ledger_client.replay.options import ORDERS
+from metadata.replays import Order
+
+TOTAL_SIZE = 200 << 20
+FROM, TO = "bench/replay", "bench/again"
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure, with bookies of our own."""
+
+    bookies: int
+    partitions: int
+    message_size: int
+    messages: int
+    order: Order
+    verify: bool
+    folder: Path
+    floor_size: int
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of a replay. MB are 10^6 bytes of values; CPU is user and system.
+
+    *bandwidth_to_floor*: beside one stream of writes to the same disk.
+    """
+
+    copies: int
+    partitions: int
+    message_size: int
+    order: Order
+    verified: bool
+    messages: int
+    seconds: float
+    messages_per_s: float
+    mb_per_s: float
+    client_cpu_s: float
+    bookie_cpu_s: float
+    client_rss_max_mib: float
+    floor: Floor
+    bandwidth_to_floor: float
+
+
+@click.command()
+@click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option("--partitions", type=click.IntRange(0), default=0, show_default=True)
+@click.option("--message-size", type=Size(), default="100", show_default=True)
+@click.option("--messages", type=click.IntRange(1), show_default="200 MiB of them", help="In all.")
+@click.option("--order", type=click.Choice(ORDERS), default="time", show_default=True)
+@click.option("--verify", is_flag=True, help="Read the target back, in the same time.")
+@options.folder
+@floor_size
+@options.as_json
+def replay(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
+    """Fill a topic, replay it into another one of the same cluster, and say how fast that was.
+
+    The bookies are its own, in a temporary folder. They read and write meanwhile.
+    """
+    size = asked["message_size"]
+    assert isinstance(size, int)
+    given = asked | {
+        "messages": messages or TOTAL_SIZE // max(size, 1),
+        "folder": folder or Path(tempfile.gettempdir()),
+    }
+    plan = msgspec.convert(given, Plan, dec_hook=lambda _kind, value: value)
+    result = trio.run(finish, partial(_measure, plan))
+    click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
+
+
+async def _measure(plan: Plan) -> Result:
+    import pyarrow  # noqa: F401 - what it costs to import is not counted
+
+    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
+    async with (
+        open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
+        ledger_client.connect(sandbox.cluster) as client,
+    ):
+        await _fill(client, plan)
+        processes = [bookie.process_id for bookie in sandbox.bookies]
+        client_cpu_s, bookie_cpu_s = time.process_time(), usage.cpu_s(processes)
+        started = time.perf_counter()
+        report = await client.replay(
+            FROM, TO, with_definition=True, order=plan.order, verify=plan.verify
+        )
+        seconds = time.perf_counter() - started
+        assert report.messages >= plan.messages
+        mb_per_s = report.messages * plan.message_size / 1e6 / seconds
+        return Result(
+            copies=plan.bookies,
+            partitions=plan.partitions,
+            message_size=plan.message_size,
+            order=plan.order,
+            verified=report.verified,
+            messages=report.messages,
+            seconds=round(seconds, 3),
+            messages_per_s=round(report.messages / seconds, 1),
+            mb_per_s=round(mb_per_s, 2),
+            client_cpu_s=round(time.process_time() - client_cpu_s, 2),
+            bookie_cpu_s=round(usage.cpu_s(processes) - bookie_cpu_s, 2),
+            client_rss_max_mib=round(usage.rss_max(os.getpid()) / 2**20, 1),
+            floor=floor,
+            bandwidth_to_floor=round(mb_per_s / floor.write_mb_per_s, 3),
+        )
+
+
+async def _fill(client: Client, plan: Plan) -> None:
+    ordered = plan.order == "event-time"
+    await client.create_topic(
+        FROM,
+        plan.partitions,
+        replication=plan.bookies,
+        order="event-time" if ordered else "none",
+    )
+    async with client.producer(FROM) as producer:
+        if not ordered:
+            await send_many(producer, plan.message_size, plan.messages, arrow=False)
+            return
+        part = 10_000
+        values = [os.urandom(plan.message_size)] * part
+        for start in range(0, plan.messages, part):
+            await producer.send_many(values, event_times=list(range(start, start + part)))
+
+
+def _describe(result: Result) -> str:
+    ways = "with every message read back and compared" if result.verified else "not read back"
+    lines = [
+        f"{result.messages:,} messages of {result.message_size} bytes, {result.copies} copies, in "
+        f"order of {result.order}, {ways}:",
+        f"  {result.messages_per_s:,.0f} messages/s, {result.mb_per_s:,.1f} MB/s, "
+        f"{result.bandwidth_to_floor:.2f} x the disk's {result.floor.write_mb_per_s:,.0f} MB/s",
+        f"  CPU: client {result.client_cpu_s:.2f} s, bookies {result.bookie_cpu_s:.2f} s of "
+        f"{result.seconds:.2f} s; greatest RSS of the client: {result.client_rss_max_mib:.0f} MiB",
+    ]
+    return "\n".join(lines)
