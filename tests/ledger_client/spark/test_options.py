@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from ledger_client.spark.errors import BadOption
+from ledger_client.spark.offsets import offset_of, position_of
+from ledger_client.spark.options import SourceOptions, parse_options
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.places import LanePlace, Place
+from ledger_client.topics.starting import Version
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+
+NOON_S = 1_714_564_800  # 2024-05-01T12:00Z
+POSITION = (
+    LanePlace("a/b", 7, -1, 0, Place(3, 17, 2, 88, 1017)),
+    LanePlace("a/b", 7, -1, 1, Place(-1)),
+)
+
+
+def parsed(**given: str) -> SourceOptions:
+    return parse_options({"topic": "a/b", **given})
+
+
+def test_names_are_taken_in_any_case_and_topics_as_a_list() -> None:
+    found = parse_options({"TOPICS": "a/b, c/d", "ROWSPERBATCH": "10"})
+    assert found.topics == ("a/b", "c/d")
+    assert found.rows_per_batch == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "place"),
+    [
+        ("Ids", "earliest", "earliest"),
+        ("Ids", "latest", "latest"),
+        ("Ids", "3:4:-1", MessageId(3, 4)),
+        ("Ids", "3:4:0:7", MessageId(3, 4, 0, 7)),
+        ("Ids", msgspec.json.encode(POSITION).decode(), POSITION),
+        ("Ids", msgspec.json.encode(offset_of(POSITION, {"a/b": 7})).decode(), POSITION),
+        ("Version", "12", Version(12)),
+        ("Time", "2024-05-01T12:00Z", PublishTime(NOON_S * 1000)),
+        ("Time", "2024-05-01 12:00:00.0001", PublishTime(NOON_S * 1000 + 1)),
+        ("Time", "1714564800000", PublishTime(NOON_S * 1000)),
+        ("Timestamp", "18446744073709551615", Timestamp((1 << 64) - 1)),
+        ("Timestamp", "-1", Timestamp((1 << 64) - 1)),
+        ("EventTime", "2024-05-01T14:00:00.000001+02:00", EventTime(NOON_S * 10**9 + 1000)),
+        ("EventTime", "-5", EventTime(-5)),
+    ],
+)
+def test_places_are_said_in_several_ways(name: str, text: str, place: object) -> None:
+    assert parsed(**{f"starting{name}": text}).start == place
+    assert parsed(**{f"ending{name}": text}).end == place
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "words"),
+    [
+        ("startingIdz", "x", "is startingIds meant"),
+        ("startingIds", "x", "is not a message id"),
+        ("startingIds", "[[1]]", "is no position"),
+        ("startingIds", '{"a/b": {"0/0": "1:2"}}', "has no uid"),
+        ("startingIds", '{"a/b": {"uid": 1, "0/0": "1:2"}}', "is no place in a lane"),
+        ("startingVersion", "-1", "is no number from 0"),
+        ("startingTime", "noon", "is no point of time"),
+        ("startingTimestamp", "18446744073709551616", "is no number"),
+        ("startingInclusive", "yes", "neither true nor false"),
+        ("partitions", "a", "are no numbers"),
+        ("columns", "key,key", "a column twice"),
+        ("mode", "dropmalformed", "neither permissive nor failfast"),
+        ("rowsPerBatch", "0", "is no count"),
+        ("topics", "a/b", "named twice"),
+    ],
+)
+def test_an_option_that_cannot_be_is_named(name: str, text: str, words: str) -> None:
+    with pytest.raises(BadOption, match=words) as told:
+        parsed(**{name: text})
+    assert "\n" not in str(told.value)
+    assert msgspec.json.encode(str(told.value))
+
+
+def test_there_is_one_beginning() -> None:
+    with pytest.raises(BadOption, match="said by startingIds already"):
+        parsed(startingIds="earliest", startingTime="0")
+    with pytest.raises(BadOption, match="which topic"):
+        parse_options({})
+
+
+def test_an_offset_is_a_position_and_names_topics_without_lanes() -> None:
+    offset = offset_of(POSITION, {"a/b": 7, "c/d": 8})
+    assert offset == {
+        "a/b": {"uid": 7, "-1/0": "3:17:2:88:1017", "-1/1": "-1:0:0:-1:-1"},
+        "c/d": {"uid": 8},
+    }
+    assert position_of(offset) == POSITION
