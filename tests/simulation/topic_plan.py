@@ -71,6 +71,7 @@ _SPANS = {
     "move": (0.0, 0.0),
     "recover": (0.0, 0.0),
     "purge": (0.0, 0.0),
+    "grow": (0.0, 0.0),
     "read": (0.0, 0.0),
 }
 _ALWAYS = ["read", "read", "recover"]
@@ -154,7 +155,7 @@ def _steps(
 
 
 def _step(chance: random.Random, kind: str, bookies: list[str], clients: list[str]) -> Step:
-    if kind in ("kill client", "purge"):
+    if kind in ("kill client", "purge", "grow"):
         return Step(0, draw_time(chance), kind, chance.choice(clients))
     if kind == "move":
         return Step(0, draw_time(chance), kind, f"p{chance.randrange(3)}")

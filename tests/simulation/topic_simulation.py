@@ -118,6 +118,19 @@ class TopicSimulation(Simulation):
 
         host.do(purge)
 
+    def grow(self, host: ClientHost) -> None:
+        """Add a partition, if the topic has any."""
+
+        async def grow(client: TopicClient) -> None:
+            try:
+                topic = await client.topic(TOPIC)
+                if topic.partitions:
+                    await client.alter_topic(TOPIC, partitions=topic.partitions + 1)
+            except LedgerError:
+                return
+
+        host.do(grow)
+
     def read(self, host: ClientHost) -> None:
         """Let a machine read the topic."""
 
@@ -213,6 +226,7 @@ class TopicFaults(Faults):
             "kill client": self._kill_client,
             "move": self._move,
             "purge": self._purge,
+            "grow": self._grow,
             "read": self._read_topic,
         }
 
@@ -224,6 +238,9 @@ class TopicFaults(Faults):
 
     async def _purge(self, step: Step) -> None:
         self._topics.purge(self._topics.clients[step.target])
+
+    async def _grow(self, step: Step) -> None:
+        self._topics.grow(self._topics.clients[step.target])
 
     async def _read_topic(self, step: Step) -> None:
         self._topics.read(self._topics.clients[step.target])
