@@ -8,6 +8,7 @@ import click
 
 from ledger_client.commands.bench import bench
 from ledger_client.commands.cluster import cluster
+from ledger_client.commands.compact import compact
 from ledger_client.commands.demo import demo
 from ledger_client.commands.ledger import ledger
 from ledger_client.commands.messages import read
@@ -27,7 +28,7 @@ def quire() -> None:
     """
 
 
-for command in (topic, produce, read, replay, ledger, cluster, demo, monitoring, bench):
+for command in (topic, produce, read, compact, replay, ledger, cluster, demo, monitoring, bench):
     quire.add_command(command)
 
 

@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TypeVar, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 from ledger_client import connecting
 from ledger_client.appends import Payload
@@ -35,7 +35,7 @@ from ledger_client.topics.blocking_producer import BlockingProducer
 from ledger_client.topics.blocking_reader import BlockingTopicReader
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.explanation import Explanation
+from ledger_client.topics.explanation import Explanation, LaneExplained
 from ledger_client.topics.producer_options import ProducerSettings
 from ledger_client.topics.purge import Purged
 from ledger_client.topics.reading import ReadSettings
@@ -43,7 +43,11 @@ from ledger_client.topics.starting import Start
 from ledger_client.topics.times import Time
 from ledger_client.topics.truncation import Truncated
 from ledger_client.writer import LedgerWriter
+from metadata.compaction import CompactedSet
 from metadata.records import BookieRecord, LedgerRecord
+
+if TYPE_CHECKING:
+    from ledger_client.compaction.job import Compaction
 
 T = TypeVar("T")
 
@@ -182,6 +186,32 @@ class BlockingClient:
         """Delete everything from *start* to *end*; see TopicClient.delete_messages."""
         delete = partial(self._client.delete_messages, name, start, end, partition=partition)
         return self._portal.call(partial(delete, lane=lane, force=force, dry_run=dry_run))
+
+    def compact_topic(
+        self, name: str, *, null_keys: Literal["keep", "drop"] | None = None, dry_run: bool = False
+    ) -> Compaction:
+        """Keep the latest message of each key; see TopicClient.compact_topic."""
+        compact = partial(self._client.compact_topic, name, null_keys=null_keys, dry_run=dry_run)
+        return self._portal.call(compact)
+
+    def drop_compacted(self, name: str) -> CompactedSet | None:
+        """End the compaction of a topic; see TopicClient.drop_compacted."""
+        return self._portal.call(partial(self._client.drop_compacted, name))
+
+    def lanes(self, name: str) -> list[LaneExplained]:
+        """Return the lanes of a topic, with their names and what they hold."""
+        return self._portal.call(partial(self._client.lanes, name))
+
+    def rename_lane(self, name: str, partition: int, lane: int, lane_name: str) -> None:
+        """Give a lane a name; see TopicClient.rename_lane."""
+        self._portal.call(partial(self._client.rename_lane, name, partition, lane, lane_name))
+
+    def delete_lane(
+        self, name: str, partition: int, lane: int, *, force: bool = False
+    ) -> Truncated:
+        """Delete a lane with its messages; see TopicClient.delete_lane."""
+        delete = partial(self._client.delete_lane, name, partition, lane, force=force)
+        return self._portal.call(delete)
 
     def explain_topic(self, name: str) -> Explanation:
         """Return every ledger of a topic, why it is there, and when it will go."""

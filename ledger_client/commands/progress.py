@@ -51,6 +51,14 @@ def show_messages() -> Iterator[Callable[[int, int, int], None]]:
         yield tell
 
 
+@contextmanager
+def show_part() -> Iterator[Callable[[float], None]]:
+    """Show which part of a work is done; yield who is told, 0 to 1."""
+    with _bar(progress.TaskProgressColumn(), progress.TimeElapsedColumn()) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda part: bar.update(task, completed=part)
+
+
 class SizeBar:
     """A bar of bytes whose total and text change on the way."""
 

@@ -13,7 +13,7 @@ from ledger_client.client import Client
 from ledger_client.topics.administration import Administration
 from ledger_client.topics.alteration import Alteration, Compression
 from ledger_client.topics.catalogue import TopicCatalogue, TopicInfo
-from ledger_client.topics.explanation import Explanation, explain
+from ledger_client.topics.explanation import Explanation, LaneExplained, explain
 from ledger_client.topics.growth import Growth
 from ledger_client.topics.opening import LedgerOpener
 from ledger_client.topics.producer import Producer, open_producer
@@ -25,9 +25,12 @@ from ledger_client.topics.reading import Reading, ReadSettings
 from ledger_client.topics.retention import Before
 from ledger_client.topics.starting import Start
 from ledger_client.topics.truncation import Truncated
+from metadata.compaction import CompactedSet
 from metadata.topics import Retention, RollPolicy, Schema
 
 if TYPE_CHECKING:
+    from ledger_client.compaction.job import Compaction
+    from ledger_client.compaction.runner import Runner
     from ledger_client.metrics import ClientMetrics
     from ledger_client.replay.options import ReplaySettings
     from ledger_client.replay.report import Report
@@ -264,6 +267,39 @@ class TopicClient(Client):
             on_removed=on_removed,
         )
 
+    async def lanes(self, name: str) -> list[LaneExplained]:
+        """Return the lanes of a topic, with their names and what their closed ledgers hold.
+
+        Raises:
+            NoSuchTopic: there is none.
+        """
+        return (await self.explain_topic(name)).lanes
+
+    async def rename_lane(self, name: str, partition: int, lane: int, lane_name: str) -> None:
+        """Give a lane a name, in the place of the one it has; "": none.
+
+        Whoever writes it goes on. In each partition a name is one lane's.
+
+        Raises:
+            NoSuchTopic: there is none.
+            BadTopic: there is no such lane, another one has the name, or it can be none.
+        """
+        await self.administration.rename_lane(name, partition, lane, lane_name)
+
+    async def delete_lane(
+        self, name: str, partition: int, lane: int, *, force: bool = False
+    ) -> Truncated:
+        """Delete a lane with its messages and its name; return what went.
+
+        As truncate_topic() from the earliest on, and the lane is listed no more. The next
+        producer that needs a new lane may get it, with ids and versions that were never used.
+
+        Raises:
+            BadTopic: there is no such lane.
+            Others: as truncate_topic().
+        """
+        return await self.administration.delete_lane(name, partition, lane, force=force)
+
     async def count_ledgers(self, name: str) -> int:
         """Return how many ledgers a topic has, also while it is being deleted; 0 for none."""
         return await self.administration.count_ledgers(name)
@@ -358,6 +394,9 @@ class TopicClient(Client):
                 does is fenced. "wait": once nobody does. "shared": each producer has a lane
                 of its own. By default exclusive on a topic ordered by event time, else shared.
             partition: write only this one.
+            lane_name: write the lane of this name in each partition, which is made where there
+                is none; others write other lanes. Access is "shared" then, and each lane of a
+                topic ordered by event time has times of its own.
             router: "key": a key decides the partition, and what has none takes turns by
                 batch. "round-robin": all take turns.
             batching: False: each message is an entry, and its batch index is -1.
@@ -390,6 +429,62 @@ class TopicClient(Client):
 
                 nursery.start_soon(Growth(self.topics, topic, grow).run)
             yield producer
+
+    # --- compacting --------------------------------------------------------------------
+
+    async def compact_topic(
+        self,
+        name: str,
+        *,
+        null_keys: Literal["keep", "drop"] | None = None,
+        runner: Runner | None = None,
+        dry_run: bool = False,
+        on_progress: Callable[[float], None] = lambda _part: None,
+    ) -> Compaction:
+        """Keep the latest message of each key of closed ledgers, for ``compacted=True`` to read.
+
+        Messages keep ids, timestamps, keys and headers. From the first compaction on, what is
+        not compacted yet is kept for the next one, whatever retention says.
+
+        Args:
+            name: namespace/name.
+            null_keys: what becomes of messages without a key; by default as in the compaction
+                before, at first "drop".
+            runner: who does the work; by default this process. Spark does with
+                ledger_client.spark.compaction.spark_runner().
+            dry_run: only tell what would be read.
+            on_progress: is told which part of the work is done, 0 to 1.
+
+        Raises:
+            NoSuchTopic: there is none.
+            CompactionError: see ledger_client/compaction/errors.py.
+            JobLost: the metadata store was away for too long; nothing changed.
+            LedgerError: as reading and writing; nothing changed.
+        """
+        from ledger_client.compaction.job import compact_topic  # which imports this
+        from ledger_client.compaction.runner import LocalRunner
+
+        return await compact_topic(
+            self,
+            name,
+            runner or LocalRunner(self),
+            null_keys=null_keys,
+            dry_run=dry_run,
+            on_progress=on_progress,
+        )
+
+    async def drop_compacted(self, name: str) -> CompactedSet | None:
+        """End the compaction of a topic: remove its set, and keep nothing for another one.
+
+        Returns what the set was; None: there was none. Who reads it meanwhile fails.
+
+        Raises:
+            NoSuchTopic: there is none.
+            CompactionRunning: it is being compacted.
+        """
+        from ledger_client.compaction.job import drop_compacted  # which imports this
+
+        return await drop_compacted(self, name)
 
     # --- replaying ---------------------------------------------------------------------
 

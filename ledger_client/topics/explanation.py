@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
 from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.topics.compacted_sets import read_set
 from ledger_client.topics.holdings import LaneHoldings, read_holdings
 from ledger_client.topics.jobs import read_pins
+from ledger_client.topics.lane_names import read_lane_names
 from ledger_client.topics.retention import Fate, plan_retention
 from ledger_client.translation import translated
+from metadata.compaction import CompactedSet
 from metadata.topics import LaneLedger, LaneOwner, TopicRecord
 
 
@@ -54,6 +57,8 @@ class LaneExplained(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     lane: int
+    name: str
+    """"" for none"""
     producer: str
     """the named producer whose lane it is; "" for any"""
     epoch: int
@@ -71,6 +76,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: int
     extent: Extent
     lanes: list[LaneExplained]
+    compacted: CompactedSet | None = None
+    """what compaction left of it"""
 
 
 async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
@@ -84,21 +91,28 @@ async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
     with translated(catalogue.timeout_s):
         lanes = await read_holdings(catalogue.store, topic)
         pins = await read_pins(catalogue.store, topic)
+        names = await read_lane_names(catalogue.store, topic)
+    lanes = [each for each in lanes if each.record is None or not each.record.deleted]
+        compacted = await read_set(catalogue.store, topic.uid)
     now_ms = time.time_ns() // 1_000_000
     fates = plan_retention(lanes, topic.retention, now_ms=now_ms, pins=pins)
     return Explanation(
         topic=topic,
         at_ms=now_ms,
         extent=Extent.of(fate.ledger for fate in fates),
-        lanes=[_explained(lane, fates) for lane in lanes],
+        lanes=[_explained(lane, names, fates) for lane in lanes],
+        compacted=None if compacted is None else compacted.set,
     )
 
 
-def _explained(lane: LaneHoldings, fates: Sequence[Fate]) -> LaneExplained:
+def _explained(
+    lane: LaneHoldings, names: Mapping[tuple[int, int], str], fates: Sequence[Fate]
+) -> LaneExplained:
     place = (lane.partition, lane.lane)
     return LaneExplained(
         partition=lane.partition,
         lane=lane.lane,
+        name=names.get(place, ""),
         producer="" if lane.record is None else lane.record.producer,
         epoch=0 if lane.record is None else lane.record.epoch,
         owner=lane.owner,

@@ -24,6 +24,7 @@ from ledger_client.commands.topic.tables import (
 )
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.explanation import Explanation, Extent, LaneExplained
+from metadata.compaction import CompactedSet
 from metadata.topics import LaneOwner
 
 
@@ -56,12 +57,13 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     topic: TopicInfo
     extent: Extent
     lanes: list[LaneDescribed]
+    compacted: CompactedSet | None = None
 
     @classmethod
     def of(cls, found: Explanation) -> Described:
         """Return *found* without the single ledgers."""
         lanes = [LaneDescribed.of(lane) for lane in found.lanes]
-        return cls(topic=found.topic, extent=found.extent, lanes=lanes)
+        return cls(topic=found.topic, extent=found.extent, lanes=lanes, compacted=found.compacted)
 
 
 @click.command()
@@ -78,7 +80,7 @@ def describe(*, name: str, cluster: str, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
-        show(*_lines(found.topic), _total(found.extent))
+        show(*_lines(found.topic), _total(found.extent), *_compacted(found.compacted))
         if found.lanes:
             show("", _lanes(found.lanes))
 
@@ -108,6 +110,25 @@ def _lines(topic: TopicInfo) -> list[str]:
 def _total(extent: Extent) -> str:
     told = (count(extent.ledgers, "ledger"), count(extent.messages, "message"), size(extent.size))
     return f"{'holds':<16}{', '.join(told)}"
+
+
+def _compacted(found: CompactedSet | None) -> list[str]:
+    """Write what compaction left of the topic, and what the last run did."""
+    if found is None:
+        return []
+    report = found.report
+    ledgers = count(len(found.ledgers), "ledger")
+    kept = count(sum(ledger.messages for ledger in found.ledgers), "message")
+    held = size(sum(ledger.size for ledger in found.ledgers))
+    made = f"generation {found.generation}, made {moment_of_ms(report.at_ms)}"
+    done = f"{count(report.keys, 'key')} of {count(report.messages_in, 'message')}"
+    keyless = "kept" if found.null_keys == "keep" else "dropped"
+    lines = [
+        ("compacted", f"{kept} in {ledgers}, {held}; {made}"),
+        ("last compaction", f"{done} in {report.seconds:.1f} s, {size(report.bytes_in)} read"),
+        ("without a key", keyless),
+    ]
+    return [f"{key:<16}{value}" for key, value in lines]
 
 
 def _lanes(lanes: list[LaneDescribed]) -> Table:

@@ -1,0 +1,187 @@
+"""``quire compact``: the latest message of each key of a topic."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Literal
+
+import click
+import msgspec
+import trio
+
+import ledger_client
+from ledger_client.commands import options
+from ledger_client.commands.interruption import finish
+from ledger_client.commands.progress import show_part
+from ledger_client.commands.quantity import count, size
+from ledger_client.commands.topic.settings import name
+from ledger_client.compaction.job import Compaction
+from ledger_client.compaction.runner import LocalRunner, Runner
+from ledger_client.topics.client import TopicClient
+
+MEMORY_MIB = 256
+
+
+class Asked(msgspec.Struct, frozen=True, kw_only=True):
+    """What the command line asks for."""
+
+    name: str
+    cluster: str
+    null_keys: Literal["keep", "drop"] | None
+    master: str | None
+    """None: without Spark"""
+    memory: int
+    dry_run: bool
+
+
+class Dropped(msgspec.Struct, frozen=True, kw_only=True):
+    """What --drop --json prints."""
+
+    topic: str
+    dropped: bool
+    """False: there was nothing"""
+    ledgers: int = 0
+    messages: int = 0
+    size: int = 0
+
+
+@click.command()
+@name
+@click.option(
+    "--null-keys",
+    type=click.Choice(["keep", "drop"]),
+    show_default="as the last time, at first drop",
+    help="What becomes of messages without a key.",
+)
+@click.option(
+    "--master",
+    default="local[*]",
+    show_default=True,
+    metavar="URL",
+    help="Where Spark runs: local[N] within this process, or a Spark cluster.",
+)
+@click.option("--no-spark", is_flag=True, help="Do it in this process alone.")
+@click.option(
+    "--memory",
+    type=click.IntRange(1, 1 << 20),
+    default=MEMORY_MIB,
+    show_default=True,
+    metavar="MIB",
+    help="Of the table of keys, for each partition that is under way; more keys than fit are "
+    "taken in several passes.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be read.")
+@click.option("--drop", is_flag=True, help="Remove what compaction left, and keep nothing for it.")
+@options.cluster
+@options.as_json
+def compact(
+    *,
+    name: str,
+    null_keys: Literal["keep", "drop"] | None,
+    master: str,
+    no_spark: bool,
+    memory: int,
+    dry_run: bool,
+    drop: bool,
+    cluster: str,
+    as_json: bool,
+) -> None:
+    """Keep the latest message of each key of a topic, for `quire read --compacted`.
+
+    Closed ledgers are compacted, together with what the last compaction left. Messages keep
+    their ids, timestamps, keys and headers. A message with an empty value removes its key. Of two
+    messages in different lanes the one with the later event time is the latest, in topics
+    ordered by it; in others the one that was published later. What is not compacted yet is
+    kept until it is, whatever the topic's retention says; --drop ends that. Readers see the
+    former result or the new one, also when this is interrupted.
+    """
+    asked = Asked(
+        name=name,
+        cluster=cluster,
+        null_keys=null_keys,
+        master=None if no_spark else master,
+        memory=memory << 20,
+        dry_run=dry_run,
+    )
+    if drop and (dry_run or null_keys):
+        raise click.UsageError("--drop excludes --dry-run and --null-keys")
+    if drop:
+        dropped = trio.run(finish, partial(_drop, cluster, name))
+        _print(dropped, _told_dropped(dropped), as_json=as_json)
+    else:
+        done = trio.run(finish, partial(_compact, asked))
+        _print(done, _told(done, dry_run=dry_run), as_json=as_json)
+
+
+def _print(result: Compaction | Dropped, line: str, *, as_json: bool) -> None:
+    click.echo(msgspec.json.encode(result).decode() if as_json else line)
+
+
+async def _compact(asked: Asked) -> Compaction:
+    async with (
+        ledger_client.connect(asked.cluster) as client,
+        _runner(client, asked) as runner,
+    ):
+        with show_part() as tell:
+            return await client.compact_topic(
+                asked.name,
+                null_keys=asked.null_keys,
+                runner=runner,
+                dry_run=asked.dry_run,
+                on_progress=tell,
+            )
+
+
+@asynccontextmanager
+async def _runner(client: TopicClient, asked: Asked) -> AsyncIterator[Runner]:
+    if asked.master is None:
+        yield LocalRunner(client, memory_max=asked.memory)
+        return
+    from ledger_client.spark.compaction import spark_runner  # PySpark only for who uses it
+
+    runner = spark_runner(asked.cluster, master=asked.master, memory_max=asked.memory)
+    async with runner as made:
+        yield made
+
+
+async def _drop(cluster: str, name: str) -> Dropped:
+    async with ledger_client.connect(cluster) as client:
+        found = await client.drop_compacted(name)
+    if found is None:
+        return Dropped(topic=name, dropped=False)
+    return Dropped(
+        topic=name,
+        dropped=True,
+        ledgers=len(found.ledgers),
+        messages=sum(ledger.messages for ledger in found.ledgers),
+        size=sum(ledger.size for ledger in found.ledgers),
+    )
+
+
+def _told(done: Compaction, *, dry_run: bool) -> str:
+    report = done.report
+    if not done.published:
+        if dry_run and done.partitions:
+            return f"would read {size(done.bytes_in)} of {count(done.partitions, 'partition')}"
+        return "nothing new to compact: no ledger was closed since the last time"
+    assert report is not None
+    kept = f"{count(report.messages_out, 'message')} of {report.messages_in:,} kept"
+    parts = [
+        kept,
+        count(report.keys, "key"),
+        f"{size(report.bytes_in)} to {size(report.bytes_out)}",
+    ]
+    if report.tombstones:
+        parts.append(f"{count(report.tombstones, 'tombstone')} stay")
+    if report.shuffled:
+        parts.append("keys were in several partitions")
+    return f"{', '.join(parts)}; generation {done.generation}, {report.seconds:.1f} s"
+
+
+def _told_dropped(dropped: Dropped) -> str:
+    if not dropped.dropped:
+        return "there is no compacted set"
+    parts = (count(dropped.ledgers, "ledger"), count(dropped.messages, "message"))
+    return f"{', '.join(parts)}, {size(dropped.size)} removed"

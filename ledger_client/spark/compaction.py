@@ -1,0 +1,154 @@
+"""Compaction by Spark: a task for each partition of the topic, or some of them.
+
+    separately   plans ──► tasks: both passes ──► reports
+    together     plans ──► tasks: pass 1 ──► candidates ──shuffle──► winners of each key
+                       ──shuffle──► tasks: pass 2 ──► reports
+
+Tasks reach the cluster by themselves. Whatever is tried twice stages ledgers of its own; only
+those that a report names are published, and the job gives the others up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import msgspec
+import trio
+
+from ledger_client.compaction.partition import MEMORY_MAX, PartitionResult
+from ledger_client.compaction.plan import CompactionPlan
+from ledger_client.compaction.runner import Told
+from ledger_client.spark.compaction_tasks import CANDIDATES, RESULTS, Work
+from ledger_client.spark.failures import unwrapped
+from ledger_client.spark.session import open_session
+from ledger_client.topics.staging import JobStage
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TASKS_MAX = 64
+"""Tasks of one step: each costs some 30 ms."""
+LOOK_S = 0.2
+"""Between two looks at how far Spark is."""
+Frame = Callable[["SparkSession"], "DataFrame"]
+
+
+class SparkRunner:
+    """Runs tasks in a Spark session; see ledger_client/compaction/runner.py.
+
+    Args:
+        session: gives the session, once it is needed.
+        url: of the cluster, as executors reach it.
+        memory_max: bytes of the table of keys, of each task.
+    """
+
+    engine: Literal["spark", "process"] = "spark"
+
+    def __init__(
+        self, session: Callable[[], SparkSession], url: str, *, memory_max: int = MEMORY_MAX
+    ) -> None:
+        self._session = session
+        self._url = url
+        self._memory_max = memory_max
+
+    async def separately(
+        self, plan: CompactionPlan, stage: JobStage, told: Told
+    ) -> list[PartitionResult]:
+        """See Runner.
+
+        Raises:
+            SparkError: Spark is missing, did not start, or failed.
+            LedgerError: as tasks raised it.
+        """
+        work, tasks = self._work(plan, stage)
+
+        def frame(spark: SparkSession) -> DataFrame:
+            return spark.range(0, tasks, 1, tasks).mapInArrow(work.compact, RESULTS)
+
+        return await self._results(frame, told)
+
+    async def together(
+        self, plan: CompactionPlan, stage: JobStage, told: Told
+    ) -> list[PartitionResult]:
+        """See Runner. Raises as separately()."""
+        work, tasks = self._work(plan, stage)
+
+        def frame(spark: SparkSession) -> DataFrame:
+            from pyspark.sql import functions
+
+            latest = functions.max(
+                functions.struct("place", "part", "lane", "ordinal", "tombstone", "notes")
+            )
+            found = spark.range(0, tasks, 1, tasks).mapInArrow(work.find, CANDIDATES)
+            winners = found.groupBy("mark", "key").agg(latest.alias("winner")).select("winner.*")
+            return winners.repartition(tasks, "part").mapInArrow(work.write, RESULTS)
+
+        return await self._results(frame, told)
+
+    def _work(self, plan: CompactionPlan, stage: JobStage) -> tuple[Work, int]:
+        tasks = max(1, min(len(plan.partitions), TASKS_MAX))
+        return Work(self._url, plan, stage, tasks=tasks, memory_max=self._memory_max), tasks
+
+    async def _results(self, frame: Frame, told: Told) -> list[PartitionResult]:
+        rows = await self._rows(frame, told)
+        results = [msgspec.msgpack.decode(row, type=PartitionResult) for row in rows]
+        return sorted(results, key=lambda each: each.partition)
+
+    async def _rows(self, frame: Frame, told: Told) -> list[bytes]:
+        """Run a job of Spark's; cancelled, it ends."""
+        spark = await trio.to_thread.run_sync(self._session)
+
+        def collect() -> list[bytes]:
+            with unwrapped():
+                return [bytes(row[0]) for row in frame(spark).collect()]
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(_watch, spark, told)
+            try:
+                rows = await trio.to_thread.run_sync(collect, abandon_on_cancel=True)
+            except trio.Cancelled:
+                with trio.CancelScope(shield=True):
+                    await trio.to_thread.run_sync(spark.sparkContext.cancelAllJobs)
+                raise
+            nursery.cancel_scope.cancel()
+        return rows
+
+
+@asynccontextmanager
+async def spark_runner(
+    url: str, *, master: str = "local[*]", memory_max: int = MEMORY_MAX
+) -> AsyncIterator[SparkRunner]:
+    """Lend a runner whose Spark starts when it is needed, and ends with the block.
+
+    Args:
+        url: of the cluster, as executors reach it.
+        master: "local[N]", or the URL of a Spark cluster.
+        memory_max: bytes of the table of keys, of each task.
+    """
+    with ExitStack() as opened:
+        sessions: list[SparkSession] = []
+
+        def session() -> SparkSession:
+            if not sessions:
+                sessions.append(opened.enter_context(open_session(master, app="quire compact")))
+            return sessions[0]
+
+        yield SparkRunner(session, url, memory_max=memory_max)
+
+
+async def _watch(spark: SparkSession, told: Told) -> None:
+    """Tell how many tasks of the stages that run are done."""
+    tracker: Any = spark.sparkContext.statusTracker()
+    while True:
+        await trio.sleep(LOOK_S)
+        done, total = await trio.to_thread.run_sync(_tasks, tracker, abandon_on_cancel=True)
+        if total:
+            told(done / total)
+
+
+def _tasks(tracker: Any) -> tuple[int, int]:  # noqa: ANN401 - PySpark's tracker has no types
+    stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+    known = [stage for stage in stages if stage is not None]
+    return sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)
