@@ -22,6 +22,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 WORKERS_MAX = 8
+ID_SIZE_MAX = 80
 HEAVY = {"bench", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
 
@@ -33,6 +34,13 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if config.getoption("capture") == "no" or not any(name.is_dir() for name in names):
         return 0
     return min(WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+
+
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name a long input by its size: a name is in the environment of all that a test starts."""
+    if isinstance(val, bytes | str) and len(val) > ID_SIZE_MAX:
+        return f"{argname} of {len(val)}"
+    return None
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
