@@ -22,7 +22,7 @@ GLANCE = Row(
             f'time() - max({J}last_success_timestamp_seconds{{kind="compaction"}})',
         ),
         stat(
-            "Keys",
+            "Compacted keys",
             "In all compacted sets.",
             "short",
             f'sum(max by(name) ({J}last_keys{{kind="compaction"}}))',

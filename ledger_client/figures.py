@@ -93,7 +93,7 @@ class SendFigures:
         self.batch_sizes = batch_sizes()
         self.send_times = times()
         self.roll_times = times()
-        self.failed: Counter[str] = Counter()
+        self.failed: Counter[str] = Counter(SendUnknown=0)  # there before it happens
 
     def acknowledge(self, messages: int, size: int, seconds: float) -> None:
         """Count a batch that is durable, *seconds* after its first message came."""

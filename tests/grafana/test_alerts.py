@@ -1,0 +1,35 @@
+"""Alert rules as files: each says what to do, and is proven both ways."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
+RULES = (GRAFANA / "alerts.yml").read_text().split("- alert: ")[1:]
+CASES = (GRAFANA / "alerts_test.yml").read_text().split("- name: ")[1:]
+
+
+def test_every_rule_says_what_it_means_and_what_to_do() -> None:
+    assert len(RULES) > 20
+    for rule in RULES:
+        for part in ("summary", "description", "action"):
+            assert re.search(rf"^ +{part}: >-\n +\S", rule, re.MULTILINE), rule.split()[0]
+        assert re.search(r"severity: (critical|warning)\n", rule)
+
+
+def test_rules_have_names_of_their_own() -> None:
+    names = [rule.split()[0] for rule in RULES]
+    assert len(set(names)) == len(names)
+
+
+def test_every_rule_is_shown_to_fire_and_to_stay_quiet() -> None:
+    fires = {_name(case) for case in CASES if "exp_labels" in case}
+    quiet = {_name(case) for case in CASES if "exp_alerts: []" in case}
+    assert fires == quiet == {rule.split()[0] for rule in RULES}
+
+
+def _name(case: str) -> str:
+    found = re.search(r"alertname: (\w+)", case)
+    assert found is not None
+    return found[1]

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from click.testing import CliRunner
+from memory_cluster import memory_cluster
+
+from ledger_client.commands import monitoring
+from ledger_client.commands.monitoring import PROMETHEUS, _put_targets, _target
+
+
+def written(folder: Path, *words: str) -> str:
+    targets = str(folder / "targets.json")
+    done = CliRunner().invoke(
+        monitoring.monitoring, [str(folder / "m"), "--targets", targets, *words]
+    )
+    assert done.exit_code == 0, done.output
+    return done.output
+
+
+def text(folder: Path, name: str) -> str:
+    return (folder / "m" / name).read_text()
+
+
+def test_everything_is_written_with_its_own_folder_in_it(tmp_path: Path) -> None:
+    written(tmp_path)
+    names = {str(p.relative_to(tmp_path / "m")) for p in (tmp_path / "m").rglob("*") if p.is_file()}
+    assert names == {
+        "prometheus.yml",
+        "alerts.yml",
+        "alerts_test.yml",
+        *(f"dashboards/{name}.json" for name in ("bookies", "topics", "cluster", "jobs")),
+        "provisioning/dashboards/quire.yml",
+        "provisioning/datasources/quire.yml",
+        "targets/clients.json",
+    }
+    assert f"path: {tmp_path}/m/dashboards" in text(tmp_path, "provisioning/dashboards/quire.yml")
+
+
+def test_a_file_of_targets_is_scraped_instead_of_what_the_cluster_says(tmp_path: Path) -> None:
+    written(tmp_path)
+    assert f'files: ["{tmp_path}/targets.json"]' in text(tmp_path, "prometheus.yml")
+
+
+def test_grafana_is_told_where_prometheus_is(tmp_path: Path) -> None:
+    written(tmp_path, "--prometheus", "http://metrics:9999")
+    source = text(tmp_path, "provisioning/datasources/quire.yml")
+    assert "url: http://metrics:9999" in source
+    assert PROMETHEUS not in source
+
+
+def test_clients_that_are_named_stay_until_others_are(tmp_path: Path) -> None:
+    for words, expected in (
+        ([], []),
+        (["--client", "h:1", "--client", "h:2"], ["h:1", "h:2"]),
+        ([], ["h:1", "h:2"]),
+        (["--client", "h:3"], ["h:3"]),
+    ):
+        written(tmp_path, *words)
+        told = json.loads(text(tmp_path, "targets/clients.json"))
+        assert [address for group in told for address in group["targets"]] == expected
+
+
+def test_it_says_how_to_start_both(tmp_path: Path) -> None:
+    lines = written(tmp_path).splitlines()
+    assert [re.match(r"\w+", line)[0] for line in lines] == ["prometheus", "grafana"]  # type: ignore[index]
+    assert all(str(tmp_path / "m") in line for line in lines)
+
+
+async def test_registered_bookies_are_targets_by_host_and_page(tmp_path: Path) -> None:
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        leases = cluster.store.bookies
+        leases["b1"] = msgspec.structs.replace(leases["b1"], address="[::1]:5", metrics_port=7)
+        bookies = await client.list_bookies()
+    _put_targets(tmp_path / "t.json", [_target(bookies[0])])
+    assert json.loads((tmp_path / "t.json").read_text()) == [
+        {"targets": ["[::1]:7"], "labels": {"bookie": "b1"}}
+    ]
+    assert not monitoring._has_page(bookies[1])
+
+
+def test_a_bookie_without_a_page_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    monitoring._tell(Path("/m"), ["b7"])
+    assert "b7" in capsys.readouterr().err
