@@ -6,6 +6,8 @@ SparkError            is a LedgerError; each message is one line
 ├── JavaTooOld        there is one, and Spark cannot run on it
 ├── SparkFailed       Spark did not start, or a job of it failed for a reason of its own
 ├── BadOption         an option of the source or sink cannot be
+├── BadColumns        a frame's columns cannot be written as messages
+├── BadRow            a row cannot be written as a message
 └── UnreadableValue   a value is not what the topic's schema says
 """
 
@@ -44,6 +46,14 @@ class BadOption(SparkError):
 
     def __reduce__(self) -> tuple[type[BadOption], tuple[str, str]]:
         return BadOption, (self.name, self.reason)
+
+
+class BadColumns(SparkError):
+    """The columns of a frame cannot be written as messages; nothing was written."""
+
+
+class BadRow(SparkError):
+    """A row cannot be written as a message; nothing of the frame is shown."""
 
 
 class UnreadableValue(SparkError):

@@ -32,7 +32,7 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
@@ -55,7 +55,6 @@ _NAMES = (
     *("maxMessagesPerTrigger", "maxBytesPerTrigger", "path"),
     *(f"{end}{place}" for end in ("starting", "ending") for place in (*_PLACES, "Inclusive")),
 )
-_NAMES_LOW = {name.lower(): name for name in _NAMES}
 _NUMBER = re.compile(r"-?\d{1,20}", re.ASCII)
 _LONG_MAX = (1 << 63) - 1
 T = TypeVar("T")
@@ -95,10 +94,10 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     Raises:
         BadOption: one cannot be; the message names it.
     """
-    options = _Given(given)
+    options = GivenOptions(given, _NAMES)
     rows = options.one("rowsPerBatch", _count, ROWS_PER_BATCH)
     return SourceOptions(
-        cluster=options.text("cluster") or os.environ.get("QUIRE_CLUSTER") or DEFAULT_CLUSTER,
+        cluster=options.cluster(),
         topics=options.topics(),
         start=options.place("starting"),
         inclusive=options.one("startingInclusive", _truth, True),
@@ -118,19 +117,28 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     )
 
 
-class _Given:
-    def __init__(self, given: Mapping[str, str]) -> None:
+class GivenOptions:
+    """Options as Spark gives them, each by one of the *names* there are."""
+
+    def __init__(self, given: Mapping[str, str], names: Sequence[str]) -> None:
+        """Raises BadOption for a name that there is not."""
+        known = {name.lower(): name for name in names}
         self._values: dict[str, str] = {}
         for name, value in given.items():
-            known = _NAMES_LOW.get(name.lower())
-            if known is None:
-                raise BadOption(name, _unknown(name))
-            self._values[known] = value.strip()
+            if name.lower() not in known:
+                raise BadOption(name, _unknown(name, known))
+            self._values[known[name.lower()]] = value.strip()
 
     def text(self, name: str) -> str:
+        """Return what is given, "" for nothing."""
         return self._values.get(name, "")
 
+    def cluster(self) -> str:
+        """Return the URL of the cluster."""
+        return self.text("cluster") or os.environ.get("QUIRE_CLUSTER") or DEFAULT_CLUSTER
+
     def one(self, name: str, parse: Callable[[str], T], default: T) -> T:
+        """Return what *parse* makes of an option. Raises BadOption where it raises ValueError."""
         text = self._values.get(name, "")
         if not text:
             return default
@@ -140,6 +148,7 @@ class _Given:
             raise BadOption(name, str(wrong)) from wrong
 
     def topics(self) -> tuple[str, ...]:
+        """Return the topics to be read. Raises BadOption."""
         both = [self.text(name) for name in ("topic", "topics", "path")]
         names = tuple(name.strip() for text in both for name in text.split(",") if name.strip())
         if not names:
@@ -149,6 +158,7 @@ class _Given:
         return names
 
     def place(self, end: str) -> Start | None:
+        """Return where reading begins or ends. Raises BadOption."""
         named = [f"{end}{place}" for place in _PLACES if self.text(f"{end}{place}")]
         if not named:
             return None
@@ -158,9 +168,9 @@ class _Given:
         return self.one(named[0], parse, None)
 
 
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name.lower(), _NAMES_LOW, n=1)
-    return "there is none of this name" + (f"; is {_NAMES_LOW[near[0]]} meant?" if near else "")
+def _unknown(name: str, known: Mapping[str, str]) -> str:
+    near = difflib.get_close_matches(name.lower(), known, n=1)
+    return "there is none of this name" + (f"; is {known[near[0]]} meant?" if near else "")
 
 
 # --- values -------------------------------------------------------------------------

@@ -1,0 +1,189 @@
+"""Arrow batches of a frame as columns of messages, shared out over the partitions of a topic.
+
+    batches ──► gathered, some MiB ──► Columns ──► explicit partition, key, or in turn ──► shares
+
+A batch of a topic holds what came of one gathering for one partition. So the more partitions,
+the more is gathered: else each would get a few rows at a time. Nothing is done row by row but
+with JSON, whose objects are made one by one.
+
+pyarrow takes long to import, so import this module where it is first needed.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from ledger_client.spark.errors import BadRow
+from ledger_client.spark.sink_schema import RowPlan
+from ledger_client.topics.arrow import HEADERS, columns_of
+from metadata.topics import TopicRecord
+from native.batch import Columns
+from native.route import NO_PARTITION, route, rows_of
+
+GATHER_SIZE = 64 << 10
+"""Bytes for each partition, at least a MiB and at most 16 in all."""
+GATHER_MIN = 1 << 20
+GATHER_MAX = 16 << 20
+TURN_SIZE = 16 << 20
+"""Rows without key go to one partition, and to the next after so many bytes."""
+
+
+class Share(NamedTuple):
+    """Messages of one partition: all of *columns*, or those at *rows*."""
+
+    partition: int
+    columns: Columns
+    rows: array[int] | None
+
+
+def gathered(batches: Iterable[pa.RecordBatch], size_min: int) -> Iterator[pa.Table]:
+    """Yield the batches joined, each time at least so many bytes but the last; none empty."""
+    waiting: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        if batch.num_rows:
+            waiting.append(batch)
+            size += batch.nbytes
+        if size >= size_min:
+            yield pa.Table.from_batches(waiting)
+            waiting, size = [], 0
+    if waiting:
+        yield pa.Table.from_batches(waiting)
+
+
+def gather_size(topic: TopicRecord) -> int:
+    """Return how many bytes are gathered for a topic."""
+    return min(max(GATHER_SIZE * len(topic.partition_indexes), GATHER_MIN), GATHER_MAX)
+
+
+class RowRouter:
+    """Makes messages of rows, and says which partition each goes to.
+
+    *turn*: where rows without key begin, so that tasks do not all begin at the same partition.
+    """
+
+    def __init__(self, topic: TopicRecord, plan: RowPlan, *, turn: int) -> None:
+        self._topic = topic
+        self._plan = plan
+        self._indexes = topic.partition_indexes
+        self._turn = turn % len(self._indexes)
+        self._turn_size = 0
+
+    def shares(self, table: pa.Table) -> list[Share]:
+        """Return the messages by partition; those of each in the order of the rows.
+
+        Raises:
+            BadRow: a partition that there is not, a header without a name or value, or what
+                no JSON can be made of.
+            TooLarge: values or keys have 2 GiB or more.
+        """
+        columns = self._columns(table)
+        explicit = self._explicit(table)
+        count = len(self._indexes)
+        if count == 1:
+            return [Share(self._indexes[0], columns, None)]
+        found = self._places(columns, explicit)
+        if found is None:
+            return [Share(self._indexes[self._next_turn(table.nbytes)], columns, None)]
+        grouped = rows_of(found, count)
+        return [
+            Share(index, columns, rows)
+            for index, rows in zip(self._indexes, grouped, strict=True)
+            if rows
+        ]
+
+    def _columns(self, table: pa.Table) -> Columns:
+        plan = self._plan
+        try:
+            return columns_of(
+                self._values(table),
+                keys=_column(table, plan.key),
+                event_times=_column(table, plan.event_time),
+                headers=_headers(_column(table, plan.headers)),
+            )
+        except (ValueError, TypeError) as wrong:  # Arrow's errors are such, too
+            raise BadRow(f"rows cannot be written to topic {self._topic.name}: {wrong}") from wrong
+
+    def _values(self, table: pa.Table) -> pa.Array:
+        if not self._plan.json:
+            return _column(table, self._plan.value)
+        encode = msgspec.json.Encoder(decimal_format="number").encode
+        rows = table.select(list(self._plan.json)).to_pylist(maps_as_pydicts="lossy")
+        return pa.array(list(map(encode, rows)), pa.binary())
+
+    def _explicit(self, table: pa.Table) -> pa.Array | None:
+        """Return the partitions that rows name, null for any. Raises BadRow."""
+        found = _column(table, self._plan.partition)
+        if found is None or found.null_count == len(found):
+            return None
+        bounds = pc.min_max(found).as_py()
+        for named in bounds.values():
+            if named not in self._indexes:
+                first, last = self._indexes[0], self._indexes[-1]
+                has = f"{first} to {last}" if first < last else f"{first} alone"
+                raise BadRow(f"topic {self._topic.name} has no partition {named}, but {has}")
+        return found
+
+    def _places(self, columns: Columns, explicit: pa.Array | None) -> array[int] | None:
+        """Return for each row the place of its partition; None: it may be any for all."""
+        if columns.keys is None and explicit is None:
+            return None
+        count = len(self._indexes)
+        if columns.keys is None:
+            found = pa.nulls(columns.count, pa.uint32())
+        else:
+            routed = route(columns.keys, count)
+            found = pa.Array.from_buffers(
+                pa.uint32(), columns.count, [None, pa.py_buffer(routed)], 0
+            )
+            found = pc.if_else(pc.equal(found, NO_PARTITION), pa.scalar(None, pa.uint32()), found)
+        if explicit is not None:
+            found = pc.coalesce(explicit.cast(pa.uint32()), found)
+        if found.null_count:
+            own = pa.scalar(self._next_turn(0), pa.uint32())
+            found = pc.fill_null(found, own)
+        places = array("I")
+        places.frombytes(memoryview(found.buffers()[1])[: 4 * columns.count])
+        return places
+
+    def _next_turn(self, size: int) -> int:
+        """Return the place of the partition whose turn it is, for so many bytes."""
+        if self._turn_size >= TURN_SIZE:
+            self._turn = (self._turn + 1) % len(self._indexes)
+            self._turn_size = 0
+        self._turn_size += size
+        return self._turn
+
+
+def _column(table: pa.Table, name: str | None) -> Any:  # noqa: ANN401 - pyarrow has no types
+    """Return a column in one piece, as if it had been made alone; None: there is none."""
+    if name is None:
+        return None
+    found = table.column(name).combine_chunks()
+    if isinstance(found, pa.ChunkedArray):  # no chunk at all, or more than an array takes
+        found = pa.concat_arrays(found.chunks) if found.num_chunks else pa.nulls(0, found.type)
+    if found.type in (pa.null(), pa.large_string(), pa.large_binary()):
+        found = found.cast(pa.int64() if name.lower() == "event_time" else pa.binary())
+    return found
+
+
+def _headers(found: Any) -> Any:  # noqa: ANN401
+    """Return headers as lists of pairs of name and value, however the frame calls these."""
+    if found is None or pa.types.is_map(found.type):
+        return found
+    if not pa.types.is_list(found.type):
+        return None  # a column of nulls
+    pairs: Sequence[Any] = found.values.flatten()
+    fields = list(HEADERS.value_type)
+    whole = pa.StructArray.from_arrays(
+        [part.cast(field.type) for part, field in zip(pairs, fields, strict=True)], fields=fields
+    )
+    if found.null_count:
+        return pa.ListArray.from_arrays(found.offsets, whole, type=HEADERS, mask=found.is_null())
+    return pa.ListArray.from_arrays(found.offsets, whole, type=HEADERS)
