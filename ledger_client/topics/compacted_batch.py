@@ -57,6 +57,10 @@ class CompactedBatch(Batch):
         """Return the place behind the first *count* messages."""
         return self._place(count - 1, max(self._indexes[count - 1], 0) + 1)
 
+    def reach(self, count: int) -> tuple[int, int, int]:
+        """Return what orders the place behind the first *count* messages."""
+        return self.after(count).at if count else self.place.at
+
     def count_before(self, place: Place) -> int:
         """Return how many messages lie before a place of the lane."""
         return bisect_left(range(self.count), place.at, key=self._at)

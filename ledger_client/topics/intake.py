@@ -14,9 +14,25 @@ import trio
 
 from ledger_client.entries import EntryBatch
 from ledger_client.errors import LedgerError
+from ledger_client.topics.compacted_batch import open_compacted
+from ledger_client.topics.holes import kept_parts
 from ledger_client.topics.ledger_rows import Row
+from ledger_client.topics.messages import Batch, open_batch
+from ledger_client.topics.places import LaneRef, Place
+from ledger_client.topics.times import place_of
 
 BATCHES_MAX = 2
+
+
+class Opened(NamedTuple):
+    """An entry of a lane, and what of it is there to read."""
+
+    batch: Batch | None
+    """None: it has no messages"""
+    parts: list[tuple[int, int]]
+    """of its messages, from the first to before the second of each; the others were deleted"""
+    before: Place
+    behind: Place
 
 
 class Taken(NamedTuple):
@@ -24,6 +40,34 @@ class Taken(NamedTuple):
 
     row: Row
     batch: EntryBatch
+
+    def open(self, lane: LaneRef, index: int) -> Opened:
+        """Open one of them. Raises BadBatch."""
+        place = place_of(self.row, self.batch.first_entry + index)
+        found = open_batch(lane, place, self.batch.payload(index))
+        parts = []
+        if found is not None:
+            parts = kept_parts(self.row.ledger.removed, place.entry, 0, found.count)
+        behind = place_of(self.row, place.entry + 1)
+        return Opened(found, parts, place, behind)
+
+
+class Survived(NamedTuple):
+    """Consecutive entries of a ledger of what compaction left of the lane."""
+
+    batch: EntryBatch
+    start: Place | None = None
+    """What lies before it was read already."""
+    stop: Place | None = None
+    """The same of what lies behind it, in reverse."""
+
+    def open(self, lane: LaneRef, index: int) -> Opened:
+        """Open one of them. Raises BadBatch."""
+        stored = self.batch.ledger_id, self.batch.first_entry + index
+        found = open_compacted(lane, stored, self.batch.payload(index))
+        first = 0 if self.start is None else found.count_before(self.start)
+        last = found.count if self.stop is None else found.count_before(self.stop)
+        return Opened(found, [(first, last)], found.place, found.after(found.count))
 
 
 class Edge(NamedTuple):
@@ -40,7 +84,8 @@ class Ended(NamedTuple):
     """Nothing follows."""
 
 
-Item = Taken | Edge | Failed | Ended
+Entries = Taken | Survived
+Item = Entries | Edge | Failed | Ended
 
 
 class Intake:

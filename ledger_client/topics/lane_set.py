@@ -15,9 +15,11 @@ import trio
 from ledger_client.errors import LedgerError
 from ledger_client.topics.backward import BackwardReader
 from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.topics.compacted_lane import CompactedLane
+from ledger_client.topics.compacted_part import CompactedParts, part_of
 from ledger_client.topics.errors import NoSuchTopic
 from ledger_client.topics.intake import Failed, Intake
-from ledger_client.topics.lane_reader import LaneReader
+from ledger_client.topics.lane_reader import LaneReader, News
 from ledger_client.topics.lane_stream import LaneStream
 from ledger_client.topics.ledger_rows import LedgerRows, lanes_of
 from ledger_client.topics.message_id import MessageId
@@ -65,6 +67,7 @@ class LaneSet:
         self._reading = reading
         self._tell = tell
         self._starts = Starts(opener)
+        self._parts = CompactedParts(catalogue.store, timeout_s=catalogue.timeout_s)
         self.watches: list[TopicWatch] = []
         """of each topic, when it is followed"""
 
@@ -114,6 +117,7 @@ class LaneSet:
         if found.uid != topic.uid:
             raise NoSuchTopic(topic.name)
         store, timeout_s = self.store, self._catalogue.timeout_s
+        compacted = await self._parts.set_of(topic.uid) if self._reading.compacted else None
         known: list[KnownLane] = []
         for partition, lane, record in await lanes_of(store, topic.uid, timeout_s=timeout_s):
             if not _is_among(partition, self._reading.partitions):
@@ -122,7 +126,9 @@ class LaneSet:
                 continue
             ordered = topic.order == "event-time"
             ref = LaneRef(index, partition, lane, topic.name, topic.uid, ordered)
-            known.append(KnownLane(ref, LedgerRows(store, ref, timeout_s=timeout_s), record))
+            rows = LedgerRows(store, ref, timeout_s=timeout_s)
+            part = None if compacted is None else part_of(compacted, ref)
+            known.append(KnownLane(ref, rows, record, part))
         return known
 
     async def _places(
@@ -170,34 +176,65 @@ class LaneSet:
             intake,
             since=opening.begin.since,
             until=self.until,
-            end=opening.end,
+            end=self._end(opening),
             backward=self._reading.reverse,
         )
 
     async def run(self, opening: Opening, stream: LaneStream) -> None:
         """Read a lane into its stream, until its end, a failure, or the end of its scope."""
-        known, follow = opening.known, self._reading.follow
         with stream.scope:
-            if self._reading.reverse:
+            if self._reading.compacted:
+                await self._run_compacted(opening, stream)
+            elif self._reading.reverse:
                 await BackwardReader(
-                    known.lane,
-                    rows=known.rows,
+                    opening.known.lane,
+                    rows=opening.known.rows,
                     opener=self._opener,
                     intake=stream.intake,
                     start=stream.place,
                     end=stream.end,
                 ).run()
-                return
-            await LaneReader(
-                known.lane,
-                rows=known.rows,
-                opener=self._opener,
-                intake=stream.intake,
-                start=stream.place,
-                end=stream.end,
-                last_number=None if follow else known.record.current,
-                news=self.watches[known.lane.topic_index].news if follow else None,
-            ).run()
+            else:
+                await LaneReader(
+                    opening.known.lane,
+                    rows=opening.known.rows,
+                    opener=self._opener,
+                    intake=stream.intake,
+                    start=stream.place,
+                    end=stream.end,
+                    last_number=self._last_number(opening.known),
+                    news=self._news(opening.known),
+                ).run()
+
+    async def _run_compacted(self, opening: Opening, stream: LaneStream) -> None:
+        known = opening.known
+        lane = CompactedLane(
+            known.lane,
+            rows=known.rows,
+            opener=self._opener,
+            intake=stream.intake,
+            parts=self._parts,
+            part=known.part,
+            start=stream.place,
+            end=stream.end,
+        )
+        if self._reading.reverse:
+            await lane.run_back()
+        else:
+            await lane.run(last_number=self._last_number(known), news=self._news(known))
+
+    def _last_number(self, known: KnownLane) -> int | None:
+        return None if self._reading.follow else known.record.current
+
+    def _news(self, known: KnownLane) -> News | None:
+        return self.watches[known.lane.topic_index].news if self._reading.follow else None
+
+    def _end(self, opening: Opening) -> Place | None:
+        """Return where a lane ends; what is compacted later must not bring more of it."""
+        bounded = not (self._reading.follow or self._reading.reverse)
+        if opening.end is None and self._reading.compacted and bounded:
+            return Place(opening.known.record.current + 1)
+        return opening.end
 
 
 def newborn(known: KnownLane, start: Start) -> Opening:

@@ -12,11 +12,10 @@ import trio
 
 from ledger_client.errors import LedgerError
 from ledger_client.topics.errors import Gap
-from ledger_client.topics.holes import kept_parts
-from ledger_client.topics.intake import Edge, Ended, Failed, Intake, Taken
-from ledger_client.topics.messages import Batch, Slice, open_batch
+from ledger_client.topics.intake import Edge, Ended, Entries, Failed, Intake
+from ledger_client.topics.messages import Batch, Slice
 from ledger_client.topics.places import LaneRef, Place
-from ledger_client.topics.times import Time, place_of
+from ledger_client.topics.times import Time
 
 
 class LaneStream:
@@ -61,7 +60,7 @@ class LaneStream:
         self._next = place
         """Behind what was cut into slices."""
         self._slices: deque[Slice] = deque()
-        self._taken: Taken | None = None
+        self._taken: Entries | None = None
         self._index = 0
         """of the next entry in it"""
 
@@ -128,31 +127,20 @@ class LaneStream:
             self.failed = True
         return error
 
-    def _open_next(self, taken: Taken) -> None:
+    def _open_next(self, taken: Entries) -> None:
         """Cut the next entry into a slice, if it has one."""
-        place = place_of(taken.row, taken.batch.first_entry + self._index)
-        batch = open_batch(self.lane, place, taken.batch.payload(self._index))
-        if batch is None:
-            pieces = []
-        else:
-            parts = kept_parts(taken.row.ledger.removed, place.entry, 0, batch.count)
+        opened = taken.open(self.lane, self._index)
+        pieces: list[Slice] = []
+        if opened.batch is not None:
             cut = self._backward_pieces if self._backward else self._pieces
-            pieces = cut(batch, parts)
+            pieces = cut(opened.batch, opened.parts)
         if pieces:
             self._slices.extend(pieces)
-        else:
-            self._pass_by(place)
+        elif not self.ended:
+            self.place = opened.before if self._backward else opened.behind
         self._index += -1 if self._backward else 1
         if not 0 <= self._index < len(taken.batch):
             self._taken = None
-
-    def _pass_by(self, place: Place) -> None:
-        """Be behind an entry that has nothing to give."""
-        if self.ended:
-            return
-        version = place.version if place.version < 0 else place.version + 1
-        behind = place._replace(entry=place.entry + 1, version=version)
-        self.place = place if self._backward else behind
 
     def _pieces(self, batch: Batch, parts: list[tuple[int, int]]) -> list[Slice]:
         pieces: list[Slice] = []
@@ -165,8 +153,7 @@ class LaneStream:
         return pieces
 
     def _cut(self, batch: Batch, start: int, stop: int) -> tuple[int, int]:
-        if batch.place.at[:2] == self._next.at[:2]:
-            start = max(start, self._next.skip)
+        start = max(start, batch.count_before(self._next))
         if self.since is not None:
             reached = self.since.reached_by(batch.header)
             start = max(start, self.since.index_in(batch)) if reached else stop
@@ -177,20 +164,18 @@ class LaneStream:
             reached_at = self.until.index_in(batch, start)
             if reached_at < stop:
                 stop, self.ended = reached_at, True
-        if self.end is not None and (*batch.place.at[:2], stop) >= self.end.at:
-            is_here = batch.place.at[:2] == self.end.at[:2]
-            stop = min(stop, self.end.skip) if is_here else start
+        if self.end is not None and batch.reach(stop) >= self.end.at:
+            stop = min(stop, batch.count_before(self.end))
             self.ended = True
         return start, stop
 
     def _backward_pieces(self, batch: Batch, parts: list[tuple[int, int]]) -> list[Slice]:
         pieces: list[Slice] = []
         for start, stop in reversed(parts):
-            here = batch.place.at[:2]
-            last = min(stop, self._next.skip) if here == self._next.at[:2] else stop
+            last = min(stop, batch.count_before(self._next))
             first = start
-            if self.end is not None and batch.place.at <= self.end.at:
-                first = max(start, self.end.skip) if here == self.end.at[:2] else stop
+            if self.end is not None and batch.before(0).at <= self.end.at:
+                first = max(start, batch.count_before(self.end))
                 self.ended = True
             if first < last:
                 pieces.append(Slice(batch, first, last))

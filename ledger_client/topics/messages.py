@@ -102,6 +102,10 @@ class Batch:
         version = place.version if place.version < 0 else place.version + 1
         return place._replace(entry=place.entry + 1, skip=0, version=version)
 
+    def reach(self, count: int) -> tuple[int, int, int]:
+        """Return what orders the place behind the first *count* messages, in their entry."""
+        return (*self.place.at[:2], count)
+
     def count_before(self, place: Place) -> int:
         """Return how many messages lie before a place of the lane."""
         if place.at[:2] == self.place.at[:2]:

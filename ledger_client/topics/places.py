@@ -54,6 +54,12 @@ class Place(NamedTuple):
 EARLIEST = Place(UNKNOWN)
 
 
+class Version(NamedTuple):
+    """An entry of each lane: versions of a lane rise by one from entry to entry."""
+
+    number: int
+
+
 class LanePlace(NamedTuple):
     """A place and its lane, as TopicReader.position() tells them; plain values, to be kept."""
 

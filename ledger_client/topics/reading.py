@@ -30,6 +30,7 @@ class ReadSettings(TypedDict, total=False):
     idle_s: float
     read_ahead_size: int
     on_caught_up: Callable[[], None] | None
+    compacted: bool
 
 
 class Reading(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +49,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     idle_s: float = 1.0
     read_ahead_size: int = READ_AHEAD_SIZE
     on_caught_up: Callable[[], None] | None = None
+    compacted: bool = False
 
     @property
     def begin(self) -> Start:

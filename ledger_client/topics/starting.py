@@ -10,20 +10,22 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
 
+from ledger_client.topics.compacted_part import CompactedPart
 from ledger_client.topics.errors import BadTopic, Gap
 from ledger_client.topics.ledger_rows import LedgerRows, Row
 from ledger_client.topics.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.opening import LedgerOpener, settle
-from ledger_client.topics.places import EARLIEST, UNKNOWN, LanePlace, LaneRef, Place
+from ledger_client.topics.part_search import find_in_part
+from ledger_client.topics.places import (
+    EARLIEST,
+    UNKNOWN,
+    LanePlace,
+    LaneRef,
+    Place,
+    Version as Version,
+)
 from ledger_client.topics.times import TIMES, Time, TimeSearch, place_of
 from metadata.topics import LaneRecord
-
-
-class Version(NamedTuple):
-    """An entry of each lane: versions of a lane rise by one from entry to entry."""
-
-    number: int
-
 
 Position = tuple[LanePlace, ...]
 Start = Literal["earliest", "latest"] | MessageId | Time | Version | Sequence[LanePlace]
@@ -36,6 +38,8 @@ class KnownLane(NamedTuple):
     lane: LaneRef
     rows: LedgerRows
     record: LaneRecord
+    part: CompactedPart | None = None
+    """what compaction left of it, where that is read"""
 
 
 class Begin(NamedTuple):
@@ -63,13 +67,19 @@ class Starts:
             return Begin(EARLIEST)
         if start == "latest":
             return Begin(await self._latest(known))
+        part = known.part
+        if part is not None:
+            place = await find_in_part(known.lane, part, self._opener, start, behind=behind)
+            if place is not None:
+                return Begin(place)
         if isinstance(start, MessageId):
             return await self._message(known, start, behind)
         if isinstance(start, Version):
             return await self._version(known, start.number + behind)
         if isinstance(start, TIMES):
             time = start.next() if behind else start
-            found = await TimeSearch(known.lane, known.rows, self._opener).find(time)
+            search = TimeSearch(known.lane, known.rows, self._opener)
+            found = await search.find(time, start=EARLIEST if part is None else part.horizon)
             return Begin(found.place, None if found.exact else time)
         return Begin(_kept_place(known.lane, start))
 

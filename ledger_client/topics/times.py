@@ -225,12 +225,16 @@ class Headers:
         assert batch is not None
         return batch
 
+    async def header(self, entry: int) -> BatchHeader | None:
+        """Return the header of an entry, None of one without messages."""
+        found = await self._reader.read(entry, entry)
+        payload = memoryview(found[0].payload)
+        return message_header(self._lane, place_of(self._row, entry), payload)
+
     async def _probe(self, entry: int, end: int, time: Time) -> tuple[int, bool | None]:
         """Return the first entry from *entry* to before *end* that tells, and what it tells."""
         while entry < end:
-            found = await self._reader.read(entry, entry)
-            payload = memoryview(found[0].payload)
-            header = message_header(self._lane, place_of(self._row, entry), payload)
+            header = await self.header(entry)
             reached = None if header is None else time.reached_by(header)
             if reached is not None:
                 return entry, reached
