@@ -1,12 +1,12 @@
 from __future__ import annotations
 
-import hashlib
 import json
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from processes import quire
@@ -23,53 +23,70 @@ def processes_below(folder: Path) -> list[str]:
     return [line for line in lines if str(folder) in line]
 
 
-def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path) -> None:
+def told(file: Path, scratch: Path, *words: str) -> dict[str, Any]:
+    """What the demonstration reports of *file*."""
+    done = quire("demo", file, "--json", *words, environment={"TMPDIR": str(scratch)})
+    assert (done.returncode, done.stderr) == (0, b"")
+    report: dict[str, Any] = json.loads(done.stdout)
+    assert report["intact"]
+    return report
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--no-spark"],
+        pytest.param([], marks=[pytest.mark.slow, pytest.mark.xdist_group("spark")]),
+    ],
+    ids=["in one process", "with Spark"],
+)
+def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path, words: list[str]) -> None:
     scratch = tmp_path / "scratch"
     scratch.mkdir()
     file = tmp_path / "some.log"
-    file.write_bytes(b"".join(b"line %d\r\n" % number for number in range(30_000)) + b"no end")
-    done = quire("demo", file, "--json", environment={"TMPDIR": str(scratch)})
-    assert (done.returncode, done.stderr) == (0, b"")
-    report = json.loads(done.stdout)
-    assert report["intact"]
-    assert report["lines"] == report["lines_read"] == 30_001
+    lines = [b"line %d %d\r\n" % (number, number % 500) for number in range(30_000)] + [b"no end"]
+    file.write_bytes(b"".join(lines))
+    report = told(file, scratch, *words)
+    rows = {row["what"]: row for row in report["table"]}
+    assert all(row["agrees"] for row in rows.values())
+    everything = len(lines), sum(map(len, lines))
+    for what, row in rows.items():
+        expected = 501 if what in ("compacted", "the last line of each key") else everything[0]
+        assert row["messages"] == expected, what
+    assert rows["read again"]["bytes"] == everything[1]
+    assert len(rows) == (7 if report["spark"] else 6)
     assert report["each_once_in_order"]
-    assert len(report["ledgers"]) > 1
-    assert report["sha256_read"] == hashlib.sha256(file.read_bytes()).hexdigest()
-    assert report["killed_process"] != report["restarted_process"]
-    assert 0 < report["kept"] <= report["entries"]
-    assert list(report["copies"].values()) == [report["entries"]] * 3
+    assert report["killed_process"] != report["replaced_process"]
+    assert len(report["ledgers"]) > 6
+    assert sum(report["copies"].values()) == 3 * report["entries"]
     assert list(scratch.iterdir()) == []
     assert processes_below(scratch) == []
 
 
-def test_without_a_file_the_demo_finds_or_makes_one(tmp_path: Path) -> None:
-    done = quire("demo", environment={"TMPDIR": str(tmp_path)})
+def test_the_demo_ends_with_a_table_in_which_all_agrees(tmp_path: Path) -> None:
+    done = quire("demo", "--no-spark", environment={"TMPDIR": str(tmp_path)})
     text = done.stdout.decode()
-    assert done.returncode == 0
-    for word in (
-        "file",
-        "started",
-        "killed",
-        "wrote",
-        "restarted",
-        "read",
-        "healed",
-        "verified",
-        "Try next",
-    ):
+    assert (done.returncode, done.stderr) == (0, b"")
+    for word in ("started", "killed", "replaced", "wrote", "read", "healed", "verified"):
+        assert f"{word}  " in text
+    for word in ("compacted  ", "replayed  ", "checksum", "Try next"):
         assert word in text
-    assert (
-        "Every line that was written was read back once and in order, byte for byte, and all "
-        "copies are whole." in text
-    )
+    assert "Every count and every checksum agrees, and all copies are whole." in text
+
+
+def test_without_java_the_demo_names_what_is_missing_and_the_way_around(tmp_path: Path) -> None:
+    done = quire("demo", environment={"TMPDIR": str(tmp_path), "JAVA_HOME": str(tmp_path)})
+    assert done.returncode == 1
+    (line,) = done.stderr.decode().splitlines()
+    assert "Java" in line
+    assert "quire demo --no-spark" in line
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_the_demo_keeps_its_folder_when_asked(tmp_path: Path) -> None:
     file = tmp_path / "one.log"
     file.write_bytes(b"a single line\n")
-    done = quire("demo", file, "--keep", "--json", environment={"TMPDIR": str(tmp_path)})
-    kept = Path(json.loads(done.stdout)["kept_folder"])
+    kept = Path(told(file, tmp_path, "--keep", "--no-spark")["kept_folder"])
     assert kept.parent == tmp_path
     assert (kept / "metadata.db").exists()
 
@@ -77,7 +94,7 @@ def test_the_demo_keeps_its_folder_when_asked(tmp_path: Path) -> None:
 def test_an_empty_file_is_no_story(tmp_path: Path) -> None:
     file = tmp_path / "empty.log"
     file.touch()
-    done = quire("demo", file, environment={"TMPDIR": str(tmp_path)})
+    done = quire("demo", file, "--no-spark", environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr.decode().splitlines() == [
         f"quire: {file} is empty; name a file with at least one line"
@@ -85,7 +102,9 @@ def test_an_empty_file_is_no_story(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-@pytest.mark.parametrize("words", [["demo"], ["bench", "append", "--floor-bytes", "16MiB"]])
+@pytest.mark.parametrize(
+    "words", [["demo", "--no-spark"], ["bench", "append", "--floor-bytes", "16MiB"]]
+)
 def test_a_command_with_bookies_of_its_own_leaves_nothing_when_interrupted(
     tmp_path: Path, words: list[str], number: signal.Signals
 ) -> None:

@@ -4,6 +4,22 @@ from __future__ import annotations
 
 import msgspec
 
+from native.checksum import Checksum
+
+
+class Row(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of the closing table: how many messages somebody saw, and their checksum."""
+
+    what: str
+    messages: int
+    bytes: int
+    """of the values"""
+    checksum: str
+    """of keys and values, whatever their order"""
+    agrees: bool
+    seconds: float | None = None
+    """how long it took"""
+
 
 class Report(msgspec.Struct, kw_only=True):
     """What happened. Sizes in bytes; *intact* is the verdict."""
@@ -14,35 +30,33 @@ class Report(msgspec.Struct, kw_only=True):
     processes: dict[str, int]
     topic: str
     lines: int = 0
-    """acknowledged"""
+    """of the file"""
     bytes: int = 0
-    write_s: float = 0.0
+    producers: int = 0
     killed: str = ""
     killed_process: int = 0
     killed_after_bytes: int = 0
     unacknowledged: int = 0
     """lines that were under way when the bookie was killed"""
-    restarted_process: int = 0
-    restart_s: float = 0.0
+    replaced_process: int = 0
+    """of the bookie that went on in empty folders"""
     ledgers: list[int] = []
-    """of the topic's only lane, in order"""
     entries: int = 0
-    """of all ledgers: a batch of lines each, or what the lane's next writer must know"""
-    kept: int = 0
-    """entries that the killed bookie had when it was back"""
-    lines_read: int = 0
-    read_s: float = 0.0
-    sha256_written: str = ""
-    sha256_read: str = ""
+    """of all ledgers: a batch of lines each, or what a lane's next writer must know"""
     each_once_in_order: bool = False
     """each line has the number and the id that it had when it was sent"""
     healed_s: float = 0.0
     copies: dict[str, int] = {}
     """sound entries on each bookie, in the end"""
+    keys: int = 0
+    """that the file has"""
+    spark: bool = False
+    """compaction ran in Spark, and Spark read the topic"""
+    table: list[Row] = []
     intact: bool = False
     kept_folder: str | None = None
 
-    @property
-    def same_bytes(self) -> bool:
-        """Whether what was read is what was written."""
-        return self.sha256_read == self.sha256_written
+
+def text_of(checksum: Checksum) -> str:
+    """Return the part of a checksum that does not count the order."""
+    return f"{checksum.total:016x}"

@@ -1,28 +1,33 @@
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
+from pathlib import Path
 
+import pyarrow as pa
 import pytest
 
 from ledger_client import Message, MessageId
 from ledger_client.commands.demo.comparison import Comparison
+from ledger_client.commands.demo.source import Deal, Source, key_of
+from ledger_client.commands.demo.sums import Sum
 
-IDS = [MessageId(7, 1, -1, index) for index in range(4)]
+IDS = [MessageId(7, 1, number % 2, number // 2) for number in range(4)]
+OTHERS = [MessageId(8, 1, 0, 0)]
 
 
-def message(number: int) -> Message:
-    """The message *number* as it is read."""
+def message(number: int, producer: str = "one") -> Message:
+    """The message *number* that *producer* sent, as it is read."""
+    ids = IDS if producer == "one" else OTHERS
     return Message(
-        id=IDS[number],
-        key=None,
+        id=ids[number],
+        key=b"k",
         value=b"%d\n" % number,
         event_time=None,
         timestamp=0,
         publish_ms=0,
         headers={},
-        producer="demo",
-        sequence=number,
+        producer=producer,
+        sequence=number // 2,
         version=1,
         topic="demo/lines",
         lane=0,
@@ -30,18 +35,19 @@ def message(number: int) -> Message:
 
 
 def compared(messages: list[Message]) -> Comparison:
-    """*messages* beside four that were sent in two calls, read in two as well."""
-    comparison = Comparison([IDS[:3], IDS[3:]])
+    """*messages* beside those that two producers sent, one of them to two partitions."""
+    comparison = Comparison({"one": IDS, "two": OTHERS})
     comparison.take(messages[:2])
     comparison.take(messages[2:])
     return comparison
 
 
+ALL = [message(0), message(0, "two"), message(2), message(1), message(3)]
+"""Lanes are merged in any way; in each of them the order is that of sending."""
+
+
 def test_what_is_read_as_it_was_sent_is_so() -> None:
-    comparison = compared([message(number) for number in range(4)])
-    assert comparison.ends_as_sent()
-    assert comparison.count == 4
-    assert comparison.sha256 == hashlib.sha256(b"0\n1\n2\n3\n").hexdigest()
+    assert compared(ALL).ends_as_sent()
 
 
 @pytest.mark.parametrize(
@@ -50,11 +56,47 @@ def test_what_is_read_as_it_was_sent_is_so() -> None:
         lambda all_of: all_of[:-1],
         lambda all_of: [*all_of, all_of[-1]],
         lambda all_of: [all_of[0], all_of[0], *all_of[2:]],
-        lambda all_of: [all_of[1], all_of[0], *all_of[2:]],
-        lambda all_of: [*all_of[:3], all_of[3]._replace(id=MessageId(8, 1, -1, 3))],
-        lambda all_of: [*all_of[:3], all_of[3]._replace(sequence=4)],
+        lambda all_of: [all_of[2], all_of[1], all_of[0], *all_of[3:]],
+        lambda all_of: [*all_of[:4], all_of[4]._replace(id=MessageId(8, 1, 1, 3))],
+        lambda all_of: [*all_of[:4], all_of[4]._replace(sequence=4)],
+        lambda all_of: [*all_of[:4], all_of[4]._replace(producer="three")],
     ],
-    ids=["lost", "twice at the end", "twice", "swapped", "another id", "another number"],
+    ids=["lost", "twice at the end", "twice", "swapped", "another id", "another number", "foreign"],
 )
 def test_a_mistake_does_not_pass(mistake: Callable[[list[Message]], list[Message]]) -> None:
-    assert not compared(mistake([message(number) for number in range(4)])).ends_as_sent()
+    assert not compared(mistake(ALL)).ends_as_sent()
+
+
+def test_a_sum_does_not_count_the_order_but_every_byte() -> None:
+    there, back, other = Sum(), Sum(), Sum()
+    there.add([b"a", b"b"], [b"1", b"22"])
+    back.add([b"b"], [b"22"])
+    back.add_batch(pa.record_batch({"key": [b"a"], "value": [b"1"]}))
+    other.add([b"a", b"b"], [b"1", b"23"])
+    assert there.row("x", back).agrees
+    assert (there.messages, there.bytes) == (2, 3)
+    assert not there.row("x", other).agrees
+    assert not there.row("x", Sum()).agrees
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [(b"a b c\n", b"c"), (b"  one  \r\n", b"one"), (b"\n", b"-"), (b"x" * 1000, b"x" * 256)],
+)
+def test_the_key_of_a_line_is_its_last_word(line: bytes, key: bytes) -> None:
+    assert key_of(line) == key
+
+
+async def test_every_line_goes_to_the_producer_of_its_key_in_order(tmp_path: Path) -> None:
+    lines = [b"line %d key-%d\n" % (number, number % 7) for number in range(1000)] + [b"no end"]
+    file = tmp_path / "file"
+    file.write_bytes(b"".join(lines))
+    source = Source(file, 3, line_size_max=1000)
+    dealt: list[list[Deal]] = [deals async for deals in source.deals()]
+    for producer in range(3):
+        values = [value for deals in dealt for value in deals[producer].values]
+        keys = {key for deals in dealt for key in deals[producer].keys}
+        assert values == [line for line in lines if key_of(line) in keys]
+    assert source.sum.messages == sum(len(deal.values) for deals in dealt for deal in deals) == 1001
+    assert source.latest[b"key-3"] == b"line 997 key-3\n"
+    assert source.latest[b"end"] == b"no end"
