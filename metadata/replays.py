@@ -24,8 +24,8 @@ from metadata.records import decode_row
 from metadata.topics import Count
 
 REPLAYS = "replays/"
-LANES_MAX = 8000
-"""Of one replay: its record has two places of each, and a value has a bound."""
+PARTS_MAX = 12_000
+"""Places of lanes, two of each, and parts of the target that fit a record: it has a bound."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
 Order = Literal["event-time", "time", "arrival"]
@@ -56,7 +56,7 @@ class SourceTopic(msgspec.Struct, frozen=True):
     uid: Count
 
 
-class Sent(msgspec.Struct, frozen=True):
+class Sent(msgspec.Struct, frozen=True, array_like=True):
     """What went to a part of the target, such as a partition: its checksum."""
 
     part: int

@@ -10,14 +10,13 @@ import msgspec
 from ledger_client.replay.errors import RangeNotKept
 from ledger_client.replay.source import mark_of
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.ledger_rows import LedgerRows
 from ledger_client.topics.places import LaneRef, Place
 from ledger_client.topics.span_plan import plan_spans
 from ledger_client.topics.spans import Span
 from ledger_client.topics.starting import Start
 from ledger_client.topics.times import TIMES, EventTime, PublishTime, Time
-from metadata.replays import LANES_MAX, LaneMark
+from metadata.replays import LaneMark
 from metadata.topics import LaneLedger, TopicRecord
 
 
@@ -58,7 +57,7 @@ async def fix_range(client: TopicClient, topics: Sequence[TopicRecord], wanted: 
 
     Raises:
         NoSuchTopic: a topic is gone.
-        BadTopic: there is no such place, or there are too many lanes.
+        BadTopic: there is no such place.
         Gap, RangeNotKept: messages of the range were removed, or may have been.
         LedgerError: a place could not be looked for.
     """
@@ -76,9 +75,6 @@ async def fix_range(client: TopicClient, topics: Sequence[TopicRecord], wanted: 
     first: dict[LaneRef, Span] = {}
     for span in plan.spans:
         first.setdefault(span.lane_ref, span)
-    if len(first) > LANES_MAX:
-        told = f"{len(first)} lanes; a replay has at most {LANES_MAX}: name some partitions"
-        raise BadTopic(told, topic=topics[0].name)
     if isinstance(wanted.start, TIMES) and wanted.on_gap == "raise":
         for span in first.values():
             await _check_kept(client, span, wanted.start)

@@ -25,13 +25,16 @@ from ledger_client.replay.report import Part, Progress, Report
 from ledger_client.replay.source import CHUNK_SIZE, Chunk, Source, open_source
 from ledger_client.replay.target import WHOLE, Target, sent_of, sums_of
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.jobs import open_job
-from metadata.replays import LaneMark, ReplayRecord, SourceTopic
+from metadata.replays import PARTS_MAX, LaneMark, ReplayRecord, SourceTopic
 from metadata.topics import TopicRecord
 from native.checksum import Checksum
 
 SAVE_S = 1.0
 """Between two records of how far it is."""
+LAST_SAVE_S = 2.0
+"""For the one at an interruption."""
 
 
 class Aim(NamedTuple):
@@ -91,6 +94,9 @@ async def _begin(
     name: str,
 ) -> ReplayRecord:
     fixed = await fix_range(client, topics, options.wanted)
+    if 2 * len(fixed.end) + aim.partitions > PARTS_MAX:
+        told = f"{len(fixed.end)} lanes are more than a replay can keep; name some partitions"
+        raise BadTopic(told, topic=topics[0].name)
     now_ms = _now_ms()
     return ReplayRecord(
         name=name,
@@ -179,14 +185,24 @@ class _Run:
         return msgspec.structs.replace(report, verified=self._options.verify)
 
     async def _copy(self, source: Source, target: Target) -> None:
+        """Copy all that is left; interrupted, keep how far it is."""
         pace = Pace(self._options.speed)
-        size = 1 if pace.speed else CHUNK_SIZE
-        while (chunk := await source.chunk(size=size)) is not None:
-            durable = await self._put(chunk, source, target, pace)
-            self._tell(source, target)
-            if durable and trio.current_time() >= self._saved_at + SAVE_S:
-                self._note(target, source.reached())
+        try:
+            while (chunk := await source.chunk(size=self._chunk_size)) is not None:
+                if await self._put(chunk, source, target, pace):
+                    self._note(target, source.reached())
+                    if trio.current_time() >= self._saved_at + SAVE_S:
+                        await self._save()
+                self._tell(source, target)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_SAVE_S):
                 await self._save()
+            raise
+
+    @property
+    def _chunk_size(self) -> int:
+        """Paced, each entry by itself: so little is sent again by the next run."""
+        return 1 if self._options.speed else CHUNK_SIZE
 
     async def _put(self, chunk: Chunk, source: Source, target: Target, pace: Pace) -> bool:
         batch = target.batch_of(chunk)
@@ -200,11 +216,11 @@ class _Run:
         return durable
 
     async def _save(self) -> None:
+        self._saved_at = trio.current_time()
         if self._log is not None:
             await self._log.save(self._record)
 
     def _note(self, target: Target, reached: list[LaneMark]) -> None:
-        self._saved_at = trio.current_time()
         self._record = msgspec.structs.replace(
             self._record,
             reached=reached,
@@ -225,7 +241,7 @@ class _Run:
 
     async def _verify(self, target: Target) -> None:
         found = await target.verify()
-        for part, sent in target.sent.items():
+        for part, sent in sorted(target.sent.items(), reverse=True):  # WHOLE is the lowest
             if part in found and found[part] != sent:
                 raise ChecksumDiffers(
                     self._topics[0].name,

@@ -1,0 +1,208 @@
+"""Replays into Parquet files: complete ones only, on bookies in memory."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.dataset as ds
+import pyarrow.parquet as pq
+import pytest
+from memory_cluster import memory_cluster
+from trio.testing import MockClock
+
+from ledger_client import Client
+from ledger_client.replay import manifest, parquet_target, replay
+from ledger_client.replay.errors import ChecksumDiffers, TargetForeign
+from ledger_client.replay.into_parquet import replay_into_parquet
+from ledger_client.replay.manifest import load_manifest
+from ledger_client.replay.options import ReplayOptions
+from ledger_client.replay.report import Progress
+from ledger_client.topics.messages import Message
+from metadata.topics import RollPolicy
+
+SOURCE = "shop/orders"
+COUNT = 300
+
+
+class Cut(Exception):
+    """The process is gone."""
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(replay, "CHUNK_SIZE", 300)
+    monkeypatch.setattr(parquet_target, "GROUP_ROWS", 25)
+
+
+async def fill(client: Client, order: str = "none") -> list[Message]:
+    await client.create_topic(SOURCE, order=order, roll=RollPolicy(entries=9))  # type: ignore[arg-type]
+    async with client.producer(SOURCE, batch_messages=7) as producer:
+        await producer.send_many(
+            [None if i % 9 == 4 else b"%d" % i for i in range(COUNT)],
+            keys=[None if i % 5 == 0 else b"k%d" % (i % 7) for i in range(COUNT)],
+            event_times=[i // 2 for i in range(COUNT)],
+            headers=[{"h": b"%d" % i} if i % 3 else None for i in range(COUNT)],
+        )
+    async with client.topic_reader(SOURCE) as reader:
+        return [message async for message in reader]
+
+
+def rows(folder: Path) -> list[dict[str, Any]]:
+    """All rows, in the order of the replay: as the names of the files order."""
+    found: list[dict[str, Any]] = []
+    for path in sorted(folder.glob("*.parquet")):
+        found += pq.read_table(path).to_pylist()
+    assert len(found) == ds.dataset(folder).count_rows()  # what is hidden is passed over
+    return found
+
+
+def files_in(folder: Path) -> list[str]:
+    return sorted(path.name for path in folder.iterdir())
+
+
+def expected(message: Message) -> dict[str, Any]:
+    return {
+        "topic": SOURCE,
+        "partition": -1,
+        "lane": 0,
+        "ledger": message.id.ledger_id,
+        "entry": message.id.entry_id,
+        "batch_index": message.id.batch_index,
+        "message_id": str(message.id),
+        "version": message.version,
+        "event_time": message.event_time,
+        "key": message.key,
+        "value": message.value,
+    }
+
+
+async def test_files_have_every_message_once_in_order_with_its_place(
+    autojump_clock: MockClock, tmp_path: Path, small: None
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        there = await fill(client)
+        report = await replay_into_parquet(
+            client, [SOURCE], tmp_path, ReplayOptions(verify=True), file_size=500
+        )
+        found = rows(tmp_path)
+        for row, message in zip(found, there, strict=True):
+            assert row | expected(message) == row
+            headers = {pair["key"]: pair["value"] for pair in row["headers"] or []}
+            assert headers == dict(message.headers)
+        names = files_in(tmp_path)
+        assert names[0] == "_manifest.json"
+        assert len(names) == len(report.parts) + 1 > 3
+        assert report.messages == COUNT
+        groups = pq.ParquetFile(tmp_path / names[1]).metadata
+        assert all(groups.row_group(i).num_rows <= 25 for i in range(groups.num_row_groups))
+
+
+@pytest.mark.parametrize("seed", range(4))
+async def test_cut_short_it_goes_on_behind_its_last_complete_file(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+    small: None,
+    seed: int,
+) -> None:
+    """Also between the renaming of a file and its place in the manifest."""
+    chance = random.Random(seed)
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        there = await fill(client, "event-time")
+        whole = await replay_into_parquet(client, [SOURCE], tmp_path / "whole", ReplayOptions())
+
+        def cut(progress: Progress) -> None:
+            if chance.random() < 0.15:
+                raise Cut
+
+        saved = manifest.save_manifest
+
+        def save(folder: Path, wanted: manifest.Manifest) -> None:
+            if chance.random() < 0.3:
+                raise Cut
+            saved(folder, wanted)
+
+        monkeypatch.setattr(parquet_target, "save_manifest", save)
+        for _ in range(300):
+            options = ReplayOptions(on_progress=cut, verify=True)
+            try:
+                report = await replay_into_parquet(
+                    client, [SOURCE], tmp_path / "cut", options, file_size=200
+                )
+                break
+            except Cut:
+                continue
+        assert (report.checksum, report.verified) == (whole.checksum, True)
+        assert report.resumed > 0
+        assert [row["message_id"] for row in rows(tmp_path / "cut")] == [str(m.id) for m in there]
+        again = await replay_into_parquet(client, [SOURCE], tmp_path / "cut", ReplayOptions())
+        assert again.finished_before
+
+
+async def test_a_folder_of_something_else_is_left_as_it_is(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        there = await fill(client)
+        pq.write_table(pa.table({"a": [1]}), tmp_path / "mine.parquet")
+        with pytest.raises(TargetForeign, match=r"holds mine\.parquet"):
+            await client.replay(SOURCE, tmp_path)
+        (tmp_path / "mine.parquet").unlink()
+        await client.replay(SOURCE, tmp_path, name="first")
+        with pytest.raises(TargetForeign, match="holds replay first"):
+            await client.replay(SOURCE, tmp_path, name="second")
+        await client.replay(SOURCE, tmp_path, name="second", restart=True)
+        assert len(rows(tmp_path)) == len(there)
+        (tmp_path / "_manifest.json").write_text("{}")
+        with pytest.raises(TargetForeign, match="no manifest of a replay"):
+            await client.replay(SOURCE, tmp_path, name="third")
+
+
+async def test_files_that_are_gone_or_damaged_are_told(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: None
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client)
+
+        def cut(progress: Progress) -> None:
+            if progress.messages > 200:
+                raise Cut
+
+        with pytest.raises(Cut):
+            await replay_into_parquet(
+                client, [SOURCE], tmp_path, ReplayOptions(on_progress=cut), file_size=300
+            )
+        first = tmp_path / "part-00000.parquet"
+        kept = first.read_bytes()
+        first.write_bytes(kept[:-1])
+        with pytest.raises(TargetForeign, match=r"part-00000\.parquet is not as"):
+            await client.replay(SOURCE, tmp_path)
+        first.write_bytes(kept)
+        found = load_manifest(tmp_path, SOURCE)
+        assert found is not None
+        assert not found.complete
+        one, other = (tmp_path / file.name for file in found.files[:2])
+        one.write_bytes(other.read_bytes())
+        files = list(found.files)
+        files[0] = manifest.File("part-00000.parquet", *_fields(files[0], one.stat().st_size))
+        manifest.save_manifest(tmp_path, _with(found, files))
+        with pytest.raises(ChecksumDiffers, match=r"part-00000\.parquet"):
+            await client.replay(SOURCE, tmp_path, verify=True)
+
+
+def _fields(file: manifest.File, size: int) -> tuple[int, int, int, int]:
+    return file.rows, size, file.total, file.chain
+
+
+def _with(found: manifest.Manifest, files: list[manifest.File]) -> manifest.Manifest:
+    return manifest.Manifest(
+        replay=found.replay,
+        run=found.run,
+        files=files,
+        whole=found.whole,
+        bytes=found.bytes,
+        reached=found.reached,
+    )
