@@ -20,19 +20,20 @@ import trio
 from ledger_client.compaction.partition import MEMORY_MAX, PartitionResult
 from ledger_client.compaction.plan import CompactionPlan
 from ledger_client.compaction.runner import Told
-from ledger_client.spark.compaction_tasks import CANDIDATES, RESULTS, Work
+from ledger_client.spark.compaction_tasks import Contender, Work, partition_of
 from ledger_client.spark.failures import unwrapped
 from ledger_client.spark.session import open_session
 from ledger_client.topics.staging import JobStage
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
 
 TASKS_MAX = 64
 """Tasks of one step: each costs some 30 ms."""
 LOOK_S = 0.2
 """Between two looks at how far Spark is."""
-Frame = Callable[["SparkSession"], "DataFrame"]
+Collect = Callable[["SparkContext"], list[bytes]]
 
 
 class SparkRunner:
@@ -64,10 +65,10 @@ class SparkRunner:
         """
         work, tasks = self._work(plan, stage)
 
-        def frame(spark: SparkSession) -> DataFrame:
-            return spark.range(0, tasks, 1, tasks).mapInArrow(work.compact, RESULTS)
+        def collect(spark: SparkContext) -> list[bytes]:
+            return spark.parallelize(range(tasks), tasks).mapPartitions(work.compact).collect()
 
-        return await self._results(frame, told)
+        return await self._results(collect, told)
 
     async def together(
         self, plan: CompactionPlan, stage: JobStage, told: Told
@@ -75,45 +76,36 @@ class SparkRunner:
         """See Runner. Raises as separately()."""
         work, tasks = self._work(plan, stage)
 
-        def frame(spark: SparkSession) -> DataFrame:
-            from pyspark.sql import functions
+        def collect(spark: SparkContext) -> list[bytes]:
+            found = spark.parallelize(range(tasks), tasks).mapPartitions(work.find)
+            winners = found.reduceByKey(max, tasks, partition_of).values().keyBy(_partition)
+            return winners.partitionBy(tasks, int).mapPartitions(work.write).collect()
 
-            latest = functions.max(
-                functions.struct("place", "part", "lane", "ordinal", "tombstone", "notes")
-            )
-            found = spark.range(0, tasks, 1, tasks).mapInArrow(work.find, CANDIDATES)
-            winners = found.groupBy("mark", "key").agg(latest.alias("winner")).select("winner.*")
-            return winners.repartition(tasks, "part").mapInArrow(work.write, RESULTS)
-
-        return await self._results(frame, told)
+        return await self._results(collect, told)
 
     def _work(self, plan: CompactionPlan, stage: JobStage) -> tuple[Work, int]:
         tasks = max(1, min(len(plan.partitions), TASKS_MAX))
         return Work(self._url, plan, stage, tasks=tasks, memory_max=self._memory_max), tasks
 
-    async def _results(self, frame: Frame, told: Told) -> list[PartitionResult]:
-        rows = await self._rows(frame, told)
-        results = [msgspec.msgpack.decode(row, type=PartitionResult) for row in rows]
-        return sorted(results, key=lambda each: each.partition)
-
-    async def _rows(self, frame: Frame, told: Told) -> list[bytes]:
+    async def _results(self, collect: Collect, told: Told) -> list[PartitionResult]:
         """Run a job of Spark's; cancelled, it ends."""
-        spark = await trio.to_thread.run_sync(self._session)
+        spark = (await trio.to_thread.run_sync(self._session)).sparkContext
 
-        def collect() -> list[bytes]:
+        def run() -> list[bytes]:
             with unwrapped():
-                return [bytes(row[0]) for row in frame(spark).collect()]
+                return collect(spark)
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(_watch, spark, told)
             try:
-                rows = await trio.to_thread.run_sync(collect, abandon_on_cancel=True)
+                rows = await trio.to_thread.run_sync(run, abandon_on_cancel=True)
             except trio.Cancelled:
                 with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(spark.sparkContext.cancelAllJobs)
+                    await trio.to_thread.run_sync(spark.cancelAllJobs)
                 raise
             nursery.cancel_scope.cancel()
-        return rows
+        results = [msgspec.msgpack.decode(row, type=PartitionResult) for row in rows]
+        return sorted(results, key=lambda each: each.partition)
 
 
 @asynccontextmanager
@@ -138,9 +130,9 @@ async def spark_runner(
         yield SparkRunner(session, url, memory_max=memory_max)
 
 
-async def _watch(spark: SparkSession, told: Told) -> None:
+async def _watch(spark: SparkContext, told: Told) -> None:
     """Tell how many tasks of the stages that run are done."""
-    tracker: Any = spark.sparkContext.statusTracker()
+    tracker: Any = spark.statusTracker()
     while True:
         await trio.sleep(LOOK_S)
         done, total = await trio.to_thread.run_sync(_tasks, tracker, abandon_on_cancel=True)
@@ -152,3 +144,7 @@ def _tasks(tracker: Any) -> tuple[int, int]:  # noqa: ANN401 - PySpark's tracker
     stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
     known = [stage for stage in stages if stage is not None]
     return sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)
+
+
+def _partition(winner: Contender) -> int:
+    return winner[1]

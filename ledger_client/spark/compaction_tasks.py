@@ -1,7 +1,7 @@
 """What Spark's tasks do of a compaction. PySpark pickles Work and sends it to executors.
 
-A row that a task yields is a report, or a candidate of a key. What pass 1 noted of a lane goes
-to the task of pass 2 as a row, too: it is its own winner, as no other row has its mark.
+Tasks yield reports, or candidates by key. What pass 1 noted of a lane goes to the task of pass 2
+beside the candidates: it is its own winner, as nothing else has its mark.
 """
 
 from __future__ import annotations
@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager
 from functools import partial
-from typing import Any
 
 import msgspec
 import trio
@@ -36,16 +35,18 @@ from ledger_client.spark.failures import without_stack
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.staging import JobStage
 from native.latest import Survivors
+from native.route import murmur3
 
-RESULTS = "result binary"
-CANDIDATES = (
-    "mark long, key binary, place long, part int, lane int, ordinal long, tombstone boolean,"
-    " notes binary"
-)
 PAGES_MAX = 2
 """Pages of candidates that wait for Spark."""
 CANDIDATE = -1
 """The mark of candidates; that of a lane's notes is the lane's own."""
+Marked = tuple[int, bytes]
+"""A mark and a key."""
+Contender = tuple[int, int, int, int, bool, bytes]
+"""A candidate without its key, and a lane's notes or nothing: the greater one wins."""
+Page = list[tuple[Marked, Contender]]
+Pages = trio.MemoryReceiveChannel[Page | LedgerError]
 
 
 class LaneNotes(msgspec.Struct, frozen=True):
@@ -92,36 +93,35 @@ class Work:
         self._tasks = tasks
         self._memory_max = memory_max
 
-    def compact(self, batches: Iterable[Any]) -> Iterator[Any]:
-        """Compact partitions, those of each task, and yield reports."""
+    def compact(self, numbers: Iterable[int]) -> Iterator[bytes]:
+        """Compact partitions, those of the tasks *numbers*, and yield reports."""
         with without_stack():
-            for partitions in self._partitions(batches):
-                yield _reports(trio.run(self._compact, partitions))
+            for partitions in self._partitions(numbers):
+                yield from map(msgspec.msgpack.encode, trio.run(self._compact, partitions))
 
-    def find(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def find(self, numbers: Iterable[int]) -> Iterator[tuple[Marked, Contender]]:
         """Yield the candidates of partitions, and what was noted of their lanes."""
         with without_stack():
             portal = Portal(partial(connecting.connect, self._url))
             try:
-                for partitions in self._partitions(batches):
+                for partitions in self._partitions(numbers):
                     for partition in partitions:
                         yield from self._find(portal, partition)
             finally:
                 portal.close()
 
-    def write(self, batches: Iterable[Any]) -> Iterator[Any]:
+    def write(self, some: Iterable[tuple[int, Contender]]) -> Iterator[bytes]:
         """Take winners, and yield reports of the partitions whose lanes came with them."""
         with without_stack():
             winners = _Winners()
-            for batch in batches:
-                winners.take(batch)
+            for _, winner in some:
+                winners.take(winner)
             if winners.notes:
-                yield _reports(trio.run(self._write, winners))
+                yield from map(msgspec.msgpack.encode, trio.run(self._write, winners))
 
-    def _partitions(self, batches: Iterable[Any]) -> Iterator[Sequence[PartitionPlan]]:
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                yield self._plan.partitions[number :: self._tasks]
+    def _partitions(self, numbers: Iterable[int]) -> Iterator[Sequence[PartitionPlan]]:
+        for number in numbers:
+            yield self._plan.partitions[number :: self._tasks]
 
     async def _compact(self, partitions: Sequence[PartitionPlan]) -> list[PartitionResult]:
         async with connecting.connect(self._url) as client:
@@ -134,18 +134,18 @@ class Work:
 
     # --- keys in several partitions -------------------------------------------------
 
-    def _find(self, portal: Portal[TopicClient], partition: PartitionPlan) -> Iterator[Any]:
+    def _find(
+        self, portal: Portal[TopicClient], partition: PartitionPlan
+    ) -> Iterator[tuple[Marked, Contender]]:
         with portal.hold(self._pages(portal.value, partition)) as pages:
             following = partial(_following, pages)
             while (page := portal.call(following)) is not None:
-                yield page
+                yield from page
 
     @asynccontextmanager
-    async def _pages(
-        self, client: TopicClient, partition: PartitionPlan
-    ) -> AsyncIterator[trio.MemoryReceiveChannel[Any]]:
-        """Lend pages for Spark, made by a task that is a bounded way ahead."""
-        send, receive = trio.open_memory_channel[Any](PAGES_MAX)
+    async def _pages(self, client: TopicClient, partition: PartitionPlan) -> AsyncIterator[Pages]:
+        """Lend candidates and notes, found by a task that is a bounded way ahead."""
+        send, receive = trio.open_memory_channel[Page | LedgerError](PAGES_MAX)
 
         async def make() -> None:
             async with send:
@@ -159,8 +159,8 @@ class Work:
                     )
                     async with aclosing(candidates(client, found)) as some:
                         async for page in some:
-                            await send.send(_candidate_page(page))
-                    await send.send(_notes_page(found))
+                            await send.send(_contenders(page))
+                    await send.send(_notes(found))
                 except LedgerError as failure:
                     await send.send(failure)
 
@@ -197,23 +197,18 @@ class _Winners:
         self._bits: dict[tuple[int, int], bytearray] = {}
         self._keys: dict[int, int] = {}
 
-    def take(self, batch: Any) -> None:  # noqa: ANN401 - pyarrow has no types
-        """Take some rows."""
-        _places, parts, lanes, ordinals, tombstones, notes = (
-            column.to_pylist() for column in batch.columns
-        )
-        for part, lane, ordinal, tombstone, noted in zip(
-            parts, lanes, ordinals, tombstones, notes, strict=True
-        ):
-            if noted is not None:
-                self.notes[part, lane] = msgspec.msgpack.decode(noted, type=LaneNotes)
-                continue
-            bits = self._bits.setdefault((part, lane), bytearray())
-            if ordinal >> 3 >= len(bits):
-                bits.extend(bytes((ordinal >> 3) + 1 + len(bits) // 2 - len(bits)))
-            bits[ordinal >> 3] |= 1 << (ordinal & 7)
-            if not tombstone:
-                self._keys[part] = self._keys.get(part, 0) + 1
+    def take(self, winner: Contender) -> None:
+        """Take one of them."""
+        _, part, lane, ordinal, tombstone, noted = winner
+        if noted:
+            self.notes[part, lane] = msgspec.msgpack.decode(noted, type=LaneNotes)
+            return
+        bits = self._bits.setdefault((part, lane), bytearray())
+        place = ordinal >> 3
+        if place >= len(bits):
+            bits.extend(bytes(place + 1 + len(bits) // 2 - len(bits)))
+        bits[place] |= 1 << (ordinal & 7)
+        self._keys[part] = self._keys.get(part, 0) + (not tombstone)
 
     def found(self, partition: PartitionPlan) -> PartitionFound:
         """Return what pass 1 found out, less what lost."""
@@ -230,50 +225,35 @@ class _Winners:
         return PartitionFound(lanes, self._keys.get(partition.partition, 0), foreign)
 
 
-async def _following(pages: trio.MemoryReceiveChannel[Any]) -> Any:  # noqa: ANN401
+def partition_of(marked: Marked) -> int:
+    """Return a number by which Spark chooses a task: the same in every process."""
+    return murmur3(marked[1]) + max(marked[0], 0)
+
+
+async def _following(pages: Pages) -> Page | None:
     page = await anext(pages, None)
     if isinstance(page, LedgerError):
         raise page
     return page
 
 
-def _reports(results: Sequence[PartitionResult]) -> Any:  # noqa: ANN401 - pyarrow has no types
-    import pyarrow as pa
-
-    packed = [msgspec.msgpack.encode(each) for each in results]
-    return pa.record_batch({"result": pa.array(packed, pa.binary())})
+def _contenders(page: Sequence[Candidate]) -> Page:
+    return [((CANDIDATE, key), (*rest, b"")) for key, *rest in page]  # type: ignore[misc] # all of them
 
 
-def _candidate_page(page: Sequence[Candidate]) -> Any:  # noqa: ANN401 - pyarrow has no types
-    keys, orders, parts, lanes, ordinals, tombstones = zip(*page, strict=True)
-    count = len(page)
-    return _page(
-        [CANDIDATE] * count, keys, orders, parts, lanes, ordinals, tombstones, [None] * count
-    )
-
-
-def _notes_page(found: PartitionFound) -> Any:  # noqa: ANN401 - pyarrow has no types
-    lanes = [(each.lane.partition, each.lane.lane) for each in found.lanes]
-    notes = [msgspec.msgpack.encode(LaneNotes.of(each, found.foreign)) for each in found.lanes]
-    count = len(lanes)
-    marks = [partition << 31 | lane for partition, lane in lanes]
-    parts, numbers = zip(*lanes, strict=True)
-    zeros = [0] * count
-    return _page(marks, [b""] * count, zeros, parts, numbers, zeros, [False] * count, notes)
-
-
-def _page(*columns: Sequence[Any]) -> Any:  # noqa: ANN401 - pyarrow has no types
-    import pyarrow as pa
-
-    kinds = {
-        "mark": pa.int64(),
-        "key": pa.binary(),
-        "place": pa.int64(),
-        "part": pa.int32(),
-        "lane": pa.int32(),
-        "ordinal": pa.int64(),
-        "tombstone": pa.bool_(),
-        "notes": pa.binary(),
-    }
-    arrays = [pa.array(each, kind) for each, kind in zip(columns, kinds.values(), strict=True)]
-    return pa.record_batch(arrays, names=list(kinds))
+def _notes(found: PartitionFound) -> Page:
+    """Return what pass 1 noted of a partition's lanes."""
+    return [
+        (
+            (each.lane.partition << 31 | each.lane.lane, b""),
+            (
+                0,
+                each.lane.partition,
+                each.lane.lane,
+                0,
+                False,
+                msgspec.msgpack.encode(LaneNotes.of(each, found.foreign)),
+            ),
+        )
+        for each in found.lanes
+    ]
