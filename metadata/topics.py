@@ -9,6 +9,7 @@ topic-event-last/<namespace>                    LastEvent: the number of the nam
 lanes/<uid>/<partition>/<lane>                  LaneRecord
 lane-ledgers/<uid>/<partition>/<lane>/<number>  LaneLedger: the lane's ledgers, in order
 lane-removals/<uid>/<partition>/<lane>          LaneRemovals: what was deleted out of the lane
+lane-names/<uid>/<partition>/<name>             LaneName: which lane has the name
 writers/<uid>/<partition>/<lane>                a lease, held by the lane's writer: LaneOwner
 
 uid and number have 20 digits, partition + 1 and lane 10. A topic that is deleted and made again
@@ -49,6 +50,7 @@ LAST_EVENTS = "topic-event-last/"
 LANES = "lanes/"
 LANE_LEDGERS = "lane-ledgers/"
 LANE_REMOVALS = "lane-removals/"
+LANE_NAMES = "lane-names/"
 WRITERS = "writers/"
 TOPIC_COUNTER = "topics"
 EVENTS_NAME = "__events"
@@ -168,6 +170,9 @@ class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     """of the first entry of the next ledger, as far as its number is known"""
     last_event_time: Nanoseconds | None = None
     """the greatest event time of all closed ledgers"""
+    deleted: bool = False
+    """nobody's, and without messages: the next that is wanted. Numbers and versions go on, so
+    that no place in it is ever taken for another"""
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True):
@@ -242,6 +247,12 @@ class LaneRemovals(msgspec.Struct, frozen=True):
     ranges: Annotated[list[RemovedLedgers], msgspec.Meta(max_length=REMOVALS_MAX)] = []
 
 
+class LaneName(msgspec.Struct, frozen=True):
+    """Which lane of the partition has a name."""
+
+    lane: Count
+
+
 class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     """Who writes a lane."""
 
@@ -255,7 +266,16 @@ class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     """it writes nothing: it closes a lane that was left, which does not take long"""
 
 
-TopicRow = TopicRecord | TopicEvent | LastEvent | LaneRecord | LaneLedger | LaneRemovals | LaneOwner
+TopicRow = (
+    TopicRecord
+    | TopicEvent
+    | LastEvent
+    | LaneRecord
+    | LaneLedger
+    | LaneRemovals
+    | LaneName
+    | LaneOwner
+)
 
 
 def split_topic(name: str) -> tuple[str, str]:
@@ -322,6 +342,17 @@ def lane_removals_key(uid: int, partition: int, lane: int) -> str:
     return f"{partition_prefix(LANE_REMOVALS, uid, partition)}{lane:010d}"
 
 
+def lane_name_key(uid: int, partition: int, name: str) -> str:
+    """Return the key of the lane that has a name."""
+    return partition_prefix(LANE_NAMES, uid, partition) + name
+
+
+def partition_of_name(key: str) -> tuple[int, str]:
+    """Return the partition and the name of a LaneName's key. Raises BadRecord."""
+    _, _, partition, name = key.split("/", 3)
+    return last_number(partition) - 1, name
+
+
 def last_number(key: str) -> int:
     """Return the number at the end of a key: a lane, or a ledger of one. Raises BadRecord."""
     digits = key.rpartition("/")[2]
@@ -374,6 +405,11 @@ def decode_lane_ledger(key: str, value: bytes) -> LaneLedger:
 def decode_lane_removals(key: str, value: bytes) -> LaneRemovals:
     """Return what was deleted out of a lane, stored at *key*. Raises BadRecord."""
     return decode_row(key, value, LaneRemovals)
+
+
+def decode_lane_name(key: str, value: bytes) -> LaneName:
+    """Return which lane has the name at *key*. Raises BadRecord."""
+    return decode_row(key, value, LaneName)
 
 
 def decode_owner(name: str, value: bytes) -> LaneOwner:

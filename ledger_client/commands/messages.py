@@ -91,13 +91,18 @@ def _place(*names: str, text: str) -> Callable[[options.Command], options.Comman
 @click.option("-f", "--follow", is_flag=True, help="Wait for more.")
 @click.option("--reverse", is_flag=True, help="The last message first.")
 @click.option("--partition", "partitions", type=int, multiple=True, metavar="INDEX")
-@click.option("--lane", "lanes", type=click.IntRange(0), multiple=True, metavar="NUMBER")
+@click.option("--lane", "lanes", multiple=True, metavar="NUMBER|NAME")
 @click.option(
     "--order",
     type=click.Choice(["arrival", "event-time"]),
     default="arrival",
     show_default=True,
     help="As messages come, or all merged by event time.",
+)
+@click.option(
+    "--compacted",
+    is_flag=True,
+    help="Of what was compacted only the latest message of each key; then all that came later.",
 )
 @click.option("--limit", type=click.IntRange(1), metavar="COUNT", help="At most so many messages.")
 @click.option("--skip-gaps", is_flag=True, help="Go on where messages were removed.")
@@ -125,7 +130,7 @@ def read(
     as_json: bool,
     metrics_port: int,
     cluster: str,
-    **asked: Any,  # noqa: ANN401 - follow, reverse, partitions, lanes, order
+    **asked: Any,  # noqa: ANN401 - follow, reverse, partitions, lanes, order, compacted
 ) -> None:
     """Write the messages of TOPIC to standard output, from first to last.
 
@@ -148,7 +153,8 @@ def read(
         "reverse": asked["reverse"],
         "order": asked["order"],
         "partitions": asked["partitions"] or None,
-        "lanes": asked["lanes"] or None,
+        "lanes": [int(lane) if lane.isdecimal() else lane for lane in asked["lanes"]] or None,
+        "compacted": asked["compacted"],
     }
     order = Order(cluster, topics, span, form, limit, metrics_port)
     trio.run(finish, partial(_read, order, settings))

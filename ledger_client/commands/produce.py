@@ -71,6 +71,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     producer_name: str
     access: Access | None
     partition: int | None
+    lane_name: str
     compression: Literal["none", "zstd", "lz4"] | None
     metrics_port: int
     as_json: bool
@@ -99,6 +100,9 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--delimiter", default=",", show_default=True, metavar="CHAR", help="Of CSV.")
 @click.option("--create", is_flag=True, help="Make the topic if there is none.")
 @click.option("--partition", type=int, metavar="INDEX", help="Write to this one alone.")
+@click.option(
+    "--lane", "lane_name", default="", metavar="NAME", help="Write the lane of this name."
+)
 @click.option("--access", type=click.Choice(ACCESSES), help="Who else may write.")
 @click.option("--compression", type=click.Choice(["none", "zstd", "lz4"]), help="Of batches.")
 @click.option("--name", "producer_name", default="", metavar="TEXT", help="The producer's name.")
@@ -169,6 +173,7 @@ async def _produce(source: int, feed: Feed, order: Order) -> None:
             producer_name=order.producer_name,
             access=order.access,
             partition=partition,
+            lane_name=order.lane_name,
             compression=order.compression,
         ) as producer:
             try:

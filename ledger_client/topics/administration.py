@@ -18,6 +18,7 @@ from ledger_client.topics.deletion import Deletion
 from ledger_client.topics.errors import TopicExists
 from ledger_client.topics.events import TELLER, EventSender, events_topic, tell_events
 from ledger_client.topics.holdings import items_under
+from ledger_client.topics.lane_names import rename_lane
 from ledger_client.topics.retention import Before
 from ledger_client.topics.starting import Start
 from ledger_client.topics.times import PublishTime
@@ -142,6 +143,25 @@ class Administration:
             self._client, topic, start, stop, partition=partition, lane=lane, force=force
         )
         return await (truncation.plan() if dry_run else truncation.run(on_removed))
+
+    async def rename_lane(self, name: str, partition: int, lane: int, lane_name: str) -> None:
+        """Rename a lane. Raises as TopicClient.rename_lane."""
+        check_users(name)
+        topic, _ = await self._catalogue.get(name)
+        with translated(self._catalogue.timeout_s):
+            await rename_lane(self._catalogue.store, topic, partition, lane, lane_name)
+
+    async def delete_lane(self, name: str, partition: int, lane: int, *, force: bool) -> Truncated:
+        """Delete a lane. Raises as TopicClient.delete_lane."""
+        check_users(name)
+        topic, _ = await self._catalogue.get(name)
+        truncation = Truncation(
+            self._client, topic, "earliest", None, partition=partition, lane=lane, force=force
+        )
+        await truncation.check_there()
+        went = await truncation.run(lambda _count: None)
+        await truncation.delete_lanes()
+        return went
 
     async def tell(self, namespace: str) -> int:
         """Tell the events of a namespace; return how many. Raises LedgerError, MetadataError."""

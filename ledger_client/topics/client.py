@@ -331,7 +331,7 @@ class TopicClient(Client):
             end: where to end; by default with what is there by now.
             end_inclusive: whether the message or time that *end* names is read.
             partitions: only these.
-            lanes: only lanes of these numbers.
+            lanes: only lanes of these numbers or names; "" names those without one.
             follow: wait for new messages, and for new lanes, up to *end* if there is one.
             reverse: read from *start* back.
             order: "arrival": each lane in its order, several as they come. "event-time": all

@@ -31,6 +31,7 @@ from metadata.records import ledger_key
 from metadata.store import CheckLease, Delete, Op, Page
 from metadata.topics import (
     LANE_LEDGERS,
+    LANE_NAMES,
     LANE_REMOVALS,
     LANES,
     LaneLedger,
@@ -83,8 +84,9 @@ class Deletion:
         """
         while page := await self._page(LANES, LANES_COUNT):
             await self._transact([Delete(key) for key, _ in page])
-        while page := await self._page(LANE_REMOVALS, LANES_COUNT):
-            await self._transact([Delete(key) for key, _ in page])
+        for kind in (LANE_REMOVALS, LANE_NAMES):
+            while page := await self._page(kind, LANES_COUNT):
+                await self._transact([Delete(key) for key, _ in page])
         while page := await self._page(LANE_LEDGERS, LEDGERS_COUNT):
             await self._remove(page)
         await self._remove_jobs()

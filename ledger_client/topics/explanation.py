@@ -92,8 +92,8 @@ async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
         lanes = await read_holdings(catalogue.store, topic)
         pins = await read_pins(catalogue.store, topic)
         names = await read_lane_names(catalogue.store, topic)
-    lanes = [each for each in lanes if each.record is None or not each.record.deleted]
         compacted = await read_set(catalogue.store, topic.uid)
+    lanes = [each for each in lanes if each.record is None or not each.record.deleted]
     now_ms = time.time_ns() // 1_000_000
     fates = plan_retention(lanes, topic.retention, now_ms=now_ms, pins=pins)
     return Explanation(

@@ -45,6 +45,7 @@ async def open_lane(
     access: Access = "exclusive",
     producer: str = "",
     lane: int | None = None,
+    lane_name: str = "",
     owner: str | None = None,
     is_back: bool = False,
 ) -> AsyncIterator[LaneWriter]:
@@ -57,6 +58,7 @@ async def open_lane(
         access: which lane, and what if somebody has it: see lane_choice.py.
         producer: name of the producer, "" for none.
         lane: this very lane, whatever *access* says, if nobody has it.
+        lane_name: the lane of this name, when the partition is shared.
         owner: names the caller, this object in this process: a lease that it left behind when
             the store was away is its own. By default each call is somebody else.
         is_back: the same owner had the lane, and lost it by a failure: if somebody else
@@ -85,6 +87,7 @@ async def open_lane(
         lane=lane,
         limit_s=limit_s,
         owner=owner,
+        lane_name=lane_name,
     ) as lease:
         rows = LaneRows(client.catalogue, topic, partition, lease.lane)
         others: Others | None = None
@@ -93,8 +96,10 @@ async def open_lane(
             others = partial(
                 close_others, client, topic, partition, producer=producer, writer=fence
             )
-        named = producer if access == "shared" and lease.lane > 0 else None
-        await rows.claim(named, writer=lease.owner, is_back=is_back)
+        is_own = access == "shared" and lease.lane > 0 and not lane_name
+        await rows.claim(
+            producer if is_own else None, writer=lease.owner, is_back=is_back, lane_name=lane_name
+        )
         writer: LaneWriter | None = None
         try:
             async with Background() as nursery:

@@ -7,6 +7,9 @@ access        lane                                          somebody has it
 "take-over"   0                                             takes it; the other is fenced
 "shared"      the lowest that nobody has; a named producer  takes the next; its own, or all
               has one of its own, from 1 up                 by "exclusive": ProducerBusy
+
+Who names a lane shares the partition and writes that lane, which is made from 1 up; a lane with a
+name is nobody else's.
 """
 
 from __future__ import annotations
@@ -24,6 +27,7 @@ import trio
 from ledger_client.errors import MetadataBroken, MetadataUnavailable
 from ledger_client.topics.errors import ProducerBusy
 from ledger_client.topics.lane_lease import LaneLease
+from ledger_client.topics.lane_names import read_lane_names
 from ledger_client.translation import translated
 from metadata.errors import BadRecord
 from metadata.store import MetadataStore
@@ -63,7 +67,9 @@ class Partition:
         owner: str | None,
         limit_s: float,
         is_closing: bool = False,
+        lane_name: str = "",
     ) -> None:
+        self._lane_name = lane_name
         self._store = store
         self._topic = topic
         self._index = index
@@ -147,13 +153,15 @@ class Partition:
 
     async def _choose(self, others: dict[int, LaneOwner]) -> int:
         """Return the lane for a producer that shares the partition."""
-        names = await self._names()
-        if not self._producer:
+        names, named = await self._names(), await self._named()
+        own = [lane for lane, name in named.items() if name == self._lane_name]
+        if not self._producer and not self._lane_name:
             lane = 0
-            while lane in others or names.get(lane):
+            while lane in others or names.get(lane) or lane in named:
                 lane += 1
             return lane
-        own = [lane for lane, name in names.items() if name == self._producer]
+        if not self._lane_name:
+            own = [lane for lane, name in names.items() if name == self._producer]
         if own:
             if own[0] in others:
                 raise self._is_busy(own[0], others)
@@ -165,10 +173,19 @@ class Partition:
 
     async def _is_for_us(self, lane: int) -> bool:
         """Return whether a lane that is held now is new, or was made for this producer."""
+        if self._lane_name:
+            known = (await self._named()).get(lane)
+            return known == self._lane_name or lane not in await self._names()
         return (await self._names()).get(lane, self._producer) == self._producer
 
     async def _names(self) -> dict[int, str]:
         return await read_lanes(self._store, self._topic.uid, self._index, limit_s=self._limit_s)
+
+    async def _named(self) -> dict[int, str]:
+        """Return the lanes of the partition that have names."""
+        with translated(self._limit_s):
+            found = await read_lane_names(self._store, self._topic)
+        return {lane: name for (index, lane), name in found.items() if index == self._index}
 
     async def _leases(self) -> dict[int, LaneOwner]:
         """Return who else writes which lane."""
@@ -208,14 +225,19 @@ class Partition:
 async def read_lanes(
     store: MetadataStore, uid: int, partition: int, *, limit_s: float
 ) -> dict[int, str]:
-    """Return the lanes there are, and whose they are. Raises as translated()."""
+    """Return the lanes there are, and whose they are; not those that were deleted.
+
+    Raises as translated().
+    """
     prefix = partition_prefix(LANES, uid, partition)
     names: dict[int, str] = {}
     after = ""
     with translated(limit_s):
         while page := await store.list(prefix, after=after):
             for key, found in page:
-                names[last_number(key)] = decode_lane(key, found.value).producer
+                record = decode_lane(key, found.value)
+                if not record.deleted:
+                    names[last_number(key)] = record.producer
             after = page[-1][0]
     return names
 
@@ -232,11 +254,13 @@ async def hold_lane(
     limit_s: float,
     owner: str | None = None,
     is_closing: bool = False,
+    lane_name: str = "",
 ) -> AsyncIterator[LaneLease]:
     """Hold the lease of a lane for the block; renewing it is the caller's.
 
     *owner* names who asks in this run of this process, and nobody else: what it holds is its own.
-    *is_closing*: it is held to close the lane, which does not take long.
+    *is_closing*: it is held to close the lane, which does not take long. *lane_name*: of the lane
+    to take, when the partition is shared.
 
     Raises:
         ProducerBusy: the lane is another's, and *access* is neither "wait" nor "take-over".
@@ -250,6 +274,7 @@ async def hold_lane(
         owner=owner,
         limit_s=limit_s,
         is_closing=is_closing,
+        lane_name=lane_name,
     )
     try:
         lease = await (lanes.lease(access) if lane is None else lanes.lane(lane, access))

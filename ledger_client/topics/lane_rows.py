@@ -17,7 +17,7 @@ import trio
 
 from ledger_client.catalogue import CHANGE_S, RETRY_S, Catalogue
 from ledger_client.errors import LedgerError, MetadataBroken, MetadataUnavailable
-from ledger_client.topics.errors import NoSuchTopic, ProducerFenced, TopicError
+from ledger_client.topics.errors import NoSuchTopic, ProducerBusy, ProducerFenced, TopicError
 from ledger_client.topics.lane_state import greater
 from ledger_client.topics.ledger_end import End
 from metadata.errors import BadRecord
@@ -25,14 +25,17 @@ from metadata.records import LedgerRecord, encode_record, ledger_key
 from metadata.store import ABSENT, Check, Delete, Op, Put
 from metadata.topics import (
     LaneLedger,
+    LaneName,
     LaneRecord,
     TopicRecord,
     decode_lane,
     decode_lane_ledger,
+    decode_lane_name,
     decode_topic,
     encode_row,
     lane_key,
     lane_ledger_key,
+    lane_name_key,
     topic_key,
 )
 
@@ -137,13 +140,16 @@ class LaneRows:
 
     # --- changing ----------------------------------------------------------------------
 
-    async def claim(self, producer: str | None, *, writer: str = "", is_back: bool = False) -> None:
+    async def claim(
+        self, producer: str | None, *, writer: str = "", is_back: bool = False, lane_name: str = ""
+    ) -> None:
         """Become the lane's writer: raise its epoch, and remove a ledger that was prepared.
 
         *producer* names whose lane it is to be if it is new. *writer* is who claims it, ""
         only to close it. With *is_back* the lane is still that writer's, or it is fenced.
-        Rivals may claim it next. Raises MetadataUnavailable at once; the epoch may be raised
-        then.
+        *lane_name*: a lane that is new gets it. Rivals may claim it next. Raises
+        MetadataUnavailable at once; the epoch may be raised then. Raises ProducerBusy: another
+        lane has the name by now.
         """
         while True:
             topic_version = await self.refresh_topic()
@@ -152,6 +158,9 @@ class LaneRows:
                 record, version = LaneRecord(epoch=0, producer=producer or ""), ABSENT
             else:
                 record, version = _sound(decode_lane, self._key, found.value), found.version
+            naming = await self._naming(lane_name) if version == ABSENT or record.deleted else []
+            if record.deleted:
+                record = msgspec.structs.replace(record, producer=producer or "", deleted=False)
             if is_back and record.writer != writer:
                 raise self._fenced(record)
             after = msgspec.structs.replace(
@@ -159,11 +168,31 @@ class LaneRows:
             )
             ops: list[Op] = [Put(self._key, encode_row(after), version)]
             ops.append(Check(topic_key(self.topic.name), topic_version))
-            ops += await self._removal(record.current + 1)
+            ops += [*naming, *await self._removal(record.current + 1)]
             versions = await self._catalogue.transact(ops)
             if versions is not None:
                 self.record, self._version = after, versions[0]
                 return
+
+    async def _naming(self, name: str) -> list[Op]:
+        """Return what gives a new lane its name, "" for none. Raises ProducerBusy."""
+        if not name:
+            return []
+        key = lane_name_key(self.topic.uid, self.partition, name)
+        found = await self._catalogue.read(key)
+        if found is None:
+            return [Put(key, encode_row(LaneName(self.lane)), ABSENT)]
+        lane = _sound(decode_lane_name, key, found.value).lane
+        if lane == self.lane:
+            return []
+        raise ProducerBusy(
+            self.topic.name, partition=self.partition, lane=lane, owner="another producer"
+        )
+
+    async def delete(self, ops: Sequence[Op]) -> None:
+        """Say that the lane, which holds nothing, is nobody's; with *ops*."""
+        after = msgspec.structs.replace(self.record, producer="", deleted=True)
+        await self._change(after, ops)
 
     async def prepare(self, ledger: LedgerRecord, *, instead_of: int | None = None) -> None:
         """Make the next ledger: its record and its row, in the place of one made before."""

@@ -114,6 +114,8 @@ class LaneTruncation:
             left = await self._left(part, until=part.start if part is parts[0] else None, cut=cut)
             cut.messages += part.held.row.messages - left.row.messages
             (cut.changed if left.row.messages or keeps_row else cut.whole).append(left)
+        if start.number < 0 and stop is None:
+            cut.state = LaneState()  # the lane begins anew
         if cut.state is not None and stop is None:
             cut.state.last_event_time = _last_time(ledgers, cut)
         return cut

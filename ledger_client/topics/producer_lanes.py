@@ -37,6 +37,7 @@ class ProducerLanes:
             access="exclusive" if is_anew and not is_shared else self._access,
             producer=self._options.producer_name,
             lane=number if is_shared else None,
+            lane_name=self._options.lane_name,
             owner=self._owner,
             is_back=is_anew,
         )

@@ -7,6 +7,7 @@ from typing import Literal, TypedDict
 import msgspec
 
 from ledger_client.topics.errors import BadTopic
+from ledger_client.topics.lane_names import check_lane_name
 from ledger_client.writer import PAYLOAD_SIZE_MAX
 from metadata.topics import TopicRecord
 from native.batch import Compression
@@ -27,6 +28,7 @@ class ProducerSettings(TypedDict, total=False):
     producer_name: str
     access: Access | None
     partition: int | None
+    lane_name: str
     router: Literal["key", "round-robin"]
     batching: bool
     batch_bytes: int
@@ -42,6 +44,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     producer_name: str = ""
     access: Access | None = None
     partition: int | None = None
+    lane_name: str = ""
     router: Literal["key", "round-robin"] = "key"
     batching: bool = True
     batch_bytes: int = 128 * 1024
@@ -75,18 +78,27 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"a producer's name {self.producer_name!a} cannot be printed": (
                 not self.producer_name.isprintable()
             ),
+            "who names a lane shares the partition with others": (
+                bool(self.lane_name) and self.access not in {None, "shared"}
+            ),
             f"there is no partition {self.partition}": (
                 self.partition is not None and self.partition not in topic.partition_indexes
             ),
         }
+        check_lane_name(topic.name, self.lane_name)
         for message, holds in wrong.items():
             if holds:
                 raise BadTopic(message, topic=topic.name)
 
     def access_to(self, topic: TopicRecord) -> Access:
-        """Return how its lanes are taken: what orders by time has one writer a partition."""
+        """Return how its lanes are taken: what orders by time has one writer a partition.
+
+        Unless lanes are named: then each has one.
+        """
         if self.access is not None:
             return self.access
+        if self.lane_name:
+            return "shared"
         return "exclusive" if topic.order == "event-time" else "shared"
 
     @property

@@ -17,6 +17,7 @@ from ledger_client.topics.errors import BadTopic, ProducerBusy, TopicBusy
 from ledger_client.topics.holdings import LaneHoldings, read_holdings
 from ledger_client.topics.idle import close_lane
 from ledger_client.topics.jobs import read_pins
+from ledger_client.topics.lane_names import unnaming
 from ledger_client.topics.lane_set import LaneSet
 from ledger_client.topics.lane_truncation import Cut, LaneTruncation, LostRace, limited
 from ledger_client.topics.places import Place
@@ -78,14 +79,31 @@ class Truncation:
 
     async def run(self, on_removed: OnRemoved) -> Truncated:
         """Delete, lane by lane. Raises as TopicClient.truncate_topic."""
+        done: list[LaneTruncated] = []
         await self._close_idle()
         lanes = await self._lanes()
         for known in lanes:
             found, _, stop, cut = await self._look(known)
             if cut.messages:
                 await self._check(found, stop, cut)
-        done = [each for known in lanes if (each := await self._truncate(known, on_removed))]
+        for known in lanes:
+            went = await self._truncate(known, on_removed)
+            done += [] if went is None else [went]
         return Truncated(topic=self._topic.name, lanes=done)
+
+    async def check_there(self) -> None:
+        """Raise BadTopic unless there is such a lane."""
+        if not [each for each in await self._lanes() if not each.record.deleted]:
+            raise BadTopic("there is no such lane", topic=self._topic.name)
+
+    async def delete_lanes(self) -> None:
+        """Let the lanes, which were cleared, be nobody's. Raises as TopicClient.delete_lane."""
+        for known in await self._lanes():
+            partition, lane = known.lane.partition, known.lane.lane
+            async with self._of(known).hold(force=self._force) as rows:
+                with translated(self._client.topics.timeout_s):
+                    ops = await unnaming(self._client.store, self._topic, partition, lane)
+                await rows.delete(ops)
 
     # --- lanes -------------------------------------------------------------------------
 

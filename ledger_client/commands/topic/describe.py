@@ -33,6 +33,7 @@ class LaneDescribed(msgspec.Struct, frozen=True, kw_only=True):
 
     partition: int
     lane: int
+    name: str
     producer: str
     epoch: int
     owner: LaneOwner | None
@@ -44,6 +45,7 @@ class LaneDescribed(msgspec.Struct, frozen=True, kw_only=True):
         return cls(
             partition=lane.partition,
             lane=lane.lane,
+            name=lane.name,
             producer=lane.producer,
             epoch=lane.epoch,
             owner=lane.owner,
@@ -82,7 +84,7 @@ def describe(*, name: str, cluster: str, as_json: bool) -> None:
     else:
         show(*_lines(found.topic), _total(found.extent), *_compacted(found.compacted))
         if found.lanes:
-            show("", _lanes(found.lanes))
+            show("", lanes_table(found.lanes))
 
 
 async def _explain(cluster: str, name: str) -> Explanation:
@@ -131,9 +133,12 @@ def _compacted(found: CompactedSet | None) -> list[str]:
     return [f"{key:<16}{value}" for key, value in lines]
 
 
-def _lanes(lanes: list[LaneDescribed]) -> Table:
+def lanes_table(lanes: list[LaneDescribed]) -> Table:
+    """Return a table of lanes; the column of names is there when one has a name."""
+    has_names = any(lane.name for lane in lanes)
     numbers = ("partition", "lane", "ledgers", "messages", "size")
-    drawn = table(*numbers, "producer", "written by", "event times", right=numbers)
+    texts = [*(["name"] if has_names else []), "producer", "written by", "event times"]
+    drawn = table(*numbers, *texts, right=numbers)
     for lane in lanes:
         drawn.add_row(
             str(lane.partition),
@@ -141,6 +146,7 @@ def _lanes(lanes: list[LaneDescribed]) -> Table:
             str(lane.extent.ledgers),
             f"{lane.extent.messages:,}",
             size(lane.extent.size),
+            *([lane.name or "-"] if has_names else []),
             lane.producer or "-",
             writer(lane.owner),
             times(lane.extent),

@@ -299,3 +299,17 @@ def test_times_are_written_to_the_nanosecond() -> None:
     assert moment_text(1) == "1970-01-01 00:00:00.000000001Z"
     assert moment_text(-1) == "1969-12-31 23:59:59.999999999Z"
     assert moment_text(1 << 63) == "2262-04-11 23:47:16.854775808Z"
+
+
+def test_lanes_have_names(run: Run, url: str) -> None:
+    """TB-53: listed, and renamed."""
+    run("create", "s/t", "--replication", "1")
+    lay_out(url, "s/t")
+    assert "name" not in run("lanes", "s/t").out.splitlines()[0]
+    assert run("rename-lane", "s/t", "0", "left").code == Exit.DONE
+    assert "left" in run("lanes", "s/t").out
+    (lane,) = run("lanes", "s/t", "--json").json
+    assert (lane["name"], lane["lane"]) == ("left", 0)
+    refused = run("rename-lane", "s/t", "5", "right")
+    assert (refused.code, "has no lane 5" in refused.err) == (Exit.USAGE, True)
+    assert run("delete-lane", "s/t", "5", "--yes").code == Exit.USAGE
