@@ -19,6 +19,7 @@ from ledger_client.topics.compacted_lane import CompactedLane
 from ledger_client.topics.compacted_part import CompactedParts, part_of
 from ledger_client.topics.errors import NoSuchTopic
 from ledger_client.topics.intake import Failed, Intake
+from ledger_client.topics.lane_names import read_lane_names
 from ledger_client.topics.lane_reader import LaneReader, News
 from ledger_client.topics.lane_stream import LaneStream
 from ledger_client.topics.ledger_rows import LedgerRows, lanes_of
@@ -29,6 +30,7 @@ from ledger_client.topics.reading import Reading
 from ledger_client.topics.starting import Begin, KnownLane, Start, Starts, narrow
 from ledger_client.topics.times import TIMES, Time
 from ledger_client.topics.topic_watch import TopicWatch
+from ledger_client.translation import translated
 from metadata.topics import TopicRecord
 
 
@@ -119,10 +121,11 @@ class LaneSet:
         store, timeout_s = self.store, self._catalogue.timeout_s
         compacted = await self._parts.set_of(topic.uid) if self._reading.compacted else None
         known: list[KnownLane] = []
+        wanted, by_name = self._reading.lanes, await self._lanes_by_name(topic)
         for partition, lane, record in await lanes_of(store, topic.uid, timeout_s=timeout_s):
             if not _is_among(partition, self._reading.partitions):
                 continue
-            if not _is_among(lane, self._reading.lanes):
+            if not (_is_among(lane, wanted) or by_name(partition, lane)):
                 continue
             ordered = topic.order == "event-time"
             ref = LaneRef(index, partition, lane, topic.name, topic.uid, ordered)
@@ -130,6 +133,13 @@ class LaneSet:
             part = None if compacted is None else part_of(compacted, ref)
             known.append(KnownLane(ref, rows, record, part))
         return known
+
+    async def _lanes_by_name(self, topic: TopicRecord) -> Callable[[int, int], bool]:
+        """Return what tells whether a lane was asked for by its name."""
+        by_name = {each for each in self._reading.lanes or () if isinstance(each, str)}
+        with translated(self._catalogue.timeout_s):
+            names = await read_lane_names(self.store, topic) if by_name else {}
+        return lambda partition, lane: names.get((partition, lane), "") in by_name
 
     async def _places(
         self, lanes: Sequence[KnownLane], start: Start, *, behind: bool
@@ -242,5 +252,5 @@ def newborn(known: KnownLane, start: Start) -> Opening:
     return Opening(known, Begin(EARLIEST, start if isinstance(start, TIMES) else None))
 
 
-def _is_among(number: int, wanted: Sequence[int] | None) -> bool:
+def _is_among(number: int, wanted: Sequence[int | str] | None) -> bool:
     return wanted is None or number in wanted

@@ -22,7 +22,7 @@ class ReadSettings(TypedDict, total=False):
     end: Start | None
     end_inclusive: bool
     partitions: Sequence[int] | None
-    lanes: Sequence[int] | None
+    lanes: Sequence[int | str] | None
     follow: bool
     reverse: bool
     order: Literal["arrival", "event-time"]
@@ -41,7 +41,7 @@ class Reading(msgspec.Struct, frozen=True, kw_only=True):
     end: Start | None = None
     end_inclusive: bool = True
     partitions: Sequence[int] | None = None
-    lanes: Sequence[int] | None = None
+    lanes: Sequence[int | str] | None = None
     follow: bool = False
     reverse: bool = False
     order: Literal["arrival", "event-time"] = "arrival"
