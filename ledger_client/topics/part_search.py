@@ -8,7 +8,8 @@ behind it that is left.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from itertools import accumulate
 
 from ledger_client.errors import NoSuchLedger
@@ -17,8 +18,8 @@ from ledger_client.topics.compacted_batch import CompactedBatch, compacted_heade
 from ledger_client.topics.compacted_part import CompactedPart, lost
 from ledger_client.topics.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.opening import LedgerOpener
-from ledger_client.topics.places import EARLIEST, LaneRef, Place, Version
-from ledger_client.topics.times import TIMES, Headers, Time
+from ledger_client.topics.places import LaneRef, Place, Version
+from ledger_client.topics.times import Headers, Time
 from native.batch import BatchHeader
 
 Reached = Callable[[Place], bool]
@@ -29,7 +30,7 @@ it."""
 async def find_in_part(
     lane: LaneRef, part: CompactedPart, opener: LedgerOpener, start: object, *, behind: bool
 ) -> Place | None:
-    """Return the place of *start*, *behind* what it names, in *part*; None: it is not in it.
+    """Return the place of a message or version, or *behind* it, in *part*; None: not in it.
 
     Where the message itself is not left, it is the place before the first one behind it.
 
@@ -37,12 +38,32 @@ async def find_in_part(
         CompactedSetLost: a ledger of the part is gone.
         LedgerError: as reading does.
     """
+    reached = _reached(part, start, behind)
+    if reached is None:
+        return None
+    async with searching(lane, part, opener) as search:
+        return await search.place(reached) or part.horizon
+
+
+async def find_time_in_part(
+    lane: LaneRef, part: CompactedPart, opener: LedgerOpener, time: Time, start: Place
+) -> Place | None:
+    """Return the place of the first message at *time* or later, from *start* on, in *part*.
+
+    Raises as find_in_part().
+    """
+    async with searching(lane, part, opener) as search:
+        return await search.time(time, start)
+
+
+@asynccontextmanager
+async def searching(
+    lane: LaneRef, part: CompactedPart, opener: LedgerOpener
+) -> AsyncIterator[PartSearch]:
+    """Look into *part* for the block, which raises CompactedSetLost for a ledger that is gone."""
     search = PartSearch(lane, part, opener)
     try:
-        if isinstance(start, TIMES):
-            return await search.time(start.next() if behind else start, EARLIEST)
-        reached = _reached(part, start, behind)
-        return None if reached is None else await search.place(reached) or part.horizon
+        yield search
     except NoSuchLedger as gone:
         raise lost(lane, gone) from gone
     finally:

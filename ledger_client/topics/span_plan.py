@@ -23,12 +23,13 @@ from ledger_client.topics.lane_set import LaneSet
 from ledger_client.topics.ledger_rows import Row
 from ledger_client.topics.messages import message_header
 from ledger_client.topics.opening import LedgerOpener, settle
+from ledger_client.topics.part_spans import part_spans
 from ledger_client.topics.places import LaneRef, Place
 from ledger_client.topics.reading import Reading
 from ledger_client.topics.removed import gap_behind
 from ledger_client.topics.spans import Span, SpanPlan
 from ledger_client.topics.starting import KnownLane, Start, Starts, as_position, narrow
-from ledger_client.topics.times import TIMES, TimeSearch, place_of
+from ledger_client.topics.times import TIMES, place_of
 from metadata.topics import TopicRecord
 
 LANES_AT_ONCE = 16
@@ -46,6 +47,7 @@ async def plan_spans(
     lanes: Sequence[int] | None = None,
     closed_only: bool = False,
     on_gap: Literal["raise", "skip"] = "raise",
+    compacted: bool = False,
 ) -> SpanPlan:
     """Return what is to be read of topics; settings as those of TopicClient.topic_reader.
 
@@ -60,6 +62,7 @@ async def plan_spans(
         lanes: only lanes of these numbers.
         closed_only: end before the ledgers that are still written.
         on_gap: "skip": what was removed is passed over, and noted in the plan's *gaps*.
+        compacted: of what was compacted only what that left.
 
     Raises:
         NoSuchTopic: there is none.
@@ -75,6 +78,7 @@ async def plan_spans(
         partitions=partitions,
         lanes=lanes,
         on_gap=on_gap,
+        compacted=compacted,
     )
     listed = [names] if isinstance(names, str) else list(names)
     topics = [(await client.topics.get(name))[0] for name in listed]
@@ -154,8 +158,8 @@ class _Planner:
         if end is None:
             return frozen
         if isinstance(end, TIMES):
-            search = TimeSearch(known.lane, known.rows, self._opener)
-            found = await search.find(end.next() if behind else end, start=begin)
+            time = end.next() if behind else end
+            found = await self._starts.find_time(known, time, begin)
             return found.place if found.exact else frozen
         found_end = await self._starts.begin(known, end, behind=behind)
         if found_end.gap is not None:
@@ -174,6 +178,9 @@ class _Planner:
     ) -> list[Span]:
         """Return a span for each ledger from *begin* to *end* of which something is read."""
         spans: list[Span] = []
+        if known.part is not None and known.part.holds(begin):
+            spans = await part_spans(known.lane, known.part, self._opener, begin, end)
+            begin = known.part.horizon
         place, number = begin, begin.number
         while place.at < end.at and number <= end.number:
             rows = [row for row in await known.rows.page(max(number, 0)) if row.readable]

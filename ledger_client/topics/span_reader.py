@@ -23,11 +23,13 @@ from ledger_client.errors import LedgerError, NoSuchLedger
 from ledger_client.options import Options
 from ledger_client.portal import Portal
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.compacted_batch import open_compacted
+from ledger_client.topics.compacted_part import lost
 from ledger_client.topics.errors import Gap
 from ledger_client.topics.holes import kept_entries, kept_parts
 from ledger_client.topics.ledger_rows import LedgerRows
 from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.messages import Slice, open_batch
+from ledger_client.topics.messages import Batch, Slice, open_batch
 from ledger_client.topics.reading import READ_AHEAD_SIZE
 from ledger_client.topics.spans import Span
 
@@ -90,6 +92,7 @@ class SpanReader:
 
         Raises:
             Gap: a ledger was removed since the spans were planned.
+            CompactedSetLost: so was one of what compaction left.
             BadBatch: an entry is damaged, or none of a topic.
             EntryLost, ReplicasUnavailable, MetadataUnavailable: as LedgerReader.read().
         """
@@ -128,6 +131,8 @@ class SpanReader:
             finally:
                 reader.close()
         except NoSuchLedger as gone:
+            if span.compacted:
+                raise lost(span.lane_ref, gone) from gone
             gap = await self._gap(span, first)
             if gap is None:
                 raise  # a row without its ledger: metadata is damaged
@@ -191,7 +196,12 @@ def slices_of(brought: Brought) -> Iterator[Slice]:
     lane = span.lane_ref
     for index in range(len(entries)):
         entry = entries.first_entry + index
-        batch = open_batch(lane, span.place(entry), entries.payload(index))
+        payload = entries.payload(index)
+        batch: Batch | None
+        if span.compacted:
+            batch = open_compacted(lane, (span.ledger_id, entry), payload)
+        else:
+            batch = open_batch(lane, span.place(entry), payload)
         if batch is None:
             continue
         start = span.skip if entry == span.first_entry else 0

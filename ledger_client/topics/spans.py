@@ -46,6 +46,8 @@ class Span(msgspec.Struct, frozen=True, kw_only=True):
     """how many, nearly; -1: nobody knows"""
     removed: tuple[Removed, ...] = ()
     """what was deleted out of the ledger, and is passed over"""
+    compacted: bool = False
+    """the ledger is one of what compaction left; *number* is that of its first message's"""
 
     @property
     def entries(self) -> int:

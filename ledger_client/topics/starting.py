@@ -15,7 +15,7 @@ from ledger_client.topics.errors import BadTopic, Gap
 from ledger_client.topics.ledger_rows import LedgerRows, Row
 from ledger_client.topics.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.opening import LedgerOpener, settle
-from ledger_client.topics.part_search import find_in_part
+from ledger_client.topics.part_search import find_in_part, find_time_in_part
 from ledger_client.topics.places import (
     EARLIEST,
     UNKNOWN,
@@ -24,7 +24,7 @@ from ledger_client.topics.places import (
     Place,
     Version as Version,
 )
-from ledger_client.topics.times import TIMES, Time, TimeSearch, place_of
+from ledger_client.topics.times import TIMES, Found, Time, TimeSearch, place_of
 from metadata.topics import LaneRecord
 
 Position = tuple[LanePlace, ...]
@@ -78,10 +78,19 @@ class Starts:
             return await self._version(known, start.number + behind)
         if isinstance(start, TIMES):
             time = start.next() if behind else start
-            search = TimeSearch(known.lane, known.rows, self._opener)
-            found = await search.find(time, start=EARLIEST if part is None else part.horizon)
+            found = await self.find_time(known, time)
             return Begin(found.place, None if found.exact else time)
         return Begin(_kept_place(known.lane, start))
+
+    async def find_time(self, known: KnownLane, time: Time, start: Place = EARLIEST) -> Found:
+        """Return the place before the first message at *time* or later, from *start* on."""
+        part = known.part
+        if part is not None and part.holds(start):
+            place = await find_time_in_part(known.lane, part, self._opener, time, start)
+            if place is not None:
+                return Found(place, True)
+            start = part.horizon
+        return await TimeSearch(known.lane, known.rows, self._opener).find(time, start=start)
 
     async def _latest(self, known: KnownLane) -> Place:
         row = await known.rows.at(known.record.current) if known.record.current >= 0 else None

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from itertools import groupby
 
 import msgspec
-from batches import columns_of
+from batches import Sent, columns_of
 from laid_topic import Laid, LaidLane, LaidTopic
 
 from metadata.compaction import (
@@ -25,6 +25,31 @@ from metadata.records import ledger_key
 from metadata.store import Delete
 from native import compacted
 from native.batch import Compression
+
+LEDGERS = 4
+"""Ledgers of a lane that keyed_lane() lays."""
+KEYS = 9
+
+
+async def keyed_lane(
+    topic: LaidTopic, partition: int = -1, lane: int = 0, *, shift: int = 0, timed: bool = True
+) -> LaidLane:
+    """Ledgers of batches with keys that come again and again, and tombstones."""
+    made = topic.lane(partition, lane)
+    count = shift
+    for ledger in range(LEDGERS):
+        batches: list[list[Sent]] = [[]]
+        for size in (3, 1, 5, 3):
+            batches.append([_message(count + i, timed) for i in range(size)])
+            count += size
+        await made.lay(*batches, created_ms=1000 * (ledger + 1))
+    return made
+
+
+def _message(i: int, timed: bool) -> Sent:
+    value = b"" if i % 11 == 3 else b"v%d" % i
+    key = b"k%d" % (i * i % KEYS + i % 4 * 10)
+    return Sent(value, key, 100 + 3 * i if timed else None, 500 + i, {"n": b"%d" % i})
 
 
 def number_of(lane: LaidLane, message: Laid) -> int:

@@ -8,8 +8,17 @@ from itertools import pairwise
 import msgspec
 import pytest
 from batches import Sent
-from laid_set import expected, lay_set, number_of, remove_ledger, remove_retired, survivors
-from laid_topic import TOPIC, Laid, LaidLane, LaidTopic, laid_topic, read_all, same
+from laid_set import (
+    LEDGERS,
+    expected,
+    keyed_lane,
+    lay_set,
+    number_of,
+    remove_ledger,
+    remove_retired,
+    survivors,
+)
+from laid_topic import TOPIC, Laid, laid_topic, read_all, same
 from trio.testing import MockClock
 
 from ledger_client.topics.errors import BadBatch, BadTopic, CompactedSetLost, Gap
@@ -17,30 +26,6 @@ from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.places import LanePlace, Version
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.compaction import compacted_key, encode_set
-
-LEDGERS = 4
-KEYS = 9
-
-
-async def keyed_lane(
-    topic: LaidTopic, partition: int = -1, lane: int = 0, *, shift: int = 0, timed: bool = True
-) -> LaidLane:
-    """Ledgers of batches with keys that come again and again, and tombstones."""
-    made = topic.lane(partition, lane)
-    count = shift
-    for ledger in range(LEDGERS):
-        batches: list[list[Sent]] = [[]]
-        for size in (3, 1, 5, 3):
-            batches.append([_message(count + i, timed) for i in range(size)])
-            count += size
-        await made.lay(*batches, created_ms=1000 * (ledger + 1))
-    return made
-
-
-def _message(i: int, timed: bool) -> Sent:
-    value = b"" if i % 11 == 3 else b"v%d" % i
-    key = b"k%d" % (i * i % KEYS + i % 4 * 10)
-    return Sent(value, key, 100 + 3 * i if timed else None, 500 + i, {"n": b"%d" % i})
 
 
 def ids(messages: Sequence[Laid]) -> list[MessageId]:
