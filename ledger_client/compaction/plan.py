@@ -228,6 +228,7 @@ def _raw_span(topic: TopicRecord, held: LaneHoldings, each: Held) -> Span:
         last_entry=each.row.entries - 1,
         size=each.row.size,
         messages=each.row.messages,
+        removed=tuple(each.row.removed),
     )
 
 
