@@ -22,6 +22,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from ledger_client.spark.compacted_columns import VARYING
+from ledger_client.topics.compacted_batch import CompactedBatch
 from ledger_client.topics.message_id import NOT_BATCHED
 from ledger_client.topics.messages import Slice
 from native.batch import Binary
@@ -59,7 +61,13 @@ def batches_of(
 
 def columns_of(part: Sequence[Slice], columns: Sequence[str]) -> list[pa.Array]:
     """Return the named columns of these messages, each in one piece."""
-    return [_joined([_BUILDERS[name](piece) for piece in part]) for name in columns]
+    return [_joined([_builder(name, piece)(piece) for piece in part]) for name in columns]
+
+
+def _builder(name: str, piece: Slice) -> Callable[[Slice], pa.Array]:
+    if isinstance(piece.batch, CompactedBatch):
+        return VARYING.get(name, _BUILDERS[name])
+    return _BUILDERS[name]
 
 
 def _cut(slices: Iterator[Slice], rows_max: int) -> Iterator[Slice]:
@@ -134,6 +142,12 @@ def _indexes() -> pa.Array:
 
 
 @cache
+def _colon() -> pa.Scalar:
+    # pa.scalar, and what is given to Arrow as str, looks for pandas each time: 0.1 ms.
+    return pa.array([":"], pa.string())[0]
+
+
+@cache
 def _index_texts() -> pa.Array:
     return pc.cast(_indexes(), pa.string())
 
@@ -148,14 +162,14 @@ def _batch_index(piece: Slice) -> pa.Array:
 
 def _message_id(piece: Slice) -> pa.Array:
     place, partition = piece.batch.place, piece.batch.lane.partition
-    prefix = f"{place.ledger_id}:{place.entry}:{partition}"
+    prefix = pa.array([f"{place.ledger_id}:{place.entry}:{partition}"], pa.string())
     if not piece.batch.header.batched:
-        return pa.array([prefix], pa.string())
+        return prefix
     if piece.stop > _KEPT_ROWS:
         texts = pc.cast(_batch_index(piece), pa.string())
     else:
         texts = _index_texts().slice(piece.start, piece.stop - piece.start)
-    return pc.binary_join_element_wise(prefix, texts, ":")
+    return pc.binary_join_element_wise(prefix[0], texts, _colon())
 
 
 def _timestamp(piece: Slice) -> pa.Array:

@@ -69,6 +69,7 @@ async def plan_of(
         partitions=options.partitions,
         lanes=options.lanes,
         on_gap=options.on_gap,
+        compacted=options.compacted,
     )
 
 

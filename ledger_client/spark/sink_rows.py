@@ -12,7 +12,7 @@ pyarrow takes long to import, so import this module where it is first needed.
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
 import msgspec
@@ -174,16 +174,22 @@ def _column(table: pa.Table, name: str | None) -> Any:  # noqa: ANN401 - pyarrow
 
 
 def _headers(found: Any) -> Any:  # noqa: ANN401
-    """Return headers as lists of pairs of name and value, however the frame calls these."""
-    if found is None or pa.types.is_map(found.type):
-        return found
-    if not pa.types.is_list(found.type):
-        return None  # a column of nulls
-    pairs: Sequence[Any] = found.values.flatten()
+    """Return headers as Arrow data of ours has them, however the frame has them.
+
+    Raises ValueError for one without a name or a value.
+    """
+    if found is None or found.type == pa.binary():  # as _column() gives a column of nulls
+        return None
+    if pa.types.is_map(found.type):
+        pair = pa.struct([("name", found.type.key_type), ("value", found.type.item_type)])
+        found = found.cast(pa.list_(pair))
+    pairs = pc.list_flatten(found).flatten()
+    if any(part.null_count for part in pairs):
+        raise ValueError("a header has a name and a value, neither of them null")
+    lengths = pc.fill_null(pc.list_value_length(found), 0)
+    ends = pc.cumulative_sum(lengths)
+    offsets = pa.concat_arrays([pa.array([0], pa.int32()), ends.cast(pa.int32())])
     fields = list(HEADERS.value_type)
-    whole = pa.StructArray.from_arrays(
-        [part.cast(field.type) for part, field in zip(pairs, fields, strict=True)], fields=fields
-    )
-    if found.null_count:
-        return pa.ListArray.from_arrays(found.offsets, whole, type=HEADERS, mask=found.is_null())
-    return pa.ListArray.from_arrays(found.offsets, whole, type=HEADERS)
+    cast = [part.cast(field.type) for part, field in zip(pairs, fields, strict=True)]
+    whole = pa.StructArray.from_arrays(cast, fields=fields)
+    return pa.ListArray.from_arrays(offsets, whole, type=HEADERS)

@@ -60,6 +60,9 @@ class QuireSource(DataSource):
         with without_stack():
             if self._options.end is not None:
                 raise BadOption("ending...", "a streaming query has no end: stop it, or read once")
+            if self._options.compacted:
+                told = "a streaming query reads every message: what is compacted changes; read once"
+                raise BadOption("compacted", told)
             return QuireStreamReader(self._wanted(schema), self._options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

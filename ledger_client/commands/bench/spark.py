@@ -1,0 +1,260 @@
+"""``quire bench spark``: a topic read by Spark, beside the fastest that Spark could be.
+
+The ways take turns in one session, so that what disturbs one disturbs all: the topic, a Python
+data source that has the same Arrow batches in memory, and Parquet files of the same rows.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+import msgspec
+import trio
+
+import ledger_client
+from ledger_client.commands import options
+from ledger_client.commands.bench.residence import Residence
+from ledger_client.commands.bench.size import Size
+from ledger_client.commands.sandbox import open_sandbox
+from ledger_client.portal import Portal
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+TOPIC = "bench/spark"
+TOTAL_SIZE = 500_000_000
+KEYS = 200_000
+KEY_SIZE = 16
+CALL_SIZE = 16 << 20
+BATCH_SIZE = 1 << 20
+"""What a batch may hold, so that their messages are counted and not their bytes."""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """What to measure."""
+
+    messages: int
+    message_size: int
+    batch: int
+    partitions: int
+    columns: str
+    runs: int
+    cores: int
+    folder: Path
+
+
+class Ways(msgspec.Struct, frozen=True, kw_only=True):
+    """Seconds, the median of the runs, and the topic's beside the floor's of the same run."""
+
+    topic_s: float
+    floor_s: float
+    parquet_s: float
+    to_floor: float
+    to_parquet: float
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it; *count* reads every row, *write* puts them into Parquet files."""
+
+    messages: int
+    message_size: int
+    batch: int
+    columns: str
+    count: Ways
+    write: Ways
+    worker_rss_max_mib: float
+    """of a Python process of Spark's while the topic was read"""
+    jvm_rss_max_mib: float
+
+
+@click.command()
+@click.option("--messages", type=click.IntRange(1), show_default="500 MB of them", help="In all.")
+@click.option("--message-size", type=Size(), default="100", show_default=True)
+@click.option("--batch", type=click.IntRange(1), default=1000, show_default=True, metavar="COUNT")
+@click.option("--partitions", type=click.IntRange(0), default=2, show_default=True)
+@click.option("--columns", default="", metavar="NAME,...", help="Read these alone; else all.")
+@click.option("--runs", type=click.IntRange(1), default=5, show_default=True)
+@click.option("--cores", type=click.IntRange(1), default=2, show_default=True)
+@options.folder
+@options.as_json
+def spark(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
+    """Read a topic by Spark into a count and into Parquet, beside what Spark does by itself.
+
+    The floor is a Python data source that yields the same Arrow batches from memory; Parquet is
+    what Spark reads best. The bookie is its own, in a temporary folder. Needs quire[spark].
+    """
+    size = asked["message_size"]
+    assert isinstance(size, int)
+    given = asked | {
+        "messages": messages or TOTAL_SIZE // max(size, 1),
+        "folder": folder or Path(tempfile.gettempdir()),
+    }
+    plan = msgspec.convert(given, Plan, dec_hook=lambda _kind, value: value)
+    result = _measure(plan)
+    click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
+
+
+def _measure(plan: Plan) -> Result:
+    from ledger_client.spark.session import open_session  # PySpark only for who uses it
+
+    conf = {"spark.driver.memory": "2g"}
+    with (
+        tempfile.TemporaryDirectory(dir=plan.folder, prefix="quire-bench-") as folder,
+        _filled_topic(plan) as cluster,
+        open_session(f"local[{plan.cores}]", app="quire bench spark", conf=conf) as session,
+    ):
+        return _Measuring(plan, session, cluster, Path(folder)).result()
+
+
+@contextmanager
+def _filled_topic(plan: Plan) -> Iterator[str]:
+    with closing(Portal(lambda: open_sandbox(1, parent=plan.folder))) as portal:
+        cluster = portal.value.cluster
+        portal.call(partial(_fill, cluster, plan))
+        yield cluster
+
+
+async def _fill(cluster: str, plan: Plan) -> None:
+    async with ledger_client.connect(cluster) as client:
+        await client.create_topic(TOPIC, plan.partitions, replication=1)
+        async with client.producer(
+            TOPIC,
+            access="exclusive",
+            router="round-robin",
+            batch_messages=plan.batch,
+            batch_bytes=max(BATCH_SIZE, plan.message_size),
+        ) as producer:
+            left = plan.messages
+            count = max(1, min(CALL_SIZE // (plan.message_size + KEY_SIZE), left))
+            noise = os.urandom(plan.message_size + count)
+            values = [noise[index : index + plan.message_size] for index in range(count)]
+            while left > 0:
+                first, count = plan.messages - left, min(count, left)
+                numbers = range(first, first + count)
+                keys = [b"%0*d" % (KEY_SIZE, number % KEYS) for number in numbers]
+                await producer.send_many(values[:count], keys=keys, event_times=list(numbers))
+                left -= count
+                await trio.lowlevel.checkpoint()
+
+
+class _Measuring:
+    def __init__(self, plan: Plan, session: SparkSession, cluster: str, folder: Path) -> None:
+        from ledger_client.spark.floor import FloorSource
+
+        session.dataSource.register(FloorSource)
+        self._plan = plan
+        self._session = session
+        self._cluster = cluster
+        self._folder = folder
+        self._seconds: dict[tuple[str, str], list[float]] = {}
+        self._residence = Residence(session.sparkContext._gateway.proc.pid)  # type: ignore[union-attr] # it is there
+
+    def result(self) -> Result:
+        """Let every way take its turn, and say what it took."""
+        self._put(self._topic(), "rows")
+        assert self._parquet().count() == self._plan.messages
+        for run in range(self._plan.runs + 1):  # the first warms everything up
+            self._round(kept=run > 0)
+        return Result(
+            messages=self._plan.messages,
+            message_size=self._plan.message_size,
+            batch=self._plan.batch,
+            columns=self._plan.columns or "all",
+            count=self._ways("count"),
+            write=self._ways("write"),
+            worker_rss_max_mib=round(self._residence.descendants / 2**20, 1),
+            jvm_rss_max_mib=round(self._residence.own / 2**20, 1),
+        )
+
+    def _round(self, *, kept: bool) -> None:
+        frames = {"topic": self._topic, "floor": self._floor, "parquet": self._parquet}
+        for name, frame in frames.items():
+            for what, work in {"count": self._count, "write": self._write}.items():
+                with self._residence.watched() if name == "topic" else _unwatched():
+                    before = time.perf_counter()
+                    work(frame)
+                    seconds = time.perf_counter() - before
+                if kept:
+                    self._seconds.setdefault((what, name), []).append(seconds)
+
+    def _count(self, frame: Callable[[], DataFrame]) -> None:
+        if frame != self._parquet:
+            assert frame().count() == self._plan.messages
+        else:  # Spark would count from the footers: so all columns are read
+            frame().write.format("noop").mode("overwrite").save()
+
+    def _write(self, frame: Callable[[], DataFrame]) -> None:
+        self._put(frame(), "written")
+
+    def _put(self, frame: DataFrame, name: str) -> None:
+        frame.write.mode("overwrite").parquet(str(self._folder / name))
+
+    def _topic(self) -> DataFrame:
+        reader = self._session.read.format("quire").option("cluster", self._cluster)
+        return reader.option("topic", TOPIC).option("columns", self._plan.columns).load()
+
+    def _floor(self) -> DataFrame:
+        reader = self._session.read.format("quire-floor").option("columns", self._plan.columns)
+        return reader.options(
+            rows=self._plan.messages,
+            valueSize=self._plan.message_size,
+            batchRows=min(self._plan.batch, 50_000),
+            tasks=self._topic_tasks,
+        ).load()
+
+    def _parquet(self) -> DataFrame:
+        return self._session.read.parquet(str(self._folder / "rows"))
+
+    @property
+    def _topic_tasks(self) -> int:
+        return self._topic().rdd.getNumPartitions()
+
+    def _ways(self, what: str) -> Ways:
+        topic, floor, parquet = (
+            self._seconds[what, name] for name in ("topic", "floor", "parquet")
+        )
+        return Ways(
+            topic_s=_median(topic),
+            floor_s=_median(floor),
+            parquet_s=_median(parquet),
+            to_floor=_median([one / other for one, other in zip(topic, floor, strict=True)]),
+            to_parquet=_median([one / other for one, other in zip(topic, parquet, strict=True)]),
+        )
+
+
+@contextmanager
+def _unwatched() -> Iterator[None]:
+    yield
+
+
+def _median(seconds: list[float]) -> float:
+    return round(statistics.median(seconds), 3)
+
+
+def _describe(result: Result) -> str:
+    lines = [
+        f"{result.messages:,} messages of {result.message_size} bytes, {result.batch} in a batch; "
+        f"columns: {result.columns}",
+        _line("read", result.count, result.messages),
+        _line("into Parquet", result.write, result.messages),
+        f"  greatest RSS: Python worker {result.worker_rss_max_mib:.0f} MiB, JVM "
+        f"{result.jvm_rss_max_mib:.0f} MiB",
+    ]
+    return "\n".join(lines)
+
+
+def _line(name: str, ways: Ways, messages: int) -> str:
+    return (
+        f"  {name}: {messages / ways.topic_s:,.0f} messages/s, {ways.topic_s:.2f} s = "
+        f"{ways.to_floor:.2f} x the floor ({ways.floor_s:.2f} s) = {ways.to_parquet:.2f} x "
+        f"Parquet ({ways.parquet_s:.2f} s)"
+    )
