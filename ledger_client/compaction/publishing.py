@@ -86,6 +86,7 @@ async def publish(client: TopicClient, job: Job, found: SetAt | None, after: Com
         MetadataUnavailable: it may have been published.
     """
     topic = job.topic
+    await _found_topic(client, topic)
     reported = {each.ledger_id for each in after.ledgers}
     old = set() if found is None else {each.ledger_id for each in found.set.ledgers}
     staged = await staged_ledgers(client, topic.uid, job.id)
@@ -103,10 +104,8 @@ async def publish(client: TopicClient, job: Job, found: SetAt | None, after: Com
 
 async def _transact(client: TopicClient, job: Job, ops: Sequence[Op], after: CompactedSet) -> bool:
     """Try once; return whether it is done, or False to try again."""
-    record, version = await client.topics.get(job.topic.name)
-    if record.uid != job.topic.uid:
-        raise NoSuchTopic(job.topic.name)
-    checks: list[Op] = [job.check, Check(topic_key(record.name), version)]
+    there = await _found_topic(client, job.topic)
+    checks: list[Op] = [job.check, there]
     try:
         with translated(client.options.metadata_timeout_s):
             await client.store.transact([*checks, *ops])
@@ -115,12 +114,20 @@ async def _transact(client: TopicClient, job: Job, ops: Sequence[Op], after: Com
     except VersionConflict as conflict:
         if await _is_there(client, job.topic, after):
             return True
-        if conflict.key == topic_key(record.name):
+        if conflict.key == there.key:
             return False  # the topic was altered meanwhile
         raise CompactionOutdated(job.topic.name) from conflict
     except LeaseLost as lost:
         raise JobLost(job.topic.name, job_id=job.id, reason=str(lost)) from lost
     return True
+
+
+async def _found_topic(client: TopicClient, topic: TopicRecord) -> Check:
+    """Return what checks that the topic is there. Raises NoSuchTopic."""
+    record, version = await client.topics.get(topic.name)
+    if record.uid != topic.uid:
+        raise NoSuchTopic(topic.name)
+    return Check(topic_key(record.name), version)
 
 
 async def _is_there(client: TopicClient, topic: TopicRecord, after: CompactedSet) -> bool:
