@@ -31,19 +31,20 @@ class CompactedBatch(Batch):
         stored: where it is: a ledger of the set, and the entry in it.
     """
 
-    __slots__ = ("_indexes", "_origins", "stored")
+    __slots__ = ("batch_indexes", "origins", "stored")
 
     def __init__(self, lane: LaneRef, compacted: Compacted, stored: tuple[int, int]) -> None:
-        self._origins = compacted.origins
-        self._indexes = compacted.batch_indexes
+        self.origins = compacted.origins
+        self.batch_indexes = compacted.batch_indexes
+        """of each message; -1: it was no batch"""
         self.stored = stored
         number, _, index = compacted.header.first
         place = Place(
             number,
-            self._origins.entry_ids[0],
+            self.origins.entry_ids[0],
             max(index, 0),
-            self._origins.ledger_ids[0],
-            self._origins.versions[0],
+            self.origins.ledger_ids[0],
+            self.origins.versions[0],
         )
         super().__init__(lane, place, compacted.decoded)
 
@@ -51,11 +52,11 @@ class CompactedBatch(Batch):
 
     def before(self, index: int) -> Place:
         """Return the place before a message."""
-        return self._place(index, max(self._indexes[index], 0))
+        return self._place(index, max(self.batch_indexes[index], 0))
 
     def after(self, count: int) -> Place:
         """Return the place behind the first *count* messages."""
-        return self._place(count - 1, max(self._indexes[count - 1], 0) + 1)
+        return self._place(count - 1, max(self.batch_indexes[count - 1], 0) + 1)
 
     def reach(self, count: int) -> tuple[int, int, int]:
         """Return what orders the place behind the first *count* messages."""
@@ -66,30 +67,30 @@ class CompactedBatch(Batch):
         return bisect_left(range(self.count), place.at, key=self._at)
 
     def _place(self, index: int, skip: int) -> Place:
-        origin = self._origins.index[index]
+        origin = self.origins.index[index]
         return Place(
-            self._origins.numbers[origin],
-            self._origins.entry_ids[origin],
+            self.origins.numbers[origin],
+            self.origins.entry_ids[origin],
             skip,
-            self._origins.ledger_ids[origin],
-            self._origins.versions[origin],
+            self.origins.ledger_ids[origin],
+            self.origins.versions[origin],
         )
 
     def _at(self, index: int) -> tuple[int, int, int]:
-        origin, origins = self._origins.index[index], self._origins
-        return origins.numbers[origin], origins.entry_ids[origin], max(self._indexes[index], 0)
+        origin, origins = self.origins.index[index], self.origins
+        return origins.numbers[origin], origins.entry_ids[origin], max(self.batch_indexes[index], 0)
 
     # --- contents ----------------------------------------------------------------------
 
     def publish_times(self) -> list[int]:
         """Return when each message was published, in Unix milliseconds."""
-        return self._each(self._origins.created_ms)
+        return self._each(self.origins.created_ms)
 
     @cached_property
     def messages(self) -> list[Message]:
         """All of them as objects."""
-        columns, origins, lane = self.decoded.columns, self._origins, self.lane
-        indexes = self._indexes.tolist()
+        columns, origins, lane = self.decoded.columns, self.origins, self.lane
+        indexes = self.batch_indexes.tolist()
         ledgers, entries = self._each(origins.ledger_ids), self._each(origins.entry_ids)
         fields = zip(
             map(id_of, zip(ledgers, entries, repeat(lane.partition), indexes, strict=False)),
@@ -113,7 +114,7 @@ class CompactedBatch(Batch):
         from ledger_client.topics import arrow  # pyarrow is imported by whoever wants it
 
         return arrow.compacted_record_batch(
-            self.decoded, self._origins, self._indexes, partition=self.lane.partition
+            self.decoded, self.origins, self.batch_indexes, partition=self.lane.partition
         )
 
     def bad(self, reason: str) -> BadBatch:
@@ -121,7 +122,7 @@ class CompactedBatch(Batch):
         return _bad(self.lane, self.stored, reason)
 
     def _each(self, words: memoryview) -> list[Any]:
-        return self._origins.spread(words).tolist()
+        return self.origins.spread(words).tolist()
 
 
 def _sequence(first: int, index: int) -> int:
