@@ -16,6 +16,7 @@ from ledger_client.commands.monitoring import monitoring
 from ledger_client.commands.outcome import conclude
 from ledger_client.commands.produce import produce
 from ledger_client.commands.replay import replay
+from ledger_client.commands.scrub import scrub
 from ledger_client.commands.topic import topic
 
 
@@ -28,7 +29,19 @@ def quire() -> None:
     """
 
 
-for command in (topic, produce, read, compact, replay, ledger, cluster, demo, monitoring, bench):
+for command in (
+    topic,
+    produce,
+    read,
+    compact,
+    replay,
+    scrub,
+    ledger,
+    cluster,
+    demo,
+    monitoring,
+    bench,
+):
     quire.add_command(command)
 
 
