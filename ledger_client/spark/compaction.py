@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import msgspec
 import trio
 
+from ledger_client.background import Background
 from ledger_client.compaction.partition import MEMORY_MAX, PartitionResult
 from ledger_client.compaction.plan import CompactionPlan
 from ledger_client.compaction.runner import Told
@@ -95,7 +96,7 @@ class SparkRunner:
             with unwrapped():
                 return collect(spark)
 
-        async with trio.open_nursery() as nursery:
+        async with Background() as nursery:
             nursery.start_soon(_watch, spark, told)
             try:
                 rows = await trio.to_thread.run_sync(run, abandon_on_cancel=True)
@@ -103,7 +104,6 @@ class SparkRunner:
                 with trio.CancelScope(shield=True):
                     await trio.to_thread.run_sync(spark.cancelAllJobs)
                 raise
-            nursery.cancel_scope.cancel()
         results = [msgspec.msgpack.decode(row, type=PartitionResult) for row in rows]
         return sorted(results, key=lambda each: each.partition)
 
