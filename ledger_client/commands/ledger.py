@@ -11,11 +11,14 @@ import trio
 import ledger_client
 from ledger_client import LedgerInfo
 from ledger_client.commands import options
+from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.read import follow, read
 from ledger_client.commands.recover import recover
 from ledger_client.commands.target import Target, fill_quorums
 from ledger_client.commands.verify import verify
 from ledger_client.commands.write import write
+from ledger_client.topics.client import TopicClient
+from ledger_client.topics.errors import BadTopic
 from metadata.records import LedgerState
 
 HEADS = ("ledger", "state", "entries", "bytes", "E/Qw/Qa", "created")
@@ -107,18 +110,39 @@ async def _list(cluster: str, as_json: bool) -> None:
 
 @ledger.command()
 @options.ledger_id
+@click.option("--force", is_flag=True, help="Also if it belongs to a topic.")
 @options.cluster
 @options.as_json
-def delete(*, ledger_id: int, cluster: str, as_json: bool) -> None:
-    """Delete LEDGER. Bookies free its space when they collect garbage next."""
-    trio.run(_delete, ledger_id, cluster, as_json)
+def delete(*, ledger_id: int, force: bool, cluster: str, as_json: bool) -> None:
+    """Delete LEDGER. Bookies free its space when they collect garbage next.
+
+    A ledger of a topic goes with `quire topic purge`, `truncate` or `delete`; by itself it is
+    deleted only by force, and readers of the topic fail where it was.
+    """
+    trio.run(_delete, ledger_id, force, cluster, as_json)
 
 
-async def _delete(ledger_id: int, cluster: str, as_json: bool) -> None:
+async def _delete(ledger_id: int, force: bool, cluster: str, as_json: bool) -> None:
     async with ledger_client.connect(cluster) as client:
+        if not force:
+            await _check_free(client, ledger_id)
         await client.delete_ledger(ledger_id)
     if as_json:
         click.echo(msgspec.json.encode({"ledger_id": ledger_id, "deleted": True}).decode())
+
+
+async def _check_free(client: TopicClient, ledger_id: int) -> None:
+    """Raise CommandFailed if the ledger belongs to a topic that is there."""
+    topic = (await client.ledger_info(ledger_id)).custom.get("topic", "")
+    try:
+        known = await client.topics.find(topic)
+    except BadTopic:
+        return  # somebody else's word for it
+    if known is not None:
+        raise CommandFailed(
+            f"ledger {ledger_id} belongs to topic {topic}; purge or truncate the topic, or say "
+            "--force"
+        )
 
 
 def _describe(found: LedgerInfo) -> str:

@@ -21,6 +21,11 @@ def count(number: int, noun: str) -> str:
     return f"{number:,} {noun if number == 1 else plural}"
 
 
+def copies(number: int) -> str:
+    """Write "1 copy" or "3 copies"."""
+    return count(number, "copy")
+
+
 def age(since_ms: int) -> str:
     """Write how long ago the time *since_ms* (Unix milliseconds) was: "12 s", "3 min", "2 h"."""
     seconds = max(time.time() - since_ms / 1000, 0.0)

@@ -201,7 +201,7 @@ class TailLost(TopicError):
             f"lane {lane} of partition {partition}: no bookie has entry {entry_id} of ledger "
             f"{ledger_id}, which its next writer must read; bring a bookie back that had it, "
             "or give up the ledger with all its messages, after which the lane goes on: "
-            f"quire ledger delete {ledger_id}",
+            f"quire ledger delete {ledger_id} --force",
             topic=topic,
         )
         self.partition = partition

@@ -89,11 +89,18 @@ async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
     if row is None:
         return LaneEnd(fresh, rows.record.next_version, None, None)
     try:
-        info = await client.recover_ledger(row.ledger_id)
-    except NoSuchLedger:  # a person deleted it, not the topic
+        return await _find_end(client, rows, row, fresh)
+    except NoSuchLedger:
+        if await rows.row(rows.record.current) is None:  # retention was here meanwhile
+            return LaneEnd(fresh, rows.record.next_version, None, None)
+        # A person deleted it, not the topic.
         gone = End(last_entry=-1, length=0, figures=fresh.figures, is_sealed=True)
         unclosed = row if row.state == "open" else None
         return LaneEnd(fresh, row.base_version + LOST_VERSIONS, unclosed, gone)
+
+
+async def _find_end(client: Client, rows: LaneRows, row: LaneLedger, fresh: LaneState) -> LaneEnd:
+    info = await client.recover_ledger(row.ledger_id)
     try:
         async with client.open_ledger(row.ledger_id) as reader:
             state = await _read_state(rows, reader, fresh)

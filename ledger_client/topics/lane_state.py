@@ -8,7 +8,8 @@ A ledger that a job staged has one alone, as its last entry: it tells of that le
 in the lane it would come was not known yet. What the lane knew before is in LaneRecord, or in a
 ledger without messages that follows it.
 
-Producers that were idle for 6 hours are forgotten, and so are the idlest beyond 10 000.
+Producers that were idle for 6 hours when another one wrote are forgotten, and so are the idlest
+beyond 10 000.
 """
 
 from __future__ import annotations
@@ -108,7 +109,9 @@ class LaneState(msgspec.Struct):
 
     def forget(self, now_ms: int, producers_max: int = PRODUCERS_MAX) -> None:
         """Forget who was idle for long, and the idlest beyond *producers_max*."""
-        since_ms = now_ms - IDLE_S * 1000
+        # Idle by the lane's own time: a clock that is set ahead is nobody's idleness.
+        newest_ms = max((noted for _, noted in self.producers.values()), default=now_ms)
+        since_ms = min(now_ms, newest_ms) - IDLE_S * 1000
         kept = {name: last for name, last in self.producers.items() if last[1] >= since_ms}
         if len(kept) > producers_max:
             newest = sorted(kept, key=lambda name: kept[name][1], reverse=True)

@@ -114,11 +114,23 @@ class LaneTruncation:
             left = await self._left(part, until=part.start if part is parts[0] else None, cut=cut)
             cut.messages += part.held.row.messages - left.row.messages
             (cut.changed if left.row.messages or keeps_row else cut.whole).append(left)
-        if start.number < 0 and stop is None:
-            cut.state = LaneState()  # the lane begins anew
-        if cut.state is not None and stop is None:
-            cut.state.last_event_time = _last_time(ledgers, cut)
+        if parts and stop is None:
+            before = [held for held in ledgers if held.number < parts[0].held.number]
+            if start.number < 0:
+                cut.state = LaneState()  # the lane begins anew
+            cut.state = cut.state or await self._state_after(before)
+            cut.state.last_event_time = _last_time(before, cut)
         return cut
+
+    async def _state_after(self, ledgers: Sequence[Held]) -> LaneState:
+        """Return the lane's state behind *ledgers*; those that a job wrote tell none."""
+        for held in reversed(ledgers):
+            row = Row(held.number, held.row)
+            with suppress(NoSuchLedger):
+                scan = LedgerScan(self._lane, row, until=(held.row.entries, 0))
+                if (state := (await scan.run(self._opener)).state) is not None:
+                    return state
+        return LaneState()
 
     async def _left(self, part: Part, *, until: tuple[int, int] | None, cut: Cut) -> Held:
         """Return what is left of a ledger, and learn the lane's state before *until*."""
@@ -137,7 +149,7 @@ class LaneTruncation:
             if not part.is_whole:
                 raise  # a person deleted it, and its row can go
         if until is not None:
-            cut.state = scan.state or LaneState()
+            cut.state = scan.state
         return left._replace(row=counted(left.row, scan.figures))
 
     async def _known(self, held: Held) -> Held:
@@ -315,11 +327,10 @@ def limited(cut: Cut, start: Place, stop: Place | None) -> tuple[Place, Place | 
     return start, place_of(Row(held.number, held.row), 0)
 
 
-def _last_time(ledgers: Sequence[Held], cut: Cut) -> int | None:
-    """Return the greatest event time of what stays before the first part."""
+def _last_time(before: Sequence[Held], cut: Cut) -> int | None:
+    """Return the greatest event time of what stays: of ledgers *before*, and in the first part."""
     first = cut.parts[0].held.number
-    rows = [held.row for held in ledgers if held.number < first]
-    rows += [held.row for held in cut.changed if held.number == first]
+    rows = [held.row for held in [*before, *cut.changed] if held.number <= first]
     last: int | None = None
     for row in rows:
         last = greater(last, row.last_event_time)

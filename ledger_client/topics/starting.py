@@ -124,6 +124,9 @@ class Starts:
         return Begin(await self._latest(known))
 
     async def _message(self, known: KnownLane, start: MessageId, behind: bool) -> Begin:
+        if start.ledger_id < 0:
+            told = f"message {start} is a duplicate, and it is not known where the first is"
+            raise BadTopic(told, topic=known.lane.topic)
         row = await known.rows.last_with(
             lambda row: row.readable and row.ledger.ledger_id <= start.ledger_id,
             await _newest(known),

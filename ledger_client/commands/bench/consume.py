@@ -25,6 +25,7 @@ from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.peer import Peer
+from ledger_client.commands.quantity import copies
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
 from ledger_client.topics.reading import ReadSettings
 from metadata.calls import FlushNow, JournalState
@@ -244,7 +245,7 @@ def _describe(result: Result) -> str:
     }
     lines = [
         f"{result.cold.messages:,} messages of {result.message_size} bytes, {result.batch} in a "
-        f"batch, in {result.copies} copies",
+        f"batch, in {copies(result.copies)}",
         *(_line(name, figures) for name, figures in ways.items()),
         f"  cold: {result.bandwidth_to_floor:.2f} x the disk's "
         f"{result.floor.read_mb_per_s:,.0f} MB/s; greatest RSS of the client: "

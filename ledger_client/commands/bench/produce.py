@@ -25,6 +25,7 @@ from ledger_client.commands.bench.sending import Sent, send_by_clock, send_in_ta
 from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
+from ledger_client.commands.quantity import copies
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 from ledger_client.topics.producer import Producer
 from metadata.topics import RollPolicy
@@ -228,8 +229,8 @@ def _describe(result: Result) -> str:
     steady, rolling = result.steady.latency, result.rolling.latency
     bookies = ", ".join(f"{rss:.0f}" for rss in result.rolling.bookie_rss_max_mib)
     lines = [
-        f"messages of {result.message_size} bytes in {result.replication} copies, "
-        f"{result.ack_quorum} of them durable before the acknowledgement",
+        f"messages of {result.message_size} bytes in {copies(result.replication)}, "
+        f"{result.ack_quorum} durable before the acknowledgement",
         f"  send_many: {many.messages_per_s:,.0f} messages/s, {many.mb_per_s:,.1f} MB/s; with all "
         f"copies {result.bandwidth_to_floor:.2f} x the disk's {floor.write_mb_per_s:,.0f} MB/s; "
         f"{many.stored_size:.1f} bytes stored for each",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Awaitable, Callable
+from typing import Any
 
 import msgspec
 import trio
@@ -29,11 +30,16 @@ async def send_many(producer: Producer, size: int, messages: int, *, arrow: bool
     count = max(1, min(CALL_SIZE // max(size, 1), messages))
     values = _values(size, count, arrow=arrow)
 
+    left = messages
+
     async def call() -> None:
-        await producer.send_many(values)
+        nonlocal left
+        some = min(count, left)
+        left -= some
+        await producer.send_many(values[:some])
 
     sent = await _in_tasks(call, tasks=2, calls=-(-messages // count))
-    return msgspec.structs.replace(sent, messages=sent.messages * count)
+    return msgspec.structs.replace(sent, messages=messages)
 
 
 async def send_in_tasks(producer: Producer, size: int, messages: int, *, tasks: int) -> Sent:
@@ -88,7 +94,7 @@ async def _in_tasks(call: Callable[[], Awaitable[None]], *, tasks: int, calls: i
     return Sent(calls, time.perf_counter() - started, samples.percentiles())
 
 
-def _values(size: int, count: int, *, arrow: bool) -> object:
+def _values(size: int, count: int, *, arrow: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
     noise = os.urandom(size * count)
     values = [noise[number * size : (number + 1) * size] for number in range(count)]
     if not arrow:

@@ -313,3 +313,29 @@ def test_lanes_have_names(run: Run, url: str) -> None:
     refused = run("rename-lane", "s/t", "5", "right")
     assert (refused.code, "has no lane 5" in refused.err) == (Exit.USAGE, True)
     assert run("delete-lane", "s/t", "5", "--yes").code == Exit.USAGE
+
+
+def test_a_ledger_of_a_topic_is_deleted_only_by_force(
+    run: Run, url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run("create", "s/t", "--replication", "1")
+
+    async def fill() -> None:
+        async with open_store(url) as store:
+            for ledger_id, topic in ((50, "s/t"), (51, "s/gone"), (52, "my words")):
+                ledger = LedgerRecord(
+                    *(ledger_id, 1, 1, 1),
+                    LedgerState.CLOSED,
+                    [Fragment(0, ["b1"])],
+                    custom={"topic": topic},
+                )
+                await store.put(ledger_key(ledger_id), encode_record(ledger))
+
+    trio.run(fill)
+
+    def delete(*words: str) -> int:
+        return conclude(quire, ["ledger", "delete", *words, "--cluster", url])
+
+    assert delete("50") == Exit.FAILED
+    assert "belongs to topic s/t" in capsys.readouterr().err
+    assert [delete("50", "--force"), delete("51"), delete("52")] == [Exit.DONE] * 3

@@ -136,6 +136,25 @@ async def test_a_reader_from_the_earliest_takes_what_is_there(autojump_clock: Mo
             assert same(await read_all(reader), lane.messages[6:][::-1])
 
 
+async def test_reading_in_reverse_tells_what_was_removed_under_it(
+    autojump_clock: MockClock,
+) -> None:
+    """PS-42: the lane's beginning, as it was when reading began, was to be read."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with topic.client.topic_reader(TOPIC, reverse=True, read_ahead_size=1) as reader:
+            got = [await anext(reader)]
+            await lane.purge(0)
+            with pytest.raises(Gap) as told:
+                while True:
+                    got.append(await anext(reader))
+            assert told.value.missing == lane.rows[0].entries
+            position = reader.position()
+        assert same(got, lane.messages[6:][::-1])
+        async with topic.client.topic_reader(TOPIC, reverse=True, start=position) as reader:
+            assert await read_all(reader) == []
+
+
 async def test_a_damaged_batch_is_named_and_can_be_passed(autojump_clock: MockClock) -> None:
     async with laid_topic() as topic:
         lane = topic.lane()

@@ -51,6 +51,9 @@ def test_who_was_idle_for_hours_is_forgotten() -> None:
     """PS-39: after 360 minutes; and of more than 10 000, the idlest."""
     state = LaneState(producers={"old": (5, NOW_MS - 361 * 60_000), "new": (6, NOW_MS)})
     assert LaneState.decode(state.encode()).producers == {"new": (6, NOW_MS)}
+    ahead = LaneState(producers={"only": (5, NOW_MS)})
+    ahead.forget(NOW_MS + 24 * 3600_000)  # the clock was set ahead, nobody wrote
+    assert ahead.last_sequence("only") == 5
     many = {f"p{n}": (n, NOW_MS - n) for n in range(lane_state.PRODUCERS_MAX + 10)}
     found = LaneState.decode(LaneState(producers=many).encode()).producers
     assert len(found) == lane_state.PRODUCERS_MAX

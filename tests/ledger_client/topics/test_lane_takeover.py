@@ -53,7 +53,7 @@ async def test_a_lost_tail_is_told_with_what_a_person_can_do(
             if kind == "missing":
                 del bookie.ledgers[ledger_id].entries[last]
         for _ in range(2):
-            with pytest.raises(TailLost, match=f"quire ledger delete {ledger_id}$") as lost:
+            with pytest.raises(TailLost, match=f"quire ledger delete {ledger_id} --force$") as lost:
                 async with open_lane(client, topic, -1):
                     pass
             assert (lost.value.partition, lost.value.lane) == (-1, 0)
@@ -64,6 +64,27 @@ async def test_a_lost_tail_is_told_with_what_a_person_can_do(
             await client.delete_ledger(ledger_id)
         async with open_lane(client, topic, -1) as lane:
             await lane.append([batch("b")])
+
+
+async def test_a_last_ledger_that_retention_removes_meanwhile_costs_no_versions(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster)
+        async with open_lane(client, topic, -1) as lane:
+            await lane.append([batch("a")])
+        following = lane_record(cluster).next_version
+        recover = client.recover_ledger
+
+        async def remove_then_recover(wanted: int) -> object:
+            await cluster.store.delete(lane_ledger_key(topic.uid, -1, 0, 0))
+            await client.delete_ledger(wanted)
+            return await recover(wanted)
+
+        monkeypatch.setattr(client, "recover_ledger", remove_then_recover)
+        async with open_lane(client, topic, -1) as lane:
+            await lane.append([batch("b")])
+        assert rows(cluster)[0].base_version == following
 
 
 async def test_one_entry_is_read_of_a_lane_that_was_closed(autojump_clock: MockClock) -> None:

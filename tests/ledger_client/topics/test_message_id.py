@@ -43,3 +43,12 @@ def test_anything_else_is_refused(text: str) -> None:
 def test_ids_of_a_lane_order_as_they_were_written() -> None:
     ids = [MessageId(1, 0, 0, 0), MessageId(1, 0, 0, 1), MessageId(1, 1, 0), MessageId(2, 0, 0)]
     assert sorted(ids, reverse=True)[::-1] == ids
+
+
+def test_the_id_of_a_duplicate_whose_place_is_unknown_is_parsed_as_it_prints() -> None:
+    unknown = MessageId(-1, -1, 3)
+    assert str(unknown) == "-1:-1:3"
+    assert MessageId.parse("-1:-1:3") == unknown
+    for text in ("-1:0:3", "0:-1:3", "-2:-2:3"):
+        with pytest.raises(ValueError, match="is not a message id"):
+            MessageId.parse(text)
