@@ -48,6 +48,7 @@ from metadata.records import BookieRecord, LedgerRecord
 
 if TYPE_CHECKING:
     from ledger_client.compaction.job import Compaction
+    from ledger_client.metrics import ClientMetrics
 
 T = TypeVar("T")
 
@@ -68,6 +69,11 @@ class BlockingClient:
     def __init__(self, portal: Portal[TopicClient]) -> None:
         self._portal = portal
         self._client = portal.value
+
+    @property
+    def metrics(self) -> ClientMetrics:
+        """What this client did, for a registry of prometheus-client to collect."""
+        return self._client.metrics
 
     @contextmanager
     def create_ledger(

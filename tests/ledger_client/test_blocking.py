@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from memory_cluster import memory_cluster
+from prometheus_client import CollectorRegistry
 
 from ledger_client import Client, EventTime, Retention, blocking
 from ledger_client.blocking import BlockingClient
@@ -30,6 +31,19 @@ def client() -> Iterator[BlockingClient]:
     portal = Portal(client_and_cluster)
     yield BlockingClient(portal)
     portal.close()
+
+
+def test_what_a_client_counts_can_be_scraped(client: BlockingClient) -> None:
+    registry = CollectorRegistry()
+    registry.register(client.metrics)
+    client.create_topic("s/t", replication=1)
+    with client.producer("s/t") as producer:
+        producer.send_many([b"one", b"two"])
+    with client.topic_reader("s/t") as reader:
+        assert len(list(reader)) == 2
+    for name in ("sent", "read"):
+        value = registry.get_sample_value(f"quire_client_{name}_messages_total", {"topic": "s/t"})
+        assert value == 2
 
 
 def test_the_whole_life_of_a_ledger(client: BlockingClient) -> None:
