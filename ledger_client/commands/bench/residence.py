@@ -17,7 +17,8 @@ class Residence:
 
     Attributes:
         own: of the process.
-        descendants: of any one of those that it started, and those that they started.
+        descendants: of any one Python that it started, or that those started. (Between fork
+            and exec a child is its parent's image: so others do not count.)
     """
 
     def __init__(self, process_id: int) -> None:
@@ -41,7 +42,8 @@ class Residence:
         while not ended.wait(LOOK_S):
             self.own = max(self.own, _resident(self._process_id))
             for process_id in _descendants(self._process_id):
-                self.descendants = max(self.descendants, _resident(process_id))
+                if _is_python(process_id):
+                    self.descendants = max(self.descendants, _resident(process_id))
 
 
 def _descendants(process_id: int) -> Iterator[int]:
@@ -57,6 +59,13 @@ def _descendants(process_id: int) -> Iterator[int]:
         for child in map(int, children):
             yield child
             yield from _descendants(child)
+
+
+def _is_python(process_id: int) -> bool:
+    try:
+        return Path(f"/proc/{process_id}/comm").read_text().startswith("python")
+    except OSError:
+        return False
 
 
 def _resident(process_id: int) -> int:

@@ -1,0 +1,219 @@
+"""Streaming queries over topics, against a real cluster."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from topic_rows import read_rows
+
+from ledger_client import blocking
+from ledger_client.blocking import BlockingClient
+from ledger_client.errors import LedgerError
+from ledger_client.spark.failures import unwrapped
+from metadata.topics import RollPolicy
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+    from pyspark.sql.streaming import StreamingQuery
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+
+DEADLINE_S = 90
+# A query of its own process, to be killed: it takes little at once, for as long as it lives.
+KILLED = """
+import sys
+from ledger_client.spark.session import open_session
+url, topic, folder = sys.argv[1:]
+with open_session("local[2]", conf={"spark.driver.memory": "512m"}) as session:
+    frame = session.readStream.format("quire").option("cluster", url).option("topic", topic)
+    frame = frame.option("maxMessagesPerTrigger", "50").load().select("message_id")
+    query = frame.writeStream.format("parquet").option("path", folder + "/out")
+    query = query.option("checkpointLocation", folder + "/checkpoint").start()
+    print("runs", flush=True)
+    query.awaitTermination()
+"""
+
+
+@pytest.fixture(scope="module")
+def client(url: str) -> Iterator[BlockingClient]:
+    with blocking.connect(url) as connected:
+        yield connected
+
+
+class Stream:
+    """A query from a topic into Parquet files."""
+
+    def __init__(self, spark: SparkSession, url: str, topic: str, folder: Path) -> None:
+        self._spark = spark
+        self._given = {"cluster": url, "topic": topic}
+        self._folder = folder
+
+    def begin(self, *, now: bool = True, **options: str) -> StreamingQuery:
+        frame = self._spark.readStream.format("quire").options(**self._given, **options).load()
+        writer = frame.select("message_id").writeStream.format("parquet")
+        writer = writer.option("path", str(self._folder / "out"))
+        writer = writer.option("checkpointLocation", str(self._folder / "checkpoint"))
+        return (writer.trigger(availableNow=True) if now else writer).start()
+
+    def run(self, **options: str) -> list[Any]:
+        """Return the progress of each micro-batch."""
+        query = self.begin(**options)
+        assert query.awaitTermination(DEADLINE_S)
+        return list(query.recentProgress)
+
+    def ids(self) -> list[str]:
+        """What it wrote."""
+        frame = self._spark.read.schema("message_id STRING").parquet(str(self._folder / "out"))
+        return sorted(row.message_id for row in frame.collect())
+
+
+def ids_of(url: str, topic: str) -> list[str]:
+    return sorted(row.message_id for row in read_rows(url, topic))
+
+
+def test_what_is_there_now_is_read_in_parts_and_once(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    """Trigger.AvailableNow, admission control, and the next run goes on behind the last."""
+    topic = "st/parts"
+    client.create_topic(topic, partitions=2, roll=RollPolicy(entries=6))
+    stream = Stream(spark, url, topic, tmp_path)
+    with client.producer(topic, router="round-robin", batch_messages=10) as producer:
+        producer.send_many([b"x"] * 400)
+        rows = [p["numInputRows"] for p in stream.run(maxMessagesPerTrigger="100")]
+        assert sum(rows) == 400
+        assert len(rows) >= 4
+        assert max(rows) <= 120
+        assert stream.ids() == ids_of(url, topic)
+        assert sum(p["numInputRows"] for p in stream.run()) == 0
+        client.alter_topic(topic, partitions=3)
+        with client.producer(topic, partition=2) as new:
+            new.send_many([b"y"] * 7)
+        producer.send_many([b"z"] * 30)
+        progress = stream.run(maxBytesPerTrigger="1000")
+        assert sum(p["numInputRows"] for p in progress) == 37
+        assert stream.ids() == ids_of(url, topic)
+        assert progress[-1]["sources"][0]["endOffset"].count(":") > 3
+
+
+def test_lanes_that_begin_while_it_runs_are_read(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    topic = "st/lanes"
+    client.create_topic(topic)
+    stream = Stream(spark, url, topic, tmp_path)
+    query = stream.begin(now=False)
+    try:
+        with client.producer(topic) as one:
+            one.send_many([b"1"] * 5)
+            query.processAllAvailable()
+            with client.producer(topic) as other:
+                other.send_many([b"2"] * 6)
+            one.send_many([b"3"] * 4)
+        deadline = time.monotonic() + DEADLINE_S
+        while len(stream.ids()) < 15:
+            assert time.monotonic() < deadline
+            query.processAllAvailable()
+    finally:
+        query.stop()
+    assert stream.ids() == ids_of(url, topic)
+
+
+def test_a_query_begins_where_it_is_told(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    topic = "st/begin"
+    client.create_topic(topic)
+    with client.producer(topic) as producer:
+        producer.send_many([b"old"] * 5)
+        stream = Stream(spark, url, topic, tmp_path)
+        assert sum(p["numInputRows"] for p in stream.run(startingIds="latest")) == 0
+        producer.send_many([b"new"] * 3)
+        assert sum(p["numInputRows"] for p in stream.run()) == 3
+        behind = Stream(spark, url, topic, tmp_path / "behind")
+        fourth = sorted(read_rows(url, topic))[3].message_id
+        behind.run(startingIds=fourth, startingInclusive="false")
+        assert len(behind.ids()) == 4
+    with pytest.raises(LedgerError, match="a streaming query has no end"), unwrapped():
+        Stream(spark, url, topic, tmp_path / "end").run(endingIds="latest")
+
+
+def test_messages_that_were_removed_end_it_unless_loss_is_allowed(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    """FailOnDataLoss."""
+    topic = "st/lost"
+    client.create_topic(topic, roll=RollPolicy(entries=4))
+    stream = Stream(spark, url, topic, tmp_path)
+    with client.producer(topic, batching=False) as producer:
+        producer.send(b"0")
+        stream.run()
+        for index in range(1, 12):
+            producer.send(b"%d" % index)
+        client.purge_topic(topic)
+        producer.send(b"left")
+        with pytest.raises(LedgerError, match="was removed") as told, unwrapped():
+            stream.run()
+        assert "\n" not in str(told.value)
+        stream.run(failOnDataLoss="false")
+        left = ids_of(url, topic)
+    assert 0 < len(left) < 12
+    assert set(stream.ids()) >= set(left)
+    assert len(stream.ids()) <= 1 + len(left)
+
+
+def test_a_topic_made_anew_is_not_taken_for_the_old_one(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    topic = "st/again"
+    stream = Stream(spark, url, topic, tmp_path)
+    for is_old in (True, False):
+        client.create_topic(topic)
+        with client.producer(topic) as producer:
+            producer.send(b"x")
+        if is_old:
+            stream.run()
+            client.delete_topic(topic)
+    with pytest.raises(LedgerError, match="of another topic of this name"), unwrapped():
+        stream.run()
+
+
+def test_a_query_that_is_killed_goes_on_where_it_was_and_writes_nothing_twice(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    """Exactly once, from the checkpoint, with SIGKILL at several moments."""
+    topic = "st/killed"
+    client.create_topic(topic, partitions=2, roll=RollPolicy(entries=20))
+    with client.producer(topic, router="round-robin", batch_messages=5) as producer:
+        for wait_s in (0.5, 2.0):
+            producer.send_many([b"x"] * 1500)
+            with subprocess.Popen(
+                [sys.executable, "-c", KILLED, url, topic, str(tmp_path)],
+                stdout=subprocess.PIPE,
+                start_new_session=True,
+            ) as process:
+                assert process.stdout is not None
+                assert process.stdout.readline() == b"runs\n"
+                _wait_for(tmp_path / "checkpoint" / "commits", process)
+                time.sleep(wait_s)  # somewhere in a micro-batch
+                process.send_signal(signal.SIGKILL)
+        producer.send_many([b"x"] * 20)
+    stream = Stream(spark, url, topic, tmp_path)
+    stream.run()
+    assert stream.ids() == ids_of(url, topic)
+    assert len(stream.ids()) == 3020
+
+
+def _wait_for(path: Path, process: subprocess.Popen[bytes]) -> None:
+    deadline = time.monotonic() + DEADLINE_S
+    while not path.exists() or not list(path.iterdir()):
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
