@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from contextlib import suppress
+from contextlib import aclosing, suppress
 
 import pytest
 import trio
@@ -25,6 +25,8 @@ from ledger_client.topics.errors import (
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
 from ledger_client.topics.reading import ReadSettings
+from ledger_client.topics.span_plan import plan_spans
+from ledger_client.topics.span_reader import SpanReader
 from ledger_client.topics.times import EventTime, PublishTime
 from metadata.records import LEDGERS
 from metadata.topics import (
@@ -266,6 +268,20 @@ async def test_a_reader_that_follows_sees_what_is_written_after_a_truncation(
                 while (await anext(reader)).value != b"39":
                     pass
         assert await numbers(client, start=position) == list(range(30, 40))
+
+
+async def test_spans_leave_out_what_was_deleted(autojump_clock: MockClock) -> None:
+    """TB-75: what jobs read is what readers read, also across ledgers that are gone."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await make(client)
+        ids = await written(client, 60)
+        await client.delete_messages(TOPIC, EventTime(13), EventTime(37))
+        await client.truncate_topic(TOPIC, EventTime(50))
+        for start in ("earliest", ids[20], EventTime(20)):
+            plan = await plan_spans(client, TOPIC, start=start)
+            async with aclosing(SpanReader(client).batches(plan.spans)) as slices:
+                found = [int(m.value or b"") async for piece in slices for m in piece.messages]
+            assert found == await numbers(client, start=start)
 
 
 async def test_many_deletions_agree_with_a_list(autojump_clock: MockClock) -> None:
