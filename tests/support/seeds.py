@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from array import array
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from stores import StoreRig, entries
 from wire import KEY, add, be, framed, header, write_lac
 
 from native.batch import BatchKind, Compression, encode, encode_control
+from native.compacted import Origin, Origins, encode as encode_compacted
 
 REPAIR, OPEN = 1, 2
 COMPRESSIONS: list[Compression] = ["none", "zstd", "lz4"]
@@ -140,6 +142,25 @@ def payloads() -> Iterator[bytes]:
         yield b"".join([sizes, *columns, offsets, offsets, offsets, offsets[:-4], b"abcdefghi"])
 
 
+def compacted_entries() -> Iterator[bytes]:
+    """Compacted entries, plain and compressed, and columns with sound offsets for a table."""
+    for count in (1, 5, 30):
+        origins = Origins.of(
+            [Origin(i // 3, 5 + i // 3, i, i, i, -1, i, f"p{i % 2}") for i in range(count)]
+        )
+        indexes = array("i", [i % 3 - 1 for i in range(count)])
+        for compression in COMPRESSIONS:
+            entry = encode_compacted(
+                origins, indexes, columns_of(plain(count)), compression=compression
+            )
+            yield b"\0" + entry
+    for count in (1, 3, 9):
+        offsets = b"".join(i.to_bytes(4, "little") for i in range(count + 1))
+        orders = b"".join(i.to_bytes(8, "little") for i in range(count))
+        validity = b"\x55\x55"[: (count + 7) // 8]
+        yield b"".join([bytes([OPEN, count]), offsets, offsets, validity, orders, b"abababcde"])
+
+
 SEEDS: dict[str, Callable[[Path], Iterator[bytes]]] = {
     "frames": lambda _: streams(),
     "connection": lambda _: streams(),
@@ -148,6 +169,7 @@ SEEDS: dict[str, Callable[[Path], Iterator[bytes]]] = {
     "entry_log": entry_logs,
     "store": stores,
     "batch": lambda _: payloads(),
+    "compacted": lambda _: compacted_entries(),
 }
 """By harness: a function of an empty folder."""
 
