@@ -149,8 +149,8 @@ class Truncation:
         """Raise TopicBusy if somebody needs what goes of a lane."""
         last = cut.parts[-1].held
         first = cut.parts[0].held.number
-        if _takes_lane(stop, cut) and found.owner is not None and not self._force:
-            owner = found.owner
+        owner = found.owner if found.owner is not None and not found.owner.closing else None
+        if _takes_lane(stop, cut) and owner is not None and not self._force:
             who = f"{owner.producer or 'a producer'}, process {owner.process_id} on {owner.host}"
             raise self._busy(found, f"is written by {who}: close it, or end it by force")
         with translated(self._client.topics.timeout_s):
@@ -218,6 +218,7 @@ class Truncation:
                 cut = await lane.plan(found, *limited(cut, start, stop))
                 if stop is not None or not cut.messages:
                     return None  # it is closed now
+                await self._check(found, stop, cut)  # recovery may have taken its time
                 await lane.truncate(rows, cut)
                 return lane.told(cut, found)
         found, start, stop, cut = await self._look(known)

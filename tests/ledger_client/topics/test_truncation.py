@@ -22,12 +22,14 @@ from ledger_client.topics.errors import (
     ProducerFenced,
     TopicBusy,
 )
+from ledger_client.topics.jobs import open_job
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
 from ledger_client.topics.reading import ReadSettings
 from ledger_client.topics.span_plan import plan_spans
 from ledger_client.topics.span_reader import SpanReader
 from ledger_client.topics.times import EventTime, PublishTime
+from metadata.compaction import CompactedSet, Horizon, compacted_key, encode_set
 from metadata.records import LEDGERS
 from metadata.topics import (
     LANE_LEDGERS,
@@ -353,6 +355,25 @@ async def test_what_a_writer_that_was_killed_left_is_recovered_and_cut(
         done = await client.truncate_topic(TOPIC, EventTime(11))
         assert done.messages == 9
         assert await numbers(client) == list(range(11))
+
+
+async def test_what_a_job_needs_is_not_deleted_under_it(autojump_clock: MockClock) -> None:
+    """PS-35: pins win, also over force; and what is compacted already is refused."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await make(client)
+        await written(client, 60)
+        topic = await client.topic(TOPIC)
+        async with open_job(client, topic, "replay", pins=[(-1, 0, 3)]):
+            with pytest.raises(TopicBusy, match="replay job"):
+                await client.truncate_topic(TOPIC, EventTime(10), force=True)
+            await client.delete_messages(TOPIC, EventTime(0), EventTime(3))  # before the pin
+        horizon = Horizon(partition=-1, lane=0, number=2, ledger_id=9, version=12)
+        row = encode_set(CompactedSet(generation=1, horizons=[horizon]))
+        await client.store.put(compacted_key(topic.uid), row)
+        with pytest.raises(TopicBusy, match="quire compact shop/orders --drop"):
+            await client.truncate_topic(TOPIC, EventTime(10))
+        await client.truncate_topic(TOPIC, EventTime(50))  # behind the horizon
+        assert await numbers(client) == list(range(4, 50))
 
 
 async def test_a_topic_that_is_not_there_is_told(autojump_clock: MockClock) -> None:
