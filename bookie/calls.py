@@ -13,6 +13,7 @@ from typing import Any, get_args
 import trio
 
 from bookie.errors import CallRefused
+from bookie.footprint import measure
 from bookie.garbage import Collector
 from bookie.reads import ANSWER_SIZE_MAX
 from bookie.scrub import Scrubber
@@ -56,6 +57,7 @@ class Calls:
             calls.FlushNow: self._flush,
             calls.LedgerRuns: self._runs,
             calls.ScrubNow: self._scrub,
+            calls.DiskUse: self._disk_use,
         }
 
     def tell_of(self, status: Status) -> None:
@@ -163,6 +165,11 @@ class Calls:
 
     async def _scrub(self, _: calls.ScrubNow) -> BookieReply:
         return await self._scrubber.check()
+
+    async def _disk_use(self, _: calls.DiskUse) -> BookieReply:
+        files = await trio.to_thread.run_sync(measure, self._storage.folders)
+        store, engine = self._storage.engine.store.stats(), self._storage.engine.stats()
+        return calls.DiskUsed(files, store.live_bytes, store.dead_bytes, engine.memtable_bytes)
 
 
 def _deadline_s(request: calls.Request) -> float:

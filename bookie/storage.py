@@ -76,6 +76,13 @@ class Storage:
         self.checkpoints = 0
         self.on_flushed: Callable[[], None] = lambda: None
 
+    @property
+    def folders(self) -> list[Path]:
+        """Where files of this bookie lie."""
+        own = [Path(self._config.journal_folder), self._ledger_folder]
+        data = Path(self._config.data_folder)
+        return [data, *own] if self._config.data_folder and data.is_dir() else own
+
     @classmethod
     async def open(cls, config: BookieConfig, *, threaded: bool = True) -> Storage:
         """Open the folders of *config* and replay the journal.

@@ -153,6 +153,10 @@ class ScrubNow(Message, frozen=True):
     """Check every record of every entry log now, and wait for the end. -> ScrubReport."""
 
 
+class DiskUse(Message, frozen=True):
+    """What lies on your disks, and why? -> DiskUsed."""
+
+
 # --- replies ---------------------------------------------------------------------------
 
 
@@ -337,6 +341,30 @@ class ScrubReport(Message, frozen=True):
     damaged_count: int = 0
 
 
+class FilesOnDisk(msgspec.Struct, frozen=True):
+    """Files of one kind. *size* is their length, *allocated* what they take, as du counts it."""
+
+    kind: str
+    """log, index, journal, deleted, table, metadata, folder or other"""
+    count: int
+    size: int
+    allocated: int
+
+
+class DiskUsed(Message, frozen=True):
+    """All files of a bookie, each counted once. Sizes in bytes.
+
+    *live* and *dead* are bytes of records in entry logs: those of the ledgers that LedgerStates
+    tells, and those of ledgers that were given up, in logs that are not rewritten yet.
+    *unflushed* is in the memtable, and on disk in the journal alone.
+    """
+
+    files: list[FilesOnDisk]
+    live: int = 0
+    dead: int = 0
+    unflushed: int = 0
+
+
 # --- the two unions ----------------------------------------------------------------------
 
 MetadataRequest = (
@@ -362,6 +390,7 @@ BookieRequest = (
     | FlushNow
     | LedgerRuns
     | ScrubNow
+    | DiskUse
 )
 Request = MetadataRequest | BookieRequest
 MetadataReply = Found | Missing | Done | KeyPage | Granted | LeasePage | Changes | Failure
@@ -374,6 +403,7 @@ BookieReply = (
     | GarbageReport
     | RunPage
     | ScrubReport
+    | DiskUsed
     | Failure
 )
 Reply = MetadataReply | BookieReply

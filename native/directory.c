@@ -84,6 +84,7 @@ static int row_insert(bk_directory *d, bk_ledger_rows *ledger, const bk_row *row
     d->extents++;
     row->log->extents++;
     row->log->live += row->log_size;
+    row->log->records += row->log_size;
     return BK_OK;
 }
 

@@ -251,6 +251,7 @@ static void directory_stats(bk_store *store, bk_store_stats *out)
     for (uint32_t i = 0; i < store->log_count; i++) {
         out->log_bytes += store->logs[i]->size;
         out->live_bytes += store->logs[i]->live;
+        out->dead_bytes += store->logs[i]->records - store->logs[i]->live;
         out->index_bytes += store->logs[i]->index_size;
     }
     pthread_rwlock_unlock(&store->lock);

@@ -225,6 +225,7 @@ typedef struct {
   uint64_t live_bytes;
   uint64_t index_bytes;        /* of all index files */
   uint64_t damaged;            /* damages met, also those taken */
+  uint64_t dead_bytes;         /* records of forgotten ledgers, in logs that are not rewritten yet */
 } bk_store_stats;
 void bk_store_get_stats(bk_store *store, bk_store_stats *out);
 

@@ -112,6 +112,7 @@ class StoreStats(msgspec.Struct, frozen=True):
     live_bytes: int
     index_bytes: int
     damaged: int
+    dead_bytes: int
 
 
 class Stop:

@@ -69,6 +69,7 @@ typedef struct {
     uint64_t size;
     uint64_t index_size;
     uint64_t live;
+    uint64_t records; /* bytes of all records that the index tells of, dead ones too */
     /* Under the pool's lock: */
     bk_file files[2];
 } bk_log;

@@ -59,6 +59,15 @@ def show_part() -> Iterator[Callable[[float], None]]:
         yield lambda part: bar.update(task, completed=part)
 
 
+@contextmanager
+def show_ledgers() -> Iterator[Callable[[int], None]]:
+    """Show how many ledgers were seen, of nobody knows how many; yield who counts them."""
+    text = progress.TextColumn("{task.completed:,} ledgers", markup=False)
+    with _bar(progress.TimeElapsedColumn(), text) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda count: bar.advance(task, count)
+
+
 class SizeBar:
     """A bar of bytes whose total and text change on the way."""
 

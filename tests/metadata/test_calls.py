@@ -43,6 +43,7 @@ REQUESTS: list[Request] = [
     calls.FlushNow(),
     calls.LedgerRuns(1, 2, 3),
     calls.ScrubNow(),
+    calls.DiskUse(),
 ]
 REPLIES: list[Reply] = [
     calls.Failure("VersionConflict", "m", {"key": "a", "expected": 1, "x": 1.5, "y": None}),
@@ -58,6 +59,7 @@ REPLIES: list[Reply] = [
     calls.EntryPlace("log", 1, 2, 3),
     calls.JournalState(1, 2, Mark(1, 2, 3, 4, 5, 6, 7, 8)),
     calls.LogPage([calls.LogOnBookie(1, 2, 3)]),
+    calls.DiskUsed([calls.FilesOnDisk("log", 1, 2, 4096)], live=1, dead=0, unflushed=5),
     calls.GarbageReport(1, 2, 3, 4, 5),
     calls.RunPage([(0, 4), (6, 6)]),
     calls.ScrubReport(9, [calls.DamagedPlace("1.log", 2, 3, 4)], 1),

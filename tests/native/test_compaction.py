@@ -134,6 +134,17 @@ def test_compacting_a_dead_log_deletes_it(rig: StoreRig) -> None:
     assert names(rig) == []
 
 
+def test_records_of_a_forgotten_ledger_are_dead_until_its_log_is_rewritten(rig: StoreRig) -> None:
+    rig.flush({1: entries(1, range(9)), 2: entries(2, range(5))})
+    rig.roll()
+    held = {row.ledger_id: row.bytes for row in rig.store.ledgers()}
+    assert rig.store.stats().dead_bytes == 0
+    rig.store.delete_ledger(1)
+    assert (rig.store.stats().dead_bytes, rig.store.stats().live_bytes) == (held[1], held[2])
+    rig.store.compact(1)
+    assert (rig.store.stats().dead_bytes, rig.store.stats().live_bytes) == (0, held[2])
+
+
 def test_an_open_log_is_not_compacted(rig: StoreRig) -> None:
     rig.flush({1: entries(1, [0])})
     with pytest.raises(Full):

@@ -11,7 +11,13 @@ from metadata.calls import (
     BookieInfo,
     BookieReply,
     BookieStatus,
+    DiskUse,
+    DiskUsed,
+    FilesOnDisk,
+    LedgerOnBookie,
     LedgerRuns,
+    LedgerStatePage,
+    LedgerStates,
     RunPage,
     decode_request,
     encode_reply,
@@ -63,6 +69,12 @@ class MemoryBookie:
         """The code with which a read is answered, for some reads only"""
         self.limbo = False
         """True: it may have lost entries, so it denies none"""
+        self.page_count = 1000
+        """ledgers that it tells of in one answer"""
+        self.files: list[FilesOnDisk] = []
+        """on its disk, beside a log of all entries"""
+        self.dead = 0
+        """bytes in files that are of ledgers it gave up"""
         self.holding = False
         """True: keep acknowledgements until release()"""
         self.delay_s: Callable[[Request], float] = lambda _request: 0.0
@@ -147,6 +159,10 @@ class MemoryBookie:
     def _call(self, request: object) -> BookieReply:
         if isinstance(request, BookieInfo):
             return BookieStatus(self.name, "", "ready")
+        if isinstance(request, LedgerStates):
+            return self._states(request)
+        if isinstance(request, DiskUse):
+            return self._disk_used()
         assert isinstance(request, LedgerRuns), request
         runs: list[tuple[int, int]] = []
         for entry_id in sorted(self.entries(request.ledger_id)):
@@ -155,6 +171,20 @@ class MemoryBookie:
             elif entry_id > request.after:
                 runs.append((entry_id, entry_id))
         return RunPage(runs[: request.count])
+
+    def _states(self, request: LedgerStates) -> LedgerStatePage:
+        numbers = sorted(number for number in self.ledgers if number > request.after)
+        page = numbers[: min(request.count, self.page_count)]
+        return LedgerStatePage(
+            [LedgerOnBookie(n, -1, -1, bytes_in_logs=self._size(n)) for n in page]
+        )
+
+    def _disk_used(self) -> DiskUsed:
+        live = sum(map(self._size, self.ledgers))
+        return DiskUsed([FilesOnDisk("log", 1, live, live), *self.files], live, self.dead)
+
+    def _size(self, ledger_id: int) -> int:
+        return sum(map(len, self.entries(ledger_id).values()))
 
     def _add(self, request: Request) -> bytes:
         ledger = self._ledger(request.ledger_id)

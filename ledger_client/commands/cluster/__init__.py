@@ -6,6 +6,7 @@ import click
 
 from ledger_client.commands.cluster.rebalance import rebalance
 from ledger_client.commands.cluster.status import status
+from ledger_client.commands.cluster.usage import usage
 
 
 @click.group()
@@ -13,5 +14,5 @@ def cluster() -> None:
     """Look at the whole cluster, and move ledgers between bookies."""
 
 
-for command in (status, rebalance):
+for command in (status, usage, rebalance):
     cluster.add_command(command)
