@@ -436,6 +436,30 @@ async def test_a_lane_is_cut_or_as_it_was_wherever_the_process_ends(
                 assert len(known) == len(rows(cluster))
 
 
+async def test_a_store_that_loses_answers_leaves_a_lane_cut_or_as_it_was(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-75: what was made, and what is made later, is made once."""
+    for seed in range(12):
+        async with memory_cluster(3, seed=seed) as cluster, cluster.client() as client:
+            await make(client)
+            await written(client, 40, name="p")
+            process = Process(cluster, losses=0.4)
+            with trio.move_on_after(300):
+                async with process.client() as doubtful:
+                    with suppress(LedgerError):
+                        await doubtful.truncate_topic(TOPIC, EventTime(17))
+            process.kill()
+            assert await numbers(client) in (list(range(40)), list(range(17)))
+            await trio.sleep(15)
+            await client.truncate_topic(TOPIC, EventTime(17))
+            assert await numbers(client) == list(range(17))
+            await written(client, 3, first=17, name="p")
+            assert await numbers(client) == list(range(20))
+            held = [key for key in cluster.store.values if key.startswith(LEDGERS)]
+            assert len(held) == len(rows(cluster)) + 1  # and that of __events
+
+
 def _kill_after(process: Process, transactions: int) -> None:
     """Let the process end with its next transaction but so many, as seen by the store."""
     real, left = process.line.transact, transactions
