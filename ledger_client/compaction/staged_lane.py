@@ -22,7 +22,10 @@ from native.compacted import Origin, Origins, encode
 from native.gather import Gather
 
 ENTRY_SIZE = 1 << 20
-ENTRY_COUNT = 65_536
+ENTRY_COUNT = 32_768
+"""Each may have an origin of its own, of 68 bytes, and that with the messages fits an entry."""
+NAMES_SIZE = 256 << 10
+"""Bytes of the names of producers, after which an entry ends."""
 APPEND_COUNT = 4
 """Entries that are appended together."""
 
@@ -46,6 +49,8 @@ class StagedLane:
         self._gather = Gather()
         self._origins: list[Origin] = []
         self._indexes = array("i")
+        self._names: set[str] = set()
+        self._names_size = 0
         self._ready: list[bytes] = []
         self._writer: LedgerWriter | None = None
         self._figures = _Figures()
@@ -59,12 +64,13 @@ class StagedLane:
         """
         start = 0
         while start < len(rows):
-            end = self._gather.add(portion.columns, rows, start, size_max=ENTRY_SIZE)
+            some = rows[: start + ENTRY_COUNT - len(self._indexes)]
+            end = self._gather.add(portion.columns, some, start, size_max=ENTRY_SIZE)
             if end > start:
                 taken = rows[start:end]
                 self._note(portion.origins(taken))
                 self._indexes.extend(portion.indexes(taken))
-            if end < len(rows) or len(self._indexes) >= ENTRY_COUNT:
+            if end < len(rows) or self._is_full():
                 await self._flush()
             start = end
 
@@ -81,7 +87,13 @@ class StagedLane:
             with suppress(LedgerError):  # it is given up in any case
                 await writer.abort()
 
+    def _is_full(self) -> bool:
+        return len(self._indexes) >= ENTRY_COUNT or self._names_size >= NAMES_SIZE
+
     def _note(self, origins: list[Origin]) -> None:
+        for name in {origin.producer for origin in origins} - self._names:
+            self._names.add(name)
+            self._names_size += len(name.encode())
         last = self._origins[-1] if self._origins else None
         first = origins[0]
         if last is not None and (last.number, last.entry_id) == (first.number, first.entry_id):
@@ -103,6 +115,7 @@ class StagedLane:
         self._ready.append(payload)
         self._figures.count(self._origins, len(self._indexes), len(payload))
         self._origins, self._indexes = [], array("i")
+        self._names, self._names_size = set(), 0
         if len(self._ready) >= APPEND_COUNT or self._figures.size >= self._size_max:
             await self._append()
         if self._figures.size >= self._size_max:
