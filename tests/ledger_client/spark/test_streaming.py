@@ -21,7 +21,7 @@ from metadata.topics import RollPolicy
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-    from pyspark.sql.streaming import StreamingQuery
+    from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
 
@@ -55,7 +55,7 @@ class Stream:
         self._given = {"cluster": url, "topic": topic}
         self._folder = folder
 
-    def begin(self, *, now: bool = True, **options: str) -> StreamingQuery:
+    def begin(self, options: dict[str, str], *, now: bool = True) -> StreamingQuery:
         frame = self._spark.readStream.format("quire").options(**self._given, **options).load()
         writer = frame.select("message_id").writeStream.format("parquet")
         writer = writer.option("path", str(self._folder / "out"))
@@ -64,7 +64,7 @@ class Stream:
 
     def run(self, **options: str) -> list[Any]:
         """Return the progress of each micro-batch."""
-        query = self.begin(**options)
+        query = self.begin(options)
         assert query.awaitTermination(DEADLINE_S)
         return list(query.recentProgress)
 
@@ -109,7 +109,7 @@ def test_lanes_that_begin_while_it_runs_are_read(
     topic = "st/lanes"
     client.create_topic(topic)
     stream = Stream(spark, url, topic, tmp_path)
-    query = stream.begin(now=False)
+    query = stream.begin({}, now=False)
     try:
         with client.producer(topic) as one:
             one.send_many([b"1"] * 5)

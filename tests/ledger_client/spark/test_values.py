@@ -1,0 +1,119 @@
+"""Values parsed as a schema says; without Spark."""
+
+from __future__ import annotations
+
+import json
+import time
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings, strategies as st
+
+from ledger_client.spark.errors import UnreadableValue
+from ledger_client.spark.values import ValueParser, texts_of
+
+FIELDS = [
+    pa.field("id", pa.int64()),
+    pa.field("name", pa.string()),
+    pa.field("price", pa.float64()),
+    pa.field("at", pa.timestamp("us", tz="UTC")),
+    pa.field("tags", pa.list_(pa.field("element", pa.string()))),
+]
+
+
+def parsed(values: list[bytes | None], fields: list[pa.Field] = FIELDS) -> list[dict[str, object]]:
+    parser = ValueParser("a/b", fields, "permissive")
+    columns = parser.columns(pa.array(values, pa.binary()))
+    assert all(columns[field.name].type == field.type for field in fields)
+    lists = {name: column.to_pylist() for name, column in columns.items()}
+    return [{name: lists[name][row] for name in lists} for row in range(len(values))]
+
+
+def ids(values: list[bytes | None]) -> list[object]:
+    return [row["id"] for row in parsed(values)]
+
+
+def test_fields_are_found_by_name_and_others_left_out() -> None:
+    value = b'{"name": "n", "more": {"x": [1]}, "tags": ["a", null], "id": 1, "price": 2}'
+    row = parsed([value])[0]
+    assert row == {"id": 1, "name": "n", "price": 2.0, "at": None, "tags": ["a", None]}
+
+
+def test_a_value_takes_a_line_or_many_and_none_takes_none() -> None:
+    assert ids([b'{\n"id"\n:\n1}', b"{}", None, b'{"id":2}']) == [1, None, None, 2]
+    assert ids([]) == []
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *(
+            b"",
+            b" ",
+            b"nope",
+            b'{"id": "text"}',
+            b'{"id": 1.5}',
+            b'{"id": 1',
+            b'{"id": 1}}',
+            b"[1]",
+        ),
+        *(b'{"id": 1}\n{"id": 2}', b'{"id": 1}} {"v": {"id": 2}', b'{"id": 1}, "v": {"id": 2}'),
+        *(b'{"name": "\xff"}', b'{"id": 99999999999999999999}', b'"text"', b'{"id": 1} 7', b"7"),
+    ],
+)
+def test_a_value_that_does_not_parse_changes_no_other(wrong: bytes) -> None:
+    sound = [b'{"id": %d}' % number for number in range(20)]
+    for place in (0, 7, 20):
+        values = [*sound[:place], wrong, *sound[place:]]
+        expected = [*range(place), None, *range(place, 20)]
+        assert ids(list(values)) == expected
+    with pytest.raises(UnreadableValue, match="topic a/b: .* is not what its schema says") as told:
+        ValueParser("a/b", FIELDS, "failfast").columns(pa.array([sound[0], wrong], pa.binary()))
+    assert "\n" not in str(told.value)
+
+
+def test_values_that_make_up_for_each_other_do_not_pass() -> None:
+    """One that is nothing and one that is two must not be taken for two."""
+    two = b'{"id": 1}}\n{"v": {"id": 2}'
+    assert ids([b'{"id": 0}', two, b"", b'{"id": 3}']) == [0, None, None, 3]
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.none(),
+            st.binary(max_size=20),
+            st.fixed_dictionaries(
+                {}, optional={"id": st.integers(-(2**63), 2**63 - 1), "name": st.text(max_size=9)}
+            ).map(lambda made: json.dumps(made).encode()),
+        ),
+        max_size=30,
+    )
+)
+@settings(max_examples=60, deadline=None)
+def test_each_value_is_parsed_as_if_it_were_alone(values: list[bytes | None]) -> None:
+    assert parsed(list(values)) == [parsed([value])[0] for value in values]
+
+
+def test_a_few_bad_values_among_many_do_not_cost_much() -> None:
+    sound: list[bytes | None] = [b'{"id": %d}' % number for number in range(20_000)]
+    bad = [*sound[:10_000], b"x", *sound[10_000:]]
+    before = time.perf_counter()
+    ids(sound)
+    between = time.perf_counter()
+    ids(bad)
+    assert time.perf_counter() - between < 30 * (between - before) + 1
+
+
+def test_a_type_that_is_not_parsed_is_told_beforehand() -> None:
+    parser = ValueParser("a/b", [pa.field("m", pa.map_(pa.string(), pa.int64()))], "permissive")
+    with pytest.raises(NotImplementedError):
+        parser.check()
+    ValueParser("a/b", FIELDS, "permissive").check()
+
+
+def test_text_is_text_or_null() -> None:
+    values = pa.array([b"a", "ü".encode(), b"\xff", None, b""], pa.binary())
+    assert texts_of("a/b", values, "permissive").to_pylist() == ["a", "ü", None, None, ""]
+    with pytest.raises(UnreadableValue, match=r"topic a/b: b'\\xff' is no UTF-8"):
+        texts_of("a/b", values, "failfast")
