@@ -15,12 +15,14 @@ import trio
 import ledger_client
 from ledger_client import Client
 from ledger_client.commands import options
+from ledger_client.commands.bench.size import Size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.messages import BYS, By, PlaceOrTime, Point, Span, kind_of_time
 from ledger_client.commands.progress import show_messages
 from ledger_client.commands.quantity import count, size
 from ledger_client.commands.replay_stream import write_stream
 from ledger_client.replay.options import ORDERS, ReplayOptions
+from ledger_client.replay.parquet_target import FILE_SIZE
 from ledger_client.replay.report import Progress, Report
 from metadata.replays import Order
 
@@ -55,6 +57,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     to: str | None
     to_cluster: str | None
     to_parquet: Path | None
+    file_size: int
     with_definition: bool
     replication: int | None
     form: Literal["text", "json", "arrow"] | None
@@ -70,6 +73,11 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     master: str | None
     use_spark: bool | None
     as_json: bool
+
+    @property
+    def by_spark(self) -> bool:
+        """Whether Spark does it."""
+        return bool(self.use_spark or self.master)
 
     def check(self) -> None:
         """Raise UsageError for what does not go together."""
@@ -93,6 +101,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
                 not self.to_parquet and (self.use_spark or self.master)
             ),
             "--no-spark and --master exclude each other": self.use_spark is False and self.master,
+            "Spark writes all anew, lanes side by side: --name, --restart, --order, --speed and "
+            "--file-size are for --no-spark": (
+                self.by_spark
+                and (
+                    self.name
+                    or self.restart
+                    or self.order
+                    or self.speed
+                    or self.file_size != FILE_SIZE
+                )
+            ),
         }
         for message, holds in wrong.items():
             if holds:
@@ -132,6 +151,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
     help="Into Parquet files in this folder.",
+)
+@click.option(
+    "--file-size",
+    type=Size(),
+    default=FILE_SIZE,
+    show_default="256 MiB",
+    help="Values and keys in each Parquet file, about.",
 )
 @click.option(
     "--format",
@@ -192,7 +218,7 @@ def replay(
     parts += [f"by {by}"] if by else []
     parts += [f"partition {index}" for index in wanted.partitions]
     parts += [f"lane {number}" for number in wanted.lanes]
-    run = _by_spark if wanted.use_spark or wanted.master else _replay
+    run = _by_spark if wanted.by_spark else _replay
     report = trio.run(finish, partial(run, topics, span, ", ".join(parts) or "everything", wanted))
     _tell(report, wanted)
 
@@ -211,7 +237,9 @@ async def _replay(topics: tuple[str, ...], span: Span, text: str, asked: Asked) 
             if asked.to_parquet is not None:
                 from ledger_client.replay.into_parquet import replay_into_parquet
 
-                return await replay_into_parquet(client, topics, asked.to_parquet, how)
+                return await replay_into_parquet(
+                    client, topics, asked.to_parquet, how, file_size=asked.file_size
+                )
             return await _into_topic(client, topics, how, asked)
 
 
@@ -237,7 +265,15 @@ async def _into_topic(
 
 
 async def _by_spark(topics: tuple[str, ...], span: Span, text: str, asked: Asked) -> Report:
-    raise click.UsageError("Spark writes no Parquet here yet")
+    from ledger_client.spark.replay import replay_by_spark  # PySpark only for who uses it
+
+    assert asked.to_parquet is not None
+    async with ledger_client.connect(asked.cluster) as client:
+        how = await _options(client, topics, span, text, asked)
+        master = asked.master or "local[*]"
+        return await replay_by_spark(
+            client, asked.cluster, topics, asked.to_parquet, how, master=master
+        )
 
 
 async def _options(

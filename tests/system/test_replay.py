@@ -1,0 +1,228 @@
+"""``quire replay``, against real bookies."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import trio
+from processes import cluster, quire
+
+import ledger_client
+from ledger_client import blocking
+
+Run = Callable[..., subprocess.CompletedProcess[bytes]]
+COUNT = 3000
+MANY = 600_000
+KILLS = 3
+TOGETHER = 50_000
+
+# One cluster serves them all: in one process, which starts it once.
+pytestmark = pytest.mark.xdist_group("replay")
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("cluster"), 1) as running:
+        trio.run(fill, running)
+        yield running
+
+
+async def fill(url: str) -> None:
+    async with ledger_client.connect(url) as client:
+        await client.create_topic("t/few", 2, replication=1)
+        async with client.producer("t/few") as producer:
+            values = [b"%d" % i for i in range(COUNT)]
+            await producer.send_many(values, keys=values)
+
+
+@pytest.fixture
+def run(url: str) -> Run:
+    return partial(quire, "replay", environment={"QUIRE_CLUSTER": url})
+
+
+def test_into_a_topic_with_its_definition(run: Run, url: str) -> None:
+    """TD-02: and the same command again says that it was done."""
+    words = ("t/few", "--to", "t/copy", "--with-definition", "--verify")
+    done = run(*words, "--json")
+    assert done.returncode == 0, done.stderr
+    told = json.loads(done.stdout)
+    assert (told["messages"], told["verified"], len(told["parts"])) == (COUNT, True, 2)
+    again = run(*words)
+    assert (again.returncode, b"was done before" in again.stderr) == (0, True)
+    with blocking.connect(url) as client, client.topic_reader("t/copy") as reader:
+        assert len(list(reader)) == COUNT
+
+
+def test_into_another_cluster_and_into_parquet(run: Run, url: str, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir()
+    with cluster(tmp_path / "other", 1) as other:
+        words = ("t/few", "--to", "t/few", "--to-cluster", other, "--with-definition")
+        done = run(*words, "--verify", "--order", "arrival")
+        assert done.returncode == 0, done.stderr
+        read = quire("read", "t/few", environment={"QUIRE_CLUSTER": other})
+        assert sorted(map(int, read.stdout.split())) == list(range(COUNT))
+    done = run("t/few", "--to-parquet", tmp_path / "files", "--verify", "--json")
+    assert done.returncode == 0, done.stderr
+    table = pq.read_table(tmp_path / "files")
+    assert sorted(map(int, table.column("value").to_pylist())) == list(range(COUNT))
+
+
+def test_to_standard_output_as_quire_read_writes_it(run: Run) -> None:
+    done = run("t/few")
+    assert done.returncode == 0, done.stderr
+    assert sorted(map(int, done.stdout.split())) == list(range(COUNT))
+    assert b"3,000 messages" in done.stderr
+    objects = [json.loads(line) for line in run("t/few", "--format", "json").stdout.splitlines()]
+    assert [each["value"] for each in objects] == done.stdout.decode().split()
+    stream = pa.ipc.open_stream(io.BytesIO(run("t/few", "--format", "arrow").stdout))
+    assert stream.read_all().num_rows == COUNT
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "told"),
+    [
+        (("t/none", "--to", "t/copy"), 1, "no such topic"),
+        (("t/few", "--to", "t/none"), 1, "no such topic"),
+        (("t/few", "--to", "t/few"), 2, "into itself"),
+        pytest.param(
+            ("t/few", "--to", "t/x", "--cluster", "bookie://127.0.0.1:1"),
+            3,
+            "cannot be reached",
+            marks=pytest.mark.slow,
+        ),
+        (
+            ("t/few", "--to", "t/x", "--to-cluster", "bookie://127.0.0.1:1"),
+            3,
+            "cannot be reached",
+        ),
+        (("t/few", "--to", "t/x", "--order", "event-time"), 2, "not ordered by event time"),
+        (("t/few", "--from", "999:0:0", "--to", "t/x"), 2, "no ledger 999"),
+        (("t/few", "--from", "yesterday", "--to", "t/x"), 2, "is no place"),
+        (("t/few", "--to", "t/x", "--to-parquet", "p"), 2, "exclude each other"),
+        (("t/few", "--keep-ids"), 2, "are for --to"),
+        (("t/few", "--verify"), 2, "not kept"),
+        (("t/few", "--to-parquet", "p", "--spark", "--speed", "1"), 2, "are for --no-spark"),
+        (("t/few", "--master", "local[2]"), 2, "are for --to-parquet"),
+        (("t/few", "--to", "t/x", "--speed", "-1"), 2, "--speed"),
+    ],
+)
+def test_what_cannot_be_is_one_line(run: Run, words: tuple[str, ...], code: int, told: str) -> None:
+    if words[-1] != "t/none":
+        run("t/few", "--to", "t/x", "--with-definition", "--until", "earliest")
+    done = run(*words)
+    lines = done.stderr.decode().splitlines()
+    assert (done.returncode, len(lines)) == (code, 1), done.stderr
+    assert told in lines[0]
+
+
+def kill_until_done(words: list[str], url: str, chance: random.Random) -> tuple[int, int]:
+    """Start a replay again and again, and kill it KILLS times; return its exit code and kills."""
+    command = [sys.executable, "-P", "-m", "ledger_client", "replay", *words]
+    kills = 0
+    while True:
+        process = subprocess.Popen(
+            command, env=os.environ | {"QUIRE_CLUSTER": url}, stdout=subprocess.DEVNULL
+        )
+        try:
+            if kills == KILLS:
+                return process.wait(120), kills
+            wait_until_it_runs(process, url)
+            time.sleep(chance.random() * 0.7)
+            if process.poll() is not None:
+                return process.returncode, kills
+            kills += 1
+        finally:
+            process.kill()
+            process.wait()
+
+
+def wait_until_it_runs(process: subprocess.Popen[bytes], url: str) -> None:
+    """Return once the replay holds its lease, which whoever was killed left for some seconds."""
+    with blocking.connect(url) as client:
+
+        async def running() -> bool:
+            leases = await client._client.store.leases("replays/")
+            return any(f"/{process.pid}/" in lease.owner for lease in leases)
+
+        while process.poll() is None and not client._portal.call(running):
+            time.sleep(0.05)
+
+
+@pytest.fixture(scope="module")
+def many(url: str) -> list[bytes]:
+    """A topic of many messages in two partitions, and their values."""
+    values = [b"%07d" % i for i in range(MANY)]
+    with blocking.connect(url) as client:
+        client.create_topic("t/many", partitions=2, replication=1)
+        with client.producer("t/many") as producer:
+            for start in range(0, MANY, TOGETHER):
+                part = values[start : start + TOGETHER]
+                producer.send_many(part, keys=[value[-2:] for value in part])
+    return values
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_killed_at_any_moment_it_goes_on_and_each_message_is_there_once(
+    url: str, many: list[bytes], seed: int
+) -> None:
+    """TD-08: in the order of the lane."""
+    target = f"t/many-{seed}"
+    words = ["t/many", "--to", target, "--with-definition", "--verify"]
+    code, kills = kill_until_done(words, url, random.Random(seed))
+    assert code == 0
+    assert kills > 0
+    with blocking.connect(url) as client:
+        for partition in range(2):
+            found: dict[str, list[bytes]] = {}
+            for name in ("t/many", target):
+                with client.topic_reader(name, partitions=[partition]) as reader:
+                    batches = reader.read_batches()
+                    found[name] = [v for b in batches for v in b.column("value").to_pylist()]
+            assert found[target] == found["t/many"]
+
+
+@pytest.mark.slow
+def test_killed_at_any_moment_its_files_have_each_message_once(
+    url: str, many: list[bytes], tmp_path: Path
+) -> None:
+    words = ["t/many", "--to-parquet", str(tmp_path / "files"), "--verify", "--file-size", "1MiB"]
+    code, kills = kill_until_done(words, url, random.Random(7))
+    assert code == 0
+    assert kills > 0
+    values = pq.read_table(tmp_path / "files", columns=["value"]).column("value").to_pylist()
+    assert sorted(values) == many
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_spark_writes_the_same_messages(run: Run, tmp_path: Path) -> None:
+    """The sum of their hashes, and the rows."""
+    folders = {"spark": tmp_path / "spark", "here": tmp_path / "here"}
+    sums: dict[str, str] = {}
+    for name, words in (("here", ()), ("spark", ("--master", "local[2]"))):
+        done = run("t/few", "--to-parquet", folders[name], "--verify", "--json", *words)
+        assert done.returncode == 0, done.stderr
+        told = json.loads(done.stdout)
+        assert (told["messages"], told["verified"]) == (COUNT, True)
+        sums[name] = told["checksum"].partition(":")[0]
+    assert sums["here"] == sums["spark"]
+    columns = ["message_id", "version", "publish_time", "key", "value", "producer"]
+    tables = [pq.read_table(folder, columns=columns) for folder in folders.values()]
+    rows = [sorted(table.to_pylist(), key=lambda row: row["message_id"]) for table in tables]
+    assert rows[0] == rows[1]
+    again = run("t/few", "--to-parquet", folders["spark"], "--spark")
+    assert (again.returncode, again.stderr.count(b"\n")) == (1, 1)
+    assert b"an empty folder" in again.stderr
