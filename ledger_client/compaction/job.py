@@ -8,6 +8,8 @@ that fails, or is killed, leaves staged ledgers that are given up (ledger_client
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Callable, Sequence
 
@@ -30,7 +32,7 @@ from metadata.compaction import (
     SetAt,
 )
 from metadata.errors import BadRecord
-from metadata.jobs import JOBS, decode_job_owner, job_of
+from metadata.jobs import JOBS, JobOwner, decode_job_owner, job_of
 from metadata.topics import TopicRecord, topic_prefix
 
 TIDY_S = 20.0
@@ -169,9 +171,26 @@ async def _refuse_second(client: TopicClient, topic: TopicRecord, own: Job | Non
             owner = decode_job_owner(lease.name, lease.value)
         except BadRecord:  # a newer one's, which is no reason to stop
             continue
-        if owner.kind == "compaction" and (own is None or job_id < own.id):
+        earlier = own is None or job_id < own.id
+        if owner.kind == "compaction" and earlier and not _is_dead(owner):
             told = f"process {owner.process_id} on {owner.host or 'a host'}"
             raise CompactionRunning(topic.name, owner=told)
+
+
+def _is_dead(owner: JobOwner) -> bool:
+    """Whether a job's process is known to be gone, although its lease has some rest.
+
+    A mistake does no harm: of two that publish, one finds the set changed.
+    """
+    if owner.host != socket.gethostname() or owner.process_id <= 0:
+        return False
+    try:
+        os.kill(owner.process_id, 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _report(results: Sequence[PartitionResult], seconds: float, runner: Runner) -> Report:

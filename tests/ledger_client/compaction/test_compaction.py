@@ -7,9 +7,9 @@ from typing import Literal
 import trio
 import trio.testing
 from batches import Sent
-from compacted import Place, kept_of, survivors_of, the_set, without_tombstones
+from compacted import Kept, Place, kept_of, survivors_of, the_set, without_tombstones
 from hypothesis import given, settings, strategies as st
-from laid_topic import TOPIC, Laid, LaidLane, LaidTopic, laid_topic
+from laid_topic import TOPIC, Laid, LaidLane, LaidTopic, laid_topic, read_all
 
 from ledger_client.compaction.job import compact_topic
 from ledger_client.compaction.runner import LocalRunner
@@ -84,6 +84,19 @@ class Story:
         wanted = survivors_of(self.closed(), ordered=ordered, null_keys=null_keys)
         found = await kept_of(self.topic.client, await the_set(self.topic))
         assert without_tombstones(found) == wanted
+        await self._check_reader(found)
+
+    async def _check_reader(self, kept: list[Kept]) -> None:
+        """PS-38: readers get what was kept, and the raw ledgers behind it."""
+        async with self.topic.client.topic_reader(TOPIC, compacted=True) as reader:
+            messages = await read_all(reader)
+        for at, lane in enumerate(self.lanes):
+            place = lane.partition, lane.lane
+            wanted = [each.id for each in kept if (each.id.partition, each.lane) == place]
+            if at in self.left_open:
+                wanted += [each.id for each in lane.of_ledger(len(lane.rows) - 1)]
+            found = [each.id for each in messages if (each.id.partition, each.lane) == place]
+            assert found == wanted
 
 
 def tell(

@@ -1,0 +1,242 @@
+"""``quire compact`` as a process, against real bookies; it is interrupted and killed."""
+
+from __future__ import annotations
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from processes import cluster, quire
+
+import ledger_client
+from ledger_client import blocking
+from ledger_client.blocking import BlockingClient
+from ledger_client.commands.compact import Dropped
+from ledger_client.commands.topic.describe import Described
+from ledger_client.compaction.job import Compaction
+from ledger_client.topics.compacted_sets import read_set
+from ledger_client.topics.holdings import items_under, read_holdings
+from metadata.jobs import STAGED
+from metadata.topics import RollPolicy
+
+TOPIC = "shop/keyed"
+DEADLINE_S = 120.0
+KEYS = 4000
+Dictionary = dict[bytes | None, bytes | None]
+
+
+@pytest.fixture(scope="module")
+def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with cluster(tmp_path_factory.mktemp("cluster"), 2) as running:
+        yield running
+
+
+@pytest.fixture
+def client(url: str) -> Iterator[BlockingClient]:
+    with blocking.connect(url) as connected:
+        yield connected
+
+
+def produce(client: BlockingClient, name: str, count: int, seed: int) -> None:
+    chance = random.Random(seed)
+    with client.producer(name) as producer:
+        for _ in range(0, count, 10_000):
+            keys = [b"%d" % chance.randrange(KEYS) for _ in range(min(count, 10_000))]
+            producer.send_many([chance.randbytes(60) for _ in keys], keys=keys)
+
+
+def read(client: BlockingClient, name: str, *, compacted: bool) -> Dictionary:
+    with client.topic_reader(name, compacted=compacted) as reader:
+        return {message.key: message.value for message in reader}
+
+
+def run(
+    url: str, *words: str, code: int = 0, **environment: str
+) -> subprocess.CompletedProcess[bytes]:
+    done = quire(*words, environment={"QUIRE_CLUSTER": url, **environment})
+    assert done.returncode == code, done.stderr
+    return done
+
+
+def test_a_topic_is_compacted_described_and_dropped(url: str, client: BlockingClient) -> None:
+    """PS-37, PS-38: what was done is kept in metadata and told."""
+    client.create_topic(TOPIC, partitions=2)
+    produce(client, TOPIC, 20_000, 1)
+    told = run(url, "compact", TOPIC, "--no-spark", "--dry-run").stdout.decode()
+    assert told.startswith("would read ")
+    done = msgspec.json.decode(
+        run(url, "compact", TOPIC, "--no-spark", "--json").stdout, type=Compaction
+    )
+    assert done.report is not None
+    assert (done.published, done.generation, done.report.messages_in) == (True, 1, 20_000)
+    assert read(client, TOPIC, compacted=True) == read(client, TOPIC, compacted=False)
+    again = run(url, "compact", TOPIC, "--no-spark").stdout.decode()
+    assert again == "nothing new to compact: no ledger was closed since the last time\n"
+    found = msgspec.json.decode(
+        run(url, "topic", "describe", TOPIC, "--json").stdout, type=Described
+    )
+    assert found.compacted is not None
+    assert found.compacted.report == done.report
+    assert "generation 1" in run(url, "topic", "describe", TOPIC).stdout.decode()
+    dropped = msgspec.json.decode(
+        run(url, "compact", TOPIC, "--drop", "--json").stdout, type=Dropped
+    )
+    assert (dropped.dropped, dropped.messages) == (True, done.report.messages_out)
+    assert run(url, "compact", TOPIC, "--drop").stdout == b"there is no compacted set\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "line"),
+    [
+        (["shop/nothing", "--no-spark"], 1, "quire: topic shop/nothing: no such topic"),
+        (["shop"], 2, "quire: "),
+        ([TOPIC, "--drop", "--dry-run"], 2, "quire: --drop excludes"),
+        (["shop/x", "--no-spark", "--cluster", "bookie://127.0.0.1:1"], 3, "quire: "),
+    ],
+)
+def test_what_cannot_be_is_one_line(url: str, words: list[str], code: int, line: str) -> None:
+    done = run(url, "compact", *words, code=code)
+    assert done.stderr.decode().startswith(line)
+    assert done.stderr.count(b"\n") == 1
+
+
+def test_without_java_the_line_says_so(url: str, client: BlockingClient, tmp_path: Path) -> None:
+    client.create_topic("shop/java")
+    produce(client, "shop/java", 10, 1)
+    done = run(url, "compact", "shop/java", code=1, JAVA_HOME=str(tmp_path), PATH=str(tmp_path))
+    assert b"Java" in done.stderr
+    assert done.stderr.count(b"\n") == 1
+
+
+# --- interrupted and killed -----------------------------------------------------------
+
+
+def begin(url: str, name: str, *words: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-P", "-m", "ledger_client", "compact", name, "--cluster", url]
+    return subprocess.Popen(
+        [*command, *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+async def staged_count(url: str) -> int:
+    async with ledger_client.connect(url) as client:
+        return len(await items_under(client.store, STAGED))
+
+
+def wait_for_staged(url: str, process: subprocess.Popen[bytes]) -> None:
+    """Wait until something is staged, or all is done."""
+    ends_at = time.monotonic() + DEADLINE_S
+    while process.poll() is None and trio.run(staged_count, url) == 0:
+        assert time.monotonic() < ends_at
+
+
+async def unknown_ledgers(url: str, names: Sequence[str]) -> set[int]:
+    """Return ledgers of these topics that none of them knows."""
+    async with ledger_client.connect(url) as client:
+        known: set[int] = set()
+        for name in names:
+            topic = await client.topic(name)
+            lanes = await read_holdings(client.store, topic)
+            known |= {held.row.ledger_id for lane in lanes for held in lane.ledgers}
+            found = await read_set(client.store, topic.uid)
+            if found is not None:
+                known |= {each.ledger_id for each in found.set.ledgers}
+                known |= {each.ledger_id for each in found.set.retired}
+        return {
+            info.ledger_id
+            async for info in client.list_ledgers()
+            if info.custom.get("topic") in names and info.ledger_id not in known
+        }
+
+
+def filled(client: BlockingClient, name: str) -> None:
+    client.create_topic(name, partitions=2, roll=RollPolicy(size=3_000_000))
+    produce(client, name, 100_000, 1)
+
+
+@pytest.mark.slow
+def test_ctrl_c_leaves_nothing_behind(url: str, client: BlockingClient) -> None:
+    name = "shop/interrupted"
+    filled(client, name)
+    process = begin(url, name, "--no-spark")
+    wait_for_staged(url, process)
+    process.send_signal(signal.SIGINT)
+    _, told = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode in {0, 130}, told
+    assert trio.run(staged_count, url) == 0
+    assert trio.run(unknown_ledgers, url, [name]) == set()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_driver_that_is_killed_leaves_one_generation_whole(
+    url: str, client: BlockingClient, seed: int
+) -> None:
+    """PS-37: and nothing that nobody knows, once the housekeeper was there."""
+    name = f"shop/killed{seed}"
+    chance = random.Random(seed)
+    filled(client, name)
+    for turn in range(4):
+        process = begin(url, name, "--no-spark")
+        if turn % 2:
+            wait_for_staged(url, process)
+        time.sleep(chance.uniform(0, 0.8))
+        process.kill()
+        process.communicate(timeout=DEADLINE_S)
+        assert read(client, name, compacted=True) == read(client, name, compacted=False)
+        produce(client, name, 10_000, turn)
+    assert run(url, "compact", name, "--no-spark").stderr == b""
+    assert read(client, name, compacted=True) == read(client, name, compacted=False)
+    ends_at = time.monotonic() + DEADLINE_S
+    while trio.run(unknown_ledgers, url, [name]):
+        assert time.monotonic() < ends_at
+        time.sleep(1)
+
+
+@pytest.mark.slow
+@pytest.mark.xdist_group("spark")
+def test_an_executor_that_is_killed_is_tried_again(url: str, client: BlockingClient) -> None:
+    """PS-37: what the first attempt staged is given up."""
+    name = "shop/executor"
+    filled(client, name)
+    process = begin(url, name, "--master", "local[2,4]", "--json")
+    wait_for_staged(url, process)
+    assert killed_workers(process.pid) or process.poll() is not None
+    out, told = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, told
+    assert msgspec.json.decode(out, type=Compaction).published
+    assert read(client, name, compacted=True) == read(client, name, compacted=False)
+    assert trio.run(staged_count, url) == 0
+    assert trio.run(unknown_ledgers, url, [name]) == set()
+
+
+def killed_workers(session: int) -> int:
+    """Kill the Python workers of Spark that a process of *session* started; return how many."""
+    killed = 0
+    for folder in Path("/proc").iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            command = (folder / "cmdline").read_bytes()
+            ours = os.getsid(int(folder.name)) == session and b"pyspark.daemon" in command
+            if ours and parent_is_daemon(folder):
+                os.kill(int(folder.name), signal.SIGKILL)
+                killed += 1
+        except (OSError, ProcessLookupError):
+            continue
+    return killed
+
+
+def parent_is_daemon(folder: Path) -> bool:
+    """Whether a process was forked by Spark's daemon, and is not the daemon itself."""
+    status = (folder / "status").read_text()
+    parent = next(line.split()[1] for line in status.splitlines() if line.startswith("PPid"))
+    return b"pyspark.daemon" in (Path("/proc") / parent / "cmdline").read_bytes()
