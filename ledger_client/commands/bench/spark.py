@@ -104,13 +104,18 @@ def spark(*, messages: int | None, folder: Path | None, as_json: bool, **asked: 
 
 
 def _measure(plan: Plan) -> Result:
-    from ledger_client.spark.session import open_session  # PySpark only for who uses it
+    from ledger_client.spark.failures import unwrapped
+    from ledger_client.spark.java import check_java
+    from ledger_client.spark.session import check_spark, open_session
 
+    check_spark()  # before a topic is filled for nothing
+    check_java()
     conf = {"spark.driver.memory": "2g"}
     with (
         tempfile.TemporaryDirectory(dir=plan.folder, prefix="quire-bench-") as folder,
         _filled_topic(plan) as cluster,
         open_session(f"local[{plan.cores}]", app="quire bench spark", conf=conf) as session,
+        unwrapped(),
     ):
         return _Measuring(plan, session, cluster, Path(folder)).result()
 

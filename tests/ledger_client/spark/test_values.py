@@ -67,7 +67,7 @@ def test_a_value_that_does_not_parse_changes_no_other(wrong: bytes) -> None:
         values = [*sound[:place], wrong, *sound[place:]]
         expected = [*range(place), None, *range(place, 20)]
         assert ids(list(values)) == expected
-    with pytest.raises(UnreadableValue, match="topic a/b: .* is not what its schema says") as told:
+    with pytest.raises(UnreadableValue, match=r"topic a/b: .* is not what its schema says") as told:
         ValueParser("a/b", FIELDS, "failfast").columns(pa.array([sound[0], wrong], pa.binary()))
     assert "\n" not in str(told.value)
 
