@@ -296,7 +296,7 @@ GARBAGE = Row(
         ),
         graph(
             "Logs",
-            "Entry logs, and the bytes of all together.",
+            "Files of entries of many ledgers.",
             "none",
             (_value("logs"), "{{bookie}}"),
         ),
@@ -307,11 +307,24 @@ GARBAGE = Row(
             (_value("log_bytes"), "{{bookie}}"),
         ),
         graph(
-            "Freed and copied",
-            "Space that came back, and what had to be copied for it.",
+            "Share that is dead",
+            "Of the bytes in entry logs. Logs with more than that are rewritten: minor_threshold "
+            "and major_threshold are the shares alive.",
+            "percentunit",
+            (f"{_value('log_dead_bytes')} / {_value('log_bytes')}", "{{bookie}}"),
+            maximum=1,
+        ),
+        graph(
+            "Freed",
+            "Space that came back.",
             "Bps",
-            (_rate("gc_freed_bytes_total"), "{{bookie}} freed"),
-            (_rate("gc_copied_bytes_total"), "{{bookie}} copied"),
+            (_rate("gc_freed_bytes_total"), "{{bookie}}"),
+        ),
+        graph(
+            "Copied to free it",
+            "Entries still wanted, of logs that were rewritten.",
+            "Bps",
+            (_rate("gc_copied_bytes_total"), "{{bookie}}"),
         ),
         graph(
             "Ledgers taken away",
@@ -321,12 +334,17 @@ GARBAGE = Row(
             (_rate("gc_ledgers_moved_away_total"), "{{bookie}} moved away"),
         ),
         graph(
-            "Collections and logs",
-            "Collections by how they ended; logs deleted because they were empty, or rewritten.",
+            "Logs taken away",
+            "Because nothing in them was wanted, or rewritten because little was.",
+            "ops",
+            (_rate("gc_logs_deleted_total"), "{{bookie}} empty"),
+            (_rate("gc_logs_compacted_total"), "{{bookie}} rewritten"),
+        ),
+        graph(
+            "Collections",
+            "By how they ended. One fails when the metadata cannot be asked.",
             "ops",
             (_rate("gc_runs_total", "bookie,result"), "{{bookie}} {{result}}"),
-            (_rate("gc_logs_deleted_total"), "{{bookie}} logs deleted"),
-            (_rate("gc_logs_compacted_total"), "{{bookie}} logs rewritten"),
         ),
     ),
 )
@@ -370,19 +388,28 @@ DISK = Row(
         ),
         graph(
             "Connections",
-            "Served now; refused because of the limit; dropped because of a fault.",
+            "Served now.",
             "none",
             (_value("connections"), "{{bookie}}"),
-            (_rate("connections_refused_total"), "{{bookie}} refused/s"),
-            (_rate("connections_dropped_total"), "{{bookie}} dropped/s"),
+        ),
+        graph(
+            "Connections ended by the bookie",
+            "Refused because of connections_max, or dropped because of a fault.",
+            "ops",
+            (_rate("connections_refused_total"), "{{bookie}} refused"),
+            (_rate("connections_dropped_total"), "{{bookie}} dropped"),
         ),
         graph(
             "Bytes held for clients",
-            "Requests not synced and answers not sent, bounded by bytes_in_flight_max; frames "
-            "that have come in part.",
+            "Requests not synced and answers not sent, bounded by bytes_in_flight_max.",
             "bytes",
-            (_value("held_bytes"), "{{bookie}} held"),
-            (_value("unfinished_bytes"), "{{bookie}} unfinished"),
+            (_value("held_bytes"), "{{bookie}}"),
+        ),
+        graph(
+            "Bytes of unfinished frames",
+            "Requests that have come in part.",
+            "bytes",
+            (_value("unfinished_bytes"), "{{bookie}}"),
         ),
     ),
 )

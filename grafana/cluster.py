@@ -11,6 +11,10 @@ def _rate(name: str, by: str = "bookie") -> str:
     return f"sum by({by}) (rate({B}{name}[$__rate_interval]))"
 
 
+def _repairs(result: str) -> str:
+    return f'sum by(bookie) (rate({B}repairs_total{{result="{result}"}}[$__rate_interval]))'
+
+
 GLANCE = Row(
     "Now",
     (
@@ -142,10 +146,15 @@ REPAIR = Row(
         ),
         graph(
             "Ledgers repaired",
-            "By each bookie, and repairs that ended without success: `quire cluster status` says "
-            "why.",
+            "Made whole by each bookie.",
             "ops",
-            (_rate("repairs_total", "bookie,result"), "{{bookie}} {{result}}"),
+            (_repairs("ok"), "{{bookie}}"),
+        ),
+        graph(
+            "Repairs that failed",
+            "They are tried again later; `quire cluster status` says why they failed.",
+            "ops",
+            (_repairs("failed"), "{{bookie}}"),
         ),
         graph(
             "Marks as each bookie saw them",
@@ -153,6 +162,12 @@ REPAIR = Row(
             "the metadata.",
             "none",
             (f"{B}repair_marks", "{{bookie}}"),
+        ),
+        graph(
+            "Damage met",
+            "Places on their disks where bookies found other bytes than they wrote.",
+            "none",
+            (f"{B}damages_total + {B}scrub_damages_total", "{{bookie}}"),
         ),
     ),
 )

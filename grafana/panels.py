@@ -76,7 +76,7 @@ def graph(
 
 
 def stat(title: str, text: str, unit: str, expr: str, legend: str = "") -> Panel:
-    """Return a panel with one number, that of now."""
+    """Return a panel with one number, that of now; with a *legend*, with that instead."""
     return Panel(title, text, unit, (Query(expr, legend),), kind="stat")
 
 
@@ -146,7 +146,7 @@ def _panel(panel: Panel) -> Json:
             for place, query in enumerate(panel.queries)
         ],
         "fieldConfig": {"defaults": _field(panel), "overrides": []},
-        "options": _stat_options() if is_stat else _graph_options(panel),
+        "options": _stat_options(panel) if is_stat else _graph_options(panel),
     }
 
 
@@ -184,12 +184,12 @@ def _field(panel: Panel) -> Json:
     return field
 
 
-def _stat_options() -> Json:
+def _stat_options(panel: Panel) -> Json:
     return {
         "reduceOptions": {"calcs": ["lastNotNull"], "fields": "", "values": False},
         "colorMode": "value",
         "graphMode": "none",
-        "textMode": "auto",
+        "textMode": "name" if panel.queries[0].legend else "value",
         "justifyMode": "center",
     }
 

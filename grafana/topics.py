@@ -16,6 +16,14 @@ def _sum(name: str, by: str = "topic", prefix: str = T) -> str:
     return f"sum by({by}) ({prefix}{name}{WHERE})"
 
 
+def _closed() -> str:
+    return f'sum by(topic) ({T}ledgers{{topic=~"$topic", state="closed"}})'
+
+
+def _not_closed() -> str:
+    return f'sum by(topic,state) ({T}ledgers{{topic=~"$topic", state!="closed"}})'
+
+
 def _age(name: str) -> str:
     return f"time() - min by(topic) ({T}{name}{WHERE})"
 
@@ -71,10 +79,22 @@ PRODUCE = Row(
             (_rate("sent_bytes_total"), "{{topic}}"),
         ),
         graph(
-            "From a message to its acknowledgement",
+            "Batches acknowledged",
+            "Each is one entry of a ledger.",
+            "ops",
+            (_rate("batch_bytes_count"), "{{topic}}"),
+        ),
+        graph(
+            "From a message to its acknowledgement: median",
             "Of a batch, from its first message on: linger, queue, network and the bookies' sync.",
             "s",
-            *quantiles(C + "send_seconds", WHERE, "topic"),
+            *quantiles(C + "send_seconds", WHERE, "topic", levels=(0.5,)),
+        ),
+        graph(
+            "From a message to its acknowledgement: p99",
+            "Of the slowest batch in a hundred. Losing a bookie shows here.",
+            "s",
+            *quantiles(C + "send_seconds", WHERE, "topic", levels=(0.99,)),
         ),
         graph(
             "Bytes in a batch",
@@ -152,6 +172,12 @@ READ = Row(
             (_sum("read_lag_seconds", prefix=C).replace("sum", "max", 1), "{{topic}}"),
         ),
         graph(
+            "Batches read",
+            "Batches, or parts of them, that were handed out at once.",
+            "ops",
+            (_rate("read_batches_total"), "{{topic}}"),
+        ),
+        graph(
             "Messages in what is handed out at once",
             "The mean: a batch, or the part of one that was asked for.",
             "none",
@@ -171,10 +197,16 @@ HELD = Row(
     "What topics hold",
     (
         graph(
-            "Ledgers",
-            "Closed ones, the one that each lane writes, and the next ones that are prepared.",
+            "Closed ledgers",
+            "Those that are not removed yet.",
             "none",
-            (_sum("ledgers", "topic,state"), "{{topic}} {{state}}"),
+            (_closed(), "{{topic}}"),
+        ),
+        graph(
+            "Ledgers that are not closed",
+            "The one that each lane writes, and the next ones that are prepared.",
+            "none",
+            (_not_closed(), "{{topic}} {{state}}"),
         ),
         graph(
             "Bytes",
@@ -192,10 +224,15 @@ HELD = Row(
         ),
         graph(
             "Lanes",
-            "All of a topic, and those that somebody writes now.",
+            "Of all partitions of a topic.",
             "none",
             (_sum("lanes"), "{{topic}}"),
-            (_sum("writers"), "{{topic}} written"),
+        ),
+        graph(
+            "Lanes that somebody writes",
+            "By the leases of their writers.",
+            "none",
+            (_sum("writers"), "{{topic}}"),
         ),
     ),
 )
@@ -240,6 +277,7 @@ RETENTION = Row(
             ),
         ),
     ),
+    across=2,
 )
 
 TOPICS = Dashboard(

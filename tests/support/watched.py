@@ -47,7 +47,11 @@ SETTINGS = (
 )
 ORDERS, CLICKS, PRICES = "shop/orders", "web/clicks", "shop/prices"
 TOPICS = {
-    ORDERS: {"partitions": 2, "roll": RollPolicy(size=2_000_000, entries=150)},
+    ORDERS: {
+        "partitions": 2,
+        "roll": RollPolicy(size=2_000_000, entries=150),
+        "retention": Retention(age_s=3600, size=60_000_000),
+    },
     CLICKS: {
         "roll": RollPolicy(size=1_000_000, age_s=2),
         "retention": Retention(age_s=60, size=1_000_000),
@@ -99,7 +103,7 @@ class Load:
         for name, settings in TOPICS.items():
             await self._client.create_topic(name, replication=2, ack_quorum=1, **settings)  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._send_bulk, ORDERS, 20_000, 200)
+            nursery.start_soon(self._send_bulk, ORDERS, 10_000, 200)
             nursery.start_soon(self._send_bulk, CLICKS, 6_000, 300)
             nursery.start_soon(self._send_single, PRICES)
             for name in TOPICS:
@@ -136,17 +140,20 @@ class Load:
                 pass
 
     async def _read_again(self, topic: str) -> None:
-        """Read from the beginning now and then: from disks, and of what is gone already."""
+        """Read from the beginning now and then: from disks, while retention takes it away."""
         while True:
             await trio.sleep(4 / self._pace)
-            async with self._client.topic_reader(topic) as reader:
+            async with self._client.topic_reader(topic, on_gap="skip") as reader:
                 async for _ in reader.read_batches():
                     pass
 
 
 async def compact(client: Client, topic: str) -> None:
     """Compact a topic, as soon as it has closed ledgers."""
-    while not (await compact_topic(client, topic, LocalRunner(client))).published:
+    while True:
+        done = await compact_topic(client, topic, LocalRunner(client))
+        if done.published:
+            return
         await trio.sleep(0.5)
 
 
