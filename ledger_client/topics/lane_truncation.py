@@ -24,6 +24,7 @@ import trio
 from ledger_client.background import Background
 from ledger_client.client import Client
 from ledger_client.errors import LedgerError, MetadataUnavailable, NoSuchLedger
+from ledger_client.topics.cut_rows import Cut, cut_ops
 from ledger_client.topics.errors import TopicBusy, TopicError
 from ledger_client.topics.holdings import Held, LaneHoldings
 from ledger_client.topics.lane_choice import hold_lane
@@ -43,38 +44,10 @@ from ledger_client.topics.truncation import (
     LaneTruncated,
     Part,
     parts_of,
-    with_removed,
 )
 from ledger_client.translation import translated
-from metadata.records import ledger_key
-from metadata.store import ABSENT, Check, Delete, Op, Put
-from metadata.topics import (
-    REMOVALS_MAX,
-    REMOVED_MAX,
-    LaneRemovals,
-    TopicRecord,
-    decode_lane_removals,
-    encode_row,
-    lane_ledger_key,
-    lane_removals_key,
-    writer_lease,
-)
-
-
-class LostRace(TopicError):
-    """Somebody else changes the same rows, again and again; nothing was deleted."""
-
-
-class Cut(msgspec.Struct):
-    """What goes of a lane, and what is left of its ledgers."""
-
-    parts: list[Part]
-    whole: list[Held]
-    changed: list[Held]
-    """those of which something is left, as they are to be; versions are those there are"""
-    messages: int
-    state: LaneState | None = None
-    """of the lane before the first part"""
+from metadata.store import Op
+from metadata.topics import REMOVED_MAX, TopicRecord, writer_lease
 
 
 class LaneTruncation:
@@ -173,7 +146,7 @@ class LaneTruncation:
         behind = stop.number, stop.row.base_version
         if cut.whole and cut.whole[-1].number == stop.number:
             behind = stop.number + 1, stop.row.base_version + stop.row.entries
-        ops = await self._ops(cut, *behind)
+        ops = await cut_ops(self._client.catalogue, self._lane, cut, *behind)
         return await self._client.catalogue.transact(ops, limit_s=self._limit_s) is not None
 
     # --- to the end ----------------------------------------------------------------------
@@ -225,7 +198,7 @@ class LaneTruncation:
         following = rows.record.current + 1, rows.record.next_version
 
         async def ops() -> Sequence[Op]:
-            return await self._ops(cut, *following)
+            return await cut_ops(self._client.catalogue, self._lane, cut, *following)
 
         state = cut.state or LaneState()
         rows.beside = Beside(ops, state.last_event_time)
@@ -245,55 +218,6 @@ class LaneTruncation:
         with translated(self._limit_s):
             for lease in await self._client.store.leases(name):
                 await self._client.store.release(lease)
-
-    # --- rows ----------------------------------------------------------------------------
-
-    async def _ops(self, cut: Cut, stop_number: int, stop_version: int) -> list[Op]:
-        """Return what deletes *cut*; the lane goes on at *stop_number*. Raises LostRace."""
-        ops: list[Op] = []
-        uid, partition, lane = self._topic.uid, self._lane.partition, self._lane.lane
-        for held in cut.whole:
-            ops += await self._removal(held)
-        for held in cut.changed:
-            key = lane_ledger_key(uid, partition, lane, held.number)
-            row = await self._client.catalogue.read(key)
-            if row is None or row.version != held.version:
-                raise self._lost_race(held)
-            ops.append(Put(key, encode_row(held.row), held.version))
-        key = lane_removals_key(uid, partition, lane)
-        found = await self._client.catalogue.read(key)
-        known = [] if found is None else decode_lane_removals(key, found.value).ranges
-        ranges = with_removed(known, cut.whole, stop_number, stop_version)
-        if len(ranges) > REMOVALS_MAX:
-            raise TopicError(
-                f"more than {REMOVALS_MAX} ranges of ledgers are deleted out of lane {lane} of "
-                f"partition {partition}",
-                topic=self._topic.name,
-            )
-        if ranges != known:
-            removals = encode_row(LaneRemovals(ranges))
-            ops.append(Put(key, removals, ABSENT if found is None else found.version))
-        return ops
-
-    async def _removal(self, held: Held) -> list[Op]:
-        """Return what removes a ledger and its row; nothing when retention was faster."""
-        uid, partition, lane = self._topic.uid, self._lane.partition, self._lane.lane
-        key = lane_ledger_key(uid, partition, lane, held.number)
-        found = await self._client.catalogue.read(key)
-        if found is None:
-            return []
-        if found.version != held.version:
-            raise self._lost_race(held)
-        record_key = ledger_key(held.row.ledger_id)
-        record = await self._client.catalogue.read(record_key)
-        gone = Check(record_key, ABSENT)
-        return [
-            Delete(key, found.version),
-            gone if record is None else Delete(record_key, record.version),
-        ]
-
-    def _lost_race(self, held: Held) -> LostRace:
-        return LostRace(f"ledger {held.row.ledger_id} is changed", topic=self._topic.name)
 
     def told(self, cut: Cut, found: LaneHoldings) -> LaneTruncated:
         """Return *cut* for who asked for it."""

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ledger_client.topics.compacted_sets import HOLDER, read_set
+from ledger_client.topics.cut_rows import Cut, LostRace
 from ledger_client.topics.errors import BadTopic, ProducerBusy, TopicBusy
 from ledger_client.topics.holdings import LaneHoldings, read_holdings
 from ledger_client.topics.idle import close_lane
 from ledger_client.topics.jobs import read_pins
 from ledger_client.topics.lane_names import unnaming
 from ledger_client.topics.lane_set import LaneSet
-from ledger_client.topics.lane_truncation import Cut, LaneTruncation, LostRace, limited
+from ledger_client.topics.lane_truncation import LaneTruncation, limited
 from ledger_client.topics.places import Place
 from ledger_client.topics.reading import Reading
 from ledger_client.topics.starting import Begin, KnownLane, Start, Starts, narrow
