@@ -14,7 +14,7 @@ from native.link import Link, Response, check_entries
 
 BATCH_SIZE = 1 << 20
 BATCH_COUNT = 4096
-ANSWER_TIMEOUT_S = 10.0
+ANSWER_TIMEOUT_S = 30.0
 
 
 class ReplicaDamaged(Exception):

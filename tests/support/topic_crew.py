@@ -23,7 +23,7 @@ from metadata.topics import RollPolicy
 
 TOPIC = "shop/orders"
 WORKER = Path(__file__).with_name("topic_worker.py")
-FINISH_S = 40.0
+FINISH_S = 90.0
 ROLL = RollPolicy(size=300_000, entries=60)
 
 

@@ -30,7 +30,7 @@ from metadata.calls import FlushNow, JournalState
 from metadata.records import LedgerState
 
 QUICK = ("disk_reserve=0", "lease_ttl_s=1", "lost_after_s=1", "open_grace_s=1")
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 T = TypeVar("T")
 LINES = b"".join(b"line %d of a ledger\n" % number for number in range(5000))
 

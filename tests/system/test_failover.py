@@ -31,7 +31,7 @@ from native.digest import Digest
 from native.frame import Code
 from native.link import add_frame
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 POLL_S = 0.02
 
 
