@@ -7,6 +7,7 @@ import msgspec
 import pytest
 import trio
 from memory_cluster import MemoryCluster, memory_cluster
+from prometheus_client import CollectorRegistry
 from repair_rig import QUICK, check_whole, lay_out, lose, mark, mark_of, unmarked
 from topic_rig import lay_lane, ledger_ids, row
 from trio.testing import MockClock
@@ -35,6 +36,7 @@ class MemoryHost:
         self.bookie_id = bookie_id
         self.address = f"memory:{bookie_id[1:]}"
         self.figures = MemoryFigures()
+        self.registry = CollectorRegistry()
         self.doubts = 0
 
     @property
@@ -74,7 +76,7 @@ async def roles(cluster: MemoryCluster, *names: str) -> AsyncIterator[dict[str, 
 
     async def run(host: MemoryHost) -> None:
         async with cluster.client() as client:
-            await run_roles(client, cluster.store, host, QUICK)
+            await run_roles(client, cluster.store, host, QUICK, registry=host.registry)
 
     async with trio.open_nursery() as nursery:
         for host in hosts.values():
@@ -107,6 +109,21 @@ async def test_after_a_loss_everything_has_its_copies_again_without_anybody_doin
         assert sum(host.figures.copied_size for host in hosts.values()) == 20 * 10 * 100
     for ledger_id in range(1, 21):
         check_whole(cluster, ledger_id)
+
+
+async def test_who_leads_tells_of_the_cluster_and_the_others_do_not(
+    autojump_clock: MockClock, cluster: MemoryCluster
+) -> None:
+    async with roles(cluster, "b1", "b2") as hosts:
+        await trio.sleep(20)
+        told = {
+            host.figures.leads: host.registry.get_sample_value(
+                "quire_cluster_bookies", {"state": "registered"}
+            )
+            for host in hosts.values()
+        }
+        assert told == {True: 4, False: None}
+    assert not any(list(host.registry.collect()) for host in hosts.values())
 
 
 async def test_a_bookie_leaves_limbo_once_it_holds_again_what_it_should(
