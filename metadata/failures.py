@@ -16,7 +16,7 @@ T = TypeVar("T")
 
 _FROM_MESSAGE = (errors.MetadataUnavailable, errors.BadStore)
 _FROM_ATTRIBUTES = (errors.VersionConflict, errors.LeaseHeld, errors.LeaseLost)
-_PLAIN = (errors.BadRequest, errors.BadRecord, errors.BadAddress)
+_PLAIN = (errors.BadRequest, errors.BadRecord, errors.BadAddress, errors.AccessDenied)
 _KINDS: dict[str, type[MetadataError]] = {
     kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ATTRIBUTES, *_PLAIN)
 }
