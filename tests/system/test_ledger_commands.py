@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
@@ -203,10 +202,15 @@ def test_a_follower_sees_lines_as_they_are_written(url: str) -> None:
 
 def test_ctrl_c_ends_a_follower_without_a_word(url: str) -> None:
     with start(url, "write") as writer:
+        assert writer.stdin is not None
         assert writer.stdout is not None
-        with start(url, "follow", int(writer.stdout.readline())) as follower:
+        ledger_id = int(writer.stdout.readline())
+        writer.stdin.write(b"a sign that it waits for more\n")
+        writer.stdin.flush()
+        with start(url, "follow", ledger_id) as follower:
+            assert follower.stdout is not None
             assert follower.stderr is not None
-            time.sleep(1.0)  # until it waits for entries; there is no sign of that
+            assert follower.stdout.readline() == b"a sign that it waits for more\n"
             follower.send_signal(signal.SIGINT)
             assert follower.wait(20) == 130
             assert follower.stderr.read() == b""
