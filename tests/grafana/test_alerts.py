@@ -5,6 +5,11 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import click
+
+from bookie.__main__ import bookie
+from ledger_client.__main__ import quire
+
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 RULES = (GRAFANA / "alerts.yml").read_text().split("- alert: ")[1:]
 CASES = (GRAFANA / "alerts_test.yml").read_text().split("- name: ")[1:]
@@ -33,3 +38,16 @@ def _name(case: str) -> str:
     found = re.search(r"alertname: (\w+)", case)
     assert found is not None
     return found[1]
+
+
+def test_every_command_that_is_advised_exists() -> None:
+    advised = set(re.findall(r"`((?:bookie|quire) [a-z -]+)", " ".join("".join(RULES).split())))
+    assert len(advised) > 8
+    for words in advised:
+        command: click.Command = {"bookie": bookie, "quire": quire}[words.split()[0]]
+        for word in words.split()[1:]:
+            if isinstance(command, click.Group):
+                assert word in command.commands, words
+                command = command.commands[word]
+            else:
+                assert any(word in option.opts for option in command.params), words
