@@ -60,6 +60,7 @@ def test_cold_reads_are_measured(tmp_path: Path, order: str) -> None:
     assert result["bandwidth_to_floor"] > 0
 
 
+@pytest.mark.slow
 def test_a_writer_is_measured_while_a_bookie_is_killed(tmp_path: Path) -> None:
     result = measured(tmp_path, "failover", "--seconds", 0.3)
     phases = [result[name]["entries_per_s"] for name in ("before", "during", "after")]
@@ -88,12 +89,9 @@ def test_what_is_no_size_is_refused(size: str) -> None:
     assert b"is no size" in done.stderr or b"No such option" in done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
-    "words",
-    [
-        ["--partitions", "3"],
-        pytest.param(["--arrow", "--compression", "lz4"], marks=pytest.mark.slow),
-    ],
+    "words", [["--partitions", "3"], ["--arrow", "--compression", "lz4"]], ids=" ".join
 )
 def test_producing_is_measured_in_every_way(tmp_path: Path, words: list[str]) -> None:
     loads = ("--messages", 20_000, "--sends", 2000, "--tasks", 50, "--rate-seconds", 1)

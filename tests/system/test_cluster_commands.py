@@ -125,6 +125,7 @@ def flip(folder: Path, payload: bytes) -> None:
     raise AssertionError("the payload is in no entry log")
 
 
+@pytest.mark.slow
 def test_a_byte_flipped_on_disk_is_found_and_mended(tmp_path: Path) -> None:
     """TB-11: replicas are compared entry by entry, and one that differs is mended."""
     with Fleet(tmp_path, 3, (*QUICK, "autorecovery=false")) as fleet:
@@ -143,6 +144,7 @@ def test_a_byte_flipped_on_disk_is_found_and_mended(tmp_path: Path) -> None:
         assert run(fleet, "ledger", "read", ledger_id).stdout == LINES
 
 
+@pytest.mark.slow
 def test_a_ledger_whose_writer_was_killed_is_read_and_recovered(tmp_path: Path) -> None:
     with Fleet(tmp_path, 3, QUICK) as fleet:
         writer = subprocess.Popen(

@@ -73,7 +73,7 @@ async def journal_end(sandbox: Sandbox) -> int:
 
 
 async def test_a_journal_cut_anywhere_gives_every_record_before_the_cut(tmp_path: Path) -> None:
-    await check_cuts(tmp_path, 4)
+    await check_cuts(tmp_path, 2)
 
 
 @pytest.mark.slow

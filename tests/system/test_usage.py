@@ -73,6 +73,7 @@ async def fill(fleet: Fleet) -> tuple[int, int]:
     return numbers[0], numbers[1]
 
 
+@pytest.mark.slow
 def test_the_bytes_of_all_reasons_are_what_the_disks_hold(tmp_path: Path) -> None:
     with Fleet(tmp_path, 3, SETTINGS) as fleet:
         kept, deleted = trio.run(fill, fleet)
