@@ -71,7 +71,7 @@ static int add_string(strings *s, const bk_binary *from, uint64_t row)
     if (result != BK_OK)
         return result;
     uint8_t flag = (uint8_t)valid;
-    if (valid)
+    if (end > begin)
         put(&s->data, from->data + begin, (uint64_t)(end - begin));
     put(&s->nulls, &flag, 1);
     s->count++;

@@ -45,6 +45,8 @@ class LanePlan(msgspec.Struct, frozen=True, kw_only=True):
     """behind *raw*; its order is that of the generation before. None: nothing is read"""
     goes_on: bool
     """something of the lane may be older than what is read of others: it is being written"""
+    is_cleared: bool = False
+    """the lane was deleted: its survivors go"""
 
     @property
     def order_key(self) -> int:
@@ -157,7 +159,7 @@ async def plan_compaction(
 
 
 def _partition(number: int, lanes: tuple[LanePlan, ...], *, forced: bool) -> PartitionPlan:
-    has_news = forced or any(lane.raw for lane in lanes)
+    has_news = forced or any(lane.raw or lane.is_cleared for lane in lanes)
     return PartitionPlan(partition=number, lanes=lanes, has_news=has_news)
 
 
@@ -171,13 +173,15 @@ def _lane(topic: TopicRecord, before: CompactedSet | None, held: LaneHoldings) -
                 break
             raw.append(each)
     ledgers = [] if before is None else before.lane_ledgers(held.partition, held.lane)
+    is_deleted = held.record is not None and held.record.deleted
     return LanePlan(
         partition=held.partition,
         lane=held.lane,
-        before=tuple(_compacted_span(topic, each) for each in ledgers),
+        before=() if is_deleted else tuple(_compacted_span(topic, each) for each in ledgers),
         raw=tuple(_raw_span(topic, held, each) for each in raw if each.row.entries),
         horizon=_horizon(held, raw[-1], old) if raw else old,
         goes_on=topic.order == "event-time" or any(e.row.state == "open" for e in held.ledgers),
+        is_cleared=is_deleted and bool(ledgers),
     )
 
 

@@ -84,9 +84,11 @@ async def read_all(
         BadBatch, EntryLost, ReplicasUnavailable, MetadataUnavailable: as SpanReader.batches().
     """
     order, base = lane.order_key, 0
-    async with aclosing(_brought(client, lane, (*lane.before, *lane.raw))) as entries:
+    spans = (*lane.before, *lane.raw)
+    places = {span.ledger_id: table.extend(span.entries) for span in spans}
+    async with aclosing(_brought(client, lane, spans)) as entries:
         async for brought in entries:
-            first = table.extend(len(brought.entries)) - brought.entries.first_entry
+            first = places[brought.span.ledger_id]
             for portion in _portions(brought, base, order):
                 table.note(first + portion.entry, portion, order)
                 base += portion.columns.count
@@ -105,17 +107,17 @@ async def read_left(
     cuts = list(_cuts(lane, table, survivors, keyless=keyless))
     following = iter(cuts)
     cut: _Cut | None = None
-    place = base = 0
+    base = 0
     async with aclosing(_brought(client, lane, [each.span for each in cuts])) as entries:
         async for brought in entries:
-            if cut is None or brought.span is not cut.span:
+            while cut is None or brought.span is not cut.span:  # one may have no entries left
                 cut = next(following)
-                place, base = cut.place, cut.base
+                base = cut.base
+            place = cut.place + brought.entries.first_entry - cut.span.first_entry
             count = len(brought.entries)
             for portion in _portions(brought, base, table.order_from(place, count)):
                 yield portion
             base += sum(table.counts[place : place + count])
-            place += count
 
 
 def _portions(brought: Brought, base: int, order: int) -> Iterator[Portion]:

@@ -19,6 +19,7 @@ from metadata.store import Delete
 from metadata.topics import (
     LaneLedger,
     LaneRecord,
+    Removed,
     TopicRecord,
     encode_row,
     lane_key,
@@ -111,6 +112,13 @@ class LaidLane:
         record = ledger_key(self.rows[number].ledger_id)
         await self._cluster.store.transact([Delete(key), Delete(record)])
 
+    def delete(self, number: int, removed: Sequence[Removed]) -> None:
+        """Let the row of a closed ledger say that messages of it were deleted."""
+        row = msgspec.structs.replace(self.rows[number], removed=list(removed))
+        self.rows[number] = row
+        self._put(number)
+        self.messages = [each for each in self.messages if not _is_deleted(each, row)]
+
     def note(self, sent: Sequence[Sent], entry: int, *, batched: bool, created_ms: int) -> None:
         ledger_id = self.rows[-1].ledger_id
         for index, each in enumerate(sent):
@@ -164,6 +172,13 @@ class LaidLedger:
         self._lane.note(batch, entry, batched=self._batched, created_ms=self.created_ms)
         self.sent += batch
         self.entries += 1
+
+
+def _is_deleted(laid: Laid, row: LaneLedger) -> bool:
+    at = laid.id.entry_id, max(laid.id.batch_index, 0)
+    return laid.id.ledger_id == row.ledger_id and any(
+        (each.entry, each.skip) <= at < (each.stop_entry, each.stop_skip) for each in row.removed
+    )
 
 
 def _closed(row: LaneLedger, writer: LaidLedger) -> LaneLedger:

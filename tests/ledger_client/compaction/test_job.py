@@ -35,7 +35,7 @@ from metadata import compaction as metadata_compaction
 from metadata.compaction import RETIRED_MS, CompactedSet
 from metadata.jobs import JOBS, STAGED
 from metadata.records import LEDGERS, ledger_key, parse_ledger_key
-from metadata.topics import topic_prefix
+from metadata.topics import LaneRecord, Removed, encode_row, lane_key, topic_prefix
 from native.latest import MEMORY_MIN, Latest
 
 
@@ -174,6 +174,37 @@ async def test_what_was_purged_before_the_horizon_stays_in_the_set(
         await lane.lay(keyed("b", 2))
         await compacted(topic)
         assert await kept_of(topic.client, await the_set(topic)) == of(lane)
+
+
+async def test_what_was_deleted_out_of_ledgers_is_left_out(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        for turn in range(2):
+            batches = [keyed(f"{turn}{part}", 3, count=2) for part in range(12)]
+            await lane.lay(*batches, created_ms=turn)
+        removed = [Removed(0, 2, 0, 3), Removed(3, 5, 9, 1), Removed(10, 4, 12, 0)]
+        lane.delete(1, removed)
+        await compacted(topic)
+        assert await kept_of(topic.client, await the_set(topic)) == of(lane)
+        lane.delete(0, [Removed(0, 0, 12, 0)])
+        await lane.lay(keyed("x", 1))
+        lane.delete(2, [Removed(0, 0, 1, 0)])
+        await compacted(topic)
+        assert await kept_of(topic.client, await the_set(topic)) == of(lane)
+
+
+async def test_a_lane_that_was_deleted_leaves_nothing(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        gone, stays = topic.lane(), topic.lane(lane=1)
+        await gone.lay([Sent(b"a", key=b"one")])
+        await stays.lay([Sent(b"b", key=b"two")])
+        await compacted(topic)
+        record = LaneRecord(epoch=2, deleted=True, current=1, next_version=9)
+        topic.cluster.store.change(lane_key(7, -1, 0), encode_row(record))
+        await gone.purge(0)
+        assert (await compacted(topic)).published
+        assert await kept_of(topic.client, await the_set(topic)) == of(stays)
+        assert not (await compacted(topic)).published
 
 
 async def test_partitions_that_are_added_take_keys_along(autojump_clock: MockClock) -> None:
