@@ -97,17 +97,16 @@ class CompactedLane:
         return self._end is not None and self._place.at >= self._end.at
 
     async def _read_part(self) -> None:
-        """Read what is compacted, and what was compacted meanwhile too."""
+        """Read what is compacted, of another generation where the one begun is gone."""
         part = self._part
         while part is not None and part.holds(self._place) and not self._is_over():
             try:
                 await self._read_ledgers(part)
             except NoSuchLedger as gone:
                 part = await self._parts.after(self._lane, part, gone)
-                continue
-            if not self._is_over():
-                self._place = part.horizon
-                part = await self._parts.of(self._lane)
+            else:
+                if not self._is_over():
+                    self._place = part.horizon
 
     async def _read_ledgers(self, part: CompactedPart) -> None:
         first, start = await self._first_entry(part), self._place

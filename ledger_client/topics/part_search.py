@@ -19,7 +19,7 @@ from ledger_client.topics.compacted_part import CompactedPart, lost
 from ledger_client.topics.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.opening import LedgerOpener
 from ledger_client.topics.places import LaneRef, Place, Version
-from ledger_client.topics.times import Headers, Time
+from ledger_client.topics.times import Halving, Time
 from native.batch import BatchHeader
 
 Reached = Callable[[Place], bool]
@@ -84,7 +84,7 @@ def _reached(part: CompactedPart, start: object, behind: bool) -> Reached | None
     return None
 
 
-class PartSearch(Headers):
+class PartSearch(Halving):
     """Looks into the entries of *part*, numbered from 0 through all of its ledgers.
 
     Every call may raise NoSuchLedger, BadBatch, and as LedgerReader.read(). To be closed.

@@ -169,7 +169,41 @@ class TimeSearch:
             reader.close()
 
 
-class Headers:
+class Halving:
+    """Entries that are in order, looked into by halves."""
+
+    _last: int
+    """The last entry."""
+
+    async def header(self, entry: int) -> BatchHeader | None:
+        """Return the header of an entry, None of one without messages."""
+        raise NotImplementedError
+
+    async def halve(self, time: Time, start: int = 0) -> int | None:
+        """Return the first entry with a message at *time* or later, of a kind that rises."""
+        low, high = start, self._last + 1
+        while low < high:
+            middle = (low + high) // 2
+            probe, reached = await self._probe(middle, high, time)
+            if reached or reached is None:
+                high = middle
+            else:
+                low = probe + 1
+        entry, reached = await self._probe(low, self._last + 1, time)
+        return entry if reached else None
+
+    async def _probe(self, entry: int, end: int, time: Time) -> tuple[int, bool | None]:
+        """Return the first entry from *entry* to before *end* that tells, and what it tells."""
+        while entry < end:
+            header = await self.header(entry)
+            reached = None if header is None else time.reached_by(header)
+            if reached is not None:
+                return entry, reached
+            entry += 1
+        return end, None
+
+
+class Headers(Halving):
     """The headers of the batches of one ledger."""
 
     def __init__(self, lane: LaneRef, row: Row, reader: LedgerReader) -> None:
@@ -194,19 +228,6 @@ class Headers:
             start, skip = kept
         return None
 
-    async def halve(self, time: Time, start: int = 0) -> int | None:
-        """Return the first entry with a message at *time* or later, of a kind that rises."""
-        low, high = start, self._last + 1
-        while low < high:
-            middle = (low + high) // 2
-            probe, reached = await self._probe(middle, high, time)
-            if reached or reached is None:
-                high = middle
-            else:
-                low = probe + 1
-        entry, reached = await self._probe(low, self._last + 1, time)
-        return entry if reached else None
-
     async def look_through(self, time: Time, start: int = 0) -> int | None:
         """Return the first entry with a message at *time* or later, whatever the order."""
         async for entries in self._reader.read_batches(start, self._last):
@@ -230,16 +251,6 @@ class Headers:
         found = await self._reader.read(entry, entry)
         payload = memoryview(found[0].payload)
         return message_header(self._lane, place_of(self._row, entry), payload)
-
-    async def _probe(self, entry: int, end: int, time: Time) -> tuple[int, bool | None]:
-        """Return the first entry from *entry* to before *end* that tells, and what it tells."""
-        while entry < end:
-            header = await self.header(entry)
-            reached = None if header is None else time.reached_by(header)
-            if reached is not None:
-                return entry, reached
-            entry += 1
-        return end, None
 
 
 def place_of(row: Row, entry: int) -> Place:
