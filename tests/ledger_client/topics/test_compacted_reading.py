@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Sequence
 from itertools import pairwise
 
@@ -23,6 +24,7 @@ from trio.testing import MockClock
 
 from ledger_client.topics.errors import BadBatch, BadTopic, CompactedSetLost, Gap
 from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.messages import Message
 from ledger_client.topics.places import LanePlace, Version
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.compaction import compacted_key, encode_set
@@ -299,6 +301,35 @@ async def test_a_gap_under_a_raw_reader_is_none_when_a_set_covers_it(
         assert all(before < after for before, after in pairwise(places))
         left = {each.id for each in expected([lane], 3)[0]}
         assert left <= set(ids_of(found)) | set(ids(first))
+
+
+@pytest.mark.parametrize("seed", range(12))
+async def test_whatever_is_compacted_and_removed_meanwhile_the_latest_of_every_key_is_read(
+    autojump_clock: MockClock, seed: int
+) -> None:
+    """PS-37: messages come in order, each once, and none that counts is missed."""
+    chance = random.Random(seed)
+    async with laid_topic() as topic:
+        lane = await keyed_lane(topic, shift=seed)
+        ledgers, found, purged = chance.randrange(1, 3), list[Message](), 0
+        await lay_set(topic, ledgers=ledgers, entry_messages=1, ledger_entries=2)
+        async with topic.client.topic_reader(TOPIC, compacted=True, read_ahead_size=1) as reader:
+            async for message in reader:
+                found.append(message)
+                if chance.random() < 0.2:
+                    ledgers = min(ledgers + chance.randrange(2), LEDGERS)
+                    await lay_set(topic, ledgers=ledgers, entry_messages=chance.randrange(1, 4))
+                if chance.random() < 0.3:
+                    await remove_retired(topic)
+                if chance.random() < 0.3 and purged < ledgers:
+                    await lane.purge(purged)
+                    purged += 1
+        order = {each.id: place for place, each in enumerate(lane.messages)}
+        places = [order[message.id] for message in found]
+        assert all(before < after for before, after in pairwise(places))
+        last = {message.key: message.id for message in found}
+        for each in survivors([lane], LEDGERS)[0]:
+            assert last[each.sent.key] == each.id
 
 
 async def test_a_ledger_of_the_set_that_is_gone_is_told_and_never_replaced_by_raw_messages(
