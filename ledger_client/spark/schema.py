@@ -23,6 +23,7 @@ from pyspark.sql.types import (
     DoubleType,
     IntegerType,
     LongType,
+    MapType,
     StringType,
     StructField,
     StructType,
@@ -107,7 +108,7 @@ def _defined(topic: str, definition: str) -> list[StructField]:
     try:
         told = msgspec.json.decode(definition)
         is_sparks = isinstance(told, dict) and told.get("type") == "struct"
-        found = StructType.fromJson(told) if is_sparks else _type_of(told, "")
+        found = _nullable(StructType.fromJson(told)) if is_sparks else _type_of(told, "")
         fields = _checked(topic, found)
     except (ValueError, TypeError, KeyError, PySparkException) as wrong:
         raise SparkError(
@@ -115,6 +116,17 @@ def _defined(topic: str, definition: str) -> list[StructField]:
             "read it as bytes with the option columns, such as columns=key,value"
         ) from wrong
     return fields
+
+
+def _nullable(kind: DataType) -> DataType:
+    """Return the type with null allowed everywhere: a value may lack whatever a frame had."""
+    if isinstance(kind, StructType):
+        return StructType([StructField(each.name, _nullable(each.dataType)) for each in kind])
+    if isinstance(kind, ArrayType):
+        return ArrayType(_nullable(kind.elementType))
+    if isinstance(kind, MapType):
+        return MapType(_nullable(kind.keyType), _nullable(kind.valueType))
+    return kind
 
 
 def _checked(topic: str, found: DataType) -> list[StructField]:
