@@ -81,3 +81,10 @@ def test_lines_of_a_panel_with_several_are_told_apart(page: Json) -> None:
         assert len(set(legends)) == len(legends), panel["title"]
         if panel["type"] == "timeseries":
             assert all(legend != "__auto" for legend in legends), panel["title"]
+
+
+def test_every_dashboard_has_a_picture_of_a_bearable_size() -> None:
+    folder = file_of(DASHBOARDS[0]).parents[1] / "pictures"
+    sizes = {path.stem: path.stat().st_size for path in folder.glob("*.png")}
+    assert set(sizes) == set(ALL)
+    assert max(sizes.values()) <= 250 * 1024
