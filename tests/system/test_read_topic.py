@@ -49,6 +49,13 @@ async def fill(url: str) -> None:
         await client.create_topic("t/kinds", 2)
         async with client.producer("t/kinds", producer_name="p") as producer:
             await producer.send("ü".encode(), headers={"a": b"1", "b": b"\xfe"})
+        await client.create_topic("t/compacted")
+        async with client.producer("t/compacted") as producer:
+            values: list[bytes | None] = [b"a1", b"b1", b"a2", None, b"c1"]
+            await producer.send_many(values, keys=[b"a", b"b", b"a", b"b", b"c"])
+        await client.compact_topic("t/compacted")
+        async with client.producer("t/compacted") as producer:
+            await producer.send(b"a3", key=b"a")
 
 
 @pytest.fixture
@@ -64,6 +71,16 @@ def lines(done: subprocess.CompletedProcess[bytes]) -> list[str]:
 def test_values_are_lines(run: Run) -> None:
     assert lines(run("t/times")) == [str(i) for i in range(COUNT)]
     assert lines(run("t/times", "--reverse", "--limit", "3")) == ["2999", "2998", "2997"]
+
+
+def test_of_a_compacted_topic_the_latest_of_each_key_is_read_when_asked_for(run: Run) -> None:
+    """PS-37."""
+    assert lines(run("t/compacted")) == ["a1", "b1", "a2", "", "c1", "a3"]
+    assert lines(run("t/compacted", "--compacted")) == ["a2", "c1", "a3"]
+    assert lines(run("t/compacted", "--compacted", "--reverse")) == ["a3", "c1", "a2"]
+    raw = [json.loads(line) for line in lines(run("t/compacted", "--json"))]
+    found = [json.loads(line) for line in lines(run("t/compacted", "--json", "--compacted"))]
+    assert found == [raw[2], raw[4], raw[5]]
 
 
 def test_a_range_of_event_times_or_ids(run: Run) -> None:
