@@ -52,13 +52,26 @@ def parse_cluster_url(url: str) -> ClusterUrl:
     """
     scheme, _, rest = url.partition("://")
     if not is_cluster_url(url):
-        raise BadAddress(f"{_without_password(url)!r} does not start with bookie://")
+        raise BadAddress(f"{without_password(url)!r} does not start with bookie://")
     rest, _, query = rest.partition("?")
     before, at, listed = rest.rpartition("@")
-    addresses = [parse_address(text) for text in _SEPARATORS.split(listed.removesuffix("/"))]
+    if not at and (":" in rest and "@" in query):
+        raise BadAddress("a '?' of a user or a password stands as %3F before the @")
+    texts = _SEPARATORS.split(listed.removesuffix("/"))
+    addresses = [_parse_address(text, is_behind_login=bool(at)) for text in texts]
     login = _parse_login(before) if at else None
     access = Access(tls=SCHEMES[scheme], login=login, **_parse_files(query, tls=SCHEMES[scheme]))
     return ClusterUrl(list(dict.fromkeys(addresses)), access)
+
+
+def _parse_address(text: str, *, is_behind_login: bool) -> Address:
+    try:
+        return parse_address(text)
+    except BadAddress:
+        if is_behind_login or ":" not in text or text.startswith("["):
+            raise
+        host = text.partition(":")[0]  # what follows may be a password whose @ is forgotten
+        raise BadAddress(f"'{host}:...' is no address; expected host:port") from None
 
 
 def _parse_login(text: str) -> Login:
@@ -72,7 +85,7 @@ def _parse_files(query: str, *, tls: bool) -> Mapping[str, str]:
     try:
         given = dict(parse_qsl(query, keep_blank_values=True, strict_parsing=bool(query)))
     except ValueError:
-        raise BadAddress(f"{query!r} behind the ? is not name=value&name=value") from None
+        raise BadAddress("what is behind the ? is not name=value&name=value") from None
     for name in given:
         if name not in _FILES:
             raise BadAddress(f"{name!r} behind the ? is unknown; there are ca, cert and key")
@@ -81,5 +94,10 @@ def _parse_files(query: str, *, tls: bool) -> Mapping[str, str]:
     return {_FILES[name]: value for name, value in given.items()}
 
 
-def _without_password(url: str) -> str:
-    return re.sub(r"//[^/@]*@", "//...@", url)
+def without_password(url: str) -> str:
+    """Return *url*, which nobody understands, without what may be a login."""
+    before, at, after = url.rpartition("@")
+    if not at:
+        return url
+    scheme, found, _ = before.partition("://")
+    return f"{scheme}://...@{after}" if found else f"...@{after}"

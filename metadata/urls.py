@@ -9,7 +9,7 @@ from pathlib import Path
 import trio
 
 from metadata.address import Address
-from metadata.cluster_url import is_cluster_url, parse_cluster_url
+from metadata.cluster_url import is_cluster_url, parse_cluster_url, without_password
 from metadata.errors import BadAddress
 from metadata.remote import TIMEOUT_S, BookieStore
 from metadata.sqlite import SqliteStore
@@ -42,7 +42,10 @@ async def _open(url: str) -> MetadataStore:
         return bookie_store(url)
     path = url.removeprefix(SQLITE_SCHEME)
     if path == url:
-        raise BadAddress(f"{url!r} is no metadata store; expected sqlite:///path or bookie://host")
+        raise BadAddress(
+            f"{without_password(url)!r} is no metadata store; "
+            "expected sqlite:///path or bookie://host"
+        )
     if not path.startswith("/"):
         raise BadAddress(f"{url!r} does not hold an absolute path; expected sqlite:///path")
     return await SqliteStore.open(Path(path))

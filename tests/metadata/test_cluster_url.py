@@ -6,6 +6,7 @@ from metadata.access import Access, Login
 from metadata.address import Address, format_cluster
 from metadata.cluster_url import parse_cluster_url
 from metadata.errors import BadAddress
+from metadata.urls import open_store
 
 
 @pytest.mark.parametrize("url", ["bookie://b:1,a,b:1,[::1]:5/", "bookie://b:1|a|b:1|[::1]:5"])
@@ -32,6 +33,29 @@ def test_nothing_that_is_printed_has_the_password() -> None:
     assert "secret" not in repr(url)
     with pytest.raises(BadAddress) as wrong:
         parse_cluster_url("http://alice:secret@a:1")
+    assert "secret" not in str(wrong.value)
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "bookie://alice:secret",
+        "bookie://alice:secret?x@a:1",
+        "bookie://alice:x@y?secret@a:1",
+        "bookie://alice:x,secret:y",
+        "bokie://alice:s/secret@a:1",
+        "bokie://alice:x@secret@a:1",
+        "bookie:alice:secret@a:1",
+        "BOOKIE://alice:secret@a:1",
+    ],
+)
+async def test_a_mistake_beside_a_password_does_not_print_it(url: str) -> None:
+    with pytest.raises(BadAddress) as wrong:
+        parse_cluster_url(url)
+    assert "secret" not in str(wrong.value)
+    with pytest.raises(BadAddress) as wrong:
+        async with open_store(url):
+            pass
     assert "secret" not in str(wrong.value)
 
 
