@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -318,5 +317,5 @@ def _tell(report: Report, asked: Asked) -> None:
     click.echo(
         f"{count(report.messages, 'message')}, {size(report.bytes)} replayed into "
         f"{report.target}{before}{known}{checked}; checksum {report.checksum}",
-        err=is_stream or not sys.stdout.isatty(),
+        err=is_stream,
     )

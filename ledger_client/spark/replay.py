@@ -42,6 +42,8 @@ from native.checksum import Checksum
 ROWS = 64 * 1024
 TASK_SIZE = 128 << 20
 COMPRESSION = "zstd"
+_CONF = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
+"""What others read as times of UTC, as those that are written without Spark."""
 Position = tuple[LanePlace, ...]
 Summed = tuple[int, int, int]
 """Messages, the sum of their hashes, and the bytes of their values and keys."""
@@ -144,7 +146,7 @@ class _Job:
 
     def run(self, master: str, *, verify: bool) -> tuple[Summed, Summed | None]:
         """Write; return what is there, and what was to be there if it is to be verified."""
-        with open_session(master, app="quire replay") as session, unwrapped():
+        with open_session(master, app="quire replay", conf=_CONF) as session, unwrapped():
             if self._begin:
                 self._write(session)
             else:
