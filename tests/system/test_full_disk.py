@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -23,16 +24,17 @@ IMPATIENT = Options(replace_timeout_s=0.5)  # there is one bookie: nobody will t
 
 
 @pytest.fixture
-def disk(tmp_path: Path) -> Iterator[Path]:
+def disk() -> Iterator[Path]:
     assert os.geteuid() == 0, "this test mounts a file system: run it as root"
-    folder = tmp_path / "disk"
-    folder.mkdir()
+    # Not where pytest tidies up: a run that is killed leaves a mount, which cannot be deleted.
+    folder = Path(tempfile.mkdtemp(prefix="quire-disk-"))
     options = f"size={SIZE_MIB}m"
     subprocess.run(["mount", "-t", "tmpfs", "-o", options, "quire-test", folder], check=True)
     try:
         yield folder
     finally:
         subprocess.run(["umount", "--lazy", folder], check=True)
+        folder.rmdir()
 
 
 def fill(disk: Path, *, leave_mib: int) -> Path:
