@@ -14,6 +14,7 @@ ERRORS: list[errors.MetadataError] = [
     errors.BadRecord("spoilt"),
     errors.BadStore("damaged", path="/x"),
     errors.BadAddress("no host"),
+    errors.AccessDenied("bob"),
     errors.CallFailed("not here", kind="NoLedger", attributes={"ledger_id": 7}),
 ]
 
