@@ -23,10 +23,13 @@ import trio
 from ledger_client.errors import LedgerError, Retryable
 from ledger_client.replay.source import Chunk
 from ledger_client.replay.target import WHOLE, Reached, sums_of
+from ledger_client.topics import lane_state
+from ledger_client.topics.batching import now_ms
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import ProducerBusy, SendUnknown
 from ledger_client.topics.lane_lease import LEASE_S
 from ledger_client.topics.producer import Producer
+from ledger_client.topics.times import PublishTime
 from metadata.replays import ReplayRecord
 from metadata.topics import TopicRecord
 from native.batch import NO_PARTITION, Columns, route, rows_of
@@ -37,6 +40,8 @@ BATCH_MESSAGES = 4000
 RETRY_S = 60.0
 """For what fails and may succeed later."""
 PAUSE_S = 0.5
+CLOCKS_APART_MS = 10 * 60 * 1000
+"""Between hosts that ran the replay, at most: nothing of it is older than that."""
 
 
 class TopicTarget:
@@ -47,21 +52,23 @@ class TopicTarget:
         client: TopicClient,
         topic: TopicRecord,
         producer: Producer,
-        sent: Mapping[int, Checksum],
+        record: ReplayRecord,
         *,
-        size: int,
-        partitions: int,
-        one_to_one: bool,
+        resumed: bool,
         keep_ids: bool,
     ) -> None:
-        self.sent = dict(sent)
-        self.bytes = size
+        self.sent = sums_of(record.sent)
+        self.bytes = record.bytes
         self.repeated = 0
         self._client = client
         self._topic = topic
         self._producer = producer
+        partitions = record.target_partitions
         self._indexes = range(partitions) if partitions else range(-1, 0)
-        self._one_to_one = one_to_one
+        self._one_to_one = record.one_to_one
+        self._started_ms = record.started_ms
+        silent_ms = now_ms() - record.updated_ms
+        self._may_be_forgotten = resumed and silent_ms > lane_state.IDLE_S * 500
         self._keep_ids = keep_ids
         self._kept: dict[int, int] = {}
         """in each partition, how many messages it has"""
@@ -188,11 +195,15 @@ class TopicTarget:
     async def _look(self, index: int, acknowledged: int) -> int:
         """Return how many messages a partition has, of which *acknowledged* are known."""
         known = await self._producer.last_sequence(index) + 1
-        if known >= acknowledged:
+        if known > acknowledged or (known == acknowledged and not self._may_be_forgotten):
             return known
         # The lane has forgotten the producer, or lost what was acknowledged.
         async with self._client.topic_reader(
-            self._topic.name, partitions=[index], reverse=True, on_gap="skip"
+            self._topic.name,
+            partitions=[index],
+            reverse=True,
+            end=PublishTime(max(self._started_ms - CLOCKS_APART_MS, 0)),
+            on_gap="skip",
         ) as reader:
             async for message in reader:
                 if message.producer == self._producer.name:
@@ -244,16 +255,7 @@ async def open_topic_target(
                 if trio.current_time() >= until:
                     raise
                 await trio.sleep(PAUSE_S)
-        yield TopicTarget(
-            client,
-            topic,
-            producer,
-            sums_of(record.sent),
-            size=record.bytes,
-            partitions=record.target_partitions,
-            one_to_one=record.one_to_one,
-            keep_ids=keep_ids,
-        )
+        yield TopicTarget(client, topic, producer, record, resumed=resumed, keep_ids=keep_ids)
 
 
 def _arrow(rows: array[int]) -> Any:  # noqa: ANN401 - pyarrow has no types

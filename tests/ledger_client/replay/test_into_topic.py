@@ -186,14 +186,18 @@ async def test_cut_short_anywhere_it_goes_on_and_each_message_is_there_once(
             assert list(map(told, copy)) == list(map(told, there))
 
 
+@pytest.mark.parametrize("save_s", [0.0, 1000.0])
 async def test_numbers_that_the_lane_has_forgotten_are_read_back(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, small_chunks: None
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    small_chunks: None,
+    save_s: float,
 ) -> None:
     """Hours after it was cut short."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         await fill(client, SOURCE, producers=1)
         await client.create_topic(TARGET)
-        monkeypatch.setattr(replay, "SAVE_S", 0.0)
+        monkeypatch.setattr(replay, "SAVE_S", save_s)
         with pytest.raises(Cut):
             await replay_into_topic(client, [SOURCE], TARGET, ReplayOptions(on_progress=Cutter(2)))
         monkeypatch.setattr(replay, "SAVE_S", 1000.0)
