@@ -1,8 +1,8 @@
 """The C core behind Python: one module for each header of this folder.
 
 ``native.digest``, ``native.frame``, ``native.link``, ``native.engine``,
-``native.journal``, ``native.store`` and ``native.batch`` (with ``columns`` and
-``route``) wrap the header of the same name; nothing outside this package
+``native.journal``, ``native.store``, ``native.latest``, ``native.batch`` (with ``columns``
+and ``route``) and ``native.compacted`` (with ``origins``) wrap the header of the same name; nothing outside this package
 touches the generated module. A header is where layouts, rules and ownership are written down.
 """
 

@@ -7,8 +7,6 @@ Origins, batch indexes, Columns ──► encode ──► payload of an entry
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
-from functools import cached_property
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
@@ -24,8 +22,9 @@ from native.batch import (
     encode as encode_batch,
     read_header as read_batch_header,
 )
-from native.columns import Buffer, Columns, address
+from native.columns import Buffer, Columns
 from native.errors import Corrupt, TooLarge, check
+from native.origins import Origin, Origins
 
 __all__ = [
     "SIZE_MAX",
@@ -47,23 +46,6 @@ _COMPRESSIONS: list[Compression] = ["none", "zstd", "lz4"]
 _PLACE = 8
 
 
-class Origin(NamedTuple):
-    """An entry of which messages were kept, so many."""
-
-    number: int
-    """of its ledger in the lane"""
-    ledger_id: int
-    entry_id: int
-    version: int = -1
-    created_ms: int = 0
-    sequence: int = -1
-    """of the first message that the entry had"""
-    order: int = 0
-    """what tells, between lanes, which message of a key is later"""
-    producer: str = ""
-    kept: int = 1
-
-
 class CompactedHeader(msgspec.Struct, frozen=True):
     """What can be told of a compacted entry without decompressing anything."""
 
@@ -75,82 +57,6 @@ class CompactedHeader(msgspec.Struct, frozen=True):
     """The same of the last one."""
     batch: BatchHeader
     """Of the messages: their times. created_ms is the greatest, no producer, no numbers."""
-
-
-class Origins(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
-    """Where messages were written, by columns: an item for each entry that they were in."""
-
-    ledger_ids: memoryview
-    """"q", as all up to *orders*"""
-    numbers: memoryview
-    entry_ids: memoryview
-    versions: memoryview
-    created_ms: memoryview
-    sequences: memoryview
-    orders: memoryview
-    starts: memoryview
-    """"i": the first message of each, and at the end how many there are"""
-    producers: memoryview
-    """"i": places in *names*"""
-    names: tuple[str, ...]
-
-    @classmethod
-    def of(cls, origins: Sequence[Origin]) -> Origins:
-        """Return *origins* as columns.
-
-        Raises:
-            OverflowError: a number does not fit.
-        """
-        names = {name: at for at, name in enumerate(dict.fromkeys(o.producer for o in origins))}
-        starts = array("i", [0])
-        for origin in origins:
-            starts.append(starts[-1] + origin.kept)
-        return cls(
-            ledger_ids=_words(o.ledger_id for o in origins),
-            numbers=_words(o.number for o in origins),
-            entry_ids=_words(o.entry_id for o in origins),
-            versions=_words(o.version for o in origins),
-            created_ms=_words(o.created_ms for o in origins),
-            sequences=_words(o.sequence for o in origins),
-            orders=_words(o.order for o in origins),
-            starts=memoryview(starts),
-            producers=memoryview(array("i", [names[o.producer] for o in origins])),
-            names=tuple(names),
-        )
-
-    def __len__(self) -> int:
-        return len(self.ledger_ids)
-
-    @property
-    def count(self) -> int:
-        """How many messages they have."""
-        return int(self.starts[-1])
-
-    def __iter__(self) -> Iterator[Origin]:
-        return map(self.__getitem__, range(len(self)))
-
-    def __getitem__(self, index: int) -> Origin:
-        """Return one of them."""
-        return Origin(
-            self.numbers[index],
-            self.ledger_ids[index],
-            self.entry_ids[index],
-            self.versions[index],
-            self.created_ms[index],
-            self.sequences[index],
-            self.orders[index],
-            self.names[self.producers[index]],
-            self.starts[index + 1] - self.starts[index],
-        )
-
-    def spread(self, words: memoryview) -> memoryview:
-        """Return *words*, an item of 4 or 8 bytes for each origin, for each message instead."""
-        return _spread(words, words.itemsize, self).cast(words.format)  # type: ignore[call-overload, no-any-return] # one of two
-
-    @cached_property
-    def index(self) -> memoryview:
-        """The place of each message's origin, "i"."""
-        return _spread(None, 4, self).cast("i")
 
 
 class Compacted(NamedTuple):
@@ -355,18 +261,3 @@ def _plain_table(raw: Any, payload: Buffer) -> memoryview:  # noqa: ANN401 - a c
     except OSError as wrong:
         raise Corrupt(f"a compacted entry's table: {wrong}") from wrong
     return memoryview(found)
-
-
-# --- columns ----------------------------------------------------------------------
-
-
-def _words(numbers: Any) -> memoryview:  # noqa: ANN401 - an iterable of integers
-    return memoryview(array("q", numbers))
-
-
-def _spread(words: memoryview | None, width: int, origins: Origins) -> memoryview:
-    out = bytearray(width * origins.count)
-    given = ffi.NULL if words is None else address(words)
-    with ffi.from_buffer(out) as lent:
-        lib.bk_compacted_spread(given, width, address(origins.starts), len(origins), lent)
-    return memoryview(out)

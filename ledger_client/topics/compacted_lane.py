@@ -16,14 +16,13 @@ from ledger_client.errors import LedgerError, NoSuchLedger
 from ledger_client.topics.backward import BLOCK_SIZE, BackwardReader
 from ledger_client.topics.compacted_batch import compacted_header
 from ledger_client.topics.compacted_part import CompactedPart, CompactedParts
-from ledger_client.topics.errors import Gap
-from ledger_client.topics.intake import Ended, Failed, Intake, Item, Survived, Taken
+from ledger_client.topics.intake import Ended, Failed, Intake, Survived
 from ledger_client.topics.lane_reader import LaneReader, News
 from ledger_client.topics.ledger_rows import LedgerRows
 from ledger_client.topics.opening import LedgerOpener
 from ledger_client.topics.part_search import PartSearch
 from ledger_client.topics.places import EARLIEST, LaneRef, Place
-from ledger_client.topics.times import place_of
+from ledger_client.topics.raw_leg import RawLeg
 from metadata.compaction import CompactedLedger
 from native.compacted import CompactedHeader
 
@@ -76,7 +75,7 @@ class CompactedLane:
                 if self._is_over():
                     await self._intake.put(Ended())
                     return
-                leg = _Leg(self._intake, self._lane, self._parts, self._place)
+                leg = RawLeg(self._intake, self._lane, self._parts, self._place)
                 await LaneReader(
                     self._lane,
                     rows=self._rows,
@@ -161,7 +160,7 @@ class CompactedLane:
         floor = None if part is None else part.horizon
         if self._end is not None and (floor is None or self._end.at > floor.at):
             floor = self._end
-        leg = _Leg(self._intake, self._lane, self._parts, self._place, backward=True)
+        leg = RawLeg(self._intake, self._lane, self._parts, self._place, backward=True)
         await BackwardReader(
             self._lane,
             rows=self._rows,
@@ -222,66 +221,6 @@ class CompactedLane:
                 stop = first
         finally:
             reader.close()
-
-
-class _Covered(LedgerError):
-    """What is missing was compacted meanwhile."""
-
-
-class _Leg(Intake):
-    """The intake as raw ledgers fill it: where a gap begins, a later set is looked for.
-
-    In reverse the end of the raw ledgers is not that of the lane.
-    """
-
-    def __init__(
-        self,
-        intake: Intake,
-        lane: LaneRef,
-        parts: CompactedParts,
-        place: Place,
-        *,
-        backward: bool = False,
-    ) -> None:
-        super().__init__(lambda: None)
-        self.place = place
-        """Up to which all was put."""
-        self.covered_by: CompactedPart | None = None
-        self.ended = False
-        self._intake = intake
-        self._lane = lane
-        self._parts = parts
-        self._backward = backward
-
-    async def put(self, item: Item) -> None:
-        """Hand *item* on; raises what ends the reading of raw ledgers."""
-        if isinstance(item, Failed):
-            if isinstance(item.error, _Covered):
-                return
-            if isinstance(item.error, Gap):
-                await self._look(item.error)
-        if isinstance(item, Ended):
-            self.ended = True
-            if self._backward:
-                return
-        await self._intake.put(item)
-        if isinstance(item, Taken):
-            batch = item.batch
-            entry = batch.first_entry if self._backward else batch.last_entry + 1
-            self.place = place_of(item.row, entry)
-
-    def mark_edge(self) -> None:
-        """Hand the edge on."""
-        self._intake.mark_edge()
-
-    async def _look(self, gap: Gap) -> None:
-        """Raise _Covered if a later set holds what is missing."""
-        found, last = await self._parts.of(self._lane), self.place
-        if found is None or last == EARLIEST:
-            return
-        if found.holds(last) or (self._backward and last.at == found.horizon.at):
-            self.covered_by = found
-            raise _Covered(str(gap))
 
 
 def _behind(header: CompactedHeader) -> Place:
