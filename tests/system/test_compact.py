@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -163,16 +164,35 @@ def filled(client: BlockingClient, name: str) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(url: str, client: BlockingClient) -> None:
-    name = "shop/interrupted"
+@pytest.mark.xdist_group("spark")
+@pytest.mark.parametrize("words", [("--no-spark",), ("--master", "local[2]")], ids=["one", "spark"])
+def test_ctrl_c_leaves_nothing_behind(
+    url: str, client: BlockingClient, words: tuple[str, ...]
+) -> None:
+    """Nothing is staged, and no process of Spark runs."""
+    name = f"shop/interrupted-{len(words)}"
     filled(client, name)
-    process = begin(url, name, "--no-spark")
+    process = begin(url, name, *words)
     wait_for_staged(url, process)
     process.send_signal(signal.SIGINT)
     _, told = process.communicate(timeout=DEADLINE_S)
     assert process.returncode in {0, 130}, told
     assert trio.run(staged_count, url) == 0
     assert trio.run(unknown_ledgers, url, [name]) == set()
+    ends_at = time.monotonic() + DEADLINE_S
+    while running_in(process.pid):
+        assert time.monotonic() < ends_at
+        time.sleep(0.2)
+
+
+def running_in(session: int) -> list[int]:
+    """Return the processes of a session."""
+    found: list[int] = []
+    for folder in Path("/proc").iterdir():
+        with suppress(OSError):
+            if folder.name.isdigit() and os.getsid(int(folder.name)) == session:
+                found.append(int(folder.name))
+    return found
 
 
 @pytest.mark.slow
@@ -219,19 +239,14 @@ def test_an_executor_that_is_killed_is_tried_again(url: str, client: BlockingCli
 
 
 def killed_workers(session: int) -> int:
-    """Kill the Python workers of Spark that a process of *session* started; return how many."""
+    """Kill the Python workers of Spark in a session; return how many."""
     killed = 0
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdigit():
-            continue
-        try:
-            command = (folder / "cmdline").read_bytes()
-            ours = os.getsid(int(folder.name)) == session and b"pyspark.daemon" in command
-            if ours and parent_is_daemon(folder):
-                os.kill(int(folder.name), signal.SIGKILL)
+    for process in running_in(session):
+        with suppress(OSError):
+            folder = Path("/proc") / str(process)
+            if b"pyspark.daemon" in (folder / "cmdline").read_bytes() and parent_is_daemon(folder):
+                os.kill(process, signal.SIGKILL)
                 killed += 1
-        except (OSError, ProcessLookupError):
-            continue
     return killed
 
 
