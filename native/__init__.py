@@ -2,8 +2,9 @@
 
 ``native.digest``, ``native.frame``, ``native.link``, ``native.engine``,
 ``native.journal``, ``native.store``, ``native.latest``, ``native.batch`` (with ``columns``
-and ``route``) and ``native.compacted`` (with ``origins``) wrap the header of the same name; nothing outside this package
-touches the generated module. A header is where layouts, rules and ownership are written down.
+and ``route``) and ``native.compacted`` (with ``origins``) wrap the header of the same name;
+nothing outside this package touches the generated module. A header is where layouts, rules and
+ownership are written down.
 """
 
 try:
