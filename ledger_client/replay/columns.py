@@ -57,8 +57,8 @@ def _unless_null(column: Any) -> Any:  # noqa: ANN401
 
 
 def _named(headers: Any) -> Any:  # noqa: ANN401
-    """Return headers with the field names of arrow.HEADERS, whatever theirs are."""
-    if headers is None or headers.type == HEADERS:
+    """Return headers as arrow.HEADERS, whatever their fields are called; null is none."""
+    if headers is None or (headers.type == HEADERS and not headers.null_count):
         return headers
     lengths = pc.fill_null(pc.list_value_length(headers), 0)
     ends = pc.cumulative_sum(lengths).cast(pa.int32())

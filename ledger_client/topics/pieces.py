@@ -66,7 +66,7 @@ class Given:
                 raise ValueError(f"{len(column)} {name} for {self.count} values")
         self.largest = _largest(self._values) + _largest(self._keys)
         if self._headers is not None:
-            self.largest += max(map(headers_size, _listed(self._headers)), default=0)
+            self.largest += _largest_headers(self._headers)
 
     @property
     def has_keys(self) -> bool:
@@ -203,6 +203,21 @@ def _largest(column: Any) -> int:  # noqa: ANN401
         return int(pc.max(pc.binary_length(column)).as_py() or 0)
     except pa.ArrowNotImplementedError as wrong:  # Arrow's name for: not for this type
         raise TypeError(f"values and keys are bytes, not {column.type}") from wrong
+
+
+def _largest_headers(column: Any) -> int:  # noqa: ANN401
+    """Return bytes that the headers of no message exceed; of Arrow's own form as a bound."""
+    if not isinstance(column, Sequence):
+        import pyarrow.compute as pc  # takes long: only when needed
+
+        from ledger_client.topics.arrow import HEADERS
+
+        if column.type == HEADERS:
+            count = pc.max(pc.list_value_length(column)).as_py() or 0
+            pairs = pc.list_flatten(column)
+            names, values = (_largest(pc.struct_field(pairs, place)) for place in (0, 1))
+            return int(count) * (HEADER_OVERHEAD + names + values)
+    return max(map(headers_size, _listed(column)), default=0)
 
 
 def _size(column: Any) -> int:  # noqa: ANN401
