@@ -219,7 +219,7 @@ def test_no_flipped_bit_breaks_more_than_what_a_message_says(compression: Compre
         check(damaged)
 
 
-@settings(max_examples=300)
+@settings(max_examples=120)
 @given(kept(), st.data())
 def test_no_damaged_entry_is_read_out_of_bounds(given_messages: Kept, data: st.DataObject) -> None:
     payload = bytearray(given_messages.encode())

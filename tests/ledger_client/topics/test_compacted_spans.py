@@ -53,7 +53,7 @@ async def test_spans_and_readers_agree_for_all_bounds(
         await lay_set(topic, ledgers=3)
         await compare(topic, {})
         ids = [each.id for each in lane.messages]
-        for at in range(0, len(ids), 5):
+        for at in range(0, len(ids), 13):
             points: list[Start] = [
                 ids[at],
                 Version(at // 3),
