@@ -223,7 +223,7 @@ class InvalidAddress(LedgerError):
 
 
 class AccessDenied(LedgerError):
-    """A bookie refuses who calls, or its certificate is not trusted; see metadata/cluster_url.py."""
+    """A bookie refuses the login, or its certificate is not trusted: mend the cluster's URL."""
 
 
 class MetadataBroken(LedgerError):
