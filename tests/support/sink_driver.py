@@ -22,7 +22,7 @@ from ledger_client.spark.session import open_session
 
 PARTS = 4
 ROWS = 24
-FILLER = 120_000
+FILLER = 250_000
 """Bytes that come with each row: so that a few of them are staged at once."""
 
 
@@ -33,6 +33,10 @@ def expected() -> list[str]:
 def main(url: str, topic: str, how: str, master: str) -> None:
     conf = {
         "spark.driver.memory": "512m",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.memory": "512m",
+        "spark.executor.cores": "1",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "4",  # so that a few rows are staged
         "spark.speculation": "true",
         "spark.speculation.interval": "200ms",

@@ -5,17 +5,15 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import msgspec
 import pytest
 import trio
-from daemons import DEADLINE_S, free_ports, wait_until_gone
+from daemons import DEADLINE_S
 from fleet import Fleet
+from spark_cluster import standalone
 from topic_rows import digest_of, frame_of, read_rows, rows_of
 
 import ledger_client
@@ -115,60 +113,6 @@ async def wait_until_whole(url: str) -> None:
     async with ledger_client.connect(url) as client:
         plan = await plan_spans(client, TOPIC)
         await whole_copies(client, sorted({span.ledger_id for span in plan.spans}))
-
-
-@contextmanager
-def standalone(folder: Path, workers: int) -> Iterator[str]:
-    """Spark's own cluster on this machine: a master and workers; yield the master's URL."""
-    import pyspark
-
-    home = Path(pyspark.__file__).parent
-    port = free_ports(2)
-    environment = {**os.environ, "SPARK_HOME": str(home), "SPARK_LOCAL_IP": "127.0.0.1"}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
-    url = f"spark://127.0.0.1:{port}"
-
-    def start(stack: ExitStack, name: str, *words: str) -> Path:
-        log = folder / f"{name}.log"
-        process = stack.enter_context(_spark_class(home, environment, log, *words))
-        stack.callback(wait_until_gone, [process.pid])
-        stack.callback(process.kill)
-        return log
-
-    with ExitStack() as stack:
-        master = ("org.apache.spark.deploy.master.Master", "--host", "127.0.0.1")
-        log = start(stack, "master", *master, "--port", str(port), "--webui-port", str(port + 1))
-        _wait_for(log, "I have been elected leader")
-        for number in range(workers):
-            worker = ("org.apache.spark.deploy.worker.Worker", "--cores", "1", "--memory", "1g")
-            work = ("--host", "127.0.0.1", "--work-dir", str(folder / f"work-{number}"), url)
-            log = start(stack, f"worker-{number}", *worker, "--webui-port", "0", *work)
-            _wait_for(log, "Successfully registered with master")
-        yield url
-
-
-@contextmanager
-def _spark_class(
-    home: Path, environment: dict[str, str], log: Path, *words: str
-) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as told:
-        process = subprocess.Popen(
-            [home / "bin" / "spark-class", *words],
-            env=environment,
-            stdout=told,
-            stderr=told,
-            start_new_session=True,
-        )
-    yield process
-    process.kill()
-    process.wait(DEADLINE_S)
-
-
-def _wait_for(log: Path, words: str) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while words not in log.read_text(errors="replace"):
-        assert time.monotonic() < deadline, log.read_text(errors="replace")
-        time.sleep(0.1)
 
 
 def test_executors_elsewhere_read_by_the_network_alone(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 import sink_driver
 from processes import cluster
+from spark_cluster import standalone
 
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
@@ -124,7 +125,7 @@ def test_a_task_that_is_done_twice_at_once_leaves_each_row_once(
 ) -> None:
     """The slow attempt has staged rows, too; they are never seen."""
     log = tmp_path / "driver.log"
-    with driver(url, "straggle", "local-cluster[2,1,1024]", log) as running:
+    with standalone(tmp_path, 2) as master, driver(url, "straggle", master, log) as running:
         running.wait(DEADLINE_S)
     assert "written" in log.read_text().splitlines(), log.read_text()
     assert values(client) == sink_driver.expected()
