@@ -17,8 +17,8 @@ from simulation import simulate
 from topic_simulation import simulate_topic
 
 REPLAY = Path(__file__).with_name("replay.py")
-QUICK = range(20)
-QUICK_TOPICS = range(8)
+QUICK = range(10)
+QUICK_TOPICS = range(4)
 MANY = [("ledgers", range(first, first + 100)) for first in range(0, 1000, 100)]
 MANY_TOPICS = [("topic", range(first, first + 20)) for first in range(0, 100, 20)]
 
@@ -51,7 +51,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
     assert fingerprint(simulate(4).history) != first
 
 
-@pytest.mark.parametrize("world", ["ledgers", "topic"])
+@pytest.mark.parametrize("world", ["ledgers", pytest.param("topic", marks=pytest.mark.slow)])
 def test_a_seed_gives_the_same_history_in_every_process(world: str) -> None:
     words, again = (["--topic"], simulate_topic) if world == "topic" else ([], simulate)
     processes = [
