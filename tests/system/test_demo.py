@@ -63,6 +63,7 @@ def test_the_demo_loses_nothing_and_leaves_nothing(tmp_path: Path, words: list[s
     assert processes_below(scratch) == []
 
 
+@pytest.mark.slow
 def test_the_demo_ends_with_a_table_in_which_all_agrees(tmp_path: Path) -> None:
     done = quire("demo", "--no-spark", environment={"TMPDIR": str(tmp_path)})
     text = done.stdout.decode()
@@ -83,6 +84,7 @@ def test_without_java_the_demo_names_what_is_missing_and_the_way_around(tmp_path
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_the_demo_keeps_its_folder_when_asked(tmp_path: Path) -> None:
     file = tmp_path / "one.log"
     file.write_bytes(b"a single line\n")
