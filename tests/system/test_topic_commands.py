@@ -95,11 +95,11 @@ def test_a_topic_from_its_making_to_its_deletion(fleet: Fleet) -> None:
     assert left.extent.messages == described.lanes[1].extent.messages
     cut = run(fleet, "topic", "truncate", "shop/orders", "--from", "earliest", "--dry-run")
     assert msgspec.json.decode(cut, type=Cut).messages == left.extent.messages
-    words = ("topic", "truncate", "shop/orders", "--from", "earliest")
-    refused = quire(*words, "--cluster", fleet.cluster)
+    clear = ("topic", "truncate", "shop/orders", "--from", "earliest")
+    refused = quire(*clear, "--cluster", fleet.cluster)
     assert (refused.returncode, b"Delete them?" in refused.stderr) == (1, True)
     for cleared in (left.extent.messages, 0):
-        assert msgspec.json.decode(run(fleet, *words, "--yes"), type=Cut).messages == cleared
+        assert msgspec.json.decode(run(fleet, *clear, "--yes"), type=Cut).messages == cleared
     left = explained(fleet)
     assert left.extent.messages == 0
     deleted = msgspec.json.decode(run(fleet, "topic", "delete", "shop/orders"), type=Deleted)
