@@ -28,7 +28,7 @@ from ledger_client.topics.lane_lease import LaneLease
 from ledger_client.topics.lane_ledgers import LaneEnd, find_end
 from ledger_client.topics.lane_rows import LaneRows
 from ledger_client.topics.lane_state import greater
-from ledger_client.topics.staged_writer import StagedPiece
+from ledger_client.topics.staged_piece import StagedPiece
 from ledger_client.topics.staging import JobStage, Staged, create_staged
 from metadata.store import Op, Put
 from metadata.topics import LaneLedger, TopicRecord, encode_row, lane_key, lane_ledger_key

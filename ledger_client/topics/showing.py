@@ -29,7 +29,7 @@ from ledger_client.topics.errors import (
     TooManyLedgers,
 )
 from ledger_client.topics.lane_extension import LaneExtension, hold_extension
-from ledger_client.topics.staged_writer import StagedPiece
+from ledger_client.topics.staged_piece import StagedPiece
 from ledger_client.topics.staging import JobStage, Staged, staged_ledgers
 from ledger_client.translation import translated
 from metadata.jobs import SinkProgress, decode_sink, encode_job_row, sink_key

@@ -26,11 +26,11 @@ import trio
 
 from ledger_client.appends import Request
 from ledger_client.client import Client
-from ledger_client.errors import LedgerClosed, LedgerError, LedgerExists
+from ledger_client.errors import LedgerClosed, LedgerExists
 from ledger_client.topics.errors import BadTopic, MessageTooLarge, RowsUnordered, TooManyLedgers
-from ledger_client.topics.lane_state import Figures, LaneState
 from ledger_client.topics.rolling import Rolling
 from ledger_client.topics.sealed_batch import SealedBatch
+from ledger_client.topics.staged_piece import PieceWriter, StagedPiece
 from ledger_client.topics.staging import JobStage, open_staged
 from ledger_client.writer import LedgerWriter
 from native.batch import Columns, cut, encode
@@ -54,18 +54,6 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
     index: int
     attempt: int = 0
-
-
-class StagedPiece(msgspec.Struct, frozen=True, kw_only=True):
-    """A staged ledger that is sealed, and what its row is to say."""
-
-    ledger_id: int
-    partition: int
-    entries: int
-    size: int
-    """payload bytes"""
-    created_ms: int
-    figures: Figures
 
 
 @asynccontextmanager
@@ -107,9 +95,9 @@ class StagedWriter:
         self._topic = stage.topic
         self._ordered = stage.topic.order == "event-time"
         self._rolling = Rolling(stage.topic.roll, ordered=self._ordered)
-        self._open: dict[int, _Ledger] = {}
+        self._open: dict[int, PieceWriter] = {}
         self._last_times: dict[int, int] = {}
-        self._ended: list[_Ledger] = []
+        self._ended: list[PieceWriter] = []
         self._under_way: deque[tuple[Request, int]] = deque()
         self._ahead = 0
 
@@ -177,7 +165,7 @@ class StagedWriter:
             self._end(partition)
             ledger = None
         if ledger is None:
-            ledger = self._open[partition] = _Ledger(await self._make(partition), partition)
+            ledger = self._open[partition] = PieceWriter(await self._make(partition), partition)
         self._under_way.append((ledger.send(batch), batch.size))
         self._ahead += batch.size
         await self._settle(AHEAD_SIZE)
@@ -221,62 +209,6 @@ class StagedWriter:
         before, late = next((a, b) for a, b in pairwise([last, *times]) if b < a)
         name = self._topic.name
         raise RowsUnordered(name, partition=partition, event_time=late, before=before)
-
-
-class _Ledger:
-    """A staged ledger that is written. For Rolling: batches, size and last event time."""
-
-    def __init__(self, writer: LedgerWriter, partition: int) -> None:
-        self.writer = writer
-        self.partition = partition
-        self.batches = self.size = 0
-        self.last_event_time: int | None = None
-        self.failure: LedgerError | None = None
-        self._figures = Figures()
-        self._opened_at = trio.current_time()
-
-    @property
-    def age_s(self) -> float:
-        """Since it was made."""
-        return trio.current_time() - self._opened_at
-
-    def send(self, batch: SealedBatch) -> Request:
-        """Send a batch. Raises WriterFailed: it was not sent."""
-        request = Request([batch.payload])
-        self.writer.submit(request)
-        self.batches += 1
-        self.size += batch.size
-        self._figures.note(batch)
-        self.last_event_time = self._figures.last_event_time
-        return request
-
-    def tell_state(self) -> None:
-        """Send what the next writer of the lane reads, as the last entry."""
-        state = LaneState(last_event_time=self.last_event_time, figures=self._figures)
-        self.writer.submit(Request([state.encode()]))
-
-    async def seal(self, limit: trio.CapacityLimiter) -> None:
-        """Wait until all is durable and close; *failure* says why that cannot be."""
-        async with limit:
-            try:
-                await self.writer.settle()
-                if self.writer.failure is not None:
-                    raise self.writer.failure
-                await self.writer.close()
-            except LedgerError as failure:
-                self.failure = failure
-
-    def piece(self) -> StagedPiece:
-        """Return what is in it, once it is sealed."""
-        record = self.writer.metadata
-        return StagedPiece(
-            ledger_id=record.ledger_id,
-            partition=self.partition,
-            entries=record.last_entry + 1,
-            size=record.length,
-            created_ms=record.created_ms,
-            figures=self._figures,
-        )
 
 
 def _times(columns: Columns, rows: array[int] | None) -> Sequence[int] | None:

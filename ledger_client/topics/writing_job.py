@@ -25,7 +25,8 @@ from ledger_client.topics.errors import JobLost, ProducerBusy
 from ledger_client.topics.holdings import read_owners
 from ledger_client.topics.jobs import grant_job, new_job_id
 from ledger_client.topics.showing import Showing, SinkBatch
-from ledger_client.topics.staged_writer import PART_IDS, PARTS_MAX, StagedPiece
+from ledger_client.topics.staged_piece import StagedPiece
+from ledger_client.topics.staged_writer import PART_IDS, PARTS_MAX
 from ledger_client.topics.staging import JobStage, discard
 from ledger_client.translation import translated
 from metadata.errors import LeaseHeld
