@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from itertools import count
@@ -72,6 +73,21 @@ class Crew:
         self.kill(name)
         role, *words = self._workers[name][1]
         self.start(role, name, *words)
+
+    def pause(self, name: str) -> None:
+        """Stop a worker as a whole, with SIGSTOP."""
+        self._workers[name][0].send_signal(signal.SIGSTOP)
+
+    def resume(self, name: str) -> None:
+        """Let a paused worker go on; one that is not paused, or ended, does not mind."""
+        self._workers[name][0].send_signal(signal.SIGCONT)
+
+    def stop(self, name: str) -> None:
+        """Let a worker that has no end of its own come to one."""
+        worker, _ = self._workers.pop(name)
+        assert worker.stdin is not None
+        worker.stdin.close()
+        assert worker.wait(FINISH_S) == 0, (self._folder / f"{name}.log").read_text()
 
     def finish(self) -> History:
         """Wait until all is sent and read; return what all saw, and what there is."""
