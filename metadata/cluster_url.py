@@ -94,6 +94,15 @@ def _parse_files(query: str, *, tls: bool) -> Mapping[str, str]:
     return {_FILES[name]: value for name, value in given.items()}
 
 
+def shown(url: str) -> str:
+    """Return *url* as others may see it, and as it may be kept: without the password.
+
+    Raises:
+        BadAddress: as parse_cluster_url(), of a cluster's URL.
+    """
+    return str(parse_cluster_url(url)) if is_cluster_url(url) else url
+
+
 def without_password(url: str) -> str:
     """Return *url*, which nobody understands, without what may be a login."""
     before, at, after = url.rpartition("@")

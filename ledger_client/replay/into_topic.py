@@ -12,6 +12,7 @@ from ledger_client.replay.report import Report
 from ledger_client.replay.target import Target
 from ledger_client.replay.topic_target import open_topic_target
 from ledger_client.topics.client import TopicClient
+from metadata.cluster_url import shown
 from metadata.replays import ReplayRecord
 from metadata.topics import TopicRecord
 
@@ -29,8 +30,8 @@ async def replay_into_topic(
 ) -> Report:
     """Replay *names* into the topic *to*; see TopicClient.replay.
 
-    *target* is the client of its cluster, if that is another one, and *cluster* what that is
-    called.
+    *target* is the client of its cluster, if that is another one, and *cluster* the URL of that:
+    without its password it is a part of what the replay is known by, and is kept.
     """
     topics = [(await client.topics.get(name))[0] for name in names]
     options.check(topics)
@@ -45,7 +46,7 @@ async def replay_into_topic(
         return open_topic_target(there, topic, record, resumed=resumed, keep_ids=options.keep_ids)
 
     aim = Aim(
-        f"topic {to}{f' of {cluster}' if cluster else ''}",
+        f"topic {to}{f' of {shown(cluster)}' if cluster else ''}",
         open_it,
         uid=topic.uid,
         partitions=topic.partitions,
