@@ -224,7 +224,10 @@ class Truncation:
                 return lane.told(cut, found)
         found, start, stop, cut = await self._look(known)
         cut = await lane.plan(found, *limited(cut, start, stop))
-        return lane.told(cut, found) if cut.messages and await lane.punch(cut) else None
+        if _takes_lane(stop, cut) or not cut.messages:
+            return None  # others have changed it meanwhile
+        await self._check(found, stop, cut)  # to read what is left may have taken its time
+        return lane.told(cut, found) if await lane.punch(cut) else None
 
 
 def _both(before: LaneTruncated | None, step: LaneTruncated, *, is_end: bool) -> LaneTruncated:

@@ -11,9 +11,11 @@ from lane_process import Process
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
+from ledger_client.background import Background
 from ledger_client.errors import LedgerError
 from ledger_client.topics import lane_truncation, truncation
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.cut_rows import Cut
 from ledger_client.topics.errors import (
     BadTopic,
     EventTimeBack,
@@ -22,9 +24,11 @@ from ledger_client.topics.errors import (
     ProducerFenced,
     TopicBusy,
 )
+from ledger_client.topics.holdings import LaneHoldings
 from ledger_client.topics.jobs import open_job
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
+from ledger_client.topics.places import Place
 from ledger_client.topics.reading import ReadSettings
 from ledger_client.topics.span_plan import plan_spans
 from ledger_client.topics.span_reader import SpanReader
@@ -374,6 +378,43 @@ async def test_what_a_job_needs_is_not_deleted_under_it(autojump_clock: MockCloc
             await client.truncate_topic(TOPIC, EventTime(10))
         await client.truncate_topic(TOPIC, EventTime(50))  # behind the horizon
         assert await numbers(client) == list(range(4, 50))
+
+
+@pytest.mark.parametrize("stop", [None, EventTime(40)])
+async def test_a_job_that_begins_while_it_is_looked_what_goes_is_noticed(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, stop: EventTime | None
+) -> None:
+    """PS-35: it would read what is deleted then, and keep it."""
+    plan, looks = lane_truncation.LaneTruncation.plan, 0
+    async with memory_cluster(3) as cluster, cluster.client() as client, Background() as jobs:
+        await make(client)
+        await written(client, 60)
+        topic = await client.topic(TOPIC)
+
+        async def work(task_status: trio.TaskStatus[None]) -> None:
+            async with open_job(client, topic, "replay", pins=[(-1, 0, 3)]):
+                task_status.started()
+                await trio.sleep_forever()
+
+        async def slowly(
+            lane: lane_truncation.LaneTruncation,
+            found: LaneHoldings,
+            start: Place,
+            stop: Place | None,
+        ) -> Cut:
+            nonlocal looks
+            looks += 1
+            if looks == 4:  # of all lanes, of this one, and twice for the transaction
+                await jobs.start(work)
+            return await plan(lane, found, start, stop)
+
+        monkeypatch.setattr(lane_truncation.LaneTruncation, "plan", slowly)
+        with pytest.raises(TopicBusy, match="replay job"):
+            if stop is None:
+                await client.truncate_topic(TOPIC, EventTime(20))
+            else:
+                await client.delete_messages(TOPIC, EventTime(20), stop)
+        assert await numbers(client) == list(range(60))
 
 
 async def test_a_topic_that_is_not_there_is_told(autojump_clock: MockClock) -> None:
