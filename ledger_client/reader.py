@@ -52,6 +52,13 @@ class LedgerReader:
         await self._view.refresh()
         return self.last_confirmed
 
+    def trust(self, last_confirmed: int) -> None:
+        """Take note that entries up to this one were called confirmed, here or elsewhere.
+
+        The bookie that said so may be away, and the others say it a little later.
+        """
+        self._view.raise_confirmed(last_confirmed)
+
     async def read(self, first: int, last: int) -> Entries:
         """Return entries *first* to *last*, both included, all at once.
 

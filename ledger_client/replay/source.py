@@ -149,7 +149,7 @@ async def open_source(
         if ref not in known:
             raise ReplayError(f"{ref} was removed, and the replay needs it", topic=ref.topic)
         begin_here = Begin(place_of(mark))
-        openings.append(Opening(known[ref], begin_here, ends[_lane_of(mark)]))
+        openings.append(Opening(known[ref], begin_here, ends[_lane_of(mark)], True))
     opener.share(reading.read_ahead_size, len(openings))
     async with Background() as nursery:
         source.start(lanes, openings, nursery)

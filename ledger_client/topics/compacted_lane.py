@@ -39,6 +39,7 @@ class CompactedLane:
         part: what it had left when reading began; None: nothing was compacted.
         start: where to begin.
         end: where to end.
+        end_was_confirmed: as LaneReader has it.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class CompactedLane:
         part: CompactedPart | None,
         start: Place,
         end: Place | None = None,
+        end_was_confirmed: bool = False,
     ) -> None:
         self._lane = lane
         self._rows = rows
@@ -61,6 +63,7 @@ class CompactedLane:
         self._part = part
         self._place = start
         self._end = end
+        self._end_was_confirmed = end_was_confirmed
 
     # --- forward -----------------------------------------------------------------------
 
@@ -83,6 +86,7 @@ class CompactedLane:
                     intake=leg,
                     start=self._place,
                     end=self._end,
+                    end_was_confirmed=self._end_was_confirmed,
                     last_number=last_number,
                     news=news,
                 ).run()

@@ -56,6 +56,7 @@ class LaneReader:
         intake: takes what is read.
         start: where to begin.
         end: where to end; None: at the end of what is there.
+        end_was_confirmed: what lies before *end* was confirmed once, whatever bookies know now.
         last_number: the last ledger to read; None: follow, for ever or up to *end*.
         news: tells of new rows; needed to follow.
     """
@@ -69,6 +70,7 @@ class LaneReader:
         intake: Intake,
         start: Place,
         end: Place | None = None,
+        end_was_confirmed: bool = False,
         last_number: int | None = None,
         news: News | None = None,
     ) -> None:
@@ -80,6 +82,7 @@ class LaneReader:
         self._number = start.number
         """of the ledger to read next: after the end of one, that of the next"""
         self._end = end
+        self._end_was_confirmed = end_was_confirmed
         self._last_number = last_number
         self._news = news
         self._looked_at = 0.0
@@ -156,6 +159,8 @@ class LaneReader:
         if self._number != self._place.number:
             self._place = place_of(row, 0)
         if self._last_number is not None:
+            if self._end_was_confirmed:
+                reader.trust(self._last_wanted(row))
             await settle(reader)
         if reader.closed or self._last_number is not None:
             last = self._last_of(row, reader.last_confirmed)
@@ -184,7 +189,13 @@ class LaneReader:
     def _last_of(self, row: Row, last: int) -> int:
         if self._end is None or self._end.number != row.number:
             return last
-        return min(last, self._end.entry if self._end.skip else self._end.entry - 1)
+        return min(last, self._last_wanted(row))
+
+    def _last_wanted(self, row: Row) -> int:
+        """Return the last entry before the end, -1 where that is in another ledger."""
+        if self._end is None or self._end.number != row.number:
+            return -1
+        return self._end.entry if self._end.skip else self._end.entry - 1
 
     async def _put(self, row: Row, batch: EntryBatch) -> Row:
         """Hand entries on; return the row as it is now. Raises NoSuchLedger: it is gone."""

@@ -27,7 +27,7 @@ from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.opening import LedgerOpener
 from ledger_client.topics.places import EARLIEST, LaneRef, Place
 from ledger_client.topics.reading import Reading
-from ledger_client.topics.starting import Begin, KnownLane, Start, Starts, narrow
+from ledger_client.topics.starting import Begin, KnownLane, Start, Starts, is_position, narrow
 from ledger_client.topics.times import TIMES, Time
 from ledger_client.topics.topic_watch import TopicWatch
 from ledger_client.translation import translated
@@ -40,6 +40,8 @@ class Opening(NamedTuple):
     known: KnownLane
     begin: Begin
     end: Place | None = None
+    end_was_confirmed: bool = False
+    """what lies before *end* was confirmed once, as where a position was kept"""
 
 
 class LaneSet:
@@ -95,7 +97,8 @@ class LaneSet:
             if end.gap is not None:
                 raise end.gap
         places = [end.place for end in ends]
-        return [Opening(*each) for each in zip(lanes, begins, places, strict=True)]
+        is_kept = is_position(reading.end)
+        return [Opening(*each, is_kept) for each in zip(lanes, begins, places, strict=True)]
 
     async def lanes(self) -> list[KnownLane]:
         """Return the lanes that exist, as far as they were asked for.
@@ -212,6 +215,7 @@ class LaneSet:
                     intake=stream.intake,
                     start=stream.place,
                     end=stream.end,
+                    end_was_confirmed=opening.end_was_confirmed,
                     last_number=self._last_number(opening.known),
                     news=self._news(opening.known),
                 ).run()
@@ -227,6 +231,7 @@ class LaneSet:
             part=known.part,
             start=stream.place,
             end=stream.end,
+            end_was_confirmed=opening.end_was_confirmed,
         )
         if self._reading.reverse:
             await lane.run_back()

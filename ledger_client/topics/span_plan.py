@@ -28,7 +28,14 @@ from ledger_client.topics.places import LaneRef, Place
 from ledger_client.topics.reading import Reading
 from ledger_client.topics.removed import gap_behind
 from ledger_client.topics.spans import Span, SpanPlan
-from ledger_client.topics.starting import KnownLane, Start, Starts, as_position, narrow
+from ledger_client.topics.starting import (
+    KnownLane,
+    Start,
+    Starts,
+    as_position,
+    is_position,
+    narrow,
+)
 from ledger_client.topics.times import TIMES, place_of
 from metadata.topics import TopicRecord
 
@@ -141,7 +148,10 @@ class _Planner:
         if begin.gap is not None:
             self._note(begin.gap, gaps)
         place = frozen if begin.since is not None else begin.place
-        end = max(place, min(await self._end(known, place, frozen), frozen, key=_at), key=_at)
+        end = await self._end(known, place, frozen)
+        if not self._was_confirmed(end, frozen):
+            end = min(end, frozen, key=_at)
+        end = max(place, end, key=_at)
         spans = await self._spans(known, place, end, gaps)
         return _LanePlan(place, end, spans, gaps)
 
@@ -165,6 +175,11 @@ class _Planner:
         if found_end.gap is not None:
             raise found_end.gap
         return found_end.place
+
+    def _was_confirmed(self, end: Place, frozen: Place) -> bool:
+        """Whether *end* was kept when it was confirmed: bookies may know of less now."""
+        is_kept = is_position(self._reading.end) and not self._closed_only
+        return is_kept and end.number == frozen.number
 
     def _note(self, gap: Gap, gaps: list[Gap]) -> None:
         if self._reading.on_gap == "raise":
@@ -210,7 +225,8 @@ class _Planner:
         """Return what is read of a ledger, and the place behind it."""
         open_here = row.ledger.state != "closed"
         if open_here:
-            last, size, messages = await self._look_into(known.lane, row)
+            least = end.entry - (not end.skip) if row.number == end.number else -1
+            last, size, messages = await self._look_into(known.lane, row, least)
         else:
             last, size, messages = row.ledger.entries - 1, row.ledger.size, row.ledger.messages
         entries, stop = last + 1, -1
@@ -237,9 +253,13 @@ class _Planner:
         )
         return _within(whole, begin, last, stop), behind
 
-    async def _look_into(self, lane: LaneRef, row: Row) -> tuple[int, int, int]:
-        """Return the last entry of a ledger whose row says little; bytes and messages, guessed."""
+    async def _look_into(self, lane: LaneRef, row: Row, least: int) -> tuple[int, int, int]:
+        """Return the last entry of a ledger whose row says little; bytes and messages, guessed.
+
+        Entries up to *least* are known to be confirmed.
+        """
         reader = await self._opener.open(row.ledger.ledger_id)
+        reader.trust(least)
         try:
             last = await settle(reader)
             if last < 0:

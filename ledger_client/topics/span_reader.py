@@ -123,6 +123,7 @@ class SpanReader:
         first = span.first_entry
         try:
             reader = await self._opener.open(span.ledger_id)
+            reader.trust(span.last_entry)  # what is planned was confirmed
             try:
                 for start, stop in kept_entries(span.removed, first, span.last_entry):
                     async for entries in reader.read_batches(start, stop):

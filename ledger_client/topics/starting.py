@@ -222,13 +222,18 @@ def _check_place(named: object, topic: str) -> None:
     is_known = named in (None, "earliest", "latest") or isinstance(
         named, (MessageId, Version, *TIMES)
     )
-    is_position = isinstance(named, Sequence) and all(isinstance(p, LanePlace) for p in named)
-    if not (is_known or (is_position and not isinstance(named, str))):
+    if not (is_known or is_position(named)):
         raise BadTopic(
             f'{named!r} is no place: "earliest", "latest", a MessageId, an EventTime, a Timestamp, '
             "a PublishTime, a Version, or what position() returned",
             topic=topic,
         )
+
+
+def is_position(named: object) -> bool:
+    """Whether it is a place in each lane, as position() returned it."""
+    is_many = isinstance(named, Sequence) and not isinstance(named, str)
+    return is_many and all(isinstance(each, LanePlace) for each in named)  # type: ignore[attr-defined]
 
 
 def as_position(places: Mapping[LaneRef, Place]) -> Position:

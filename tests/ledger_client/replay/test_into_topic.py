@@ -15,6 +15,7 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client
+from ledger_client.confirmed import ask_confirmed
 from ledger_client.errors import NotEnoughBookies
 from ledger_client.replay import replay
 from ledger_client.replay.errors import (
@@ -28,7 +29,9 @@ from ledger_client.replay.errors import (
 from ledger_client.replay.into_topic import replay_into_topic
 from ledger_client.replay.log import LEASE_S, open_log
 from ledger_client.replay.options import ReplayOptions
+from ledger_client.replay.range import Fixed, Wanted, fix_range
 from ledger_client.replay.report import Progress, Report
+from ledger_client.source import LedgerSource
 from ledger_client.topics import lane_state
 from ledger_client.topics.errors import BadTopic, Gap, NoSuchTopic
 from ledger_client.topics.jobs import read_pins
@@ -36,7 +39,7 @@ from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
 from ledger_client.topics.times import EventTime, PublishTime
 from metadata.replays import Order, decode_replay, replay_key
-from metadata.topics import Retention, RollPolicy, Schema
+from metadata.topics import Retention, RollPolicy, Schema, TopicRecord
 
 SOURCE, TARGET = "shop/orders", "shop/copy"
 Told = tuple[bytes | None, bytes | None, int | None, dict[str, bytes]]
@@ -463,6 +466,32 @@ async def test_it_goes_as_fast_as_the_messages_came_by_a_factor(
             began = trio.current_time()
             await client.replay(SOURCE, name, speed=speed)
             assert seconds <= trio.current_time() - began < seconds + 2
+
+
+async def test_nothing_is_left_out_when_bookies_know_of_less_than_they_did(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The source is written, and who knew its last confirmed entry is away after the range is."""
+
+    async def ask_others(source: LedgerSource) -> int:
+        return await ask_confirmed(source) - 2
+
+    async def fix_and_lose(given: Client, topics: Sequence[TopicRecord], wanted: Wanted) -> Fixed:
+        fixed = await fix_range(given, topics, wanted)
+        monkeypatch.setattr("ledger_client.view.ask_confirmed", ask_others)
+        return fixed
+
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        for name in (SOURCE, TARGET):
+            await client.create_topic(name)
+        monkeypatch.setattr("ledger_client.replay.replay.fix_range", fix_and_lose)
+        async with client.producer(SOURCE) as producer:
+            for i in range(6):
+                await producer.send(b"%d" % i)
+            report = await replay_into_topic(client, [SOURCE], TARGET, ReplayOptions())
+        assert report.messages == 6
+        monkeypatch.undo()
+        assert [m.value for m in await read(client, TARGET)] == [b"%d" % i for i in range(6)]
 
 
 async def test_interrupted_it_keeps_how_far_it_is(

@@ -12,7 +12,9 @@ from batches import Sent
 from laid_topic import CONTROL, TOPIC, LaidTopic, batches_of, laid_topic, read_all, said, some_lane
 from trio.testing import MockClock
 
+from ledger_client.confirmed import ask_confirmed
 from ledger_client.errors import NoSuchLedger
+from ledger_client.source import LedgerSource
 from ledger_client.topics.errors import BadTopic, Gap, NoSuchTopic
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
@@ -189,6 +191,31 @@ async def test_the_end_is_what_was_confirmed_when_it_was_planned(
         more = await plan_spans(topic.client, TOPIC, start=plan.end)
         assert [m.value for m in await read_spans(topic, more.spans)] == [b"z", b"later"]
         await same_as_reader(topic)
+
+
+async def test_a_kept_end_holds_when_bookies_know_of_less(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the bookie that the writer told last is away: the others lag behind."""
+
+    async def ask_others(source: LedgerSource) -> int:
+        return await ask_confirmed(source) - 2
+
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with lane.write() as writer:
+            for value in "abcd":
+                await writer.send(said([value, value]))
+            plan = await plan_spans(topic.client, TOPIC)
+            there = await read_spans(topic, plan.spans)
+            assert there[-1].value == b"d"
+            monkeypatch.setattr("ledger_client.view.ask_confirmed", ask_others)
+            assert await read_spans(topic, plan.spans) == there
+            again = await plan_spans(topic.client, TOPIC, start=plan.begin, end=plan.end)
+            assert again == plan
+            assert await same_as_reader(topic, start=plan.begin, end=plan.end) == there
+            ended = await plan_spans(topic.client, TOPIC, end=plan.end, closed_only=True)
+            assert len(await read_spans(topic, ended.spans)) == len(there) - 8
 
 
 async def test_a_row_that_is_old_does_not_hide_what_is_in_the_ledger(
