@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from pathlib import Path
 
 from ledger_client.replay.options import ReplayOptions
-from ledger_client.replay.parquet_target import FILE_SIZE, open_parquet_target
+from ledger_client.replay.parquet_target import FILE_SIZE, check_complete, open_parquet_target
 from ledger_client.replay.replay import Aim, run_replay
 from ledger_client.replay.report import Report
 from ledger_client.replay.target import Target
@@ -35,7 +36,7 @@ async def replay_into_parquet(
             folder, record, resumed=resumed, restart=options.restart, file_size=file_size
         )
 
-    aim = Aim(_text(folder), open_it)
+    aim = Aim(_text(folder), open_it, check=partial(check_complete, folder))
     return await run_replay(client, topics, aim, options)
 
 

@@ -9,9 +9,10 @@ behind the last file that the manifest names. The columns are those that Spark r
 
 from __future__ import annotations
 
+import fcntl
 import os
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -186,16 +187,51 @@ async def open_parquet_target(
         OSError: the folder cannot be written.
     """
     prepare = partial(_prepare, folder, record, resumed=resumed, restart=restart)
-    manifest = await trio.to_thread.run_sync(prepare)
-    has_files = manifest is not None
-    manifest = manifest or Manifest(
-        replay=record.name, run=record.run, whole=_nothing(), reached=record.reached
-    )
-    target = ParquetTarget(folder, manifest, file_size=file_size, resumed=has_files)
+    with _held(folder, record.sources[0].name):
+        manifest = await trio.to_thread.run_sync(prepare)
+        has_files = manifest is not None
+        manifest = manifest or Manifest(
+            replay=record.name, run=record.run, whole=_nothing(), reached=record.reached
+        )
+        target = ParquetTarget(folder, manifest, file_size=file_size, resumed=has_files)
+        try:
+            yield target
+        finally:
+            target.close()
+
+
+def check_complete(folder: Path, record: ReplayRecord) -> None:
+    """Return if all that a replay which is done wrote is in the folder.
+
+    Raises:
+        TargetForeign: files are gone, or the folder is another replay's.
+        OSError: the folder cannot be read.
+    """
+    topic = record.sources[0].name
+    manifest = load_manifest(folder, topic)
+    if manifest is None or manifest.run != record.run:
+        raise TargetForeign(f"{folder} lacks the files of this replay; --restart", topic=topic)
+    _check_files(folder, manifest, topic)
+
+
+@contextmanager
+def _held(folder: Path, topic: str) -> Iterator[None]:
+    """Let no other replay write into the folder for the block; a kill ends that, too.
+
+    Raises TargetForeign: one does.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
-        yield target
+        with suppress(OSError):  # a file system without locks of folders cannot tell
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                told = f"another replay writes into {folder}"
+                raise TargetForeign(told, topic=topic) from None
+        yield
     finally:
-        target.close()
+        os.close(descriptor)
 
 
 def _prepare(
@@ -203,30 +239,35 @@ def _prepare(
 ) -> Manifest | None:
     """Return the run's manifest; leave nothing in the folder that it does not name."""
     topic = record.sources[0].name
-    folder.mkdir(parents=True, exist_ok=True)
     manifest = load_manifest(folder, topic)
     if manifest is not None and manifest.run != record.run:
         if not restart:
             told = f"{folder} holds replay {manifest.replay}; choose another folder, or --restart"
             raise TargetForeign(told, topic=topic)
-        for file in manifest.files:
-            (folder / file.name).unlink(missing_ok=True)
+        following = _file_name(len(manifest.files))  # a run that was killed may have left it
+        for name in [*(file.name for file in manifest.files), following]:
+            (folder / name).unlink(missing_ok=True)
         (folder / "_manifest.json").unlink()
         manifest = None
     if manifest is None and resumed and record.sent:
         raise TargetForeign(f"{folder} lacks the files of this replay; --restart", topic=topic)
-    known = {file.name: file.size for file in manifest.files} if manifest is not None else {}
-    for name, size in known.items():
-        path = folder / name
-        if not path.exists() or path.stat().st_size != size:
-            told = f"{path} is not as this replay left it; use --restart"
-            raise TargetForeign(told, topic=topic)
+    if manifest is not None:
+        _check_files(folder, manifest, topic)
+    known = [] if manifest is None else [file.name for file in manifest.files]
     _drop_unnamed(folder, known, record, resumed=resumed)
     return manifest
 
 
+def _check_files(folder: Path, manifest: Manifest, topic: str) -> None:
+    for file in manifest.files:
+        path = folder / file.name
+        if not path.exists() or path.stat().st_size != file.size:
+            told = f"{path} is not as this replay left it; use --restart"
+            raise TargetForeign(told, topic=topic)
+
+
 def _drop_unnamed(
-    folder: Path, known: Mapping[str, int], record: ReplayRecord, *, resumed: bool
+    folder: Path, known: Sequence[str], record: ReplayRecord, *, resumed: bool
 ) -> None:
     """Remove the file that a killed run had renamed and not named, and what was hidden."""
     following = _file_name(len(known))

@@ -46,6 +46,8 @@ class Aim(NamedTuple):
     uid: int = -1
     partitions: int = 0
     one_to_one: bool = False
+    check: Callable[[ReplayRecord], None] | None = None
+    """raises if what a replay that is done has sent is not there any more; it blocks"""
 
 
 async def run_replay(
@@ -70,6 +72,8 @@ async def run_replay(
             record = found
             _check_same(record, topics, aim, options)
             if record.state == "done":
+                if aim.check is not None:
+                    await trio.to_thread.run_sync(aim.check, record)
                 return _report(record, record, 0.0, finished_before=True)
         run = _Run(client, topics, log, record, options, resumed=found is not None)
         return await run.run(aim)

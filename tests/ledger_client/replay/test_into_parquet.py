@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
+import trio
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
@@ -159,6 +160,72 @@ async def test_a_folder_of_something_else_is_left_as_it_is(
         (tmp_path / "_manifest.json").write_text("{}")
         with pytest.raises(TargetForeign, match="no manifest of a replay"):
             await client.replay(SOURCE, tmp_path, name="third")
+
+
+async def test_two_replays_never_write_into_one_folder_at_once(
+    autojump_clock: MockClock, tmp_path: Path, small: None
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        there = await fill(client)
+        refused: list[str] = []
+
+        async def second() -> None:
+            with pytest.raises(TargetForeign, match="another replay writes into") as failure:
+                await client.replay(SOURCE, tmp_path, name="second", restart=True)
+            refused.append(str(failure.value))
+
+        async with trio.open_nursery() as nursery:
+            begun = trio.Event()
+
+            def on_progress(progress: Progress) -> None:
+                if not begun.is_set():
+                    begun.set()
+                    nursery.start_soon(second)
+
+            options = ReplayOptions(on_progress=on_progress, name="first", speed=1e-6)
+            await replay_into_parquet(client, [SOURCE], tmp_path, options, file_size=500)
+        assert len(refused) == 1
+        assert len(rows(tmp_path)) == len(there)
+
+
+async def test_a_replay_is_done_only_while_its_files_are_there(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        there = await fill(client)
+        await client.replay(SOURCE, tmp_path / "a")
+        (tmp_path / "a" / "part-00000.parquet").unlink()
+        with pytest.raises(TargetForeign, match=r"part-00000\.parquet is not as"):
+            await client.replay(SOURCE, tmp_path / "a")
+        (tmp_path / "a" / "_manifest.json").unlink()
+        (tmp_path / "a").rmdir()
+        with pytest.raises(TargetForeign, match="lacks the files"):
+            await client.replay(SOURCE, tmp_path / "a")
+        assert not (tmp_path / "a").exists()
+        await client.replay(SOURCE, tmp_path / "a", restart=True)
+        assert len(rows(tmp_path / "a")) == len(there)
+
+
+async def test_a_restart_removes_the_file_that_a_killed_run_had_not_named(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, small: None
+) -> None:
+    saved, count = manifest.save_manifest, 0
+
+    def save(folder: Path, wanted: manifest.Manifest) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            raise Cut
+        saved(folder, wanted)
+
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        there = await fill(client)
+        monkeypatch.setattr(parquet_target, "save_manifest", save)
+        with pytest.raises(Cut):
+            await replay_into_parquet(client, [SOURCE], tmp_path, ReplayOptions(), file_size=500)
+        assert (tmp_path / "part-00002.parquet").exists()
+        await client.replay(SOURCE, tmp_path, restart=True)
+        assert len(rows(tmp_path)) == len(there)
 
 
 async def test_files_that_are_gone_or_damaged_are_told(
