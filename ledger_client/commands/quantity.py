@@ -16,8 +16,9 @@ def size(number: int) -> str:
 
 
 def count(number: int, noun: str) -> str:
-    """Write "1 ledger" or "3 ledgers", "2 entries", with separators for thousands."""
-    plural = f"{noun[:-1]}ies" if noun.endswith("y") else f"{noun}s"
+    """Write "1 ledger" or "3 ledgers", "2 entries", "2 keys", with separators for thousands."""
+    changes = noun.endswith("y") and noun[-2:-1] not in tuple("aeiou")
+    plural = f"{noun[:-1]}ies" if changes else f"{noun}s"
     return f"{number:,} {noun if number == 1 else plural}"
 
 

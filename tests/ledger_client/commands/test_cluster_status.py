@@ -82,6 +82,7 @@ def test_quantities_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr("time.time", lambda: 200_000.0)
     assert [size(n) for n in (0, 1023, 1536, 5 << 40)] == ["0 B", "1023 B", "1.5 KiB", "5.0 TiB"]
     assert [count(1, "entry"), count(2000, "entry")] == ["1 entry", "2,000 entries"]
+    assert [count(1, "key"), count(2, "key"), count(2, "byte")] == ["1 key", "2 keys", "2 bytes"]
     assert [age(1000 * s) for s in (199_990, 199_000, 190_000, 0)] == [
         "10 s",
         "16 min",
