@@ -96,7 +96,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, topics: Sequence[TopicRecord]) -> None:
         """Raise BadTopic for what cannot be, at all or with these topics."""
-        unordered = [topic.name for topic in topics if topic.order != "event-time"]
+        if self.order == "event-time":
+            self._check_event_times(topics)
         names = [topic.name for topic in topics]
         wrong = {
             "a replay of no topic": not topics,
@@ -104,8 +105,6 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"order {self.order!r} is none of {', '.join(ORDERS)}": (
                 self.order not in {None, *ORDERS}
             ),
-            f"not ordered by event time, so lanes cannot be merged by it: {', '.join(unordered)}; "
-            "choose the order time or arrival": self.order == "event-time" and bool(unordered),
             f"speed {self.speed} is neither 0, for full speed, nor above": (
                 not 0 <= self.speed < math.inf
             ),
@@ -113,3 +112,13 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
         for message, holds in wrong.items():
             if holds:
                 raise BadTopic(message, topic=names[0] if names else "")
+
+    @staticmethod
+    def _check_event_times(topics: Sequence[TopicRecord]) -> None:
+        for topic in topics:
+            if topic.order != "event-time":
+                raise BadTopic(
+                    "it is not ordered by event time, so its lanes cannot be merged by it; "
+                    "choose the order time or arrival",
+                    topic=topic.name,
+                )

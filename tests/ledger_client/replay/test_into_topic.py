@@ -385,6 +385,8 @@ async def test_what_cannot_be_is_refused_before_anything_is_sent(
             with pytest.raises(kind, match=match):
                 await client.replay(**given)  # type: ignore[arg-type]
         await client.create_topic("shop/ordered", order="event-time")
+        with pytest.raises(BadTopic, match=f"topic {SOURCE}: it is not ordered by event time"):
+            await client.replay(["shop/ordered", SOURCE], TARGET, order="event-time")
         with pytest.raises(BadTopic, match="cannot take messages in order of time"):
             await client.replay(SOURCE, "shop/ordered")
         assert await read(client, TARGET) == []
