@@ -27,6 +27,7 @@ from ledger_client.topics.places import (
 from ledger_client.topics.times import TIMES, Found, Time, TimeSearch, place_of
 from metadata.topics import LaneRecord
 
+_NUMBER_MAX = (1 << 63) - 1
 Position = tuple[LanePlace, ...]
 Start = Literal["earliest", "latest"] | MessageId | Time | Version | Sequence[LanePlace]
 """A place in each lane that is read."""
@@ -228,6 +229,9 @@ def _check_place(named: object, topic: str) -> None:
             "a PublishTime, a Version, or what position() returned",
             topic=topic,
         )
+    for kept in named if is_position(named) else ():  # type: ignore[attr-defined]
+        if not all(UNKNOWN <= number <= _NUMBER_MAX for number in kept.place):
+            raise BadTopic(f"{kept!r} is no place of a lane", topic=topic)
 
 
 def is_position(named: object) -> bool:

@@ -13,7 +13,7 @@ from laid_topic import CONTROL, TOPIC, LaidTopic, batches_of, laid_topic, read_a
 from trio.testing import MockClock
 
 from ledger_client.confirmed import ask_confirmed
-from ledger_client.errors import NoSuchLedger
+from ledger_client.errors import NoSuchEntry, NoSuchLedger
 from ledger_client.source import LedgerSource
 from ledger_client.topics.errors import BadTopic, Gap, NoSuchTopic
 from ledger_client.topics.message_id import MessageId
@@ -258,6 +258,30 @@ async def test_a_ledger_without_a_record_is_no_gap(autojump_clock: MockClock) ->
         await topic.client.delete_ledger(lane.rows[1].ledger_id)
         with pytest.raises(NoSuchLedger):
             await read_spans(topic, plan.spans)
+
+
+@pytest.mark.parametrize("field", ["number", "entry", "skip", "version"])
+@pytest.mark.parametrize("number", [-2, 1 << 63, 1 << 70])
+async def test_positions_that_no_reader_ever_gave_are_refused(
+    autojump_clock: MockClock, field: str, number: int
+) -> None:
+    async with laid_topic() as topic:
+        await some_lane(topic)
+        (kept,) = (await plan_spans(topic.client, TOPIC)).end
+        position = [kept._replace(place=kept.place._replace(**{field: number}))]
+        with pytest.raises(BadTopic, match="is no place of a lane"):
+            await plan_spans(topic.client, TOPIC, end=position)
+        with pytest.raises(BadTopic, match="is no place of a lane"):
+            await plan_spans(topic.client, TOPIC, start=position)
+
+
+async def test_an_end_that_was_never_confirmed_is_told(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic, topic.lane().write() as writer:
+        await writer.send(said(["x"]))
+        (kept,) = (await plan_spans(topic.client, TOPIC)).end
+        position = [kept._replace(place=kept.place._replace(entry=1 << 40))]
+        with pytest.raises(NoSuchEntry):
+            await plan_spans(topic.client, TOPIC, end=position)
 
 
 async def test_bounds_are_refused_as_a_reader_refuses_them(autojump_clock: MockClock) -> None:
