@@ -189,24 +189,25 @@ class Truncation:
         """Delete what goes of a lane; return what went, None for nothing."""
         told: LaneTruncated | None = None
         attempts = ATTEMPTS
-        while attempts:
+        while True:
             found, start, stop, cut = await self._look(known)
             if not cut.messages:
-                break
+                return told
             await self._check(found, stop, cut)
+            lost, step = None, None
             try:
                 step = await self._step(known, start, stop, cut)
-            except LostRace:
-                attempts -= 1
-                if not attempts:
-                    raise
+            except LostRace as race:
+                lost = race
+            if step is not None:
+                told = _both(told, step, is_end=stop is None)
+                on_removed(step.ledgers)
                 continue
-            if step is None:
-                attempts -= 1
-                continue
-            told = _both(told, step, is_end=stop is None)
-            on_removed(step.ledgers)
-        return told
+            attempts -= 1
+            if not attempts:
+                raise LostRace(
+                    f"{known.lane} is changed by others", topic=known.lane.topic
+                ) from lost
 
     async def _step(
         self, known: KnownLane, start: Place, stop: Place | None, cut: Cut
@@ -217,14 +218,14 @@ class Truncation:
             async with lane.hold(force=self._force) as rows:
                 found, start, stop, cut = await self._look(known)
                 cut = await lane.plan(found, *limited(cut, start, stop))
-                if stop is not None or not cut.messages:
+                if stop is not None or not cut.parts:
                     return None  # it is closed now
                 await self._check(found, stop, cut)  # recovery may have taken its time
                 await lane.truncate(rows, cut)
                 return lane.told(cut, found)
         found, start, stop, cut = await self._look(known)
         cut = await lane.plan(found, *limited(cut, start, stop))
-        if _takes_lane(stop, cut) or not cut.messages:
+        if not cut.parts or _takes_lane(stop, cut):
             return None  # others have changed it meanwhile
         await self._check(found, stop, cut)  # to read what is left may have taken its time
         return lane.told(cut, found) if await lane.punch(cut) else None

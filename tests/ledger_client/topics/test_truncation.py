@@ -450,6 +450,30 @@ async def test_many_ledgers_go_in_several_steps(
         assert len(removals) == 1
 
 
+@pytest.mark.parametrize("stop", [None, EventTime(11)])
+async def test_ledgers_without_messages_do_not_end_a_step(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, stop: EventTime | None
+) -> None:
+    """TB-75: however many there are, what lies on their other side goes too."""
+    for module in (truncation, lane_truncation):
+        monkeypatch.setattr(module, "WHOLE_MAX", 2, raising=False)
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await make(client)
+        await written(client, 2)
+        for first in (2, 12):
+            for _ in range(5):
+                await written(client, 0)
+            await written(client, 10, first=first)
+        for _ in range(5):
+            await written(client, 0)
+        if stop is None:
+            assert (await client.truncate_topic(TOPIC, EventTime(1))).messages == 21
+            assert await numbers(client) == [0]
+        else:
+            assert (await client.delete_messages(TOPIC, EventTime(2), stop)).messages == 10
+            assert await numbers(client) == [0, 1, *range(12, 22)]
+
+
 async def test_a_lane_is_cut_or_as_it_was_wherever_the_process_ends(
     autojump_clock: MockClock,
 ) -> None:
