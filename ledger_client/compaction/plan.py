@@ -125,11 +125,13 @@ async def plan_compaction(
         TooManyLanes: more than a set lists.
         MetadataError: as every call to the store.
     """
-    holdings = await read_holdings(store, topic)
+    # Partitions that were added since the topic was looked up are for the next run.
+    holdings = [each for each in await read_holdings(store, topic) if _is_known(topic, each)]
     before = found.set if found is not None else None
     keys = null_keys or (before.null_keys if before is not None else "drop")
     known = {(each.partition, each.lane) for each in holdings}
-    gone = [each for each in (before.horizons if before else ()) if _at(each) not in known]
+    horizons = [each for each in (before.horizons if before else ()) if _is_known(topic, each)]
+    gone = [each for each in horizons if _at(each) not in known]
     lanes = [_lane(topic, before, each) for each in holdings]
     lanes += [_gone_lane(topic, before, each) for each in gone if before is not None]
     if len(lanes) > HORIZONS_MAX:
@@ -252,6 +254,10 @@ def _compacted_span(topic: TopicRecord, ledger: CompactedLedger) -> Span:
         size=ledger.size,
         messages=ledger.messages,
     )
+
+
+def _is_known(topic: TopicRecord, lane: LaneHoldings | Horizon) -> bool:
+    return lane.partition in topic.partition_indexes
 
 
 def _at(horizon: Horizon) -> tuple[int, int]:

@@ -224,6 +224,21 @@ async def test_partitions_that_are_added_take_keys_along(autojump_clock: MockClo
         assert await kept_of(topic.client, await the_set(topic)) == of(old, new)
 
 
+async def test_partitions_that_are_added_while_it_begins_are_for_the_next_run(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic(partitions=1) as topic:
+        old, new = topic.lane(0), topic.lane(2)
+        await old.lay(keyed("a", 20), created_ms=1)
+        await new.lay(keyed("b", 9), created_ms=2)
+        assert (await compacted(topic)).partitions == 1
+        assert await kept_of(topic.client, await the_set(topic)) == of(old)
+        topic.record = type(topic.record)(name=TOPIC, uid=7, partitions=3, replication=1)
+        topic.put()
+        await compacted(topic)
+        assert await kept_of(topic.client, await the_set(topic)) == of(old, new)
+
+
 # --- reading --------------------------------------------------------------------------
 
 
