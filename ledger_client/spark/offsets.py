@@ -12,6 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.places import LanePlace, Place
 
 Offset = Mapping[str, Mapping[str, str | int]]
@@ -37,13 +38,34 @@ def position_of(offset: Offset) -> tuple[LanePlace, ...]:
         ValueError: it is no offset.
     """
     found: list[LanePlace] = []
-    for topic, lanes in offset.items():
-        uid = lanes.get("uid")
-        if uid is None:
-            raise ValueError(f"the offset of {topic} has no uid")
+    for topic, uid in _uids(offset).items():
+        lanes = offset[topic]
         named = [lane for lane in lanes if lane != "uid"]
-        found += [_lane_place(topic, int(uid), lane, lanes[lane]) for lane in named]
+        found += [_lane_place(topic, uid, lane, lanes[lane]) for lane in named]
     return tuple(sorted(found))
+
+
+def check_topics(offset: Offset, uids: Mapping[str, int]) -> None:
+    """Return if an offset is of these topics, also of those whose lanes it does not name.
+
+    Raises:
+        ValueError: it is no offset.
+        BadTopic: one was deleted, and made again, since.
+    """
+    for topic, uid in _uids(offset).items():
+        if uids.get(topic, uid) != uid:
+            told = "the offset is of another topic of this name, which was deleted"
+            raise BadTopic(told, topic=topic)
+
+
+def _uids(offset: Offset) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for topic, lanes in offset.items():
+        uid = lanes.get("uid") if isinstance(lanes, Mapping) else None
+        if not isinstance(uid, int):
+            raise ValueError(f"the offset of {topic} has no uid")  # noqa: TRY004 - it came as JSON
+        found[topic] = uid
+    return found
 
 
 def _lane_place(topic: str, uid: int, lane: str, text: str | int) -> LanePlace:

@@ -30,7 +30,7 @@ from pyspark.sql.streaming.datasource import (
 from ledger_client import connecting
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
-from ledger_client.spark.offsets import Offset, offset_of, position_of
+from ledger_client.spark.offsets import Offset, check_topics, offset_of, position_of
 from ledger_client.spark.options import SourceOptions
 from ledger_client.spark.partitions import SpanPartition, partitions_of
 from ledger_client.spark.planning import plan_of
@@ -76,6 +76,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return where the next micro-batch ends: *start* if there is nothing to read."""
         with without_stack():
             planned = self._plan(position_of(start), end=self._target)
+            check_topics(start, _uids(planned))
             self._latest = _offset(planned, planned.end)
             messages_max, bytes_max = self._limits(limit)
             end = admit(planned, messages_max=messages_max, bytes_max=bytes_max)
@@ -94,6 +95,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         """Return the tasks of a micro-batch."""
         with without_stack():
             planned = self._plan(position_of(start), end=position_of(end))
+            check_topics(end, _uids(planned))
             if not planned.spans:
                 return []
             return partitions_of(planned.spans, self._options)
@@ -137,4 +139,8 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
 
 def _offset(planned: SpanPlan, position: Position) -> dict[str, Any]:
-    return offset_of(position, {topic.name: topic.uid for topic in planned.topics})
+    return offset_of(position, _uids(planned))
+
+
+def _uids(planned: SpanPlan) -> dict[str, int]:
+    return {topic.name: topic.uid for topic in planned.topics}

@@ -182,12 +182,14 @@ async def _newest(known: KnownLane) -> int:
 
 def _kept_place(lane: LaneRef, position: Sequence[LanePlace]) -> Place:
     for kept in position:
-        if kept.topic == lane.topic and (kept.partition, kept.lane) == (lane.partition, lane.lane):
-            if kept.uid != lane.uid:
-                raise BadTopic(
-                    "the position is of another topic of this name, which was deleted",
-                    topic=lane.topic,
-                )
+        if kept.topic != lane.topic:
+            continue
+        if kept.uid != lane.uid:
+            raise BadTopic(
+                "the position is of another topic of this name, which was deleted",
+                topic=lane.topic,
+            )
+        if (kept.partition, kept.lane) == (lane.partition, lane.lane):
             return Place(*kept.place)
     return EARLIEST  # the lane is younger than the position
 

@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from ledger_client.spark.errors import BadOption
-from ledger_client.spark.offsets import offset_of, position_of
+from ledger_client.spark.offsets import check_topics, offset_of, position_of
 from ledger_client.spark.options import SourceOptions, parse_options
+from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.places import LanePlace, Place
 from ledger_client.topics.starting import Version
@@ -92,3 +95,19 @@ def test_an_offset_is_a_position_and_names_topics_without_lanes() -> None:
         "c/d": {"uid": 8},
     }
     assert position_of(offset) == POSITION
+
+
+def test_an_offset_of_a_topic_that_was_made_again_is_refused() -> None:
+    """Also where neither of them has had a lane: a query would go on in the new one unnoticed."""
+    offset = offset_of((), {"a/b": 7})
+    check_topics(offset, {"a/b": 7, "c/d": 8})
+    with pytest.raises(BadTopic, match="of another topic of this name"):
+        check_topics(offset, {"a/b": 9})
+
+
+@pytest.mark.parametrize(
+    "offset", [{"a/b": 5}, {"a/b": None}, {"a/b": {}}, {"a/b": {"uid": "x"}}, {"a/b": {"uid": [1]}}]
+)
+def test_what_is_no_offset_is_said_to_be_none(offset: Any) -> None:  # noqa: ANN401 - anything
+    with pytest.raises(ValueError, match="a/b has no uid"):
+        position_of(offset)

@@ -275,6 +275,17 @@ async def test_positions_that_no_reader_ever_gave_are_refused(
             await plan_spans(topic.client, TOPIC, start=position)
 
 
+async def test_a_position_in_other_lanes_of_a_deleted_topic_is_none_of_the_new_one(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        await some_lane(topic)
+        (kept,) = (await plan_spans(topic.client, TOPIC)).end
+        former = [kept._replace(uid=kept.uid + 1, lane=kept.lane + 1)]
+        with pytest.raises(BadTopic, match="of another topic of this name"):
+            await plan_spans(topic.client, TOPIC, start=former)
+
+
 async def test_an_end_that_was_never_confirmed_is_told(autojump_clock: MockClock) -> None:
     async with laid_topic() as topic, topic.lane().write() as writer:
         await writer.send(said(["x"]))
