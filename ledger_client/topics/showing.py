@@ -19,7 +19,7 @@ from typing import NamedTuple
 import trio
 
 from ledger_client.client import Client
-from ledger_client.errors import NoSuchLedger, Retryable
+from ledger_client.errors import MetadataUnavailable, NoSuchLedger, Retryable
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.errors import (
     JobLost,
@@ -92,7 +92,7 @@ class Showing:
             NoSuchTopic: the topic was deleted.
             TailLost: the end of a lane is lost: a person decides.
             MetadataUnavailable: whether it was done is not known; what is staged is there
-                still if it was not.
+                still if it was not. Also when others came in between for SHOW_S.
             Retryable: bookies of a lane's last ledger are away, also after SHOW_S.
         """
         self._check_count()
@@ -105,6 +105,9 @@ class Showing:
             except (ProducerBusy, ProducerFenced, Retryable):
                 if trio.current_time() >= until:
                     raise
+            if trio.current_time() >= until:
+                told = f"others changed its lanes for {SHOW_S:g} s, and the job is not shown"
+                raise MetadataUnavailable(f"metadata: {told}")
             await trio.sleep(PAUSE_S)
 
     async def _attempt(self) -> bool | None:

@@ -25,7 +25,7 @@ from topic_rig import stored
 from trio.testing import MockClock
 
 from ledger_client import Client, RollPolicy
-from ledger_client.errors import LedgerError, NotEnoughBookies
+from ledger_client.errors import LedgerError, MetadataUnavailable, NotEnoughBookies
 from ledger_client.topics.errors import (
     BadTopic,
     EventTimeBack,
@@ -39,7 +39,7 @@ from ledger_client.topics.errors import (
 from ledger_client.topics.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.topics.jobs import live_jobs
 from ledger_client.topics.lane import open_lane
-from ledger_client.topics.showing import SinkBatch
+from ledger_client.topics.showing import SHOW_S, Showing, SinkBatch
 from ledger_client.topics.staged_writer import PARTS_MAX
 from ledger_client.topics.writing_job import (
     KEEP_S,
@@ -277,6 +277,22 @@ async def test_showing_waits_for_a_producer_that_has_all_of_the_partition(
         await trio.sleep(20)
         await producer.send(b"a")
     assert sorted(await read_all(client, NAME)) == ["a", "x"]
+
+
+async def test_showing_ends_although_somebody_always_comes_in_between(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: MemoryCluster,
+    client: Client,
+) -> None:
+    async def nobody(_showing: Showing) -> None:
+        """Somebody came in between."""
+
+    await made(client)
+    monkeypatch.setattr(Showing, "_attempt", nobody)
+    with trio.fail_after(2 * SHOW_S), pytest.raises(MetadataUnavailable, match="others changed"):
+        await write_job(client, NAME, {-1: rows("x")})
+    assert ledgers_count(cluster) == 0
 
 
 async def test_two_jobs_shown_at_once_are_both_there(client: Client) -> None:
