@@ -7,12 +7,12 @@ from functools import partial
 import click
 import msgspec
 import trio
-from rich.console import Console
 from rich.table import Table
 
 import ledger_client
 from ledger_client import Client
 from ledger_client.commands import options
+from ledger_client.commands.console import Output
 from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.progress import show_part
@@ -141,7 +141,7 @@ def _tell(result: Result) -> None:
             numbers = (each.missing, each.damaged, each.different, each.unreachable, each.lost)
             where = " ".join(dict.fromkeys([*each.faulty, *each.silent]))
             table.add_row(str(each.ledger_id), each.topic, *map(str, numbers), where)
-        Console(highlight=False, markup=False, width=WIDTH).print(table)
+        Output(highlight=False, markup=False, width=WIDTH).print(table)
         if len(found.faulty) > SHOWN_MAX:
             click.echo(f"and {len(found.faulty) - SHOWN_MAX} more; --json names them")
     if result.mended:

@@ -7,12 +7,12 @@ from functools import partial
 import click
 import msgspec
 import trio
-from rich.console import Console
 from rich.table import Table
 
 import ledger_client
 from ledger_client.catalogue import Catalogue
 from ledger_client.commands import options
+from ledger_client.commands.console import Output
 from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.progress import show_entries
@@ -106,7 +106,7 @@ def _tell(found: Verified) -> None:
     for copy in found.copies:
         numbers = (copy.sound, copy.missing, copy.damaged, copy.different, copy.unknown)
         table.add_row(copy.bookie_id, *map(str, numbers))
-    Console(highlight=False, markup=False, width=WIDTH).print(table)
+    Output(highlight=False, markup=False, width=WIDTH).print(table)
     for run in found.faults[:SHOWN_MAX]:
         click.echo(f"{_entries(run)} {run.fault.value} on {run.bookie_id}")
     if len(found.faults) > SHOWN_MAX:

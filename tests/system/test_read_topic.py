@@ -126,8 +126,11 @@ def test_an_arrow_stream_is_whole(run: Run) -> None:
     assert table.column("event_time").to_pylist()[-1] == NOON_NS + 2499 * MINUTE_NS
 
 
-def test_a_closed_pipe_ends_it_without_a_word(url: str) -> None:
-    command = f"{sys.executable} -P -m ledger_client read t/times | head -n 2"
+@pytest.mark.parametrize(
+    ("words", "told"), [("read t/times | head -n 2", b"0\n1\n"), ("topic explain t/times | :", b"")]
+)
+def test_a_closed_pipe_ends_it_without_a_word(url: str, words: str, told: bytes) -> None:
+    command = f"{sys.executable} -P -m ledger_client {words}"
     done = subprocess.run(
         ["/bin/bash", "-o", "pipefail", "-c", command],
         env=os.environ | {"QUIRE_CLUSTER": url},
@@ -135,7 +138,7 @@ def test_a_closed_pipe_ends_it_without_a_word(url: str) -> None:
         timeout=60,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"0\n1\n", b"")
+    assert (done.returncode, done.stdout, done.stderr) == (0, told, b"")
 
 
 @pytest.mark.parametrize("form", ["text", "arrow"])

@@ -8,11 +8,12 @@ from functools import partial
 import click
 import msgspec
 import trio
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
 from ledger_client.commands import options
+from ledger_client.commands.console import Output
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.quantity import age, count, size
 from ledger_client.operations.overview import BookieOverview, Overview, take_overview
@@ -85,7 +86,7 @@ async def _print_json(store: MetadataStore, watch: bool) -> None:
 
 async def _print_tables(store: MetadataStore, watch: bool) -> None:
     width = None if sys.stdout.isatty() else WIDTH_PIPED
-    console = Console(highlight=False, markup=False, width=width)
+    console = Output(highlight=False, markup=False, width=width)
     if not watch:
         console.print(_drawn(await take_overview(store)))
         return

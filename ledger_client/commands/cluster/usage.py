@@ -8,12 +8,13 @@ from typing import cast, get_args
 import click
 import msgspec
 import trio
-from rich.console import Console, Group, RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 import ledger_client
 from ledger_client.commands import options
+from ledger_client.commands.console import Output
 from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.progress import show_ledgers
@@ -94,7 +95,7 @@ def _used(taken: Usage, by: By, topic: str | None) -> Used:
 
 
 def _print(used: Used) -> None:
-    console = Console(highlight=False, markup=False)
+    console = Output(highlight=False, markup=False)
     if not console.is_terminal:
         console.width = WIDTH_PIPED
     tables = {"topic": _topics, "ledger": _ledgers, "reason": _reasons, "bookie": _bookies}

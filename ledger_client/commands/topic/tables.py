@@ -5,9 +5,9 @@ from __future__ import annotations
 import sys
 import time
 
-from rich.console import Console
 from rich.table import Table
 
+from ledger_client.commands.console import Output
 from ledger_client.commands.moment import moment_text
 from ledger_client.commands.quantity import size
 from ledger_client.topics.explanation import Extent
@@ -37,7 +37,7 @@ def table(*heads: str, right: tuple[str, ...] = ()) -> Table:
 def show(*parts: Table | str) -> None:
     """Print tables and lines on standard output."""
     width = None if sys.stdout.isatty() else WIDTH_PIPED
-    console = Console(highlight=False, markup=False, width=width)
+    console = Output(highlight=False, markup=False, width=width)
     for part in parts:
         console.print(part)
 
