@@ -83,7 +83,7 @@ def conclude(command: click.Command, arguments: Sequence[str]) -> int:
         CommandFailed,
     ) as group:
         code = _report(first_of(group))
-    except* (KeyboardInterrupt, Interrupted):
+    except* (KeyboardInterrupt, Interrupted, click.Abort):  # Abort: a question, answered no
         code = Exit.INTERRUPTED
     return code
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -193,6 +194,18 @@ def test_what_cannot_be_is_one_line_that_helps(
     assert done.code == code
     assert told in done.err
     assert len(done.err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("answer", ["n\n", "\n", ""])
+def test_a_question_that_is_not_answered_yes_ends_it_without_a_trace(
+    run: Run, monkeypatch: pytest.MonkeyPatch, answer: str
+) -> None:
+    run("create", "s/t")
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    done = run("delete-lane", "s/t", "0")
+    assert (done.code, done.out) == (Exit.INTERRUPTED, "")
+    assert done.err.startswith("Delete lane 0 with all its messages? [y/N]")
+    assert "Traceback" not in done.err
 
 
 def test_topics_are_listed_by_namespace(run: Run) -> None:
