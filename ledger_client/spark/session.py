@@ -11,6 +11,7 @@ import importlib.util
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -27,6 +28,7 @@ if TYPE_CHECKING:
 
 SPARK_MIN = (4, 3)
 STOP_S = 20.0
+CONNECT_S = 5.0
 _INSTALL = "pip install 'quire[spark]'"
 _QUIET = {
     "spark.ui.enabled": "false",
@@ -59,6 +61,7 @@ def open_session(
     """
     check_spark()
     check_java()
+    check_master(master)
     from pyspark import SparkContext
 
     if SparkContext._active_spark_context is not None:  # there is no other way
@@ -82,6 +85,25 @@ def check_spark() -> None:
     if tuple(int(part) for part in version.split(".")[:2]) < SPARK_MIN:
         least = ".".join(map(str, SPARK_MIN))
         raise SparkMissing(f"PySpark {version} is too old, {least} is needed: {_INSTALL}")
+
+
+def check_master(master: str) -> None:
+    """Raise SparkFailed unless a master of a Spark cluster listens; Spark would try for a minute.
+
+    Of other kinds of clusters nothing is asked.
+    """
+    if not master.startswith("spark://"):
+        return
+    why = "it is none"
+    for address in master.removeprefix("spark://").split(","):
+        host, _, port = address.rpartition(":")
+        try:
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        except (OSError, ValueError, OverflowError) as failure:
+            why = str(failure)
+        else:
+            return
+    raise SparkFailed(f"Spark's master {master} cannot be reached: {why}")
 
 
 def _settings(master: str, app: str, conf: Mapping[str, str]) -> dict[str, str]:
@@ -117,10 +139,9 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     with log.open("wb") as told:
         try:
             gateway = launch_gateway(conf, _popen(told))  # type: ignore[no-untyped-call] # as it is
-            context = SparkContext(conf=conf, gateway=gateway)
+            session = SparkSession(SparkContext(conf=conf, gateway=gateway))
         except (PySparkException, Py4JError, OSError) as failure:
             raise SparkFailed(f"Spark did not start: {_reason(failure, log)}") from failure
-    session = SparkSession(context)
     register(session)
     return session
 
@@ -134,7 +155,9 @@ def _reason(failure: Exception, log: Path) -> str:
     told = _EXCEPTION.search(log.read_text(errors="replace"))
     if told is not None:
         return told[1].strip()
-    return next(iter(str(failure).splitlines()), type(failure).__name__)
+    with suppress(Exception):  # what Py4J says it asks of the JVM, which may be gone
+        return str(failure).splitlines()[0]
+    return type(failure).__name__
 
 
 def _stop() -> None:

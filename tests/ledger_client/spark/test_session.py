@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -13,7 +14,7 @@ from daemons import wait_until_gone
 
 from ledger_client.spark import java, session as sessions
 from ledger_client.spark.errors import JavaMissing, JavaTooOld, SparkFailed, SparkMissing
-from ledger_client.spark.session import open_session
+from ledger_client.spark.session import check_master, open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -142,6 +143,24 @@ def test_an_interrupted_session_leaves_no_jvm() -> None:
         process.send_signal(signal.SIGINT)
         assert process.wait(60) != 0
     wait_until_gone([jvm])
+
+
+@pytest.mark.parametrize(
+    ("master", "told"),
+    [
+        ("spark://127.0.0.1:9", "spark://127.0.0.1:9 cannot be reached: .*refused"),
+        ("spark://127.0.0.1", "cannot be reached"),
+        ("spark://[::1]:70000", "cannot be reached"),
+    ],
+)
+def test_a_cluster_that_is_not_there_is_told_at_once(master: str, told: str) -> None:
+    with pytest.raises(SparkFailed, match=told):
+        check_master(master)
+
+
+def test_one_of_several_masters_is_enough() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+        check_master(f"spark://127.0.0.1:9,127.0.0.1:{listening.getsockname()[1]}")
 
 
 @pytest.mark.slow
