@@ -41,7 +41,8 @@ def batches_of(
 ) -> Iterator[tuple[int, list[pa.Array]]]:
     """Yield the number of rows and the named columns, batch by batch.
 
-    Batches have *rows_min* rows or more, except the last, and *rows_max* at most.
+    Batches have *rows_min* rows or more, except the last and where the next entry does not fit,
+    and *rows_max* at most.
     """
     part: list[Slice] = []
     rows = 0

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pyarrow as pa
 from batches import Sent, columns_of as encoded_columns, plain
 from hypothesis import given, settings, strategies as st
@@ -29,7 +31,8 @@ def table(slices: list[Slice], rows_min: int = 4096, rows_max: int = 50_000) -> 
         assert 0 < rows <= rows_max
         assert {len(array) for array in arrays} == {rows}
         made.append(pa.Table.from_arrays(arrays, names=columns.NAMES))
-    assert all(part.num_rows >= rows_min for part in made[:-1]) or rows_min > rows_max // 2
+    counts = [part.num_rows for part in made]
+    assert all(one >= rows_min or one + other > rows_max for one, other in pairwise(counts))
     return pa.concat_tables(made)
 
 
