@@ -37,8 +37,7 @@ def with_route(routes: Sequence[Route], partitions: int, following: int) -> list
 def routed_over(routes: Sequence[Route], sequence: int, partitions: int) -> bool:
     """Whether a number is below those for which there were more than so many *partitions*."""
     return any(
-        count == partitions and sequence < stop
-        for (count, _), (_, stop) in pairwise(routes)
+        count == partitions and sequence < stop for (count, _), (_, stop) in pairwise(routes)
     )
 
 
