@@ -27,11 +27,11 @@ from ledger_client.topics.client import TopicClient as Client
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.message_ids import MessageIds
 from ledger_client.topics.messages import Message
-from ledger_client.topics.places import LanePlace
-from ledger_client.topics.producer import Producer
-from ledger_client.topics.reader import TopicReader
-from ledger_client.topics.tickets import Ticket
-from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from ledger_client.topics.producing.producer import Producer
+from ledger_client.topics.producing.tickets import Ticket
+from ledger_client.topics.reading.places import LanePlace
+from ledger_client.topics.reading.reader import TopicReader
+from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
 from ledger_client.writer import LedgerWriter
 from metadata.topics import Retention, RollPolicy, Schema
 

@@ -31,17 +31,17 @@ from ledger_client.reader import LedgerReader
 from ledger_client.replay.options import ReplaySettings
 from ledger_client.replay.report import Report
 from ledger_client.topics.alteration import TopicChanges, TopicSettings
-from ledger_client.topics.blocking_producer import BlockingProducer
-from ledger_client.topics.blocking_reader import BlockingTopicReader
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.explanation import Explanation, LaneExplained
-from ledger_client.topics.producer_options import ProducerSettings
-from ledger_client.topics.purge import Purged
-from ledger_client.topics.reading import ReadSettings
-from ledger_client.topics.starting import Start
-from ledger_client.topics.times import Time
-from ledger_client.topics.truncation import Truncated
+from ledger_client.topics.keeping.explanation import Explanation, LaneExplained
+from ledger_client.topics.keeping.purge import Purged
+from ledger_client.topics.keeping.truncation import Truncated
+from ledger_client.topics.producing.blocking_producer import BlockingProducer
+from ledger_client.topics.producing.producer_options import ProducerSettings
+from ledger_client.topics.reading.blocking_reader import BlockingTopicReader
+from ledger_client.topics.reading.read_options import ReadSettings
+from ledger_client.topics.reading.starting import Start
+from ledger_client.topics.reading.times import Time
 from ledger_client.writer import LedgerWriter
 from metadata.compaction import CompactedSet
 from metadata.records import BookieRecord, LedgerRecord

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reader import TopicReader
+from ledger_client.topics.reading.reader import TopicReader
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-    from ledger_client.topics.arrow_runs import RecordBatches
+    from ledger_client.topics.reading.arrow_runs import RecordBatches
 
 Put = Callable[[bytes], Awaitable[None]]
 Form = Callable[[TopicReader, int | None, Put], Awaitable[None]]

@@ -19,9 +19,9 @@ from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.moment import Moment
 from ledger_client.commands.output import put
 from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.reading import ReadSettings
-from ledger_client.topics.starting import Start
-from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from ledger_client.topics.reading.read_options import ReadSettings
+from ledger_client.topics.reading.starting import Start
+from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
 
 By = Literal["event-time", "publish-time", "timestamp"]
 BYS: tuple[By, ...] = ("event-time", "publish-time", "timestamp")

@@ -39,8 +39,8 @@ from ledger_client.commands.pump import chunks
 from ledger_client.commands.quantity import count
 from ledger_client.errors import LedgerError
 from ledger_client.topics.errors import TopicExists
-from ledger_client.topics.producer import Producer
-from ledger_client.topics.producer_options import ACCESSES, Access
+from ledger_client.topics.producing.producer import Producer
+from ledger_client.topics.producing.producer_options import ACCESSES, Access
 from ledger_client.writer import PAYLOAD_SIZE_MAX
 
 Form = Literal["lines", "csv", "json"]

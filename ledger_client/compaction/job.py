@@ -3,7 +3,7 @@
     plan ──► job: lease, pins ──► runner: staged ledgers ──► publish: one transaction
 
 Until that transaction readers have the generation before, and from it on the next one; the job
-that fails, or is killed, leaves staged ledgers that are given up (ledger_client/topics/jobs.py).
+that fails, or is killed, leaves staged ledgers that are given up (topics/jobs/job.py).
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from ledger_client.compaction.plan import CompactionPlan, NullKeys, plan_compact
 from ledger_client.compaction.publishing import publish, set_after
 from ledger_client.compaction.runner import Runner
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.compacted_sets import read_set, remove_retired, remove_set
-from ledger_client.topics.jobs import Job, open_job
+from ledger_client.topics.jobs.job import Job, open_job
+from ledger_client.topics.keeping.compacted_sets import read_set, remove_retired, remove_set
 from ledger_client.translation import translated
 from metadata.compaction import (
     CompactedSet,

@@ -25,7 +25,7 @@ from ledger_client.compaction.portions import Portion, order_of
 from ledger_client.compaction.scan import EntryTable, read_all, read_left
 from ledger_client.compaction.staged_lane import StagedLane, stage_lane
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.staging import JobStage
+from ledger_client.topics.jobs.staging import JobStage
 from metadata.compaction import CompactedLedger, Horizon
 from native.columns import Binary, Columns
 from native.errors import Full

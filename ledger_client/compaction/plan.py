@@ -13,8 +13,8 @@ from typing import Literal
 import msgspec
 
 from ledger_client.compaction.errors import TooManyLanes
-from ledger_client.topics.holdings import Held, LaneHoldings, read_holdings
-from ledger_client.topics.spans import Span
+from ledger_client.topics.keeping.holdings import Held, LaneHoldings, read_holdings
+from ledger_client.topics.reading.spans import Span
 from metadata.compaction import (
     HORIZONS_MAX,
     ORDER_MIN,

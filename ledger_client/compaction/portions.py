@@ -19,7 +19,7 @@ from typing import Protocol
 
 from ledger_client.topics.errors import BadBatch
 from ledger_client.topics.messages import Slice
-from ledger_client.topics.span_reader import Brought, slices_of
+from ledger_client.topics.reading.span_reader import Brought, slices_of
 from native.batch import decode, encode
 from native.columns import Columns
 from native.compacted import Compacted, Origin, decode as decode_compacted

@@ -12,10 +12,10 @@ from ledger_client.compaction.partition import PartitionResult
 from ledger_client.compaction.plan import CompactionPlan
 from ledger_client.errors import MetadataUnavailable
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.compacted_sets import read_set
 from ledger_client.topics.errors import JobLost, NoSuchTopic
-from ledger_client.topics.jobs import Job
-from ledger_client.topics.staging import staged_ledgers
+from ledger_client.topics.jobs.job import Job
+from ledger_client.topics.jobs.staging import staged_ledgers
+from ledger_client.topics.keeping.compacted_sets import read_set
 from ledger_client.translation import translated
 from metadata.compaction import (
     LEDGERS_MAX,

@@ -24,7 +24,7 @@ from ledger_client.compaction.partition import (
 from ledger_client.compaction.plan import CompactionPlan, LanePlan, PartitionPlan
 from ledger_client.compaction.winners import Winners, open_winners
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.staging import JobStage
+from ledger_client.topics.jobs.staging import JobStage
 
 Told = Callable[[float], None]
 """Is told which part of the work is done."""

@@ -26,8 +26,8 @@ from ledger_client.compaction.portions import (
 from ledger_client.errors import NoSuchLedger
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import Gap
-from ledger_client.topics.span_reader import Brought, SpanReader
-from ledger_client.topics.spans import Span
+from ledger_client.topics.reading.span_reader import Brought, SpanReader
+from ledger_client.topics.reading.spans import Span
 from native.latest import Survivors
 
 PASSED_SIZE = 4 << 20

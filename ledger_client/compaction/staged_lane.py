@@ -14,7 +14,7 @@ from contextlib import asynccontextmanager, suppress
 from ledger_client.client import Client
 from ledger_client.compaction.portions import Portion
 from ledger_client.errors import LedgerError
-from ledger_client.topics.staging import JobStage, open_staged
+from ledger_client.topics.jobs.staging import JobStage, open_staged
 from ledger_client.writer import LedgerWriter
 from metadata.compaction import CompactedLedger, Origin as Place
 from native.batch import Compression

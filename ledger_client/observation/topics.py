@@ -11,8 +11,8 @@ from collections.abc import Sequence
 
 import msgspec
 
-from ledger_client.topics.holdings import Held, LaneHoldings
-from ledger_client.topics.retention import Fate
+from ledger_client.topics.keeping.holdings import Held, LaneHoldings
+from ledger_client.topics.keeping.retention import Fate
 from metadata.topics import TopicRecord
 
 TOPICS_MAX = 200

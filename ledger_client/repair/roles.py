@@ -1,6 +1,6 @@
 """Everything that a bookie does for the cluster: lead, when elected, and repair.
 
-Who leads looks after bookies and ledgers (audit.py) and after topics (topics/housekeeping.py).
+Who leads looks after bookies and ledgers (audit.py) and topics (topics/keeping/housekeeping.py).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ledger_client.repair.restore import restore
 from ledger_client.repair.settings import RepairOptions
 from ledger_client.repair.worker import Worker
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.housekeeping import Housekeeper, HousekeepingOptions
+from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
 from metadata.leadership import Leadership, Term
 from metadata.records import COORDINATOR, Leader, encode_record
 from metadata.store import MetadataStore

@@ -13,7 +13,7 @@ import msgspec
 from ledger_client.replay.range import Wanted
 from ledger_client.replay.report import Progress
 from ledger_client.topics.errors import BadTopic
-from ledger_client.topics.starting import Start
+from ledger_client.topics.reading.starting import Start
 from metadata.replays import Order
 from metadata.topics import TopicRecord
 

@@ -18,10 +18,10 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 
-from ledger_client.topics.lane_stream import LaneStream
-from ledger_client.topics.merging import EventTimes, Order, Run
 from ledger_client.topics.messages import Slice
-from ledger_client.topics.places import LaneRef
+from ledger_client.topics.reading.lane_stream import LaneStream
+from ledger_client.topics.reading.merging import EventTimes, Order, Run
+from ledger_client.topics.reading.places import LaneRef
 from metadata.replays import Order as OrderName
 
 LOGICAL_BITS = 18

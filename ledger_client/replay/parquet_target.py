@@ -30,7 +30,7 @@ from ledger_client.replay.manifest import (
 )
 from ledger_client.replay.source import Chunk
 from ledger_client.replay.target import WHOLE, Reached, sent_of, sums_of
-from ledger_client.topics.merging import Run
+from ledger_client.topics.reading.merging import Run
 from metadata.replays import LaneMark, ReplayRecord
 from native.checksum import Checksum
 

@@ -10,12 +10,12 @@ import msgspec
 from ledger_client.replay.errors import RangeNotKept
 from ledger_client.replay.source import mark_of
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.ledger_rows import LedgerRows
-from ledger_client.topics.places import LaneRef, Place
-from ledger_client.topics.span_plan import plan_spans
-from ledger_client.topics.spans import Span
-from ledger_client.topics.starting import Start
-from ledger_client.topics.times import TIMES, EventTime, PublishTime, Time
+from ledger_client.topics.lanes.ledger_rows import LedgerRows
+from ledger_client.topics.reading.places import LaneRef, Place
+from ledger_client.topics.reading.span_plan import plan_spans
+from ledger_client.topics.reading.spans import Span
+from ledger_client.topics.reading.starting import Start
+from ledger_client.topics.reading.times import TIMES, EventTime, PublishTime, Time
 from metadata.replays import LaneMark
 from metadata.topics import LaneLedger, TopicRecord
 

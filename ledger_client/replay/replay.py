@@ -26,7 +26,7 @@ from ledger_client.replay.source import CHUNK_SIZE, Chunk, Source, open_source
 from ledger_client.replay.target import WHOLE, Target, sent_of, sums_of
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import BadTopic
-from ledger_client.topics.jobs import open_job
+from ledger_client.topics.jobs.job import open_job
 from metadata.replays import PARTS_MAX, LaneMark, ReplayRecord, SourceTopic
 from metadata.topics import TopicRecord
 from native.checksum import Checksum

@@ -16,13 +16,13 @@ from ledger_client.background import Background
 from ledger_client.replay.errors import ReplayError
 from ledger_client.replay.order import clocks_of, new_order, time_of
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.lane_set import LaneSet, Opening
-from ledger_client.topics.lane_stream import LaneStream
-from ledger_client.topics.merging import Run
 from ledger_client.topics.messages import Message
-from ledger_client.topics.places import LaneRef, Place
-from ledger_client.topics.reading import Reading
-from ledger_client.topics.starting import Begin
+from ledger_client.topics.reading.lane_set import LaneSet, Opening
+from ledger_client.topics.reading.lane_stream import LaneStream
+from ledger_client.topics.reading.merging import Run
+from ledger_client.topics.reading.places import LaneRef, Place
+from ledger_client.topics.reading.read_options import Reading
+from ledger_client.topics.reading.starting import Begin
 from metadata.replays import LaneMark, Order as OrderName
 from metadata.topics import TopicRecord
 

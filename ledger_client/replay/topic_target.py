@@ -23,13 +23,13 @@ import trio
 from ledger_client.errors import LedgerError, Retryable
 from ledger_client.replay.source import Chunk
 from ledger_client.replay.target import WHOLE, Reached, sums_of
-from ledger_client.topics import lane_state
-from ledger_client.topics.batching import now_ms
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import ProducerBusy, SendUnknown
-from ledger_client.topics.lane_lease import LEASE_S
-from ledger_client.topics.producer import Producer
-from ledger_client.topics.times import PublishTime
+from ledger_client.topics.lanes import lane_state
+from ledger_client.topics.lanes.lane_lease import LEASE_S
+from ledger_client.topics.producing.batching import now_ms
+from ledger_client.topics.producing.producer import Producer
+from ledger_client.topics.reading.times import PublishTime
 from metadata.replays import ReplayRecord
 from metadata.topics import TopicRecord
 from native.batch import NO_PARTITION, Columns, route, rows_of

@@ -23,9 +23,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledger_client.spark.compacted_columns import VARYING
-from ledger_client.topics.compacted_batch import CompactedBatch
 from ledger_client.topics.message_id import NOT_BATCHED
 from ledger_client.topics.messages import Slice
+from ledger_client.topics.reading.compacted_batch import CompactedBatch
 from native.batch import Binary
 
 HEADERS = pa.list_(

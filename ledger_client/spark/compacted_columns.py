@@ -10,9 +10,9 @@ from collections.abc import Callable
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledger_client.topics.compacted_batch import CompactedBatch
 from ledger_client.topics.message_id import NOT_BATCHED
 from ledger_client.topics.messages import Slice
+from ledger_client.topics.reading.compacted_batch import CompactedBatch
 
 TIME = pa.timestamp("us", tz="UTC")
 

@@ -24,7 +24,7 @@ from ledger_client.compaction.runner import Told
 from ledger_client.spark.compaction_tasks import Contender, Work, partition_of
 from ledger_client.spark.failures import unwrapped
 from ledger_client.spark.session import open_session
-from ledger_client.topics.staging import JobStage
+from ledger_client.topics.jobs.staging import JobStage
 
 if TYPE_CHECKING:
     from pyspark import SparkContext

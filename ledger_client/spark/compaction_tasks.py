@@ -33,7 +33,7 @@ from ledger_client.errors import LedgerError
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.staging import JobStage
+from ledger_client.topics.jobs.staging import JobStage
 from native.latest import Survivors
 from native.route import murmur3
 

@@ -79,7 +79,7 @@ class _FloorReader(DataSourceReader):
         from ledger_client.spark import columns
         from ledger_client.spark.rows import arrow_schema
         from ledger_client.topics.messages import Batch, Slice
-        from ledger_client.topics.places import LaneRef, Place
+        from ledger_client.topics.reading.places import LaneRef, Place
 
         given = Columns(
             count=rows,

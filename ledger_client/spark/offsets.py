@@ -13,7 +13,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from ledger_client.topics.errors import BadTopic
-from ledger_client.topics.places import LanePlace, Place
+from ledger_client.topics.reading.places import LanePlace, Place
 
 Offset = Mapping[str, Mapping[str, str | int]]
 _LANE = re.compile(r"(-1|\d{1,10})/(\d{1,10})", re.ASCII)

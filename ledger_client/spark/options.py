@@ -40,9 +40,9 @@ import msgspec
 
 from ledger_client.spark.errors import BadOption
 from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.places import LanePlace
-from ledger_client.topics.starting import Start, Version
-from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from ledger_client.topics.reading.places import LanePlace
+from ledger_client.topics.reading.starting import Start, Version
+from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
 
 DEFAULT_CLUSTER = "bookie://127.0.0.1:3181"
 ROWS_PER_BATCH = 4096

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pyspark.sql.datasource import InputPartition
 
 from ledger_client.spark.options import SourceOptions
-from ledger_client.topics.spans import Span, split
+from ledger_client.topics.reading.spans import Span, split
 
 SIZE_MIN = 8 << 20
 

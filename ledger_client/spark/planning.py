@@ -16,9 +16,9 @@ from ledger_client import connecting
 from ledger_client.errors import LedgerError
 from ledger_client.spark.options import SourceOptions
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.span_plan import plan_spans
-from ledger_client.topics.spans import SpanPlan
-from ledger_client.topics.starting import Start
+from ledger_client.topics.reading.span_plan import plan_spans
+from ledger_client.topics.reading.spans import SpanPlan
+from ledger_client.topics.reading.starting import Start
 from metadata.topics import TopicRecord
 
 T = TypeVar("T")

@@ -30,11 +30,11 @@ from ledger_client.spark.failures import unwrapped, without_stack
 from ledger_client.spark.session import open_session
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import BadTopic
-from ledger_client.topics.jobs import open_job
-from ledger_client.topics.places import LanePlace
-from ledger_client.topics.span_plan import plan_spans
-from ledger_client.topics.span_reader import iterate_spans
-from ledger_client.topics.spans import Span, split
+from ledger_client.topics.jobs.job import open_job
+from ledger_client.topics.reading.places import LanePlace
+from ledger_client.topics.reading.span_plan import plan_spans
+from ledger_client.topics.reading.span_reader import iterate_spans
+from ledger_client.topics.reading.spans import Span, split
 from metadata.replays import LaneMark
 from metadata.topics import TopicRecord
 from native.checksum import Checksum

@@ -15,8 +15,8 @@ from ledger_client.spark.failures import without_stack
 from ledger_client.spark.options import ROWS_MAX, SourceOptions
 from ledger_client.spark.schema import Columns
 from ledger_client.spark.values import ValueParser, texts_of
-from ledger_client.topics.span_reader import iterate_spans
-from ledger_client.topics.spans import Span
+from ledger_client.topics.reading.span_reader import iterate_spans
+from ledger_client.topics.reading.spans import Span
 
 
 def read_rows(

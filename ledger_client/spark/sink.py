@@ -44,10 +44,10 @@ from ledger_client.spark.planning import ask
 from ledger_client.spark.sink_options import SinkOptions
 from ledger_client.spark.sink_schema import RowPlan
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.showing import SinkBatch
-from ledger_client.topics.staged_piece import StagedPiece
-from ledger_client.topics.staged_writer import Part, StagedWriter, open_staged_writer
-from ledger_client.topics.writing_job import (
+from ledger_client.topics.jobs.showing import SinkBatch
+from ledger_client.topics.jobs.staged_piece import StagedPiece
+from ledger_client.topics.jobs.staged_writer import Part, StagedWriter, open_staged_writer
+from ledger_client.topics.jobs.writing_job import (
     WritePlan,
     abort_write,
     commit_write,

@@ -35,10 +35,10 @@ from ledger_client.spark.options import SourceOptions
 from ledger_client.spark.partitions import SpanPartition, partitions_of
 from ledger_client.spark.planning import plan_of
 from ledger_client.spark.schema import Columns
-from ledger_client.topics.admitted import admit
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.spans import SpanPlan
-from ledger_client.topics.starting import Position, Start
+from ledger_client.topics.reading.admitted import admit
+from ledger_client.topics.reading.spans import SpanPlan
+from ledger_client.topics.reading.starting import Position, Start
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING
 import trio
 
 from ledger_client.errors import LedgerError, NotEnoughBookies
-from ledger_client.topics import purge
 from ledger_client.topics.alteration import REPLICATION, Alteration, checked, majority
 from ledger_client.topics.catalogue import TopicCatalogue, check_users
-from ledger_client.topics.deletion import Deletion
 from ledger_client.topics.errors import TopicExists
 from ledger_client.topics.events import TELLER, EventSender, events_topic, tell_events
-from ledger_client.topics.holdings import items_under
-from ledger_client.topics.lane_names import rename_lane
-from ledger_client.topics.retention import Before
-from ledger_client.topics.starting import Start
-from ledger_client.topics.times import PublishTime
-from ledger_client.topics.truncating import Truncation
-from ledger_client.topics.truncation import Truncated
+from ledger_client.topics.keeping import purge
+from ledger_client.topics.keeping.deletion import Deletion
+from ledger_client.topics.keeping.holdings import items_under
+from ledger_client.topics.keeping.retention import Before
+from ledger_client.topics.keeping.truncating import Truncation
+from ledger_client.topics.keeping.truncation import Truncated
+from ledger_client.topics.lanes.lane_names import rename_lane
+from ledger_client.topics.reading.starting import Start
+from ledger_client.topics.reading.times import PublishTime
 from ledger_client.translation import translated
 from metadata.errors import MetadataError
 from metadata.topics import LANE_LEDGERS, TopicRecord, split_topic, topic_prefix

@@ -15,7 +15,7 @@ import msgspec
 from ledger_client.topics.alteration import Alteration, altered
 from ledger_client.topics.errors import BadTopic, NoSuchTopic, TopicExists
 from ledger_client.topics.events import Kind, event_ops, is_own
-from ledger_client.topics.holdings import items_under
+from ledger_client.topics.keeping.holdings import items_under
 from ledger_client.translation import translated
 from metadata.errors import VersionConflict
 from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Put

@@ -13,18 +13,18 @@ from ledger_client.client import Client
 from ledger_client.topics.administration import Administration
 from ledger_client.topics.alteration import Alteration, Compression
 from ledger_client.topics.catalogue import TopicCatalogue, TopicInfo
-from ledger_client.topics.explanation import Explanation, LaneExplained, explain
-from ledger_client.topics.growth import Growth
-from ledger_client.topics.opening import LedgerOpener
-from ledger_client.topics.producer import Producer, open_producer
-from ledger_client.topics.producer_lanes import ProducerLanes
-from ledger_client.topics.producer_options import ProducerOptions, ProducerSettings
-from ledger_client.topics.purge import Purged
-from ledger_client.topics.reader import TopicReader, open_reader
-from ledger_client.topics.reading import Reading, ReadSettings
-from ledger_client.topics.retention import Before
-from ledger_client.topics.starting import Start
-from ledger_client.topics.truncation import Truncated
+from ledger_client.topics.keeping.explanation import Explanation, LaneExplained, explain
+from ledger_client.topics.keeping.purge import Purged
+from ledger_client.topics.keeping.retention import Before
+from ledger_client.topics.keeping.truncation import Truncated
+from ledger_client.topics.producing.growth import Growth
+from ledger_client.topics.producing.producer import Producer, open_producer
+from ledger_client.topics.producing.producer_lanes import ProducerLanes
+from ledger_client.topics.producing.producer_options import ProducerOptions, ProducerSettings
+from ledger_client.topics.reading.opening import LedgerOpener
+from ledger_client.topics.reading.read_options import Reading, ReadSettings
+from ledger_client.topics.reading.reader import TopicReader, open_reader
+from ledger_client.topics.reading.starting import Start
 from metadata.compaction import CompactedSet
 from metadata.topics import Retention, RollPolicy, Schema
 

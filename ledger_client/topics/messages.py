@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from ledger_client.topics.errors import BadBatch
 from ledger_client.topics.message_id import NOT_BATCHED, MessageId
-from ledger_client.topics.places import LaneRef, Place
+from ledger_client.topics.reading.places import LaneRef, Place
 from native.batch import BatchHeader, BatchKind, Decoded, decode, read_header
 from native.columns import null_places
 from native.errors import Corrupt

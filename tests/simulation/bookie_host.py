@@ -29,7 +29,7 @@ from ledger_client.repair.host import Host
 from ledger_client.repair.roles import run_roles
 from ledger_client.repair.settings import RepairOptions
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.housekeeping import HousekeepingOptions
+from ledger_client.topics.keeping.housekeeping import HousekeepingOptions
 from metadata.errors import MetadataError
 
 RESTART_S = 0.5

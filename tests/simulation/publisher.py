@@ -24,7 +24,7 @@ from ledger_client.topics.errors import (
     ProducerFenced,
     SendUnknown,
 )
-from ledger_client.topics.producer import Producer
+from ledger_client.topics.producing.producer import Producer
 
 if TYPE_CHECKING:
     from client_host import ClientHost

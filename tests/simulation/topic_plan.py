@@ -12,7 +12,7 @@ import msgspec
 from plan import Plan, Step, draw_step, draw_time
 
 from ledger_client.topics.alteration import Compression
-from ledger_client.topics.producer_options import Access
+from ledger_client.topics.producing.producer_options import Access
 from metadata.topics import Retention, RollPolicy
 
 

@@ -12,12 +12,13 @@ from replaced import replaced
 
 from ledger_client.client import Client
 from ledger_client.listing import LedgerInfo
-from ledger_client.topics import lane, lane_ledgers, lane_reader, lane_rows
-from ledger_client.topics.lane_ledgers import LaneEnd
-from ledger_client.topics.lane_rows import LaneRows
-from ledger_client.topics.lane_state import LaneState
-from ledger_client.topics.lane_writer import LaneWriter
-from ledger_client.topics.written_ledger import WrittenLedger
+from ledger_client.topics.lanes import lane, lane_ledgers, lane_rows
+from ledger_client.topics.lanes.lane_ledgers import LaneEnd
+from ledger_client.topics.lanes.lane_rows import LaneRows
+from ledger_client.topics.lanes.lane_state import LaneState
+from ledger_client.topics.lanes.lane_writer import LaneWriter
+from ledger_client.topics.lanes.written_ledger import WrittenLedger
+from ledger_client.topics.reading import lane_reader
 from metadata.store import Put
 from metadata.topics import LANES
 

@@ -8,7 +8,7 @@ from batches import Sent, messages_of
 from laid_topic import Laid, LaidTopic
 
 from ledger_client.client import Client
-from ledger_client.topics.compacted_sets import read_set
+from ledger_client.topics.keeping.compacted_sets import read_set
 from ledger_client.topics.message_id import MessageId
 from metadata.compaction import CompactedSet
 from native.compacted import decode

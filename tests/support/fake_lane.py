@@ -11,11 +11,11 @@ import trio
 
 from ledger_client.errors import LedgerError
 from ledger_client.topics.errors import ProducerClosed, SendUnknown
+from ledger_client.topics.lanes.sealed_batch import SealedBatch
 from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.producer import Producer, open_producer
-from ledger_client.topics.producer_options import ProducerOptions
-from ledger_client.topics.routes import Route, with_route
-from ledger_client.topics.sealed_batch import SealedBatch
+from ledger_client.topics.producing.producer import Producer, open_producer
+from ledger_client.topics.producing.producer_options import ProducerOptions
+from ledger_client.topics.producing.routes import Route, with_route
 from metadata.topics import TopicRecord
 from native.batch import decode
 from native.columns import null_places

@@ -13,7 +13,7 @@ from memory_cluster import MemoryCluster, memory_cluster
 from ledger_client import Client, LedgerWriter
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reader import TopicReader
+from ledger_client.topics.reading.reader import TopicReader
 from metadata.records import ledger_key
 from metadata.store import Delete
 from metadata.topics import (

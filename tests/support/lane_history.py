@@ -11,7 +11,7 @@ from memory_cluster import MemoryCluster
 
 from ledger_client import Client
 from ledger_client.topics.errors import SendUnknown
-from ledger_client.topics.lane import LaneWriter
+from ledger_client.topics.lanes.lane import LaneWriter
 from metadata.records import LEDGERS, LedgerState, ledger_key
 from metadata.topics import LaneLedger
 

@@ -8,8 +8,8 @@ import msgspec
 from memory_cluster import MemoryCluster
 
 from ledger_client import Client
-from ledger_client.topics.lane import SealedBatch
-from ledger_client.topics.lane_state import LaneState
+from ledger_client.topics.lanes.lane import SealedBatch
+from ledger_client.topics.lanes.lane_state import LaneState
 from metadata.records import LedgerState
 from metadata.topics import (
     LANE_LEDGERS,

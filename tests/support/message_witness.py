@@ -25,13 +25,13 @@ from replaced import replaced
 from ledger_client.errors import LedgerError
 from ledger_client.topics import messages as topic_messages
 from ledger_client.topics.errors import EventTimeBack, Gap, MessageTooLarge, SendUnknown
-from ledger_client.topics.lane import LaneWriter
+from ledger_client.topics.lanes.lane import LaneWriter
 from ledger_client.topics.message_id import MessageId
 
 if TYPE_CHECKING:
-    from ledger_client.topics.producer import Producer
-    from ledger_client.topics.reader import TopicReader
-    from ledger_client.topics.tickets import Ticket
+    from ledger_client.topics.producing.producer import Producer
+    from ledger_client.topics.producing.tickets import Ticket
+    from ledger_client.topics.reading.reader import TopicReader
 
 
 class Draft(NamedTuple):

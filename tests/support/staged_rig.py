@@ -10,10 +10,10 @@ from topic_rig import ledger_ids
 
 from ledger_client import Client
 from ledger_client.client import Client as LedgerClient
-from ledger_client.topics.showing import SinkBatch
-from ledger_client.topics.staged_piece import StagedPiece
-from ledger_client.topics.staged_writer import Part, open_staged_writer
-from ledger_client.topics.writing_job import WritePlan, commit_write, plan_write
+from ledger_client.topics.jobs.showing import SinkBatch
+from ledger_client.topics.jobs.staged_piece import StagedPiece
+from ledger_client.topics.jobs.staged_writer import Part, open_staged_writer
+from ledger_client.topics.jobs.writing_job import WritePlan, commit_write, plan_write
 from metadata.topics import TopicRecord, decode_lane_ledger, lane_ledgers_prefix
 from native.batch import Columns
 

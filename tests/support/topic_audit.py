@@ -7,7 +7,7 @@ from history import Recorder
 from message_events import HeldEntry, LedgerHeld, Message, RowListed, RowRemoved
 
 from ledger_client import Client
-from ledger_client.topics.lane_state import LaneState
+from ledger_client.topics.lanes.lane_state import LaneState
 from metadata.store import MetadataStore, Versioned
 from metadata.topics import (
     LANE_LEDGERS,

@@ -18,8 +18,8 @@ from topic_audit import tell_ledgers, tell_rows
 import ledger_client
 from ledger_client.errors import LedgerError
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.holdings import read_holdings
-from ledger_client.topics.idle import close_lane
+from ledger_client.topics.keeping.holdings import read_holdings
+from ledger_client.topics.keeping.idle import close_lane
 from metadata.topics import RollPolicy
 
 TOPIC = "shop/orders"

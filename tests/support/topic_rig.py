@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from memory_store import MemoryStore
 
-from ledger_client.topics.holdings import Held, LaneHoldings
+from ledger_client.topics.keeping.holdings import Held, LaneHoldings
 from metadata.records import (
     Fragment,
     LedgerRecord,

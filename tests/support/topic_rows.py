@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from ledger_client import blocking
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reading import ReadSettings
+from ledger_client.topics.reading.read_options import ReadSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

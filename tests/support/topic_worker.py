@@ -26,8 +26,8 @@ import ledger_client
 from ledger_client import Options
 from ledger_client.errors import LedgerError
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.purge import Purged
-from ledger_client.topics.times import PublishTime
+from ledger_client.topics.keeping.purge import Purged
+from ledger_client.topics.reading.times import PublishTime
 
 PATIENCE = Options(append_timeout_s=15, close_timeout_s=5, read_timeout_s=3, request_timeout_s=2)
 TOGETHER = 40

@@ -26,7 +26,7 @@ from ledger_client.commands.metrics_page import metrics_page
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
 from ledger_client.compaction.job import compact_topic
 from ledger_client.compaction.runner import LocalRunner
-from ledger_client.topics.jobs import open_job
+from ledger_client.topics.jobs.job import open_job
 
 SETTINGS = (
     "memtable_size=10MiB",

@@ -23,8 +23,8 @@ from ledger_client.blocking import BlockingClient
 from ledger_client.commands.compact import Dropped
 from ledger_client.commands.topic.describe import Described
 from ledger_client.compaction.job import Compaction
-from ledger_client.topics.compacted_sets import read_set
-from ledger_client.topics.holdings import items_under, read_holdings
+from ledger_client.topics.keeping.compacted_sets import read_set
+from ledger_client.topics.keeping.holdings import items_under, read_holdings
 from metadata.jobs import STAGED
 from metadata.topics import RollPolicy
 

@@ -20,7 +20,7 @@ import ledger_client
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.commands.demo.healing import whole_copies
-from ledger_client.topics.span_plan import plan_spans
+from ledger_client.topics.reading.span_plan import plan_spans
 from metadata.topics import RollPolicy
 
 if TYPE_CHECKING:

@@ -20,7 +20,7 @@ from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.spark.planning import ask
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.staging import read_staged
+from ledger_client.topics.jobs.staging import read_staged
 from metadata.jobs import JOBS, STAGED
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]

@@ -21,7 +21,7 @@ from ledger_client.commands.topic.delete import Deleted
 from ledger_client.commands.topic.describe import Described
 from ledger_client.commands.topic.purge import Removed
 from ledger_client.commands.topic.truncate import Deleted as Cut
-from ledger_client.topics.explanation import Explanation
+from ledger_client.topics.keeping.explanation import Explanation
 from metadata.topics import TopicRecord, decode_event
 
 DEADLINE_S = 90.0

@@ -30,7 +30,7 @@ PARTITIONS = 2
 DEADLINE_S = 120.0
 CUTTER = """
 import sys, trio, ledger_client
-from ledger_client.topics.times import EventTime
+from ledger_client.topics.reading.times import EventTime
 async def main(url, start, stop):
     async with ledger_client.connect(url) as client:
         print("begins", flush=True)

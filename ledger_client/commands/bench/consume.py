@@ -27,7 +27,7 @@ from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.peer import Peer
 from ledger_client.commands.quantity import copies
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
-from ledger_client.topics.reading import ReadSettings
+from ledger_client.topics.reading.read_options import ReadSettings
 from metadata.calls import FlushNow, JournalState
 
 TOTAL_SIZE = 400 << 20

@@ -27,7 +27,7 @@ from ledger_client.commands.interruption import finish
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.quantity import copies
 from ledger_client.commands.sandbox import Bookie, open_sandbox
-from ledger_client.topics.producer import Producer
+from ledger_client.topics.producing.producer import Producer
 from metadata.topics import RollPolicy
 
 MANY_SIZE = 400 << 20

@@ -11,7 +11,7 @@ import msgspec
 import trio
 
 from ledger_client.commands.bench.samples import Percentiles, Samples
-from ledger_client.topics.producer import Producer
+from ledger_client.topics.producing.producer import Producer
 
 CALL_SIZE = 16 << 20
 """Bytes of values in one call of send_many."""

@@ -33,7 +33,7 @@ from ledger_client.commands.demo.sums import Sum
 from ledger_client.commands.demo.writing import Writing
 from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.sandbox import Sandbox
-from ledger_client.topics.producer_options import ProducerOptions
+from ledger_client.topics.producing.producer_options import ProducerOptions
 
 BOOKIES = 4
 COPIES = 3

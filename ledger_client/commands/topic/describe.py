@@ -23,7 +23,7 @@ from ledger_client.commands.topic.tables import (
     times,
 )
 from ledger_client.topics.catalogue import TopicInfo
-from ledger_client.topics.explanation import Explanation, Extent, LaneExplained
+from ledger_client.topics.keeping.explanation import Explanation, Extent, LaneExplained
 from metadata.compaction import CompactedSet
 from metadata.topics import LaneOwner
 

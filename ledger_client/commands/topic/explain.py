@@ -22,8 +22,8 @@ from ledger_client.commands.topic.tables import (
     table,
     when,
 )
-from ledger_client.topics.explanation import Explanation
-from ledger_client.topics.retention import Fate
+from ledger_client.topics.keeping.explanation import Explanation
+from ledger_client.topics.keeping.retention import Fate
 
 
 @click.command()

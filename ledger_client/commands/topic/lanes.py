@@ -15,8 +15,8 @@ from ledger_client.commands.quantity import count
 from ledger_client.commands.topic.describe import LaneDescribed, lanes_table
 from ledger_client.commands.topic.settings import name
 from ledger_client.commands.topic.tables import show
-from ledger_client.topics.explanation import LaneExplained
-from ledger_client.topics.truncation import Truncated
+from ledger_client.topics.keeping.explanation import LaneExplained
+from ledger_client.topics.keeping.truncation import Truncated
 
 _lane = click.argument("lane", type=click.IntRange(0))
 _partition = click.option(

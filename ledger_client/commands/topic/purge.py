@@ -16,9 +16,9 @@ from ledger_client.commands.moment import Moment
 from ledger_client.commands.progress import show_entries
 from ledger_client.commands.quantity import count, size
 from ledger_client.commands.topic.settings import name
-from ledger_client.topics.purge import Purged
-from ledger_client.topics.retention import Before, Fate
-from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from ledger_client.topics.keeping.purge import Purged
+from ledger_client.topics.keeping.retention import Before, Fate
+from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
 
 MS = 1_000_000
 

@@ -10,8 +10,8 @@ from rich.table import Table
 from ledger_client.commands.console import Output
 from ledger_client.commands.moment import moment_text
 from ledger_client.commands.quantity import size
-from ledger_client.topics.explanation import Extent
-from ledger_client.topics.retention import Fate, spell
+from ledger_client.topics.keeping.explanation import Extent
+from ledger_client.topics.keeping.retention import Fate, spell
 from metadata.topics import Retention, RollPolicy
 
 WIDTH_PIPED = 240  # where nobody watches, a long line is better than a folded one

@@ -18,7 +18,7 @@ from ledger_client.commands.progress import show_entries
 from ledger_client.commands.quantity import count
 from ledger_client.commands.topic.settings import name
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.truncation import LaneTruncated, Truncated
+from ledger_client.topics.keeping.truncation import LaneTruncated, Truncated
 
 
 class Deleted(msgspec.Struct, frozen=True, kw_only=True):

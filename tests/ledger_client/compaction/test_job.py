@@ -27,10 +27,10 @@ from ledger_client.compaction.plan import CompactionPlan
 from ledger_client.compaction.runner import LocalRunner, Told
 from ledger_client.errors import LedgerError
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.compacted_sets import read_set
 from ledger_client.topics.errors import NoSuchTopic
-from ledger_client.topics.jobs import open_job
-from ledger_client.topics.staging import JobStage, discard
+from ledger_client.topics.jobs.job import open_job
+from ledger_client.topics.jobs.staging import JobStage, discard
+from ledger_client.topics.keeping.compacted_sets import read_set
 from metadata import compaction as metadata_compaction
 from metadata.compaction import RETIRED_MS, CompactedSet
 from metadata.jobs import JOBS, STAGED

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ledger_client.compaction.staged_lane import ENTRY_COUNT, StagedLane
-from ledger_client.topics.staging import JobStage
+from ledger_client.topics.jobs.staging import JobStage
 from metadata.topics import TopicRecord
 from native import compacted
 from native.batch import Columns

@@ -3,7 +3,7 @@ from __future__ import annotations
 from topic_rig import HOUR_MS, begun, holdings, row
 
 from ledger_client.observation.topics import OTHERS, TOPICS_MAX, Removals, TopicFigures
-from ledger_client.topics.retention import Fate
+from ledger_client.topics.keeping.retention import Fate
 from metadata.topics import LaneOwner, Retention, TopicRecord
 
 

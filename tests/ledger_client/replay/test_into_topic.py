@@ -32,12 +32,12 @@ from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.range import Fixed, Wanted, fix_range
 from ledger_client.replay.report import Progress, Report
 from ledger_client.source import LedgerSource
-from ledger_client.topics import lane_state
 from ledger_client.topics.errors import BadTopic, Gap, NoSuchTopic
-from ledger_client.topics.jobs import read_pins
+from ledger_client.topics.jobs.job import read_pins
+from ledger_client.topics.lanes import lane_state
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
-from ledger_client.topics.times import EventTime, PublishTime
+from ledger_client.topics.reading.times import EventTime, PublishTime
 from metadata.replays import Order, decode_replay, replay_key
 from metadata.topics import Retention, RollPolicy, Schema, TopicRecord
 

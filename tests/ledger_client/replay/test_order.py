@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, strategies as st
 
 from ledger_client.replay.order import Clocked, clocks_of, new_order
-from ledger_client.topics.lane_stream import LaneStream
-from ledger_client.topics.merging import EventTimes, Order
 from ledger_client.topics.messages import Batch, Slice
-from ledger_client.topics.places import LaneRef, Place
+from ledger_client.topics.reading.lane_stream import LaneStream
+from ledger_client.topics.reading.merging import EventTimes, Order
+from ledger_client.topics.reading.places import LaneRef, Place
 from metadata.replays import Order as OrderName
 from native.batch import BatchHeader, Columns, Decoded
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings, strategies as st
 
 from ledger_client.spark import columns
 from ledger_client.topics.messages import Batch, Slice
-from ledger_client.topics.places import LaneRef, Place
+from ledger_client.topics.reading.places import LaneRef, Place
 from native import batch as native_batch
 
 LANE = LaneRef(0, 3, 2, "a/b", 7, ordered=False)

@@ -13,8 +13,8 @@ from trio.testing import MockClock
 
 from ledger_client.spark import columns
 from ledger_client.topics.messages import Slice
-from ledger_client.topics.span_plan import plan_spans
-from ledger_client.topics.span_reader import SpanReader
+from ledger_client.topics.reading.span_plan import plan_spans
+from ledger_client.topics.reading.span_reader import SpanReader
 
 
 async def slices_of(topic: LaidTopic, *, compacted: bool) -> list[Slice]:

@@ -18,7 +18,7 @@ from ledger_client.compaction.job import Compaction
 from ledger_client.compaction.runner import LocalRunner, Runner
 from ledger_client.errors import LedgerError
 from ledger_client.spark.compaction import SparkRunner
-from ledger_client.topics.compacted_sets import read_set
+from ledger_client.topics.keeping.compacted_sets import read_set
 from ledger_client.topics.messages import Message
 from metadata.compaction import CompactedSet
 from metadata.topics import RollPolicy

@@ -10,9 +10,9 @@ from ledger_client.spark.offsets import check_topics, offset_of, position_of
 from ledger_client.spark.options import SourceOptions, parse_options
 from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.places import LanePlace, Place
-from ledger_client.topics.starting import Version
-from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from ledger_client.topics.reading.places import LanePlace, Place
+from ledger_client.topics.reading.starting import Version
+from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
 
 NOON_S = 1_714_564_800  # 2024-05-01T12:00Z
 POSITION = (

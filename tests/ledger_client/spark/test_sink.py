@@ -14,7 +14,7 @@ from ledger_client.errors import LedgerError
 from ledger_client.spark.errors import BadColumns, BadOption, BadRow, SparkFailed
 from ledger_client.spark.failures import unwrapped
 from ledger_client.spark.planning import ask
-from ledger_client.topics.staging import read_staged
+from ledger_client.topics.jobs.staging import read_staged
 from metadata.jobs import JOBS, STAGED
 from metadata.topics import Schema, topic_prefix
 from native.route import murmur3

@@ -15,7 +15,7 @@ from ledger_client.errors import LedgerError, MetadataUnavailable
 from ledger_client.spark.errors import BadOption, SparkFailed, UnreadableValue
 from ledger_client.spark.failures import unwrapped
 from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.times import EventTime, PublishTime
+from ledger_client.topics.reading.times import EventTime, PublishTime
 from metadata.topics import RollPolicy, Schema
 
 if TYPE_CHECKING:

@@ -14,10 +14,10 @@ from ledger_client import Client
 from ledger_client.errors import NotEnoughBookies
 from ledger_client.topics.errors import BadTopic, NoSuchTopic, TopicError, TopicExists
 from ledger_client.topics.events import pending_events
-from ledger_client.topics.explanation import Explanation
-from ledger_client.topics.housekeeping import Housekeeper, HousekeepingOptions
-from ledger_client.topics.idle import close_lane
-from ledger_client.topics.times import EventTime
+from ledger_client.topics.keeping.explanation import Explanation
+from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
+from ledger_client.topics.keeping.idle import close_lane
+from ledger_client.topics.reading.times import EventTime
 from metadata.leadership import Term
 from metadata.topics import Retention, RollPolicy, TopicEvent, decode_event
 

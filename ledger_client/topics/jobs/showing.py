@@ -1,0 +1,206 @@
+"""What a job staged becomes part of its topic: all of it by one transaction, or nothing.
+
+    pieces ──► a lane of each partition that has any ──► ops of all lanes ──► one transaction
+               (lane_extension.py)                       staged rows deleted
+
+The transaction names the version of each lane and of each staged row. So it is made only while
+the lanes are held and nobody gave anything up; what went wrong in between is done again from the
+lanes on. Where its outcome is not known, the staged rows tell: they are gone with the
+transaction, and the ledgers are there.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
+from typing import NamedTuple
+
+import trio
+
+from ledger_client.client import Client
+from ledger_client.errors import MetadataUnavailable, NoSuchLedger, Retryable
+from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.topics.errors import (
+    JobLost,
+    NoSuchTopic,
+    ProducerBusy,
+    ProducerFenced,
+    TooManyLedgers,
+)
+from ledger_client.topics.jobs.staged_piece import StagedPiece
+from ledger_client.topics.jobs.staging import JobStage, Staged, staged_ledgers
+from ledger_client.topics.lanes.lane_extension import LaneExtension, hold_extension
+from ledger_client.translation import translated
+from metadata.jobs import SinkProgress, decode_sink, encode_job_row, sink_key
+from metadata.limits import OPS_MAX
+from metadata.store import ABSENT, Check, Op, Put
+from metadata.topics import TopicRecord, topic_key
+
+SHOW_S = 120.0
+"""For all attempts together."""
+PAUSE_S = 0.5
+LANE_OPS = 2
+"""Of a lane, beside two of each ledger: its record, and the ledger that was left open."""
+OTHER_OPS = 4
+"""The topic's record is checked, the progress of a stream put."""
+
+
+class SinkBatch(NamedTuple):
+    """A batch of a stream: shown once, however often it is written."""
+
+    query: str
+    batch_id: int
+
+
+class Showing:
+    """Shows the pieces of one job.
+
+    Args:
+        client: whose bookies and metadata.
+        stage: the job's.
+        pieces: what is to be shown, in the order in which it comes into the lanes; other staged
+            ledgers of the job stay as they are.
+        sink: the batch that this is.
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        stage: JobStage,
+        pieces: Sequence[StagedPiece],
+        sink: SinkBatch | None = None,
+    ) -> None:
+        self._client = client
+        self._stage = stage
+        self._topics = TopicCatalogue(client.store, timeout_s=client.options.metadata_timeout_s)
+        self._sink = sink
+        self._pieces: dict[int, list[StagedPiece]] = {}
+        for piece in pieces:
+            self._pieces.setdefault(piece.partition, []).append(piece)
+        self._count = len(pieces)
+        self._is_doubtful = False
+
+    async def run(self) -> bool:
+        """Show all; False: the stream's batch was shown before, and nothing is done now.
+
+        Raises:
+            JobLost: some was given up, as the job was taken for dead.
+            EventTimeBack, RowsUnordered: the topic is ordered by event time, see there.
+            TooManyLedgers: one transaction cannot show so many.
+            ProducerBusy: somebody has a whole partition, also after SHOW_S.
+            NoSuchTopic: the topic was deleted.
+            TailLost: the end of a lane is lost: a person decides.
+            MetadataUnavailable: whether it was done is not known; what is staged is there
+                still if it was not. Also when others came in between for SHOW_S.
+            Retryable: bookies of a lane's last ledger are away, also after SHOW_S.
+        """
+        self._check_count()
+        until = trio.current_time() + SHOW_S
+        while True:
+            try:
+                shown = await self._attempt()
+                if shown is not None:
+                    return shown
+            except (ProducerBusy, ProducerFenced, Retryable):
+                if trio.current_time() >= until:
+                    raise
+            if trio.current_time() >= until:
+                told = f"others changed its lanes for {SHOW_S:g} s, and the job is not shown"
+                raise MetadataUnavailable(f"metadata: {told}")
+            await trio.sleep(PAUSE_S)
+
+    async def _attempt(self) -> bool | None:
+        """Return whether it is shown now, or was before; None: somebody came in between."""
+        progress, version = await self._progress()
+        if (
+            self._sink is not None
+            and progress is not None
+            and (progress.batch_id >= self._sink.batch_id)
+        ):
+            return False
+        staged = await self._staged()
+        if staged is None:
+            return True
+        topic, topic_version = await self._topic()
+        async with AsyncExitStack() as stack:
+            ops: list[Op] = [Check(topic_key(topic.name), topic_version)]
+            if self._sink is not None:
+                ops.append(self._put_progress(self._sink, version))
+            for partition in sorted(self._pieces):
+                first_id = self._pieces[partition][0].ledger_id
+                lane = await stack.enter_async_context(
+                    hold_extension(self._client, topic, partition, first_id=first_id)
+                )
+                ops += await self._extend(lane, self._pieces[partition], staged)
+            self._is_doubtful = True
+            done = await self._client.catalogue.transact(ops)
+            self._is_doubtful = False
+        return None if done is None else True
+
+    async def _extend(
+        self, lane: LaneExtension, pieces: Sequence[StagedPiece], staged: Mapping[int, Staged]
+    ) -> list[Op]:
+        if lane.is_ordered:
+            lane.check_times(pieces)
+        if not lane.wants_state:
+            return lane.ops(pieces, staged)
+        told = await lane.state_piece(self._client, self._stage, pieces)
+        return lane.ops([*pieces, told], await self._by_id())
+
+    async def _staged(self) -> Mapping[int, Staged] | None:
+        """Return what is staged; None: it is shown already. Raises JobLost."""
+        staged = await self._by_id()
+        wanted = [each.ledger_id for pieces in self._pieces.values() for each in pieces]
+        missing = [ledger_id for ledger_id in wanted if ledger_id not in staged]
+        if not missing:
+            return staged
+        if self._is_doubtful and await self._is_there(missing[0]):
+            return None
+        reason = f"ledger {missing[0]}, which it staged, was given up"
+        raise JobLost(self._stage.topic.name, job_id=self._stage.job_id, reason=reason)
+
+    async def _is_there(self, ledger_id: int) -> bool:
+        """Whether a ledger that is staged no more is part of the topic; else it is gone."""
+        try:
+            await self._client.catalogue.get(ledger_id)
+        except NoSuchLedger:
+            return False
+        return True
+
+    async def _by_id(self) -> dict[int, Staged]:
+        found = await staged_ledgers(self._client, self._stage.topic.uid, self._stage.job_id)
+        return {each.ledger.ledger_id: each for each in found}
+
+    async def _topic(self) -> tuple[TopicRecord, int]:
+        topic, version = await self._topics.get(self._stage.topic.name)
+        if topic.uid != self._stage.topic.uid:
+            raise NoSuchTopic(topic.name)
+        return topic, version
+
+    async def _progress(self) -> tuple[SinkProgress | None, int]:
+        """Return how far the stream is, and the version of that."""
+        if self._sink is None:
+            return None, ABSENT
+        key = sink_key(self._stage.topic.uid, self._sink.query)
+        with translated(self._client.options.metadata_timeout_s):
+            found = await self._client.store.get(key)
+            return (
+                (None, ABSENT) if found is None else (decode_sink(key, found.value), found.version)
+            )
+
+    def _put_progress(self, sink: SinkBatch, version: int) -> Op:
+        row = SinkProgress(batch_id=sink.batch_id, at_ms=time.time_ns() // 1_000_000)
+        return Put(sink_key(self._stage.topic.uid, sink.query), encode_job_row(row), version)
+
+    def _check_count(self) -> None:
+        lanes = len(self._pieces)
+        # Each lane may need one ledger more, for what it knows of producers.
+        count_max = (OPS_MAX - OTHER_OPS - lanes * LANE_OPS) // 2 - lanes
+        if self._count > count_max:
+            raise TooManyLedgers(
+                self._stage.topic.name,
+                count=self._count,
+                count_max=max(count_max, 0),
+                what=f"ledgers in {lanes} partitions",
+            )

@@ -1,0 +1,139 @@
+"""A job that writes a topic: planned in one process, done in many, shown or given up in another.
+
+    plan_write ──► (pickled) ──► workers: keep_write, open_staged_writer ──► pieces
+                                                   commit_write(pieces) or abort_write ◄──┘
+
+No process lives as long as the job. So its lease has a long time, and who works for the job
+takes it again: those who plan and commit once, workers every KEEP_S. Nothing depends on the
+lease but the housekeeper: from WRITE_S after the last of them was heard of, it may give up
+what is staged. A job that shows in time shows all of it, and one that comes later gets JobLost.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from contextlib import suppress
+
+import msgspec
+import trio
+
+from ledger_client.client import Client
+from ledger_client.errors import LedgerError
+from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.topics.errors import JobLost, ProducerBusy
+from ledger_client.topics.jobs.job import grant_job, new_job_id
+from ledger_client.topics.jobs.showing import Showing, SinkBatch
+from ledger_client.topics.jobs.staged_piece import StagedPiece
+from ledger_client.topics.jobs.staged_writer import PART_IDS, PARTS_MAX
+from ledger_client.topics.jobs.staging import JobStage, discard
+from ledger_client.topics.keeping.holdings import read_owners
+from ledger_client.translation import translated
+from metadata.errors import LeaseHeld
+from metadata.jobs import staged_prefix
+from metadata.records import LEDGER_COUNTER
+from metadata.store import Lease
+from metadata.topics import TopicRecord
+
+WRITE_S = 15 * 60.0
+"""A job of which nothing was heard for so long is taken for dead."""
+KEEP_S = 60.0
+LEAVE_S = 30.0
+_log = logging.getLogger(__name__)
+
+
+class WritePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """What workers and who commits need. Plain values: it can be pickled."""
+
+    stage: JobStage
+    first_id: int
+    """of the ledger ids that the job reserved"""
+
+
+async def plan_write(client: Client, name: str) -> WritePlan:
+    """Begin a job that writes a topic.
+
+    Raises:
+        NoSuchTopic: there is none.
+        ProducerBusy: somebody has a whole partition: nothing could be shown.
+        MetadataUnavailable, MetadataBroken: as they say.
+    """
+    limit_s = client.options.metadata_timeout_s
+    topic, _ = await TopicCatalogue(client.store, timeout_s=limit_s).get(name)
+    await _check_free(client, topic)
+    with translated(limit_s):
+        first_id = await client.store.next_id(LEDGER_COUNTER, PARTS_MAX * PART_IDS)
+    stage = JobStage(topic=topic, job_id=new_job_id("write"))
+    plan = WritePlan(stage=stage, first_id=first_id)
+    await _hold(client, plan)
+    return plan
+
+
+async def keep_write(client: Client, plan: WritePlan) -> None:
+    """Let others know that the job lives, until cancelled."""
+    while True:
+        try:
+            await _hold(client, plan)
+        except LedgerError as failure:
+            _log.warning("the lease of job %s is not renewed: %s", plan.stage.job_id, failure)
+        await trio.sleep(KEEP_S)
+
+
+async def commit_write(
+    client: Client,
+    plan: WritePlan,
+    pieces: Sequence[StagedPiece],
+    *,
+    sink: SinkBatch | None = None,
+) -> bool:
+    """Show *pieces*, in this order, give up what else is staged, and end the job.
+
+    Returns whether they are shown; False: they were, as the batch of a stream. Raises as
+    Showing.run(); then what is staged is given up, so that nothing of it is shown later.
+    """
+    lease = await _hold(client, plan)
+    try:
+        if not pieces and sink is None:
+            return True
+        return await Showing(client, plan.stage, pieces, sink).run()
+    finally:
+        await _leave(client, plan, lease)
+
+
+async def abort_write(client: Client, plan: WritePlan) -> None:
+    """Give up all that is staged, and end the job. What cannot be, is the housekeeper's."""
+    lease: Lease | None = None
+    with suppress(LedgerError):
+        lease = await _hold(client, plan)
+    await _leave(client, plan, lease)
+
+
+async def _hold(client: Client, plan: WritePlan) -> Lease:
+    topic, job_id = plan.stage.topic, plan.stage.job_id
+    try:
+        return await grant_job(client, topic, "write", job_id, ttl_s=WRITE_S)
+    except LeaseHeld as held:  # nobody else has this id
+        raise JobLost(topic.name, job_id=job_id, reason=str(held)) from held
+
+
+async def _leave(client: Client, plan: WritePlan, lease: Lease | None) -> None:
+    prefix = staged_prefix(plan.stage.topic.uid, plan.stage.job_id)
+    with trio.CancelScope(shield=True):
+        try:
+            with translated(LEAVE_S):
+                await discard(client.store, prefix)
+                if lease is not None:
+                    await client.store.release(lease)
+        except LedgerError as failure:
+            _log.warning("a job leaves something to the housekeeper: %s", failure)
+
+
+async def _check_free(client: Client, topic: TopicRecord) -> None:
+    """Raise ProducerBusy if somebody has a whole partition now."""
+    with translated(client.options.metadata_timeout_s):
+        owners = await read_owners(client.store, topic)
+    for (partition, lane), owner in owners.items():
+        if not (owner.shared or owner.closing):
+            name = f"producer {owner.producer}" if owner.producer else "a producer"
+            who = f"{name} (process {owner.process_id} on {owner.host})"
+            raise ProducerBusy(topic.name, partition=partition, lane=lane, owner=who)

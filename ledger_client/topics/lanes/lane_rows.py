@@ -1,0 +1,350 @@
+"""The rows of one lane, as its writer of one epoch changes them.
+
+Every change is one transaction that puts the LaneRecord in the place of the version that was
+put last. So a writer whose lane was taken over changes nothing any more, and a change whose
+outcome is unknown is found by looking: of this epoch there is no other writer, so if the
+version moved and the epoch did not, the change was made. Until that is known it is made again,
+word by word the same in what counts; nothing else is changed meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Sequence
+from typing import NamedTuple, TypeVar
+
+import msgspec
+import trio
+
+from ledger_client.catalogue import CHANGE_S, RETRY_S, Catalogue
+from ledger_client.errors import LedgerError, MetadataBroken, MetadataUnavailable
+from ledger_client.topics.errors import NoSuchTopic, ProducerBusy, ProducerFenced, TopicError
+from ledger_client.topics.lanes.lane_state import greater
+from ledger_client.topics.lanes.ledger_end import End
+from metadata.errors import BadRecord
+from metadata.records import LedgerRecord, encode_record, ledger_key
+from metadata.store import ABSENT, Check, Delete, Op, Put
+from metadata.topics import (
+    LaneLedger,
+    LaneName,
+    LaneRecord,
+    TopicRecord,
+    decode_lane,
+    decode_lane_ledger,
+    decode_lane_name,
+    decode_topic,
+    encode_row,
+    lane_key,
+    lane_ledger_key,
+    lane_name_key,
+    topic_key,
+)
+
+T = TypeVar("T")
+Found = tuple[LedgerRecord, int]
+"""A ledger's record and its version."""
+Others = Callable[[], Awaitable[Sequence[Op]]]
+
+
+class Beside(NamedTuple):
+    """What a turn of the lane changes beside its own rows."""
+
+    ops: Others
+    last_event_time: int | None
+    """of the lane afterwards"""
+
+
+class LaneRows:
+    """LaneRecord and LaneLedgers of a lane.
+
+    Any call may raise MetadataUnavailable and MetadataBroken, but changes try on while the
+    store is away: a deadline is the caller's, and after it nothing more must be changed.
+    They raise ProducerFenced when another took the lane over, and NoSuchTopic.
+    """
+
+    def __init__(self, catalogue: Catalogue, topic: TopicRecord, partition: int, lane: int) -> None:
+        self.topic = topic
+        self.partition = partition
+        self.lane = lane
+        self.record = LaneRecord(epoch=0)
+        self.is_changing = False
+        """A change is under way, or was left when it was: then nothing must be changed."""
+        self.beside: Beside | None = None
+        """what the next turn() changes too"""
+        self._version = ABSENT
+        self._catalogue = catalogue
+        self._key = lane_key(topic.uid, partition, lane)
+
+    @property
+    def version(self) -> int:
+        """Of the LaneRecord that this writer put last: who changes the lane names it."""
+        return self._version
+
+    # --- looking -----------------------------------------------------------------------
+
+    async def row(self, number: int) -> LaneLedger | None:
+        """Return the row of a ledger; None: there is none."""
+        if number < 0:
+            return None
+        key = self._ledger_key(number)
+        found = await self._catalogue.read(key)
+        return None if found is None else _sound(decode_lane_ledger, key, found.value)
+
+    async def open_row(self) -> LaneLedger | None:
+        """Look at the lane without claiming it; return the row of its open ledger, if any."""
+        found = await self._catalogue.read(self._key)
+        if found is not None:
+            self.record, self._version = _sound(decode_lane, self._key, found.value), found.version
+        row = await self.row(self.record.current)
+        return row if row is not None and row.state == "open" else None
+
+    async def verify(self, *, limit_s: float = float("inf")) -> None:
+        """Raise ProducerFenced or NoSuchTopic unless the lane is still this writer's."""
+        await self._found(limit_s)
+
+    async def look(self, ledger_id: int) -> Found:
+        """Return the record of a ledger; raises MetadataUnavailable soon."""
+        with trio.move_on_after(CHANGE_S):
+            return await self._catalogue.get(ledger_id)
+        raise MetadataUnavailable(f"metadata: no answer in {CHANGE_S:g} s")
+
+    async def refresh_topic(self) -> int:
+        """Read the topic's settings again; return the version of its record."""
+        key = topic_key(self.topic.name)
+        found = await self._catalogue.read(key)
+        topic = None if found is None else _sound(decode_topic, key, found.value)
+        if found is None or topic is None or topic.uid != self.topic.uid:
+            raise NoSuchTopic(self.topic.name)
+        if topic.state != "active":
+            raise NoSuchTopic(self.topic.name)
+        self.topic = topic
+        return found.version
+
+    async def _found(self, limit_s: float = float("inf")) -> tuple[LaneRecord, int]:
+        """Return the lane's record, which is of this epoch, and its version."""
+        found = await self._catalogue.read(self._key, limit_s=limit_s)
+        if found is None:
+            raise NoSuchTopic(self.topic.name)
+        record = _sound(decode_lane, self._key, found.value)
+        if record.epoch != self.record.epoch:
+            raise self._fenced(record)
+        return record, found.version
+
+    def _fenced(self, record: LaneRecord) -> TopicError:
+        if record.writer != self.record.writer:
+            return ProducerFenced(self.topic.name, partition=self.partition, lane=self.lane)
+        where = f"lane {self.lane} of partition {self.partition}"
+        return TopicError(f"{where} was closed in its writer's absence", topic=self.topic.name)
+
+    def _ledger_key(self, number: int) -> str:
+        return lane_ledger_key(self.topic.uid, self.partition, self.lane, number)
+
+    # --- changing ----------------------------------------------------------------------
+
+    async def claim(
+        self, producer: str | None, *, writer: str = "", is_back: bool = False, lane_name: str = ""
+    ) -> None:
+        """Become the lane's writer: raise its epoch, and remove a ledger that was prepared.
+
+        *producer* names whose lane it is to be if it is new. *writer* is who claims it, ""
+        only to close it. With *is_back* the lane is still that writer's, or it is fenced.
+        *lane_name*: a lane that is new gets it. Rivals may claim it next. Raises
+        MetadataUnavailable at once; the epoch may be raised then. Raises ProducerBusy: another
+        lane has the name by now.
+        """
+        while True:
+            topic_version = await self.refresh_topic()
+            found = await self._catalogue.read(self._key)
+            if found is None:
+                record, version = LaneRecord(epoch=0, producer=producer or ""), ABSENT
+            else:
+                record, version = _sound(decode_lane, self._key, found.value), found.version
+            naming = await self._naming(lane_name) if version == ABSENT or record.deleted else []
+            if record.deleted:
+                record = msgspec.structs.replace(record, producer=producer or "", deleted=False)
+            if is_back and record.writer != writer:
+                raise self._fenced(record)
+            after = msgspec.structs.replace(
+                record, epoch=record.epoch + 1, writer=writer or record.writer
+            )
+            ops: list[Op] = [Put(self._key, encode_row(after), version)]
+            ops.append(Check(topic_key(self.topic.name), topic_version))
+            ops += [*naming, *await self._removal(record.current + 1)]
+            versions = await self._catalogue.transact(ops)
+            if versions is not None:
+                self.record, self._version = after, versions[0]
+                return
+
+    async def _naming(self, name: str) -> list[Op]:
+        """Return what gives a new lane its name, "" for none. Raises ProducerBusy."""
+        if not name:
+            return []
+        key = lane_name_key(self.topic.uid, self.partition, name)
+        found = await self._catalogue.read(key)
+        if found is None:
+            return [Put(key, encode_row(LaneName(self.lane)), ABSENT)]
+        lane = _sound(decode_lane_name, key, found.value).lane
+        if lane == self.lane:
+            return []
+        raise ProducerBusy(
+            self.topic.name, partition=self.partition, lane=lane, owner="another producer"
+        )
+
+    async def delete(self, ops: Sequence[Op]) -> None:
+        """Say that the lane, which holds nothing, is nobody's; with *ops*."""
+        after = msgspec.structs.replace(self.record, producer="", deleted=True)
+        await self._change(after, ops)
+
+    async def prepare(self, ledger: LedgerRecord, *, instead_of: int | None = None) -> None:
+        """Make the next ledger: its record and its row, in the place of one made before."""
+        row = LaneLedger(
+            ledger_id=ledger.ledger_id,
+            state="prepared",
+            epoch=self.record.epoch,
+            created_ms=ledger.created_ms,
+        )
+        ops: list[Op] = [] if instead_of is None else [Delete(ledger_key(instead_of))]
+        ops.append(Put(ledger_key(ledger.ledger_id), encode_record(ledger), ABSENT))
+        ops.append(Put(self._ledger_key(self.record.current + 1), encode_row(row)))
+        await self._change(self.record, ops)
+
+    async def turn(
+        self,
+        current: LaneLedger | None,
+        end: End | None,
+        following: LaneLedger,
+        *,
+        found: Found | None = None,
+    ) -> None:
+        """Close the *current* ledger at *end*, and let the lane go on in the prepared one.
+
+        Without *current* there is nothing to close. *found* is the current ledger's record,
+        as it was read lately.
+
+        Raises:
+            LedgerFenced: another client recovers the ledger, which was to be sealed.
+            LedgerClosed: another client sealed it at another end.
+        """
+        closed = None if current is None or end is None else end.close(current)
+        beside, sealing = self.beside, self._sealing(closed, end, found)
+        last_event_time = beside.last_event_time if beside else self._last_event_time(end)
+        after = msgspec.structs.replace(
+            self.record,
+            current=self.record.current + 1,
+            next_version=following.base_version,
+            last_event_time=last_event_time,
+        )
+
+        async def others() -> Sequence[Op]:
+            return [*await sealing(), *(await beside.ops() if beside else ())]
+
+        own: list[Op] = [Put(self._ledger_key(after.current), encode_row(following))]
+        if closed is not None:
+            own.append(Put(self._ledger_key(self.record.current), encode_row(closed)))
+        await self._change(after, own, others)
+        self.beside = None
+
+    async def close(self, current: LaneLedger, end: End) -> None:
+        """Close the *current* ledger, and go on in none. Raises as turn()."""
+        closed = end.close(current)
+        after = msgspec.structs.replace(
+            self.record,
+            next_version=closed.base_version + closed.entries,
+            last_event_time=self._last_event_time(end),
+        )
+        own: list[Op] = [Put(self._ledger_key(self.record.current), encode_row(closed))]
+        own += await self._removal(self.record.current + 1)
+        await self._change(after, own, self._sealing(closed, end, None))
+
+    async def share_first(self, current: LaneLedger) -> LaneLedger:
+        """Say of the *current* ledger that it begins with the time with which the last ended."""
+        shared = msgspec.structs.replace(current, shares_first=True)
+        await self._change(
+            self.record, [Put(self._ledger_key(self.record.current), encode_row(shared))]
+        )
+        return shared
+
+    def _last_event_time(self, end: End | None) -> int | None:
+        ended = None if end is None else end.figures.last_event_time
+        return greater(self.record.last_event_time, ended)
+
+    async def _removal(self, number: int) -> list[Op]:
+        """Return what removes the ledger of this number, if it is merely prepared."""
+        row = await self.row(number)
+        if row is None or row.state != "prepared":
+            return []
+        return [Delete(self._ledger_key(number)), Delete(ledger_key(row.ledger_id))]
+
+    def _sealing(self, closed: LaneLedger | None, end: End | None, found: Found | None) -> Others:
+        """Return what tells how the ledger's record is sealed; *found* is good for once."""
+        lately = [found]
+
+        async def ops() -> Sequence[Op]:
+            if closed is None or end is None or end.is_sealed:
+                return ()
+            _, ops = await self._catalogue.sealing(
+                closed.ledger_id,
+                end.last_entry,
+                end.length,
+                reason=end.reason,
+                found=lately.pop() if lately else None,
+            )
+            return ops
+
+        return ops
+
+    async def _change(
+        self,
+        after: LaneRecord,
+        own: Sequence[Op],
+        others: Others | None = None,
+    ) -> None:
+        """Put *after*, with *own* rows and what *others* gives, until it is known to be done.
+
+        Others change the rows of *others* too, so these are looked at for each attempt.
+        """
+        assert not self.is_changing
+        self.is_changing = True
+        try:
+            await self._change_until_made(after, own, others)
+        except LedgerError:
+            # The lane is another's, or the ledger's record has another version than the one
+            # that an attempt may still name: it cannot be made any more.
+            self.is_changing = False
+            raise
+        self.is_changing = False
+
+    async def _change_until_made(
+        self,
+        after: LaneRecord,
+        own: Sequence[Op],
+        others: Others | None,
+    ) -> None:
+        doubtful = False
+        while True:
+            try:
+                if doubtful and await self._was_made(after):
+                    return
+                ops: list[Op] = [Put(self._key, encode_row(after), self._version), *own]
+                ops += [] if others is None else await others()
+                doubtful = True
+                versions = await self._catalogue.transact(ops, limit_s=CHANGE_S)
+            except MetadataUnavailable:
+                await trio.sleep(RETRY_S)
+                continue
+            if versions is not None:
+                self.record, self._version = after, versions[0]
+                return
+
+    async def _was_made(self, after: LaneRecord) -> bool:
+        _, version = await self._found()
+        if version == self._version:
+            return False
+        self.record, self._version = after, version
+        return True
+
+
+def _sound(decode: Callable[[str, bytes], T], key: str, value: bytes) -> T:
+    try:
+        return decode(key, value)
+    except BadRecord as wrong:
+        raise MetadataBroken(f"metadata: {wrong}") from wrong

@@ -1,0 +1,1 @@
+"""Producers: from a message that is sent to the batch that a lane takes."""

@@ -1,0 +1,43 @@
+"""Sequence numbers of a named producer in one lane: which come next, which are there already.
+
+Numbers rise. One that is not above the last accepted is a duplicate: it is acknowledged
+when the first of its kind is, and not written again.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from ledger_client.topics.producing.batching import NOWHERE, UNKNOWN, Batch
+
+REMEMBERED_MAX = 64
+"""Acknowledged batches of which a duplicate still gets the id."""
+
+
+class Numbering:
+    """The numbers in one lane."""
+
+    def __init__(self, partition: int) -> None:
+        self.next = 0
+        self._partition = partition
+        self._batches: deque[Batch] = deque()
+
+    def begin(self, last: int) -> None:
+        """The lane's last number is *last*; what failed before may be in it or not."""
+        self.next = last + 1
+        self._batches = deque(batch for batch in self._batches if batch.failure is None)
+
+    def remember(self, batch: Batch) -> None:
+        """*batch* is accepted."""
+        self._batches.append(batch)
+        while len(self._batches) > REMEMBERED_MAX and self._batches[0].done.is_set():
+            self._batches.popleft()
+
+    def find(self, sequence: int) -> tuple[Batch, int]:
+        """Return the batch of a duplicate, and its place in it."""
+        for batch in self._batches:
+            if batch.sequence <= sequence < batch.sequence + batch.count:
+                return batch, sequence - batch.sequence
+        known = Batch(self._partition)
+        known.acknowledge(NOWHERE)
+        return known, UNKNOWN

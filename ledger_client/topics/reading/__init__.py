@@ -1,0 +1,1 @@
+"""Readers: places, lanes read forward and back, merged, as messages or as columns."""

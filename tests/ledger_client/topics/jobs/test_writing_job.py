@@ -1,0 +1,515 @@
+from __future__ import annotations
+
+import pickle
+from collections.abc import AsyncIterator
+from contextlib import suppress
+
+import pytest
+import trio
+from lane_process import Process
+from lane_rig import batch
+from memory_cluster import MemoryCluster, memory_cluster
+from staged_rig import (
+    NAME,
+    Row,
+    ids_of,
+    ledgers_count,
+    made,
+    read_all,
+    rows,
+    versions,
+    write_job,
+    write_part,
+)
+from topic_rig import stored
+from trio.testing import MockClock
+
+from ledger_client import Client, RollPolicy
+from ledger_client.errors import LedgerError, MetadataUnavailable, NotEnoughBookies
+from ledger_client.topics.errors import (
+    BadTopic,
+    EventTimeBack,
+    JobLost,
+    MessageTooLarge,
+    NoSuchTopic,
+    ProducerBusy,
+    RowsUnordered,
+    TooManyLedgers,
+)
+from ledger_client.topics.jobs.job import live_jobs
+from ledger_client.topics.jobs.showing import SHOW_S, Showing, SinkBatch
+from ledger_client.topics.jobs.staged_writer import PARTS_MAX
+from ledger_client.topics.jobs.writing_job import (
+    KEEP_S,
+    WRITE_S,
+    abort_write,
+    commit_write,
+    keep_write,
+    plan_write,
+)
+from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
+from ledger_client.topics.lanes.lane import open_lane
+from metadata.jobs import SINKS, STAGED
+from metadata.leadership import Term
+from metadata.topics import LANES, WRITERS
+
+
+@pytest.fixture
+async def cluster() -> AsyncIterator[MemoryCluster]:
+    async with memory_cluster(3) as running:
+        yield running
+
+
+@pytest.fixture
+async def client(cluster: MemoryCluster) -> AsyncIterator[Client]:
+    async with cluster.client() as connected:
+        yield connected
+
+
+# --- visible at once, or not at all ----------------------------------------------------------
+
+
+async def test_a_job_becomes_visible_as_a_whole(cluster: MemoryCluster, client: Client) -> None:
+    await made(client, partitions=2)
+    plan = await plan_write(client, NAME)
+    first = await write_part(client, plan, 0, {0: rows("a", "b"), 1: rows("c")})
+    second = await write_part(client, plan, 1, {1: rows("d")})
+    assert await read_all(client, NAME) == []
+    assert await commit_write(client, plan, [*first, *second])
+    assert sorted(await read_all(client, NAME)) == ["a", "b", "c", "d"]
+    assert stored(cluster.store, STAGED) == []
+    assert await client.store.leases(WRITERS) == []
+    assert await live_jobs(client.store) == set()
+
+
+async def test_parts_come_into_a_lane_in_their_order_whoever_was_faster(client: Client) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    late = await write_part(client, plan, 1, {-1: rows("c", "d")})
+    early = await write_part(client, plan, 0, {-1: rows("a", "b")})
+    await commit_write(client, plan, [*early, *late])
+    assert await read_all(client, NAME) == ["a", "b", "c", "d"]
+    found = await ids_of(client, NAME)
+    assert found == sorted(found)
+
+
+async def test_what_another_attempt_staged_is_not_shown(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, plan, 0, {-1: rows("a")})
+    await write_part(client, plan, 0, {-1: rows("a")}, attempt=1)
+    await write_part(client, plan, 0, {-1: rows("a")}, attempt=4)  # where the first one began
+    await commit_write(client, plan, pieces)
+    assert await read_all(client, NAME) == ["a"]
+    assert ledgers_count(cluster) == 1
+
+
+async def test_a_job_that_is_given_up_leaves_nothing(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    await write_part(client, plan, 0, {-1: rows("a")})
+    await abort_write(client, plan)
+    assert ledgers_count(cluster) == 0
+    assert stored(cluster.store, LANES) == []
+    assert await live_jobs(client.store) == set()
+
+
+async def test_a_part_that_does_not_finish_leaves_nothing_to_show(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    with pytest.raises(MessageTooLarge):
+        await write_part(client, plan, 0, {-1: [Row(b"a"), Row(bytes(6 << 20))]})
+    assert await commit_write(client, plan, [])
+    assert ledgers_count(cluster) == 0
+
+
+async def test_a_job_without_a_row_changes_nothing(cluster: MemoryCluster, client: Client) -> None:
+    await made(client)
+    await write_job(client, NAME, {}, {})
+    assert stored(cluster.store, LANES) == []
+    assert await read_all(client, NAME) == []
+
+
+async def test_a_plan_goes_to_workers_pickled(client: Client) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, pickle.loads(pickle.dumps(plan)), 0, {-1: rows("a")})
+    again = pickle.loads(pickle.dumps(pieces))  # our own
+    await commit_write(client, pickle.loads(pickle.dumps(plan)), again)
+    assert await read_all(client, NAME) == ["a"]
+
+
+async def test_who_follows_sees_the_job_when_it_is_shown(client: Client) -> None:
+    await made(client)
+    await write_job(client, NAME, {-1: rows("a")})
+    seen: list[str] = []
+    async with trio.open_nursery() as nursery:
+
+        async def follow() -> None:
+            async with client.topic_reader(NAME, follow=True) as reader:
+                async for message in reader:
+                    assert message.value is not None
+                    seen.append(message.value.decode())
+                    if len(seen) == 4:
+                        return
+
+        nursery.start_soon(follow)
+        await write_job(client, NAME, {-1: rows("b", "c")})
+        async with client.producer(NAME) as producer:
+            await producer.send(b"d")
+    assert seen == ["a", "b", "c", "d"]
+
+
+# --- lanes -------------------------------------------------------------------------------------
+
+
+async def test_jobs_one_after_the_other_and_producers_share_one_lane(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    topic = await made(client)
+    await write_job(client, NAME, {-1: rows("a")}, {-1: rows("b")})
+    async with client.producer(NAME) as producer:
+        await producer.send(b"c")
+    await write_job(client, NAME, {-1: rows("d")})
+    async with client.producer(NAME) as producer:
+        await producer.send(b"e")
+    assert await read_all(client, NAME) == ["a", "b", "c", "d", "e"]
+    assert len(stored(cluster.store, LANES)) == 1
+    spans = versions(cluster, topic)
+    assert [first for first, _ in spans[1:]] == [last + 1 for _, last in spans[:-1]]
+    found = await ids_of(client, NAME)
+    assert found == sorted(found)
+
+
+async def test_a_lane_that_is_written_is_left_alone(client: Client) -> None:
+    await made(client)
+    async with client.producer(NAME) as producer:
+        await producer.send(b"a")
+        await write_job(client, NAME, {-1: rows("x", "y")})
+        await producer.send(b"b")
+    assert sorted(await read_all(client, NAME)) == ["a", "b", "x", "y"]
+    async with client.topic_reader(NAME, lanes=[1]) as reader:
+        assert [message.value async for message in reader] == [b"x", b"y"]
+
+
+async def test_ids_rise_along_a_lane_that_went_on_while_the_job_ran(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, plan, 0, {-1: rows("x")})
+    async with client.producer(NAME) as producer:
+        await producer.send(b"a")
+    await commit_write(client, plan, pieces)
+    for lane in (0, 1):
+        found = await ids_of(client, NAME, lane=lane)
+        assert found == sorted(found)
+        assert len(found) == 1
+    await write_job(client, NAME, {-1: rows("y")})
+    assert len(stored(cluster.store, LANES)) == 2  # the lowest that is free again
+
+
+async def test_the_open_ledger_of_a_writer_that_was_killed_is_closed_before(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    topic = await made(client)
+    process = Process(cluster)
+    with suppress(LedgerError):
+        async with process.client() as doomed, open_lane(doomed, topic, -1) as lane:
+            await lane.append([batch("left")])
+            process.kill()
+    await trio.sleep(20)
+    await write_job(client, NAME, {-1: rows("x")})
+    assert await read_all(client, NAME) == ["left", "x"]
+    spans = versions(cluster, topic)
+    assert spans[1][0] == spans[0][1] + 1
+
+
+async def test_numbers_of_producers_survive_a_job(client: Client) -> None:
+    """PS-22: what a producer with a name sends again after a job is kept once."""
+    await made(client)
+    async with client.producer(NAME, producer_name="p", access="exclusive") as producer:
+        await producer.send_many([b"a", b"b"], sequence=0)
+    await write_job(client, NAME, {-1: rows("x")})
+    await write_job(client, NAME, {-1: rows("y")})
+    async with client.producer(NAME, producer_name="p", access="exclusive") as producer:
+        await producer.send_many([b"a", b"b", b"c"], sequence=0)
+    assert await read_all(client, NAME) == ["a", "b", "x", "y", "c"]
+
+
+async def test_a_lane_of_nameless_producers_gets_no_ledger_beside_the_job_s(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    await made(client)
+    async with client.producer(NAME) as producer:
+        await producer.send(b"a")
+    before = ledgers_count(cluster)
+    await write_job(client, NAME, {-1: rows("x")})
+    assert ledgers_count(cluster) == before + 1
+
+
+async def test_a_partition_that_is_another_s_is_told_before_anything_is_written(
+    client: Client,
+) -> None:
+    await made(client)
+    async with client.producer(NAME, access="exclusive"):
+        with pytest.raises(ProducerBusy):
+            await plan_write(client, NAME)
+
+
+async def test_showing_waits_for_a_producer_that_has_all_of_the_partition(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, plan, 0, {-1: rows("x")})
+    async with (
+        trio.open_nursery() as nursery,
+        client.producer(NAME, access="exclusive") as producer,
+    ):
+        nursery.start_soon(commit_write, client, plan, pieces)
+        await trio.sleep(20)
+        await producer.send(b"a")
+    assert sorted(await read_all(client, NAME)) == ["a", "x"]
+
+
+async def test_showing_ends_although_somebody_always_comes_in_between(
+    autojump_clock: MockClock,
+    monkeypatch: pytest.MonkeyPatch,
+    cluster: MemoryCluster,
+    client: Client,
+) -> None:
+    async def nobody(_showing: Showing) -> None:
+        """Somebody came in between."""
+
+    await made(client)
+    monkeypatch.setattr(Showing, "_attempt", nobody)
+    with trio.fail_after(2 * SHOW_S), pytest.raises(MetadataUnavailable, match="others changed"):
+        await write_job(client, NAME, {-1: rows("x")})
+    assert ledgers_count(cluster) == 0
+
+
+async def test_two_jobs_shown_at_once_are_both_there(client: Client) -> None:
+    await made(client, partitions=3)
+    async with trio.open_nursery() as nursery:
+        for job in "abc":
+            parts = {partition: rows(f"{job}{partition}") for partition in range(3)}
+            nursery.start_soon(write_job, client, NAME, parts)
+    expected = sorted(f"{job}{partition}" for job in "abc" for partition in range(3))
+    assert sorted(await read_all(client, NAME)) == expected
+
+
+# --- order by event time ---------------------------------------------------------------------
+
+
+async def test_times_go_on_in_a_lane_from_job_to_job_and_producer(client: Client) -> None:
+    await made(client, order="event-time")
+    await write_job(
+        client, NAME, {-1: rows("a", "b", times=[1, 5])}, {-1: rows("c", "d", times=[5, 7])}
+    )
+    with pytest.raises(EventTimeBack) as back:
+        await write_job(client, NAME, {-1: rows("x", times=[6])})
+    assert (back.value.partition, back.value.lane) == (-1, 0)
+    assert (back.value.event_time, back.value.last_event_time) == (6, 7)
+    async with client.producer(NAME) as producer:
+        with pytest.raises(EventTimeBack):
+            await producer.send(b"x", event_time=6)
+        await producer.send(b"e", event_time=7)
+    async with client.topic_reader(NAME, order="event-time") as reader:
+        found = [message.value async for message in reader]
+    assert found == [b"a", b"b", b"c", b"d", b"e"]
+
+
+async def test_the_last_time_of_a_lane_is_known_behind_a_job_of_older_ledgers(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    """The next writer reads the last ledger alone, and a job's tells of itself alone."""
+    topic = await made(client)
+    await write_job(client, NAME, {-1: rows("a", times=[100])})
+    await write_job(client, NAME, {-1: rows("b", times=[50])})
+    async with open_lane(client, topic, -1) as writer:
+        assert writer.last_event_time == 100
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [
+        [[3, 2]],
+        [[1, 9], [2, 10]],
+        [[5, 6], [1, 2]],
+    ],
+    ids=["within a part", "parts overlap", "parts in another order"],
+)
+async def test_rows_out_of_order_are_refused_with_what_to_do(
+    cluster: MemoryCluster, client: Client, parts: list[list[int]]
+) -> None:
+    await made(client, order="event-time")
+    given = [{-1: rows(*map(str, times), times=times)} for times in parts]
+    with pytest.raises(RowsUnordered, match=r'orderBy\("event_time"\)') as unordered:
+        await write_job(client, NAME, *given)
+    assert unordered.value.event_time < unordered.value.before
+    assert await read_all(client, NAME) == []
+
+
+async def test_a_row_without_a_time_is_refused_where_time_orders(client: Client) -> None:
+    await made(client, order="event-time")
+    for given in (rows("a"), [Row(b"a", 1), Row(b"b")]):
+        with pytest.raises(BadTopic, match="every message needs one"):
+            await write_job(client, NAME, {-1: given})
+
+
+async def test_a_time_shared_by_two_ledgers_is_found_in_both(client: Client) -> None:
+    """A boundary within equal times is marked, as where a lane rolls by itself."""
+    topic = await made(client, order="event-time")
+    await write_job(client, NAME, {-1: rows("a", "b", times=[1, 5])}, {-1: rows("c", times=[5])})
+    explained = await client.explain_topic(topic.name)
+    assert [fate.ledger.shares_first for fate in explained.lanes[0].ledgers] == [False, True]
+
+
+# --- bounds ------------------------------------------------------------------------------------
+
+
+async def test_ledgers_end_where_the_topic_says(client: Client) -> None:
+    await made(client, roll=RollPolicy(entries=2))
+    plan = await plan_write(client, NAME)
+    values = [Row(bytes([65 + n]) * 200_000) for n in range(5)]
+    pieces = await write_part(client, plan, 0, {-1: values})
+    assert [piece.figures.messages for piece in pieces] == [2, 2, 1]
+    await commit_write(client, plan, pieces)
+    assert [value[0] for value in await read_all(client, NAME)] == list("ABCDE")
+
+
+async def test_more_ledgers_than_can_be_shown_at_once_are_refused(client: Client) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, plan, 0, {-1: rows("a")})
+    with pytest.raises(TooManyLedgers, match="coalesce"):
+        await commit_write(client, plan, pieces * 600)
+    with pytest.raises(TooManyLedgers, match="tasks"):
+        await write_part(client, plan, PARTS_MAX, {-1: rows("a")})
+
+
+async def test_hundreds_of_ledgers_are_shown_at_once(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    await made(client, partitions=10)
+    parts = [{p: rows(f"{index}.{p}") for p in range(10)} for index in range(40)]
+    await write_job(client, NAME, *parts)
+    assert len(await read_all(client, NAME)) == 400
+    assert len(stored(cluster.store, LANES)) == 10
+
+
+async def test_too_few_bookies_are_told(cluster: MemoryCluster, client: Client) -> None:
+    await made(client, replication=3)
+    plan = await plan_write(client, NAME)
+    for name in ("b1", "b2"):
+        cluster.kill(name)
+    with pytest.raises(NotEnoughBookies):
+        await write_part(client, plan, 0, {-1: rows("a")})
+
+
+# --- leases, and the topic gone ----------------------------------------------------------------
+
+
+async def test_a_job_lives_while_somebody_works_for_it(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_write, client, plan)
+        await trio.sleep(3 * WRITE_S)
+        assert len(await live_jobs(client.store)) == 1
+        nursery.cancel_scope.cancel()
+    await trio.sleep(WRITE_S - 2 * KEEP_S)
+    assert len(await live_jobs(client.store)) == 1
+    await trio.sleep(3 * KEEP_S)
+    assert await live_jobs(client.store) == set()
+
+
+async def test_a_job_that_was_taken_for_dead_shows_nothing(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, plan, 0, {-1: rows("a")})
+    await trio.sleep(WRITE_S + 1)
+    keeper = Housekeeper(client, HousekeepingOptions())
+    term = Term(await cluster.store.grant("coordinator", "me", ttl_s=3600))
+    await keeper.look_after_all(term)
+    await keeper.look_after_all(term)
+    assert ledgers_count(cluster) == 0
+    with pytest.raises(JobLost, match="given up"):
+        await commit_write(client, plan, pieces)
+    assert await read_all(client, NAME) == []
+
+
+async def test_a_job_whose_lease_ran_out_unnoticed_shows_all(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, plan, 0, {-1: rows("a")})
+    await trio.sleep(2 * WRITE_S)
+    assert await commit_write(client, plan, pieces)
+    assert await read_all(client, NAME) == ["a"]
+
+
+async def test_a_topic_that_was_deleted_or_made_anew_gets_nothing(client: Client) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, plan, 0, {-1: rows("a")})
+    await client.delete_topic(NAME)
+    with pytest.raises((NoSuchTopic, JobLost)):
+        await commit_write(client, plan, pieces)
+    await made(client)
+    late = await write_part(client, plan, 1, {-1: rows("a")})
+    with pytest.raises(NoSuchTopic):
+        await commit_write(client, plan, late)
+    assert await read_all(client, NAME) == []
+
+
+async def test_a_topic_altered_meanwhile_is_no_reason_to_fail(client: Client) -> None:
+    await made(client, partitions=1)
+    plan = await plan_write(client, NAME)
+    pieces = await write_part(client, plan, 0, {0: rows("a")})
+    await client.alter_topic(NAME, partitions=2)
+    await commit_write(client, plan, pieces)
+    assert await read_all(client, NAME) == ["a"]
+
+
+# --- streams -----------------------------------------------------------------------------------
+
+
+async def test_a_batch_of_a_stream_is_shown_once(cluster: MemoryCluster, client: Client) -> None:
+    await made(client)
+    assert await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 0))
+    assert not await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 0))
+    assert await write_job(client, NAME, {-1: rows("b")}, sink=SinkBatch("q", 1))
+    assert not await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 0))
+    assert await write_job(client, NAME, {-1: rows("c")}, sink=SinkBatch("other", 0))
+    assert await read_all(client, NAME) == ["a", "b", "c"]
+    assert ledgers_count(cluster) == 3
+    assert len(stored(cluster.store, SINKS)) == 2
+    await client.delete_topic(NAME)
+    assert stored(cluster.store, SINKS) == []
+
+
+async def test_one_batch_shown_by_two_at_once_is_there_once(client: Client) -> None:
+    await made(client)
+    results: list[bool] = []
+
+    async def show() -> None:
+        results.append(await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 3)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(3):
+            nursery.start_soon(show)
+    assert sorted(results) == [False, False, True]
+    assert await read_all(client, NAME) == ["a"]

@@ -1,0 +1,94 @@
+"""Ledgers that take batches on while the lane is about to turn: it turns all the same."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from lane_rig import batch, make_topic, messages, rows
+from memory_cluster import MemoryCluster, memory_cluster
+from trio.testing import MockClock
+
+from ledger_client.topics.errors import ProducerFenced
+from ledger_client.topics.lanes.lane import LaneWriter, open_lane
+from metadata.records import underreplicated_key
+
+TASKS = 4
+
+
+class Traffic:
+    """Tasks that append one batch after the other; all event times are 5."""
+
+    def __init__(self, lane: LaneWriter) -> None:
+        self.sent: list[bytes] = []
+        self.is_over = False
+        self._lane = lane
+
+    async def run(self) -> None:
+        async with trio.open_nursery() as nursery:
+            for task in range(TASKS):
+                nursery.start_soon(self._append, task)
+
+    async def _append(self, task: int) -> None:
+        await trio.sleep(0.01 * task)
+        while not self.is_over:
+            value = b"%d of %d" % (len(self.sent), task)
+            await self._lane.append([batch(value, times=[5])])
+            self.sent.append(value)
+
+
+def slow_down(cluster: MemoryCluster) -> None:
+    """Let the bookies and the store need some time: something is always under way."""
+    reach = cluster.store._reach
+
+    async def slowly() -> None:
+        await trio.sleep(0.02)
+        await reach()
+
+    cluster.store._reach = slowly  # type: ignore[method-assign]
+    for bookie in cluster.bookies.values():
+        bookie.delay_s = lambda _request: 0.04
+
+
+@pytest.mark.parametrize("order", ["none", "event-time"])
+async def test_traffic_without_a_pause_does_not_keep_a_lane_from_turning(
+    autojump_clock: MockClock, order: str
+) -> None:
+    """PS-27, PS-29: neither after an outage of the store nor where event times stay the same.
+
+    And ledgers are not made in vain meanwhile.
+    """
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, order=order, age_s=4.0)
+        slow_down(cluster)
+        async with open_lane(client, topic, -1) as lane, trio.open_nursery() as nursery:
+            traffic = Traffic(lane)
+            nursery.start_soon(traffic.run)
+            await trio.sleep(3)
+            cluster.store.available = False
+            await trio.sleep(4)
+            assert [row.state for row in rows(cluster)] == ["open"]
+            cluster.store.available = True
+            await trio.sleep(15)
+            traffic.is_over = True
+        known = rows(cluster)
+        assert 3 <= len(known) <= 6
+        assert known[-1].ledger_id <= 2 * len(known)
+        assert all(row.messages > 0 for row in known[:-1])
+        assert sorted(await messages(client, cluster)) == sorted(traffic.sent)
+
+
+async def test_a_mark_that_is_damaged_ends_no_lane(autojump_clock: MockClock) -> None:
+    """Neither of who writes it, while a slower bookie is waited for, nor of who takes it over."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, entries=2)
+        cluster.bookies["b3"].delay_s = lambda _request: 1.0
+        with pytest.raises(ProducerFenced):
+            async with open_lane(client, topic, -1) as lane:
+                damaged = rows(cluster)[0].ledger_id
+                cluster.store.change(underreplicated_key(damaged), b"damaged")
+                for number in range(3):
+                    await lane.append([batch(str(number))])
+                    await trio.sleep(1)
+                async with open_lane(client, topic, -1, access="take-over") as taken:
+                    await taken.append([batch("3")])
+        assert await messages(client, cluster) == [b"%d" % number for number in range(4)]

@@ -1,0 +1,317 @@
+"""What spans give is what a reader gives for the same bounds, message by message."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+from contextlib import aclosing
+from typing import Literal, TypedDict, Unpack
+
+import pytest
+from batches import Sent
+from laid_topic import CONTROL, TOPIC, LaidTopic, batches_of, laid_topic, read_all, said, some_lane
+from trio.testing import MockClock
+
+from ledger_client.confirmed import ask_confirmed
+from ledger_client.errors import NoSuchEntry, NoSuchLedger
+from ledger_client.source import LedgerSource
+from ledger_client.topics.errors import BadTopic, Gap, NoSuchTopic
+from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.messages import Message
+from ledger_client.topics.reading.places import LanePlace
+from ledger_client.topics.reading.span_plan import plan_spans
+from ledger_client.topics.reading.span_reader import SpanReader
+from ledger_client.topics.reading.spans import Span, split
+from ledger_client.topics.reading.starting import Start, Version
+from ledger_client.topics.reading.times import EventTime, PublishTime, Time, Timestamp
+
+
+class Bounds(TypedDict, total=False):
+    start: Start | None
+    inclusive: bool
+    end: Start | None
+    end_inclusive: bool
+    partitions: Sequence[int] | None
+    lanes: Sequence[int] | None
+
+
+async def read_spans(
+    topic: LaidTopic, spans: Sequence[Span], on_gap: Literal["raise", "skip"] = "raise"
+) -> list[Message]:
+    found: list[Message] = []
+    async with aclosing(SpanReader(topic.client, on_gap=on_gap).batches(spans)) as slices:
+        async for piece in slices:
+            found += piece.messages
+    return found
+
+
+async def planned(topic: LaidTopic, **bounds: Unpack[Bounds]) -> list[Message]:
+    """What spans give, cut into pieces of all sizes; each time the same."""
+    plan = await plan_spans(topic.client, TOPIC, **bounds)
+    whole = await read_spans(topic, plan.spans)
+    for target in (1, 40, 10_000):
+        parts = [span for group in split(plan.spans, target) for span in group]
+        assert await read_spans(topic, parts) == whole
+    return whole
+
+
+async def same_as_reader(topic: LaidTopic, **bounds: Unpack[Bounds]) -> list[Message]:
+    """What spans give; the reader gives the same, lane by lane."""
+    found = await planned(topic, **bounds)
+    async with topic.client.topic_reader(TOPIC, **bounds) as reader:
+        read = await read_all(reader)
+    assert found == sorted(read, key=lambda m: (m.id.partition, m.lane, m.version))
+    return found
+
+
+async def test_all_of_several_lanes_is_what_a_reader_reads(autojump_clock: MockClock) -> None:
+    async with laid_topic(partitions=2) as topic:
+        await some_lane(topic, 0, 0)
+        await some_lane(topic, 0, 1)
+        await some_lane(topic, 1, 0)
+        assert len(await same_as_reader(topic)) == 3 * 13
+        assert len(await same_as_reader(topic, partitions=[1])) == 13
+        assert len(await same_as_reader(topic, lanes=[1])) == 13
+
+
+async def test_every_message_is_a_bound_inclusive_or_not(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        ids = [laid.id for laid in lane.messages]
+        for inclusive in (True, False):
+            for index, start in enumerate(ids):
+                found = await planned(topic, start=start, inclusive=inclusive)
+                assert [m.id for m in found] == ids[index + (not inclusive) :]
+                found = await planned(topic, end=start, end_inclusive=inclusive)
+                assert [m.id for m in found] == ids[: index + inclusive]
+        await same_as_reader(topic, start=ids[3], end=ids[9], end_inclusive=False)
+        assert await same_as_reader(topic, start=ids[9], end=ids[3]) == []
+
+
+async def test_an_id_without_a_place_in_the_batch_is_the_whole_entry(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        entry = lane.messages[1].id._replace(batch_index=-1)
+        for inclusive in (True, False):
+            await same_as_reader(topic, start=entry, inclusive=inclusive)
+            await same_as_reader(topic, end=entry, end_inclusive=inclusive)
+
+
+@pytest.mark.parametrize("kind", [EventTime, Timestamp, PublishTime])
+@pytest.mark.parametrize("order", ["none", "event-time"])
+async def test_times_bound_as_they_bound_readers(
+    autojump_clock: MockClock, kind: Callable[[int], Time], order: str
+) -> None:
+    chance = random.Random(5)
+    async with laid_topic(order=order) as topic:
+        lane = topic.lane()
+        stamp, time = 0, 0
+        for ledger in range(3):
+            batches: list[list[Sent]] = [CONTROL]
+            for _ in range(4):
+                stamp += chance.randrange(3)
+                batch: list[Sent] = []
+                for _ in range(chance.randrange(1, 4)):
+                    stamp += 1
+                    time = time + chance.randrange(3) if order != "none" else chance.randrange(40)
+                    batch.append(Sent(b"v", None, time, stamp))
+                batches.append(batch)
+            await lane.lay(*batches, created_ms=10 * ledger)
+        for low in range(0, 42, 3):
+            for inclusive in (True, False):
+                await same_as_reader(topic, start=kind(low), inclusive=inclusive)
+                await same_as_reader(topic, end=kind(low), end_inclusive=inclusive)
+            await same_as_reader(topic, start=kind(low), end=kind(low + 9), end_inclusive=False)
+        start = lane.messages[len(lane.messages) // 2].id
+        for high in range(0, 42, 3):
+            await same_as_reader(topic, start=start, end=kind(high))
+
+
+async def test_versions_bound_by_the_entry(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        last = lane.messages[-1].version
+        for version in range(last + 2):
+            for inclusive in (True, False):
+                found = await planned(topic, start=Version(version), inclusive=inclusive)
+                assert [m.version for m in found] == [
+                    m.version
+                    for m in lane.messages
+                    if m.version > version or (inclusive and m.version == version)
+                ]
+                found = await planned(topic, end=Version(version), end_inclusive=inclusive)
+                assert [m.version for m in found] == [
+                    m.version
+                    for m in lane.messages
+                    if m.version < version or (inclusive and m.version == version)
+                ]
+        await lane.purge(0)
+        with pytest.raises(Gap, match=r"5 entries are gone"):
+            await planned(topic, start=Version(0))
+        async with topic.client.topic_reader(TOPIC, start=Version(6)) as reader:
+            assert await read_all(reader) == await planned(topic, start=Version(6))
+        with pytest.raises(BadTopic, match="cannot be followed"):
+            async with topic.client.topic_reader(TOPIC, start=Version(6), follow=True):
+                pass
+
+
+async def test_positions_bound_every_lane(autojump_clock: MockClock) -> None:
+    async with laid_topic(partitions=2) as topic:
+        await some_lane(topic, 0, 0)
+        await some_lane(topic, 1, 0)
+        async with topic.client.topic_reader(TOPIC) as reader:
+            some = [await anext(reader) for _ in range(7)]
+            position = reader.position()
+            rest = await read_all(reader)
+        before = await same_as_reader(topic, end=position)
+        behind = await same_as_reader(topic, start=position)
+        assert sorted(before) == sorted(some)
+        assert sorted(behind) == sorted(rest)
+
+
+async def test_the_end_is_what_was_confirmed_when_it_was_planned(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with lane.write() as writer:
+            await writer.send(said(["x", "y"]))
+            plan = await plan_spans(topic.client, TOPIC)
+            closed = await plan_spans(topic.client, TOPIC, closed_only=True)
+            await writer.send(said(["z"]))
+            found = await read_spans(topic, plan.spans)
+            assert [m.value for m in found[-2:]] == [b"x", b"y"]
+            assert plan.spans[-1].messages == 2
+        await lane.lay(said(["later"]))
+        assert await read_spans(topic, plan.spans) == found
+        assert await read_spans(topic, closed.spans) == found[:-2]
+        # Where one ends the next begins: nothing is read twice, and nothing is passed over.
+        more = await plan_spans(topic.client, TOPIC, start=plan.end)
+        assert [m.value for m in await read_spans(topic, more.spans)] == [b"z", b"later"]
+        await same_as_reader(topic)
+
+
+async def test_a_kept_end_holds_when_bookies_know_of_less(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when the bookie that the writer told last is away: the others lag behind."""
+
+    async def ask_others(source: LedgerSource) -> int:
+        return await ask_confirmed(source) - 2
+
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        async with lane.write() as writer:
+            for value in "abcd":
+                await writer.send(said([value, value]))
+            plan = await plan_spans(topic.client, TOPIC)
+            there = await read_spans(topic, plan.spans)
+            assert there[-1].value == b"d"
+            monkeypatch.setattr("ledger_client.view.ask_confirmed", ask_others)
+            assert await read_spans(topic, plan.spans) == there
+            again = await plan_spans(topic.client, TOPIC, start=plan.begin, end=plan.end)
+            assert again == plan
+            assert await same_as_reader(topic, start=plan.begin, end=plan.end) == there
+            ended = await plan_spans(topic.client, TOPIC, end=plan.end, closed_only=True)
+            assert len(await read_spans(topic, ended.spans)) == len(there) - 8
+
+
+async def test_a_row_that_is_old_does_not_hide_what_is_in_the_ledger(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        await lane.lay(*batches_of("a", [0, 3]), state="open")
+        await lane.lay(*batches_of("b", [0, 2]), state="open")
+        assert len(await same_as_reader(topic)) == 5
+
+
+async def test_what_was_removed_is_a_gap_or_passed_over(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        first = lane.messages[1].id
+        plan = await plan_spans(topic.client, TOPIC)
+        position = plan.spans[0].begin._replace(entry=2, version=2)
+        start = [LanePlace(topic.record.name, topic.record.uid, -1, 0, position)]
+        await lane.purge(0)
+        both: list[Start] = [first, start]
+        for gone in both:
+            with pytest.raises(Gap, match="was removed"):
+                await plan_spans(topic.client, TOPIC, start=gone)
+            skipped = await plan_spans(topic.client, TOPIC, start=gone, on_gap="skip")
+            assert len(skipped.gaps) == 1
+            assert len(await read_spans(topic, skipped.spans)) == 7
+        with pytest.raises(Gap, match=f"the first that is left is {lane.rows[1].ledger_id}:0:-1"):
+            await read_spans(topic, plan.spans)
+        assert len(await read_spans(topic, plan.spans, on_gap="skip")) == 7
+        with pytest.raises(Gap):
+            await plan_spans(topic.client, TOPIC, end=first)
+        assert len(await same_as_reader(topic)) == 7
+
+
+async def test_a_ledger_without_a_record_is_no_gap(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        plan = await plan_spans(topic.client, TOPIC)
+        await topic.client.delete_ledger(lane.rows[1].ledger_id)
+        with pytest.raises(NoSuchLedger):
+            await read_spans(topic, plan.spans)
+
+
+@pytest.mark.parametrize("field", ["number", "entry", "skip", "version"])
+@pytest.mark.parametrize("number", [-2, 1 << 63, 1 << 70])
+async def test_positions_that_no_reader_ever_gave_are_refused(
+    autojump_clock: MockClock, field: str, number: int
+) -> None:
+    async with laid_topic() as topic:
+        await some_lane(topic)
+        (kept,) = (await plan_spans(topic.client, TOPIC)).end
+        position = [kept._replace(place=kept.place._replace(**{field: number}))]
+        with pytest.raises(BadTopic, match="is no place of a lane"):
+            await plan_spans(topic.client, TOPIC, end=position)
+        with pytest.raises(BadTopic, match="is no place of a lane"):
+            await plan_spans(topic.client, TOPIC, start=position)
+
+
+async def test_a_position_in_other_lanes_of_a_deleted_topic_is_none_of_the_new_one(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic:
+        await some_lane(topic)
+        (kept,) = (await plan_spans(topic.client, TOPIC)).end
+        former = [kept._replace(uid=kept.uid + 1, lane=kept.lane + 1)]
+        with pytest.raises(BadTopic, match="of another topic of this name"):
+            await plan_spans(topic.client, TOPIC, start=former)
+
+
+async def test_an_end_that_was_never_confirmed_is_told(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic, topic.lane().write() as writer:
+        await writer.send(said(["x"]))
+        (kept,) = (await plan_spans(topic.client, TOPIC)).end
+        position = [kept._replace(place=kept.place._replace(entry=1 << 40))]
+        with pytest.raises(NoSuchEntry):
+            await plan_spans(topic.client, TOPIC, end=position)
+
+
+async def test_bounds_are_refused_as_a_reader_refuses_them(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        await some_lane(topic, -1, 1)
+        with pytest.raises(NoSuchTopic):
+            await plan_spans(topic.client, "shop/none")
+        with pytest.raises(BadTopic, match="is a place in one lane"):
+            await plan_spans(topic.client, TOPIC, start=lane.messages[0].id)
+        with pytest.raises(BadTopic, match="not in one partition"):
+            await plan_spans(topic.client, TOPIC, start=MessageId(1, 1, 3))
+        with pytest.raises(BadTopic, match="is no place"):
+            await plan_spans(topic.client, TOPIC, start="anywhere")  # type: ignore[arg-type]
+        assert len(await same_as_reader(topic, start=lane.messages[4].id, lanes=[0])) == 9
+
+
+async def test_rows_tell_sizes_before_anything_is_read(autojump_clock: MockClock) -> None:
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        plan = await plan_spans(topic.client, TOPIC)
+        assert [s.messages for s in plan.spans] == [row.messages for row in lane.rows]
