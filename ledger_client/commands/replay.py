@@ -304,16 +304,16 @@ def _tell(report: Report, asked: Asked) -> None:
         told = msgspec.json.encode(report).decode()
         click.echo(told, err=is_stream)
         return
+    checked = ", read back and compared" if report.verified else ""
     if report.finished_before:
         click.echo(
             f"replay {report.name} was done before: {count(report.messages, 'message')} in "
-            f"{report.target}; --restart begins it anew",
+            f"{report.target}{checked}; --restart begins it anew",
             err=True,
         )
         return
     before = f", {report.resumed:,} of them by former runs" if report.resumed else ""
     known = f", {report.repeated:,} were there already" if report.repeated else ""
-    checked = ", read back and compared" if report.verified else ""
     click.echo(
         f"{count(report.messages, 'message')}, {size(report.bytes)} replayed into "
         f"{report.target}{before}{known}{checked}; checksum {report.checksum}",

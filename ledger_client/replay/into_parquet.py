@@ -8,7 +8,13 @@ from functools import partial
 from pathlib import Path
 
 from ledger_client.replay.options import ReplayOptions
-from ledger_client.replay.parquet_target import FILE_SIZE, check_complete, open_parquet_target
+from ledger_client.replay.parquet_target import (
+    FILE_SIZE,
+    check_complete,
+    file_name,
+    open_parquet_target,
+    read_back,
+)
 from ledger_client.replay.replay import Aim, run_replay
 from ledger_client.replay.report import Report
 from ledger_client.replay.target import Target
@@ -36,7 +42,13 @@ async def replay_into_parquet(
             folder, record, resumed=resumed, restart=options.restart, file_size=file_size
         )
 
-    aim = Aim(_text(folder), open_it, check=partial(check_complete, folder))
+    aim = Aim(
+        _text(folder),
+        open_it,
+        check=partial(check_complete, folder),
+        read_back=partial(read_back, folder),
+        name_of=file_name,
+    )
     return await run_replay(client, topics, aim, options)
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 
 from ledger_client.replay.definition import check_target, find_target
 from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.replay import Aim, run_replay
 from ledger_client.replay.report import Report
 from ledger_client.replay.target import Target
-from ledger_client.replay.topic_target import open_topic_target
+from ledger_client.replay.topic_target import open_topic_target, read_back
 from ledger_client.topics.client import TopicClient
 from metadata.cluster_url import shown
 from metadata.replays import ReplayRecord
@@ -51,6 +52,8 @@ async def replay_into_topic(
         uid=topic.uid,
         partitions=topic.partitions,
         one_to_one=_alike(topic, topics),
+        read_back=partial(read_back, there, topic),
+        name_of="partition {}".format,
     )
     return await run_replay(client, topics, aim, options)
 

@@ -63,10 +63,6 @@ class ParquetTarget:
         """Return where the next file begins."""
         return self._manifest.reached if self._resumed else None
 
-    def name_of(self, part: int) -> str:
-        """Return the file's name."""
-        return _file_name(part)
-
     def batch_of(self, chunk: Chunk) -> Any:  # noqa: ANN401 - pyarrow has no types
         """Return the messages with the columns that Spark reads."""
         import pyarrow as pa
@@ -99,10 +95,6 @@ class ParquetTarget:
         """End the last file. Raises OSError."""
         await self._end(reached, complete=True)
 
-    async def verify(self) -> Mapping[int, Checksum]:
-        """Read all files. Raises OSError."""
-        return await trio.to_thread.run_sync(self._read_back)
-
     def _write_group(self) -> None:
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -128,7 +120,7 @@ class ParquetTarget:
         if self._writer is not None:
             self._writer.close()
             self._writer = None
-            files.append(self._publish(_file_name(len(files))))
+            files.append(self._publish(file_name(len(files))))
         (whole,) = sent_of({WHOLE: self.sent.get(WHOLE, Checksum())})
         self._manifest = msgspec.structs.replace(
             self._manifest,
@@ -149,20 +141,6 @@ class ParquetTarget:
         sync_folder(self._folder)
         return File(name, self._sum.count, size, self._sum.total, self._sum.chain)
 
-    def _read_back(self) -> dict[int, Checksum]:
-        import pyarrow.parquet as pq
-
-        from ledger_client.replay.columns import Given
-
-        whole, found = Checksum(), {}
-        for number, file in enumerate(self._manifest.files):
-            own = Checksum()
-            with pq.ParquetFile(self._folder / file.name) as opened:
-                for batch in opened.iter_batches(GROUP_ROWS):
-                    own = own.add(Given(batch).columns)
-            found[number], whole = own, whole.join(own)
-        return {**found, WHOLE: whole}
-
     def close(self) -> None:
         """Let go of a file that is not complete."""
         if self._writer is not None:
@@ -171,7 +149,7 @@ class ParquetTarget:
 
     @property
     def _temporary(self) -> Path:
-        return self._folder / f".{_file_name(len(self._manifest.files))}.tmp"
+        return self._folder / f".{file_name(len(self._manifest.files))}.tmp"
 
 
 @asynccontextmanager
@@ -207,11 +185,54 @@ def check_complete(folder: Path, record: ReplayRecord) -> None:
         TargetForeign: files are gone, or the folder is another replay's.
         OSError: the folder cannot be read.
     """
+    _own_manifest(folder, record)
+
+
+async def read_back(folder: Path, record: ReplayRecord) -> Mapping[int, Checksum]:
+    """Return the checksum of all that a replay wrote, and of each file.
+
+    Raises:
+        TargetForeign: as check_complete(), or a file is not Parquet any more.
+        OSError: a file cannot be read.
+    """
+    return await trio.to_thread.run_sync(_read_files, folder, record)
+
+
+def _read_files(folder: Path, record: ReplayRecord) -> dict[int, Checksum]:
+    whole, found = Checksum(), {}
+    for number, file in enumerate(_own_manifest(folder, record).files):
+        found[number] = _sum_of(folder / file.name, record.sources[0].name)
+        whole = whole.join(found[number])
+    return {**found, WHOLE: whole}
+
+
+def _sum_of(path: Path, topic: str) -> Checksum:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    from ledger_client.replay.columns import Given
+
+    found = Checksum()
+    try:
+        with pq.ParquetFile(path) as opened:
+            for batch in opened.iter_batches(GROUP_ROWS):
+                found = found.add(Given(batch).columns)
+    except (pa.ArrowException, OSError, ValueError, KeyError) as wrong:
+        if isinstance(wrong, OSError) and wrong.errno is not None:  # else it is Arrow's, of a page
+            raise
+        told = next(iter(str(wrong).splitlines()), type(wrong).__name__)
+        raise TargetForeign(f"{path} is damaged: {told}; use --restart", topic=topic) from wrong
+    return found
+
+
+def _own_manifest(folder: Path, record: ReplayRecord) -> Manifest:
+    """Return the manifest of this very replay, if its files are there. Raises TargetForeign."""
     topic = record.sources[0].name
     manifest = load_manifest(folder, topic)
     if manifest is None or manifest.run != record.run:
         raise TargetForeign(f"{folder} lacks the files of this replay; --restart", topic=topic)
     _check_files(folder, manifest, topic)
+    return manifest
 
 
 @contextmanager
@@ -244,7 +265,7 @@ def _prepare(
         if not restart:
             told = f"{folder} holds replay {manifest.replay}; choose another folder, or --restart"
             raise TargetForeign(told, topic=topic)
-        following = _file_name(len(manifest.files))  # a run that was killed may have left it
+        following = file_name(len(manifest.files))  # a run that was killed may have left it
         for name in [*(file.name for file in manifest.files), following]:
             (folder / name).unlink(missing_ok=True)
         (folder / "_manifest.json").unlink()
@@ -270,7 +291,7 @@ def _drop_unnamed(
     folder: Path, known: Sequence[str], record: ReplayRecord, *, resumed: bool
 ) -> None:
     """Remove the file that a killed run had renamed and not named, and what was hidden."""
-    following = _file_name(len(known))
+    following = file_name(len(known))
     for path in sorted(folder.glob("*.parquet")):
         if path.name in known:
             continue
@@ -291,7 +312,8 @@ def _batch_of(run: Run) -> Any:  # noqa: ANN401 - pyarrow has no types
     return batch if run.order is None else batch.take(pa.array(run.order, pa.int32()))
 
 
-def _file_name(number: int) -> str:
+def file_name(number: int) -> str:
+    """Return the name of a replay's file, counted from 0."""
     return f"part-{number:05d}.parquet"
 
 

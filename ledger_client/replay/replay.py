@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import secrets
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from typing import NamedTuple
 
@@ -48,12 +48,18 @@ class Aim(NamedTuple):
     one_to_one: bool = False
     check: Callable[[ReplayRecord], None] | None = None
     """raises if what a replay that is done has sent is not there any more; it blocks"""
+    read_back: Callable[[ReplayRecord], Awaitable[Mapping[int, Checksum]]] | None = None
+    """returns the checksum of what is there, by part; None: what was written is gone"""
+    name_of: Callable[[int], str] = str
+    """returns what people call a part"""
 
 
 async def run_replay(
     client: TopicClient, topics: Sequence[TopicRecord], aim: Aim, options: ReplayOptions
 ) -> Report:
     """Replay to the end, or the rest of what was begun; return what was done.
+
+    Of a replay that is done nothing is sent; it is verified if that is asked for.
 
     Raises:
         ReplayBusy, ReplayLost, ReplayDiffers: see replay/errors.py.
@@ -72,9 +78,7 @@ async def run_replay(
             record = found
             _check_same(record, topics, aim, options)
             if record.state == "done":
-                if aim.check is not None:
-                    await trio.to_thread.run_sync(aim.check, record)
-                return _report(record, record, 0.0, finished_before=True)
+                return await _look_again(aim, record, options)
         run = _Run(client, topics, log, record, options, resumed=found is not None)
         return await run.run(aim)
 
@@ -118,6 +122,29 @@ async def _begin(
         started_ms=now_ms,
         updated_ms=now_ms,
     )
+
+
+async def _look_again(aim: Aim, record: ReplayRecord, options: ReplayOptions) -> Report:
+    """Return the report of a replay that is done, if what it sent is there."""
+    started = time.monotonic()
+    if aim.check is not None:
+        await trio.to_thread.run_sync(aim.check, record)
+    if options.verify:
+        await _verify(aim, record)
+    report = _report(record, record, time.monotonic() - started, finished_before=True)
+    return msgspec.structs.replace(report, verified=options.verify)
+
+
+async def _verify(aim: Aim, record: ReplayRecord) -> None:
+    found = {} if aim.read_back is None else await aim.read_back(record)
+    for part, sent in sorted(sums_of(record.sent).items(), reverse=True):  # WHOLE is the lowest
+        if part in found and found[part] != sent:
+            raise ChecksumDiffers(
+                record.sources[0].name,
+                part=record.target + ("" if part == WHOLE else f", {aim.name_of(part)}"),
+                sent=sent,
+                found=found[part],
+            )
 
 
 def _check_same(
@@ -180,7 +207,7 @@ class _Run:
                 await target.finish(source.reached)
                 self._note(target, source.reached())
             if self._options.verify:
-                await self._verify(target)
+                await _verify(aim, self._record)
             repeated = target.repeated
         self._record = msgspec.structs.replace(self._record, state="done")
         await self._save()
@@ -242,18 +269,6 @@ class _Run:
         whole = target.sent.get(WHOLE, Checksum())
         told = Progress(whole.count, target.bytes, max(total - left, 0), total)
         self._options.on_progress(told)
-
-    async def _verify(self, target: Target) -> None:
-        found = await target.verify()
-        for part, sent in sorted(target.sent.items(), reverse=True):  # WHOLE is the lowest
-            if part in found and found[part] != sent:
-                raise ChecksumDiffers(
-                    self._topics[0].name,
-                    part=self._record.target
-                    + ("" if part == WHOLE else f", {target.name_of(part)}"),
-                    sent=sent,
-                    found=found[part],
-                )
 
 
 def _report(

@@ -33,7 +33,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     seconds: float = 0.0
     verified: bool = False
     finished_before: bool = False
-    """It was done already, and nothing was read or sent."""
+    """It was done already, and nothing was sent."""
 
 
 class Progress(msgspec.Struct, frozen=True):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -55,10 +55,6 @@ class StreamTarget:
         """Return nothing: it begins anew."""
         return None
 
-    def name_of(self, part: int) -> str:
-        """Return what the stream is called."""
-        return f"stream {part}"
-
     def batch_of(self, chunk: Chunk) -> Part:
         """Return the messages in the forms that are wanted."""
         return Part(chunk.record_batch(), chunk.messages() if self._as_objects else ())
@@ -75,10 +71,6 @@ class StreamTarget:
 
     async def finish(self, reached: Reached) -> None:
         """Nothing is left to do."""
-
-    async def verify(self) -> Mapping[int, Checksum]:
-        """Return nothing: what was written is gone."""
-        return {}
 
 
 async def replay_into_stream(

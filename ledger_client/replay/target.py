@@ -31,9 +31,6 @@ class Target(Protocol):
     def reached(self) -> list[LaneMark] | None:
         """Return how far the replay is, where the target knows that itself; when it is opened."""
 
-    def name_of(self, part: int) -> str:
-        """Return what people call a part."""
-
     def batch_of(self, chunk: Chunk) -> Any:  # noqa: ANN401 - pyarrow has no types
         """Return a chunk as the RecordBatch that put() takes, or parts of it."""
 
@@ -46,12 +43,6 @@ class Target(Protocol):
 
     async def finish(self, reached: Reached) -> None:
         """All was put: return when it is durable. Raises as put()."""
-
-    async def verify(self) -> Mapping[int, Checksum]:
-        """Read back what is there, and return its checksum by part, as *sent* has it.
-
-        Raises LedgerError; OSError of files.
-        """
 
 
 def sums_of(sent: list[Sent]) -> dict[int, Checksum]:

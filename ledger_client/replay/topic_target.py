@@ -76,10 +76,6 @@ class TopicTarget:
     def reached(self) -> None:
         """Return nothing: the record tells where to go on, and the lanes what is there."""
 
-    def name_of(self, part: int) -> str:
-        """Return the partition's name."""
-        return f"partition {part}"
-
     def batch_of(self, chunk: Chunk) -> Any:  # noqa: ANN401 - pyarrow has no types
         """Return the messages with arrow.SCHEMA, and with their ids in headers if asked for."""
         batch = chunk.record_batch()
@@ -111,14 +107,6 @@ class TopicTarget:
 
     async def finish(self, reached: Reached) -> None:
         """Nothing is left to do: what was put is durable."""
-
-    async def verify(self) -> Mapping[int, Checksum]:
-        """Read what the producer of this run wrote. Raises as TopicReader.next_messages()."""
-        found = {}
-        for index in self.sent:
-            if index != WHOLE:
-                found[index] = await self._read_back(index)
-        return found
 
     def _shares(
         self,
@@ -210,20 +198,6 @@ class TopicTarget:
                     return max(message.sequence + 1, acknowledged)
         return acknowledged
 
-    async def _read_back(self, index: int) -> Checksum:
-        import pyarrow.compute as pc
-
-        from ledger_client.replay.columns import Given
-
-        found = Checksum()
-        async with self._client.topic_reader(self._topic.name, partitions=[index]) as reader:
-            async for batch in reader.read_batches():
-                own = pc.equal(batch.column("producer"), self._producer.name)
-                batch = batch.filter(own)
-                if batch.num_rows:
-                    found = found.add(Given(batch).columns)
-        return found
-
 
 @asynccontextmanager
 async def open_topic_target(
@@ -256,6 +230,31 @@ async def open_topic_target(
                     raise
                 await trio.sleep(PAUSE_S)
         yield TopicTarget(client, topic, producer, record, resumed=resumed, keep_ids=keep_ids)
+
+
+async def read_back(
+    client: TopicClient, topic: TopicRecord, record: ReplayRecord
+) -> Mapping[int, Checksum]:
+    """Return the checksum of what the producer of a run wrote, by partition.
+
+    Raises as TopicReader.next_messages().
+    """
+    indexes = [index for index in sums_of(record.sent) if index != WHOLE]
+    return {index: await _sum_of(client, topic, index, record.run) for index in indexes}
+
+
+async def _sum_of(client: TopicClient, topic: TopicRecord, index: int, run: str) -> Checksum:
+    import pyarrow.compute as pc
+
+    from ledger_client.replay.columns import Given
+
+    found = Checksum()
+    async with client.topic_reader(topic.name, partitions=[index]) as reader:
+        async for batch in reader.read_batches():
+            own = batch.filter(pc.equal(batch.column("producer"), run))
+            if own.num_rows:
+                found = found.add(Given(own).columns)
+    return found
 
 
 def _arrow(rows: array[int]) -> Any:  # noqa: ANN401 - pyarrow has no types

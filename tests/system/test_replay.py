@@ -53,7 +53,7 @@ def run(url: str) -> Run:
 
 
 def test_into_a_topic_with_its_definition(run: Run, url: str) -> None:
-    """TD-02: and the same command again says that it was done."""
+    """TD-02: and the same command again says that it was done, and looks whether it is there."""
     words = ("t/few", "--to", "t/copy", "--with-definition", "--verify")
     done = run(*words, "--json")
     assert done.returncode == 0, done.stderr
@@ -61,6 +61,7 @@ def test_into_a_topic_with_its_definition(run: Run, url: str) -> None:
     assert (told["messages"], told["verified"], len(told["parts"])) == (COUNT, True, 2)
     again = run(*words)
     assert (again.returncode, b"was done before" in again.stderr) == (0, True)
+    assert b"t/copy, read back and compared; --restart" in again.stderr
     with blocking.connect(url) as client, client.topic_reader("t/copy") as reader:
         assert len(list(reader)) == COUNT
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from pathlib import Path
 from typing import Any
 
@@ -204,6 +205,31 @@ async def test_a_replay_is_done_only_while_its_files_are_there(
         assert not (tmp_path / "a").exists()
         await client.replay(SOURCE, tmp_path / "a", restart=True)
         assert len(rows(tmp_path / "a")) == len(there)
+
+
+async def test_a_replay_that_is_done_is_verified_when_that_is_asked_for(
+    autojump_clock: MockClock, tmp_path: Path, small: None
+) -> None:
+    """And no file is changed. Damage is told wherever it is in what was sent."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client)
+        verified = ReplayOptions(verify=True)
+        await replay_into_parquet(client, [SOURCE], tmp_path, ReplayOptions(), file_size=500)
+        names = files_in(tmp_path)
+        again = await replay_into_parquet(client, [SOURCE], tmp_path, verified)
+        assert (again.verified, again.finished_before) == (True, True)
+        assert files_in(tmp_path) == names
+        first = tmp_path / "part-00000.parquet"
+        kept = first.read_bytes()
+        intact = 0
+        for place in range(0, len(kept), 409):
+            first.write_bytes(kept[:place] + bytes([kept[place] ^ 0x81]) + kept[place + 1 :])
+            try:  # bytes of other columns, such as the entry's, may be anything
+                again = await replay_into_parquet(client, [SOURCE], tmp_path, verified)
+                intact += 1
+            except (ChecksumDiffers, TargetForeign) as failure:
+                assert re.search(r"part-00000\.parquet[^\n]*$", str(failure))
+        assert intact < len(kept) / 409 / 2
 
 
 async def test_a_restart_removes_the_file_that_a_killed_run_had_not_named(

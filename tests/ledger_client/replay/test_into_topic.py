@@ -231,6 +231,25 @@ async def test_a_replay_that_is_done_says_so_and_can_be_begun_anew(
         assert len(await read(client, TARGET)) == 2 * first.messages
 
 
+async def test_a_replay_that_is_done_is_verified_when_that_is_asked_for(
+    autojump_clock: MockClock,
+) -> None:
+    """And nothing is sent."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client, SOURCE, partitions=2)
+        await client.create_topic(TARGET, 2)
+        first = await client.replay(SOURCE, TARGET)
+        again = await client.replay(SOURCE, TARGET, verify=True)
+        assert (first.verified, again.verified, again.finished_before) == (False, True, True)
+        there = await read(client, TARGET)
+        assert len(there) == first.messages
+        await client.truncate_topic(TARGET, "earliest", partition=1)
+        assert (await client.replay(SOURCE, TARGET)).finished_before
+        with pytest.raises(ChecksumDiffers, match="partition 1: 0 messages") as told:
+            await client.replay(SOURCE, TARGET, verify=True)
+        assert "\n" not in str(told.value)
+
+
 async def test_a_name_stands_for_one_replay(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         await fill(client, SOURCE)
