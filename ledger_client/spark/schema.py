@@ -1,10 +1,11 @@
 """The columns that Spark sees: those of every message, and those of the topic's schema.
 
 A topic whose schema is of kind "string" has text for values. One of kind "json" with a
-definition has a column more for each field: the definition is a JSON Schema of an object with
-properties, or a schema as Spark writes it (``frame.schema.json()``). A field that is called as
-a column of every message becomes value_<name>. Values of other kinds stay bytes. Several topics
-that are read at once have such columns if their schemas are the same.
+definition has a column more for each field: the definition is a JSON Schema of an object, or a
+schema as Spark writes it (``frame.schema.json()``). One that tells nothing of its fields adds no
+column. A field that is called as a column of every message becomes value_<name>. Values of other
+kinds stay bytes. Several topics that are read at once have such columns if their schemas are the
+same.
 """
 
 from __future__ import annotations
@@ -130,9 +131,9 @@ def _nullable(kind: DataType) -> DataType:
 
 
 def _checked(topic: str, found: DataType) -> list[StructField]:
-    """Return the fields. Raises ValueError where there are none, or one cannot be."""
-    if not isinstance(found, StructType) or not found.fields:
-        raise ValueError("it defines no fields")
+    """Return the fields. Raises TypeError where there can be none, ValueError if one cannot be."""
+    if not isinstance(found, StructType):
+        raise TypeError("it defines no fields")
     _check_parsed(topic, found)
     low = [name.lower() for name in found.fieldNames()]
     twice = next((name for name in low if low.count(name) > 1), None)
@@ -161,6 +162,8 @@ def _type_of(schema: Any, where: str) -> DataType:  # noqa: ANN401 - anything ma
     named = schema.get("type") if isinstance(schema, dict) else None
     kinds = [kind for kind in (named if isinstance(named, list) else [named]) if kind != "null"]
     kind = kinds[0] if len(kinds) == 1 else None
+    if kind == "object" and not where and "properties" not in schema:
+        return StructType()  # objects of any fields: of a column they could not be told
     if kind == "object" and isinstance(schema.get("properties"), dict):
         return StructType(
             [

@@ -214,7 +214,6 @@ def test_a_schema_as_spark_writes_it_is_taken(
     [
         '{"type": "string"}',
         "id INT",
-        '{"type": "object"}',
         '{"type": "object", "properties": {"a": {"type": "object"}}}',
     ],
 )
