@@ -48,4 +48,9 @@ class Checksum(msgspec.Struct, frozen=True):
     @property
     def text(self) -> str:
         """Both as people compare them: "5f…:03…", by 16 hexadecimal digits."""
-        return f"{self.total:016x}:{self.chain:016x}"
+        return f"{self.total_text}:{self.chain:016x}"
+
+    @property
+    def total_text(self) -> str:
+        """The sum alone, for messages that are in no one order: "5f…"."""
+        return f"{self.total:016x}"

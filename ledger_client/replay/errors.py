@@ -68,10 +68,13 @@ class TargetForeign(ReplayError):
 class ChecksumDiffers(ReplayError):
     """The target was read back, and its messages are not those that were sent."""
 
-    def __init__(self, topic: str, *, part: str, sent: Checksum, found: Checksum) -> None:
+    def __init__(
+        self, topic: str, *, part: str, sent: Checksum, found: Checksum, ordered: bool = True
+    ) -> None:
+        were, are = (each.text if ordered else each.total_text for each in (sent, found))
         super().__init__(
-            f"{part}: {found.count} messages {found.text} were read back, and {sent.count} "
-            f"messages {sent.text} were sent",
+            f"{part}: {found.count} messages {are} were read back, and {sent.count} "
+            f"messages {were} were sent",
             topic=topic,
         )
         self.sent = sent

@@ -19,7 +19,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
     *messages* and *bytes* (of values and keys) count from the beginning of the replay,
     *resumed* those of former runs among them, *repeated* those that this run sent again and
     the target had. *checksum*: sum and chain (native/checksum.h) of all, in the order of the
-    replay.
+    replay; by Spark, which writes in no one order, the sum alone.
     """
 
     name: str

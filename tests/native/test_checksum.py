@@ -53,6 +53,7 @@ def test_the_documented_message_has_the_documented_hash() -> None:
     found = Checksum().add(Columns.of([b"hi"], keys=[b"k"], event_times=[7]))
     assert found == Checksum(1, 0xF67E416491B7B086, 0xF67E416491B7B086)
     assert found.text == "f67e416491b7b086:f67e416491b7b086"
+    assert found.total_text == "f67e416491b7b086"
 
 
 @given(MESSAGES)

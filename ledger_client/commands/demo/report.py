@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import msgspec
 
-from native.checksum import Checksum
-
 
 class Row(msgspec.Struct, frozen=True, kw_only=True):
     """One line of the closing table: how many messages somebody saw, and their checksum."""
@@ -55,8 +53,3 @@ class Report(msgspec.Struct, kw_only=True):
     table: list[Row] = []
     intact: bool = False
     kept_folder: str | None = None
-
-
-def text_of(checksum: Checksum) -> str:
-    """Return the part of a checksum that does not count the order."""
-    return f"{checksum.total:016x}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ledger_client.commands.demo.report import Row, text_of
+from ledger_client.commands.demo.report import Row
 from native.batch import Binary, Columns
 from native.checksum import Checksum
 
@@ -43,7 +43,7 @@ class Sum:
             what=what,
             messages=self.messages,
             bytes=self.bytes,
-            checksum=text_of(self.checksum),
+            checksum=self.checksum.total_text,
             agrees=(self.messages, self.bytes, self.checksum.total)
             == (like.messages, like.bytes, like.checksum.total),
             seconds=seconds,
