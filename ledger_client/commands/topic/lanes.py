@@ -17,14 +17,14 @@ from ledger_client.commands.topic.settings import name
 from ledger_client.commands.topic.tables import show
 from ledger_client.topics.keeping.explanation import LaneExplained
 from ledger_client.topics.keeping.truncation import Truncated
+from metadata.topics import TopicRecord
 
 _lane = click.argument("lane", type=click.IntRange(0))
 _partition = click.option(
     "--partition",
     type=click.IntRange(-1),
-    default=-1,
     show_default="the only one of a topic without partitions",
-    help="Of this partition.",
+    help="Of this partition; a topic with partitions asks for it.",
 )
 
 
@@ -63,12 +63,15 @@ async def _lanes(cluster: str, name: str) -> list[LaneExplained]:
 @click.argument("new_name", metavar="NEW_NAME")
 @_partition
 @options.cluster
-def rename_lane(*, name: str, lane: int, new_name: str, partition: int, cluster: str) -> None:
+def rename_lane(
+    *, name: str, lane: int, new_name: str, partition: int | None, cluster: str
+) -> None:
     """Give a lane a name, in the place of the one it has; '' takes it away.
 
     Whoever writes the lane goes on; the next one asks for it by its new name.
     """
-    trio.run(finish, partial(_rename, cluster, name, partition, lane, new_name))
+    index = _index_of(cluster, name, partition)
+    trio.run(finish, partial(_rename, cluster, name, index, lane, new_name))
 
 
 async def _rename(cluster: str, name: str, partition: int, lane: int, new_name: str) -> None:
@@ -85,14 +88,23 @@ async def _rename(cluster: str, name: str, partition: int, lane: int, new_name: 
 @options.cluster
 @options.as_json
 def delete_lane(
-    *, name: str, lane: int, partition: int, force: bool, yes: bool, cluster: str, as_json: bool
+    *,
+    name: str,
+    lane: int,
+    partition: int | None,
+    force: bool,
+    yes: bool,
+    cluster: str,
+    as_json: bool,
 ) -> None:
     """Delete a lane of a topic, with its messages and its name."""
+    index = _index_of(cluster, name, partition)
     if not yes:
-        click.confirm(f"Delete lane {lane} with all its messages?", abort=True, err=True)
-    went = trio.run(finish, partial(_delete, cluster, name, partition, lane, force))
+        where = f" of partition {index}" if index >= 0 else ""
+        click.confirm(f"Delete lane {lane}{where} with all its messages?", abort=True, err=True)
+    went = trio.run(finish, partial(_delete, cluster, name, index, lane, force))
     if as_json:
-        told = Deleted(topic=name, partition=partition, lane=lane, messages=went.messages)
+        told = Deleted(topic=name, partition=index, lane=lane, messages=went.messages)
         click.echo(msgspec.json.encode(told).decode())
     else:
         click.echo(f"lane {lane}: {count(went.messages, 'message')} deleted")
@@ -101,3 +113,22 @@ def delete_lane(
 async def _delete(cluster: str, name: str, partition: int, lane: int, force: bool) -> Truncated:
     async with ledger_client.connect(cluster) as client:
         return await client.delete_lane(name, partition, lane, force=force)
+
+
+def _index_of(cluster: str, name: str, partition: int | None) -> int:
+    """Return the partition that is meant. Raises UsageError: it is not said, or not there."""
+    topic = trio.run(finish, partial(_topic, cluster, name))
+    there = topic.partition_indexes
+    if partition is None and topic.partitions:
+        raise click.UsageError(
+            f"topic {name} has {count(topic.partitions, 'partition')}, each with lanes of its "
+            f"own: say which by --partition, {there[0]} to {there[-1]}"
+        )
+    if partition is not None and partition not in there:
+        raise click.UsageError(f"topic {name} has no partition {partition}")
+    return there[0] if partition is None else partition
+
+
+async def _topic(cluster: str, name: str) -> TopicRecord:
+    async with ledger_client.connect(cluster) as client:
+        return await client.topic(name)

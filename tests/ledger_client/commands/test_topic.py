@@ -328,6 +328,28 @@ def test_lanes_have_names(run: Run, url: str) -> None:
     assert run("delete-lane", "s/t", "5", "--yes").code == Exit.USAGE
 
 
+@pytest.mark.parametrize(
+    "words", [("rename-lane", "s/t", "0", "left"), ("delete-lane", "s/t", "0")]
+)
+def test_lanes_of_a_topic_with_partitions_are_named_with_theirs(
+    run: Run, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    """Before anything is asked or done."""
+    monkeypatch.setattr("sys.stdin", io.StringIO(""))
+    run("create", "s/t", "--replication", "1", "--partitions", "2")
+    refused = run(*words)
+    assert (refused.code, refused.out, len(refused.err.splitlines())) == (Exit.USAGE, "", 1)
+    assert "has 2 partitions" in refused.err
+    assert "say which by --partition, 0 to 1" in refused.err
+    for index in ("2", "-1"):
+        refused = run(*words, "--partition", index)
+        assert refused.code == Exit.USAGE
+        assert f"topic s/t has no partition {index}" in refused.err
+    asked = run(*words, "--partition", "1")
+    told = "Delete lane 0 of partition 1 with" if words[0] == "delete-lane" else "1 has no lane 0"
+    assert told in asked.err
+
+
 def test_a_ledger_of_a_topic_is_deleted_only_by_force(
     run: Run, url: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
