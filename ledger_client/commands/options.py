@@ -8,6 +8,8 @@ from typing import Any
 
 import click
 
+from ledger_client.commands.size import Size
+
 Command = Callable[..., Any]
 
 DEFAULT_CLUSTER = "bookie://127.0.0.1:3181"
@@ -35,6 +37,14 @@ folder = click.option(
     metavar="DIR",
     show_default="the system's temporary one",
     help="Where to put temporary files: the disk to measure.",
+)
+floor_size = click.option(
+    "--floor-bytes",
+    "floor_size",
+    type=Size(),
+    default="512MiB",
+    show_default=True,
+    help="How much to write and read to measure the disk itself.",
 )
 digest = click.option(
     "--digest",

@@ -14,12 +14,12 @@ import trio
 import ledger_client
 from ledger_client import Client
 from ledger_client.commands import options
-from ledger_client.commands.bench.size import Size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.messages import BYS, By, PlaceOrTime, Point, Span, kind_of_time
 from ledger_client.commands.progress import show_messages
 from ledger_client.commands.quantity import count, size
 from ledger_client.commands.replay_stream import write_stream
+from ledger_client.commands.size import Size
 from ledger_client.replay.options import ORDERS, ReplayOptions
 from ledger_client.replay.parquet_target import FILE_SIZE
 from ledger_client.replay.report import Progress, Report

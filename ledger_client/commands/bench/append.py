@@ -19,9 +19,9 @@ from ledger_client.commands.bench.ledgers import open_ledgers
 from ledger_client.commands.bench.load import OUTSTANDING, Load, apply_load, batch_for
 from ledger_client.commands.bench.metrics import count
 from ledger_client.commands.bench.samples import Percentiles
-from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.sandbox import Bookie, open_sandbox
+from ledger_client.commands.size import Size
 from ledger_client.commands.target import Quorums, Target, fill_quorums
 
 MEMTABLE_SIZE = 64 << 20
@@ -92,7 +92,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--pipelined/--synchronous", default=True, help="Or one entry at a time.")
 @click.option("--rate", type=float, default=0.0, help="Offer so many entries a second.")
 @options.folder
-@floor_size
+@options.floor_size
 @options.as_json
 def append(
     *,

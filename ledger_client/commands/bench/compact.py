@@ -25,9 +25,9 @@ import trio
 import ledger_client
 from ledger_client import Client
 from ledger_client.commands import options
-from ledger_client.commands.bench.size import Size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.sandbox import open_sandbox
+from ledger_client.commands.size import Size
 from ledger_client.compaction.runner import LocalRunner, Runner
 
 if TYPE_CHECKING:

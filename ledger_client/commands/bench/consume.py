@@ -21,12 +21,12 @@ from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.floor import Floor, measure_floor
 from ledger_client.commands.bench.samples import Percentiles, Samples
 from ledger_client.commands.bench.sending import send_many
-from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.peer import Peer
 from ledger_client.commands.quantity import copies
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
+from ledger_client.commands.size import Size
 from ledger_client.topics.reading.read_options import ReadSettings
 from metadata.calls import FlushNow, JournalState
 
@@ -97,7 +97,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True)
 @click.option("--rate-seconds", "rate_s", type=float, default=5.0, show_default=True)
 @options.folder
-@floor_size
+@options.floor_size
 @metrics_port
 @options.as_json
 def consume(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:

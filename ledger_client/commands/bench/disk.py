@@ -10,7 +10,7 @@ import msgspec
 
 from ledger_client.commands import options
 from ledger_client.commands.bench.floor import Floor, measure_floor
-from ledger_client.commands.bench.size import Size
+from ledger_client.commands.size import Size
 
 
 @click.command()

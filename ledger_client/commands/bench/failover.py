@@ -22,9 +22,9 @@ import ledger_client
 from ledger_client import LedgerWriter
 from ledger_client.commands import options
 from ledger_client.commands.bench.load import Load, apply_load, batch_for
-from ledger_client.commands.bench.size import Size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.sandbox import Sandbox, open_sandbox
+from ledger_client.commands.size import Size
 from ledger_client.commands.target import Quorums, Target, fill_quorums
 
 WARM_UP_S = 1.0

@@ -22,11 +22,11 @@ from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.floor import Floor, measure_floor
 from ledger_client.commands.bench.samples import Percentiles
 from ledger_client.commands.bench.sending import Sent, send_by_clock, send_in_tasks, send_many
-from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.quantity import copies
 from ledger_client.commands.sandbox import Bookie, open_sandbox
+from ledger_client.commands.size import Size
 from ledger_client.topics.producing.producer import Producer
 from metadata.topics import RollPolicy
 
@@ -114,7 +114,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True)
 @click.option("--rate-seconds", "rate_s", type=float, default=5.0, show_default=True)
 @options.folder
-@floor_size
+@options.floor_size
 @metrics_port
 @options.as_json
 def produce(*, as_json: bool, **asked: object) -> None:

@@ -21,10 +21,10 @@ from ledger_client.commands.bench.floor import Floor, measure_floor
 from ledger_client.commands.bench.load import Load, apply_load, batch_for
 from ledger_client.commands.bench.metrics import count
 from ledger_client.commands.bench.samples import Percentiles, Samples
-from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
+from ledger_client.commands.size import Size
 from metadata.calls import FlushNow, JournalState
 
 
@@ -77,7 +77,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--outstanding", type=click.IntRange(1), default=8, help="With --order random.")
 @click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
 @options.folder
-@floor_size
+@options.floor_size
 @options.as_json
 def read(
     *,

@@ -18,9 +18,9 @@ from ledger_client.commands import options
 from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.floor import Floor, measure_floor
 from ledger_client.commands.bench.sending import send_many
-from ledger_client.commands.bench.size import Size, floor_size
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.sandbox import open_sandbox
+from ledger_client.commands.size import Size
 from ledger_client.replay.options import ORDERS
 from metadata.replays import Order
 
@@ -71,7 +71,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--order", type=click.Choice(ORDERS), default="time", show_default=True)
 @click.option("--verify", is_flag=True, help="Read the target back, in the same time.")
 @options.folder
-@floor_size
+@options.floor_size
 @options.as_json
 def replay(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
     """Fill a topic, replay it into another one of the same cluster, and say how fast that was.

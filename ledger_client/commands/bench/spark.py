@@ -23,8 +23,8 @@ import trio
 import ledger_client
 from ledger_client.commands import options
 from ledger_client.commands.bench.residence import Residence
-from ledger_client.commands.bench.size import Size
 from ledger_client.commands.sandbox import open_sandbox
+from ledger_client.commands.size import Size
 from ledger_client.portal import Portal
 
 if TYPE_CHECKING:

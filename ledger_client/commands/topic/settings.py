@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -11,39 +10,14 @@ from typing import Literal, TypeVar
 import click
 import msgspec
 
-from ledger_client.commands.moment import UNLIMITED, Length
+from ledger_client.commands.moment import Length
+from ledger_client.commands.size import Size
 from metadata.topics import PARTITIONS_MAX, Retention, RollPolicy, Schema
 
 Command = Callable[..., None]
 Option = tuple[tuple[str, ...], dict[str, object]]
 """An option's names, and what click is told of it."""
 R = TypeVar("R", bound=msgspec.Struct)
-_DECIMAL = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
-_BINARY = {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
-_UNITS = _DECIMAL | _BINARY
-_SIZE = re.compile(r"(\d{1,18})([A-Za-z]*)")
-
-
-class SizeLimit(click.ParamType[int]):
-    """Bytes, with an optional unit; *unlimited*: -1 and "unlimited" are allowed too."""
-
-    name = "size"
-
-    def __init__(self, *, unlimited: bool = False) -> None:
-        self._unlimited = unlimited
-
-    def convert(
-        self, value: object, param: click.Parameter | None, ctx: click.Context | None
-    ) -> int:
-        """Return the bytes that *value* names."""
-        text = str(value).replace(" ", "")
-        if self._unlimited and text in UNLIMITED:
-            return -1
-        found = _SIZE.fullmatch(text)
-        if found is None or found[2].upper() not in _UNITS:
-            more = ", -1 for no limit" if self._unlimited else ""
-            self.fail(f"{value!r} is no size; write 4096, 100MB, 64KiB{more}", param, ctx)
-        return int(found[1]) * _UNITS[found[2].upper()]
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,7 +106,7 @@ _OPTIONS: tuple[Option, ...] = (
     (
         ("--roll-size",),
         {
-            "type": SizeLimit(),
+            "type": Size(),
             "metavar": "SIZE",
             "show_default": "100MB",
             "help": "A lane goes on in its next ledger after so many bytes.",
@@ -177,7 +151,7 @@ _OPTIONS: tuple[Option, ...] = (
     (
         ("--retention-size",),
         {
-            "type": SizeLimit(unlimited=True),
+            "type": Size(unlimited=True),
             "metavar": "SIZE",
             "show_default": "-1: no limit",
             "help": "The oldest are removed when a partition has more bytes in closed ledgers.",

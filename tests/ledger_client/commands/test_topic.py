@@ -12,7 +12,6 @@ import trio
 from ledger_client.__main__ import quire
 from ledger_client.commands.moment import Length, Moment, moment_text
 from ledger_client.commands.outcome import Exit, conclude
-from ledger_client.commands.topic.settings import SizeLimit
 from metadata.records import (
     BookieRecord,
     Fragment,
@@ -275,16 +274,13 @@ def test_delete_counts_the_ledgers(run: Run, url: str) -> None:
     assert run("delete", "s/t", "--json").json[0]["ledgers"] == 3
 
 
-# --- sizes and times --------------------------------------------------------------------
+# --- times --------------------------------------------------------------------
 
 
-def test_sizes_and_lengths_have_units() -> None:
-    sizes = [SizeLimit().convert(text, None, None) for text in ("7", "2KB", "2KiB", "3 gib")]
-    assert sizes == [7, 2000, 2048, 3 << 30]
+def test_lengths_have_units() -> None:
     lengths = [Length().convert(text, None, None) for text in ("7", "1.5h", "2d", "1w", "2 min")]
     assert lengths == [7.0, 5400.0, 172800.0, 604800.0, 120.0]
     for unlimited in ("-1", "unlimited"):
-        assert SizeLimit(unlimited=True).convert(unlimited, None, None) == -1
         assert Length(unlimited=True).convert(unlimited, None, None) == -1.0
 
 
