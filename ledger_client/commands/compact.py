@@ -16,6 +16,7 @@ from ledger_client.commands import options
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.progress import show_part
 from ledger_client.commands.quantity import count, size
+from ledger_client.commands.spark_advice import advising
 from ledger_client.commands.topic.settings import name
 from ledger_client.compaction.job import Compaction
 from ledger_client.compaction.runner import LocalRunner, Runner
@@ -111,7 +112,8 @@ def compact(
         dropped = trio.run(finish, partial(_drop, cluster, name))
         _print(dropped, _told_dropped(dropped), as_json=as_json)
     else:
-        done = trio.run(finish, partial(_compact, asked))
+        with advising():
+            done = trio.run(finish, partial(_compact, asked))
         _print(done, _told(done, dry_run=dry_run), as_json=as_json)
 
 

@@ -20,6 +20,7 @@ from ledger_client.commands.progress import show_messages
 from ledger_client.commands.quantity import count, size
 from ledger_client.commands.replay_stream import write_stream
 from ledger_client.commands.size import Size
+from ledger_client.commands.spark_advice import advising
 from ledger_client.replay.options import ORDERS, ReplayOptions
 from ledger_client.replay.parquet_target import FILE_SIZE
 from ledger_client.replay.report import Progress, Report
@@ -218,7 +219,10 @@ def replay(
     parts += [f"partition {index}" for index in wanted.partitions]
     parts += [f"lane {number}" for number in wanted.lanes]
     run = _by_spark if wanted.by_spark else _replay
-    report = trio.run(finish, partial(run, topics, span, ", ".join(parts) or "everything", wanted))
+    with advising("do it without Spark: leave out --spark and --master"):
+        report = trio.run(
+            finish, partial(run, topics, span, ", ".join(parts) or "everything", wanted)
+        )
     _tell(report, wanted)
 
 

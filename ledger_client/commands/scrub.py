@@ -17,6 +17,7 @@ from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.progress import show_part
 from ledger_client.commands.quantity import count, size
+from ledger_client.commands.spark_advice import advising
 from ledger_client.operations.remedy import mend
 from ledger_client.operations.scrubbing import (
     Chosen,
@@ -86,7 +87,8 @@ def scrub(**asked: object) -> None:
     Exit code 1 unless every copy is whole; with --repair, unless every copy is whole in the end.
     """
     wanted = msgspec.convert(asked, Asked)
-    result = trio.run(finish, partial(_scrub, wanted))
+    with advising():
+        result = trio.run(finish, partial(_scrub, wanted))
     if wanted.as_json:
         click.echo(msgspec.json.encode(result).decode())
     else:

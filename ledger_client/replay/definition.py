@@ -32,8 +32,9 @@ async def find_target(
     """
     try:
         found = await client.topic(name)
-    except NoSuchTopic:
+    except NoSuchTopic as missing:
         if not with_definition:
+            missing.add_note(f"or let --with-definition make it like {sources[0].name}")
             raise
         return await _make(client, name, sources, replication)
     if with_definition:

@@ -114,6 +114,7 @@ def test_without_java_the_line_says_so(url: str, client: BlockingClient, tmp_pat
     produce(client, "shop/java", 10, 1)
     done = run(url, "compact", "shop/java", code=1, JAVA_HOME=str(tmp_path), PATH=str(tmp_path))
     assert b"Java" in done.stderr
+    assert b"; or do it without Spark: --no-spark" in done.stderr
     assert done.stderr.count(b"\n") == 1
 
 

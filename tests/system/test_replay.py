@@ -95,7 +95,7 @@ def test_to_standard_output_as_quire_read_writes_it(run: Run) -> None:
     ("words", "code", "told"),
     [
         (("t/none", "--to", "t/copy"), 1, "no such topic"),
-        (("t/few", "--to", "t/none"), 1, "no such topic"),
+        (("t/few", "--to", "t/none"), 1, "or let --with-definition make it like t/few"),
         (("t/few", "--to", "t/few"), 2, "into itself"),
         pytest.param(
             ("t/few", "--to", "t/x", "--cluster", "bookie://127.0.0.1:1"),
