@@ -14,6 +14,7 @@ import trio
 import ledger_client
 from ledger_client import Client
 from ledger_client.commands import options
+from ledger_client.commands.errors import Interrupted
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.messages import BYS, By, PlaceOrTime, Point, Span, kind_of_time
 from ledger_client.commands.progress import show_messages
@@ -48,6 +49,12 @@ class _Place(click.ParamType[Bound]):
 
 def _place(*names: str, text: str) -> Callable[[options.Command], options.Command]:
     return click.option(*names, type=_Place(), metavar="PLACE", help=text)
+
+
+class Course(msgspec.Struct):
+    """How far a run is, for whoever interrupts it."""
+
+    last: Progress | None = None
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -218,19 +225,26 @@ def replay(
     parts += [f"by {by}"] if by else []
     parts += [f"partition {index}" for index in wanted.partitions]
     parts += [f"lane {number}" for number in wanted.lanes]
-    run = _by_spark if wanted.by_spark else _replay
-    with advising("do it without Spark: leave out --spark and --master"):
-        report = trio.run(
-            finish, partial(run, topics, span, ", ".join(parts) or "everything", wanted)
-        )
+    text = ", ".join(parts) or "everything"
+    course = Course()
+    run = _by_spark if wanted.by_spark else partial(_replay, course)
+    try:
+        with advising("do it without Spark: leave out --spark and --master"):
+            report = trio.run(finish, partial(run, topics, span, text, wanted))
+    except Interrupted:
+        _tell_interrupted(course, wanted)
+        raise
     _tell(report, wanted)
 
 
-async def _replay(topics: tuple[str, ...], span: Span, text: str, asked: Asked) -> Report:
+async def _replay(
+    course: Course, topics: tuple[str, ...], span: Span, text: str, asked: Asked
+) -> Report:
     async with ledger_client.connect(asked.cluster) as client:
         with show_messages() as tell:
 
             def on_progress(progress: Progress) -> None:
+                course.last = progress
                 tell(progress.messages, progress.entries, progress.entries_total)
 
             how = await _options(client, topics, span, text, asked)
@@ -300,6 +314,21 @@ async def _options(
         verify=asked.verify,
         asked=text,
     )
+
+
+def _tell_interrupted(course: Course, asked: Asked) -> None:
+    """Say what is there and how to go on, unless nothing is kept: by Spark, or of a stream."""
+    if asked.by_spark or not (asked.to or asked.to_parquet):
+        return
+    if course.last is None or course.last.kept == 0:
+        next_ = "begins anew" if asked.restart else "goes on where it was"
+        told = f"interrupted before anything more was kept; the same command {next_}"
+    else:
+        kept = count(course.last.kept, "message")
+        where = f"topic {asked.to}" if asked.to else f"folder {asked.to_parquet}"
+        same = "the same command without --restart" if asked.restart else "the same command"
+        told = f"interrupted; {where} has {kept} of the replay, and {same} goes on behind them"
+    click.echo(told, err=True)
 
 
 def _tell(report: Report, asked: Asked) -> None:

@@ -267,7 +267,8 @@ class _Run:
         left = sum(max(end.version - here.version, 0) for end, here in pairs)
         total = self._record.entries
         whole = target.sent.get(WHOLE, Checksum())
-        told = Progress(whole.count, target.bytes, max(total - left, 0), total)
+        kept = sums_of(self._record.sent).get(WHOLE, Checksum()).count
+        told = Progress(whole.count, target.bytes, max(total - left, 0), total, kept)
         self._options.on_progress(told)
 
 

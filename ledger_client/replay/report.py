@@ -37,9 +37,13 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a replay is; entries are those of the source, counted nearly."""
+    """How far a replay is; entries are those of the source, counted nearly.
+
+    *kept*: so many messages the next run does not send again, if this one is cut short.
+    """
 
     messages: int
     bytes: int
     entries: int
     entries_total: int
+    kept: int = 0

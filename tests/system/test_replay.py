@@ -6,6 +6,8 @@ import io
 import json
 import os
 import random
+import re
+import signal
 import subprocess
 import sys
 import time
@@ -21,12 +23,17 @@ from processes import cluster, quire
 
 import ledger_client
 from ledger_client import blocking
+from ledger_client.__main__ import quire as quire_command
+from ledger_client.commands.errors import Interrupted
+from ledger_client.commands.outcome import conclude
+from metadata.replays import decode_replay, replay_key
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 COUNT = 3000
 MANY = 600_000
 KILLS = 3
 TOGETHER = 50_000
+SECONDS = range(0, 100 * 10**9, 10**9)
 
 # One cluster serves them all: in one process, which starts it once.
 pytestmark = pytest.mark.xdist_group("replay")
@@ -128,6 +135,67 @@ def test_what_cannot_be_is_one_line(run: Run, words: tuple[str, ...], code: int,
     assert told in lines[0]
 
 
+@pytest.fixture(scope="module")
+def slow(url: str) -> None:
+    """A topic of a hundred entries, a second apart."""
+    with blocking.connect(url) as client:
+        client.create_topic("t/slow", replication=1, order="event-time")
+        with client.producer("t/slow", batching=False) as producer:
+            producer.send_many([b"%d" % i for i in range(100)], event_times=SECONDS)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("target", "restart"),
+    [("topic t/cut", ()), ("folder {}", ()), ("folder {}", ("--restart",))],
+)
+def test_ctrl_c_tells_how_far_it_got_and_the_same_command_goes_on(
+    run: Run, url: str, slow: None, tmp_path: Path, target: str, restart: tuple[str, ...]
+) -> None:
+    target = target.format(tmp_path / "files")
+    kind, _, where = target.partition(" ")
+    words = ["t/slow", *(("--to", where, "--with-definition") if kind == "topic" else ())]
+    words += ["--to-parquet", where, "--file-size", "1"] if kind == "folder" else []
+    words += ["--name", f"cut-{kind}{len(restart)}"]
+    command = [sys.executable, "-P", "-m", "ledger_client", "replay", *words, *restart]
+    with subprocess.Popen(
+        [*command, "--speed", "20"],
+        env=os.environ | {"QUIRE_CLUSTER": url},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    ) as process:
+        wait_until_something_is_kept(process, url, words[-1])  # of the five seconds that it takes
+        process.send_signal(signal.SIGINT)
+        out, said = process.communicate(timeout=30)
+    same = "the same command without --restart" if restart else "the same command"
+    line = (
+        f"interrupted; {target} has (\\d+) messages of the replay, and {same} goes on behind them"
+    )
+    told = re.fullmatch(line, said.decode().rstrip("\n"))
+    assert told, said
+    assert (process.returncode, out) == (130, b"")
+    report = json.loads(run(*words, "--json", "--verify").stdout)
+    assert (report["messages"], report["verified"]) == (100, True)
+    assert int(told[1]) <= report["resumed"] <= int(told[1]) + 1
+    assert 0 < report["resumed"] < 100
+
+
+@pytest.mark.parametrize("words", [(), ("--to", "t/never", "--restart"), ("--to", "t/never")])
+def test_ctrl_c_before_anything_is_kept(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: tuple[str, ...]
+) -> None:
+    """Of a stream nothing is kept, and nothing is told."""
+
+    def interrupt(*_: object) -> None:
+        raise Interrupted
+
+    monkeypatch.setattr("trio.run", interrupt)
+    assert conclude(quire_command, ["replay", "t/few", *words]) == 130
+    told = "begins anew" if "--restart" in words else "goes on where it was"
+    lines = [f"interrupted before anything more was kept; the same command {told}"]
+    assert capsys.readouterr().err.splitlines() == (lines if words else [])
+
+
 def kill_until_done(words: list[str], url: str, chance: random.Random) -> tuple[int, int]:
     """Start a replay again and again, and kill it KILLS times; return its exit code and kills."""
     command = [sys.executable, "-P", "-m", "ledger_client", "replay", *words]
@@ -158,6 +226,21 @@ def wait_until_it_runs(process: subprocess.Popen[bytes], url: str) -> None:
             return any(f"/{process.pid}/" in lease.owner for lease in leases)
 
         while process.poll() is None and not client._portal.call(running):
+            time.sleep(0.05)
+
+
+def wait_until_something_is_kept(process: subprocess.Popen[bytes], url: str, name: str) -> None:
+    """Return once the record of the replay *name* says so."""
+    key = replay_key(name)
+    with blocking.connect(url) as client:
+
+        async def kept() -> bool:
+            found = await client._client.store.get(key)
+            return found is not None and any(
+                each.count > 0 for each in decode_replay(key, found.value).sent
+            )
+
+        while process.poll() is None and not client._portal.call(kept):
             time.sleep(0.05)
 
 
