@@ -1,8 +1,9 @@
 """Errors on their way through Spark: short when they leave Python, and found again on arrival.
 
 Spark tells an error of a Python data source as a text, with the whole stack of the process in
-which it was raised. Where our own errors leave, their stack is dropped: the text ends with the
-one line that says what is wrong. Our commands take that line out again.
+which it was raised, and of its own where there is none of ours. So where our errors leave, one
+place of their stack stays, and behind it the one line that says what is wrong. Our commands
+take that line out again; users hide the rest by Spark's setting hideTraceback.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _NOISE = re.compile(r" SQLSTATE: \w{5}$")
 
 
 class without_stack:  # noqa: N801  # read as a word: with without_stack()
-    """Let errors of ours leave the block without the stack that they come with.
+    """Let errors of ours leave the block with no more of their stack than the block itself.
 
     A class, since a generator's manager would put the stack back.
     """
@@ -36,8 +37,11 @@ class without_stack:  # noqa: N801  # read as a word: with without_stack()
         error: BaseException | None,
         _trace: TracebackType | None,
     ) -> None:
-        if isinstance(error, LedgerError):
-            raise error.with_traceback(None) from None
+        if not isinstance(error, LedgerError):
+            return
+        error.__cause__, error.__suppress_context__ = None, True
+        if error.__traceback__ is not None:
+            error.__traceback__.tb_next = None
 
 
 @contextmanager

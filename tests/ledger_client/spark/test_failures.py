@@ -53,17 +53,21 @@ def test_what_is_not_ours_is_a_line_too(text: str, line: str) -> None:
     assert str(error_in(text)) == line
 
 
-def test_errors_of_ours_leave_without_their_stack_and_others_with_it() -> None:
+def test_errors_of_ours_leave_with_one_place_of_their_stack_and_others_with_all() -> None:
     def fail(error: Exception) -> None:
         with without_stack():
             deep(error)
 
     def deep(error: Exception) -> None:
-        raise error
+        raise error from KeyError("why")
 
     with pytest.raises(NoSuchTopic) as ours:
         fail(NoSuchTopic("a/b"))
-    assert "in deep" not in "".join(traceback.format_exception(ours.value))
+    where = [frame.name for frame in traceback.extract_tb(ours.value.__traceback__)]
+    assert where[-1] == "fail"
+    text = "".join(traceback.format_exception(ours.value))
+    assert "in deep" not in text
+    assert "KeyError" not in text
     with pytest.raises(OSError, match="x") as others:
         fail(OSError("x"))
     assert "in deep" in "".join(traceback.format_exception(others.value))
