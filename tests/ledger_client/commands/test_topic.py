@@ -121,7 +121,7 @@ def test_a_topic_is_made_described_altered_and_deleted(run: Run) -> None:
     altered = run("alter", "shop/orders", "--retention-age", "-1", "--partitions", "6", "--json")
     assert altered.json[0]["retention"] == {"age_s": -1.0, "size": -1}
     assert altered.json[0]["partitions"] == 6
-    assert run("delete", "shop/orders", "--json").json == [
+    assert run("delete", "shop/orders", "--yes", "--json").json == [
         {"topic": "shop/orders", "ledgers": 0, "complete": True}
     ]
     told = run("describe", "shop/orders")
@@ -196,15 +196,43 @@ def test_what_cannot_be_is_one_line_that_helps(
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", ""])
+@pytest.mark.parametrize(
+    ("words", "question"),
+    [
+        (("delete-lane", "s/t", "0"), "Delete lane 0 with all its messages?"),
+        (("delete", "s/t"), "Delete topic s/t with all its messages, in 3 ledgers?"),
+    ],
+)
 def test_a_question_that_is_not_answered_yes_ends_it_without_a_trace(
-    run: Run, monkeypatch: pytest.MonkeyPatch, answer: str
+    run: Run,
+    url: str,
+    monkeypatch: pytest.MonkeyPatch,
+    answer: str,
+    words: tuple[str, ...],
+    question: str,
+) -> None:
+    """An end of the input is no yes."""
+    run("create", "s/t")
+    lay_out(url, "s/t")
+    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
+    done = run(*words)
+    assert (done.code, done.out) == (Exit.INTERRUPTED, "")
+    assert done.err.startswith(question)
+    assert done.err.rstrip().endswith("? [y/N]:")
+    assert "3 ledgers, 3,000 messages" in run("describe", "s/t").out
+
+
+def test_a_topic_is_deleted_when_that_is_answered_yes(
+    run: Run, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run("create", "s/t")
-    monkeypatch.setattr("sys.stdin", io.StringIO(answer))
-    done = run("delete-lane", "s/t", "0")
-    assert (done.code, done.out) == (Exit.INTERRUPTED, "")
-    assert done.err.startswith("Delete lane 0 with all its messages? [y/N]")
-    assert "Traceback" not in done.err
+    monkeypatch.setattr("sys.stdin", io.StringIO("y\n"))
+    done = run("delete", "s/t")
+    assert (done.code, done.out) == (Exit.DONE, "")
+    assert done.err.startswith("Delete topic s/t with all its messages, in 0 ledgers? [y/N]")
+    gone = run("delete", "s/t")
+    assert (gone.code, len(gone.err.splitlines())) == (Exit.FAILED, 1)
+    assert "no such topic" in gone.err
 
 
 def test_topics_are_listed_by_namespace(run: Run) -> None:
@@ -271,7 +299,7 @@ def test_a_purge_says_what_went_and_what_stays(run: Run, url: str) -> None:
 def test_delete_counts_the_ledgers(run: Run, url: str) -> None:
     run("create", "s/t")
     lay_out(url, "s/t")
-    assert run("delete", "s/t", "--json").json[0]["ledgers"] == 3
+    assert run("delete", "s/t", "--yes", "--json").json[0]["ledgers"] == 3
 
 
 # --- times --------------------------------------------------------------------
