@@ -23,7 +23,11 @@ from ledger_client.commands.bench.spark import spark
 
 @click.group()
 def bench() -> None:
-    """Measure the disk, ledgers, topics, and the loss of a bookie."""
+    """Measure disk, ledgers, topics, replay, compaction, and Spark.
+
+    Figures stand beside what the disk does by itself, or Spark; failover says what the loss of a
+    bookie does to a writer.
+    """
 
 
 for command in (disk, append, read, produce, consume, replay, compact, spark, failover):
