@@ -241,13 +241,18 @@ static void read_ahead(run *r, const place *p, int fd)
     r->ahead_end = end;
 }
 
+static int more_follow(const run *r, const place *p)
+{
+    return r->count_max - r->count > p->span.count && r->last - r->next >= p->span.count;
+}
+
 static int piece_read(run *r, const place *p, size_t *got)
 {
     int fd;
     int result = bk_log_acquire(&r->store->files, p->row.log, BK_FILE_LOG, &fd);
     if (result != BK_OK)
         return result;
-    if (r->count_max - r->count > p->span.count && r->last - r->next >= p->span.count)
+    if (more_follow(r, p))
         read_ahead(r, p, fd);
     result = bk_io_read(fd, r->out + r->used, p->span.size, p->span.offset, got);
     bk_log_release(&r->store->files, p->row.log, BK_FILE_LOG);
@@ -292,12 +297,20 @@ static int run_piece(run *r, const place *p)
                                    r->ledger_id, r->next, result);
 }
 
-/* A record that fits only without its header, which is longer than its size. */
-static int run_last(run *r, const place *p)
+/* A record by itself, read to where it belongs. It may fit only without its header, which is
+ * longer than its size. */
+static int run_record(run *r, const place *p)
 {
     uint32_t body_size = p->span.size - BK_RECORD_HEADER_SIZE;
     uint8_t *to = r->out + r->used;
-    int result = fetch(r->store, p, r->ledger_id, r->next, to + 4);
+    int fd, result = BK_OK;
+    if (more_follow(r, p) &&
+        (result = bk_log_acquire(&r->store->files, p->row.log, BK_FILE_LOG, &fd)) == BK_OK) {
+        read_ahead(r, p, fd);
+        bk_log_release(&r->store->files, p->row.log, BK_FILE_LOG);
+    }
+    if (result == BK_OK)
+        result = fetch(r->store, p, r->ledger_id, r->next, to + 4);
     if (result != BK_OK)
         return result;
     bk_put32be(to, body_size);
@@ -318,10 +331,10 @@ static int run_step(run *r)
                       room < PIECE_SIZE ? (uint32_t)room : PIECE_SIZE, &p);
     if (result != BK_OK)
         return result;
-    if (p.span.size <= room)
+    if (p.span.count == 1 && p.span.size - 4 <= room)
+        result = run_record(r, &p);
+    else if (p.span.size <= room)
         result = run_piece(r, &p);
-    else if (p.span.count == 1 && p.span.size - 4 <= room)
-        result = run_last(r, &p);
     else
         result = BK_SMALL;
     place_release(r->store, &p);

@@ -196,7 +196,7 @@ static int view_span(const page_view *view, const bk_row *row, uint32_t slot, ui
             break;
         end = longer;
     }
-    if (end <= start || end > row->log_size)
+    if (end <= start || end - start <= BK_RECORD_HEADER_SIZE || end > row->log_size)
         return BK_CORRUPT;
     *span = (bk_span){.offset = (uint64_t)row->log_offset + start, .size = end - start,
                       .count = count};
