@@ -265,10 +265,7 @@ def read_header(payload: Buffer) -> BatchHeader:
     Raises:
         Corrupt: it is no batch, or none of this version.
     """
-    header = ffi.new("bk_batch_header *")
-    with ffi.from_buffer(payload) as lent:
-        check(lib.bk_batch_read_header(lent, len(lent), header), "a batch's header")
-    return _take_header(header, payload)
+    return _take_header(_read_head(payload), payload)
 
 
 def decode(payload: Buffer) -> Decoded:
@@ -281,11 +278,33 @@ def decode(payload: Buffer) -> Decoded:
     Raises:
         Corrupt: it is no sound batch of messages.
     """
-    raw, layout = ffi.new("bk_batch_header *"), ffi.new("bk_batch_layout *")
+    return _decode(_read_head(payload), payload)
+
+
+def decode_messages(payload: Buffer) -> Decoded | None:
+    """Take an entry apart as decode() does if it holds messages; None: it is a control entry.
+
+    Raises:
+        Corrupt: it is neither.
+    """
+    raw = _read_head(payload)
+    if raw.kind == BatchKind.MESSAGES:
+        return _decode(raw, payload)
+    _take_header(raw, payload)  # to find what is wrong with it
+    return None
+
+
+def _read_head(payload: Buffer) -> Any:  # noqa: ANN401 - a cffi pointer
+    raw = ffi.new("bk_batch_header *")
     with ffi.from_buffer(payload) as lent:
         check(lib.bk_batch_read_header(lent, len(lent), raw), "a batch's header")
+    return raw
+
+
+def _decode(raw: Any, payload: Buffer) -> Decoded:  # noqa: ANN401 - a cffi pointer
     header = _take_header(raw, payload)
     body = _body(raw, payload)
+    layout = ffi.new("bk_batch_layout *")
     with ffi.from_buffer(body) as lent:
         check(lib.bk_batch_map(raw, lent, layout), "a batch's body")
         moved = int(ffi.cast("uintptr_t", lent)) % 8 != 0

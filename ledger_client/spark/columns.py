@@ -17,14 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from ledger_client.spark.compacted_columns import VARYING
 from ledger_client.topics.message_id import NOT_BATCHED
-from ledger_client.topics.messages import Slice
+from ledger_client.topics.messages import Batch, Slice
 from ledger_client.topics.reading.compacted_batch import CompactedBatch
 from native.batch import Binary
 
@@ -62,13 +62,20 @@ def batches_of(
 
 def columns_of(part: Sequence[Slice], columns: Sequence[str]) -> list[pa.Array]:
     """Return the named columns of these messages, each in one piece."""
-    return [_joined([_builder(name, piece)(piece) for piece in part]) for name in columns]
+    raw = not any(isinstance(piece.batch, CompactedBatch) for piece in part)
+    counts = [piece.stop - piece.start for piece in part]
+    return [
+        _PER_BATCH[name].spread(part, counts)
+        if raw and name in _PER_BATCH
+        else _joined([_builder(name, piece)(piece) for piece in part])
+        for name in columns
+    ]
 
 
 def _builder(name: str, piece: Slice) -> Callable[[Slice], pa.Array]:
-    if isinstance(piece.batch, CompactedBatch):
-        return VARYING.get(name, _BUILDERS[name])
-    return _BUILDERS[name]
+    if isinstance(piece.batch, CompactedBatch) and name in VARYING:
+        return VARYING[name]
+    return _PER_BATCH[name].column if name in _PER_BATCH else _BUILDERS[name]
 
 
 def _cut(slices: Iterator[Slice], rows_max: int) -> Iterator[Slice]:
@@ -89,49 +96,58 @@ def _kept(value: object, kind: pa.DataType, bits: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, kind), 1 << bits)
 
 
-def _same(value: object, kind: pa.DataType, piece: Slice) -> pa.Array:
-    """Return a value that many batches have, once for each message."""
-    count = piece.stop - piece.start
+def _same(value: object, kind: pa.DataType, count: int) -> pa.Array:
+    """Return a value that many batches have, *count* times."""
     return _kept(value, kind, (count - 1).bit_length()).slice(0, count)
 
 
-def _number(value: int, kind: pa.DataType, piece: Slice) -> pa.Array:
-    """Return a number that this batch alone has, once for each message."""
-    count = piece.stop - piece.start
-    cells = value.to_bytes(8, "little", signed=True) * count
-    return pa.Array.from_buffers(kind, count, [None, pa.py_buffer(cells)], 0)
+class _Shared(NamedTuple):
+    """A column whose value many batches have."""
+
+    kind: pa.DataType
+    value: Callable[[Batch], object]
+
+    def column(self, piece: Slice) -> pa.Array:
+        """Return the value for each message."""
+        return _same(self.value(piece.batch), self.kind, piece.stop - piece.start)
+
+    def spread(self, part: Sequence[Slice], counts: Sequence[int]) -> pa.Array:
+        """Return the column of several batches."""
+        values = [self.value(piece.batch) for piece in part]
+        if values.count(values[0]) == len(values):
+            return _same(values[0], self.kind, sum(counts))
+        return _joined([self.column(piece) for piece in part])
 
 
-def _topic(piece: Slice) -> pa.Array:
-    return _same(piece.batch.lane.topic, pa.string(), piece)
+class _Number(NamedTuple):
+    """A column of numbers of which each batch has one of its own."""
+
+    kind: pa.DataType
+    value: Callable[[Batch], int]
+
+    def column(self, piece: Slice) -> pa.Array:
+        """Return the number for each message."""
+        return self.spread([piece], [piece.stop - piece.start])
+
+    def spread(self, part: Sequence[Slice], counts: Sequence[int]) -> pa.Array:
+        """Return the column of several batches."""
+        cells = b"".join(
+            self.value(piece.batch).to_bytes(8, "little", signed=True) * count
+            for piece, count in zip(part, counts, strict=True)
+        )
+        return pa.Array.from_buffers(self.kind, len(cells) // 8, [None, pa.py_buffer(cells)], 0)
 
 
-def _partition(piece: Slice) -> pa.Array:
-    return _same(piece.batch.lane.partition, pa.int32(), piece)
-
-
-def _lane(piece: Slice) -> pa.Array:
-    return _same(piece.batch.lane.lane, pa.int32(), piece)
-
-
-def _ledger(piece: Slice) -> pa.Array:
-    return _number(piece.batch.place.ledger_id, pa.int64(), piece)
-
-
-def _entry(piece: Slice) -> pa.Array:
-    return _number(piece.batch.place.entry, pa.int64(), piece)
-
-
-def _version(piece: Slice) -> pa.Array:
-    return _number(piece.batch.place.version, pa.int64(), piece)
-
-
-def _publish_time(piece: Slice) -> pa.Array:
-    return _number(1000 * piece.batch.header.created_ms, TIME, piece)
-
-
-def _producer(piece: Slice) -> pa.Array:
-    return _same(piece.batch.header.producer or None, pa.string(), piece)
+_PER_BATCH: dict[str, _Shared | _Number] = {
+    "topic": _Shared(pa.string(), lambda batch: batch.lane.topic),
+    "partition": _Shared(pa.int32(), lambda batch: batch.lane.partition),
+    "lane": _Shared(pa.int32(), lambda batch: batch.lane.lane),
+    "ledger": _Number(pa.int64(), lambda batch: batch.place.ledger_id),
+    "entry": _Number(pa.int64(), lambda batch: batch.place.entry),
+    "version": _Number(pa.int64(), lambda batch: batch.place.version),
+    "publish_time": _Number(TIME, lambda batch: 1000 * batch.header.created_ms),
+    "producer": _Shared(pa.string(), lambda batch: batch.header.producer or None),
+}
 
 
 # --- what each message has -----------------------------------------------------------
@@ -155,7 +171,7 @@ def _index_texts() -> pa.Array:
 
 def _batch_index(piece: Slice) -> pa.Array:
     if not piece.batch.header.batched:
-        return _same(NOT_BATCHED, pa.int32(), piece)
+        return _same(NOT_BATCHED, pa.int32(), piece.stop - piece.start)
     if piece.stop > _KEPT_ROWS:
         return pa.array(range(piece.start, piece.stop), pa.int32())
     return _indexes().slice(piece.start, piece.stop - piece.start)
@@ -188,7 +204,7 @@ def _words(
     validity: Any,  # noqa: ANN401 - a buffer or None
 ) -> pa.Array:
     if words is None:
-        return _same(None, pa.int64(), piece)
+        return _same(None, pa.int64(), piece.stop - piece.start)
     bits = None if validity is None else pa.py_buffer(validity)
     buffers = [bits, pa.py_buffer(words)]
     count = piece.stop - piece.start
@@ -206,7 +222,7 @@ def _value(piece: Slice) -> pa.Array:
 
 def _binary(piece: Slice, strings: Binary | None) -> pa.Array:
     if strings is None:
-        return _same(None, pa.binary(), piece)
+        return _same(None, pa.binary(), piece.stop - piece.start)
     return _strings(pa.binary(), strings, piece.start, piece.stop - piece.start)
 
 
@@ -223,7 +239,7 @@ def _strings(kind: pa.DataType, strings: Binary, start: int, count: int) -> pa.A
 def _headers(piece: Slice) -> pa.Array:
     headers = piece.batch.decoded.columns.headers
     if headers is None:
-        return _same(None, HEADERS, piece)
+        return _same(None, HEADERS, piece.stop - piece.start)
     total = headers.names.length
     pairs = pa.StructArray.from_buffers(
         HEADERS.value_type,
@@ -242,20 +258,15 @@ def _headers(piece: Slice) -> pa.Array:
 
 
 _BUILDERS: dict[str, Callable[[Slice], pa.Array]] = {
-    "topic": _topic,
-    "partition": _partition,
-    "lane": _lane,
-    "ledger": _ledger,
-    "entry": _entry,
     "batch_index": _batch_index,
     "message_id": _message_id,
-    "version": _version,
     "timestamp": _timestamp,
-    "publish_time": _publish_time,
     "event_time": _event_time,
     "key": _key,
     "value": _value,
     "headers": _headers,
-    "producer": _producer,
 }
-NAMES = tuple(_BUILDERS)
+NAMES = (
+    *("topic", "partition", "lane", "ledger", "entry", "batch_index", "message_id", "version"),
+    *("timestamp", "publish_time", "event_time", "key", "value", "headers", "producer"),
+)

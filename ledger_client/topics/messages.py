@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from ledger_client.topics.errors import BadBatch
 from ledger_client.topics.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.reading.places import LaneRef, Place
-from native.batch import BatchHeader, BatchKind, Decoded, decode, read_header
+from native.batch import BatchHeader, BatchKind, Decoded, decode_messages, read_header
 from native.columns import null_places
 from native.errors import Corrupt
 
@@ -174,11 +174,10 @@ def open_batch(lane: LaneRef, place: Place, payload: memoryview) -> Batch | None
         BadBatch: it is neither.
     """
     try:
-        if read_header(payload).kind != BatchKind.MESSAGES:
-            return None
-        return Batch(lane, place, decode(payload))
+        decoded = decode_messages(payload)
     except Corrupt as wrong:
         raise _bad(lane, place, str(wrong)) from wrong
+    return None if decoded is None else Batch(lane, place, decoded)
 
 
 def message_header(lane: LaneRef, place: Place, payload: memoryview) -> BatchHeader | None:
