@@ -245,7 +245,7 @@ def test_what_cannot_be_read_is_told_in_a_line(
     assert away.startswith(f"{MetadataUnavailable.__name__}: metadata: bookie://127.0.0.1:1: ")
     assert "option 'startingIds': 'x' is not a message id" in told(KINDS, startingIds="x")
     assert "is a place in one lane" in told(KINDS, startingIds="1:1:0:0")
-    assert "no ledger 999999 there" in told(TIMES, startingIds="999999:0:-1:0")
+    assert "no ledger 999999999999 there" in told(TIMES, startingIds="999999999999:0:-1:0")
     assert "there is no column 'kye'" in told(KINDS, columns="kye")
     assert "there is no partition 5" in told(KINDS, partitions="5")
     assert BadOption.__name__ not in told(KINDS, mode="no")
