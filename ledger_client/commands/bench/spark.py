@@ -35,6 +35,8 @@ TOTAL_SIZE = 500_000_000
 KEYS = 200_000
 KEY_SIZE = 16
 CALL_SIZE = 16 << 20
+WARM_UP = 2
+"""Rounds that do not count: the JVM compiles what is run often."""
 BATCH_SIZE = 1 << 20
 """What a batch may hold, so that their messages are counted and not their bytes."""
 
@@ -167,8 +169,8 @@ class _Measuring:
         """Let every way take its turn, and say what it took."""
         self._put(self._topic(), "rows")
         assert self._parquet().count() == self._plan.messages
-        for run in range(self._plan.runs + 1):  # the first warms everything up
-            self._round(kept=run > 0)
+        for run in range(WARM_UP + self._plan.runs):
+            self._round(run, kept=run >= WARM_UP)
         return Result(
             messages=self._plan.messages,
             message_size=self._plan.message_size,
@@ -180,9 +182,10 @@ class _Measuring:
             jvm_rss_max_mib=round(self._residence.own / 2**20, 1),
         )
 
-    def _round(self, *, kept: bool) -> None:
-        frames = {"topic": self._topic, "floor": self._floor, "parquet": self._parquet}
-        for name, frame in frames.items():
+    def _round(self, number: int, *, kept: bool) -> None:
+        frames = [("topic", self._topic), ("floor", self._floor), ("parquet", self._parquet)]
+        first = number % len(frames)  # who is first pays for what the JVM compiles meanwhile
+        for name, frame in (*frames[first:], *frames[:first]):
             for what, work in {"count": self._count, "write": self._write}.items():
                 with self._residence.watched() if name == "topic" else _unwatched():
                     before = time.perf_counter()
