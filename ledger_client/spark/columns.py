@@ -34,6 +34,8 @@ HEADERS = pa.list_(
 TIME = pa.timestamp("us", tz="UTC")
 _KEPT_ROWS = 1 << 16
 """Rows of the indexes that are kept; batches with more are rare."""
+_ENOUGH_SIZE = 4 << 20
+"""Bytes of values with which a batch is large enough, however few rows it has."""
 
 
 def batches_of(
@@ -41,21 +43,22 @@ def batches_of(
 ) -> Iterator[tuple[int, list[pa.Array]]]:
     """Yield the number of rows and the named columns, batch by batch.
 
-    Batches have *rows_min* rows or more, except the last and where the next entry does not fit,
-    and *rows_max* at most.
+    Batches have *rows_min* rows or enough bytes, except the last and where the next entry does
+    not fit, and *rows_max* rows at most.
     """
     part: list[Slice] = []
-    rows = 0
+    rows = size = 0
     for piece in _cut(slices, min(rows_max, _KEPT_ROWS)):
-        size = piece.stop - piece.start
-        if rows + size > rows_max:
+        count = piece.stop - piece.start
+        if rows + count > rows_max:
             yield rows, columns_of(part, columns)
-            part, rows = [], 0
+            part, rows, size = [], 0, 0
         part.append(piece)
-        rows += size
-        if rows >= rows_min:
+        rows += count
+        size += piece.batch.decoded.columns.values.data.nbytes * count // piece.batch.count
+        if rows >= rows_min or size >= _ENOUGH_SIZE:
             yield rows, columns_of(part, columns)
-            part, rows = [], 0
+            part, rows, size = [], 0, 0
     if part:
         yield rows, columns_of(part, columns)
 

@@ -18,7 +18,8 @@ compacted                   the latest message of each key where the topic is co
 mode                        values that are not what the schema says: "permissive", their
                             columns are null, or "failfast"
 failOnDataLoss              whether it is an error that messages were removed; true
-rowsPerBatch                rows that an Arrow batch has at least, where there are so many; 4096
+rowsPerBatch                rows that an Arrow batch has at least, unless it has 4 MiB or nothing is
+                            left; 10000
 bytesPerPartition           what a task reads, nearly; 128 MiB
 minPartitions               tasks at least; by default those of this machine's cores
 maxMessagesPerTrigger       of a streaming query: messages of a micro-batch, nearly
@@ -45,7 +46,7 @@ from ledger_client.topics.reading.starting import Start, Version
 from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
 
 DEFAULT_CLUSTER = "bookie://127.0.0.1:3181"
-ROWS_PER_BATCH = 4096
+ROWS_PER_BATCH = 10_000
 ROWS_MAX = 50_000
 BYTES_PER_PARTITION = 128 << 20
 _PLACES = ("Ids", "Version", "Time", "Timestamp", "EventTime")

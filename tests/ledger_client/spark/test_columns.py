@@ -87,6 +87,12 @@ def test_a_batch_of_more_messages_than_are_kept_is_right() -> None:
     assert rows["message_id"][69_999].as_py() == "88:1:3:69999"
 
 
+def test_few_large_messages_are_enough_for_a_batch() -> None:
+    slices = [piece([Sent(bytes(1 << 20))], entry) for entry in range(10)]
+    batches = columns.batches_of(iter(slices), ["value"], rows_min=4096, rows_max=50_000)
+    assert [rows for rows, _ in batches] == [4, 4, 2]
+
+
 def test_a_message_by_itself_has_no_place_in_a_batch() -> None:
     rows = table([piece([Sent(b"v")], entry, batched=False) for entry in range(3)])
     assert rows["message_id"].to_pylist() == ["88:0:3", "88:1:3", "88:2:3"]
