@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import mmap
 import os
+import shutil
 import tempfile
 import time
 from pathlib import Path
@@ -23,6 +24,8 @@ BLOCK_SIZE = 4096
 GROUP_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
 READ_SIZE = 4 << 20
 SYNCS = 1000
+SPARED_SIZE = 64 << 20
+"""Bytes of the disk that are left to others."""
 
 
 class GroupFloor(msgspec.Struct, frozen=True):
@@ -52,9 +55,13 @@ def measure_floor(folder: Path, size: int) -> Floor:
     """Write and read *size* bytes in a temporary file in *folder*; blocks.
 
     Raises:
-        OSError: no room, or no access.
+        OSError: no room, or no access. What there is no room for is not begun.
     """
     size = max(size, GROUP_SIZES[-1]) // GROUP_SIZES[-1] * GROUP_SIZES[-1]
+    free = shutil.disk_usage(folder).free
+    if free < size + SPARED_SIZE:
+        words = f"{size:,} bytes to write and {free:,} free: ask for fewer, or name another folder"
+        raise OSError(errno.ENOSPC, words, str(folder))
     with tempfile.TemporaryDirectory(dir=folder, prefix="quire-floor-") as scratch:
         buffer = mmap.mmap(-1, GROUP_SIZES[-1])  # page-aligned, as O_DIRECT needs it
         buffer.write(os.urandom(GROUP_SIZES[-1]))
