@@ -110,8 +110,9 @@ async def test_bookies_stay_known_while_the_disk_of_the_metadata_is_full(disk: P
 async def test_a_journal_without_room_ends_the_bookie_without_a_false_word(
     disk: Path, tmp_path: Path
 ) -> None:
-    guard = ["disk_reserve=0", "disk_full_ratio=1", "disk_check_s=3600"]
-    settings = [*SETTINGS, *guard, f"journal_folder={disk}/journal"]
+    # Nothing is flushed before the journal fails: the guard looks at the disk after each flush.
+    guard = ["disk_reserve=0", "disk_full_ratio=1", "disk_check_s=3600", "memtable_size=40MiB"]
+    settings = [*SETTINGS[1:], *guard, f"journal_folder={disk}/journal"]
     async with open_sandbox(1, parent=tmp_path, settings=settings) as sandbox:
         filler = fill(disk, leave_mib=2)
         url = f"sqlite://{sandbox.folder}/metadata.db"
