@@ -19,6 +19,7 @@ from ledger_client.errors import OutcomeUnknown, WriterFailed
 from metadata.records import LedgerState
 from native.frame import Request
 
+SEEDS = [*range(5), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(5, 12))]
 QUORUMS = [(3, 3, 2), (3, 3, 3), (4, 3, 2), (5, 3, 1), (3, 2, 2), (2, 2, 1)]
 
 
@@ -30,7 +31,7 @@ class History:
         self.acknowledged: dict[int, bytes] = {}
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", SEEDS)
 async def test_acknowledged_entries_survive_whatever_bookies_do(
     autojump_clock: MockClock, seed: int
 ) -> None:

@@ -105,7 +105,11 @@ def test_an_empty_file_is_no_story(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 @pytest.mark.parametrize(
-    "words", [["demo", "--no-spark"], ["bench", "append", "--floor-bytes", "16MiB"]]
+    "words",
+    [
+        ["demo", "--no-spark"],
+        pytest.param(["bench", "append", "--floor-bytes", "16MiB"], marks=pytest.mark.slow),
+    ],
 )
 def test_a_command_with_bookies_of_its_own_leaves_nothing_when_interrupted(
     tmp_path: Path, words: list[str], number: signal.Signals

@@ -56,11 +56,11 @@ class Daemon:
     ("site", "nth"),
     [
         ("journal_sync", 3),
-        ("journal_write", 4),
+        pytest.param("journal_write", 4, marks=pytest.mark.slow),
         ("log_write", 1),
-        ("log_sync", 1),
+        pytest.param("log_sync", 1, marks=pytest.mark.slow),
         ("index_sync", 1),
-        ("table_sync", 1),
+        pytest.param("table_sync", 1, marks=pytest.mark.slow),
     ],
 )
 async def test_a_failed_write_ends_the_bookie_without_a_false_word(
