@@ -114,16 +114,25 @@ def _settings(master: str, app: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _python(master: str) -> Iterator[None]:
-    """Let workers run this Python; on a cluster, another if PYSPARK_PYTHON names one."""
-    kept = os.environ.get("PYSPARK_PYTHON")
-    if kept is None or master.startswith("local"):
-        os.environ["PYSPARK_PYTHON"] = sys.executable
+    """Let workers run this Python; on a cluster, another if PYSPARK_PYTHON names one.
+
+    They look for modules in the current folder only if this process does: there may be sources
+    of quire in it, and what is installed is meant.
+    """
+    words: dict[str, str] = {}
+    if "PYSPARK_PYTHON" not in os.environ or master.startswith("local"):
+        words["PYSPARK_PYTHON"] = sys.executable
+    if not {"", str(Path.cwd())}.intersection(sys.path):
+        words["PYTHONSAFEPATH"] = "1"
+    kept = {name: os.environ.get(name) for name in words}
+    os.environ.update(words)
     try:
         yield
     finally:
-        os.environ.pop("PYSPARK_PYTHON", None)
-        if kept is not None:
-            os.environ["PYSPARK_PYTHON"] = kept
+        for name, word in kept.items():
+            os.environ.pop(name)
+            if word is not None:
+                os.environ[name] = word
 
 
 def _start(settings: Mapping[str, str], log: Path) -> SparkSession:

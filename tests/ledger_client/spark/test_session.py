@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+import sortedcontainers
 from daemons import wait_until_gone
 
 from ledger_client.spark import java, session as sessions
@@ -34,6 +35,14 @@ from ledger_client.spark.session import open_session
 with open_session("local[1]", conf={"spark.driver.memory": "512m"}) as session:
     print(SparkContext._gateway.proc.pid, flush=True)
     session.sparkContext.parallelize([1], 1).map(lambda _: time.sleep(60)).collect()
+"""
+ELSEWHERE = """
+from ledger_client.spark.session import open_session
+with open_session("local[1]", conf={"spark.driver.memory": "512m"}) as session:
+    def place(_):
+        import sortedcontainers
+        return sortedcontainers.__file__
+    print(session.sparkContext.parallelize([1], 1).map(place).collect()[0])
 """
 
 
@@ -125,6 +134,16 @@ def test_a_session_knows_the_source_and_stands_alone(spark: SparkSession) -> Non
     with pytest.raises(SparkFailed, match="open in this process already"), open_session():
         pass
     assert spark.range(3).count() == 3
+
+
+@pytest.mark.slow
+def test_workers_take_what_is_installed_and_not_sources_in_the_current_folder(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "sortedcontainers.py").touch()  # an editable installation would find quire itself
+    words = [sys.executable, "-P", "-c", ELSEWHERE]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.stdout.strip() == sortedcontainers.__file__, done.stderr
 
 
 @pytest.mark.slow
