@@ -6,43 +6,31 @@ import sys
 
 import click
 
-from ledger_client.commands.bench import bench
-from ledger_client.commands.cluster import cluster
-from ledger_client.commands.compact import compact
-from ledger_client.commands.demo import demo
-from ledger_client.commands.ledger import ledger
-from ledger_client.commands.messages import read
-from ledger_client.commands.monitoring import monitoring
+from ledger_client.commands.deferred import DeferredGroup
 from ledger_client.commands.outcome import conclude
-from ledger_client.commands.produce import produce
-from ledger_client.commands.replay import replay
-from ledger_client.commands.scrub import scrub
-from ledger_client.commands.topic import topic
+
+_COMMANDS = {
+    "topic": "ledger_client.commands.topic:topic",
+    "produce": "ledger_client.commands.produce:produce",
+    "read": "ledger_client.commands.messages:read",
+    "compact": "ledger_client.commands.compact:compact",
+    "replay": "ledger_client.commands.replay:replay",
+    "scrub": "ledger_client.commands.scrub:scrub",
+    "ledger": "ledger_client.commands.ledger:ledger",
+    "cluster": "ledger_client.commands.cluster:cluster",
+    "demo": "ledger_client.commands.demo:demo",
+    "monitoring": "ledger_client.commands.monitoring:monitoring",
+    "bench": "ledger_client.commands.bench:bench",
+}
 
 
-@click.group()
+@click.group(cls=DeferredGroup, places=_COMMANDS)
 @click.version_option(package_name="quire", message="quire %(version)s")
 def quire() -> None:
     """Write and read topics and replicated ledgers.
 
     Try `quire demo` first: it needs nothing but this installation.
     """
-
-
-for command in (
-    topic,
-    produce,
-    read,
-    compact,
-    replay,
-    scrub,
-    ledger,
-    cluster,
-    demo,
-    monitoring,
-    bench,
-):
-    quire.add_command(command)
 
 
 def main() -> None:

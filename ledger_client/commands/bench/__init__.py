@@ -10,25 +10,25 @@ from __future__ import annotations
 
 import click
 
-from ledger_client.commands.bench.append import append
-from ledger_client.commands.bench.compact import compact
-from ledger_client.commands.bench.consume import consume
-from ledger_client.commands.bench.disk import disk
-from ledger_client.commands.bench.failover import failover
-from ledger_client.commands.bench.produce import produce
-from ledger_client.commands.bench.read import read
-from ledger_client.commands.bench.replay import replay
-from ledger_client.commands.bench.spark import spark
+from ledger_client.commands.deferred import DeferredGroup
+
+_COMMANDS = {
+    "disk": "ledger_client.commands.bench.disk:disk",
+    "append": "ledger_client.commands.bench.append:append",
+    "read": "ledger_client.commands.bench.read:read",
+    "produce": "ledger_client.commands.bench.produce:produce",
+    "consume": "ledger_client.commands.bench.consume:consume",
+    "replay": "ledger_client.commands.bench.replay:replay",
+    "compact": "ledger_client.commands.bench.compact:compact",
+    "spark": "ledger_client.commands.bench.spark:spark",
+    "failover": "ledger_client.commands.bench.failover:failover",
+}
 
 
-@click.group()
+@click.group(cls=DeferredGroup, places=_COMMANDS)
 def bench() -> None:
     """Measure disk, ledgers, topics, replay, compaction, and Spark.
 
     Figures stand beside what the disk does by itself, or Spark; failover says what the loss of a
     bookie does to a writer.
     """
-
-
-for command in (disk, append, read, produce, consume, replay, compact, spark, failover):
-    bench.add_command(command)

@@ -4,23 +4,23 @@ from __future__ import annotations
 
 import click
 
-from ledger_client.commands.topic.alter import alter
-from ledger_client.commands.topic.create import create
-from ledger_client.commands.topic.delete import delete
-from ledger_client.commands.topic.describe import describe
-from ledger_client.commands.topic.explain import explain
-from ledger_client.commands.topic.lanes import delete_lane, lanes, rename_lane
-from ledger_client.commands.topic.listing import list_
-from ledger_client.commands.topic.purge import purge
-from ledger_client.commands.topic.truncate import truncate
+from ledger_client.commands.deferred import DeferredGroup
+
+_COMMANDS = {
+    "create": "ledger_client.commands.topic.create:create",
+    "list": "ledger_client.commands.topic.listing:list_",
+    "describe": "ledger_client.commands.topic.describe:describe",
+    "explain": "ledger_client.commands.topic.explain:explain",
+    "alter": "ledger_client.commands.topic.alter:alter",
+    "purge": "ledger_client.commands.topic.purge:purge",
+    "truncate": "ledger_client.commands.topic.truncate:truncate",
+    "delete": "ledger_client.commands.topic.delete:delete",
+    "lanes": "ledger_client.commands.topic.lanes:lanes",
+    "rename-lane": "ledger_client.commands.topic.lanes:rename_lane",
+    "delete-lane": "ledger_client.commands.topic.lanes:delete_lane",
+}
 
 
-@click.group()
+@click.group(cls=DeferredGroup, places=_COMMANDS)
 def topic() -> None:
     """Make topics, look after them, and see what they hold and why."""
-
-
-for command in (create, list_, describe, explain, alter, purge, truncate, delete):
-    topic.add_command(command)
-for command in (lanes, rename_lane, delete_lane):
-    topic.add_command(command)

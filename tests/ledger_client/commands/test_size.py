@@ -26,12 +26,17 @@ def test_what_is_no_size_is_told_with_what_is_one(text: str) -> None:
 def sizes_of(command: click.Command, path: str = "") -> dict[str, Size]:
     """Every parameter of a command and of those below that is a number of bytes."""
     if isinstance(command, click.Group):
-        below = [sizes_of(each, f"{path} {name}") for name, each in command.commands.items()]
-        return {name: kind for part in below for name, kind in part.items()}
+        found: dict[str, Size] = {}
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            each = command.get_command(context, name)
+            assert each is not None
+            found |= sizes_of(each, f"{path} {name}")
+        return found
     return {
-        f"{path} {each.opts[0]}".strip(): each.type
-        for each in command.params
-        if isinstance(each.type, Size)
+        f"{path} {option.opts[0]}".strip(): option.type
+        for option in command.params
+        if isinstance(option.type, Size)
     }
 
 
