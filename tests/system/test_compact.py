@@ -196,25 +196,39 @@ def running_in(session: int) -> list[int]:
     return found
 
 
+SPARK = ("--master", "local[2]")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize(
+    ("words", "seed", "turns", "start_s"),
+    [
+        (("--no-spark",), 1, 4, 0.0),
+        (("--no-spark",), 2, 4, 0.0),
+        pytest.param(SPARK, 3, 2, 4.0, marks=pytest.mark.xdist_group("spark")),
+    ],
+    ids=["1", "2", "spark"],
+)
 def test_a_driver_that_is_killed_leaves_one_generation_whole(
-    url: str, client: BlockingClient, seed: int
+    url: str, client: BlockingClient, words: tuple[str, ...], seed: int, turns: int, start_s: float
 ) -> None:
     """PS-37: and nothing that nobody knows, once the housekeeper was there."""
     name = f"shop/killed{seed}"
     chance = random.Random(seed)
     filled(client, name)
-    for turn in range(4):
-        process = begin(url, name, "--no-spark")
+    for turn in range(turns):
+        process = begin(url, name, *words)
         if turn % 2:
             wait_for_staged(url, process)
+        else:
+            time.sleep(start_s)
         time.sleep(chance.uniform(0, 0.8))
         process.kill()
         process.communicate(timeout=DEADLINE_S)
         assert read(client, name, compacted=True) == read(client, name, compacted=False)
         produce(client, name, 10_000, turn)
-    assert run(url, "compact", name, "--no-spark").stderr == b""
+    told = run(url, "compact", name, *words).stderr
+    assert words == SPARK or not told
     assert read(client, name, compacted=True) == read(client, name, compacted=False)
     ends_at = time.monotonic() + DEADLINE_S
     while trio.run(unknown_ledgers, url, [name]):
