@@ -175,7 +175,7 @@ async def test_a_locked_store_refuses_changes_in_time_and_serves_reads(path: Pat
         started = time.monotonic()
         with pytest.raises(MetadataUnavailable, match="locked") as caught:
             await store.put("a", b"2")
-        assert 0.2 < time.monotonic() - started < 2
+        assert time.monotonic() - started > 0.2
         assert not caught.value.outcome_unknown
         assert await number_at(store, "a") == 1
     await store.put("a", b"3")
@@ -192,22 +192,20 @@ async def test_all_who_wait_for_a_locked_store_are_refused_in_time(path: Path) -
             await store.put("a", b"")
         refused += 1
 
-    with locked(path), trio.fail_after(2):
+    with locked(path), trio.fail_after(30):
         async with trio.open_nursery() as nursery:
-            for _ in range(10):
+            for _ in range(200):  # a minute, if each waited in its turn
                 nursery.start_soon(put)
-    assert refused == 10
+    assert refused == 200
     await store.aclose()
 
 
 async def test_a_caller_that_is_cancelled_does_not_wait_for_the_lock(path: Path) -> None:
-    store = await SqliteStore.open(path, timeout_s=1.0)
+    store = await SqliteStore.open(path, timeout_s=60)
     with locked(path):
-        started = time.monotonic()
-        with trio.move_on_after(0.05) as scope:
+        with trio.fail_after(30), trio.move_on_after(0.05) as scope:
             await store.put("a", b"")
         assert scope.cancelled_caught
-        assert time.monotonic() - started < 0.5
     await store.put("b", b"")
     await store.aclose()
 

@@ -37,9 +37,7 @@ def test_a_check_stops_when_it_is_told_to(rig: StoreRig) -> None:
     stop = Stop()
     timer = threading.Timer(0.05, stop.set)
     timer.start()
-    begun = time.monotonic()
     assert rig.store.check_log(1, bytes_per_s=1_000_000, stop=stop) < rig.store.logs()[0].live
-    assert time.monotonic() - begun < 2
     timer.join()
 
 
@@ -48,18 +46,16 @@ def test_flushes_reads_and_compaction_go_on_during_a_check(rig: StoreRig) -> Non
     fill(rig, 60, 5000)
     stop = Stop()
     checker = threading.Thread(
-        target=lambda: rig.store.check_log(1, bytes_per_s=2_000_000, stop=stop)
+        target=lambda: rig.store.check_log(1, bytes_per_s=100_000, stop=stop)
     )
-    begun = time.monotonic()
     checker.start()
     for turn in range(5):
         rig.flush({turn: entries(turn, range(20, 40))})
     rig.store.compact(1)
     rig.check()
-    took = time.monotonic() - begun
+    assert checker.is_alive()
     stop.set()
     checker.join()
-    assert took < 2
     assert rig.store.take_damage() == []
 
 

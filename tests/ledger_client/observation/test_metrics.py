@@ -3,6 +3,7 @@ from __future__ import annotations
 import time
 
 import trio
+from calls import calls_of
 from memory_cluster import memory_cluster
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -13,6 +14,7 @@ from trio.testing import MockClock
 from ledger_client.observation.jobs import JobReport
 from ledger_client.observation.metrics import LeaderMetrics
 from ledger_client.observation.observer import Observer
+from ledger_client.observation.topics import TOPICS_MAX
 from metadata.topics import Retention, TopicRecord
 
 
@@ -25,6 +27,7 @@ def registered(observer: Observer) -> CollectorRegistry:
 async def test_who_leads_tells_the_cluster_and_who_does_not_tells_nothing(
     autojump_clock: MockClock,
 ) -> None:
+    began = time.time()
     async with memory_cluster(3) as cluster:
         observer = Observer(cluster.store, lost_after_s=5)
         registry = registered(observer)
@@ -38,7 +41,7 @@ async def test_who_leads_tells_the_cluster_and_who_does_not_tells_nothing(
             assert value("quire_job_running", {"kind": "compaction"}) == 0
             looked = value("quire_cluster_looked_timestamp_seconds")
             assert looked is not None
-            assert abs(looked - time.time()) < 5
+            assert began <= looked <= time.time()
             nursery.cancel_scope.cancel()
         assert generate_latest(registry) == b""
 
@@ -68,16 +71,17 @@ async def test_every_family_has_help_and_topics_and_jobs_tell_their_figures() ->
     assert value("quire_cluster_topics") == 1
 
 
-async def test_a_scrape_of_a_thousand_topics_takes_milliseconds() -> None:
-    async with memory_cluster(1) as cluster:
-        observer = Observer(cluster.store, lost_after_s=5)
-        await observer.cluster.look()
-        for number in range(1000):
+async def test_a_scrape_of_thousands_of_topics_costs_no_more_than_one_of_the_most_told() -> None:
+    async def scraped(topics: int) -> int:
+        async with memory_cluster(1) as cluster:
+            observer = Observer(cluster.store, lost_after_s=5)
+            await observer.cluster.look()
+        for number in range(topics):
             topic = TopicRecord(name=f"s/{number}", uid=number)
             observer.topics.note(topic, [holdings([row(1), begun(2)])])
         observer.topics.end_round()
-    registry = registered(observer)
-    generate_latest(registry)
-    began = time.process_time()
-    generate_latest(registry)
-    assert time.process_time() - began < 0.05
+        registry = registered(observer)
+        generate_latest(registry)
+        return calls_of(lambda: generate_latest(registry))
+
+    assert await scraped(5000) <= 1.1 * await scraped(TOPICS_MAX)
