@@ -327,7 +327,8 @@ def _tell_interrupted(course: Course, asked: Asked) -> None:
         kept = count(course.last.kept, "message")
         where = f"topic {asked.to}" if asked.to else f"folder {asked.to_parquet}"
         same = "the same command without --restart" if asked.restart else "the same command"
-        told = f"interrupted; {where} has {kept} of the replay, and {same} goes on behind them"
+        has = f"{where} has at least {kept} of the replay"
+        told = f"interrupted; {has}, and {same} goes on behind them"
     click.echo(told, err=True)
 
 

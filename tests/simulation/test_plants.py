@@ -10,8 +10,16 @@ from simulation import simulate
 from topic_plants import TOPIC_PLANTS
 
 SEEDS = range(500)
-FIRST = {"forget_event_time": 120}
-"""Seeds from which on a mistake is looked for that only a few show: none before does."""
+FIRST = {
+    "acknowledge_before_sync": 24,
+    "fence_only_the_first_read": 48,
+    "no_floor": 16,
+    "fence_forgotten": 12,
+    "late_mark": 12,
+    "forget_event_time": 140,
+    "pass_over_gaps": 9,
+}
+"""Seeds from which on a mistake is looked for that only a few show: none before did."""
 
 
 # The promises that each mistake breaks, one of which must be seen to be broken.

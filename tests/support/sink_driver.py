@@ -18,6 +18,8 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
+from spark_session import SHORT_LIVED
+
 from ledger_client.spark.session import open_session
 
 PARTS = 4
@@ -37,6 +39,7 @@ def main(url: str, topic: str, how: str, master: str) -> None:
         "spark.driver.bindAddress": "127.0.0.1",
         "spark.executor.memory": "512m",
         "spark.executor.cores": "1",
+        "spark.executor.extraJavaOptions": SHORT_LIVED,
         "spark.sql.execution.arrow.maxRecordsPerBatch": "4",  # so that a few rows are staged
         "spark.speculation": "true",
         "spark.speculation.interval": "200ms",

@@ -168,15 +168,14 @@ def test_ctrl_c_tells_how_far_it_got_and_the_same_command_goes_on(
         process.send_signal(signal.SIGINT)
         out, said = process.communicate(timeout=30)
     same = "the same command without --restart" if restart else "the same command"
-    line = (
-        f"interrupted; {target} has (\\d+) messages of the replay, and {same} goes on behind them"
-    )
+    has = f"{target} has at least (\\d+) messages of the replay"
+    line = f"interrupted; {has}, and {same} goes on behind them"
     told = re.fullmatch(line, said.decode().rstrip("\n"))
     assert told, said
     assert (process.returncode, out) == (130, b"")
     report = json.loads(run(*words, "--json", "--verify").stdout)
     assert (report["messages"], report["verified"]) == (100, True)
-    assert int(told[1]) <= report["resumed"] <= int(told[1]) + 1
+    assert int(told[1]) <= report["resumed"] < 100
     assert 0 < report["resumed"] < 100
 
 

@@ -34,11 +34,13 @@ MESSAGES = 20_000
 ELSEWHERE = """
 import sys
 from ledger_client.spark.session import open_session
+from spark_session import SHORT_LIVED
 from topic_rows import frame_of, rows_of, digest_of
 master, url, topic = sys.argv[1:]
 conf = {"spark.executor.memory": "512m", "spark.driver.memory": "512m", "spark.cores.max": "2",
         "spark.executor.cores": "1", "spark.driver.host": "127.0.0.1",
-        "spark.driver.bindAddress": "127.0.0.1"}
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.executor.extraJavaOptions": SHORT_LIVED}
 with open_session(master, conf=conf) as session:
     frame = frame_of(session, url, topic, minPartitions="8")
     rows = rows_of(frame)
