@@ -7,8 +7,12 @@ process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-
 
 from __future__ import annotations
 
+import atexit
 import os
+import shutil
 import signal
+import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -20,6 +24,14 @@ __all__ = ["spark"]  # a fixture
 # every process that it starts. Tests of Ctrl-C need it to be as in a terminal.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+# Tests start hundreds of processes. Where Python is told to keep no compiled code beside the
+# sources, each would compile all of them: they share a folder that goes with this run.
+if sys.dont_write_bytecode:
+    compiled = tempfile.mkdtemp(prefix="quire-compiled-")
+    atexit.register(shutil.rmtree, compiled, ignore_errors=True)
+    os.environ["PYTHONPYCACHEPREFIX"] = compiled
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 WORKERS_MAX = 8
 ID_SIZE_MAX = 80
