@@ -16,6 +16,7 @@ import tempfile
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, settings
 from spark_session import spark
 
 __all__ = ["spark"]  # a fixture
@@ -32,6 +33,15 @@ if sys.dont_write_bytecode:
     atexit.register(shutil.rmtree, compiled, ignore_errors=True)
     os.environ["PYTHONPYCACHEPREFIX"] = compiled
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+
+# Chance looks for new examples on a developer's machine. The gate runs the same ones each time.
+settings.register_profile(
+    "quire",
+    deadline=None,
+    derandomize="CI" in os.environ,
+    suppress_health_check=[HealthCheck.too_slow],  # a busy machine is
+)
+settings.load_profile("quire")
 
 WORKERS_MAX = 8
 ID_SIZE_MAX = 80

@@ -56,7 +56,6 @@ def test_every_batch_is_what_the_model_says(
     assert payload == model(messages, producer, sequence)
 
 
-@settings(deadline=None)  # the first one imports pyarrow
 @given(batches, st.sampled_from(COMPRESSIONS), st.integers(0, 7))
 def test_what_was_encoded_comes_back_wherever_the_payload_lies(
     messages: list[Sent], compression: Compression, shift: int

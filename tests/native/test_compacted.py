@@ -138,7 +138,6 @@ def test_every_entry_is_what_the_model_says(given_messages: Kept) -> None:
     )
 
 
-@settings(deadline=None)  # the first one imports pyarrow
 @given(kept(), st.sampled_from(COMPRESSIONS), st.integers(0, 7))
 def test_what_was_encoded_comes_back_wherever_the_payload_lies(
     given_messages: Kept, compression: Compression, shift: int

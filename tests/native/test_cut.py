@@ -153,7 +153,7 @@ def test_a_message_that_fits_no_entry_is_named() -> None:
     assert refused.value.size > refused.value.size_max == batch.SIZE_MAX
 
 
-@settings(deadline=None, max_examples=30)  # some MiB each
+@settings(max_examples=30)  # some MiB each
 @given(st.integers(0, 300), st.integers(0, 40))
 def test_whatever_cut_lets_pass_can_be_encoded(slack: int, name_size: int) -> None:
     producer = b"n" * name_size

@@ -117,7 +117,7 @@ def tell(
     trio.run(story, clock=trio.testing.MockClock(autojump_threshold=0))
 
 
-MANY = settings(max_examples=60, deadline=None)
+MANY = settings(max_examples=60)
 
 
 @MANY

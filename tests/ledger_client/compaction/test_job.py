@@ -437,7 +437,7 @@ async def test_a_compaction_cut_at_any_change_leaves_one_generation_whole(
     assert left > 5
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.floats(0, 0.2), st.sampled_from(["b1", "b2", ""]))
 def test_a_compaction_cut_at_any_time_leaves_one_generation_whole(at_s: float, lost: str) -> None:
     async def story() -> None:

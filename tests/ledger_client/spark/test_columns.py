@@ -69,7 +69,7 @@ def found(rows: pa.Table) -> list[dict[str, object]]:
     st.integers(1, 60),
     st.integers(1, 60),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_rows_are_those_of_the_messages_however_they_are_cut(
     sizes: list[tuple[int, bool]], rows_min: int, rows_max: int
 ) -> None:

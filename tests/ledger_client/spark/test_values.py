@@ -90,7 +90,7 @@ def test_values_that_make_up_for_each_other_do_not_pass() -> None:
         max_size=30,
     )
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_each_value_is_parsed_as_if_it_were_alone(values: list[bytes | None]) -> None:
     assert parsed(list(values)) == [parsed([value])[0] for value in values]
 

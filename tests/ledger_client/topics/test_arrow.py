@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 from batches import Sent, batches, columns_of as sent_columns, messages_of, plain
-from hypothesis import given, settings, strategies as st
+from hypothesis import given, strategies as st
 
 from ledger_client.topics.arrow import HEADERS, SCHEMA, columns_of, record_batch
 from native.batch import Columns, decode, encode
@@ -17,7 +17,6 @@ def read(payload: bytes | memoryview) -> pa.RecordBatch:
     return found
 
 
-@settings(deadline=None)  # Arrow sets itself up in the first one
 @given(batches, st.sampled_from([b"", b"me"]), st.integers(0, 7))
 def test_every_batch_is_a_sound_record_batch(
     messages: list[Sent], producer: bytes, shift: int
@@ -46,7 +45,6 @@ def test_every_batch_is_a_sound_record_batch(
     assert found.to_pylist() == expected
 
 
-@settings(deadline=None)  # Arrow sets itself up in the first one
 @given(batches)
 def test_what_was_read_as_arrow_can_be_sent_again(messages: list[Sent]) -> None:
     once = encode(sent_columns(messages), 0, len(messages))

@@ -126,7 +126,7 @@ async def test_all_calls_of_a_job_are_tried() -> None:
         assert 30 < line.calls < 61
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(seed=st.integers(0, 1 << 30), losses=st.sampled_from([0.1, 0.3, 0.6]))
 def test_jobs_whose_answers_get_lost_are_there_once_or_not_at_all(seed: int, losses: float) -> None:
     """Also when a transaction that nobody waits for any more is made late."""

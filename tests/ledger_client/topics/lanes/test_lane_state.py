@@ -27,7 +27,7 @@ appended = st.tuples(
 
 
 @given(st.lists(appended))
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 def test_the_state_agrees_with_a_model(batches: list[tuple[str, int, int | None]]) -> None:
     state, last, times, count = LaneState(), {"p": -1, "q": -1}, list[int](), 0
     for producer, size, time_ns in batches:

@@ -30,7 +30,7 @@ def in_order(lane: Sequence[Sequence[int]]) -> list[list[int]]:
     return [[next(times) for _ in batch] for batch in lane]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(lanes, st.booleans(), st.booleans())
 def test_lanes_are_merged_by_event_time_and_mirrored_in_reverse(
     given_lanes: list[list[list[int]]], two_topics: bool, reverse: bool

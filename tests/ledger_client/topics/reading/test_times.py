@@ -86,7 +86,7 @@ any_times = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(rising, st.booleans(), st.integers(0, 32))
 def test_event_times_of_an_ordered_lane_are_found_as_by_reading_everything(
     ledgers: Ledgers, open_last: bool, time: int
@@ -112,7 +112,7 @@ def test_event_times_of_an_ordered_lane_are_found_as_by_reading_everything(
     in_memory(check)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(any_times, st.booleans(), st.integers(0, 32))
 def test_event_times_of_a_lane_without_order_are_found_as_by_reading_everything(
     ledgers: Ledgers, open_last: bool, time: int
@@ -130,7 +130,7 @@ def test_event_times_of_a_lane_without_order_are_found_as_by_reading_everything(
     in_memory(check)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(rising, st.booleans(), st.integers(1, 32))
 def test_timestamps_are_found_as_by_reading_everything(
     ledgers: Ledgers, open_last: bool, stamp: int
@@ -146,7 +146,7 @@ def test_timestamps_are_found_as_by_reading_everything(
     in_memory(check)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(rising, st.integers(0, 32))
 def test_ranges_of_event_time_are_mirrored_in_reverse(ledgers: Ledgers, time: int) -> None:
     """TB-72."""
