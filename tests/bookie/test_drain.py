@@ -29,7 +29,7 @@ DRAINING = encode_record(Draining("b1", 1))
 
 async def until_registered(store: MetadataStore, *, draining: bool) -> None:
     """Wait until the registration says so."""
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         async with store.watch(BOOKIES) as changes:
             while [each.draining for each in await registered(store)] != [draining]:
                 await changes.receive()
@@ -95,7 +95,7 @@ async def test_while_the_metadata_is_away_nothing_changes(
         async with running(config, store) as ready, connected(ready.address) as peer:
             with monkeypatch.context() as patch:
                 patch.setattr(SqliteStore, "get", unavailable)
-                with trio.fail_after(5):
+                with trio.fail_after(30):
                     while len(asked) < 2:  # noqa: ASYNC110 - nothing rings
                         await trio.sleep(0.01)
                 assert (await peer.ask(v2.add(1, 0))).code == 105

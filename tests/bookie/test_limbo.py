@@ -192,7 +192,7 @@ async def test_limbo_ends_durably_and_the_registration_says_so(config: BookieCon
 
     async with open_store(config.metadata) as store:
         async with running(config, store, leave) as ready:
-            with trio.fail_after(5):
+            with trio.fail_after(30):
                 async with store.watch(BOOKIES) as changes:
                     while (await registered(store))[0].limbo:
                         await changes.receive()

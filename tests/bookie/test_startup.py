@@ -107,7 +107,7 @@ async def test_the_registration_follows_what_happens(config: BookieConfig) -> No
     async with open_store(config.metadata) as store, running(config, store) as ready:
         async with connected(ready.address) as peer:
             assert (await peer.ask(v2.add(1, 0, bytes(100_000)))).code == 0
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             async with store.watch("bookies/") as changes:
                 while (await registered(store))[0].ledgers_size < 100_000:
                     await changes.receive()

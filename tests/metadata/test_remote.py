@@ -183,7 +183,7 @@ async def test_a_bookie_that_did_not_answer_a_change_in_time_is_left_for_another
         await store.put("a", b"")
     assert patience.cancelled_caught
     asked = len(silent.requests)
-    with trio.fail_after(0.5):
+    with trio.fail_after(30):
         assert await store.get("a") is None
     assert len(silent.requests) == asked
 
@@ -250,7 +250,7 @@ async def test_one_cancelled_caller_does_not_disturb_the_others(
         changes = await store.changes("w/", since=start.revision, wait_s=2)
         heard.extend(changes.keys)
 
-    with trio.fail_after(3):
+    with trio.fail_after(30):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(listen)
             for pause_s in (0.02, 0.05, 0.1):
@@ -277,7 +277,7 @@ async def test_a_watch_outlives_its_bookie_and_misses_nothing(
         async def listen() -> None:
             hint.append(await hints.receive())
 
-        with trio.fail_after(5):
+        with trio.fail_after(30):
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(listen)
                 await trio.sleep(0.3)

@@ -122,6 +122,6 @@ async def _echo(body: bytes) -> bytes:
 
 async def until(happened: Callable[[], bool]) -> None:
     """Wait for what a thread brings about; fail after some seconds."""
-    with trio.fail_after(5):
+    with trio.fail_after(30):
         while not happened():  # noqa: ASYNC110 - a thread sets no event of the loop
             await trio.sleep(0.001)
