@@ -162,7 +162,7 @@ def lose_all(bookies: list[FakeBookie]) -> None:
 async def test_a_bookie_that_is_silent_is_left_for_another(
     store: BookieStore, bookies: list[FakeBookie], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "ATTEMPT_S", 0.1)
+    monkeypatch.setattr(remote, "ATTEMPT_S", 0.5)
     await store.get("a")
     silent = in_use(bookies)
     silent.mute = True
@@ -175,11 +175,11 @@ async def test_a_bookie_that_is_silent_is_left_for_another(
 async def test_a_bookie_that_did_not_answer_a_change_in_time_is_left_for_another(
     store: BookieStore, bookies: list[FakeBookie], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "ATTEMPT_S", 0.1)
+    monkeypatch.setattr(remote, "ATTEMPT_S", 0.5)
     await store.get("a")
     silent = in_use(bookies)
     silent.mute = True
-    with trio.move_on_after(0.1) as patience:
+    with trio.move_on_after(0.4) as patience:
         await store.put("a", b"")
     assert patience.cancelled_caught
     asked = len(silent.requests)
@@ -191,7 +191,7 @@ async def test_a_bookie_that_did_not_answer_a_change_in_time_is_left_for_another
 async def test_a_host_that_takes_no_connection_is_asked_once(
     network: Network, bookies: list[FakeBookie], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(remote, "ATTEMPT_S", 0.05)
+    monkeypatch.setattr(remote, "ATTEMPT_S", 0.5)
     dialled: list[Address] = []
 
     async def open_stream(address: Address) -> trio.abc.Stream:
