@@ -46,6 +46,8 @@ LEDGER_SHARE = 0.08
 LEASE_S = 1.5
 """For so long a bookie that is killed is taken for alive."""
 SETTINGS = (f"lease_ttl_s={LEASE_S}",)
+END_S = 30.0
+"""For so long a command that is interrupted may take to leave nothing behind."""
 LINE_SIZE_MAX = ProducerOptions().message_size_max
 
 Say = Callable[[str, str], None]
@@ -239,11 +241,23 @@ async def _run(module: str, *words: str) -> None:
     # -P: what is installed, although the current folder may hold quire's sources.
     command = [sys.executable, "-P", "-m", module, *words, "--json"]
     done = await trio.run_process(
-        command, stdin=DEVNULL, capture_stdout=True, capture_stderr=True, check=False
+        command,
+        stdin=DEVNULL,
+        capture_stdout=True,
+        capture_stderr=True,
+        check=False,
+        deliver_cancel=_end,
     )
     if done.returncode:
         told = done.stderr.decode(errors="replace").strip().splitlines()
         raise CommandFailed(f"`{' '.join(words)}` failed: {told[-1] if told else 'no reason'}")
+
+
+async def _end(process: trio.Process) -> None:
+    """Let a command end as it does when it is interrupted; Spark takes its time for that."""
+    process.terminate()
+    await trio.sleep(END_S)
+    process.kill()
 
 
 def _sum_parquet(folder: Path) -> Sum:
