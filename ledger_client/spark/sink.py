@@ -51,6 +51,7 @@ from ledger_client.topics.jobs.writing_job import (
     WritePlan,
     abort_write,
     commit_write,
+    join_write,
     keep_write,
     plan_write,
 )
@@ -192,7 +193,11 @@ class _connected:  # noqa: N801  # read as a word: with _connected(url)
 async def _work(
     portal: Portal[TopicClient], plan: WritePlan, part: Part
 ) -> AsyncIterator[StagedWriter]:
-    """Work on a part of the job for the block, and let others know that it lives."""
+    """Work on a part of the job for the block, and let others know that it lives.
+
+    Raises JobLost: it has ended, as when another task failed for good.
+    """
+    await join_write(portal.value, plan)
     async with Background() as nursery:
         nursery.start_soon(keep_write, portal.value, plan)
         opened = open_staged_writer(portal.value, plan.stage, first_id=plan.first_id, part=part)

@@ -1,17 +1,19 @@
 """A job that writes a topic: planned in one process, done in many, shown or given up in another.
 
-    plan_write ──► (pickled) ──► workers: keep_write, open_staged_writer ──► pieces
+    plan_write ──► (pickled) ──► workers: join_write, open_staged_writer ──► pieces
                                                    commit_write(pieces) or abort_write ◄──┘
 
 No process lives as long as the job. So its lease has a long time, and who works for the job
 takes it again: those who plan and commit once, workers every KEEP_S. Nothing depends on the
 lease but the housekeeper: from WRITE_S after the last of them was heard of, it may give up
-what is staged. A job that shows in time shows all of it, and one that comes later gets JobLost.
+what is staged. A job that shows in time shows all of it, and one that comes later gets JobLost;
+so does a worker that begins when the job has ended.
 """
 
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -19,7 +21,7 @@ import msgspec
 import trio
 
 from ledger_client.client import Client
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, MetadataUnavailable
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.errors import JobLost, ProducerBusy
 from ledger_client.topics.jobs.job import grant_job, new_job_id
@@ -30,7 +32,7 @@ from ledger_client.topics.jobs.staging import JobStage, discard
 from ledger_client.topics.keeping.holdings import read_owners
 from ledger_client.translation import translated
 from metadata.errors import LeaseHeld
-from metadata.jobs import staged_prefix
+from metadata.jobs import job_lease, staged_prefix
 from metadata.records import LEDGER_COUNTER
 from metadata.store import Lease
 from metadata.topics import TopicRecord
@@ -48,6 +50,8 @@ class WritePlan(msgspec.Struct, frozen=True, kw_only=True):
     stage: JobStage
     first_id: int
     """of the ledger ids that the job reserved"""
+    begun_s: float
+    """by the wall clock of who planned"""
 
 
 async def plan_write(client: Client, name: str) -> WritePlan:
@@ -64,19 +68,27 @@ async def plan_write(client: Client, name: str) -> WritePlan:
     with translated(limit_s):
         first_id = await client.store.next_id(LEDGER_COUNTER, PARTS_MAX * PART_IDS)
     stage = JobStage(topic=topic, job_id=new_job_id("write"))
-    plan = WritePlan(stage=stage, first_id=first_id)
+    plan = WritePlan(stage=stage, first_id=first_id, begun_s=time.time())
     await _hold(client, plan)
     return plan
 
 
+async def join_write(client: Client, plan: WritePlan) -> None:
+    """Let others know that somebody works for the job. Raises JobLost: it has ended."""
+    await _stay(client, plan, heard_s=plan.begun_s)
+
+
 async def keep_write(client: Client, plan: WritePlan) -> None:
-    """Let others know that the job lives, until cancelled."""
+    """Let others know, after join_write(), that the job lives: until cancelled, or it has ended."""
+    heard_s = time.time()
     while True:
-        try:
-            await _hold(client, plan)
-        except LedgerError as failure:
-            _log.warning("the lease of job %s is not renewed: %s", plan.stage.job_id, failure)
         await trio.sleep(KEEP_S)
+        try:
+            if await _stay(client, plan, heard_s=heard_s):
+                heard_s = time.time()
+        except JobLost as ended:
+            _log.warning("%s", ended)
+            return
 
 
 async def commit_write(
@@ -106,6 +118,25 @@ async def abort_write(client: Client, plan: WritePlan) -> None:
     with suppress(LedgerError):
         lease = await _hold(client, plan)
     await _leave(client, plan, lease)
+
+
+async def _stay(client: Client, plan: WritePlan, *, heard_s: float) -> bool:
+    """Take the lease again, and return whether that could be done.
+
+    Raises:
+        JobLost: the lease is gone, and cannot have run out since *heard_s*.
+    """
+    topic, job_id = plan.stage.topic, plan.stage.job_id
+    try:
+        with translated(client.options.metadata_timeout_s):
+            found = await client.store.leases(job_lease(topic.uid, job_id))
+        if not found and time.time() < heard_s + WRITE_S:
+            raise JobLost(topic.name, job_id=job_id, reason="it has ended")
+        await _hold(client, plan)
+    except MetadataUnavailable as failure:
+        _log.warning("the lease of job %s is not renewed: %s", job_id, failure)
+        return False
+    return True
 
 
 async def _hold(client: Client, plan: WritePlan) -> Lease:

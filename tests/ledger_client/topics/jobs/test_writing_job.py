@@ -1,8 +1,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 
 import pytest
 import trio
@@ -42,8 +44,10 @@ from ledger_client.topics.jobs.staged_writer import PARTS_MAX
 from ledger_client.topics.jobs.writing_job import (
     KEEP_S,
     WRITE_S,
+    WritePlan,
     abort_write,
     commit_write,
+    join_write,
     keep_write,
     plan_write,
 )
@@ -431,6 +435,38 @@ async def test_a_job_lives_while_somebody_works_for_it(
     assert len(await live_jobs(client.store)) == 1
     await trio.sleep(3 * KEEP_S)
     assert await live_jobs(client.store) == set()
+
+
+@pytest.mark.parametrize("end", [abort_write, partial(commit_write, pieces=[])])
+async def test_a_worker_that_begins_or_goes_on_later_does_not_revive_a_job(
+    autojump_clock: MockClock, client: Client, end: Callable[[Client, WritePlan], Awaitable[object]]
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    await join_write(client, plan)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(keep_write, client, plan)
+        await trio.sleep(1.5 * KEEP_S)
+        assert len(await live_jobs(client.store)) == 1
+        await end(client, plan)
+        await trio.sleep(2 * KEEP_S)
+        assert not nursery.child_tasks
+    with pytest.raises(JobLost, match="it has ended"):
+        await join_write(client, plan)
+    assert await live_jobs(client.store) == set()
+
+
+async def test_a_worker_that_begins_after_the_lease_ran_out_takes_it_again(
+    autojump_clock: MockClock, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    await trio.sleep(WRITE_S + 1)
+    assert await live_jobs(client.store) == set()
+    now = time.time() + WRITE_S + 1
+    monkeypatch.setattr(time, "time", lambda: now)
+    await join_write(client, plan)
+    assert len(await live_jobs(client.store)) == 1
 
 
 async def test_a_job_that_was_taken_for_dead_shows_nothing(
