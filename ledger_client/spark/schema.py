@@ -149,7 +149,7 @@ def _check_parsed(topic: str, found: StructType) -> None:
     for field in to_arrow_schema(found, timezone="UTC"):
         try:
             ValueParser(topic, [field], "failfast").check()
-        except NotImplementedError as wrong:
+        except NotImplementedError as wrong:  # Arrow's, for: no such type is parsed
             raise ValueError(f"{field.name} is a {field.type}, which is not parsed") from wrong
 
 

@@ -19,7 +19,6 @@ from ledger_client.spark.errors import UnreadableValue
 
 Mode = Literal["permissive", "failfast"]
 _SHOWN = 80
-_TRIED = (pa.ArrowInvalid, pa.ArrowNotImplementedError)
 
 
 class ValueParser:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 
 import pytest
 import trio
@@ -348,21 +347,15 @@ async def test_a_watch_tells_of_puts_deletes_and_leases_under_its_prefix(
 
 
 async def test_a_waiting_watch_wakes_within_half_a_second(store: MetadataStore) -> None:
-    """The soonest of several, as a machine may be busy."""
-    waits: list[float] = []
     async with store.watch("w/") as hints, trio.open_nursery() as nursery:
 
         async def change() -> None:
-            await trio.sleep(0.05)
+            await trio.sleep(0.1)
             await store.put("w/a", b"")
 
-        for _ in range(5):
-            begun = time.monotonic()
-            nursery.start_soon(change)
-            with trio.fail_after(30):
-                assert await hints.receive() == "w/a"
-            waits.append(time.monotonic() - begun)
-    assert min(waits) < 0.05 + 0.5
+        nursery.start_soon(change)
+        with trio.fail_after(0.6):
+            assert await hints.receive() == "w/a"
 
 
 async def test_a_watch_tells_that_a_lease_ran_out(store: MetadataStore, clock: LeaseClock) -> None:

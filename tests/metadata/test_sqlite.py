@@ -92,17 +92,12 @@ async def test_processes_that_start_at_once_make_one_store(path: Path) -> None:
 
 async def test_a_watch_wakes_within_half_a_second_of_another_process(path: Path) -> None:
     store = await SqliteStore.open(path)
-    waits: list[float] = []
-    for _ in range(3):  # the soonest, as a machine may be busy
-        with worker(path, "put_when_told", "w/a") as other:
-            assert await line(other) == "ready"
-            async with store.watch("w/") as hints:
-                begun = time.monotonic()
-                await tell(other)
-                with trio.fail_after(30):
-                    assert await hints.receive() == "w/a"
-                waits.append(time.monotonic() - begun)
-    assert min(waits) < 0.5
+    with worker(path, "put_when_told", "w/a") as other:
+        assert await line(other) == "ready"
+        async with store.watch("w/") as hints:
+            await tell(other)
+            with trio.fail_after(0.5):
+                assert await hints.receive() == "w/a"
     await store.aclose()
 
 
@@ -180,7 +175,7 @@ async def test_a_locked_store_refuses_changes_in_time_and_serves_reads(path: Pat
         started = time.monotonic()
         with pytest.raises(MetadataUnavailable, match="locked") as caught:
             await store.put("a", b"2")
-        assert time.monotonic() - started > 0.2
+        assert 0.2 < time.monotonic() - started < 2
         assert not caught.value.outcome_unknown
         assert await number_at(store, "a") == 1
     await store.put("a", b"3")
@@ -218,7 +213,7 @@ async def test_a_caller_that_is_cancelled_does_not_wait_for_the_lock(path: Path)
 async def test_opening_a_store_that_stays_locked_is_refused_in_time(path: Path) -> None:
     connection = sqlite3.connect(path, isolation_level=None)
     connection.execute("BEGIN EXCLUSIVE")
-    with trio.fail_after(30), pytest.raises(MetadataUnavailable):
+    with trio.fail_after(2), pytest.raises(MetadataUnavailable):
         await SqliteStore.open(path, timeout_s=0.2)
     connection.close()
 

@@ -128,7 +128,7 @@ class Chance:
 
 
 @pytest.mark.parametrize(
-    "seed", [*range(5), *(pytest.param(i, marks=pytest.mark.slow) for i in range(5, 100))]
+    "seed", [*range(5), *(pytest.param(i, marks=pytest.mark.slow) for i in range(5, 200))]
 )
 def test_a_store_agrees_with_a_dict(tmp_path: Path, seed: int) -> None:
     rig = StoreRig(

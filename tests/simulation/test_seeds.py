@@ -20,7 +20,7 @@ REPLAY = Path(__file__).with_name("replay.py")
 QUICK = range(10)
 QUICK_TOPICS = range(4)
 MANY = [("ledgers", range(first, first + 100)) for first in range(0, 1000, 100)]
-MANY_TOPICS = [("topic", range(first, first + 20)) for first in range(0, 60, 20)]
+MANY_TOPICS = [("topic", range(first, first + 20)) for first in range(0, 100, 20)]
 
 
 @pytest.mark.parametrize("seed", QUICK)

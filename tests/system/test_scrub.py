@@ -65,7 +65,7 @@ async def test_a_damaged_copy_is_found_by_ledger_and_mended(
 ) -> None:
     async with open_sandbox(2, parent=tmp_path, settings=SETTINGS) as sandbox:
         damaged, whole = await fill(sandbox.cluster)
-        done = await scrub(sandbox, "--no-spark")
+        done = await scrub(sandbox, *engine)
         assert done.returncode == 0, done.stderr
         assert b"every copy is whole" in done.stdout
         for bookie in sandbox.bookies:

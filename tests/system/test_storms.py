@@ -22,7 +22,7 @@ from fleet import Fleet
 from history import Acknowledged, History, LedgerEvent
 from storm import Storm
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "8"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "12"))
 SEED = int(os.environ.get("QUIRE_STORM_SEED", "1"))
 
 pytestmark = pytest.mark.slow

@@ -21,7 +21,7 @@ from message_events import MessagesAcknowledged, MessagesRead, RowRemoved
 from topic_crew import Crew
 from topic_storm import TopicStorm
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "8"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "12"))
 SEED = int(os.environ.get("QUIRE_STORM_SEED", "1"))
 
 

@@ -10,6 +10,7 @@ that may hold such a message, up to the first one.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -169,15 +170,15 @@ class TimeSearch:
             reader.close()
 
 
-class Halving:
+class Halving(ABC):
     """Entries that are in order, looked into by halves."""
 
     _last: int
     """The last entry."""
 
+    @abstractmethod
     async def header(self, entry: int) -> BatchHeader | None:
         """Return the header of an entry, None of one without messages."""
-        raise NotImplementedError
 
     async def halve(self, time: Time, start: int = 0) -> int | None:
         """Return the first entry with a message at *time* or later, of a kind that rises."""

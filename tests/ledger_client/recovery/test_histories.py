@@ -152,7 +152,7 @@ async def test_no_acknowledged_entry_is_lost_to_recovery(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", range(8, 80))
+@pytest.mark.parametrize("seed", range(8, 200))
 async def test_no_acknowledged_entry_is_lost_to_recovery_in_many_histories(
     autojump_clock: MockClock, seed: int
 ) -> None:

@@ -10,7 +10,7 @@ import pytest
 from fuzzing import HARNESSES, SHARED, Build, fuzz
 from seeds import SEEDS, write_seeds
 
-SECONDS = 4
+SECONDS = 6
 JOBS = 2
 
 # The harnesses are built once, in one process.
