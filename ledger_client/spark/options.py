@@ -12,7 +12,9 @@ startingTime, endingTime    publish time: ISO 8601, or Unix milliseconds
 startingTimestamp, ending…  timestamps as the topic gives them
 startingEventTime, ending…  ISO 8601, or Unix nanoseconds
 startingInclusive, ending…  whether what is named belongs to it; true
-partitions, lanes           only these, with commas
+partitions                  only these numbers, with commas
+lanes                       only these numbers or names, with commas; or a JSON list, where a
+                            number in quotes is a name too: ["7", "a,b", 3]
 columns                     only these columns, with commas, in this order
 compacted                   the latest message of each key where the topic is compacted; false
 mode                        values that are not what the schema says: "permissive", their
@@ -71,7 +73,7 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     end: Start | None = None
     end_inclusive: bool = True
     partitions: tuple[int, ...] | None = None
-    lanes: tuple[int, ...] | None = None
+    lanes: tuple[int | str, ...] | None = None
     columns: tuple[str, ...] | None = None
     compacted: bool = False
     mode: Literal["permissive", "failfast"] = "permissive"
@@ -105,7 +107,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         end=options.place("ending"),
         end_inclusive=options.one("endingInclusive", _truth, True),
         partitions=options.one("partitions", _numbers, None),
-        lanes=options.one("lanes", _numbers, None),
+        lanes=options.one("lanes", _lanes, None),
         columns=options.one("columns", _words, None),
         compacted=options.one("compacted", _truth, False),
         mode=options.one("mode", _mode, "permissive"),
@@ -209,6 +211,16 @@ def _numbers(text: str) -> tuple[int, ...]:
     if not all(_NUMBER.fullmatch(word) for word in words):
         raise ValueError(f"{text!r} are no numbers with commas")
     return tuple(map(int, words))
+
+
+def _lanes(text: str) -> tuple[int | str, ...]:
+    if text.startswith("["):
+        try:
+            return msgspec.json.decode(text, type=tuple[int | str, ...])
+        except msgspec.MsgspecError as wrong:
+            raise ValueError(f"{text!r} is no list of lanes: {wrong}") from wrong
+    words = [word.strip() for word in text.split(",")]
+    return tuple(int(word) if _NUMBER.fullmatch(word) else word for word in words)
 
 
 def _whole(text: str, low: int, high: int) -> int:

@@ -13,7 +13,12 @@ from ledger_client.client import Client
 from ledger_client.topics.administration import Administration
 from ledger_client.topics.alteration import Alteration, Compression
 from ledger_client.topics.catalogue import TopicCatalogue, TopicInfo
-from ledger_client.topics.keeping.explanation import Explanation, LaneExplained, explain
+from ledger_client.topics.keeping.explanation import (
+    Explanation,
+    LaneExplained,
+    explain,
+    listed_lanes,
+)
 from ledger_client.topics.keeping.purge import Purged
 from ledger_client.topics.keeping.retention import Before
 from ledger_client.topics.keeping.truncation import Truncated
@@ -270,10 +275,12 @@ class TopicClient(Client):
     async def lanes(self, name: str) -> list[LaneExplained]:
         """Return the lanes of a topic, with their names and what their closed ledgers hold.
 
+        A partition to which nothing was written yet has lane 0, without a name.
+
         Raises:
             NoSuchTopic: there is none.
         """
-        return (await self.explain_topic(name)).lanes
+        return listed_lanes(await self.explain_topic(name))
 
     async def rename_lane(self, name: str, partition: int, lane: int, lane_name: str) -> None:
         """Give a lane a name, in the place of the one it has; "": none.
@@ -335,7 +342,7 @@ class TopicClient(Client):
             follow: wait for new messages, and for new lanes, up to *end* if there is one.
             reverse: read from *start* back.
             order: "arrival": each lane in its order, several as they come. "event-time": all
-                merged by event time, equal times by topic, partition and lane; of topics
+                merged by event time, equal times by topic, lane name, partition and lane; of topics
                 ordered by event time.
             on_gap: "skip": what was removed is passed over and noted in *gaps*.
             idle_s: while following in order of event time, the others go on without a lane

@@ -105,6 +105,20 @@ async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
     )
 
 
+def listed_lanes(found: Explanation) -> list[LaneExplained]:
+    """Return the lanes of a topic in order; a partition without any has one nobody wrote to yet.
+
+    That is lane 0, without a name: epoch 0, no ledgers, no times.
+    """
+    there = {lane.partition for lane in found.lanes}
+    unwritten = [
+        _explained(LaneHoldings(partition, 0, None, None, ()), {}, ())
+        for partition in found.topic.partition_indexes
+        if partition not in there
+    ]
+    return sorted([*found.lanes, *unwritten], key=lambda lane: (lane.partition, lane.lane))
+
+
 def _explained(
     lane: LaneHoldings, names: Mapping[tuple[int, int], str], fates: Sequence[Fate]
 ) -> LaneExplained:

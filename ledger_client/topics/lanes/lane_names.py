@@ -78,7 +78,8 @@ async def rename_lane(
     while True:
         found = await store.get(where)
         if found is None:
-            raise BadTopic(f"partition {partition} has no lane {lane}", topic=topic.name)
+            told = f"partition {partition} has no lane {lane}, or nothing was ever written to it"
+            raise BadTopic(told, topic=topic.name)
         holder = await find_lane(store, topic, partition, name) if name else None
         if holder == lane:
             return

@@ -131,25 +131,29 @@ class LaneSet:
         store, timeout_s = self.store, self._catalogue.timeout_s
         compacted = await self._parts.set_of(topic.uid) if self._reading.compacted else None
         known: list[KnownLane] = []
-        wanted, by_name = self._reading.lanes, await self._lanes_by_name(topic)
-        for partition, lane, record in await lanes_of(store, topic.uid, timeout_s=timeout_s):
+        wanted = self._reading.lanes
+        there = await lanes_of(store, topic.uid, timeout_s=timeout_s)
+        names = await self._names(topic)  # afterwards: a lane is made together with its name
+        for partition, lane, record in there:
             if not _is_among(partition, self._reading.partitions):
                 continue
-            if not (_is_among(lane, wanted) or by_name(partition, lane)):
+            name = names.get((partition, lane), "")
+            if not (_is_among(lane, wanted) or _is_among(name, wanted)):
                 continue
             ordered = topic.order == "event-time"
             ref = LaneRef(index, partition, lane, topic.name, topic.uid, ordered)
             rows = LedgerRows(store, ref, timeout_s=timeout_s)
             part = None if compacted is None else part_of(compacted, ref)
-            known.append(KnownLane(ref, rows, record, part))
+            known.append(KnownLane(ref, rows, record, part, name))
         return known
 
-    async def _lanes_by_name(self, topic: TopicRecord) -> Callable[[int, int], bool]:
-        """Return what tells whether a lane was asked for by its name."""
-        by_name = {each for each in self._reading.lanes or () if isinstance(each, str)}
+    async def _names(self, topic: TopicRecord) -> dict[tuple[int, int], str]:
+        """Return the names of lanes by partition and lane, if anything depends on them."""
+        chosen = any(isinstance(each, str) for each in self._reading.lanes or ())
+        if not chosen and self._reading.order != "event-time":
+            return {}
         with translated(self._catalogue.timeout_s):
-            names = await read_lane_names(self.store, topic) if by_name else {}
-        return lambda partition, lane: names.get((partition, lane), "") in by_name
+            return await read_lane_names(self.store, topic)
 
     async def _places(
         self, lanes: Sequence[KnownLane], start: Start, *, behind: bool
@@ -194,6 +198,7 @@ class LaneSet:
             opening.known.lane,
             opening.begin.place,
             intake,
+            name=opening.known.name,
             since=opening.begin.since,
             until=self.until,
             end=self._end(opening),
@@ -264,5 +269,5 @@ def newborn(known: KnownLane, start: Start) -> Opening:
     return Opening(known, Begin(EARLIEST, start if isinstance(start, TIMES) else None))
 
 
-def _is_among(number: int, wanted: Sequence[int | str] | None) -> bool:
-    return wanted is None or number in wanted
+def _is_among(asked: int | str, wanted: Sequence[int | str] | None) -> bool:
+    return wanted is None or asked in wanted

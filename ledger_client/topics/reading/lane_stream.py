@@ -25,6 +25,7 @@ class LaneStream:
         lane: which.
         place: where it begins.
         intake: where its entries come from.
+        name: of the lane, as it was when reading began.
         since: a time that nothing had yet; what is before it is left out.
         until: the time at which it ends.
         end: the place at which it ends.
@@ -37,12 +38,14 @@ class LaneStream:
         place: Place,
         intake: Intake,
         *,
+        name: str = "",
         since: Time | None = None,
         until: Time | None = None,
         end: Place | None = None,
         backward: bool = False,
     ) -> None:
         self.lane = lane
+        self.name = name
         self.place = place
         """Behind what was given out."""
         self.intake = intake
@@ -63,6 +66,11 @@ class LaneStream:
         self._taken: Entries | None = None
         self._index = 0
         """of the next entry in it"""
+
+    @property
+    def rank(self) -> tuple[int, str, LaneRef]:
+        """Orders messages of equal event times: by topic, lane name, partition and lane."""
+        return self.lane.topic_index, self.name, self.lane
 
     @property
     def waiting_since(self) -> float | None:

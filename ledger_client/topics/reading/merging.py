@@ -5,8 +5,9 @@ As they come: slice after slice, one lane after the other.
 By event time: each lane is in order, so of what is here everything is final up to the
 first of the lanes' last times; a lane may go on with that time in its next batch, so of
 equal times only those of its own and of lanes before it. That much is sorted at once. The
-sort is stable and gets the lanes in order: equal times come by topic, partition, lane, and
-within a lane as they were written. In reverse all of that is mirrored.
+sort is stable and gets the lanes in order: equal times come by topic, then by the lane's name
+(lanes without one come first), partition and lane, and within a lane as they were written. In
+reverse all of that is mirrored. A lane that is renamed keeps its turn until reading begins anew.
 
     lane 0  ──1──3──3──5──┐ here so far        final: 1 2 3 3 3, as lane 0 has it up to 5
     lane 1  ──2──3──┤                          and lane 1 up to 3; not its next 3, if there

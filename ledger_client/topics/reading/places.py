@@ -10,7 +10,7 @@ UNKNOWN = -1
 
 
 class LaneRef(NamedTuple):
-    """A lane that is read. They order as messages of the same event time do."""
+    """A lane that is read. Lanes order by topic, partition and number."""
 
     topic_index: int
     """of the topic among those that the reader was given"""

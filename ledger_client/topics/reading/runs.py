@@ -177,7 +177,7 @@ class Runs:
     def _open(self, lanes: LaneSet, opening: Opening) -> None:
         stream = lanes.stream(opening)
         self._openings[stream.lane] = opening
-        self._streams = sorted([*self._streams, stream], key=lambda each: each.lane)
+        self._streams = sorted([*self._streams, stream], key=lambda each: each.rank)
         self._nursery.start_soon(lanes.run, opening, stream)
 
     def _revive(self) -> None:

@@ -51,7 +51,7 @@ async def plan_spans(
     end: Start | None = None,
     end_inclusive: bool = True,
     partitions: Sequence[int] | None = None,
-    lanes: Sequence[int] | None = None,
+    lanes: Sequence[int | str] | None = None,
     closed_only: bool = False,
     on_gap: Literal["raise", "skip"] = "raise",
     compacted: bool = False,
@@ -66,7 +66,7 @@ async def plan_spans(
         end: where to end; by default with what is confirmed now.
         end_inclusive: whether what *end* names is read.
         partitions: only these.
-        lanes: only lanes of these numbers.
+        lanes: only lanes of these numbers or names.
         closed_only: end before the ledgers that are still written.
         on_gap: "skip": what was removed is passed over, and noted in the plan's *gaps*.
         compacted: of what was compacted only what that left.

@@ -41,6 +41,8 @@ class KnownLane(NamedTuple):
     record: LaneRecord
     part: CompactedPart | None = None
     """what compaction left of it, where that is read"""
+    name: str = ""
+    """of the lane, where lanes are chosen or ordered by it"""
 
 
 class Begin(NamedTuple):

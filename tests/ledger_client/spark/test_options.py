@@ -56,6 +56,18 @@ def test_places_are_said_in_several_ways(name: str, text: str, place: object) ->
 
 
 @pytest.mark.parametrize(
+    ("text", "lanes"),
+    [
+        ("3", (3,)),
+        ("left, 3,right", ("left", 3, "right")),
+        ('["7", "a,b", 3, ""]', ("7", "a,b", 3, "")),
+    ],
+)
+def test_lanes_are_named_by_number_or_name(text: str, lanes: tuple[int | str, ...]) -> None:
+    assert parsed(lanes=text).lanes == lanes
+
+
+@pytest.mark.parametrize(
     ("name", "text", "words"),
     [
         ("startingIdz", "x", "is startingIds meant"),
@@ -69,6 +81,7 @@ def test_places_are_said_in_several_ways(name: str, text: str, place: object) ->
         ("startingInclusive", "yes", "neither true nor false"),
         ("partitions", "a", "are no numbers"),
         ("columns", "key,key", "a column twice"),
+        ("lanes", "[1.5]", "is no list of lanes"),
         ("mode", "dropmalformed", "neither permissive nor failfast"),
         ("rowsPerBatch", "0", "is no count"),
         ("topics", "a/b", "named twice"),

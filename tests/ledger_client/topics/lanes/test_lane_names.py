@@ -51,6 +51,28 @@ async def test_a_lane_is_made_when_its_name_is_first_asked_for(autojump_clock: M
             assert [extent.last_event_time for extent in extents] == [1, 0, 2]
 
 
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_before_any_write_each_partition_has_the_one_lane_without_a_name(
+    autojump_clock: MockClock, partitions: int
+) -> None:
+    """TB-53, TB-55: it has no times; whoever writes first writes that lane."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await client.create_topic(TOPIC, partitions=partitions)
+        indexes = range(partitions) if partitions else [-1]
+        assert await named(client) == {(index, 0): ("", 0) for index in indexes}
+        (lane, *_) = await client.lanes(TOPIC)
+        assert (lane.owner, lane.epoch, lane.ledgers) == (None, 0, [])
+        assert (lane.extent.first_event_time, lane.extent.first_timestamp) == (None, None)
+        with pytest.raises(BadTopic, match="nothing was ever written"):
+            await client.rename_lane(TOPIC, indexes[0], 0, "x")
+        async with client.producer(TOPIC) as producer:
+            await producer.send(b"a", partition=indexes[-1] if partitions else None)
+        found = await named(client)
+        assert found.pop((indexes[-1], 0)) == ("", 1)
+        assert set(found.values()) <= {("", 0)}
+        assert len(found) == len(indexes) - 1
+
+
 async def test_a_name_is_written_by_one_at_a_time_and_by_nobody_who_does_not_ask_for_it(
     autojump_clock: MockClock,
 ) -> None:

@@ -35,7 +35,7 @@ def in_order(lane: Sequence[Sequence[int]]) -> list[list[int]]:
 def test_lanes_are_merged_by_event_time_and_mirrored_in_reverse(
     given_lanes: list[list[list[int]]], two_topics: bool, reverse: bool
 ) -> None:
-    """TB-56, TB-62, TB-72: ties by topic, partition and lane, within a lane as written."""
+    """TB-56, TB-62, TB-72: without names ties by topic, partition and lane; then as written."""
 
     async def check() -> None:
         async with memory_cluster(1) as cluster, cluster.client() as client:
@@ -68,6 +68,52 @@ def test_lanes_are_merged_by_event_time_and_mirrored_in_reverse(
                     assert [m.id for m in found] == (ids[::-1] if reverse else ids)
 
     in_memory(check)
+
+
+@pytest.mark.parametrize("partitions", [0, 2])
+async def test_equal_times_come_by_the_name_of_the_lane_and_mirrored_in_reverse(
+    autojump_clock: MockClock, partitions: int
+) -> None:
+    """TB-56: whatever the lanes' numbers, which come from who was first; "" comes first."""
+    names = ["zoo", "", "ant", "Bee"]
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        topic = LaidTopic(cluster, client, order="event-time", partitions=partitions)
+        for number, name in enumerate(names):
+            partition = number % partitions if partitions else -1
+            lane = topic.lane(partition, number)
+            await lane.lay(said([f"{name}1", f"{name}1'"], times=[1, 1]))
+            await lane.lay(said([f"{name}2"], times=[2]))
+            if name:
+                await client.rename_lane(TOPIC, partition, number, name)
+        expected = [
+            f"{name}{rest}" for rests in (["1", "1'"], ["2"]) for name in sorted(names)
+            for rest in rests
+        ]  # fmt: skip
+        for reverse in (False, True):
+            async with client.topic_reader(TOPIC, order="event-time", reverse=reverse) as reader:
+                found = [(message.value or b"").decode() async for message in reader]
+            assert found == (expected[::-1] if reverse else expected)
+
+
+async def test_a_lane_that_is_renamed_keeps_its_turn_and_is_read_once(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-56: a reader that follows goes on in its order, and one that begins anew has the new."""
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        topic = LaidTopic(cluster, client, order="event-time")
+        for number, name in enumerate(["b", "c"]):
+            await topic.lane(-1, number).lay(said([name], times=[1]))
+            await client.rename_lane(TOPIC, -1, number, name)
+        async with client.topic_reader(TOPIC, order="event-time", follow=True) as reader:
+            assert values([await anext(reader)]) == [b"b"]
+            await client.rename_lane(TOPIC, -1, 0, "d")
+            await trio.sleep(60)  # it looks for lanes meanwhile
+            await topic.lanes[0].lay(said(["b2"], times=[2]))
+            await topic.lanes[1].lay(said(["c2"], times=[2]))
+            assert values([await anext(reader) for _ in range(3)]) == [b"c", b"b2", b"c2"]
+            await reader.seek("earliest")
+            found = values([await anext(reader) for _ in range(4)])
+            assert found == [b"c", b"b", b"c2", b"b2"]
 
 
 async def test_a_topic_without_order_is_not_merged(autojump_clock: MockClock) -> None:

@@ -32,7 +32,7 @@ class Bounds(TypedDict, total=False):
     end: Start | None
     end_inclusive: bool
     partitions: Sequence[int] | None
-    lanes: Sequence[int] | None
+    lanes: Sequence[int | str] | None
 
 
 async def read_spans(
@@ -315,3 +315,23 @@ async def test_rows_tell_sizes_before_anything_is_read(autojump_clock: MockClock
         lane = await some_lane(topic)
         plan = await plan_spans(topic.client, TOPIC)
         assert [s.messages for s in plan.spans] == [row.messages for row in lane.rows]
+
+
+async def test_a_plan_takes_lanes_by_their_names(autojump_clock: MockClock) -> None:
+    """As Spark's option "lanes" gives them: numbers, names, and "" for those without one."""
+    async with laid_topic() as topic:
+        for number, name in enumerate(["left", "", "7"]):
+            await topic.lane(-1, number).lay(said([f"in {name}"]))
+            if name:
+                await topic.client.rename_lane(TOPIC, -1, number, name)
+        for lanes, wanted in (
+            (("left",), {0}),
+            (("", 0), {0, 1}),
+            (("7",), {2}),
+            ((7,), set()),
+            (("nobody",), set()),
+        ):
+            assert {
+                span.lane for span in (await plan_spans(topic.client, TOPIC, lanes=lanes)).spans
+            } == wanted
+            await same_as_reader(topic, lanes=lanes)
