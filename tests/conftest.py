@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
+from run_seed import VARIABLE, run_seed
 from spark_session import spark
 
 __all__ = ["spark"]  # a fixture
@@ -34,14 +35,18 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = compiled
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# Chance looks for new examples on a developer's machine. The gate runs the same ones each time.
+# New examples each time. The gate gives pytest --hypothesis-seed, which repeats them; under CI
+# hypothesis would otherwise try the same ones for ever.
 settings.register_profile(
     "quire",
     deadline=None,
-    derandomize="CI" in os.environ,
+    derandomize=False,
     suppress_health_check=[HealthCheck.too_slow],  # a busy machine is
 )
 settings.load_profile("quire")
+
+# Set before pytest-xdist starts its workers, which must collect and draw the same.
+RUN_SEED = run_seed()
 
 WORKERS_MAX = 8
 ID_SIZE_MAX = 80
@@ -56,6 +61,18 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     if config.getoption("capture") == "no" or not any(name.is_dir() for name in names):
         return 0
     return min(WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+
+
+def pytest_report_header() -> str:
+    """Name the number from which this run draws."""
+    return f"{VARIABLE}={RUN_SEED}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
+    """Say how a failure is repeated that depends on what this run drew."""
+    if exitstatus:
+        repeat = f"{VARIABLE}={RUN_SEED} pytest --hypothesis-seed={RUN_SEED}"
+        terminalreporter.write_line(f"try the same again: {repeat}")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:

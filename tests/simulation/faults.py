@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import trio
 from disks import Tail
+from lost_copies import LostCopies
 from network import ANY, Route
 from plan import Step
 
@@ -31,6 +32,7 @@ class Faults:
     def __init__(self, simulation: Simulation, trace: list[str]) -> None:
         self._simulation = simulation
         self._trace = trace
+        self._lost = LostCopies()
         self._does = {
             "crash": self._crash,
             "crash at flush": self._crash_at_flush,
@@ -162,6 +164,8 @@ class Faults:
     async def _damage(self, step: Step) -> None:
         """Power fails, and when it is back a byte that was safe has changed."""
         bookie = self._bookie(step)
+        if self._spares(bookie):
+            return
         bookie.kill(Tail.CLEAN, silently=True)
         bookie.promises.void = True
         await trio.sleep(step.span_s)
@@ -171,12 +175,22 @@ class Faults:
     async def _wipe(self, step: Step) -> None:
         """All disks of a bookie are lost, and it goes on with empty ones."""
         bookie = self._bookie(step)
+        if self._spares(bookie):
+            return
         bookie.kill(Tail.CLEAN, silently=True)
         bookie.promises.void = True
         await trio.sleep(step.span_s)
         shutil.rmtree(bookie.disk.folder, ignore_errors=True)
         await bookie.succeed()
         bookie.start()
+
+    def _spares(self, bookie: BookieHost) -> bool:
+        """Whether a bookie must keep its copies, else take note that it loses them."""
+        name = bookie.machine.name
+        needed = self._lost.lose(name, self._simulation.records())
+        if needed is not None:
+            self._simulation.note(f"{name} is spared: it may have the last copy of {needed}")
+        return needed is not None
 
     async def _drain(self, step: Step) -> None:
         """A bookie is to be decommissioned, and after a while that is taken back."""

@@ -47,8 +47,9 @@ def report(outcome: Outcome, *, plant: str = "") -> str:
         f"invariant {v.invariant}, ledger {v.ledger}, entry {v.entry}: {v.message}"
         for v in outcome.violations[:10]
     ]
+    world = world_of(outcome)
     command = f"python tests/simulation/replay.py {outcome.plan.seed} --only {numbers or 'none'}"
-    if world_of(outcome) == "topic":
+    if world == "topic":
         command += " --topic"
     if plant:
         command += f" --plant {plant}"
@@ -60,6 +61,7 @@ def report(outcome: Outcome, *, plant: str = "") -> str:
             *(f"     {work}" for work in _work(outcome)),
             *outcome.trace,
             f"see it again: {command}",
+            f"keep it, as a line of tests/simulation/seeds.txt: {world} {outcome.plan.seed} WHY",
         ]
     )
 

@@ -194,11 +194,8 @@ class Simulation:
             await done.wait()
 
     async def _is_whole(self) -> bool:
-        return not await self._ailing() and all(
-            decode_ledger(key, found.value).state is LedgerState.CLOSED
-            for key, found in self.store.values.items()
-            if key.startswith(LEDGERS)
-        )
+        closed = (record.state is LedgerState.CLOSED for record in self.records())
+        return not await self._ailing() and all(closed)
 
     async def _ailing(self) -> list[str]:
         """Return the ledgers that want repair, and the bookies that are in limbo."""
@@ -209,11 +206,9 @@ class Simulation:
 
     def _look(self) -> None:
         """Record what every bookie holds, and what was promised otherwise."""
-        for key, found in self.store.values.items():
-            if key.startswith(LEDGERS):
-                record = decode_ledger(key, found.value)
-                if record.state is not LedgerState.CLOSED:
-                    self._violate(3, record.ledger_id, "cannot be recovered")
+        for record in self.records():
+            if record.state is not LedgerState.CLOSED:
+                self._violate(3, record.ledger_id, "cannot be recovered")
         for name, bookie in self.bookies.items():
             engine = bookie.disk.engine
             if engine is not None and bookie.serving:
@@ -229,6 +224,11 @@ class Simulation:
 
     def _violate(self, invariant: int, ledger: int, told: str, entry: int | None = None) -> None:
         self.violations.append(Violation(invariant, ledger, entry, told))
+
+    def records(self) -> list[LedgerRecord]:
+        """Return what metadata say of every ledger."""
+        found = self.store.values.items()
+        return [decode_ledger(key, value.value) for key, value in found if key.startswith(LEDGERS)]
 
     def _record(self, ledger: int) -> LedgerRecord:
         key = ledger_key(ledger)
