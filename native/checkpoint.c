@@ -210,6 +210,7 @@ static int delete_old_tables(const char *folder, uint64_t table_id)
 
 int bk_engine_trim(bk_engine *engine, const bk_mark *mark, uint32_t backups)
 {
+    bk_store_marked(engine->store, mark);
     int result = bk_journal_trim(engine->journal, mark->journal_id, backups);
     return result != 0 ? result : delete_old_tables(engine->ledger_folder, mark->table_id);
 }

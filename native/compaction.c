@@ -275,7 +275,7 @@ static void mark_damaged(bk_store *store, bk_log *log)
     pthread_rwlock_unlock(&store->lock);
 }
 
-/* Pin a log that is closed; *live tells whether it holds anything. */
+/* Pin a log that is closed, also by the durable mark; *live tells whether it holds anything. */
 static int log_claim(bk_store *store, uint32_t log_id, bk_log **log, uint64_t *live)
 {
     int result = BK_OK;
@@ -283,7 +283,7 @@ static int log_claim(bk_store *store, uint32_t log_id, bk_log **log, uint64_t *l
     *log = bk_store_log(store, log_id);
     if (*log == NULL)
         result = -ENOENT;
-    else if ((*log)->open)
+    else if (bk_store_is_held(store, *log))
         result = BK_FULL;
     if (result == BK_OK) {
         bk_log_pin(*log);
@@ -313,7 +313,7 @@ static int compact_log(bk_store *store, bk_log *log, uint64_t bytes_per_s,
 static int drop_log(bk_store *store, bk_log *log, uint64_t *freed)
 {
     pthread_rwlock_wrlock(&store->lock);
-    int result = log->extents > 0 || log->open ? BK_FULL : BK_OK;
+    int result = log->extents > 0 || bk_store_is_held(store, log) ? BK_FULL : BK_OK;
     if (result == BK_OK)
         bk_store_remove_log(store, log);
     pthread_rwlock_unlock(&store->lock);

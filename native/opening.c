@@ -399,6 +399,7 @@ int bk_store_load(bk_store *store, const bk_mark *mark)
 {
     opening o = {.store = store, .mark = mark};
     store->next_log_id = mark != NULL && mark->next_log_id > 0 ? mark->next_log_id : 1;
+    store->marked_log_id = mark != NULL ? mark->log_id : 0;
     int result = folder_list(&o);
     if (result == BK_OK)
         result = headers_load(&o);

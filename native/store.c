@@ -104,6 +104,18 @@ void bk_store_remove_log(bk_store *store, bk_log *log)
     bk_log_unpin(&store->files, log);
 }
 
+uint32_t bk_store_is_held(const bk_store *store, const bk_log *log)
+{
+    return log->open || log->id == store->marked_log_id;
+}
+
+void bk_store_marked(bk_store *store, const bk_mark *mark)
+{
+    pthread_rwlock_wrlock(&store->lock);
+    store->marked_log_id = mark->log_id;
+    pthread_rwlock_unlock(&store->lock);
+}
+
 uint32_t bk_store_next_log_id(bk_store *store)
 {
     pthread_rwlock_wrlock(&store->lock);
@@ -212,7 +224,7 @@ uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32
         const bk_log *log = store->logs[i];
         if ((int64_t)log->id > after)
             out[count++] = (bk_log_usage){.log_id = log->id,
-                                          .open = log->open,
+                                          .open = bk_store_is_held(store, log),
                                           .size = log->size,
                                           .live = log->live,
                                           .damaged = log->damaged,

@@ -76,6 +76,10 @@
  * A log is deleted in three steps: renamed to <same digits>.dead, its index
  * deleted, itself deleted. So an index without a log means that the log is lost.
  *
+ * A flush may close the log that was open in the durable mark, and its ledgers may be
+ * deleted, before the next mark is durable. A start from the older mark would miss that
+ * log, so it is neither compacted nor deleted until bk_store_marked names a newer one.
+ *
  * Threads: any number of readers, one flusher, one compactor, at once.
  */
 typedef struct bk_store bk_store;
@@ -165,7 +169,7 @@ typedef struct {
 } bk_ledger_usage;
 typedef struct {
   uint32_t log_id;
-  uint32_t open;     /* 1: the log that flushes go to */
+  uint32_t open;     /* 1: the log that flushes go to, or the open log of the durable mark */
   uint64_t size;     /* bytes of the file */
   uint64_t live;     /* bytes of records of ledgers that are still wanted */
   uint32_t damaged;  /* 1: compaction met damage here and leaves it alone */
@@ -179,7 +183,7 @@ uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32
  * tell: until its logs are gone, the next start finds it again, and whoever
  * remembers the deletion deletes it once more. */
 int bk_store_delete_ledger(bk_store *store, int64_t ledger_id);
-/* [blocks] Delete a log that has no live bytes and is not open. *freed: bytes.
+/* [blocks] Delete a log that has no live bytes and is not open (bk_log_usage). *freed: bytes.
  * BK_FULL when the log is not empty or is open; -ENOENT when there is none. */
 int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
 /* [blocks] Rewrite a closed log: copy its live records to a new log of the
@@ -204,6 +208,8 @@ int bk_store_check_log(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
  * for a flush under way. Fills in *mark as a commit does; persist it before the log
  * is compacted or deleted. */
 int bk_store_roll(bk_store *store, bk_mark *mark);
+/* Call when *mark is durable; bk_engine_trim does. */
+void bk_store_marked(bk_store *store, const bk_mark *mark);
 
 /* Up to out_count damages, oldest first, removed from the list. */
 uint32_t bk_store_take_damage(bk_store *store, bk_damage *out, uint32_t out_count);

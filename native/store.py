@@ -232,7 +232,7 @@ class Store:
     def roll(self, mark: Mark) -> Mark:
         """Close the open log; return *mark* with where the logs end now.
 
-        Persist that mark before the log is compacted or deleted.
+        The log can be compacted and deleted once that mark is durable: see `marked`.
 
         Raises:
             OSError: no later flush works.
@@ -240,6 +240,13 @@ class Store:
         raw = lend_mark(mark)
         check(lib.bk_store_roll(self._pointer, raw), "closing the open entry log")
         return take_mark(raw)
+
+    def marked(self, mark: Mark) -> None:
+        """Let logs go that only the mark before *mark*, which is durable now, needed.
+
+        The engine's trim does this too.
+        """
+        lib.bk_store_marked(self._pointer, lend_mark(mark))
 
     # --- reading --------------------------------------------------------------------------
 

@@ -317,12 +317,13 @@ struct bk_store {
     uint64_t log_size_max;
     bk_file_pool files;
     bk_page_cache pages;
-    pthread_rwlock_t lock; /* directory, logs and the fields down to next_log_id */
+    pthread_rwlock_t lock; /* directory, logs and the fields down to marked_log_id */
     bk_directory directory;
     bk_log **logs; /* by id, each pinned once */
     uint32_t log_count, log_capacity;
     uint64_t epoch; /* rises when extents move or go */
     uint32_t next_log_id;
+    uint32_t marked_log_id; /* the open log of the last durable mark, 0 for none */
     bk_flush flush;
     pthread_mutex_t compaction; /* one at a time */
     pthread_mutex_t damage_lock;
@@ -346,6 +347,9 @@ void bk_store_remove_log(bk_store *store, bk_log *log);
 bk_log *bk_store_log(const bk_store *store, uint32_t log_id);
 /* A log id that was never used. Takes the store's lock. */
 uint32_t bk_store_next_log_id(bk_store *store);
+/* Whether a log must stay: flushes go to it, or a start from the durable mark would miss it.
+ * With the store's lock held. */
+uint32_t bk_store_is_held(const bk_store *store, const bk_log *log);
 
 /* opening.c */
 int bk_store_load(bk_store *store, const bk_mark *mark);

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import shutil
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,14 +11,18 @@ import trio
 import v2
 from rig import MIB, Peer, Rig, serving, settings, until
 
+import bookie.storage
 from bookie.config import BookieConfig
 from bookie.disk import DiskGuard, Level
 from bookie.garbage import Collector
+from bookie.limbo import in_limbo
+from bookie.mark import write_mark
 from metadata.errors import MetadataUnavailable
 from metadata.records import cookie_key, ledger_key
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
 from metadata.urls import open_store
+from native.mark import Mark
 
 
 class Yard:
@@ -195,6 +201,36 @@ async def test_a_damaged_log_is_left_alone_and_the_others_go_on(tmp_path: Path) 
         assert path.exists()
         assert damaged in {kept.log_id for kept in report.kept}
         assert await here.code(second[0]) == 0
+
+
+async def test_a_log_is_not_deleted_before_the_mark_that_closed_it_is_durable(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A crash would leave a mark that names a log which is gone: the bookie was in limbo."""
+    writing, go_on = threading.Event(), threading.Event()
+
+    def held(folder: Path, mark: Mark, before: Mark | None) -> None:
+        writing.set()
+        assert go_on.wait(60)
+        write_mark(folder, mark, before)
+
+    (tmp_path / "live").mkdir()
+    async with yard(tmp_path / "live") as here, trio.open_nursery() as nursery:
+        ledger_id = await here.create(count=4)
+        await here.rig.storage.checkpoint()
+        await here.delete(ledger_id)
+        monkeypatch.setattr(bookie.storage, "write_mark", held)
+        nursery.start_soon(here.rig.storage.roll_log)
+        await until(writing.is_set)
+        report = await here.collector.collect()
+        shutil.copytree(tmp_path / "live", tmp_path / "crashed")
+        go_on.set()
+        await until(lambda: not any(log.open for log in here.rig.storage.engine.store.logs()))
+        assert (report.ledgers_deleted, report.logs_deleted) == (1, 0)
+        assert (await here.collector.collect()).logs_deleted == 1
+    async with serving(settings(tmp_path / "crashed")) as rig:
+        assert not in_limbo(tmp_path / "crashed" / "ledgers")
+        assert rig.storage.recovery.damages == 0
 
 
 async def test_the_timer_collects(tmp_path: Path) -> None:

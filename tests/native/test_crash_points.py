@@ -156,6 +156,8 @@ class Script:
             rolled = store.roll(self.bookie.mark)
             self._on_step()
             self.bookie.mark = rolled
+            self._on_step()
+            self.bookie.engine.trim(rolled, 0)
         for log in store.logs():
             self._on_step()
             store.compact(log.log_id)

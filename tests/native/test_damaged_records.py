@@ -69,7 +69,7 @@ def repair(bookie: Bookie, *entry_ids: int, ledger_id: int = 1) -> None:
 
 def roll(bookie: Bookie) -> None:
     assert bookie.mark is not None
-    bookie.mark = bookie.engine.store.roll(bookie.mark)
+    bookie.roll()
 
 
 def batch(bookie: Bookie, start_id: int) -> bytes:

@@ -148,7 +148,7 @@ def roll(bookie: Bookie) -> int:
     """Close the open log; return its id."""
     log_id = bookie.engine.store.logs()[-1].log_id
     assert bookie.mark is not None
-    bookie.mark = bookie.engine.store.roll(bookie.mark)
+    bookie.roll()
     return log_id
 
 

@@ -10,7 +10,7 @@ import pytest
 from stores import StoreRig, entries
 
 from native.engine import clear_fault, plan_fault
-from native.errors import Absent, NoLedger
+from native.errors import Absent, Full, NoLedger
 
 BLOCK = 4096
 
@@ -170,3 +170,27 @@ def test_a_failed_roll_at_any_write_leaves_a_sound_store(tmp_path: Path, site: s
         rig.reopen()
         rig.check()
         rig.close()
+
+
+def test_the_log_that_the_durable_mark_names_stays_until_the_next_mark_is(rig: StoreRig) -> None:
+    """A start from the older mark would report it as lost, and be in limbo."""
+    rig.flush({1: entries(1, range(5))})
+    durable = rig.mark
+    rig.store.delete_ledger(1)
+    rig.store.roll(durable)
+    with pytest.raises(Full):
+        rig.store.delete_log(1)
+    with pytest.raises(Full):
+        rig.store.compact(1)
+    assert [log.open for log in rig.store.logs()] == [True]
+    rig.reopen(durable)
+    assert rig.damage() == []
+    rig.store.delete_ledger(1)
+    newer = rig.store.roll(durable)
+    with pytest.raises(Full):
+        rig.store.delete_log(1)
+    rig.store.marked(newer)
+    assert [log.open for log in rig.store.logs()] == [False]
+    assert rig.store.delete_log(1) > 0
+    rig.reopen(newer)
+    assert rig.damage() == []

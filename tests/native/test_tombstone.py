@@ -166,7 +166,7 @@ def test_dead_bytes_are_collected_and_the_revived_stay(bookie: Bookie) -> None:
     bookie.checkpoint()
     for _ in range(2):
         assert bookie.mark is not None
-        bookie.mark = bookie.engine.store.roll(bookie.mark)
+        bookie.roll()
         for log in bookie.engine.store.logs():
             bookie.engine.store.compact(log.log_id)
         assert_revived(bookie)

@@ -64,6 +64,12 @@ class Bookie:
             self.mark = mark
             self.engine.trim(mark, 0)
 
+    def roll(self) -> None:
+        """Close the open entry log, and keep the mark that says so."""
+        assert self.mark is not None
+        self.mark = self.engine.store.roll(self.mark)
+        self.engine.trim(self.mark, 0)
+
     def crash(self) -> None:
         """Forget all that is not in files, and start again from the mark."""
         self.connection.close()

@@ -48,11 +48,13 @@ class StoreRig:
 
     def flush(self, ledgers: Mapping[int, Mapping[int, bytes]], *, salt: int = 0) -> None:
         self.mark = self.store.flush(ledgers, self.mark, salt=salt)
+        self.store.marked(self.mark)
         for ledger_id, more in ledgers.items():
             self.model.setdefault(ledger_id, {}).update(more)
 
     def roll(self) -> None:
         self.mark = self.store.roll(self.mark)
+        self.store.marked(self.mark)
 
     def reopen(self, mark: Mark | None = None) -> None:
         self.store.close()
