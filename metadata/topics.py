@@ -195,6 +195,7 @@ class Removed(msgspec.Struct, frozen=True, array_like=True):
 class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     """A ledger of a lane. What counts and times it holds is known once it is closed.
 
+    An open one with messages has first times, those of its first batches; no last ones yet.
     Versions of its entries: base_version + entry id. Messages and times are those that were
     not deleted; entries and bytes are all that is stored.
     """

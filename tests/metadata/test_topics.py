@@ -107,7 +107,7 @@ def test_a_topic_is_json_that_people_can_read() -> None:
 
 
 def test_a_ledger_of_a_lane_tells_its_interval_once_it_is_closed() -> None:
-    """TB-13: from which time to which; of a new one nobody knows yet."""
+    """TB-13: from which time to which; of a new one without messages nobody knows yet."""
     text = encode_row(LEDGER).decode()
     assert '"first_event_time":-5,"last_event_time":5' in text
     begun = msgspec.json.decode(encode_row(LaneLedger(ledger_id=1, state="open")))

@@ -76,7 +76,8 @@ def describe(*, name: str, cluster: str, as_json: bool) -> None:
     """Show a topic's settings, and what its lanes hold.
 
     Counts, bytes (of one copy) and times are those of closed ledgers: what is in the one
-    that is written is known once it is closed. `quire topic explain` shows each ledger.
+    that is written is known once it is closed, but for the time with which it begins.
+    `quire topic explain` shows each ledger.
     """
     found = Described.of(trio.run(finish, partial(_explain, cluster, name)))
     if as_json:

@@ -34,8 +34,9 @@ def explain(*, name: str, cluster: str, as_json: bool) -> None:
     """Tell for every ledger of a topic why it is still there, and when it will go.
 
     Only closed ledgers go, the oldest of a lane first; the first that stays keeps those
-    after it. What a ledger holds (bytes of one copy) is known once it is closed. Bookies
-    free the space of what went when they collect garbage next.
+    after it. What a ledger holds (bytes of one copy) is known once it is closed, the time
+    with which it begins before that. Bookies free the space of what went when they collect
+    garbage next.
     """
     found = trio.run(finish, partial(_explain, cluster, name))
     if as_json:

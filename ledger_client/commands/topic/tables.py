@@ -48,9 +48,11 @@ def moment_of_ms(at_ms: int) -> str:
 
 
 def event_times(first: int | None, last: int | None) -> str:
-    """Write a span of event times, "-" for none."""
-    if first is None or last is None:
+    """Write a span of event times, "-" for none; that of an open ledger has no end yet."""
+    if first is None:
         return "-"
+    if last is None:
+        return f"from {moment_text(first)}"
     return f"{moment_text(first)} to {moment_text(last)}"
 
 

@@ -19,7 +19,10 @@ from metadata.topics import LaneLedger, LaneOwner, TopicRecord
 
 
 class Extent(msgspec.Struct, frozen=True, kw_only=True):
-    """What closed ledgers hold together. Times are None where nothing has one."""
+    """What closed ledgers hold together. Times are None where nothing has one.
+
+    The first times are known of open ledgers too: those of their first messages.
+    """
 
     ledgers: int = 0
     """closed or not"""

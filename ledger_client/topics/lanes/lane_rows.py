@@ -18,7 +18,7 @@ import trio
 from ledger_client.catalogue import CHANGE_S, RETRY_S, Catalogue
 from ledger_client.errors import LedgerError, MetadataBroken, MetadataUnavailable
 from ledger_client.topics.errors import NoSuchTopic, ProducerBusy, ProducerFenced, TopicError
-from ledger_client.topics.lanes.lane_state import greater
+from ledger_client.topics.lanes.lane_state import Figures, greater
 from ledger_client.topics.lanes.ledger_end import End
 from metadata.errors import BadRecord
 from metadata.records import LedgerRecord, encode_record, ledger_key
@@ -262,6 +262,18 @@ class LaneRows:
             self.record, [Put(self._ledger_key(self.record.current), encode_row(shared))]
         )
         return shared
+
+    async def note_start(self, current: LaneLedger, figures: Figures) -> LaneLedger:
+        """Say of the *current* ledger, which stays open, with which times it begins."""
+        begun = msgspec.structs.replace(
+            current,
+            first_timestamp=figures.first_timestamp,
+            first_event_time=figures.first_event_time,
+        )
+        await self._change(
+            self.record, [Put(self._ledger_key(self.record.current), encode_row(begun))]
+        )
+        return begun
 
     def _last_event_time(self, end: End | None) -> int | None:
         ended = None if end is None else end.figures.last_event_time

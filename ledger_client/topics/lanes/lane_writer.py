@@ -192,7 +192,7 @@ class LaneWriter:
         done.call.settle(done.ledger.id, done.entries[:count])
         while self._calls and self._calls[0].is_settled:
             self._calls.popleft()
-        if self.is_closing and not self._calls:
+        if (self.is_closing and not self._calls) or self._steward.lacks_start:
             self._steward.look()
 
     def turned(self, old: WrittenLedger) -> None:

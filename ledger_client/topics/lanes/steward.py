@@ -98,6 +98,11 @@ class Steward:
         """Version of entry 0 of the ledger."""
         return self._turning.row.base_version
 
+    @property
+    def lacks_start(self) -> bool:
+        """True while the times are not published with which the ledger begins."""
+        return self._turning.lacks_start
+
     async def open(self, last: LaneEnd) -> None:
         """Begin the first ledger of this writer. Raises as Turning.open()."""
         await self._turning.open(last)
@@ -153,7 +158,7 @@ class Steward:
             return self._ready(turning.end)
         if self._rolling.wants_next(ledger, age_s) and not turning.is_ready:
             return turning.prepare
-        return None
+        return turning.note_start if turning.lacks_start else None
 
     async def _take(self, step: Step) -> None:
         with trio.CancelScope(deadline=self._deadline) as self._scope:

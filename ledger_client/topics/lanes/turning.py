@@ -294,6 +294,18 @@ class Turning:
         """Mark the ledger before a time comes into it that the ledger before has too."""
         self.row = await self._rows.share_first(self.row)
 
+    @property
+    def lacks_start(self) -> bool:
+        """True while the row of an open ledger does not say with which times it begins."""
+        row, figures = self.row, self._owner.state.figures
+        if row.first_timestamp or row.first_event_time is not None:
+            return False
+        return bool(figures.first_timestamp) or figures.first_event_time is not None
+
+    async def note_start(self) -> None:
+        """Say in the row with which times the ledger begins, as far as it is durable."""
+        self.row = await self._rows.note_start(self.row, self._owner.state.figures)
+
     # --- inside ------------------------------------------------------------------------
 
     def _state_at(self, last_entry: int) -> LaneState:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from typing import Literal
 
 import pytest
 import trio
@@ -187,6 +188,41 @@ async def test_one_ledger_of_a_lane_is_open_and_the_closed_ones_know_their_times
     assert spans == sorted(spans)
     assert (spans[0][0], spans[-1][1]) == (0, 220)
     assert (found.extent.first_event_time, found.extent.last_event_time) == (0, 220)
+
+
+@pytest.mark.parametrize("order", ["event-time", "none"])
+async def test_an_open_ledger_has_a_start_and_no_end(
+    autojump_clock: MockClock, client: Client, order: Literal["event-time", "none"]
+) -> None:
+    """TB-13: also the first of a writer, one that follows another, and with one message alone."""
+    await client.create_topic("shop/orders", order=order, roll=RollPolicy(entries=2))
+    found: list[tuple[int, int | None]] = []
+    async with client.producer("shop/orders", batch_messages=1) as producer:
+        for number in range(5):
+            await producer.send(b"x", event_time=70 + number)
+            await trio.sleep(0.1)  # it is published beside sending
+            (lane,) = (await client.explain_topic("shop/orders")).lanes
+            for row in [fate.ledger for fate in lane.ledgers if fate.ledger.state == "open"]:
+                assert row.last_event_time is None
+                found.append((number, row.first_event_time))
+            assert lane.extent.first_event_time == 70
+    starts = {0: 70, 2: 72, 4: 74}  # of each ledger, by its first message
+    assert {number: start for number, start in found if number in starts} == starts
+    assert len(found) >= len(starts)
+
+
+async def test_a_ledger_without_times_costs_metadata_nothing_for_its_start(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    """TB-13: what has no times has no start."""
+    await client.create_topic("shop/orders")
+    async with client.producer("shop/orders") as producer:
+        await producer.send(b"x")
+        before = (await client.explain_topic("shop/orders")).lanes[0].ledgers[0].version
+        await producer.send(b"y")
+        await trio.sleep(1)
+        (fate,) = (await client.explain_topic("shop/orders")).lanes[0].ledgers
+        assert (fate.version, fate.ledger.first_event_time) == (before, None)
 
 
 async def test_a_purge_disturbs_neither_writers_nor_readers(
