@@ -124,9 +124,9 @@ class TopicClient(Client):
         """Alter a topic, tell it on ``__events``, and return what it is then.
 
         None leaves a setting as it is. Partitions can be added: producers that write notice it
-        within seconds. Keys go to other partitions then, and what has one key is in order in
-        each of the two. A message with a key and a number that was sent before is kept once
-        when it is sent again after that. Limits, replication and quorum hold for ledgers that
+        within seconds. Keys go to other partitions then; a key's messages stay ordered within
+        its old and its new partition. A message with a number that is sent again after that
+        goes where it went before, so it is kept once. Limits, replication and quorum hold for ledgers that
         are begun afterwards.
 
         Raises:

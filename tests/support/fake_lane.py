@@ -15,7 +15,7 @@ from ledger_client.topics.lanes.sealed_batch import SealedBatch
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.producing.producer import Producer, open_producer
 from ledger_client.topics.producing.producer_options import ProducerOptions
-from ledger_client.topics.producing.routes import Route, with_route
+from ledger_client.topics.producing.routes import Route
 from metadata.topics import TopicRecord
 from native.batch import decode
 from native.columns import null_places
@@ -55,6 +55,7 @@ class FakeLane:
         self._done = 0
         self._moved = trio.lowlevel.ParkingLot()
         self._failure: LedgerError | None = None
+        self._unkept: tuple[str, list[Route]] | None = None
 
     @property
     def last_event_time(self) -> int | None:
@@ -65,10 +66,15 @@ class FakeLane:
         kept = self._lanes.kept[self._partition]
         return max((b.sequence for b in kept if b.producer == producer), default=-1)
 
-    def route(self, producer: str, partitions: int, following: int) -> Sequence[Route]:
-        routes = self._lanes.routes[self._partition, producer]
-        routes[:] = with_route(routes, partitions, following)
-        return list(routes)
+    def routes(self, producer: str) -> Sequence[Route]:
+        return self._lanes.routes[self._partition, producer]
+
+    def set_routes(self, producer: str, routes: Sequence[Route]) -> None:
+        self._unkept = (producer, list(routes))
+
+    async def keep_routes(self, producer: str, routes: Sequence[Route]) -> None:
+        self.set_routes(producer, routes)
+        await self.append([])
 
     async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
         """Keep the batches after the delay, calls in their order."""
@@ -98,6 +104,9 @@ class FakeLane:
         kept = self._lanes.kept[self._partition]
         failing = self._lanes.failing.pop(0) if self._lanes.failing else None
         count = len(batches) if failing is None else failing.kept
+        if self._unkept is not None and (count or failing is None):
+            self._lanes.routes[self._partition, self._unkept[0]] = self._unkept[1]
+            self._unkept = None
         first = len(kept)
         kept.extend(batches[:count])
         if failing is not None:

@@ -103,9 +103,7 @@ async def open_lane(
         writer: LaneWriter | None = None
         try:
             async with Background() as nursery:
-                writer = await _open(
-                    client, rows, lease, nursery, producer, others, topic.partitions
-                )
+                writer = await _open(client, rows, lease, nursery, producer, others)
                 try:
                     yield writer
                 except Exception as error:
@@ -126,12 +124,10 @@ async def _open(
     nursery: trio.Nursery,
     producer: str,
     others: Others | None,
-    partitions: int,
 ) -> LaneWriter:
     """Take over the lane that was claimed, while its lease is kept.
 
-    *others*: the partition is this writer's alone, and this closes the other lanes. *partitions*:
-    over how many the producer routes keys.
+    *others*: the partition is this writer's alone, and this closes the other lanes.
     """
     async with Background() as keeping:
         keeping.start_soon(_keep_meanwhile, lease, rows)
@@ -139,9 +135,6 @@ async def _open(
         last = await find_end(client, rows)
         if own is not None:
             last.state.learn(own, producer)
-        if producer and rows.topic.partitions:
-            following = last.state.last_sequence(producer) + 1
-            last.state.route(producer, partitions, following)
         writer = LaneWriter(client, rows, last, nursery)
         limit_s = client.options.append_timeout_s
         with trio.move_on_after(limit_s) as scope:

@@ -19,7 +19,7 @@ import time
 import msgspec
 
 from ledger_client.topics.lanes.sealed_batch import SealedBatch, first_timestamp
-from ledger_client.topics.producing.routes import Route, with_route
+from ledger_client.topics.producing.routes import Route, merged
 from native import batch as native_batch
 from native.batch import BatchKind
 from native.errors import Corrupt, TooLarge
@@ -65,7 +65,7 @@ class LaneState(msgspec.Struct):
     figures: Figures = msgspec.field(default_factory=Figures)
     """of the ledger up to here"""
     routes: dict[str, list[Route]] = {}
-    """by name: from which number on the producer's keys went over how many partitions"""
+    """by name: from which of the producer's numbers on keys went over how many partitions"""
 
     def note(self, batch: SealedBatch, now_ms: int) -> None:
         """Count a batch that follows."""
@@ -82,14 +82,9 @@ class LaneState(msgspec.Struct):
         if there is not None and (known is None or known[0] < there[0]):
             self.producers[producer] = there
             self.figures.named_ms = max(self.figures.named_ms, there[1])
-            if producer in other.routes:
-                self.routes[producer] = other.routes[producer]
-
-    def route(self, producer: str, partitions: int, following: int) -> bool:
-        """Note that numbers from *following* on are routed so; return whether that is news."""
-        before = self.routes.get(producer, [])
-        self.routes[producer] = with_route(before, partitions, following)
-        return self.routes[producer] != before
+        routes = merged(state.routes.get(producer, []) for state in (self, other))
+        if routes:
+            self.routes[producer] = routes
 
     def last_sequence(self, producer: str) -> int:
         """Return the sequence number of the producer's last message, -1 for none."""

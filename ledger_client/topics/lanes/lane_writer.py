@@ -82,13 +82,29 @@ class LaneWriter:
         """Return the greatest sequence number appended for *producer*, now or ever; -1: none."""
         return self._sequences.get(producer, self.state.last_sequence(producer))
 
-    def route(self, producer: str, partitions: int, following: int) -> Sequence[Route]:
-        """Note over how many partitions keys are routed from the number *following* on.
+    def routes(self, producer: str) -> Sequence[Route]:
+        """Return what the lane knows of how the producer's numbers are routed."""
+        return self.state.routes.get(producer, [])
 
-        Returns this and what was before. It is durable before a batch that is appended next.
+    def set_routes(self, producer: str, routes: Sequence[Route]) -> None:
+        """Keep in the lane how numbers are routed: durable before what is appended next."""
+        if self.routes(producer) != routes:
+            self.state.routes[producer] = list(routes)
+            self._has_rerouted = True
+
+    async def keep_routes(self, producer: str, routes: Sequence[Route]) -> None:
+        """Make durable in the lane how numbers are routed. Costs one entry.
+
+        Afterwards the next writer of the lane knows it, and nobody has taken the lane over
+        before.
+
+        Raises:
+            SendUnknown: the lane failed, and may know it or not.
+            LedgerError: as append(); the lane does not know it.
         """
-        self._has_rerouted |= self.state.route(producer, partitions, following)
-        return self.state.routes[producer]
+        self._check_open()
+        self.set_routes(producer, routes)
+        await self._put(Append([], state=True))
 
     async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
         """Add batches, one entry each, and return ledger and entry of each, once all are durable.
@@ -113,7 +129,9 @@ class LaneWriter:
         if not batches:
             await trio.lowlevel.checkpoint()
             return []
-        call = Append(batches)
+        return await self._put(Append(batches))
+
+    async def _put(self, call: Append) -> list[tuple[int, int]]:
         self._calls.append(call)
         self._queue.append(call)
         self.send()
@@ -162,10 +180,14 @@ class LaneWriter:
         ledger = self._steward.ledger
         now = trio.current_time()
         while self._queue and self._steward.takes(self._queue[0].batches[self._queue[0].sent]):
-            if ledger.wants_state(now, 0) or self._has_rerouted:
-                self._has_rerouted = False
-                ledger.send_state(ledger.state_after(self.state, NEVER, _now_ms()))
             call = self._queue[0]
+            if ledger.wants_state(now, 0) or self._has_rerouted or call.is_state:
+                self._has_rerouted = False
+                state = ledger.state_after(self.state, NEVER, _now_ms())
+                ledger.send_state(state, call if call.is_state else None)
+            if call.is_state:
+                self._queue.popleft()
+                continue
             start = call.sent
             for batch in islice(call.batches, start, None):
                 if not self._steward.takes(batch) or ledger.wants_state(now, call.sent - start):

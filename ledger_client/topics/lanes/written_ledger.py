@@ -29,13 +29,21 @@ SLOWER_S = 0.2
 """For bookies beyond the ack quorum, when a ledger ends."""
 
 
+STATE = SealedBatch(payload=b"", count=0, size=0)
+"""Stands for a control entry whose bytes are made when it is sent."""
+
+
 class Append:
-    """One call of LaneWriter.append: its batches, and where they are."""
+    """One call of LaneWriter.append: its batches, and where they are.
 
-    __slots__ = ("batches", "done", "failure", "ids", "sent")
+    With *state* the call has no batches: it waits until a state of the lane is durable.
+    """
 
-    def __init__(self, batches: Sequence[SealedBatch]) -> None:
-        self.batches = batches
+    __slots__ = ("batches", "done", "failure", "ids", "is_state", "sent")
+
+    def __init__(self, batches: Sequence[SealedBatch], *, state: bool = False) -> None:
+        self.batches = [STATE] if state else batches
+        self.is_state = state
         self.sent = 0
         self.ids: list[tuple[int, int]] = []
         """of those that are settled: ledger and entry"""
@@ -174,10 +182,15 @@ class WrittenLedger:
         payloads = [batch.payload for batch in call.batches[start:stop]]
         self._submit(Slice(self, payloads, call, start))
 
-    def send_state(self, state: LaneState) -> None:
-        """Send a control entry. Raises WriterFailed; then it was not sent."""
-        self._state = Slice(self, [state.encode()], None, 0)
+    def send_state(self, state: LaneState, call: Append | None = None) -> None:
+        """Send a control entry, for *call* if one waits for it.
+
+        Raises WriterFailed; then it was not sent.
+        """
+        self._state = Slice(self, [state.encode()], call, 0)
         self._submit(self._state)
+        if call is not None:
+            call.sent = 1
         self._state_at, self._state_size = self.next_entry, self.size
         self._state_time = trio.current_time()
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import NoReturn
 
 from ledger_client.topics.errors import BadTopic, EventTimeBack
 from ledger_client.topics.producing.batching import Batch
 from ledger_client.topics.producing.keeper import Lane
 from ledger_client.topics.producing.numbering import Numbering
-from ledger_client.topics.producing.routes import Route, Routes, routed_over
+from ledger_client.topics.producing.routes import Route, Routes
 
 
 class Admission:
@@ -19,6 +18,7 @@ class Admission:
         ordered: whether an event time lower than last_event_time is refused.
         last_event_time: the last that was accepted; known once the lane is open.
         numbering: of a producer with a name.
+        found_routes: how its numbers are routed, as far as the lane knew when it was opened.
         strict: whether times or numbers count.
     """
 
@@ -34,7 +34,7 @@ class Admission:
         self._producer_name = producer_name
         self._lane = -1
         self._routes = routes
-        self._known_routes: Sequence[Route] = ()
+        self.found_routes: list[Route] = []
 
     def begin(self, lane: Lane) -> None:
         """The lane is open; what it has decides, whatever was accepted before."""
@@ -43,21 +43,13 @@ class Admission:
             self.last_event_time = lane.last_event_time
         if self.numbering is not None:
             self.numbering.begin(lane.last_sequence(self._producer_name))
+            self.found_routes = list(lane.routes(self._producer_name))
             self.route(lane)
 
     def route(self, lane: Lane) -> None:
-        """What is accepted from now on is routed as the producer does it now."""
-        if self.numbering is not None and self._routes.partitions:
-            self._known_routes = lane.route(
-                self._producer_name, self._routes.partitions, self.numbering.next
-            )
-            self._routes.learn(self._known_routes)
-
-    def accepted(self, sequence: int, partitions: int) -> bool:
-        """Return whether this number was accepted when there were so many *partitions*."""
-        if self.numbering is None or sequence >= self.numbering.next:
-            return False
-        return routed_over(self._known_routes, sequence, partitions)
+        """Have the lane keep how the producer's numbers are routed, once that is agreed on."""
+        if self._routes.known:
+            lane.set_routes(self._producer_name, self._routes.known)
 
     def find_duplicate(self, sequence: int | None) -> tuple[Batch, int] | None:
         """Return where the message is that has this number, if one was accepted."""
@@ -78,7 +70,7 @@ class Admission:
         following = self.numbering.next
         if sequence is None:
             sequence = following
-        self.numbering.next = sequence + 1
+        self.numbering.accept(sequence)
         return sequence, sequence == following
 
     def take(self, batch: Batch) -> None:
@@ -86,7 +78,7 @@ class Admission:
         if self.ordered and batch.sealed is not None:
             self.last_event_time = batch.sealed.last_event_time
         if self.numbering is not None:
-            self.numbering.next = batch.sequence + batch.count
+            self.numbering.accept(batch.sequence + batch.count - 1)
 
     def refuse(self, event_time: int, last: int) -> NoReturn:
         """Raise EventTimeBack: *event_time* comes after *last*."""

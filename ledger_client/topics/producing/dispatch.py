@@ -137,9 +137,8 @@ class Dispatch:
         try:
             places = await lane.append(sealed)
         except LedgerError as failure:
-            news = self.keeper.leave(lane, failure)
             self._fail(batches, failure)
-            self._follow(failure, news=news)
+            self.lane_failed(lane, failure)
         except BaseException:
             self._fail(batches, self._unknown(lane, batches))
             raise
@@ -152,8 +151,9 @@ class Dispatch:
         finally:
             figures.under_way -= size
 
-    def _follow(self, failure: LedgerError, *, news: bool) -> None:
-        """Decide what becomes of the batches that wait behind those that failed."""
+    def lane_failed(self, lane: Lane, failure: LedgerError) -> None:
+        """Leave the lane, and decide what becomes of the batches that wait for it."""
+        news = self.keeper.leave(lane, failure)
         final = final_cause(failure)
         if final is not None:
             self._give_up(final)

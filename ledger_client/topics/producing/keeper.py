@@ -37,10 +37,16 @@ class Lane(Protocol):
     def last_sequence(self, producer: str) -> int:
         """Return the number of the producer's last message in it, -1 for none."""
 
-    def route(self, producer: str, partitions: int, following: int) -> Sequence[Route]:
-        """Note over how many partitions keys are routed from the number *following* on.
+    def routes(self, producer: str) -> Sequence[Route]:
+        """Return what it knows of how the producer's numbers are routed."""
 
-        Returns this and what was before.
+    def set_routes(self, producer: str, routes: Sequence[Route]) -> None:
+        """Keep how they are routed; durable before a batch that is appended next."""
+
+    async def keep_routes(self, producer: str, routes: Sequence[Route]) -> None:
+        """Make durable how they are routed; then nobody has taken the lane over before.
+
+        After any failure the lane is to be left.
         """
 
     async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:

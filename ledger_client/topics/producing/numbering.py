@@ -15,17 +15,28 @@ REMEMBERED_MAX = 64
 
 
 class Numbering:
-    """The numbers in one lane."""
+    """The numbers in one lane.
+
+    Attributes:
+        next: one more than the last that was accepted, and is kept or on its way.
+        highest: the greatest that was ever accepted here, whatever became of it; -1: none.
+    """
 
     def __init__(self, partition: int) -> None:
         self.next = 0
+        self.highest = -1
         self._partition = partition
         self._batches: deque[Batch] = deque()
 
     def begin(self, last: int) -> None:
         """The lane's last number is *last*; what failed before may be in it or not."""
-        self.next = last + 1
+        self.accept(last)
         self._batches = deque(batch for batch in self._batches if batch.failure is None)
+
+    def accept(self, sequence: int) -> None:
+        """All up to *sequence* are accepted."""
+        self.next = sequence + 1
+        self.highest = max(self.highest, sequence)
 
     def remember(self, batch: Batch) -> None:
         """*batch* is accepted."""

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 
 import trio
 
+from ledger_client.errors import LedgerError
 from ledger_client.topics.message_id import NOT_BATCHED
 from ledger_client.topics.producing.admission import Admission
 from ledger_client.topics.producing.batching import Batch
@@ -45,6 +46,8 @@ class Outbox:
         self._count_max = options.batch_messages if options.batching else 1
         self._held = False
         self._released = trio.lowlevel.ParkingLot()
+        self._refusal: LedgerError | None = None
+        self._refusals = 0
 
     @property
     def lane(self) -> Lane | None:
@@ -59,10 +62,13 @@ class Outbox:
     async def wait_ready(self) -> None:
         """Return when put() may be called. Raises why the lane cannot be opened."""
         while not self.ready:
-            if self._held:
-                await self._released.park()
-            else:
+            if not self._held:
                 await self.open()
+                continue
+            refusals = self._refusals
+            await self._released.park()
+            if self._refusals > refusals and self._refusal is not None:
+                raise self._refusal.with_traceback(None)
 
     async def open(self) -> Lane:
         """Wait until the lane is open; return it. Raises why it cannot be opened."""
@@ -108,6 +114,12 @@ class Outbox:
     def hold(self) -> None:
         """Make all others wait, if strict: what is put now belongs together."""
         self._held = self.strict
+
+    def refuse(self, failure: LedgerError) -> None:
+        """Raise *failure* in those who wait; who comes later waits, if it is still held."""
+        self._refusal = failure
+        self._refusals += 1
+        self._released.unpark_all()
 
     def let_go(self) -> None:
         """End what hold() began."""

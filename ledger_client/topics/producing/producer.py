@@ -9,7 +9,7 @@ order in which messages of one partition were accepted is the order in which the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -39,6 +39,7 @@ from ledger_client.topics.producing.routes import Routes
 from ledger_client.topics.producing.routing import Routing
 from ledger_client.topics.producing.scale import Bytes, Scale
 from ledger_client.topics.producing.tickets import Ticket
+from ledger_client.topics.producing.widening import Widening, open_all
 from metadata.topics import TopicRecord
 
 OPENINGS_MAX = 16
@@ -58,7 +59,6 @@ class Producer:
         figures: SendFigures,
     ) -> None:
         self._topic = topic
-        self._partitions = topic.partitions
         self._options = options
         self._scale = Scale(
             topic.name, size_max=options.message_size_max, is_named=bool(options.producer_name)
@@ -70,6 +70,7 @@ class Producer:
             options.batching,
             options.producer_name.encode(),
         )
+        routes = Routes(topic.partitions if options.partition is None else 0)
         shared = Surroundings(
             topic=topic,
             options=options,
@@ -77,7 +78,7 @@ class Producer:
             opener=Opener(open_lane, trio.CapacityLimiter(OPENINGS_MAX), nursery),
             room=self._room,
             linger=Linger(nursery, options.linger_ms / 1e3),
-            routes=Routes(topic.partitions if options.partition is None else 0),
+            routes=routes,
             failed=self._fail,
             figures=figures,
         )
@@ -87,6 +88,9 @@ class Producer:
             topic.name,
             [Outbox(partition, shared) for partition in partitions],
             by_key=options.router == "key",
+        )
+        self._widening = Widening(
+            topic.name, options.producer_name, routes, lambda index: Outbox(index, shared)
         )
 
     @property
@@ -110,11 +114,9 @@ class Producer:
         if not self._takes_lanes:
             return
         await outboxes[0].open()  # of those who want all of them, who has this one wins
-        for outbox in outboxes:
-            if outbox.lane is None:
-                outbox.dispatch.keeper.start()
-        for outbox in outboxes:
-            await outbox.open()
+        await open_all(outboxes)
+        if self.name and self._shared.routes.partitions:
+            self._use(await self._widening.at_opening(outboxes))
 
     @property
     def _takes_lanes(self) -> bool:
@@ -147,11 +149,12 @@ class Producer:
             headers: names and values.
             partition: where it goes, whatever its key.
             sequence: its number, for a producer with a name; by default one more than
-                the last. Numbers rise in each partition. One that is not above the last
-                accepted is a duplicate: it is acknowledged and not kept again; its id
-                has -1 for ledger and entry if it is not known any more. Of a key, also when
-                partitions were added since it was sent first; without a key or a partition
-                nobody knows where that was.
+                the last of its partition. Numbers rise in each partition. One that is not
+                above the last accepted is a duplicate: it is acknowledged and not kept
+                again; its id has -1 for ledger and entry if it is not known any more. A
+                message that is sent again with its number, key and partition goes where it
+                went first, even if partitions were added since. Without a key its number
+                decides: 1000 numbers to a partition, in turn.
 
         Raises:
             SendUnknown: it may or may not be kept.
@@ -291,29 +294,31 @@ class Producer:
     async def grow(self, topic: TopicRecord) -> None:
         """Write the partitions that *topic* has more, too; keys are routed over all of them.
 
-        What is being sent by a call of send_many() goes to the partitions before.
+        What is being sent by a call of send_many() goes to the partitions before. With a name,
+        numbers that were accepted before stay with the partitions there were (widening.py).
 
         Raises:
-            LedgerError: a lane that must be open before cannot be opened; nothing changed.
+            LedgerError: a lane that must be open before cannot be opened, or one failed. Call
+                it again; until then, what is sent may be refused with this error.
         """
-        added = [Outbox(index, self._shared) for index in range(self._partitions, topic.partitions)]
+        if self._widening.waiting:
+            self._use(await self._widening.complete())
+        outboxes = self._routing.outboxes
+        added = [Outbox(i, self._shared) for i in range(len(outboxes), topic.partitions)]
         try:
             if self._takes_lanes:
-                for outbox in added:
-                    outbox.dispatch.keeper.start()
-                for outbox in added:
-                    await outbox.open()
+                await open_all(added)
             self._check_open()
+            every = await self._widening.widen(outboxes, added)
         except BaseException:
-            for outbox in added:
-                outbox.dispatch.begin_close()
+            if not self._widening.waiting:
+                for outbox in added:
+                    outbox.dispatch.begin_close()
             raise
-        self._partitions = topic.partitions  # from here on nothing waits
-        self._shared.routes.widen(topic.partitions)
-        outboxes = [*self._routing.outboxes, *added]
-        for outbox in outboxes:
-            if outbox.lane is not None:
-                outbox.admission.route(outbox.lane)
+        self._use(every)
+
+    def _use(self, outboxes: Sequence[Outbox]) -> None:
+        """Route over all of these."""
         self._routing = Routing(self.topic, outboxes, by_key=self._routing.by_key)
 
     # --- the end ---------------------------------------------------------------------
@@ -330,36 +335,38 @@ class Producer:
             await self.flush()
         finally:
             self._failure = ProducerClosed(self.topic)
-            for outbox in self._routing.outboxes:
+            for outbox in self._outboxes:
                 outbox.dispatch.begin_close()
-        for outbox in self._routing.outboxes:
+        for outbox in self._outboxes:
             await outbox.dispatch.keeper.closed()
 
     def abort(self) -> None:
         """Give up what is not under way; the lanes are left with the block."""
         self._fail(ProducerClosed(self.topic))
-        for outbox in self._routing.outboxes:
+        for outbox in self._outboxes:
             outbox.dispatch.abort()
+
+    @property
+    def _outboxes(self) -> list[Outbox]:
+        """All that have lanes, also those that nothing is routed to yet."""
+        return [*self._routing.outboxes, *self._widening.waiting]
 
     def _fail(self, failure: ProducerFailed) -> None:
         """Take nothing any more; those who wait for room get *failure*."""
         self._failure = self._failure or failure
         self._room.open_wide()
+        for outbox in self._routing.outboxes:
+            outbox.refuse(self._failure)
 
     # --- checking --------------------------------------------------------------------
 
     def _outbox_for(self, key: bytes | None, partition: int | None, sequence: int | None) -> Outbox:
-        """Return where a message goes; sent again, where it was kept, as far as that is known."""
+        """Return where a message goes: with a number, to the same partition whenever it is sent."""
         self._check_open()
-        if sequence is not None and partition is None:
-            for count in self._shared.routes.earlier:
-                outbox = self._routing.earlier(key, count)
-                # What was there is known once its lane is open.
-                if outbox is not None and (
-                    not outbox.ready or outbox.admission.accepted(sequence, count)
-                ):
-                    return outbox
-        return self._routing.outbox_for(key, partition)
+        if sequence is None or partition is not None or not self._shared.routes.known:
+            return self._routing.outbox_for(key, partition)
+        partitions = self._shared.routes.partitions_at(sequence)
+        return self._routing.outbox_at(sequence, key, partitions)
 
     def _check_open(self) -> None:
         if self._failure is not None:

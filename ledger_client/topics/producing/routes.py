@@ -1,63 +1,80 @@
-"""Over how many partitions the keys of a producer with a name were routed, now and before.
+"""Over how many partitions a named producer routes each of its numbers.
 
-Partitions are added while a producer runs, or between two runs of it. What it sent before and
-sends again after that has a key whose partition is another one by then. So each lane keeps,
-with the producer's last number, from which number on keys were routed over how many
-partitions; and a message that is sent again is looked for where its key was at its number.
+A message that is sent again must be looked for where its key belonged when it was sent first.
+So when partitions are added, the producer and its lanes agree on a boundary, which is above
+every number that any lane accepted by then. A number below it is routed over as many partitions
+as before, for ever; a number from it on over as many as there are now.
 
-    lane of partition 1    (4, 0) (8, 117)    numbers below 117 came when there were four
+    (4, 0) (8, 117)    numbers below 117 are routed over 4 partitions, 117 and up over 8
+
+Each lane keeps what it knows of this in its state (lanes/lane_state.py). What a producer goes
+by is all that its lanes know together, so it is known as long as any lane knows the producer.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
+from operator import itemgetter
 
-ROUTES_MAX = 8
-"""Changes that are remembered for each producer and lane."""
 Route = tuple[int, int]
 """How many partitions, and from which number on."""
 
 
-def with_route(routes: Sequence[Route], partitions: int, following: int) -> list[Route]:
+def merged(known: Iterable[Sequence[Route]]) -> list[Route]:
+    """Return what several lanes know together.
+
+    A lane may have missed a change, never made one of its own. Should two lanes name different
+    boundaries, as when one was truncated and written since, the greater one holds.
+    """
+    first_of: dict[int, int] = {}
+    for routes in known:
+        for partitions, first in routes:
+            first_of[partitions] = max(first, first_of.get(partitions, 0))
+    routes, least = list[Route](), 0
+    for partitions, first in sorted(first_of.items()):
+        least = max(least, first)
+        routes.append((partitions, least))
+    return _used(routes)
+
+
+def extended(routes: Sequence[Route], partitions: int, following: int) -> list[Route]:
     """Return *routes* when numbers from *following* on are routed over *partitions*.
 
-    What is above was not kept, whatever was said of it.
+    *following* is above every number that was accepted.
     """
-    kept = [(count, min(first, following)) for count, first in routes]
-    if not kept:
-        return [(partitions, 0)]
-    if kept[-1][0] != partitions:
-        kept.append((partitions, following))
-    # Of those that begin with the same number, the last alone has any.
-    nexts = [*(first for _, first in kept[1:]), following + 1]
-    return [route for route, stop in zip(kept, nexts, strict=True) if route[1] < stop][-ROUTES_MAX:]
+    if routes and routes[-1][0] >= partitions:
+        return list(routes)
+    first = max(following, routes[-1][1]) if routes else 0
+    return _used([*routes, (partitions, first)])
 
 
-def routed_over(routes: Sequence[Route], sequence: int, partitions: int) -> bool:
-    """Whether a number is below those for which there were more than so many *partitions*."""
-    return any(
-        count == partitions and sequence < stop for (count, _), (_, stop) in pairwise(routes)
-    )
+def _used(routes: Sequence[Route]) -> list[Route]:
+    """Leave out what holds for no number."""
+    used = [before for before, after in pairwise(routes) if before[1] < after[1]]
+    return [*used, *routes[-1:]]
 
 
 class Routes:
     """What a producer knows of its own routes.
 
     Attributes:
-        partitions: over how many it routes keys now.
-        earlier: over how many it did before.
+        partitions: over how many it routes now; 0: it routes nothing.
+        known: what it and its lanes agreed on, in order; empty until they did, and for a
+            producer without a name.
     """
 
     def __init__(self, partitions: int) -> None:
         self.partitions = partitions
-        self.earlier: set[int] = set()
+        self.known: list[Route] = []
 
-    def widen(self, partitions: int) -> None:
-        """Route over more partitions from now on."""
-        self.earlier.add(self.partitions)
-        self.partitions = partitions
+    def agree(self, routes: Sequence[Route]) -> None:
+        """Go by *routes* from now on."""
+        self.known = list(routes)
+        self.partitions = routes[-1][0]
 
-    def learn(self, routes: Iterable[Route]) -> None:
-        """Take note of what a lane knows."""
-        self.earlier.update(count for count, _ in routes if count != self.partitions)
+    def partitions_at(self, sequence: int) -> int:
+        """Return over how many partitions this number is routed."""
+        at = bisect_right(self.known, sequence, key=itemgetter(1)) - 1
+        return self.known[at][0] if at >= 0 else self.partitions

@@ -2,8 +2,9 @@
 
 A key's partition is that of Pulsar's clients: MurmurHash3, without its sign, modulo the
 partitions. So messages of a key keep their order, whoever sends them. When partitions are
-added a key may get another one: its order is kept in each of the two, and what is sent again
-with its number is looked for in the old one (routes.py).
+added a key may get another one: its order is kept in each of the two. A message with a number
+always goes to the same partition: the number says how many partitions there were (routes.py),
+and a message without a key takes its turn by its number, a thousand to a turn.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from native.columns import Columns
 from native.route import NO_PARTITION, murmur3, route, rows_of
 
 _SIGN = 1 << 31
+TURN_MESSAGES = 1000
+"""Consecutive numbers without a key that go to one partition. Never to be changed: it decides
+where a message that is sent again is looked for."""
 
 
 class Share(NamedTuple):
@@ -55,11 +59,14 @@ class Routing:
             return self.next_in_turn()
         return self.outboxes[self._turn]
 
-    def earlier(self, key: bytes | None, partitions: int) -> Outbox | None:
-        """Return where a key went when there were fewer partitions; None: it has no place."""
-        if key is None or not self.by_key or not 0 < partitions <= len(self.outboxes):
-            return None
-        return self.outboxes[(murmur3(key) & ~_SIGN) % partitions]
+    def outbox_at(self, sequence: int, key: bytes | None, partitions: int) -> Outbox:
+        """Return where a message with this number goes, whenever it is sent.
+
+        *partitions*: over how many the number is routed.
+        """
+        if key is not None and self.by_key:
+            return self.outboxes[(murmur3(key) & ~_SIGN) % partitions]
+        return self.outboxes[sequence // TURN_MESSAGES % partitions]
 
     def outbox_of(self, partition: int) -> Outbox:
         """Return that of a partition. Raises BadTopic for one that there is not."""

@@ -11,7 +11,7 @@ from lane_rig import batch, make_topic, rows, stored
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import ProducerFenced
+from ledger_client.topics.errors import ProducerFenced, SendUnknown
 from ledger_client.topics.lanes import lane_state, written_ledger
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.lanes.lane_state import LaneState
@@ -120,3 +120,46 @@ async def test_the_next_writer_knows_what_the_last_one_wrote(autojump_clock: Moc
         assert (first.messages, first.first_event_time, first.last_event_time) == (3, 3, 9)
         assert (first.entries, first.size) == (3, cluster.record(first.ledger_id).length)
         assert second.base_version == 3
+
+
+ROUTES = [(3, 0), (4, 117)]
+
+
+async def test_how_numbers_are_routed_is_durable_when_the_call_returns(
+    autojump_clock: MockClock,
+) -> None:
+    """PS-39: whoever takes the lane afterwards knows it; who was fenced before cannot say it."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        topic = make_topic(cluster)
+        with pytest.raises(ProducerFenced):
+            async with open_lane(ours, topic, -1) as lane:
+                assert lane.routes("p") == []
+                await lane.keep_routes("p", ROUTES)
+                async with open_lane(theirs, topic, -1, access="take-over") as following:
+                    assert following.routes("p") == ROUTES
+                    with pytest.raises((ProducerFenced, SendUnknown)):
+                        await lane.keep_routes("p", [(5, 0)])
+        async with open_lane(theirs, topic, -1) as last:
+            assert last.routes("p") == ROUTES
+
+
+async def test_how_numbers_are_routed_is_kept_while_the_lane_rolls_and_its_ledger_fails(
+    autojump_clock: MockClock,
+) -> None:
+    """The call takes its place among what is appended, and disturbs nothing of it."""
+    async with memory_cluster(5) as cluster, cluster.client() as client:
+        topic = make_topic(cluster, order="event-time", size=1000)
+        expected = [b"%d" % number for number in range(60)]
+        async with open_lane(client, topic, -1) as lane, trio.open_nursery() as nursery:
+            for number in range(60):
+                made = batch(expected[number], b"x" * 100, times=[number // 7] * 2)
+                nursery.start_soon(lane.append, [made])
+                await trio.testing.wait_all_tasks_blocked()
+                if number % 10 == 5:
+                    nursery.start_soon(lane.keep_routes, f"p{number}", ROUTES)
+                if number % 20 == 10:
+                    cluster.bookies["b1"].drop_connections()
+        async with open_lane(client, topic, -1) as lane:
+            assert [lane.routes(f"p{number}") for number in range(5, 60, 10)] == [ROUTES] * 6
+        found = [value for item in await stored(client, cluster) for value in item.values]
+        assert found[::2] == expected

@@ -1,41 +1,59 @@
-"""Over how many partitions keys were routed, and what is known of it later."""
+"""Over how many partitions each number is routed, as lanes and producers know it."""
 
 from __future__ import annotations
 
-from itertools import count
+from itertools import pairwise
 
 from hypothesis import given, strategies as st
 
-from ledger_client.topics.producing.routes import ROUTES_MAX, routed_over, with_route
+from ledger_client.topics.producing.routes import Route, Routes, extended, merged
+
+growths = st.lists(st.tuples(st.integers(1, 3), st.integers(0, 4)), max_size=12)
 
 
-def test_a_lane_tells_which_numbers_came_before_partitions_were_added() -> None:
-    routes = with_route(with_route([], 4, 0), 8, 117)
+def history(steps: list[tuple[int, int]]) -> list[list[Route]]:
+    """What a producer goes by after each change: so many partitions and numbers more."""
+    found, partitions, number = [extended([], 1, 0)], 1, 0
+    for more, sent in steps:
+        partitions, number = partitions + more, number + sent
+        found.append(extended(found[-1], partitions, number))
+    return found
+
+
+def agreed(routes: list[Route]) -> Routes:
+    found = Routes(1)
+    found.agree(routes)
+    return found
+
+
+def test_numbers_below_the_boundary_are_routed_as_before() -> None:
+    routes = extended(extended([], 4, 0), 8, 117)
     assert routes == [(4, 0), (8, 117)]
-    assert routed_over(routes, 116, 4)
-    assert not routed_over(routes, 117, 4)
-    assert not routed_over(routes, 3, 8)
-    assert with_route(routes, 8, 200) == routes
+    assert [agreed(routes).partitions_at(n) for n in (0, 116, 117, 10**9)] == [4, 4, 8, 8]
+    assert extended(routes, 8, 200) == extended(routes, 6, 200) == routes
+    assert extended(routes, 16, 117) == [(4, 0), (16, 117)]
+    assert extended([], 8, 50) == extended([(4, 0)], 8, 0) == [(8, 0)]
 
 
-def test_numbers_that_were_not_kept_are_nobodys() -> None:
-    """A lane whose last number is 99 was not given the number 100, whatever was said before."""
-    assert with_route([(4, 0), (8, 117)], 8, 100) == [(4, 0), (8, 100)]
-    assert with_route([(4, 0), (8, 117)], 16, 100) == [(4, 0), (16, 100)]
-    assert with_route([(4, 0)], 8, 0) == [(8, 0)]
+def test_a_producer_that_agreed_on_nothing_routes_all_numbers_alike() -> None:
+    assert [Routes(4).partitions_at(n) for n in (0, 5)] == [4, 4]
 
 
-def test_a_lane_that_knows_nothing_takes_the_number_of_today() -> None:
-    assert with_route([], 8, 50) == [(8, 0)]
+def test_the_greater_of_two_boundaries_holds() -> None:
+    assert merged([[(4, 0), (8, 10)], [(4, 0), (8, 12)]]) == [(4, 0), (8, 12)]
+    assert merged([[(4, 0), (6, 20)], [(4, 0), (8, 12)]]) == [(4, 0), (8, 20)]
+    assert merged([]) == merged([[], []]) == []
 
 
-@given(st.lists(st.tuples(st.integers(1, 3), st.integers(0, 5)), max_size=30))
-def test_routes_stay_in_order_and_few(steps: list[tuple[int, int]]) -> None:
-    routes: list[tuple[int, int]] = []
-    partitions, number = 1, count()
-    for grows, _ in steps:
-        partitions += grows
-        routes = with_route(routes, partitions, next(number))
-        assert len(routes) <= ROUTES_MAX
-        assert routes == sorted(routes, key=lambda route: route[1])
-        assert routes[-1][0] == partitions
+@given(growths, st.data())
+def test_lanes_that_missed_changes_know_together_what_one_lane_knows(
+    steps: list[tuple[int, int]], data: st.DataObject
+) -> None:
+    """And a later change moves no number that was sent before it."""
+    told = history(steps)
+    seen = data.draw(st.lists(st.sampled_from(told), max_size=5))
+    assert merged([*seen, told[-1]]) == merged([told[-1], *seen]) == told[-1]
+    for before, after in pairwise(told):
+        boundary = after[-1][1]
+        for number in range(boundary):
+            assert agreed(after).partitions_at(number) == agreed(before).partitions_at(number)
