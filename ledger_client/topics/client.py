@@ -126,8 +126,8 @@ class TopicClient(Client):
         None leaves a setting as it is. Partitions can be added: producers that write notice it
         within seconds. Keys go to other partitions then; a key's messages stay ordered within
         its old and its new partition. A message with a number that is sent again after that
-        goes where it went before, so it is kept once. Limits, replication and quorum hold for ledgers that
-        are begun afterwards.
+        goes where it went before, so it is kept once. Limits, replication and quorum hold for
+        ledgers that are begun afterwards.
 
         Raises:
             NoSuchTopic: there is none.

@@ -18,6 +18,7 @@ from ledger_client.topics.errors import BufferFull, ProducerBusy, ProducerFenced
 from ledger_client.topics.producing import routing
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.producing.tickets import Ticket
+from metadata.topics import LaneOwner, encode_row, writer_lease
 from native.route import murmur3
 
 TOPIC = "shop/orders"
@@ -33,7 +34,7 @@ def key_between(before: int, after: int) -> bytes:
     return next(k for k in keys if (partition_of(k, 3), partition_of(k, 4)) == (before, after))
 
 
-K, J = key_between(0, 2), key_between(2, 2)
+K, J, NEW = key_between(0, 2), key_between(2, 2), key_between(0, 3)
 
 
 async def values_of(client: TopicClient) -> list[bytes]:
@@ -69,6 +70,33 @@ async def test_what_a_crash_lost_is_kept_when_it_is_sent_again_after_partitions_
             await producer.send(b"3", key=J, sequence=3)
             await producer.send(b"4", key=K, sequence=4)
         assert await values_of(client) == [b"1", b"2", b"3", b"4"]
+
+
+async def test_a_lane_that_was_not_closed_tells_how_its_messages_were_routed(
+    autojump_clock: MockClock,
+) -> None:
+    """Their writer is paused, or dead: it told nobody, and another takes its lanes over."""
+    async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
+        await ours.create_topic(TOPIC, partitions=3)
+        with suppress(ProducerFenced):
+            async with ours.producer(TOPIC, producer_name="p", access="exclusive") as producer:
+                await producer.send(b"1", key=K, sequence=1)
+                await producer.send(b"3", key=J, sequence=3)
+                await _go_on_with_more(theirs)
+        assert await values_of(ours) == [b"1", b"2", b"3"]
+
+
+async def _go_on_with_more(client: TopicClient) -> None:
+    """Add a partition that the producer has no access to, and take the others away from it."""
+    topic = await client.topic(TOPIC)
+    owner = encode_row(LaneOwner(producer="other"))
+    lease = await client.store.grant(
+        writer_lease(topic.uid, 3, 0), "other/1", ttl_s=60, value=owner
+    )
+    await client.alter_topic(TOPIC, partitions=4)
+    async with client.producer(TOPIC, producer_name="p", access="take-over") as producer:
+        assert (await producer.send(b"2", key=K, sequence=2)).partition == 0
+    await client.store.release(lease)
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -157,11 +185,11 @@ async def test_a_session_learns_of_partitions_that_only_its_lanes_know_of(
     async with producing(lanes, old, producer_name="p") as producer:
         await producer.send(b"1", key=K, sequence=1)
         await producer.grow(new)
-        await producer.send(b"2", key=K, sequence=2)
+        await producer.send(b"2", key=NEW, sequence=2)
     async with producing(lanes, old, producer_name="p") as producer:
-        assert (await producer.send(b"?", key=K, sequence=2)).ledger_id == -1
-        assert (await producer.send(b"3", key=K, sequence=3)).partition == 2
-    assert [lanes.values(index) for index in range(4)] == [[b"1"], [], [b"2", b"3"], []]
+        assert (await producer.send(b"?", key=NEW, sequence=2)).ledger_id == -1
+        assert (await producer.send(b"3", key=NEW, sequence=3)).partition == 3
+    assert [lanes.values(index) for index in range(4)] == [[b"1"], [], [], [b"2", b"3"]]
 
 
 # --- a change that fails halfway ----------------------------------------------------------
