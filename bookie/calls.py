@@ -2,7 +2,8 @@
 
 Calls about metadata are answered out of the bookie's own metadata store, so that a client
 needs no access to it; those about the bookie are answered here. A call gives a reply
-whatever happens, within its deadline; only a failed disk of this bookie goes further.
+whatever happens, within its deadline. What only reads answers a failure of the disk as a
+Failure; a call that flushes or compacts lets it end the bookie, as it does without a call.
 """
 
 from __future__ import annotations
@@ -27,9 +28,10 @@ from metadata.failures import failure_of
 from metadata.store import MetadataStore
 from native.engine import Request as WireRequest
 from native.errors import Absent, CoreError, Corrupt, NoLedger
-from native.frame import Code, Opcode
+from native.frame import CALL_SIZE_MAX, Code, Opcode
 
 _METADATA = get_args(MetadataRequest)
+_WRITES = (calls.FlushNow, calls.CollectGarbage)
 _QUICK_S = 10.0
 _FLUSH_S = 60.0
 _UPKEEP_S = 24 * 3600.0  # compaction is throttled and may take hours
@@ -68,9 +70,14 @@ class Calls:
         """The reply to the request in *body*, both in msgpack.
 
         Raises:
-            OSError: the bookie's disk failed.
+            OSError: the bookie's disk failed while it was written.
         """
-        return calls.encode_reply(await self._answer(body))
+        reply = await self._answer(body)
+        encoded = calls.encode_reply(reply)
+        if len(encoded) <= CALL_SIZE_MAX:
+            return encoded
+        what = f"{type(reply).__name__} has {len(encoded)} bytes; a frame takes {CALL_SIZE_MAX}"
+        return calls.encode_reply(Failure("AnswerTooLarge", what))
 
     async def _answer(self, body: bytes) -> Reply:
         try:
@@ -88,6 +95,10 @@ class Calls:
                 return Failure(type(error).__name__, told)
             except (CallRefused, CoreError) as error:
                 return Failure(type(error).__name__, str(error))
+            except OSError as error:
+                if isinstance(request, _WRITES):
+                    raise
+                return Failure("ReadFailed", str(error))
         return Failure("CallTimedOut", f"{type(request).__name__} took over {deadline_s:g} s")
 
     async def _info(self, _: calls.BookieInfo) -> BookieReply:

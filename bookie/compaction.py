@@ -23,6 +23,7 @@ from native.store import LogUsage, Stop, Store
 _log = logging.getLogger(__name__)
 
 _PAGE = 1000
+_KEPT_MAX = 10_000  # logs named in a report, which must fit a frame
 _FOREVER_S = float("inf")
 
 
@@ -81,7 +82,7 @@ class Compactor:
             logs_compacted=compacted,
             freed_size=freed,
             copied_size=copied,
-            kept=self._kept(threshold),
+            kept=self._kept(threshold)[:_KEPT_MAX],
         )
 
     def _logs(self) -> list[LogUsage]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import NoReturn
 
 import trio
@@ -42,8 +43,9 @@ async def serve(
     """
 
     async def handle(stream: trio.SocketStream) -> None:
-        for level, option, value in _KEEPALIVE:
-            stream.setsockopt(level, option, value)
+        with suppress(OSError):  # it is gone already: the handler finds out
+            for level, option, value in _KEEPALIVE:
+                stream.setsockopt(level, option, value)
         await handler(stream)
 
     async with trio.open_nursery() as nursery:

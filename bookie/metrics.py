@@ -63,6 +63,7 @@ class BookieMetrics(PrometheusCollector):
         yield _gauge("connections", "Connections served", stats.connections)
         yield _counter("connections_refused", "Connections over the limit", server.refused)
         yield _counter("connections_dropped", "Connections ended by a fault", server.dropped)
+        yield _counter("connections_faults", "Connections ended by a bug here", server.faults)
         yield _gauge("held_bytes", "Bytes held for peers, all connections", server.budget.held)
         yield _gauge("unfinished_bytes", "Bytes of unfinished frames", stats.partial_bytes)
         yield _gauge("parked_reads", "Reads parked until data comes", server.waits.parked)

@@ -10,6 +10,11 @@ Nothing here runs once per add. What is not an add comes out of feed as a Reques
 are answered at once from memory or in one hop to a worker thread for all that need the
 disk; fences, calls and parked reads get tasks of their own, so many at a time.
 
+Failures. What goes wrong while one peer is served ends its connection and nothing else,
+a bug of ours too: no request may end the process. An OSError is not of a peer: the engine
+raises it when the journal, a flush or memory failed, and the bookie ends with it. What
+only reads the disk turns its OSError into an answer where that happens (answer.c, calls.py).
+
 Bounds. A connection from which more than connection_bytes_max is unsynced or unsent is not
 read from, nor is any while all together hold more than bytes_in_flight_max. A frame must
 be whole within peer_timeout_s of waiting for its peer, a piece of a response must be
@@ -62,6 +67,7 @@ class Server:
     Attributes:
         refused: connections closed at once because there were too many.
         dropped: connections ended for what their peer did or left undone.
+        faults: connections ended by an error of ours while their peer was served.
     """
 
     def __init__(
@@ -85,6 +91,7 @@ class Server:
         self.read_workers = trio.CapacityLimiter(config.read_workers)
         self.refused = 0
         self.dropped = 0
+        self.faults = 0
         events.on_ready = self._tell_ready
         events.on_woken = self.waits.wake
 
@@ -109,6 +116,16 @@ class Server:
         except* (PeerAtFault, trio.BrokenResourceError, trio.ClosedResourceError) as ended:
             self.dropped += 1
             _log.debug("connection %d ended: %r", token, ended.exceptions)
+        except* (OSError, trio.TrioInternalError):
+            raise
+        except* Exception as fault:  # noqa: BLE001 - whatever one peer brings about stays its own
+            self.faults += 1
+            _log.error(
+                "connection %d is closed after an error in serving it; others go on. "
+                "This is a bug: report the traceback",
+                token,
+                exc_info=fault,
+            )
         finally:
             await trio.aclose_forcefully(stream)
 
@@ -120,6 +137,8 @@ class Server:
                 return await admit(stream, self._security)
         except trio.TooSlowError as slow:
             raise PeerStalled(f"connection {token}: no login within {patience_s:g} s") from slow
+        except OSError as error:  # nothing of the engine was touched yet
+            raise PeerAtFault(f"connection {token}: no login: {error}") from error
         finally:
             self._at_door -= 1
 

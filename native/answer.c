@@ -5,6 +5,7 @@
 #include <stdlib.h>
 
 #define COPY_MAX (256u << 10) /* bytes copied in one go with the lock held */
+#define ANSWER_SIZE_MAX (BK_FRAME_SIZE_MAX + 4)
 
 /* --- one entry -------------------------------------------------------------------- */
 
@@ -221,6 +222,20 @@ static int32_t code_of(bk_engine *engine, int result)
     return code;
 }
 
+/* An entry did not fit. BK_SMALL, with *size needed: it does with more room. Otherwise the code
+ * to answer: no frame of this kind carries it. */
+static int32_t judge_small(size_t out_size, size_t needed, size_t *size)
+{
+    *size = needed;
+    return out_size >= ANSWER_SIZE_MAX || needed > ANSWER_SIZE_MAX ? BK_CODE_BAD_REQUEST : 0;
+}
+
+/* What a frame can hold of the memory lent, behind a head. */
+static size_t frame_room(size_t out_size, size_t head)
+{
+    return (out_size < ANSWER_SIZE_MAX ? out_size : ANSWER_SIZE_MAX) - head;
+}
+
 static int answer_read(bk_engine *engine, const bk_request *request, int use_disk, uint8_t *out,
                        size_t out_size, size_t *size)
 {
@@ -232,16 +247,16 @@ static int answer_read(bk_engine *engine, const bk_request *request, int use_dis
         int result = entry_id < 0 || entry_id > view.last_entry
                          ? BK_ABSENT
                          : read_one(engine, request->ledger_id, entry_id, use_disk,
-                                    out + BK_READ_HEADER_SIZE, out_size - BK_READ_HEADER_SIZE,
-                                    &body_size);
-        if (result == BK_AGAIN || result == BK_SMALL) {
-            *size = BK_READ_HEADER_SIZE + body_size;
-            return result;
-        }
-        if (result != BK_OK) {
+                                    out + BK_READ_HEADER_SIZE,
+                                    frame_room(out_size, BK_READ_HEADER_SIZE), &body_size);
+        if (result == BK_SMALL)
+            code = judge_small(out_size, BK_READ_HEADER_SIZE + (size_t)body_size, size);
+        else if (result != BK_OK && result != BK_AGAIN)
             code = code_of(engine, result);
+        if ((result == BK_SMALL && code == 0) || result == BK_AGAIN)
+            return result;
+        if (code != 0)
             body_size = 0;
-        }
     }
     *size = bk_frame_response(out, BK_OP_READ, code, request->ledger_id, request->entry_id,
                               body_size) +
@@ -251,9 +266,7 @@ static int answer_read(bk_engine *engine, const bk_request *request, int use_dis
 
 static size_t body_room(const bk_request *request, size_t out_size, size_t head)
 {
-    size_t room = out_size - head;
-    if (room > BK_FRAME_SIZE_MAX - head)
-        room = BK_FRAME_SIZE_MAX - head;
+    size_t room = frame_room(out_size, head);
     if (request->size_max > 0 && (uint64_t)request->size_max < room + head)
         room = (uint64_t)request->size_max > head ? (size_t)request->size_max - head : 0;
     return room;
@@ -267,7 +280,7 @@ static int gather_asked(bk_engine *engine, const bk_request *request, int64_t la
                          request->count_max > 0 ? (uint32_t)request->count_max : UINT32_MAX};
     int result = gather(engine, request->ledger_id, request->entry_id, last, use_disk, got);
     if (result == BK_SMALL) {
-        got->room = out_size - head;
+        got->room = frame_room(out_size, head);
         got->count_max = 1;
         result = gather(engine, request->ledger_id, request->entry_id, last, use_disk, got);
     }
@@ -285,12 +298,12 @@ static int answer_batch(bk_engine *engine, const bk_request *request, int use_di
                          ? BK_ABSENT
                          : gather_asked(engine, request, view.last_entry, use_disk, out, out_size,
                                         BK_BATCH_HEADER_SIZE, &got);
-        if (result == BK_AGAIN || result == BK_SMALL) {
-            *size = BK_FRAME_SIZE_MAX + 4;
-            return result;
-        }
-        if (result != BK_OK)
+        if (result == BK_SMALL)
+            code = judge_small(out_size, ANSWER_SIZE_MAX, size);
+        else if (result != BK_OK && result != BK_AGAIN)
             code = code_of(engine, result);
+        if ((result == BK_SMALL && code == 0) || result == BK_AGAIN)
+            return result;
     }
     *size = bk_frame_batch_response(out, code, request->ledger_id, request->entry_id,
                                     request->request_id, (uint32_t)got.size) +
@@ -337,12 +350,12 @@ static int answer_wait(bk_engine *engine, const bk_request *request, int use_dis
         if (result == BK_ABSENT && !view.limbo) /* a striped ledger: the entry is elsewhere */
             result = BK_OK;
     }
-    if (result == BK_AGAIN || result == BK_SMALL) {
-        *size = BK_FRAME_SIZE_MAX + 4;
-        return result;
-    }
-    if (result != BK_OK)
+    if (result == BK_SMALL)
+        code = judge_small(out_size, ANSWER_SIZE_MAX, size);
+    else if (result != BK_OK && result != BK_AGAIN)
         code = code_of(engine, result);
+    if ((result == BK_SMALL && code == 0) || result == BK_AGAIN)
+        return result;
     *size = bk_frame_read_wait_response(out, code, request->ledger_id, request->entry_id,
                                         request->request_id, view.lac, view.fenced,
                                         (uint32_t)got.size) +

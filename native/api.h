@@ -49,6 +49,7 @@
 
 /* Limits. */
 #define BK_FRAME_SIZE_MAX 5242880   /* bytes after the length word of a frame */
+#define BK_ENTRY_SIZE_MAX 5242832   /* bytes of a stored entry: frame.h says why */
 #define BK_RECORD_SIZE_MAX 5242880  /* bytes in the body of a record */
 #define BK_BLOCK_SIZE 4096          /* alignment of all direct writes, in bytes */
 #define BK_KEY_SIZE 20              /* a master key, in bytes */

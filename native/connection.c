@@ -311,7 +311,7 @@ static int add(bk_connection *connection, const uint8_t *frame, uint32_t frame_s
     uint32_t entry_size = frame_size - ADD_HEAD, known;
     int64_t ledger_id = (int64_t)bk_get64be(entry), entry_id = (int64_t)bk_get64be(entry + 8);
     int64_t lac = (int64_t)bk_get64be(entry + 16);
-    if (!bk_ids_are_sound(ledger_id, entry_id))
+    if (!bk_ids_are_sound(ledger_id, entry_id) || entry_size > BK_ENTRY_SIZE_MAX)
         return refuse(connection, BK_OP_ADD, BK_CODE_BAD_REQUEST, ledger_id, entry_id);
     bk_ledger *ledger = find_ledger(connection, ledger_id);
     int32_t code = verdict_on(engine, ledger, frame + 8, (frame[6] << 8) | frame[7]);

@@ -7,9 +7,6 @@ import enum
 from native._core import ffi, lib
 from native.errors import check
 
-_FRAME_BYTES_BEFORE_DIGEST = 56
-"""Of an ADD frame, those that count towards its limit: header, key, entry header."""
-
 
 def crc32c(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
     """Return the CRC-32C of *data*; *seed* is that of the bytes before it, or 0."""
@@ -33,7 +30,7 @@ class Digest:
         kind: which checksum.
         size: bytes of the digest field between an entry's header and payload.
         master_key: the 20 bytes that bookies ask of who writes or fences.
-        payload_size_max: bytes of the largest payload that fits a frame.
+        payload_size_max: bytes of the largest payload that bookies take (frame.h).
         pointer: for the other modules of this package.
     """
 
@@ -43,7 +40,7 @@ class Digest:
         self.kind = DigestKind(kind)
         self.size = int(lib.bk_digest_size(kind))
         self.master_key = bytes(self.pointer.master_key)
-        self.payload_size_max = int(lib.BK_FRAME_SIZE_MAX) - _FRAME_BYTES_BEFORE_DIGEST - self.size
+        self.payload_size_max = int(lib.BK_ENTRY_SIZE_MAX) - lib.BK_ENTRY_HEADER_SIZE - self.size
 
     def compute(self, header: bytes, payload: bytes) -> bytes:
         """Return the digest field of an entry with this 32-byte header."""

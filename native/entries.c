@@ -3,8 +3,7 @@
 
 int bk_readd_fits(uint64_t entry_size)
 {
-    return entry_size >= BK_ENTRY_HEADER_SIZE &&
-           entry_size + BK_ADD_HEADER_SIZE <= BK_FRAME_SIZE_MAX + 4;
+    return entry_size >= BK_ENTRY_HEADER_SIZE && entry_size <= BK_ENTRY_SIZE_MAX;
 }
 
 int bk_readd_plan(const uint8_t *body, size_t body_size, uint32_t *count, uint64_t *size)

@@ -7,6 +7,11 @@
 #define RESPONSE_SIZE 28
 #define CALL_RESPONSE_SIZE 20
 
+_Static_assert(BK_ENTRY_SIZE_MAX + 4 + BK_READ_WAIT_HEADER_SIZE == BK_FRAME_SIZE_MAX + 4 &&
+                   BK_READ_WAIT_HEADER_SIZE >= BK_BATCH_HEADER_SIZE &&
+                   BK_READ_WAIT_HEADER_SIZE + 4 >= BK_READ_HEADER_SIZE &&
+                   BK_READ_WAIT_HEADER_SIZE + 4 >= BK_ADD_HEADER_SIZE,
+               "the largest entry fits every frame that may carry it");
 _Static_assert(sizeof(((bk_request *)0)->key) == BK_KEY_SIZE, "a key fits its field");
 
 static int64_t get_id(const uint8_t *p) { return (int64_t)bk_get64be(p); }

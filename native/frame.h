@@ -38,6 +38,20 @@
  * READ of ledger 1, entry 0:  00000014 02020000 0000000000000001 0000000000000000
  * ADD answered with success:  00000018 02010000 00000000 <ledger 8> <entry 8>
  *
+ * The largest entry. An entry that is stored must fit every answer that may carry
+ * it, else nobody can read it back. A stored entry of E bytes takes, of the
+ * BK_FRAME_SIZE_MAX bytes behind the length word:
+ *
+ *   ADD         24 + E   also when recovery or repair adds it again
+ *   READ        24 + E
+ *   BATCH_READ  36 + E   32 of the head, 4 of its size
+ *   READ_WAIT   48 + E   44 of the head, 4 of its size: the narrowest
+ *
+ * so E is at most BK_ENTRY_SIZE_MAX = BK_FRAME_SIZE_MAX - 48 = 5242832. An ADD of a
+ * larger one is answered with BAD_REQUEST and stores nothing. One that is stored
+ * all the same (by an older version) is read by READ; an answer that cannot carry
+ * it is BAD_REQUEST. CALL carries no entries.
+ *
  * A version above 2 is answered with BAD_VERSION and the connection closed; so
  * is, without an answer, a frame that is too long or too short for its opcode,
  * or an opcode that is not listed. A fencing READ of version 0 or 1 carries no

@@ -11,6 +11,10 @@ from native._core import ffi, lib
 from native.errors import check
 
 _HEAD_SIZE_MAX = 68
+ENTRY_SIZE_MAX = int(lib.BK_ENTRY_SIZE_MAX)
+"""Bytes of the largest stored entry that a bookie takes; frame.h says why."""
+CALL_SIZE_MAX = int(lib.BK_FRAME_SIZE_MAX) - int(lib.BK_READ_WAIT_HEADER_SIZE)
+"""Bytes of the largest body that call and the builders of responses take."""
 
 
 class Opcode(enum.IntEnum):
@@ -239,7 +243,6 @@ def _lend_key(key: bytes | None) -> Any:  # noqa: ANN401 - a cffi pointer
 
 def _room_for(body: bytes) -> int:
     """Return the body's size, if a frame takes it behind the largest head."""
-    size_max = int(lib.BK_FRAME_SIZE_MAX) - lib.BK_READ_WAIT_HEADER_SIZE
-    if len(body) > size_max:
-        raise ValueError(f"{len(body)} bytes in one frame; {size_max} are the most")
+    if len(body) > CALL_SIZE_MAX:
+        raise ValueError(f"{len(body)} bytes in one frame; {CALL_SIZE_MAX} are the most")
     return len(body)

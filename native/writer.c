@@ -172,7 +172,8 @@ static int fit_frames(const bk_writer *writer, const uint32_t *payload_sizes, ui
     if (count > (uint64_t)(INT64_MAX - writer->state.next_entry))
         return 0;
     for (uint32_t i = 0; i < count; i++)
-        if (bk_frame_add_size(&writer->digest, payload_sizes[i]) > BK_FRAME_SIZE_MAX + 4)
+        if (bk_frame_add_size(&writer->digest, payload_sizes[i]) >
+            BK_ADD_HEADER_SIZE + BK_ENTRY_SIZE_MAX)
             return 0;
     return 1;
 }

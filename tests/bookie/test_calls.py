@@ -5,10 +5,23 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import trio
 
 from bookie.calls import Calls
-from metadata.calls import LedgerRuns, RunPage, decode_reply, encode_request
+from metadata.calls import (
+    CollectGarbage,
+    EntryLocation,
+    Failure,
+    FlushNow,
+    GarbageReport,
+    LedgerRuns,
+    LogKept,
+    Request,
+    RunPage,
+    decode_reply,
+    encode_request,
+)
 
 
 class HeldJournal:
@@ -44,3 +57,46 @@ async def test_entries_are_named_once_they_are_durable() -> None:
         journal.durable.set()
     assert answers == [RunPage([(0, 3)])]
     assert journal.asked == [7]
+
+
+class FailingDisk:
+    """A bookie whose disk neither reads nor writes."""
+
+    def __init__(self) -> None:
+        self.engine = SimpleNamespace(store=SimpleNamespace(find=self._fail))
+
+    def _fail(self, *_: int) -> None:
+        raise OSError(24, "Too many open files")
+
+    async def checkpoint(self) -> None:
+        self._fail()
+
+    async def collect(self, *, major: bool) -> None:
+        self._fail(major)
+
+
+def calls_over(disk: FailingDisk) -> Calls:
+    anything: Any = disk
+    return Calls(anything, anything, anything, anything)
+
+
+async def test_a_call_that_cannot_read_the_disk_is_answered_with_a_failure() -> None:
+    reply = await calls_over(FailingDisk()).answer(encode_request(EntryLocation(1, 0)))
+    assert decode_reply(reply) == Failure("ReadFailed", "[Errno 24] Too many open files")
+
+
+@pytest.mark.parametrize("request_", [FlushNow(), CollectGarbage()])
+async def test_a_call_that_writes_lets_a_failed_disk_end_the_bookie(request_: Request) -> None:
+    with pytest.raises(OSError, match="Too many open files"):
+        await calls_over(FailingDisk()).answer(encode_request(request_))
+
+
+async def test_a_reply_that_fits_no_frame_becomes_a_failure() -> None:
+    class Crowd(FailingDisk):
+        async def collect(self, *, major: bool) -> GarbageReport:  # type: ignore[override]
+            assert not major
+            return GarbageReport(kept=[LogKept(1, 1, 1, "r" * 10_000)] * 600)
+
+    reply = decode_reply(await calls_over(Crowd()).answer(encode_request(CollectGarbage())))
+    assert isinstance(reply, Failure)
+    assert reply.kind == "AnswerTooLarge"

@@ -428,7 +428,7 @@ def test_the_smallest_memtable_takes_the_largest_entries(tmp_path: Path) -> None
     with pytest.raises(OSError, match="Invalid argument"):
         Bookie(tmp_path / "smaller", memtable_size=MEMTABLE_SIZE_MIN - 4096)
     bookie = Bookie(tmp_path / "least", memtable_size=MEMTABLE_SIZE_MIN, journal_size_max=MIB)
-    payloads = [bytes([i]) * (5 * MIB - 24 - 32 - 4 * i) for i in range(5)]
+    payloads = [bytes([i]) * (5 * MIB - 48 - 32 - 4 * i) for i in range(5)]
     for i, payload in enumerate(payloads):
         bookie.add(1, i, payload)
     for _ in range(2):

@@ -37,8 +37,8 @@ def test_the_journal_file_of_the_mark_was_cut_short(bookie: Bookie, size: int) -
 def test_entries_larger_than_a_piece_of_the_file_are_replayed(
     tmp_path: Path, memtable_size: int
 ) -> None:
-    """Entries of all sizes that a frame allows come back after a crash."""
-    sizes = [MIB - 100, MIB, 2 * MIB + 1, 1, 3 * MIB, 5 * MIB - 60, 100, 4 * MIB, 5 * MIB - 61]
+    """Entries of all sizes that are taken come back after a crash."""
+    sizes = [MIB - 100, MIB, 2 * MIB + 1, 1, 3 * MIB, 5 * MIB - 80, 100, 4 * MIB, 5 * MIB - 81]
     payloads = [bytes([i]) * size for i, size in enumerate(sizes)]
     bookie = Bookie(tmp_path, memtable_size=64 * MIB, journal_size_max=200 * MIB)
     for i, payload in enumerate(payloads):
