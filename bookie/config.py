@@ -75,7 +75,11 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         ),
     ] = ""
     data_folder: Annotated[
-        str, Setting("Folder of this bookie. A relative path counts from this file's folder.")
+        str,
+        Setting(
+            "Folder of this bookie; it may hold the folder security, which says who may call.\n"
+            "Must be set. A relative path counts from this file's folder."
+        ),
     ] = ""
     journal_folder: Annotated[
         str,
@@ -408,7 +412,7 @@ def _nearest(key: str) -> str:
 
 def _with_folders(config: BookieConfig, source: str) -> BookieConfig:
     data = config.data_folder
-    if not data and not (config.journal_folder and config.ledger_folder and config.metadata):
+    if not data:
         raise ConfigError(source, "data_folder", "missing; name the bookie's folder (--data DIR)")
     return msgspec.structs.replace(
         config,

@@ -24,7 +24,7 @@ import msgspec
 import trio
 
 from bookie.config import BookieConfig
-from bookie.durable import replace_file, sync_folder
+from bookie.durable import make_folder, replace_file, sync_folder
 from bookie.errors import BookieError
 from bookie.limbo import FILE_NAME as LIMBO
 from metadata.records import CookieRecord
@@ -135,7 +135,7 @@ async def write_cookies(folders: Sequence[Folder], cookie: Cookie, *, complete: 
 
 
 def _write_file(folder: Path, cookie: Cookie) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     sync_folder(folder.parent)
     replace_file(folder / FILE_NAME, msgspec.json.format(msgspec.json.encode(cookie)) + b"\n")
 

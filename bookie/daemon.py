@@ -36,7 +36,7 @@ from bookie.metrics import BookieMetrics
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
 from bookie.roles import keep_roles
-from bookie.security import read_security
+from bookie.security import Security, read_security
 from bookie.server import Server
 from bookie.status import Life, State, Status
 from bookie.storage import Storage
@@ -99,10 +99,12 @@ class _Bookie:
         self._store = store
         self._life = life
         self._roles = roles
+        self._security = Security()
         self._registry = CollectorRegistry()
         self._disk: DiskGuard | None = None
 
     async def run(self, task_status: trio.TaskStatus[Ready]) -> None:
+        self._security = read_security(self._config)
         async with trio.open_nursery() as nursery:
             metrics_port = await self._open_pages(nursery)
             self._enter(State.INITIALIZATION)
@@ -140,8 +142,7 @@ class _Bookie:
         storage.on_flushed = disk.look_now.ring
         upkeep = Upkeep(storage, store, config, disk, bookie_id=bookie_id)
         calls = Calls(store, storage, upkeep.collector, upkeep.scrubber)
-        security = read_security(config)
-        server = Server(storage.engine, storage.events, config, calls.answer, security)
+        server = Server(storage.engine, storage.events, config, calls.answer, self._security)
         async with trio.open_nursery() as nursery:
             await nursery.start(storage.run)
             await nursery.start(disk.run)

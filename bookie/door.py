@@ -12,6 +12,7 @@ from typing import NamedTuple
 import trio
 
 from bookie.errors import PeerAtFault
+from bookie.login_rate import host_of
 from bookie.security import Security
 from bookie.users import Users
 from metadata.access import ACCEPTED, PLUGIN, REFUSED, auth_frame, parse_auth, parse_login
@@ -86,7 +87,7 @@ class _Login:
         except BadRecord as wrong:
             raise NotAdmitted(str(wrong)) from wrong
         login = parse_login(payload) if plugin == PLUGIN else None
-        if login is not None and await self._users.admit(login):
+        if login is not None and await self._users.admit(login, host_of(self._stream)):
             await self._stream.send_all(auth_frame(PLUGIN, ACCEPTED))
             return
         await trio.sleep(_REFUSED_S)

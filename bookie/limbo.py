@@ -45,7 +45,7 @@ def in_limbo(ledger_folder: Path) -> bool:
 
 def enter_limbo(ledger_folder: Path, places: Sequence[DamagedPlace]) -> None:
     """Add *places* to the limbo file, durably. Blocks for two syncs."""
-    with (ledger_folder / FILE_NAME).open("ab") as file:
+    with open(ledger_folder / FILE_NAME, "ab", opener=open_private) as file:  # noqa: PTH123 - Path.open takes no opener
         for place in places:
             file.write(msgspec.json.encode(place) + b"\n")
         file.flush()

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from bookie.config import BookieConfig
+from bookie.durable import make_folder, open_private
 from bookie.errors import FolderInUse
 
 FILE_NAME = "lock"
@@ -32,7 +33,7 @@ def hold_folders(config: BookieConfig) -> Iterator[None]:
     folders = [Path(config.journal_folder), Path(config.ledger_folder)]
     if not any(folder.exists() for folder in folders):
         for folder in folders:
-            folder.mkdir(parents=True, exist_ok=True)
+            make_folder(folder)
     with contextlib.ExitStack() as held:
         for folder in folders:
             if folder.is_dir():
@@ -42,7 +43,7 @@ def hold_folders(config: BookieConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hold(folder: Path) -> Iterator[None]:
-    with (folder / FILE_NAME).open("a+") as file:
+    with open(folder / FILE_NAME, "a+", opener=open_private) as file:  # noqa: PTH123 - Path.open takes no opener
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:

@@ -8,8 +8,9 @@
                                of the system
     login                      user:password, as which this bookie calls the others
 
-Without the folder anybody may call, unencrypted. All bookies of a cluster want the same. Every
-user may do everything. Files are read at the start, *users* whenever it changes.
+Without the folder anybody may call, unencrypted. With it, a bookie that finds something missing
+does not start: a lost file must not open the door. All bookies of a cluster want the same.
+Every user may do everything. Files are read at the start, *users* whenever it changes.
 """
 
 from __future__ import annotations
@@ -65,25 +66,59 @@ def read_security(config: BookieConfig) -> Security:
         BadUsers: the file of users cannot be understood.
         OSError: a file cannot be read.
     """
+    if not config.data_folder:
+        raise BadSecurity(
+            f"data_folder: missing; a bookie looks there for the folder {FOLDER!r}, which says "
+            "who may call it"
+        )
     folder = folder_of(config)
-    if not config.data_folder or not folder.is_dir():
+    if not folder.exists():
+        _check_absent(folder)
         return Security()
     context = _read_context(folder)
     users = Users(folder / USERS) if (folder / USERS).exists() else None
     login = _read_login(folder / LOGIN)
+    _check_complete(folder, context, users, login)
+    return Security(context, users, _read_access(folder, tls=context is not None, login=login))
+
+
+def _check_absent(folder: Path) -> None:
+    """Raise BadSecurity when the folder is not there because a disk or a link is missing."""
+    if folder.is_symlink():
+        raise BadSecurity(f"{folder}: a link to {folder.readlink()}, which is missing")
+    if not folder.parent.is_dir():
+        raise BadSecurity(
+            f"{folder.parent}: missing; it may hold the folder {FOLDER!r}, which says who may "
+            "call. Mount it, or make it to let anybody call"
+        )
+
+
+def _check_complete(
+    folder: Path, context: ssl.SSLContext | None, users: Users | None, login: Login | None
+) -> None:
     if users is not None and login is None:
         raise BadSecurity(
             f"{folder / LOGIN}: missing; with users, a bookie needs a line user:password "
             "there to call the others"
         )
-    return Security(context, users, _read_access(folder, tls=context is not None, login=login))
+    if users is None and login is not None:
+        raise BadSecurity(
+            f"{folder / USERS}: missing, though there is {LOGIN}; without it anybody could call. "
+            f"Add users with `bookie user add`, or remove {LOGIN}"
+        )
+    if users is None and context is None:
+        raise BadSecurity(
+            f"{folder}: has neither {USERS} nor {CERTIFICATE} and {KEY}, so anybody could call. "
+            "Put what is missing there, or remove the folder"
+        )
 
 
 def _read_context(folder: Path) -> ssl.SSLContext | None:
     certificate, key, clients = folder / CERTIFICATE, folder / KEY, folder / CLIENTS
     if not certificate.exists() and not key.exists():
-        if clients.exists():
-            raise BadSecurity(f"{clients}: of no use without {CERTIFICATE} and {KEY}")
+        for useless in (clients, folder / AUTHORITIES):
+            if useless.exists():
+                raise BadSecurity(f"{useless}: of no use without {CERTIFICATE} and {KEY}")
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:

@@ -26,6 +26,7 @@ from pathlib import Path
 import msgspec
 import trio
 
+from bookie.durable import make_folder
 from bookie.errors import BookieError
 from bookie.member import Member, Running
 from bookie.security import FOLDER as SECURITY
@@ -219,7 +220,7 @@ def _share_security(cluster: Path, member: Path) -> None:
     """Let a bookie ask of its callers what the folder of the cluster says."""
     shared, link = cluster / SECURITY, member / SECURITY
     if shared.is_dir() and not link.exists():
-        member.mkdir(exist_ok=True)
+        make_folder(member)
         link.symlink_to(shared)
 
 

@@ -24,6 +24,7 @@ import trio
 
 from bookie.config import BookieConfig
 from bookie.damage import DamageLog
+from bookie.durable import make_folder
 from bookie.errors import JournalMissing, MarkMissing
 from bookie.events import Events
 from bookie.limbo import Limbo, enter_limbo
@@ -251,8 +252,8 @@ def _open(
     config: BookieConfig, event_fd: int, threaded: bool
 ) -> tuple[Engine, Recovery, Mark | None]:
     journal_folder, ledger_folder = Path(config.journal_folder), Path(config.ledger_folder)
-    journal_folder.mkdir(parents=True, exist_ok=True)
-    ledger_folder.mkdir(parents=True, exist_ok=True)
+    make_folder(journal_folder)
+    make_folder(ledger_folder)
     mark = read_mark(ledger_folder)
     try:
         engine, recovery = Engine.open(

@@ -29,6 +29,7 @@ from bookie.cookie_file import (
     look,
     write_cookies,
 )
+from bookie.durable import make_folder
 from bookie.limbo import enter_limbo
 from metadata.records import (
     CookieRecord,
@@ -138,7 +139,7 @@ async def _new_cookie(config: BookieConfig, store: MetadataStore, bookie_id: str
 
 
 def _begin_in_limbo(ledger_folder: Path) -> None:
-    ledger_folder.mkdir(parents=True, exist_ok=True)
+    make_folder(ledger_folder)
     enter_limbo(ledger_folder, ())
 
 

@@ -35,7 +35,7 @@ def write_targets(folder: Path, running: Iterable[Running]) -> None:
         if bookie.metrics_port
     ]
     text = msgspec.json.format(msgspec.json.encode(told)) + b"\n"
-    replace_file(folder / TARGETS_NAME, text)
+    replace_file(folder / TARGETS_NAME, text, mode=0o644)  # Prometheus is another user
 
 
 def host_of(address: str) -> str:

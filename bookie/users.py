@@ -18,6 +18,7 @@ import trio
 
 from bookie.durable import replace_file
 from bookie.errors import BookieError
+from bookie.login_rate import LoginRate
 from metadata.access import Login
 
 NAME = re.compile(r"[A-Za-z0-9_.@-]{1,64}")
@@ -25,7 +26,8 @@ _SALT_SIZE = 16
 _HASH_SIZE = 32
 _COST = {"n": 1 << 14, "r": 8, "p": 1}  # 16 MiB and about 50 ms
 _CHECKED_MAX = 1000
-_WORKERS_MAX = 2
+_WORKERS_MAX = 1
+"""Of two processors one is left for entries."""
 _log = logging.getLogger(__name__)
 
 
@@ -83,15 +85,21 @@ class Users:
         self._checked: dict[bytes, str] = {}
         """what was found right, by a digest of it, and the secret it was checked against: a
         client that connects again costs no 50 ms"""
+        self._rate = LoginRate()
         self._workers = trio.CapacityLimiter(_WORKERS_MAX)
 
-    async def admit(self, login: Login) -> bool:
-        """Whether the password is the user's. Takes as long when there is no such user."""
+    async def admit(self, login: Login, host: str = "") -> bool:
+        """Whether the password is the user's. Takes as long when there is no such user.
+
+        Raises:
+            TooManyLogins: *host*, or all hosts together, tried too many passwords.
+        """
         self._read_again()
         secret = self._users.get(login.user, "")
         digest = hashlib.sha256(f"{login.user}\0{login.password}".encode()).digest()
         if secret and self._checked.get(digest) == secret:
             return True
+        await self._rate.wait_turn(host)
         salt, _, hashed = (secret or f"{'00' * _SALT_SIZE}:").partition(":")
         found = await trio.to_thread.run_sync(
             _hash, login.password, bytes.fromhex(salt), limiter=self._workers

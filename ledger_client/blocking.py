@@ -10,6 +10,9 @@
 A client runs trio in one thread and may be used from any number of others. Each
 call costs two thread switches, about 0.1 ms: so prefer append_many. Errors are
 those of ledger_client. Ctrl-C ends a call at once, as cancelling it would.
+
+A client does not survive a fork (os.fork, multiprocessing's "fork", gunicorn's preload): in the
+child its calls raise ClientForked. Connect in each process.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ from ledger_client.client import DEFAULT_OPTIONS
 from ledger_client.entries import Entries, Entry, EntryBatch
 from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
-from ledger_client.portal import Portal
+from ledger_client.portal import ClientForked, Portal
 from ledger_client.reader import LedgerReader
 from ledger_client.replay.options import ReplaySettings
 from ledger_client.replay.report import Report
@@ -49,6 +52,14 @@ from metadata.records import BookieRecord, LedgerRecord
 if TYPE_CHECKING:
     from ledger_client.compaction.job import Compaction
     from ledger_client.metrics import ClientMetrics
+
+__all__ = [
+    "BlockingClient",
+    "BlockingReader",
+    "BlockingWriter",
+    "ClientForked",
+    "connect",
+]
 
 T = TypeVar("T")
 
@@ -353,9 +364,11 @@ def _entered(portal: Portal[TopicClient], manager: AbstractAsyncContextManager[T
         yield value
     except BaseException as error:
         trace = error.__traceback__
-        portal.call(partial(manager.__aexit__, type(error), error, trace))
+        if not portal.is_forked:
+            portal.call(partial(manager.__aexit__, type(error), error, trace))
         raise
-    portal.call(partial(manager.__aexit__, None, None, None))
+    if not portal.is_forked:
+        portal.call(partial(manager.__aexit__, None, None, None))
 
 
 def _iterate(portal: Portal[TopicClient], items: AsyncIterator[T]) -> Iterator[T]:

@@ -6,6 +6,7 @@ compare-and-set.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager
 
@@ -17,23 +18,24 @@ from ledger_client.marks import Reason, marking, new_mark
 from ledger_client.translation import translated
 from metadata import errors as metadata_errors
 from metadata.records import (
-    BOOKIES,
     LEDGER_COUNTER,
     LEDGERS,
     BookieRecord,
     Fragment,
     LedgerRecord,
-    decode_bookie,
     decode_ledger,
     encode_record,
     ledger_key,
 )
+from metadata.registrations import list_registrations
 from metadata.store import ABSENT, MetadataStore, Op, Put, Versioned, Versions
 
 RETRY_S = 0.1
 """Between two attempts to change a ledger while the store is away."""
 CHANGE_S = 1.0
 """A change of the ensemble not answered for so long is looked for, and made again."""
+
+_log = logging.getLogger(__name__)
 
 
 class Catalogue:
@@ -46,6 +48,8 @@ class Catalogue:
     def __init__(self, store: MetadataStore, *, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
+        self._unreadable: set[str] = set()
+        """bookies whose registration was reported as undecodable"""
 
     async def new_id(self) -> int:
         """Return a ledger id that was never given before."""
@@ -234,14 +238,13 @@ class Catalogue:
         return records, items[-1][0] if items else after
 
     async def bookies(self) -> list[BookieRecord]:
-        """Return the bookies that hold a lease now."""
-        records: list[BookieRecord] = []
-        after = ""
+        """Return the bookies that hold a lease now, but those whose lease cannot be decoded."""
         with self._translated():
-            while leases := await self._store.leases(BOOKIES, after=after):
-                records += [decode_bookie(lease.name, lease.value) for lease in leases]
-                after = leases[-1].name
-        return records
+            found = await list_registrations(self._store)
+        for bookie_id in found.unreadable.keys() - self._unreadable:
+            _log.warning("%s is passed over: %s", bookie_id, found.unreadable[bookie_id])
+        self._unreadable = set(found.unreadable)
+        return found.bookies
 
     def watch(self, ledger_id: int) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
         """Watch the ledger's record, as MetadataStore.watch does: a hint, never more."""

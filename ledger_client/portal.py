@@ -8,6 +8,7 @@ that nothing goes on behind its back.
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
@@ -21,6 +22,16 @@ R = TypeVar("R")
 T = TypeVar("T")
 
 
+class ClientForked(RuntimeError):
+    """The process was forked after the client connected, and the thread stayed in the parent."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this client was connected before the process was forked, and works only in the "
+            "parent; call ledger_client.blocking.connect() in the forked process"
+        )
+
+
 class Portal(Generic[R]):
     """A running trio loop in a thread of its own, around one resource."""
 
@@ -28,18 +39,27 @@ class Portal(Generic[R]):
         """Start the thread and wait for the resource. Raises what opening raises."""
         self._open_resource = open_resource
         self._opened: Future[R] = Future()
+        self._process_id = os.getpid()
         self._thread = threading.Thread(
             target=trio.run, args=(self._serve,), name="ledger_client", daemon=True
         )
         self._thread.start()
         self.value = self._opened.result()
 
+    @property
+    def is_forked(self) -> bool:
+        """Whether this process is a fork, so that the thread is in another one."""
+        return os.getpid() != self._process_id
+
     def call(self, work: Callable[[], Awaitable[T]]) -> T:
         """Run *work* in the loop and return what it returns, or raise what it raises.
 
         Raises:
+            ClientForked: this process is a fork of the one that has the thread.
             RuntimeError: the portal is closed, or this is its own thread.
         """
+        if self.is_forked:
+            raise ClientForked
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call from the thread that serves it")
         scope = trio.CancelScope()
@@ -70,12 +90,19 @@ class Portal(Generic[R]):
         try:
             yield value
         except BaseException:
-            self.call(held.cancel)
+            if not self.is_forked:
+                self.call(held.cancel)
             raise
-        self.call(held.leave)
+        if not self.is_forked:
+            self.call(held.leave)
 
     def close(self) -> None:
-        """Cancel the calls under way, close the resource, end the thread."""
+        """Cancel the calls under way, close the resource, end the thread.
+
+        In a forked process this does nothing: all of that is the parent's.
+        """
+        if self.is_forked:
+            return
         with suppress(trio.RunFinishedError):
             self._token.run_sync_soon(self._stop.set)
         self._thread.join()

@@ -243,7 +243,10 @@ def decode_ledger(key: str, value: bytes) -> LedgerRecord:
 
 def decode_bookie(name: str, value: bytes) -> BookieRecord:
     """Return the bookie registered by the lease *name*. Raises BadRecord."""
-    return decode_row(name, value, BookieRecord)
+    record = decode_row(name, value, BookieRecord)
+    if name != bookie_lease(record.bookie_id):
+        raise BadRecord(f"{name} is the registration of {record.bookie_id!r}")
+    return record
 
 
 def decode_cookie(key: str, value: bytes) -> CookieRecord:

@@ -13,11 +13,15 @@ counters  name, next: the next id that was never given
 
 from __future__ import annotations
 
+import os
 import sqlite3
+import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 from metadata.errors import BadStore, MetadataError, MetadataUnavailable
+from metadata.lock_holder import describe_holder
 
 APPLICATION_ID = 0x71756972  # "quir"
 SCHEMA_VERSION = 1
@@ -32,9 +36,9 @@ _TABLES = {
     "counters": "name TEXT PRIMARY KEY, next INTEGER NOT NULL",
 }
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
+_LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _OUTAGES = {
-    sqlite3.SQLITE_BUSY,
-    sqlite3.SQLITE_LOCKED,
+    *_LOCKED,
     sqlite3.SQLITE_FULL,
     sqlite3.SQLITE_IOERR,
     sqlite3.SQLITE_CANTOPEN,
@@ -76,7 +80,9 @@ def translate(error: sqlite3.Error, path: Path, *, committing: bool = False) -> 
         return BadStore(f"{path} is not a sound metadata store: {error}", path=str(path))
     if code in _OUTAGES:
         unknown = committing and code == sqlite3.SQLITE_IOERR
-        return MetadataUnavailable(f"{path}: {error}", outcome_unknown=unknown)
+        holder = describe_holder(path) if code in _LOCKED else ""
+        reason = f"{path}: {error}; {holder}" if holder else f"{path}: {error}"
+        return MetadataUnavailable(reason, outcome_unknown=unknown)
     raise error
 
 
@@ -87,6 +93,7 @@ def error_code(error: sqlite3.Error) -> int | None:
 
 
 def _open_once(path: Path, timeout_s: float) -> sqlite3.Connection:
+    _make_private(path)
     connection = sqlite3.connect(
         path, timeout=timeout_s, isolation_level=None, check_same_thread=False
     )
@@ -105,6 +112,23 @@ def _open_once(path: Path, timeout_s: float) -> sqlite3.Connection:
         connection.close()
         raise
     return connection
+
+
+def _make_private(path: Path) -> None:
+    """Make the file if it is missing, for its owner alone: it holds passwords of ledgers.
+
+    SQLite gives the same permissions to the files that it puts beside it. The file is closed
+    before it gets its name: to close a database drops this process's locks on it (fcntl).
+    """
+    if path.exists():
+        return
+    with suppress(OSError):  # SQLite reports what is wrong with the path
+        file, fresh = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
+        os.close(file)
+        try:
+            os.link(fresh, path)  # fails when another process was quicker
+        finally:
+            Path(fresh).unlink()
 
 
 def _create(connection: sqlite3.Connection) -> None:

@@ -17,7 +17,7 @@ int bk_engine_open_table(bk_engine *engine)
     int result = bk_table_path(engine->ledger_folder, engine->table_id, path);
     if (result != 0)
         return result;
-    engine->table_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0644);
+    engine->table_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, BK_FILE_MODE);
     if (engine->table_fd < 0)
         return -errno;
     if (ftruncate(engine->table_fd, (off_t)engine->table_end) != 0)

@@ -99,7 +99,7 @@ static int writer_open(bk_log_writer *w, int flags)
     if (result != BK_OK)
         return result;
     bk_log_path(w->folder, w->header.log_id, BK_SUFFIX_INDEX, path);
-    w->index_fd = open(path, O_RDWR | O_CLOEXEC | flags, 0644);
+    w->index_fd = open(path, O_RDWR | O_CLOEXEC | flags, BK_FILE_MODE);
     return w->index_fd >= 0 ? BK_OK : -errno;
 }
 

@@ -23,6 +23,9 @@
 #include "gather.h"
 #include "checksum.h"
 
+/* Files are for the bookie's user alone: they hold what producers wrote. */
+#define BK_FILE_MODE 0600
+
 /* Integers in a given order, at any alignment. */
 static inline uint32_t bk_get32le(const uint8_t *p)
 {

@@ -118,9 +118,9 @@ int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got)
 
 int bk_io_open_direct(const char *path, int flags, int *fd)
 {
-    *fd = open(path, flags | O_DIRECT | O_CLOEXEC, 0644);
+    *fd = open(path, flags | O_DIRECT | O_CLOEXEC, BK_FILE_MODE);
     if (*fd < 0 && errno == EINVAL)
-        *fd = open(path, flags | O_CLOEXEC, 0644);
+        *fd = open(path, flags | O_CLOEXEC, BK_FILE_MODE);
     return *fd < 0 ? -errno : 0;
 }
 

@@ -204,7 +204,7 @@ static int limbo_enter(const char *folder)
 {
     char path[BK_PATH_SIZE_MAX];
     snprintf(path, sizeof path, "%s/limbo", folder);
-    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, 0644);
+    int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, BK_FILE_MODE);
     if (fd < 0)
         return -errno;
     int result = fsync(fd) == 0 ? bk_io_sync_folder(folder) : -errno;

@@ -102,7 +102,7 @@ int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk
     int result = bk_log_scan_open_at(log_path, BK_BLOCK_SIZE, end, &scan);
     if (result != BK_OK)
         return result;
-    r.fd = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, 0644);
+    r.fd = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, BK_FILE_MODE);
     result = r.fd >= 0 ? bk_index_write_header(r.fd, header->log_id, header->origin) : -errno;
     if (result == BK_OK)
         result = records_read(&r, scan, log_path, note, context);

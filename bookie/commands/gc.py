@@ -15,7 +15,8 @@ from metadata.address import parse_address
 from metadata.calls import CollectGarbage, GarbageReport
 from metadata.cluster_url import parse_cluster_url
 from metadata.errors import MetadataUnavailable
-from metadata.records import BOOKIES, BookieRecord, decode_bookie
+from metadata.records import BookieRecord
+from metadata.registrations import list_registrations
 from metadata.urls import bookie_store
 
 
@@ -77,12 +78,12 @@ async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Coll
 async def _serving(cluster: str) -> list[BookieRecord]:
     store = bookie_store(cluster, timeout_s=CONNECT_TIMEOUT_S)
     try:
-        leases = await store.leases(BOOKIES)
+        found = await list_registrations(store)
     except MetadataUnavailable as cause:
         raise Unreachable(f"no bookie answers: {cause}") from cause
     finally:
         await store.aclose()
-    return [decode_bookie(lease.name, lease.value) for lease in leases]
+    return found.bookies
 
 
 async def _collect(bookie: BookieRecord, access: Access, major: bool) -> Collected:

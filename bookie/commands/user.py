@@ -90,8 +90,11 @@ def list_users(*, as_json: bool, folder: Path) -> None:
     names = sorted(_read(folder / FOLDER))
     if as_json:
         print_json(Listed(names))
+    elif names:
+        click.echo("\n".join(names))
     else:
-        click.echo("\n".join(names) or "anybody may call")
+        is_open = not (folder / FOLDER / USERS).exists()
+        click.echo("no users; anybody may call" if is_open else "no users; nobody may call")
 
 
 def _read(security: Path) -> dict[str, str]:

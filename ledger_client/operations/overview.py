@@ -10,14 +10,13 @@ import msgspec
 
 from ledger_client.repair.records import leader, list_draining, list_marks, list_repairs
 from metadata.records import (
-    BOOKIES,
     COOKIES,
     BookieRecord,
     Leader,
     RepairProgress,
     UnderReplicated,
-    decode_bookie,
 )
+from metadata.registrations import list_registrations
 from metadata.store import MetadataStore, pages
 
 
@@ -26,8 +25,9 @@ class BookieOverview(msgspec.Struct, frozen=True):
 
     bookie_id: str
     state: str
-    """"writable", or why it gets no entries: "lost", "draining", "limbo", "read-only", or
-    "decommissioned" for one that nobody has stopped yet"""
+    """"writable", or why it gets no entries: "lost", "draining", "limbo", "read-only",
+    "unreadable" when its registration cannot be decoded, or "decommissioned" for one that
+    nobody has stopped yet"""
     registered: bool = False
     address: str = ""
     capacity: int = 0
@@ -70,6 +70,7 @@ class Overview(msgspec.Struct, frozen=True):
 
 
 LOST = "lost"
+UNREADABLE = "unreadable"
 DECOMMISSIONED = "decommissioned"
 WRITABLE = "writable"
 
@@ -89,26 +90,29 @@ async def take_overview(store: MetadataStore) -> Overview:
 
 
 async def registered(store: MetadataStore) -> dict[str, BookieRecord]:
-    """Return the bookies that hold a lease now, by id. Raises MetadataError."""
-    found: dict[str, BookieRecord] = {}
-    after = ""
-    while leases := await store.leases(BOOKIES, after=after):
-        records = [decode_bookie(lease.name, lease.value) for lease in leases]
-        found |= {record.bookie_id: record for record in records}
-        after = leases[-1].name
-    return found
+    """Return the bookies that hold a lease now, by id. Raises MetadataError.
+
+    One whose lease cannot be decoded is left out.
+    """
+    return {bookie.bookie_id: bookie for bookie in (await list_registrations(store)).bookies}
 
 
 async def _bookies(store: MetadataStore) -> list[BookieOverview]:
-    live, leaving = await registered(store), await list_draining(store)
+    found, leaving = await list_registrations(store), await list_draining(store)
+    live = {bookie.bookie_id: bookie for bookie in found.bookies}
     keys = [key async for page in pages(store, COOKIES) for key, _ in page]
     known = {key.removeprefix(COOKIES) for key in keys}
     return [
-        BookieOverview(name, f"{LOST}, draining" if name in leaving else LOST)
-        if name not in live
-        else _bookie(live[name], _state(live[name], known=name in known, leaves=name in leaving))
-        for name in sorted(known | set(live))
+        _bookie(live[name], _state(live[name], known=name in known, leaves=name in leaving))
+        if name in live
+        else _absent(name, unreadable=name in found.unreadable, leaves=name in leaving)
+        for name in sorted(known | set(live) | set(found.unreadable))
     ]
+
+
+def _absent(name: str, *, unreadable: bool, leaves: bool) -> BookieOverview:
+    state = UNREADABLE if unreadable else LOST
+    return BookieOverview(name, f"{state}, draining" if leaves else state)
 
 
 def _bookie(record: BookieRecord, state: str) -> BookieOverview:

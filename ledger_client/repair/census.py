@@ -6,13 +6,18 @@ observer counts the time by its own clock, from when it first missed the bookie.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection
 
 import trio
 
-from ledger_client.repair.records import list_cookies, list_draining, list_registrations
+from ledger_client.repair.records import list_cookies, list_draining
 from metadata.records import BookieRecord
+from metadata.registrations import list_registrations
 from metadata.store import MetadataStore
+
+
+_log = logging.getLogger(__name__)
 
 
 class Census:
@@ -29,15 +34,17 @@ class Census:
         self._lost_after_s = lost_after_s
         self._known: set[str] = set()
         self._missed_since: dict[str, float] = {}
+        self._unreadable: set[str] = set()
         self.live: dict[str, BookieRecord] = {}
         self.runs: dict[str, int] = {}
         self.draining: set[str] = set()
 
     async def refresh(self) -> None:
         """Look at leases and marks of bookies. Raises MetadataError."""
-        registrations = await list_registrations(self._store)
-        self.live = {bookie.bookie_id: bookie for bookie, _ in registrations}
-        self.runs = {bookie.bookie_id: epoch for bookie, epoch in registrations}
+        found = await list_registrations(self._store)
+        self.live = {bookie.bookie_id: bookie for bookie in found.bookies}
+        self.runs = found.epochs
+        self._report(found.unreadable)
         self.draining = await list_draining(self._store)
         self.draining.update(b.bookie_id for b in self.live.values() if b.draining)
         self._known |= self.live.keys() | await list_cookies(self._store)
@@ -65,6 +72,11 @@ class Census:
     def all_lost(self) -> set[str]:
         """Return the bookies that have a cookie, or were alive once, and are lost."""
         return {bookie_id for bookie_id in self._known if self.lost(bookie_id)}
+
+    def _report(self, unreadable: dict[str, str]) -> None:
+        for bookie_id in unreadable.keys() - self._unreadable:
+            _log.error("%s counts as away: %s", bookie_id, unreadable[bookie_id])
+        self._unreadable = set(unreadable)
 
     def _notice(self, bookie_ids: Collection[str]) -> None:
         now = trio.current_time()

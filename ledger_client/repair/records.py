@@ -5,24 +5,22 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
 from typing import Generic, TypeVar
 
 from metadata.errors import BadRecord
 from metadata.leadership import holder
 from metadata.records import (
-    BOOKIES,
     COOKIES,
     COORDINATOR,
     DRAINING,
     LEDGERS,
     REPAIRS,
     UNDERREPLICATED,
-    BookieRecord,
     Leader,
     LedgerRecord,
     RepairProgress,
     UnderReplicated,
-    decode_bookie,
     decode_leader,
     decode_ledger,
     decode_repair,
@@ -98,25 +96,17 @@ async def list_marks(
     return [mark async for mark in marks]
 
 
-async def list_registrations(store: MetadataStore) -> list[tuple[BookieRecord, int]]:
-    """Return the bookies that serve, by rising id, each with the epoch of its lease.
-
-    Another epoch is another run of the bookie. Raises MetadataError.
-    """
-    found: list[tuple[BookieRecord, int]] = []
-    after = ""
-    while leases := await store.leases(BOOKIES, after=after):
-        found += [(decode_bookie(lease.name, lease.value), lease.epoch) for lease in leases]
-        after = leases[-1].name
-    return found
-
-
 async def list_repairs(store: MetadataStore) -> list[RepairProgress]:
-    """Return the repairs and moves under way, by rising ledger. Raises MetadataError."""
+    """Return the repairs and moves under way, by rising ledger. Raises MetadataError.
+
+    One that cannot be decoded is left out: it is a report of progress, and no more.
+    """
     found: list[RepairProgress] = []
     after = ""
     while leases := await store.leases(REPAIRS, after=after):
-        found += [decode_repair(lease.name, lease.value) for lease in leases]
+        for lease in leases:
+            with suppress(BadRecord):
+                found.append(decode_repair(lease.name, lease.value))
         after = leases[-1].name
     return found
 

@@ -151,6 +151,11 @@ def test_without_the_folder_anybody_may_call(tmp_path: Path) -> None:
         ({"clients.pem": "x"}, "clients.pem"),
         ({"users": ""}, "login"),
         ({"login": "alice"}, "login"),
+        ({"login": "alice:secret"}, "users"),
+        ({"ca.pem": "x"}, "ca.pem"),
+        ({"users": "", "login": "alice:secret", "ca.pem": "x"}, "ca.pem"),
+        ({"user": "a misspelt name"}, "neither users nor certificate.pem"),
+        ({}, "neither users nor certificate.pem"),
     ],
 )
 def test_a_folder_that_cannot_be_used_is_refused_at_the_start(
@@ -161,4 +166,17 @@ def test_a_folder_that_cannot_be_used_is_refused_at_the_start(
     for name, text in files.items():
         (folder / name).write_text(text)
     with pytest.raises(BadSecurity, match=named):
+        read_security(settings(tmp_path))
+
+
+def test_a_bookie_that_does_not_know_where_to_look_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadSecurity, match="data_folder"):
+        read_security(settings(tmp_path, data_folder=""))
+    with pytest.raises(BadSecurity, match="not mounted here"):
+        read_security(settings(tmp_path, data_folder=str(tmp_path / "not mounted here")))
+
+
+def test_a_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "security").symlink_to(tmp_path / "shared")
+    with pytest.raises(BadSecurity, match="shared, which is missing"):
         read_security(settings(tmp_path))

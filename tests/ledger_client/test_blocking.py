@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
@@ -14,7 +16,7 @@ from memory_cluster import memory_cluster
 from prometheus_client import CollectorRegistry
 
 from ledger_client import Client, EventTime, Retention, blocking
-from ledger_client.blocking import BlockingClient
+from ledger_client.blocking import BlockingClient, ClientForked
 from ledger_client.errors import InvalidAddress, LedgerClosed, NoSuchEntry, NoSuchLedger
 from ledger_client.portal import Portal
 from ledger_client.topics.errors import NoSuchTopic
@@ -77,6 +79,48 @@ def test_the_whole_life_of_a_topic(client: BlockingClient) -> None:
     client.delete_topic("shop/orders")
     with pytest.raises(NoSuchTopic):
         client.topic("shop/orders")
+
+
+def test_a_forked_process_is_told_to_connect_again(client: BlockingClient) -> None:
+    def fork_and_misuse() -> int:
+        """Return the child's process id in the parent; in the child 0 if all was refused."""
+        with client.create_ledger() as ledger, client.producer("s/t") as producer:
+            if child := os.fork():
+                return child
+            calls = (client.list_bookies, producer.flush, lambda: ledger.append(b"x"))
+            for call in calls:
+                try:
+                    call()
+                except ClientForked as wrong:
+                    assert "connect()" in str(wrong)
+                else:
+                    return -1
+        client._portal.close()
+        return 0
+
+    client.create_topic("s/t", replication=1)
+    parent = os.getpid()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork, the very point
+        try:
+            result = fork_and_misuse()
+        except BaseException:
+            if os.getpid() != parent:
+                os._exit(2)
+            raise
+    if os.getpid() != parent:
+        os._exit(0 if result == 0 else 1)
+    assert exit_code_of(result) == 0
+    assert len(client.list_bookies()) == 3, "the parent goes on"
+
+
+def exit_code_of(child: int) -> int:
+    """Wait for a child of this process; it is killed when it hangs."""
+    alarm = threading.Timer(30, os.kill, (child, signal.SIGKILL))
+    alarm.start()
+    _, status = os.waitpid(child, 0)
+    alarm.cancel()
+    return os.waitstatus_to_exitcode(status)
 
 
 def test_several_threads_share_a_client(client: BlockingClient) -> None:

@@ -10,7 +10,7 @@ from trio.testing import MockClock
 
 from ledger_client.errors import NotEnoughBookies
 from ledger_client.placement import choose_ensemble
-from metadata.records import BookieRecord
+from metadata.records import BookieRecord, bookie_lease
 
 GIB = 1 << 30
 records = st.lists(
@@ -89,3 +89,17 @@ async def test_a_bookie_that_failed_lately_is_chosen_when_no_other_is_left(
         cluster.revive("b2")
         async with client.create_ledger(4, 3, 2) as ledger:
             assert "b2" in ledger.metadata.fragments[0].bookies
+
+
+async def test_a_registration_that_cannot_be_decoded_stops_no_placement(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        del cluster.store.bookies["b2"]
+        await cluster.store.grant(bookie_lease("b2"), "b2", ttl_s=80_000, value=b"no registration")
+        for _ in range(3):
+            async with client.create_ledger(3, 3, 2) as ledger:
+                await ledger.append(b"one")
+            (_, placed), *_ = (await client.ledger_info(ledger.id)).bookies
+            assert set(placed) == {"b1", "b3", "b4"}
+        assert caplog.text.count("b2 is passed over") == 1, "reported once"

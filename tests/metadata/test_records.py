@@ -43,7 +43,7 @@ def spoilt(**changes: object) -> bytes:
 def test_records_come_back_as_they_were() -> None:
     assert decode_ledger("k", encode_record(LEDGER)) == LEDGER
     bookie = BookieRecord("b1", "127.0.0.1:3181", capacity=10, free=5)
-    assert decode_bookie("k", encode_record(bookie)) == bookie
+    assert decode_bookie("bookies/b1", encode_record(bookie)) == bookie
     cookie = CookieRecord("b1", "instance", "/j", "/l", "cookie")
     assert decode_cookie("k", encode_record(cookie)) == cookie
 

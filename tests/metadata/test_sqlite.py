@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import signal
 import sqlite3
+import stat
 import subprocess
 import sys
 import time
@@ -182,6 +184,20 @@ async def test_a_locked_store_refuses_changes_in_time_and_serves_reads(path: Pat
     await store.aclose()
 
 
+async def test_a_store_locked_by_a_paused_process_says_which_one(path: Path) -> None:
+    store = await SqliteStore.open(path, timeout_s=0.3)
+    with worker(path, "stall") as paused:
+        assert await line(paused) == "inside"
+        paused.send_signal(signal.SIGSTOP)
+        await trio.to_thread.run_sync(os.waitid, os.P_PID, paused.pid, os.WSTOPPED)
+        with pytest.raises(MetadataUnavailable, match=f"process {paused.pid} .*stopped") as caught:
+            await store.put("a", b"2")
+        assert f"kill -CONT {paused.pid}" in caught.value.message
+        paused.kill()
+    await store.put("a", b"3")
+    await store.aclose()
+
+
 async def test_all_who_wait_for_a_locked_store_are_refused_in_time(path: Path) -> None:
     store = await SqliteStore.open(path, timeout_s=0.3)
     refused = 0
@@ -239,6 +255,15 @@ async def test_versions_rise_even_over_a_deletion(path: Path) -> None:
     old = await store.put("a", b"1")
     await store.delete("a")
     assert await store.put("a", b"1") > old
+    await store.aclose()
+
+
+async def test_only_the_owner_may_read_a_store(path: Path) -> None:
+    store = await SqliteStore.open(path)
+    await store.put("a", b"1")
+    files = await trio.to_thread.run_sync(lambda: list(path.parent.iterdir()))
+    assert {file.name for file in files} == {path.name, f"{path.name}-wal", f"{path.name}-shm"}
+    assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     await store.aclose()
 
 

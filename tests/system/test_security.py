@@ -24,8 +24,8 @@ def prepare(folder: Path, *, tls: bool = True, clients: bool = False) -> trustme
     folder.mkdir(exist_ok=True)
     subprocess.run([*command, "--data", str(folder)], input=b"secret\n", check=True)
     security = folder / "security"
-    ca.cert_pem.write_to_path(str(security / "ca.pem"))
     if tls:
+        ca.cert_pem.write_to_path(str(security / "ca.pem"))
         issued = ca.issue_cert("127.0.0.1")
         issued.private_key_pem.write_to_path(str(security / "key.pem"))
         issued.cert_chain_pems[0].write_to_path(str(security / "certificate.pem"))

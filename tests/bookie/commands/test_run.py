@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,18 @@ async def write(url: str) -> int:
 async def read(url: str, ledger_id: int) -> list[bytes]:
     async with ledger_client.connect(url) as client, client.open_ledger(ledger_id) as reader:
         return [entry.payload for entry in await reader.read(0, reader.last_confirmed)]
+
+
+def test_what_a_bookie_writes_is_for_its_own_user_alone(tmp_path: Path) -> None:
+    with start(tmp_path, "--json") as daemon:
+        trio.run(write, daemon.ready(Announcement).ready)
+        assert daemon.stop() == 0  # what was in memory is in logs and index now
+    data = tmp_path / "data"
+    found = list(data.rglob("*"))
+    names = {path.suffix or path.name for path in found}
+    assert {".db", ".log", ".index", "journal", "ledgers", "lock"} <= names
+    for path in found:
+        assert stat.S_IMODE(path.stat().st_mode) == (0o700 if path.is_dir() else 0o600), path
 
 
 def test_a_second_process_over_one_folder_is_refused(tmp_path: Path) -> None:

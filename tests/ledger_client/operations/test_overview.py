@@ -44,6 +44,19 @@ async def mark(store: SqliteStore, ledger_id: int, **said: object) -> None:
     await store.put(underreplicated_key(ledger_id), encode_record(record))
 
 
+async def test_a_registration_that_cannot_be_decoded_is_shown_as_such(store: SqliteStore) -> None:
+    await add_bookie(store, "b1")
+    await add_bookie(store, "b2", live=False)
+    await store.grant(bookie_lease("b2"), "b2", ttl_s=60, value=b"\xff not JSON")
+    await store.grant(repair_lease(7), "b1", ttl_s=60, value=b"{}")
+    seen = await take_overview(store)
+    assert [(b.bookie_id, b.state) for b in seen.bookies] == [
+        ("b1", "writable"),
+        ("b2", "unreadable"),
+    ]
+    assert seen.repairs == []
+
+
 async def test_an_empty_cluster_has_nothing(store: SqliteStore) -> None:
     seen = await take_overview(store)
     assert (seen.leader, seen.bookies, seen.underreplicated, seen.repairs) == (None, [], [], [])

@@ -20,6 +20,7 @@ from metadata.records import (
     CookieRecord,
     Draining,
     LedgerState,
+    bookie_lease,
     cookie_key,
     draining_key,
     encode_record,
@@ -207,3 +208,20 @@ async def test_the_audit_outlasts_an_absence_of_the_store(
         lose(cluster, "b2")
         await trio.sleep(15)
         assert set(marked(cluster)) == {1, 2}
+
+
+async def test_a_bookie_whose_registration_cannot_be_decoded_is_given_up_like_a_lost_one(
+    autojump_clock: MockClock,
+    cluster: MemoryCluster,
+    client: Client,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """The audit of all others goes on."""
+    del cluster.store.bookies["b1"]
+    await cluster.store.grant(bookie_lease("b1"), "b1", ttl_s=80_000, value=b"no registration")
+    async with leading(cluster, client):
+        await trio.sleep(9)
+        assert marked(cluster) == {}
+        await trio.sleep(3)
+        assert marked(cluster) == {1: ["b1"]}
+    assert "b1 counts as away" in caplog.text
