@@ -29,7 +29,7 @@ from pathlib import Path
 
 import msgspec
 
-from bookie.durable import sync_folder
+from bookie.durable import open_private, sync_folder
 from metadata.calls import DamagedPlace
 from native.engine import Engine
 
@@ -45,9 +45,8 @@ def in_limbo(ledger_folder: Path) -> bool:
 
 def enter_limbo(ledger_folder: Path, places: Sequence[DamagedPlace]) -> None:
     """Add *places* to the limbo file, durably. Blocks for two syncs."""
-    with open(ledger_folder / FILE_NAME, "ab", opener=open_private) as file:  # noqa: PTH123 - Path.open takes no opener
-        for place in places:
-            file.write(msgspec.json.encode(place) + b"\n")
+    with open(ledger_folder / FILE_NAME, "ab", opener=open_private) as file:
+        file.writelines(msgspec.json.encode(place) + b"\n" for place in places)
         file.flush()
         os.fsync(file.fileno())
     sync_folder(ledger_folder)

@@ -43,7 +43,7 @@ def hold_folders(config: BookieConfig) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _hold(folder: Path) -> Iterator[None]:
-    with open(folder / FILE_NAME, "a+", opener=open_private) as file:  # noqa: PTH123 - Path.open takes no opener
+    with open(folder / FILE_NAME, "a+", opener=open_private) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:

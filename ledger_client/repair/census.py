@@ -16,7 +16,6 @@ from metadata.records import BookieRecord
 from metadata.registrations import list_registrations
 from metadata.store import MetadataStore
 
-
 _log = logging.getLogger(__name__)
 
 

@@ -7,6 +7,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+import trustme
 import v2
 from rig import Peer, Rig, serving, settings
 
@@ -166,6 +167,18 @@ def test_a_folder_that_cannot_be_used_is_refused_at_the_start(
     for name, text in files.items():
         (folder / name).write_text(text)
     with pytest.raises(BadSecurity, match=named):
+        read_security(settings(tmp_path))
+
+
+def test_a_login_without_users_is_refused_also_with_tls(tmp_path: Path) -> None:
+    folder = tmp_path / "security"
+    folder.mkdir()
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / "certificate.pem"))
+    assert read_security(settings(tmp_path)).users is None
+    (folder / "login").write_text("alice:secret")
+    with pytest.raises(BadSecurity, match="users: missing"):
         read_security(settings(tmp_path))
 
 
