@@ -117,7 +117,7 @@ def delete(*, ledger_id: int, force: bool, cluster: str, as_json: bool) -> None:
     """Delete LEDGER. Bookies free its space when they collect garbage next.
 
     A ledger of a topic goes with `quire topic purge`, `truncate` or `delete`; by itself it is
-    deleted only by force, and readers of the topic fail where it was.
+    deleted only by force. Readers of the topic are told of the gap, or pass it over if asked to.
     """
     trio.run(_delete, ledger_id, force, cluster, as_json)
 

@@ -21,7 +21,7 @@ from ledger_client.topics.reading.holes import kept_entries
 from ledger_client.topics.reading.intake import Ended, Failed, Intake, Taken
 from ledger_client.topics.reading.opening import LedgerOpener
 from ledger_client.topics.reading.places import EARLIEST, UNKNOWN, LaneRef, Place
-from ledger_client.topics.reading.removed import gap_before
+from ledger_client.topics.reading.removed import gap_before, gap_of_ledger
 from ledger_client.topics.reading.times import place_of
 
 BLOCK_SIZE = 2 << 20
@@ -93,10 +93,21 @@ class BackwardReader:
             finally:
                 reader.close()
         except NoSuchLedger:
-            if await self._rows.at(row.number) is not None:
-                raise  # a row without its ledger: metadata is damaged
-            return False
+            found = await self._rows.at(row.number)
+            if found is None:
+                return False
+            if found.ledger.state != "closed":
+                raise  # a row without its ledger, and nobody knows what it held
+            await self._pass(found)
         return True
+
+    async def _pass(self, row: Row) -> None:
+        """Go on before a closed ledger that a person deleted by itself; tell what is missing."""
+        bottom, stop = self._bounds(row, row.ledger.entries)
+        place = self._place if row.number == self._place.number else place_of(row, stop)
+        gap = await gap_of_ledger(self._rows, row, bottom, stop - 1, place=place)
+        if gap is not None:
+            await self._intake.put(Failed(gap))
 
     async def _read_back(self, row: Row, reader: LedgerReader) -> None:
         stop = reader.last_confirmed + 1
@@ -104,12 +115,16 @@ class BackwardReader:
             asked = self._place.entry + (self._place.skip > 0)
             if asked > stop:
                 stop = await reader.refresh() + 1
-            stop = min(stop, asked)
-        bottom = 0
-        if self._end is not None and self._end.number == row.number:
-            bottom = self._end.entry
+        bottom, stop = self._bounds(row, stop)
         for start, last in reversed([*kept_entries(row.ledger.removed, bottom, stop - 1)]):
             await self._read_run(row, reader, start, last + 1)
+
+    def _bounds(self, row: Row, stop: int) -> tuple[int, int]:
+        """Return the first entry to be read of a ledger of *stop* entries, and before which."""
+        if row.number == self._place.number:
+            stop = min(stop, self._place.entry + (self._place.skip > 0))
+        is_last = self._end is not None and self._end.number == row.number
+        return self._end.entry if self._end is not None and is_last else 0, stop
 
     async def _read_run(self, row: Row, reader: LedgerReader, bottom: int, stop: int) -> None:
         while stop > bottom:

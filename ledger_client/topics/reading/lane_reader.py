@@ -35,7 +35,7 @@ from ledger_client.topics.reading.holes import kept_entries
 from ledger_client.topics.reading.intake import Ended, Failed, Intake, Taken
 from ledger_client.topics.reading.opening import LedgerOpener, settle
 from ledger_client.topics.reading.places import LaneRef, Place
-from ledger_client.topics.reading.removed import gap_behind
+from ledger_client.topics.reading.removed import gap_behind, gap_of_ledger
 from ledger_client.topics.reading.times import place_of
 from ledger_client.topics.reading.topic_watch import LOOK_S
 
@@ -150,10 +150,23 @@ class LaneReader:
             finally:
                 reader.close()
         except NoSuchLedger:
-            if await self._rows.at(row.number) is not None:
-                raise  # a row without its ledger: metadata is damaged
-            return False
+            found = await self._rows.at(row.number)
+            if found is None:
+                return False
+            if found.ledger.state != "closed":
+                raise  # a row without its ledger, and nobody knows what it held
+            await self._pass(found)
         return True
+
+    async def _pass(self, row: Row) -> None:
+        """Go on behind a closed ledger that a person deleted by itself; tell what is missing."""
+        if self._number != self._place.number:
+            self._place = place_of(row, 0)
+        last = self._last_of(row, row.ledger.entries - 1)
+        gap = await gap_of_ledger(self._rows, row, self._place.entry, last, place=self._place)
+        if gap is not None:
+            await self._intake.put(Failed(gap))
+        self._place = max(self._place, place_of(row, last + 1), key=lambda place: place.at)
 
     async def _read_on(self, row: Row, reader: LedgerReader) -> None:
         if self._number != self._place.number:

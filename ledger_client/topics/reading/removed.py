@@ -4,6 +4,8 @@ Rows go away, the oldest first, while somebody reads or keeps a place. Versions 
 no gaps from ledger to ledger: so a place tells, when its own ledger is gone, whether entries
 behind it are missing, and how many. What somebody deleted on purpose (deleting.py) is not
 missing: reading goes on behind it.
+
+A person can delete a ledger by itself, by force. Its row stays then, and says what is missing.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Sequence
 from ledger_client.topics.errors import Gap
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.reading.holes import kept_entries
 from ledger_client.topics.reading.places import UNKNOWN, LaneRef, Place
 from metadata.topics import LaneRecord, RemovedLedgers
 
@@ -74,6 +77,28 @@ def gap_at(
         return None  # what was removed had been read
     first = first and first._replace(partition=lane.partition)
     return _gap(lane, place, first, here - place.version if known else None)
+
+
+async def gap_of_ledger(
+    rows: LedgerRows, row: Row, begin: int, last: int, *, place: Place
+) -> Gap | None:
+    """Return what is missing where a closed ledger was deleted and its row is still there.
+
+    Entries from *begin* to *last* were to be read; None if none of them is missing. *place* is
+    where reading stopped. A row that counts no entries was written when its ledger was gone
+    already: then nobody knows how many are missing.
+    """
+    missing: int | None = None
+    if row.ledger.entries:
+        kept = kept_entries(row.ledger.removed, begin, last)
+        missing = sum(stop + 1 - start for start, stop in kept)
+        if not missing:
+            return None
+    following = await rows.first_from(row.number + 1)
+    first: MessageId | None = None
+    if following is not None and following.readable:
+        first = MessageId(following.ledger.ledger_id, 0, rows.lane.partition)
+    return _gap(rows.lane, place, first, missing)
 
 
 def _gap(lane: LaneRef, place: Place, first: MessageId | None, missing: int | None) -> Gap:

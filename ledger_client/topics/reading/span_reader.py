@@ -136,18 +136,20 @@ class SpanReader:
                 raise lost(span.lane_ref, gone) from gone
             gap = await self._gap(span, first)
             if gap is None:
-                raise  # a row without its ledger: metadata is damaged
+                raise  # a row without its ledger, and nobody knows what it held
             if self._on_gap == "raise":
                 raise gap from gone
             self.gaps.append(gap)
 
     async def _gap(self, span: Span, entry: int) -> Gap | None:
-        """Return what is missing of a span whose ledger is gone, None if its row is there."""
+        """Return what is missing of a span whose ledger is gone; None: its row says it is open."""
         client = self._client
         rows = LedgerRows(client.store, span.lane_ref, timeout_s=client.options.metadata_timeout_s)
         row = await rows.first_from(span.number)
         if row is not None and row.number == span.number:
-            return None
+            if row.ledger.state != "closed":
+                return None
+            row = await rows.first_from(span.number + 1)  # a person deleted the ledger by itself
         first = None if row is None else MessageId(row.ledger.ledger_id, 0, span.partition)
         return Gap(
             span.topic,

@@ -14,6 +14,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
+from ledger_client.errors import NoSuchLedger
 from ledger_client.reader import LedgerReader
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.messages import Batch, message_header, open_batch
@@ -161,7 +162,13 @@ class TimeSearch:
                 return None, end
             if time.rises(self._lane) and time.is_before(row.ledger):
                 return begin, end
-        reader = await self._opener.open(row.ledger.ledger_id)
+        try:
+            reader = await self._opener.open(row.ledger.ledger_id)
+        except NoSuchLedger:
+            found = await self._rows.at(row.number)
+            if found is None or found.ledger.state != "closed":
+                raise
+            return begin, end  # a person deleted it: who reads on from here learns what is missing
         try:
             headers = Headers(self._lane, row, reader)
             place = await headers.first(time, begin)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import pytest
 import trio
 from batches import Sent
@@ -18,6 +20,7 @@ from ledger_client.topics.errors import BadBatch, Gap, NoSuchTopic
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
+from ledger_client.topics.reading.times import EventTime
 from metadata.topics import LaneRecord, topic_key
 
 
@@ -265,3 +268,101 @@ async def test_where_nothing_is_left_there_is_one_gap(autojump_clock: MockClock)
             assert (await anext(reader)).value == b"d0"
             (gap,) = reader.gaps
             assert gap.first is None
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+@pytest.mark.parametrize("on_gap", ["raise", "skip"])
+async def test_a_reader_goes_on_behind_a_ledger_that_was_deleted_out_of_the_middle(
+    autojump_clock: MockClock, on_gap: Literal["raise", "skip"], reverse: bool
+) -> None:
+    """TB-30: ledgers are independent; a person deleted one by itself, and its row stays."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        lost, behind = lane.rows[1], lane.rows[0 if reverse else 2]
+        await topic.client.delete_ledger(lost.ledger_id)
+        expected = [*lane.of_ledger(0), *lane.of_ledger(2)]
+        if reverse:
+            expected.reverse()
+        gaps: list[Gap] = []
+        got: list[Message] = []
+        async with topic.client.topic_reader(TOPIC, reverse=reverse, on_gap=on_gap) as reader:
+            while True:
+                try:
+                    got.append(await anext(reader))
+                except Gap as gap:
+                    gaps.append(gap)
+                except StopAsyncIteration:
+                    break
+            assert same(got, expected)
+            assert len(gaps) == (on_gap == "raise")
+            (gap,) = [*gaps, *reader.gaps]
+        assert gap.missing == lost.entries
+        if not reverse:
+            assert gap.position == MessageId(lost.ledger_id, 0, -1, 0)
+        following = lane.rows[2].ledger_id
+        assert gap.first == MessageId(following, 0)
+        assert behind.ledger_id in {message.id.ledger_id for message in got}
+
+
+async def test_a_position_inside_a_ledger_that_was_deleted_counts_what_is_missing(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-30: only what was to be read is missing; nothing, behind its last message."""
+    async with laid_topic() as topic:
+        lane = await some_lane(topic)
+        positions = []
+        async with topic.client.topic_reader(TOPIC) as reader:
+            for _ in lane.of_ledger(0):
+                await anext(reader)
+                positions.append(reader.position())
+        await topic.client.delete_ledger(lane.rows[0].ledger_id)
+        for position, missing in ((positions[3], [2]), (positions[5], [])):
+            async with topic.client.topic_reader(TOPIC, start=position, on_gap="skip") as reader:
+                assert same(await read_all(reader), lane.messages[6:])
+                assert [gap.missing for gap in reader.gaps] == missing
+        async with topic.client.topic_reader(
+            TOPIC, start=positions[2], end=positions[3], on_gap="skip"
+        ) as reader:
+            assert await read_all(reader) == []
+            assert [gap.missing for gap in reader.gaps] == [1]
+
+
+@pytest.mark.parametrize("order", ["none", "event-time"])
+async def test_a_time_inside_a_ledger_that_was_deleted_is_a_gap(
+    autojump_clock: MockClock, order: Literal["none", "event-time"]
+) -> None:
+    """TB-30: with "skip" reading begins behind it."""
+    async with laid_topic(order=order) as topic:
+        lane = topic.lane()
+        for first in (0, 10, 20):
+            await lane.lay(said([f"{first + i}" for i in range(5)], times=range(first, first + 5)))
+        await topic.client.delete_ledger(lane.rows[1].ledger_id)
+        async with topic.client.topic_reader(
+            TOPIC, start=EventTime(12), on_gap="skip", order="arrival"
+        ) as reader:
+            assert same(await read_all(reader), lane.of_ledger(2))
+            assert [gap.missing for gap in reader.gaps] == [lane.rows[1].entries]
+
+
+async def test_a_follower_goes_on_behind_a_ledger_that_is_deleted_under_it(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-30: once its bookies have freed it, and whoever writes goes on."""
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        await lane.lay(*[[Sent(b"%d" % i + bytes(400_000))] for i in range(40)])
+        await lane.lay(*batches_of("b", [1]))
+        async with topic.client.topic_reader(
+            TOPIC, follow=True, read_ahead_size=1 << 20, on_gap="skip"
+        ) as reader:
+            got = [await anext(reader)]
+            await topic.client.delete_ledger(lane.rows[0].ledger_id)
+            for bookie in topic.cluster.bookies.values():
+                bookie.ledgers.pop(lane.rows[0].ledger_id, None)
+            while got[-1].value != b"b0":
+                got.append(await anext(reader))
+            await lane.lay(*batches_of("c", [1]))
+            got.append(await anext(reader))
+            assert got[-1].value == b"c0"
+            (gap,) = reader.gaps
+            assert gap.missing == 40 - (len(got) - 2)

@@ -9,7 +9,17 @@ from typing import Literal, TypedDict, Unpack
 
 import pytest
 from batches import Sent
-from laid_topic import CONTROL, TOPIC, LaidTopic, batches_of, laid_topic, read_all, said, some_lane
+from laid_topic import (
+    CONTROL,
+    TOPIC,
+    LaidTopic,
+    batches_of,
+    laid_topic,
+    read_all,
+    said,
+    same,
+    some_lane,
+)
 from trio.testing import MockClock
 
 from ledger_client.confirmed import ask_confirmed
@@ -251,13 +261,32 @@ async def test_what_was_removed_is_a_gap_or_passed_over(autojump_clock: MockCloc
         assert len(await same_as_reader(topic)) == 7
 
 
-async def test_a_ledger_without_a_record_is_no_gap(autojump_clock: MockClock) -> None:
+async def test_a_ledger_deleted_out_of_the_middle_is_a_gap_or_passed_over(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-30: by itself, while its row stays; planned before or after."""
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        plan = await plan_spans(topic.client, TOPIC)
+        before = await plan_spans(topic.client, TOPIC)
         await topic.client.delete_ledger(lane.rows[1].ledger_id)
+        after = await plan_spans(topic.client, TOPIC)
+        for plan in (before, after):
+            with pytest.raises(Gap, match=f"left is {lane.rows[2].ledger_id}:0:-1") as told:
+                await read_spans(topic, plan.spans)
+            assert told.value.missing == lane.rows[1].entries
+            found = await read_spans(topic, plan.spans, on_gap="skip")
+            assert same(found, [*lane.of_ledger(0), *lane.of_ledger(2)])
+
+
+async def test_an_open_ledger_without_a_record_is_no_gap(autojump_clock: MockClock) -> None:
+    """Nobody knows what it held: that is for the lane's next writer to find out."""
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        await lane.lay(*batches_of("a", [0, 3]), state="open")
+        plan = await plan_spans(topic.client, TOPIC)
+        await topic.client.delete_ledger(lane.rows[0].ledger_id)
         with pytest.raises(NoSuchLedger):
-            await read_spans(topic, plan.spans)
+            await read_spans(topic, plan.spans, on_gap="skip")
 
 
 @pytest.mark.parametrize("field", ["number", "entry", "skip", "version"])
