@@ -289,8 +289,8 @@ async def test_a_reader_goes_on_behind_a_ledger_that_was_deleted_out_of_the_midd
             while True:
                 try:
                     got.append(await anext(reader))
-                except Gap as gap:
-                    gaps.append(gap)
+                except Gap as told:
+                    gaps.append(told)
                 except StopAsyncIteration:
                     break
             assert same(got, expected)
