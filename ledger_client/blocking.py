@@ -39,6 +39,7 @@ from ledger_client.topics.client import TopicClient
 from ledger_client.topics.keeping.explanation import Explanation, LaneExplained
 from ledger_client.topics.keeping.purge import Purged
 from ledger_client.topics.keeping.truncation import Truncated
+from ledger_client.topics.ledger_description import LedgerDescription
 from ledger_client.topics.producing.blocking_producer import BlockingProducer
 from ledger_client.topics.producing.producer_options import ProducerSettings
 from ledger_client.topics.reading.blocking_reader import BlockingTopicReader
@@ -233,6 +234,10 @@ class BlockingClient:
     def explain_topic(self, name: str) -> Explanation:
         """Return every ledger of a topic, why it is there, and when it will go."""
         return self._portal.call(partial(self._client.explain_topic, name))
+
+    def describe_ledger(self, ledger_id: int) -> LedgerDescription:
+        """Return a ledger's copies, and its place and times in a topic."""
+        return self._portal.call(partial(self._client.describe_ledger, ledger_id))
 
     @contextmanager
     def topic_reader(

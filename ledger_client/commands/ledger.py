@@ -15,10 +15,12 @@ from ledger_client.commands.errors import CommandFailed
 from ledger_client.commands.read import follow, read
 from ledger_client.commands.recover import recover
 from ledger_client.commands.target import Target, fill_quorums
+from ledger_client.commands.topic.tables import event_times
 from ledger_client.commands.verify import verify
 from ledger_client.commands.write import write
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import BadTopic
+from ledger_client.topics.ledger_description import LedgerDescription
 from metadata.records import LedgerState
 
 HEADS = ("ledger", "state", "entries", "bytes", "E/Qw/Qa", "created")
@@ -80,13 +82,17 @@ async def _create(target: Target, as_json: bool) -> None:
 @options.cluster
 @options.as_json
 def info(*, ledger_id: int, cluster: str, as_json: bool) -> None:
-    """Say what metadata knows of LEDGER. Its end is known once it is closed."""
+    """Say what metadata knows of LEDGER: its bookies, and what it holds of which topic.
+
+    The first bookie of the list is its head, the last its tail. Its end is known once it is
+    closed.
+    """
     trio.run(_info, ledger_id, cluster, as_json)
 
 
 async def _info(ledger_id: int, cluster: str, as_json: bool) -> None:
     async with ledger_client.connect(cluster) as client:
-        found = await client.ledger_info(ledger_id)
+        found = await client.describe_ledger(ledger_id)
     click.echo(msgspec.json.encode(found).decode() if as_json else _describe(found))
 
 
@@ -145,7 +151,13 @@ async def _check_free(client: TopicClient, ledger_id: int) -> None:
         )
 
 
-def _describe(found: LedgerInfo) -> str:
+def _describe(found: LedgerDescription) -> str:
+    times = event_times(found.first_event_time, found.last_event_time)
+    holding = [
+        ("number in lane", found.number),
+        ("messages", found.messages if _ended(found) else "-"),
+        ("event times", times),
+    ]
     lines = [
         ("ledger", found.ledger_id),
         ("state", found.state.value),
@@ -155,7 +167,9 @@ def _describe(found: LedgerInfo) -> str:
         ("digest", found.digest),
         ("created", _created(found)),
         *((f"from entry {first}", ", ".join(bookies)) for first, bookies in found.bookies),
+        ("head, tail", f"{found.head}, {found.tail}"),
         *found.custom.items(),
+        *(holding if found.topic else ()),
     ]
     return "\n".join(f"{key:<16}{value}" for key, value in lines)
 

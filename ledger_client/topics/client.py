@@ -22,6 +22,7 @@ from ledger_client.topics.keeping.explanation import (
 from ledger_client.topics.keeping.purge import Purged
 from ledger_client.topics.keeping.retention import Before
 from ledger_client.topics.keeping.truncation import Truncated
+from ledger_client.topics.ledger_description import LedgerDescription, describe_ledger
 from ledger_client.topics.producing.growth import Growth
 from ledger_client.topics.producing.producer import Producer, open_producer
 from ledger_client.topics.producing.producer_lanes import ProducerLanes
@@ -318,6 +319,14 @@ class TopicClient(Client):
             NoSuchTopic: there is none.
         """
         return await explain(self.topics, name)
+
+    async def describe_ledger(self, ledger_id: int) -> LedgerDescription:
+        """Return what metadata says of a ledger: its copies, and its place and times in a topic.
+
+        Raises:
+            NoSuchLedger: there is none.
+        """
+        return await describe_ledger(self.topics, await self.ledger_info(ledger_id))
 
     # --- reading -----------------------------------------------------------------------
 

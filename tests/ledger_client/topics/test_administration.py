@@ -211,6 +211,58 @@ async def test_an_open_ledger_has_a_start_and_no_end(
     assert len(found) >= len(starts)
 
 
+async def test_a_descriptor_has_the_bookies_and_the_times_of_a_ledger(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    """TB-26, TB-40, TB-41: a block is of one lane and range of time; its head and tail."""
+    await client.create_topic(
+        "shop/orders", partitions=2, order="event-time", roll=RollPolicy(entries=2), replication=3
+    )
+    async with client.producer("shop/orders", batch_messages=1) as producer:
+        for number in range(5):
+            await producer.send(b"x", event_time=70 + number, partition=1)
+        await trio.sleep(0.1)
+        _, lane = (await client.explain_topic("shop/orders")).lanes
+        for fate in lane.ledgers:
+            found = await client.describe_ledger(fate.ledger.ledger_id)
+            info = await client.ledger_info(fate.ledger.ledger_id)
+            assert (found.topic, found.partition, found.lane) == ("shop/orders", 1, 0)
+            assert (found.number, found.bookies) == (fate.number, info.bookies)
+            assert (found.head, found.tail) == (info.bookies[-1][1][0], info.bookies[-1][1][2])
+            assert found.first_event_time == fate.ledger.first_event_time
+            assert found.last_event_time == fate.ledger.last_event_time
+            assert found.messages == fate.ledger.messages
+        first = await client.describe_ledger(lane.ledgers[0].ledger.ledger_id)
+        assert (first.first_event_time, first.last_event_time, first.messages) == (70, 71, 2)
+
+
+@pytest.mark.parametrize(
+    "custom",
+    [
+        {},
+        {"topic": "shop/orders"},
+        {"topic": "shop/orders", "partition": "-1", "lane": "0"},
+        {"topic": "shop/orders", "partition": "x", "lane": "0"},
+        {"topic": "shop/orders", "partition": "5", "lane": "-3"},
+        {"topic": "no topic", "partition": "-1", "lane": "0"},
+        {"topic": "shop/gone", "partition": "-1", "lane": "0"},
+    ],
+)
+async def test_a_ledger_that_only_says_it_is_a_topics_has_no_place_there(
+    autojump_clock: MockClock, client: Client, custom: dict[str, str]
+) -> None:
+    """TB-41: head and tail it has all the same."""
+    await client.create_topic("shop/orders")
+    async with client.producer("shop/orders") as producer:
+        await producer.send(b"x", event_time=1)
+    async with client.create_ledger(3, 3, 2, custom=custom) as ledger:
+        pass
+    found = await client.describe_ledger(ledger.id)
+    assert (found.topic, found.number, found.first_event_time) == ("", -1, None)
+    ((_, bookies),) = found.bookies
+    assert (found.head, found.tail) == (bookies[0], bookies[-1])
+
+
 async def test_a_ledger_without_times_costs_metadata_nothing_for_its_start(
     autojump_clock: MockClock, client: Client
 ) -> None:
