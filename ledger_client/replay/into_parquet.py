@@ -7,11 +7,11 @@ from contextlib import AbstractAsyncContextManager
 from functools import partial
 from pathlib import Path
 
+from ledger_client.replay.manifest import file_name
 from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.parquet_target import (
     FILE_SIZE,
     check_complete,
-    file_name,
     open_parquet_target,
     read_back,
 )

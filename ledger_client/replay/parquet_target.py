@@ -24,7 +24,9 @@ from ledger_client.replay.errors import TargetForeign
 from ledger_client.replay.manifest import (
     File,
     Manifest,
+    file_name,
     load_manifest,
+    remove_files,
     save_manifest,
     sync_folder,
 )
@@ -265,10 +267,7 @@ def _prepare(
         if not restart:
             told = f"{folder} holds replay {manifest.replay}; choose another folder, or --restart"
             raise TargetForeign(told, topic=topic)
-        following = file_name(len(manifest.files))  # a run that was killed may have left it
-        for name in [*(file.name for file in manifest.files), following]:
-            (folder / name).unlink(missing_ok=True)
-        (folder / "_manifest.json").unlink()
+        remove_files(folder, manifest, topic)
         manifest = None
     if manifest is None and resumed and record.sent:
         raise TargetForeign(f"{folder} lacks the files of this replay; --restart", topic=topic)
@@ -310,11 +309,6 @@ def _batch_of(run: Run) -> Any:  # noqa: ANN401 - pyarrow has no types
 
     batch = pa.RecordBatch.from_arrays(columns_of(run.slices, NAMES), NAMES)
     return batch if run.order is None else batch.take(pa.array(run.order, pa.int32()))
-
-
-def file_name(number: int) -> str:
-    """Return the name of a replay's file, counted from 0."""
-    return f"part-{number:05d}.parquet"
 
 
 def _nothing() -> Any:  # noqa: ANN401 - a Sent

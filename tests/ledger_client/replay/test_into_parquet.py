@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pyarrow as pa
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
@@ -252,6 +253,75 @@ async def test_a_restart_removes_the_file_that_a_killed_run_had_not_named(
         assert (tmp_path / "part-00002.parquet").exists()
         await client.replay(SOURCE, tmp_path, restart=True)
         assert len(rows(tmp_path)) == len(there)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "../precious",
+        "{precious}",
+        "precious.parquet",
+        "part-00001.parquet",
+        "part-00000.parquet/../../precious",
+        "part-00000.parquet\x00",
+        "",
+        ".",
+    ],
+)
+async def test_a_restart_removes_nothing_that_no_replay_made(
+    autojump_clock: MockClock, tmp_path: Path, name: str
+) -> None:
+    """A manifest is a file that anybody may have written: its names are not believed."""
+    folder, precious = tmp_path / "files", tmp_path / "precious"
+    precious.write_text("kept")
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client)
+        await client.replay(SOURCE, folder, name="first")
+        (folder / "precious.parquet").write_text("kept")
+        found = load_manifest(folder, SOURCE)
+        assert found is not None
+        bad = msgspec.structs.replace(found.files[0], name=name.format(precious=precious))
+        forged = msgspec.structs.replace(found, files=[bad])
+        manifest.save_manifest(folder, forged)
+        there = files_in(folder)
+        with pytest.raises(TargetForeign, match=r"a replay's file 0 is part-00000\.parquet"):
+            await client.replay(SOURCE, folder, name="second", restart=True)
+        assert (precious.read_text(), files_in(folder)) == ("kept", there)
+
+
+@pytest.mark.parametrize("name", ["part-00000.parquet", "part-00001.parquet"])
+async def test_a_restart_removes_nothing_where_a_link_or_folder_stands_for_a_file(
+    autojump_clock: MockClock, tmp_path: Path, name: str
+) -> None:
+    folder, precious = tmp_path / "files", tmp_path / "precious"
+    precious.write_text("kept")
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client)
+        await client.replay(SOURCE, folder, name="first")
+        for stand_in in ("link", "folder"):
+            (folder / name).unlink(missing_ok=True)
+            if stand_in == "link":
+                (folder / name).symlink_to(precious)
+            else:
+                (folder / name).mkdir()
+            there = files_in(folder)
+            with pytest.raises(TargetForeign, match="no regular file"):
+                await client.replay(SOURCE, folder, name="second", restart=True)
+            assert (precious.read_text(), files_in(folder)) == ("kept", there)
+
+
+async def test_a_manifest_is_not_written_through_a_link(
+    autojump_clock: MockClock, tmp_path: Path
+) -> None:
+    folder, precious = tmp_path / "files", tmp_path / "precious"
+    precious.write_text("kept")
+    folder.mkdir()
+    (folder / manifest.TEMPORARY).symlink_to(precious)
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        there = await fill(client)
+        await client.replay(SOURCE, folder)
+        assert len(rows(folder)) == len(there)
+    assert precious.read_text() == "kept"
 
 
 async def test_files_that_are_gone_or_damaged_are_told(
