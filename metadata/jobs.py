@@ -5,6 +5,7 @@ key or lease                                    value
 jobs/<uid>/<job id>                             a lease, held while the job runs: JobOwner
 pins/<uid>/<job id>                             JobPins: what must stay while the lease lives
 staged/<uid>/<job id>/<ledger id>               StagedLedger: no reader sees it
+ids/<uid>/<job id>                              JobIds: ledger ids reserved for its parts
 sinks/<uid>/<query>                             SinkProgress: what a stream wrote last
 
 uid and ledger id have 20 digits. The lease says that the job lives; its pins have a row of
@@ -31,6 +32,7 @@ from metadata.topics import Count, topic_prefix
 JOBS = "jobs/"
 PINS = "pins/"
 STAGED = "staged/"
+IDS = "ids/"
 SINKS = "sinks/"
 PINS_MAX = 20_000
 """Lanes that a job pins: their row fits a value with the longest numbers."""
@@ -77,14 +79,35 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
     created_ms: Count = 0
 
 
+class IdRun(msgspec.Struct, frozen=True, array_like=True):
+    """Ledger ids of consecutive parts of a job, *share* of them for each."""
+
+    first_part: Count
+    parts: Annotated[int, msgspec.Meta(ge=1)]
+    share: Annotated[int, msgspec.Meta(ge=1)]
+    first_id: Count
+
+
+class JobIds(msgspec.Struct, frozen=True, kw_only=True):
+    """Which ledger ids are reserved for which parts of a job; both rise from run to run."""
+
+    runs: list[IdRun]
+
+
 class SinkProgress(msgspec.Struct, frozen=True, kw_only=True):
     """The last batch of a stream that is in the topic."""
 
     batch_id: Count
     at_ms: Count = 0
+    run: str = ""
+    """of the query that wrote it; "": not known"""
+    checkpoint: str = ""
+    """where that kept how far it is; "": not known"""
+    messages: int = -1
+    """in the batch; -1: not known"""
 
 
-JobRow = JobOwner | JobPins | StagedLedger | SinkProgress
+JobRow = JobOwner | JobPins | StagedLedger | JobIds | SinkProgress
 
 
 def check_job_id(job_id: str) -> None:
@@ -111,6 +134,11 @@ def staged_prefix(uid: int, job_id: str) -> str:
 def staged_key(uid: int, job_id: str, ledger_id: int) -> str:
     """Return the key of a staged ledger."""
     return f"{staged_prefix(uid, job_id)}{ledger_id:020d}"
+
+
+def ids_key(uid: int, job_id: str) -> str:
+    """Return the key of the ledger ids that are reserved for a job."""
+    return topic_prefix(IDS, uid) + job_id
 
 
 def sink_key(uid: int, query: str) -> str:
@@ -145,6 +173,17 @@ def decode_pins(key: str, value: bytes) -> JobPins:
 def decode_staged(key: str, value: bytes) -> StagedLedger:
     """Return the staged ledger stored at *key*. Raises BadRecord."""
     return decode_row(key, value, StagedLedger)
+
+
+def decode_ids(key: str, value: bytes) -> JobIds:
+    """Return which ledger ids are reserved for a job. Raises BadRecord."""
+    found = decode_row(key, value, JobIds)
+    following = 0
+    for run in found.runs:
+        if run.first_part != following:
+            raise BadRecord(f"{key}: the ids of part {following} are missing, or are there twice")
+        following += run.parts
+    return found
 
 
 def decode_sink(key: str, value: bytes) -> SinkProgress:

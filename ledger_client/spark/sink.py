@@ -1,6 +1,6 @@
 """Writing a topic from Spark: a frame is in the topic as a whole, or nothing of it is.
 
-    driver   writer()     begins a job: reserves ledger ids, says that it lives (writing_job.py)
+    driver   writer()     begins a job: says that it lives (writing_job.py)
     tasks    write()      stage ledgers, say every minute that the job lives
     driver   commit()     shows the ledgers of one attempt at each task, by one transaction
              abort()      gives all up
@@ -18,7 +18,8 @@ the topic that it has rows for, or more where it writes more than the topic's ro
 
 A streaming query writes each micro-batch so. What it wrote last is kept with the topic, under
 the query's id, by that same transaction: a batch that is written again, after a restart from the
-checkpoint, is in the topic once.
+checkpoint, is in the topic once. A checkpoint that does not go with what the topic has is told
+(topics/jobs/marks.py).
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from ledger_client.spark.planning import ask
 from ledger_client.spark.sink_options import SinkOptions
 from ledger_client.spark.sink_schema import RowPlan
 from ledger_client.topics.client import TopicClient
-from ledger_client.topics.jobs.showing import SinkBatch
+from ledger_client.topics.jobs.marks import SinkBatch
 from ledger_client.topics.jobs.staged_piece import StagedPiece
 from ledger_client.topics.jobs.staged_writer import Part, StagedWriter, open_staged_writer
 from ledger_client.topics.jobs.writing_job import (
@@ -60,7 +61,9 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 QUERY_ID = "sql.streaming.queryId"
-"""Of Spark's properties of a task; the same after a restart from the checkpoint."""
+"""Of Spark's properties of a task; it is kept in the checkpoint."""
+RUN_ID = "spark.jobGroup.id"
+"""Of a streaming query that was started once: another one after each restart."""
 
 
 @dataclass(frozen=True)
@@ -72,6 +75,8 @@ class WrittenPart(WriterCommitMessage):
     plan: WritePlan
     query: str
     """id of the streaming query, or "" """
+    run: str
+    """of that query's run, or "" """
 
 
 class QuireWriter(DataSourceArrowWriter):
@@ -125,15 +130,23 @@ class QuireStreamWriter(DataSourceStreamArrowWriter):
             return write_part(self._options, self._rows, self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Show what the tasks staged, unless it was shown before. Raises as commit_write()."""
+        """Show what the tasks staged, unless it was shown before.
+
+        Raises:
+            SinkBatchDiffers: the topic has another batch of this number, or later ones.
+            Others: as commit_write().
+        """
         parts = _parts(messages)
         if parts:
-            work = partial(
-                commit_write,
-                plan=parts[0].plan,
-                pieces=_pieces(parts),
-                sink=SinkBatch(parts[0].query, batchId),
+            pieces = _pieces(parts)
+            batch = SinkBatch(
+                query=self._options.query_of(parts[0].query),
+                batch_id=batchId,
+                run=parts[0].run,
+                checkpoint=self._options.checkpoint,
+                messages=sum(piece.figures.messages for piece in pieces),
             )
+            work = partial(commit_write, plan=parts[0].plan, pieces=pieces, mark=batch)
             with without_stack():
                 ask(self._options.cluster, work)
 
@@ -160,11 +173,12 @@ def write_part(
     assert context is not None
     part = Part(index=context.partitionId(), attempt=context.attemptNumber())
     query = context.getLocalProperty(QUERY_ID) or ""
+    run = context.getLocalProperty(RUN_ID) or ""
     topic = plan.stage.topic
     tables = gathered(batches, gather_size(topic))
     first = next(tables, None)
     if first is None:  # nothing to connect for
-        return WrittenPart(part.index, (), plan, query)
+        return WrittenPart(part.index, (), plan, query, run)
     router = RowRouter(topic, rows, turn=part.index)
     with _connected(options.cluster) as portal, portal.hold(_work(portal, plan, part)) as writer:
         table: pa.Table | None = first
@@ -173,7 +187,7 @@ def write_part(
                 portal.call(partial(writer.write, *share))
             table = next(tables, None)
         pieces = portal.call(writer.finish)
-    return WrittenPart(part.index, tuple(pieces), plan, query)
+    return WrittenPart(part.index, tuple(pieces), plan, query, run)
 
 
 class _connected:  # noqa: N801  # read as a word: with _connected(url)
@@ -200,8 +214,7 @@ async def _work(
     await join_write(portal.value, plan)
     async with Background() as nursery:
         nursery.start_soon(keep_write, portal.value, plan)
-        opened = open_staged_writer(portal.value, plan.stage, first_id=plan.first_id, part=part)
-        async with opened as writer:
+        async with open_staged_writer(portal.value, plan.stage, part=part) as writer:
             yield writer
 
 

@@ -15,6 +15,7 @@ TopicError                   is a LedgerError
 ├── EventTimeBack            the event time is lower than one the lane has already
 ├── RowsUnordered            a job's rows are not in order of event time: sort them
 ├── TooManyLedgers           a job staged more than one transaction shows: use fewer tasks
+├── SinkBatchDiffers         a stream's checkpoint does not go with the topic: name the sink anew
 ├── JobLost                  the job's lease is over; what it staged is not shown: run it again
 ├── TailLost                 no bookie has the end of a lane: bring one back, or give it up
 ├── CompactedSetLost         what compaction left is not whole: compact again, or read without it
@@ -181,6 +182,21 @@ class TooManyLedgers(TopicError):
         )
         self.count = count
         self.count_max = count_max
+
+
+class SinkBatchDiffers(TopicError):
+    """A batch of a stream is no repetition of the one that the topic has. It is not written."""
+
+    def __init__(self, topic: str, *, query: str, batch_id: int, last: str) -> None:
+        super().__init__(
+            f"the stream begins again with batch {batch_id}, and the topic has it up to {last} "
+            f"(query {query}): its checkpoint was set back, moved or copied. Go on with the "
+            "checkpoint that wrote last, or write all of this one's batches anew, beside what is "
+            "there, with the option sinkName and a name that was not used before",
+            topic=topic,
+        )
+        self.query = query
+        self.batch_id = batch_id
 
 
 class JobLost(TopicError):

@@ -7,17 +7,21 @@ from metadata.calls import Transact, decode_request, encode_request
 from metadata.errors import BadRecord
 from metadata.jobs import (
     PINS_MAX,
+    IdRun,
+    JobIds,
     JobOwner,
     JobPins,
     PinnedLane,
     SinkProgress,
     StagedLedger,
     check_job_id,
+    decode_ids,
     decode_job_owner,
     decode_pins,
     decode_sink,
     decode_staged,
     encode_job_row,
+    ids_key,
     job_lease,
     job_of,
     pins_key,
@@ -45,15 +49,29 @@ def test_rows_come_back_as_they_were_put() -> None:
     assert decode_pins("p", encode_job_row(pins)) == pins
     staged = StagedLedger(ledger_id=9, partition=-1, lane=2, created_ms=3)
     assert decode_staged("s", encode_job_row(staged)) == staged
+    ids = JobIds(runs=[IdRun(0, 2, 100, 7), IdRun(2, 1, 100, 907)])
+    assert decode_ids("i", encode_job_row(ids)) == ids
+    assert encode_job_row(ids) == b'{"runs":[[0,2,100,7],[2,1,100,907]]}'
     sink = SinkProgress(batch_id=5, at_ms=6)
     assert decode_sink("k", encode_job_row(sink)) == sink
+    full = SinkProgress(batch_id=5, at_ms=6, run="r", checkpoint="/c", messages=7)
+    assert decode_sink("k", encode_job_row(full)) == full
+    assert decode_sink("k", b'{"batch_id":5,"at_ms":6}') == sink
+
+
+@pytest.mark.parametrize("runs", [[(1, 1, 9, 1)], [(0, 2, 9, 1), (1, 1, 9, 20)], [(0, 0, 9, 1)]])
+def test_ids_of_parts_have_no_holes_and_are_there_once(runs: list[tuple[int, ...]]) -> None:
+    row = msgspec.json.encode({"runs": runs})
+    with pytest.raises(BadRecord, match="i"):
+        decode_ids("i", row)
 
 
 def test_keys_name_topic_job_and_ledger() -> None:
     key = staged_key(7, "write-1f", 12)
     assert key == "staged/00000000000000000007/write-1f/00000000000000000012"
     assert key.startswith(staged_prefix(7, "write-1f"))
-    for each in (key, job_lease(7, "write-1f"), pins_key(7, "write-1f")):
+    rows = (pins_key(7, "write-1f"), ids_key(7, "write-1f"))
+    for each in (key, job_lease(7, "write-1f"), *rows):
         assert job_of(each) == (7, "write-1f")
 
 

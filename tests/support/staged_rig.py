@@ -10,7 +10,7 @@ from topic_rig import ledger_ids
 
 from ledger_client import Client
 from ledger_client.client import Client as LedgerClient
-from ledger_client.topics.jobs.showing import SinkBatch
+from ledger_client.topics.jobs.marks import SinkBatch
 from ledger_client.topics.jobs.staged_piece import StagedPiece
 from ledger_client.topics.jobs.staged_writer import Part, open_staged_writer
 from ledger_client.topics.jobs.writing_job import WritePlan, commit_write, plan_write
@@ -49,8 +49,7 @@ async def write_part(
 ) -> list[StagedPiece]:
     """Write a part of a job: messages by partition."""
     part = Part(index=index, attempt=attempt)
-    opened = open_staged_writer(client, plan.stage, first_id=plan.first_id, part=part)
-    async with opened as writer:
+    async with open_staged_writer(client, plan.stage, part=part) as writer:
         for partition, given in messages.items():
             await writer.write(partition, columns(given))
         return await writer.finish()
@@ -75,7 +74,7 @@ async def write_job(
     pieces: list[StagedPiece] = []
     for index, messages in enumerate(parts):
         pieces += await write_part(client, plan, index, messages)
-    return await commit_write(client, plan, pieces, sink=sink)
+    return await commit_write(client, plan, pieces, mark=sink)
 
 
 async def read_all(client: Client, name: str) -> list[str]:

@@ -44,6 +44,7 @@ from metadata.jobs import (
     PinnedLane,
     decode_pins,
     encode_job_row,
+    ids_key,
     job_lease,
     job_of,
     pins_key,
@@ -127,6 +128,7 @@ class Job:
                 with translated(LEAVE_S):
                     await discard(store, staged_prefix(uid, self.id))
                     await store.delete(pins_key(uid, self.id))
+                    await store.delete(ids_key(uid, self.id))
                     await store.release(self._lease)
             except LedgerError as failure:
                 _log.warning("job %s leaves something to the housekeeper: %s", self.id, failure)

@@ -11,10 +11,8 @@ transaction, and the ledgers are there.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from typing import NamedTuple
 
 import trio
 
@@ -28,13 +26,13 @@ from ledger_client.topics.errors import (
     ProducerFenced,
     TooManyLedgers,
 )
+from ledger_client.topics.jobs.marks import Mark
 from ledger_client.topics.jobs.staged_piece import StagedPiece
 from ledger_client.topics.jobs.staging import JobStage, Staged, staged_ledgers
 from ledger_client.topics.lanes.lane_extension import LaneExtension, hold_extension
 from ledger_client.translation import translated
-from metadata.jobs import SinkProgress, decode_sink, encode_job_row, sink_key
 from metadata.limits import OPS_MAX
-from metadata.store import ABSENT, Check, Op, Put
+from metadata.store import Check, Op, Versioned
 from metadata.topics import TopicRecord, topic_key
 
 SHOW_S = 120.0
@@ -43,14 +41,7 @@ PAUSE_S = 0.5
 LANE_OPS = 2
 """Of a lane, beside two of each ledger: its record, and the ledger that was left open."""
 OTHER_OPS = 4
-"""The topic's record is checked, the progress of a stream put."""
-
-
-class SinkBatch(NamedTuple):
-    """A batch of a stream: shown once, however often it is written."""
-
-    query: str
-    batch_id: int
+"""The topic's record is checked, the mark put."""
 
 
 class Showing:
@@ -61,7 +52,7 @@ class Showing:
         stage: the job's.
         pieces: what is to be shown, in the order in which it comes into the lanes; other staged
             ledgers of the job stay as they are.
-        sink: the batch that this is.
+        mark: the row that says so, put by the same transaction.
     """
 
     def __init__(
@@ -69,12 +60,12 @@ class Showing:
         client: Client,
         stage: JobStage,
         pieces: Sequence[StagedPiece],
-        sink: SinkBatch | None = None,
+        mark: Mark | None = None,
     ) -> None:
         self._client = client
         self._stage = stage
         self._topics = TopicCatalogue(client.store, timeout_s=client.options.metadata_timeout_s)
-        self._sink = sink
+        self._mark = mark
         self._pieces: dict[int, list[StagedPiece]] = {}
         for piece in pieces:
             self._pieces.setdefault(piece.partition, []).append(piece)
@@ -82,9 +73,10 @@ class Showing:
         self._is_doubtful = False
 
     async def run(self) -> bool:
-        """Show all; False: the stream's batch was shown before, and nothing is done now.
+        """Show all; False: by its mark it was shown before, and nothing is done now.
 
         Raises:
+            LedgerError: the mark cannot follow the one that is there, see Mark.
             JobLost: some was given up, as the job was taken for dead.
             EventTimeBack, RowsUnordered: the topic is ordered by event time, see there.
             TooManyLedgers: one transaction cannot show so many.
@@ -112,21 +104,18 @@ class Showing:
 
     async def _attempt(self) -> bool | None:
         """Return whether it is shown now, or was before; None: somebody came in between."""
-        progress, version = await self._progress()
-        if (
-            self._sink is not None
-            and progress is not None
-            and (progress.batch_id >= self._sink.batch_id)
-        ):
-            return False
+        ops: list[Op] = []
+        if self._mark is not None:
+            put = self._mark.put(self._stage.topic, await self._marked(self._mark))
+            if put is None:
+                return False
+            ops.append(put)
         staged = await self._staged()
         if staged is None:
             return True
         topic, topic_version = await self._topic()
         async with AsyncExitStack() as stack:
-            ops: list[Op] = [Check(topic_key(topic.name), topic_version)]
-            if self._sink is not None:
-                ops.append(self._put_progress(self._sink, version))
+            ops.append(Check(topic_key(topic.name), topic_version))
             for partition in sorted(self._pieces):
                 first_id = self._pieces[partition][0].ledger_id
                 lane = await stack.enter_async_context(
@@ -178,20 +167,10 @@ class Showing:
             raise NoSuchTopic(topic.name)
         return topic, version
 
-    async def _progress(self) -> tuple[SinkProgress | None, int]:
-        """Return how far the stream is, and the version of that."""
-        if self._sink is None:
-            return None, ABSENT
-        key = sink_key(self._stage.topic.uid, self._sink.query)
+    async def _marked(self, mark: Mark) -> Versioned | None:
+        """Return the mark that is there."""
         with translated(self._client.options.metadata_timeout_s):
-            found = await self._client.store.get(key)
-            return (
-                (None, ABSENT) if found is None else (decode_sink(key, found.value), found.version)
-            )
-
-    def _put_progress(self, sink: SinkBatch, version: int) -> Op:
-        row = SinkProgress(batch_id=sink.batch_id, at_ms=time.time_ns() // 1_000_000)
-        return Put(sink_key(self._stage.topic.uid, sink.query), encode_job_row(row), version)
+            return await self._client.store.get(mark.key(self._stage.topic))
 
     def _check_count(self) -> None:
         lanes = len(self._pieces)

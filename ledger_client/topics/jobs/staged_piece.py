@@ -31,6 +31,8 @@ class PieceWriter:
         self.writer = writer
         self.partition = partition
         self.batches = self.size = 0
+        self.due_size = 0
+        """Bytes that it had when its topic first let it end; 0: it may not end yet."""
         self.last_event_time: int | None = None
         self.failure: LedgerError | None = None
         self._figures = Figures()

@@ -6,9 +6,10 @@
 Whoever works on the same part of a job again, after a failure or beside a slow worker, stages
 ledgers of its own, and the job shows those of one of them.
 
-Ids of messages rise along a lane, also where a job writes it with many workers at once. So a
-job reserves a range of ledger ids beforehand, of which each part of it has its share: parts come
-into the lane in their order.
+Ids of messages rise along a lane, also where a job writes it with many workers at once: each
+part has a share of ledger ids (part_ids.py). A share is bounded, so a part that writes very much
+makes its last ledgers larger than the topic's roll size: from LARGER_FROM on each one holds twice
+as much as the one before, and behind ROLLS_MAX nothing is rolled any more.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from __future__ import annotations
 import time
 from array import array
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from itertools import islice, pairwise
 from operator import le
 
@@ -28,6 +29,7 @@ from ledger_client.appends import Request
 from ledger_client.client import Client
 from ledger_client.errors import LedgerClosed, LedgerExists
 from ledger_client.topics.errors import BadTopic, MessageTooLarge, RowsUnordered, TooManyLedgers
+from ledger_client.topics.jobs.part_ids import ROLLS_MAX, PartIds
 from ledger_client.topics.jobs.staged_piece import PieceWriter, StagedPiece
 from ledger_client.topics.jobs.staging import JobStage, open_staged
 from ledger_client.topics.lanes.rolling import Rolling
@@ -36,11 +38,8 @@ from ledger_client.writer import LedgerWriter
 from native.batch import Columns, cut, encode
 from native.errors import TooLarge
 
-PARTS_MAX = 1000
-PART_IDS = 1000
-"""Parts of a job, and ledger ids that each of them has for all attempts at it."""
-ATTEMPTS = 4
-"""At a part of a job, that begin at different ids and so seldom meet."""
+LARGER_FROM = 16
+"""So many ledgers of an attempt are ended at the topic's limits, later ones when larger."""
 BATCH_SIZE = 256 << 10
 BATCH_COUNT = 10_000
 AHEAD_SIZE = 16 << 20
@@ -58,40 +57,40 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 @asynccontextmanager
 async def open_staged_writer(
-    client: Client, stage: JobStage, *, first_id: int, part: Part
+    client: Client, stage: JobStage, *, part: Part, producer: str = ""
 ) -> AsyncIterator[StagedWriter]:
     """Write a part of a job for the block; without finish() nothing comes of it.
 
     Args:
         client: whose bookies and metadata.
         stage: the job's.
-        first_id: of PARTS_MAX times PART_IDS ledger ids that the job reserved.
         part: which part of the job.
+        producer: whose the messages are, as readers see it.
 
     Raises:
         TooManyLedgers: the job has more parts than can be.
     """
-    if part.index >= PARTS_MAX:
-        raise TooManyLedgers(
-            stage.topic.name, count=part.index + 1, count_max=PARTS_MAX, what="tasks"
-        )
-    begin = first_id + part.index * PART_IDS
-    ids = iter(range(begin + part.attempt % ATTEMPTS * (PART_IDS // ATTEMPTS), begin + PART_IDS))
-    writer = StagedWriter(client, stage, ids)
-    try:
-        yield writer
-    finally:
-        writer.give_up()
+    ids = PartIds(client, stage, part=part.index, attempt=part.attempt).ids()
+    async with aclosing(ids) as rising:
+        writer = StagedWriter(client, stage, rising, producer=producer)
+        try:
+            yield writer
+        finally:
+            writer.give_up()
 
 
 class StagedWriter:
     """Writes messages to staged ledgers. One task calls it."""
 
-    def __init__(self, client: Client, stage: JobStage, ids: Iterator[int]) -> None:
+    def __init__(
+        self, client: Client, stage: JobStage, ids: AsyncIterator[int], *, producer: str = ""
+    ) -> None:
         """*ids*: of the ledgers to be made, rising; some may be taken."""
         self._client = client
         self._stage = stage
         self._ids = ids
+        self._producer = producer.encode()
+        self._rolls = 0
         self._topic = stage.topic
         self._ordered = stage.topic.order == "event-time"
         self._rolling = Rolling(stage.topic.roll, ordered=self._ordered)
@@ -123,6 +122,7 @@ class StagedWriter:
                 end,
                 rows=rows,
                 compression=self._topic.compression,
+                producer=self._producer,
                 created_ms=_now_ms(),
             )
             await self._put(partition, SealedBatch.of(payload))
@@ -161,14 +161,22 @@ class StagedWriter:
 
     async def _put(self, partition: int, batch: SealedBatch) -> None:
         ledger = self._open.get(partition)
-        if ledger is not None and self._rolling.is_due(ledger, ledger.age_s, batch):
+        if ledger is not None and self._is_due(ledger, batch):
             self._end(partition)
+            self._rolls += 1
             ledger = None
         if ledger is None:
             ledger = self._open[partition] = PieceWriter(await self._make(partition), partition)
         self._under_way.append((ledger.send(batch), batch.size))
         self._ahead += batch.size
         await self._settle(AHEAD_SIZE)
+
+    def _is_due(self, ledger: PieceWriter, following: SealedBatch) -> bool:
+        """Whether a ledger ends here, at a size that leaves ids for all that may follow."""
+        if not self._rolling.is_due(ledger, ledger.age_s, following) or self._rolls >= ROLLS_MAX:
+            return False
+        ledger.due_size = ledger.due_size or ledger.size
+        return ledger.size >= ledger.due_size << max(self._rolls - LARGER_FROM, 0)
 
     async def _settle(self, ahead_max: int) -> None:
         """Wait until at most so many bytes are not acknowledged. Raises why one is not."""
@@ -186,15 +194,16 @@ class StagedWriter:
         self._ended.append(ledger)
 
     async def _make(self, partition: int) -> LedgerWriter:
-        for ledger_id in self._ids:
+        async for ledger_id in self._ids:
             try:
                 return await open_staged(
                     self._client, self._stage, partition=partition, ledger_id=ledger_id
                 )
             except LedgerExists:  # of another attempt
                 continue
+        count = len(self._ended) + len(self._open)
         name = self._topic.name
-        raise TooManyLedgers(name, count=PART_IDS, count_max=PART_IDS, what="ledgers of a task")
+        raise TooManyLedgers(name, count=count + 1, count_max=count, what="ledgers of a task")
 
     def _check_times(self, partition: int, columns: Columns, rows: array[int] | None) -> None:
         times = _times(columns, rows)

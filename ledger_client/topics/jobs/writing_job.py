@@ -25,15 +25,14 @@ from ledger_client.errors import LedgerError, MetadataUnavailable
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.errors import JobLost, ProducerBusy
 from ledger_client.topics.jobs.job import grant_job, new_job_id
-from ledger_client.topics.jobs.showing import Showing, SinkBatch
+from ledger_client.topics.jobs.marks import Mark
+from ledger_client.topics.jobs.showing import Showing
 from ledger_client.topics.jobs.staged_piece import StagedPiece
-from ledger_client.topics.jobs.staged_writer import PART_IDS, PARTS_MAX
 from ledger_client.topics.jobs.staging import JobStage, discard
 from ledger_client.topics.keeping.holdings import read_owners
 from ledger_client.translation import translated
 from metadata.errors import LeaseHeld
-from metadata.jobs import job_lease, staged_prefix
-from metadata.records import LEDGER_COUNTER
+from metadata.jobs import ids_key, job_lease, staged_prefix
 from metadata.store import Lease
 from metadata.topics import TopicRecord
 
@@ -48,8 +47,6 @@ class WritePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What workers and who commits need. Plain values: it can be pickled."""
 
     stage: JobStage
-    first_id: int
-    """of the ledger ids that the job reserved"""
     begun_s: float
     """by the wall clock of who planned"""
 
@@ -65,10 +62,8 @@ async def plan_write(client: Client, name: str) -> WritePlan:
     limit_s = client.options.metadata_timeout_s
     topic, _ = await TopicCatalogue(client.store, timeout_s=limit_s).get(name)
     await _check_free(client, topic)
-    with translated(limit_s):
-        first_id = await client.store.next_id(LEDGER_COUNTER, PARTS_MAX * PART_IDS)
     stage = JobStage(topic=topic, job_id=new_job_id("write"))
-    plan = WritePlan(stage=stage, first_id=first_id, begun_s=time.time())
+    plan = WritePlan(stage=stage, begun_s=time.time())
     await _hold(client, plan)
     return plan
 
@@ -96,18 +91,18 @@ async def commit_write(
     plan: WritePlan,
     pieces: Sequence[StagedPiece],
     *,
-    sink: SinkBatch | None = None,
+    mark: Mark | None = None,
 ) -> bool:
     """Show *pieces*, in this order, give up what else is staged, and end the job.
 
-    Returns whether they are shown; False: they were, as the batch of a stream. Raises as
+    Returns whether they are shown; False: by their mark they were. Raises as
     Showing.run(); then what is staged is given up, so that nothing of it is shown later.
     """
     lease = await _hold(client, plan)
     try:
-        if not pieces and sink is None:
+        if not pieces and mark is None:
             return True
-        return await Showing(client, plan.stage, pieces, sink).run()
+        return await Showing(client, plan.stage, pieces, mark).run()
     finally:
         await _leave(client, plan, lease)
 
@@ -148,11 +143,12 @@ async def _hold(client: Client, plan: WritePlan) -> Lease:
 
 
 async def _leave(client: Client, plan: WritePlan, lease: Lease | None) -> None:
-    prefix = staged_prefix(plan.stage.topic.uid, plan.stage.job_id)
+    uid, job_id = plan.stage.topic.uid, plan.stage.job_id
     with trio.CancelScope(shield=True):
         try:
             with translated(LEAVE_S):
-                await discard(client.store, prefix)
+                await discard(client.store, staged_prefix(uid, job_id))
+                await client.store.delete(ids_key(uid, job_id))
                 if lease is not None:
                     await client.store.release(lease)
         except LedgerError as failure:

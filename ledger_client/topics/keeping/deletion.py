@@ -26,7 +26,7 @@ from ledger_client.topics.jobs.staging import discard
 from ledger_client.topics.keeping.compacted_sets import remove_set
 from ledger_client.translation import translated
 from metadata.errors import BadRecord
-from metadata.jobs import PINS, SINKS, STAGED
+from metadata.jobs import IDS, PINS, SINKS, STAGED
 from metadata.records import ledger_key
 from metadata.store import CheckLease, Delete, Op, Page
 from metadata.topics import (
@@ -102,7 +102,7 @@ class Deletion:
         prefix = topic_prefix(STAGED, self._topic.uid)
         with translated(JOBS_S):
             await discard(self._catalogue.store, prefix, checks=self._checks)
-        for kind in (PINS, SINKS):
+        for kind in (PINS, IDS, SINKS):
             while page := await self._page(kind, LANES_COUNT):
                 await self._transact([Delete(key) for key, _ in page])
 

@@ -135,7 +135,13 @@ def test_options_are_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
         cluster="bookie://127.0.0.1:3181", topic="s/t", json_values=True
     )
     given = {"path": "s/t", "cluster": "bookie://h:1", "checkpointLocation": "/c", "queryName": "q"}
-    assert parse_sink_options(given) == SinkOptions(cluster="bookie://h:1", topic="s/t")
+    expected = SinkOptions(cluster="bookie://h:1", topic="s/t", checkpoint="/c")
+    assert parse_sink_options(given) == expected
+    assert expected.query_of("1f") == "1f"
+    named = parse_sink_options({**given, "sinkName": "again", "checkpointLocation": "file:///c/"})
+    assert (named.query_of("1f"), named.checkpoint) == ("1f.again", "/c")
+    with pytest.raises(BadOption, match=r"sinkName.* letters, digits"):
+        parse_sink_options({**given, "sinkName": "a/b"})
 
 
 @pytest.mark.parametrize(

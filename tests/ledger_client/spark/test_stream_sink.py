@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,6 +11,7 @@ import pytest
 
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
+from ledger_client.errors import LedgerError
 from ledger_client.spark.failures import unwrapped
 from ledger_client.spark.planning import ask
 from metadata.jobs import SINKS, decode_sink
@@ -27,12 +29,14 @@ def client(url: str) -> Iterator[BlockingClient]:
         yield connected
 
 
-def run(spark: SparkSession, url: str, names: tuple[str, str], checkpoint: Path) -> None:
+def run(
+    spark: SparkSession, url: str, names: tuple[str, str], checkpoint: Path, **options: str
+) -> None:
     """Write what is in one topic, and was not written before, to the other; then end."""
     given, taken = names
     read = spark.readStream.format("quire").options(cluster=url, topic=given)
     frame = read.option("columns", "value,key").option("maxMessagesPerTrigger", "40").load()
-    writing = frame.writeStream.format("quire").options(cluster=url, topic=taken)
+    writing = frame.writeStream.format("quire").options(cluster=url, topic=taken, **options)
     query = writing.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     try:
         with unwrapped():
@@ -88,6 +92,26 @@ def test_a_query_that_is_started_again_goes_on_and_repeats_nothing(
     assert values(client, "t/taken") == expected
     assert progress(client, url, "t/taken")[0] > before[0]
     assert len(client.explain_topic("t/taken").lanes) <= 2
+
+
+def test_a_checkpoint_that_was_set_back_loses_nothing_without_a_word(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    """A copy has the query's id and its batch numbers; another name of the sink starts over."""
+    for name in ("t/forth", "t/back"):
+        client.create_topic(name)
+    names, checkpoint, kept = ("t/forth", "t/back"), tmp_path / "checkpoint", tmp_path / "kept"
+    expected = send(client, "t/forth", range(20))
+    run(spark, url, names, checkpoint)
+    shutil.copytree(checkpoint, kept)
+    first = send(client, "t/forth", range(20, 30))
+    run(spark, url, names, checkpoint)
+    second = send(client, "t/forth", range(30, 35))
+    with pytest.raises(LedgerError, match=r"checkpoint was set back.* option sinkName"):
+        run(spark, url, names, kept)
+    assert values(client, "t/back") == expected + first
+    run(spark, url, names, kept, sinkName="again")
+    assert values(client, "t/back") == sorted(expected + first + first + second)
 
 
 def test_two_queries_write_one_topic_beside_each_other(

@@ -17,7 +17,8 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.errors import LedgerError
-from ledger_client.topics.jobs.showing import SHOW_S, SinkBatch
+from ledger_client.topics.jobs.marks import SinkBatch
+from ledger_client.topics.jobs.showing import SHOW_S
 from ledger_client.topics.jobs.writing_job import WRITE_S
 from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
 from metadata.errors import MetadataUnavailable

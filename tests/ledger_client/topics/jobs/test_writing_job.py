@@ -1,10 +1,12 @@
 from __future__ import annotations
 
 import pickle
+import random
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from itertools import pairwise
 
 import pytest
 import trio
@@ -39,8 +41,9 @@ from ledger_client.topics.errors import (
     TooManyLedgers,
 )
 from ledger_client.topics.jobs.job import live_jobs
-from ledger_client.topics.jobs.showing import SHOW_S, Showing, SinkBatch
-from ledger_client.topics.jobs.staged_writer import PARTS_MAX
+from ledger_client.topics.jobs.part_ids import ATTEMPTS, PARTS_MAX, share_of
+from ledger_client.topics.jobs.showing import SHOW_S, Showing
+from ledger_client.topics.jobs.staged_piece import StagedPiece
 from ledger_client.topics.jobs.writing_job import (
     KEEP_S,
     WRITE_S,
@@ -53,9 +56,10 @@ from ledger_client.topics.jobs.writing_job import (
 )
 from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.topics.lanes.lane import open_lane
-from metadata.jobs import SINKS, STAGED
+from metadata.jobs import IDS, STAGED
 from metadata.leadership import Term
-from metadata.topics import LANES, WRITERS
+from metadata.records import LEDGER_COUNTER
+from metadata.topics import LANES, WRITERS, topic_prefix
 
 
 @pytest.fixture
@@ -389,6 +393,68 @@ async def test_ledgers_end_where_the_topic_says(client: Client) -> None:
     assert [value[0] for value in await read_all(client, NAME)] == list("ABCDE")
 
 
+async def test_a_part_of_any_size_is_some_ledgers_that_grow(client: Client) -> None:
+    """Its ids are bounded: behind the first ones, each ledger takes twice as much."""
+    await made(client, roll=RollPolicy(entries=1))
+    plan = await plan_write(client, NAME)
+    values = [Row(b"%04d" % n + bytes(250_000)) for n in range(60)]
+    pieces = await write_part(client, plan, 0, {-1: values})
+    counts = [piece.figures.messages for piece in pieces]
+    assert counts == [1] * 17 + [2, 4, 8, 16, 13]
+    await commit_write(client, plan, pieces)
+    read = await read_all(client, NAME)
+    assert [value[:4] for value in read] == [f"{n:04d}" for n in range(60)]
+
+
+async def test_a_job_takes_few_ledger_ids(cluster: MemoryCluster, client: Client) -> None:
+    """Ids that are taken and not used look like those of ledgers that were deleted."""
+    topic = await made(client, partitions=4)
+    before = await cluster.store.next_id(LEDGER_COUNTER)
+    plan = await plan_write(client, NAME)
+    await write_part(client, plan, 0, {})
+    assert await cluster.store.next_id(LEDGER_COUNTER) == before + 1
+    pieces = await write_part(client, plan, 1, {0: rows("a"), 3: rows("b")})
+    assert await commit_write(client, plan, pieces)
+    after = await cluster.store.next_id(LEDGER_COUNTER)
+    assert after - before - 2 <= 2 * share_of(plan.stage) < 300
+    assert stored(cluster.store, topic_prefix(IDS, topic.uid)) == []
+
+
+@pytest.mark.parametrize("order", [(3, 0, 12, 1), (0, 1, 2, 3), (12, 11, 0, 40), (999, 0, 500)])
+async def test_ids_rise_from_part_to_part_whichever_begins_first(
+    autojump_clock: MockClock,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+    order: tuple[int, ...],
+) -> None:
+    """Also where others reserve ids between the steps of one of them."""
+    real, chance = client.store.next_id, random.Random(repr(order))
+
+    async def slow(counter: str, count: int = 1) -> int:
+        first = await real(counter, count)
+        await trio.sleep(chance.random())
+        return first
+
+    monkeypatch.setattr(client.store, "next_id", slow)
+    await made(client)
+    plan = await plan_write(client, NAME)
+    found: dict[int, list[StagedPiece]] = {}
+
+    async def write(index: int, attempt: int) -> None:
+        pieces = await write_part(client, plan, index, {-1: rows(f"{index}")}, attempt=attempt)
+        found.setdefault(index, []).extend(pieces)
+
+    async with trio.open_nursery() as nursery:
+        for index in order:
+            for attempt in range(ATTEMPTS + 1):
+                nursery.start_soon(write, index, attempt)
+    ids = [sorted(piece.ledger_id for piece in found[index]) for index in sorted(order)]
+    assert all(len(set(each)) == ATTEMPTS + 1 for each in ids)
+    assert [last[-1] < first[0] for last, first in pairwise(ids)] == [True] * (len(order) - 1)
+    assert await commit_write(client, plan, [found[index][0] for index in sorted(order)])
+    assert await read_all(client, NAME) == [f"{index}" for index in sorted(order)]
+
+
 async def test_more_ledgers_than_can_be_shown_at_once_are_refused(client: Client) -> None:
     await made(client)
     plan = await plan_write(client, NAME)
@@ -517,35 +583,4 @@ async def test_a_topic_altered_meanwhile_is_no_reason_to_fail(client: Client) ->
     pieces = await write_part(client, plan, 0, {0: rows("a")})
     await client.alter_topic(NAME, partitions=2)
     await commit_write(client, plan, pieces)
-    assert await read_all(client, NAME) == ["a"]
-
-
-# --- streams -----------------------------------------------------------------------------------
-
-
-async def test_a_batch_of_a_stream_is_shown_once(cluster: MemoryCluster, client: Client) -> None:
-    await made(client)
-    assert await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 0))
-    assert not await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 0))
-    assert await write_job(client, NAME, {-1: rows("b")}, sink=SinkBatch("q", 1))
-    assert not await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 0))
-    assert await write_job(client, NAME, {-1: rows("c")}, sink=SinkBatch("other", 0))
-    assert await read_all(client, NAME) == ["a", "b", "c"]
-    assert ledgers_count(cluster) == 3
-    assert len(stored(cluster.store, SINKS)) == 2
-    await client.delete_topic(NAME)
-    assert stored(cluster.store, SINKS) == []
-
-
-async def test_one_batch_shown_by_two_at_once_is_there_once(client: Client) -> None:
-    await made(client)
-    results: list[bool] = []
-
-    async def show() -> None:
-        results.append(await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 3)))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(3):
-            nursery.start_soon(show)
-    assert sorted(results) == [False, False, True]
     assert await read_all(client, NAME) == ["a"]

@@ -13,7 +13,19 @@ from ledger_client.topics.jobs.job import LEASE_S, grant_job, open_job
 from ledger_client.topics.jobs.staging import JobStage, create_staged
 from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
 from metadata.errors import LeaseLost
-from metadata.jobs import PINS, STAGED, JobPins, PinnedLane, encode_job_row, pins_key, staged_key
+from metadata.jobs import (
+    IDS,
+    PINS,
+    STAGED,
+    IdRun,
+    JobIds,
+    JobPins,
+    PinnedLane,
+    encode_job_row,
+    ids_key,
+    pins_key,
+    staged_key,
+)
 from metadata.leadership import Term
 from metadata.topics import Retention, TopicRecord
 
@@ -53,6 +65,8 @@ async def left_by(client: Client, topic: TopicRecord, job_id: str) -> int:
         await ledger.append(b"x")
     pins = JobPins(kind="write", lanes=[PinnedLane(-1, 0, 0)])
     await client.store.put(pins_key(topic.uid, job_id), encode_job_row(pins))
+    ids = JobIds(runs=[IdRun(0, 1, 8, ledger.id + 1)])
+    await client.store.put(ids_key(topic.uid, job_id), encode_job_row(ids))
     return ledger.id
 
 
@@ -64,7 +78,8 @@ async def test_what_a_dead_job_left_goes_in_the_second_round(
     assert ledger_ids(cluster.store) == [ledger_id]  # it may be about to take its lease again
     await keeper.look_after_all(term)
     assert ledger_ids(cluster.store) == []
-    assert stored(cluster.store, STAGED) + stored(cluster.store, PINS) == []
+    rows = [row for kind in (STAGED, PINS, IDS) for row in stored(cluster.store, kind)]
+    assert rows == []
 
 
 async def test_what_a_living_job_staged_stays(
