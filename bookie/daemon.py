@@ -14,7 +14,7 @@ In limbo it does not serve before the metadata told what is to be fenced (amnesi
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import NoReturn
 
@@ -38,6 +38,7 @@ from bookie.registration import Registration
 from bookie.roles import keep_roles
 from bookie.security import Security, read_security
 from bookie.server import Server
+from bookie.stall import StallWatch, raise_stall
 from bookie.status import Life, State, Status
 from bookie.storage import Storage
 from bookie.upkeep import Upkeep
@@ -60,6 +61,7 @@ async def run_bookie(
     store: MetadataStore,
     *,
     roles: Roles | None = None,
+    give_up: Callable[[OSError], None] = raise_stall,
     task_status: trio.TaskStatus[Ready] = trio.TASK_STATUS_IGNORED,
 ) -> NoReturn:
     """Run a bookie until cancelled; started once it serves.
@@ -68,17 +70,19 @@ async def run_bookie(
         config: its settings, folders filled in. The caller holds them (bookie/lock.py).
         store: the metadata of its cluster; the caller closes it.
         roles: run for the cluster while the bookie serves; their failure is not its own.
+        give_up: called when the disk hangs for good (bookie/stall.py). It should end the
+            process, since a thread that hangs in the kernel cannot be waited for.
         task_status: told the address that clients may use.
 
     Raises:
         BookieError: it does not start; nothing was changed.
         MetadataError: the store did not answer during the start.
-        OSError: a port is taken, or a disk failed. Every acknowledged entry is in the
+        OSError: a port is taken, or a disk failed or hangs. Every acknowledged entry is in the
             journal, and nothing that was not is acknowledged.
     """
     life = Life()
     try:
-        await _Bookie(config, store, life, roles).run(task_status)
+        await _Bookie(config, store, life, roles, give_up).run(task_status)
     except BaseExceptionGroup as group:
         cause = cause_of(group)
         if cause is None:
@@ -93,7 +97,12 @@ class _Bookie:
     """The parts of one bookie while it runs."""
 
     def __init__(
-        self, config: BookieConfig, store: MetadataStore, life: Life, roles: Roles | None
+        self,
+        config: BookieConfig,
+        store: MetadataStore,
+        life: Life,
+        roles: Roles | None,
+        give_up: Callable[[OSError], None],
     ) -> None:
         self._config = config
         self._store = store
@@ -101,7 +110,9 @@ class _Bookie:
         self._roles = roles
         self._security = Security()
         self._registry = CollectorRegistry()
+        self._give_up = give_up
         self._disk: DiskGuard | None = None
+        self._stall: StallWatch | None = None
 
     async def run(self, task_status: trio.TaskStatus[Ready]) -> None:
         self._security = read_security(self._config)
@@ -143,8 +154,11 @@ class _Bookie:
         upkeep = Upkeep(storage, store, config, disk, bookie_id=bookie_id)
         calls = Calls(store, storage, upkeep.collector, upkeep.scrubber)
         server = Server(storage.engine, storage.events, config, calls.answer, self._security)
+        stall = StallWatch(storage, server, disk, config, give_up=self._give_up)
+        self._stall = stall
         async with trio.open_nursery() as nursery:
             await nursery.start(storage.run)
+            nursery.start_soon(stall.run)
             await nursery.start(disk.run)
             if storage.limbo.is_on:
                 await fence_forgotten(storage, store, bookie_id)
@@ -159,10 +173,11 @@ class _Bookie:
                 server=server,
                 disk=disk,
                 drain=drain,
+                stall=stall,
             )
             registry = self._registry
             host = Host(bookie_id, status.address, storage, drain, disk.changed, registry)
-            registry.register(BookieMetrics(storage, server, disk, upkeep, host))
+            registry.register(BookieMetrics(storage, server, disk, stall, upkeep, host))
             calls.tell_of(status)
             await nursery.start(serve, server.serve, listeners)
             registration = Registration(
@@ -203,8 +218,11 @@ class _Bookie:
 
     def _ready(self) -> Page:
         state = self._life.state
+        stalled = self._stall is not None and self._stall.is_stalled
         told = {
             "state": state.value,
             "read_only": self._disk is not None and self._disk.is_read_only,
+            "stalled": stalled,
         }
-        return 200 if state is State.READY else 503, "application/json", msgspec.json.encode(told)
+        ready = state is State.READY and not stalled
+        return 200 if ready else 503, "application/json", msgspec.json.encode(told)

@@ -64,7 +64,7 @@ class DiskGuard:
         level: how full the fuller disk was at the last look.
         free: bytes free on the disk that has fewer.
         capacity: bytes of the ledger folder's disk.
-        changed: rings when the bookie turned read-only or back.
+        changed: rings when the registration should say something else.
         look_now: to be rung when much was written.
     """
 
@@ -79,6 +79,8 @@ class DiskGuard:
         self._config = config
         self._measure = measure
         self._refused = False
+        self._stalled = False
+        self._has_reserve = True
         self._told = False
         self.level = Level.OK
         self.free = 0
@@ -89,12 +91,18 @@ class DiskGuard:
     @property
     def is_read_only(self) -> bool:
         """Whether ordinary adds are refused."""
-        return self._refused or self.level is Level.FULL
+        return self._refused or self._stalled or self.level is Level.FULL
 
     async def refuse_adds(self, refused: bool) -> None:
         """Be read-only whatever the disk says, or no longer."""
         self._refused = refused
         await self.check()
+
+    def refuse_stalled(self, stalled: bool) -> None:
+        """Refuse all adds because the disk hangs, or take them again; asks the disk nothing."""
+        if stalled != self._stalled:
+            self._stalled = stalled
+            self._apply()
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -116,11 +124,16 @@ class DiskGuard:
         look = await trio.to_thread.run_sync(self._look)
         before, self.level = self.level, look.level
         self.free, self.capacity = look.free, look.capacity
-        self._engine.set_read_only(
-            read_only=self.is_read_only, priority_allowed=look.free > self._config.disk_reserve
-        )
+        self._has_reserve = look.free > self._config.disk_reserve
         if look.level is not before:
             _log.warning("disk %s, %d bytes free", look.level.name.lower(), look.free)
+        self._apply()
+
+    def _apply(self) -> None:
+        self._engine.set_read_only(
+            read_only=self.is_read_only,
+            priority_allowed=self._has_reserve and not self._stalled,
+        )
         if self._told != self.is_read_only:
             self._told = self.is_read_only
             self.changed.ring()

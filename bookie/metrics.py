@@ -20,6 +20,7 @@ from bookie.disk import DiskGuard
 from bookie.garbage import Collector
 from bookie.host import Figures, Host
 from bookie.server import Server
+from bookie.stall import StallWatch
 from bookie.storage import Storage
 from bookie.upkeep import Upkeep
 from native.engine import EngineStats, Histogram
@@ -35,11 +36,18 @@ class BookieMetrics(PrometheusCollector):
     """The metrics of one bookie, for a registry of prometheus-client."""
 
     def __init__(
-        self, storage: Storage, server: Server, disk: DiskGuard, upkeep: Upkeep, host: Host
+        self,
+        storage: Storage,
+        server: Server,
+        disk: DiskGuard,
+        stall: StallWatch,
+        upkeep: Upkeep,
+        host: Host,
     ) -> None:
         self._storage = storage
         self._server = server
         self._disk = disk
+        self._stall = stall
         self._upkeep = upkeep
         self._host = host
 
@@ -75,6 +83,8 @@ class BookieMetrics(PrometheusCollector):
     def _state(self) -> Iterator[Metric]:
         disk, host = self._disk, self._host
         yield _gauge("read_only", "1 while adds are refused", int(disk.is_read_only))
+        stalled_s = self._stall.lasted_s
+        yield _gauge("stalled_seconds", "Without progress of journal or flush", stalled_s)
         yield _gauge("limbo", "1 while missing entries are not denied", int(host.limbo))
         yield _gauge("draining", "1 while it is being decommissioned", int(host.draining))
         yield _gauge("disk_free_bytes", "Free bytes of the fuller disk", disk.free)

@@ -42,7 +42,16 @@ from bookie.security import Security
 from bookie.waits import Waits
 from native.engine import Connection, Engine, Request, Verdict
 from native.errors import BadKey, Full
-from native.frame import Code, Flag, Opcode, call_response, read_wait_response
+from native.frame import (
+    Code,
+    Flag,
+    Opcode,
+    batch_response,
+    call_response,
+    pulse,
+    read_wait_response,
+    response,
+)
 
 _log = logging.getLogger(__name__)
 
@@ -52,6 +61,7 @@ _PIECE_SIZE = 256 << 10
 _TASKS_MAX = 64  # fences and calls of one connection
 _PARKED_MAX = 256  # parked reads of one connection
 _WAIT_S_MAX = 60.0
+_FENCE_S_MAX = 8.0  # less than clients wait: they hear that this bookie cannot tell
 OPEN = Security()
 _FENCE = int(Flag.FENCE)  # an operation on an enum costs as much as the rest of a read here
 
@@ -59,6 +69,7 @@ _FENCE = int(Flag.FENCE)  # an operation on an enum costs as much as the rest of
 # an empty payload, in protobuf, behind the header of version 2, opcode 3.
 _AUTH_BODY = b"\x02\x03\x00\x00\x0a\x12AuthDisabledPlugin\x12\x00"
 _AUTH_ANSWER = len(_AUTH_BODY).to_bytes(4, "big") + _AUTH_BODY
+_PULSE = pulse()
 
 
 class Server:
@@ -151,6 +162,14 @@ class Server:
             del self._conversations[token]
             conversation.close()
 
+    def pulse(self, *, flushes: bool) -> None:
+        """Let peers whose adds wait know that the disk moves.
+
+        *flushes*: a full memtable is being flushed, too.
+        """
+        for conversation in self._conversations.values():
+            conversation.pulse(flushes=flushes)
+
     def _tell_ready(self, token: int) -> None:
         conversation = self._conversations.get(token)
         if conversation is not None:
@@ -187,6 +206,8 @@ class Conversation:
         self._asked = 0  # bytes of calls not yet answered
         self._parked = 0
         self._ended = False
+        self._pulsing = self._pulse_due = self._listening = self._full = False
+        self._acknowledged = False  # since the last look of pulse()
 
     async def run(self, first: bytes) -> None:
         """Serve until the peer closes or a rule is broken; what is owed is sent first.
@@ -228,7 +249,9 @@ class Conversation:
             started = trio.current_time()
             patience_s = self._frame_left_s if self._partial else self._idle_s
             with trio.move_on_after(patience_s):
+                self._listening = True
                 chunk = bytes(await self._stream.receive_some(_CHUNK_SIZE))
+                self._listening = False
                 self._frame_left_s -= trio.current_time() - started
                 return chunk
             if self._partial or self._is_drained():
@@ -251,7 +274,9 @@ class Conversation:
             if verdict is Verdict.CLOSE:
                 return False
             if verdict is Verdict.FULL:
+                self._full = True
                 await space.wait()
+                self._full = False
         self._account()
         self._watch_frame(len(chunk))
         return bool(chunk)
@@ -289,14 +314,19 @@ class Conversation:
             self._outbox.put(frame)
 
     async def _fence(self, request: Request) -> None:
-        """Fence the ledger; answer when that is durable."""
-        try:
-            ticket = await self._fence_ticket(request)
-        except BadKey:
-            pass  # the answer checks the key again and says so
+        """Fence the ledger; answer when that is durable, or not for long."""
+        with trio.move_on_after(_FENCE_S_MAX) as patience:
+            try:
+                ticket = await self._fence_ticket(request)
+            except BadKey:
+                pass  # the answer checks the key again and says so
+            else:
+                await self._server.events.synced(ticket)
+        if patience.cancelled_caught:
+            await self._outbox.room()
+            self._outbox.put(_not_fenced(request))
         else:
-            await self._server.events.synced(ticket)
-        await self._read(request)
+            await self._read(request)
 
     async def _fence_ticket(self, request: Request) -> int:
         if request.key is None:
@@ -324,6 +354,19 @@ class Conversation:
         await self._server.waits.park(request.ledger_id, request.known_lac, wait_s)
         self._parked -= 1
         await self._read(request)
+
+    async def _on_pulse(self, _: Request) -> None:
+        self._pulsing = True
+
+    def pulse(self, *, flushes: bool) -> None:
+        """Send a pulse if adds of the peer wait, and none was answered since the last call."""
+        is_quiet, self._acknowledged = not self._acknowledged, False
+        if not (self._pulsing and is_quiet) or (self._full and not flushes):
+            return
+        backlog = self._connection.backlog()
+        if backlog.unsynced or backlog.partial or not self._listening:
+            self._pulse_due = True
+            self.news.ring()
 
     async def _on_auth(self, _: Request) -> None:
         await self._outbox.room()
@@ -355,11 +398,20 @@ class Conversation:
     async def _send(self) -> None:
         while not (self._ended and self._is_drained()):
             await self.news.heard()
-            while buffer := self._connection.take() or self._outbox.take():
+            while buffer := self._take_acks() or self._take_pulse() or self._outbox.take():
                 await self._send_all(buffer)
             self._account()
             self._eased.ring()
         self._nursery.cancel_scope.cancel()
+
+    def _take_acks(self) -> bytes:
+        acks = self._connection.take()
+        self._acknowledged = self._acknowledged or bool(acks)
+        return acks
+
+    def _take_pulse(self) -> bytes:
+        is_due, self._pulse_due = self._pulse_due, False
+        return _PULSE if is_due else b""
 
     async def _send_all(self, buffer: bytes) -> None:
         self._in_send = len(buffer)
@@ -393,7 +445,15 @@ _HANDLERS: dict[int, Callable[[Conversation, Request], Awaitable[None]]] = {
     Opcode.READ_WAIT: Conversation._on_read_wait,
     Opcode.AUTH: Conversation._on_auth,
     Opcode.CALL: Conversation._on_call,
+    Opcode.PULSE: Conversation._on_pulse,
 }
+
+
+def _not_fenced(request: Request) -> bytes:
+    ledger_id, entry_id = request.ledger_id, request.entry_id
+    if request.opcode == Opcode.READ:
+        return response(Opcode.READ, Code.IO_ERROR, ledger_id, entry_id)
+    return batch_response(Code.IO_ERROR, ledger_id, entry_id, request.request_id)
 
 
 def _too_many(request: Request) -> bytes:

@@ -11,6 +11,7 @@ import trio
 from bookie.disk import DiskGuard
 from bookie.drain import Drain
 from bookie.server import Server
+from bookie.stall import StallWatch
 from bookie.storage import Storage
 from metadata.calls import BookieStatus
 from metadata.records import BookieRecord
@@ -54,6 +55,7 @@ class Status:
         server: Server,
         disk: DiskGuard,
         drain: Drain,
+        stall: StallWatch,
     ) -> None:
         self.bookie_id = bookie_id
         self.address = address
@@ -63,6 +65,7 @@ class Status:
         self._server = server
         self._disk = disk
         self._drain = drain
+        self._stall = stall
         self._version = installed_version()
         self._load = 0.0
         self._sampled = (life.since, 0)
@@ -83,11 +86,12 @@ class Status:
             capacity=self._disk.capacity,
             free=self._disk.free,
             load=round(self._load, 1),
-            read_only=self._disk.is_read_only,
+            read_only=self._disk.is_read_only or self._stall.is_stalled,
             version=self._version,
             metrics_port=self.metrics_port,
             limbo=self._storage.limbo.is_on,
             draining=self._drain.is_on,
+            stalled=self._stall.is_stalled,
             ledgers_size=self._storage.engine.store.stats().live_bytes,
         )
 
@@ -110,6 +114,7 @@ class Status:
             process_id=os.getpid(),
             limbo=self._storage.limbo.is_on,
             draining=self._drain.is_on,
+            stalled=self._stall.is_stalled,
             ledgers_size=self._storage.engine.store.stats().live_bytes,
         )
 

@@ -31,6 +31,7 @@ from bookie.limbo import Limbo, enter_limbo
 from bookie.mark import read_mark, write_mark
 from native.engine import Engine, Recovery
 from native.mark import Mark
+from native.progress import Progress
 
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
@@ -68,6 +69,7 @@ class Storage:
         self._flushed_at = trio.current_time()
         self._adds = 0
         self._failed = False
+        self._steps = 0  # writes that ended, of the mark and of what follows it
         self.engine = engine
         self.events = Events(engine, event_fd)
         self.recovery = recovery
@@ -83,6 +85,16 @@ class Storage:
         own = [Path(self._config.journal_folder), self._ledger_folder]
         data = Path(self._config.data_folder)
         return [data, *own] if self._config.data_folder and data.is_dir() else own
+
+    def progress(self) -> Progress:
+        """What waits for the disk, and whether that moves: mark and trim belong to the flush."""
+        seen = self.engine.progress()
+        return Progress(
+            journal_work=seen.journal_work,
+            journal_steps=seen.journal_steps,
+            flush_work=seen.flush_work or self._flushing.locked(),
+            flush_steps=seen.flush_steps + self._steps,
+        )
 
     @classmethod
     async def open(cls, config: BookieConfig, *, threaded: bool = True) -> Storage:
@@ -228,7 +240,9 @@ class Storage:
         write_mark(self._ledger_folder, mark, self.mark)
         self.mark = mark
         self.checkpoints += 1
+        self._steps += 1
         self.engine.trim(mark, JOURNALS_KEPT)
+        self._steps += 1
 
     def _note_recovery(self) -> None:
         found = self.recovery

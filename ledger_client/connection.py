@@ -26,13 +26,12 @@ from ledger_client.introduction import Stranger, introduce
 from ledger_client.options import Options
 from ledger_client.outgoing import Buffer
 from ledger_client.replies import Key, Reply
-from ledger_client.session import Attached, Listener, Session, first_line
+from ledger_client.session import NO_OWNER, Attached, Listener, Session, first_line
 from metadata.address import Address
 from metadata.errors import AccessDenied
 from native import frame
 from native.link import Writer
 
-NO_OWNER = 0
 PROBE = (0, (1 << 63) - 1)
 """A ledger and an entry that no bookie has, and can say so without looking at the disk."""
 
@@ -157,17 +156,7 @@ class BookieConnection:
     def send(self, token: int, buffer: Buffer) -> None:
         """Queue add frames of an attached writer, which the bookie owes an answer for."""
         if self._session is not None:
-            self._session.outgoing.put(token, buffer)
-            self._session.expect()
-
-    def probe(self, since: float) -> None:
-        """Let the bookie, from which an answer is missing *since* then, say something.
-
-        What it says says nothing; but if it says nothing, it is given up.
-        """
-        if self._session is not None and self._standing:
-            self._session.outgoing.put(NO_OWNER, frame.read(*PROBE))
-            self._session.expect(since)
+            self._session.send(token, buffer)
 
     def tell(self, request: bytes) -> None:
         """Send a request whose answer nobody needs, if the connection stands."""

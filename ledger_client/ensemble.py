@@ -128,11 +128,6 @@ class Ensemble:
         for index in self.full():
             await self._bookies[index].wait_room()
 
-    def probe(self, since: float) -> None:
-        """Ask all that are left for a sign of life: an answer is missing *since* then."""
-        for _, bookie in self._live():
-            bookie.probe(since)
-
     def _live(self) -> Iterator[tuple[int, BookieConnection]]:
         for index, bookie in enumerate(self._bookies):
             if index not in self._lost:

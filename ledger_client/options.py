@@ -31,7 +31,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     slow_bookie_s: float = 2.0
     """A bookie whose queue stays full for so long is given up if the quorum can spare it."""
     bookie_timeout_s: float = 2.0
-    """A bookie that says nothing for so long, although entries wait for it, is given up."""
+    """A bookie that acknowledges nothing for so long, although entries wait, is given up."""
     replace_timeout_s: float = 10.0
     """Without an ack quorum and without a bookie to replace one, a writer fails after this."""
     quarantine_s: float = 5.0

@@ -2,6 +2,11 @@
 
 What is queued before it stands goes out first. When it is over, everybody who
 waits for an answer and every writer is told, once.
+
+It is over when adds are under way and none is acknowledged for two seconds: the bookie's disk
+hangs, or the bookie, or the network. How long the oldest add has waited says nothing, since
+behind a long queue it waits long although the disk moves; any acknowledgement counts, and so
+does a pulse, by which a bookie says that it cannot acknowledge yet and makes progress.
 """
 
 from __future__ import annotations
@@ -12,14 +17,25 @@ from typing import NamedTuple, Protocol
 import trio
 
 from ledger_client.errors import BookieUnavailable
-from ledger_client.outgoing import Outgoing
+from ledger_client.outgoing import Buffer, Outgoing
 from ledger_client.replies import ReplyBook
+from metadata.standstill import Standstill
+from native import frame
 from native.errors import ProtocolBroken
+from native.frame import Opcode
 from native.link import Link, Writer
 
 SEND_SIZE = 1 << 20
 LAST_CHANCE_S = 0.05
-"""Before a bookie counts as silent, what it said has this long to be received."""
+"""Before a bookie is given up, what it said has this long to be received."""
+LOOKS = 16
+"""How often the watch looks while it waits as long as it would for a bookie."""
+NO_OWNER = 0
+"""Whose frames are those that no writer sent."""
+
+
+ANSWERS = frozenset({Opcode.ADD, Opcode.PULSE})
+"""What nobody asked for: acknowledgements for a writer that left, and pulses."""
 
 
 class Listener(Protocol):
@@ -44,16 +60,24 @@ class Session:
     """Bytes to a bookie and back, answers to who asked, acknowledgements to writers."""
 
     def __init__(self, *, send_timeout_s: float, queue_size_max: int, silence_s: float) -> None:
-        """A bookie that owes an answer and says nothing for *silence_s* is given up."""
+        """A bookie that acknowledges nothing for *silence_s*, though it should, is given up.
+
+        So is one that takes no bytes for *send_timeout_s*.
+        """
         self.outgoing = Outgoing(queue_size_max)
+        self.outgoing.put(NO_OWNER, frame.pulse())
         self.replies = ReplyBook()
         self.scope = trio.CancelScope()
         self.received_at = trio.current_time()
         self._send_timeout_s = send_timeout_s
         self._silence_s = silence_s
-        self._owed_since: float | None = None
-        self._owed = trio.Event()
         self._link = Link()
+        self._owed: dict[int, None] = {}  # tokens of writers that sent adds
+        self._left_at = -1  # answers when a writer left with adds under way
+        self._answers = 0  # beside those that the link counted
+        self._sending = False
+        self._sends = 0
+        self._busy = trio.Event()
         self._attached: dict[int, Attached] = {}
         self._over = False
 
@@ -68,22 +92,24 @@ class Session:
 
     def detach(self, token: int) -> None:
         """Forget a writer and drop what it has queued."""
-        if self.leave(token):
-            self.outgoing.revoke(token)
-
-    def leave(self, token: int) -> bool:
-        """Forget a writer, if it is attached; what it has queued still goes out."""
         attached = self._attached.pop(token, None)
         if attached is not None:
             self._link.detach(attached.writer)
-        return attached is not None
+            self.outgoing.revoke(token)
 
-    def expect(self, since: float | None = None) -> None:
-        """Expect something from the bookie, from now or from *since* on, if that is new."""
-        if self._owed_since is None:
-            since = trio.current_time() if since is None else max(since, self.received_at)
-            self._owed_since = since
-            self._owed.set()
+    def leave(self, token: int) -> None:
+        """Forget a writer; what it has queued still goes out, and is still to be answered."""
+        attached = self._attached.pop(token, None)
+        if attached is not None:
+            if _owes(attached):
+                self._left_at = self._steps()
+            self._link.detach(attached.writer)
+
+    def send(self, token: int, buffer: Buffer) -> None:
+        """Queue adds of an attached writer, which the bookie is to acknowledge."""
+        self.outgoing.put(token, buffer)
+        self._owed[token] = None
+        self._busy.set()
 
     async def serve(self, stream: trio.abc.Stream) -> str:
         """Send and receive until the connection is over; return why it is."""
@@ -97,7 +123,7 @@ class Session:
         async with trio.open_nursery() as tasks:
             tasks.start_soon(run, self._send_all)
             tasks.start_soon(run, self._receive_all)
-            tasks.start_soon(run, self._notice_silence)
+            tasks.start_soon(run, self._notice_standstill)
         return reasons[0]
 
     def end(self, failure: BookieUnavailable) -> None:
@@ -114,14 +140,15 @@ class Session:
     async def _send_all(self, stream: trio.abc.Stream) -> str:
         while True:
             buffer = memoryview(await self.outgoing.take())
+            self._sending = True
+            self._busy.set()
             try:
                 for start in range(0, len(buffer), SEND_SIZE):
-                    with trio.fail_after(self._send_timeout_s):
-                        await stream.send_all(buffer[start : start + SEND_SIZE])
-            except trio.TooSlowError:
-                return f"took nothing for {self._send_timeout_s:g} s"
+                    await stream.send_all(buffer[start : start + SEND_SIZE])
+                    self._sends += 1
             except (OSError, trio.BrokenResourceError, trio.ClosedResourceError) as wrong:
                 return f"connection lost: {first_line(wrong)}"
+            self._sending = False
             self.outgoing.sent(len(buffer))
 
     async def _receive_all(self, stream: trio.abc.Stream) -> str:
@@ -135,33 +162,66 @@ class Session:
             if self._over:
                 return "given up"  # the cancellation is on its way
             self.received_at = trio.current_time()
-            self._owed_since = None
             try:
                 self._take_in(size)
             except ProtocolBroken as wrong:
                 return f"broke the protocol: {wrong}"
 
-    async def _notice_silence(self, _stream: trio.abc.Stream) -> str:
-        while True:
-            since = self._owed_since
-            if since is None:
-                self._owed = trio.Event()
-                await self._owed.wait()
-                continue
-            await trio.sleep_until(since + self._silence_s - LAST_CHANCE_S)
-            if self._owed_since == since:  # or it was this process that hung: look once more
-                await trio.sleep(LAST_CHANCE_S)
-            if self._owed_since == since:
-                return f"silent for {self._silence_s:g} s"
+    # --- whether the bookie makes progress -------------------------------------------
+
+    async def _notice_standstill(self, _stream: trio.abc.Stream) -> str:
+        """Return once the bookie stands still, in time for which this process was awake."""
+        interval_s = min(self._silence_s, self._send_timeout_s) / LOOKS
+        answering, taking = Standstill(interval_s), Standstill(interval_s)
+        while not self._over:
+            now, owed = trio.current_time(), self._is_owed()
+            silent_s = answering.look(now, works=owed, steps=self._steps())
+            stuck_s = taking.look(now, works=self._sending, steps=self._sends)
+            if silent_s >= self._silence_s - 2.5 * interval_s and await self._stays_silent():
+                return f"acknowledged nothing for {self._silence_s:g} s"
+            if stuck_s >= self._send_timeout_s - 2.5 * interval_s:
+                return f"took nothing for {self._send_timeout_s:g} s"
+            if not (owed or self._sending):
+                self._busy = trio.Event()
+                await self._busy.wait()
+            else:
+                await trio.sleep(interval_s)
+        return "given up"  # the cancellation is on its way
+
+    async def _stays_silent(self) -> bool:
+        steps = self._steps()
+        await trio.sleep(LAST_CHANCE_S)
+        return not self._over and self._steps() == steps and self._is_owed()
+
+    def _steps(self) -> int:
+        """Return how often the bookie acknowledged something, or said that it will."""
+        return self._link.answers + self._answers
+
+    def _is_owed(self) -> bool:
+        while self._owed:
+            token = next(iter(self._owed))
+            attached = self._attached.get(token)
+            if attached is not None and _owes(attached):
+                return True
+            del self._owed[token]
+        return self._left_at == self._steps()
 
     def _take_in(self, size: int) -> None:
         for response in self._link.filled(size):
-            self.replies.resolve(response)
+            if response.opcode in ANSWERS:
+                self._answers += 1
+            else:
+                self.replies.resolve(response)
         if self._attached:
             for token in self._link.dirty():
                 attached = self._attached.get(token)
                 if attached is not None:
                     attached.listener.acknowledged()
+
+
+def _owes(attached: Attached) -> bool:
+    """True if adds of the writer are under way to its bookie."""
+    return bool(attached.writer.behind() >> attached.place & 1)
 
 
 async def receive_into(stream: trio.abc.Stream, room: memoryview) -> int:

@@ -1,8 +1,10 @@
 """What a writer does while nothing happens.
 
 Quiet after its last entry, it tells the bookies what is confirmed, since no other
-entry carries that news. Waiting for an acknowledgement, it asks the bookies for a sign
-of life, so that one that hangs is given up; and at last it gives up itself.
+entry carries that news. A bookie that acknowledges nothing at all is noticed by its
+connection (session.py). One that serves other ledgers and keeps an entry of this one
+waiting, which others have long since stored, is given up here, for this ledger; and at last
+the writer gives up itself.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import trio
 from ledger_client.alarms import Alarms
 from ledger_client.appends import Piece
 from ledger_client.ensemble import Ensemble
-from ledger_client.errors import AppendTimeout, LedgerError
+from ledger_client.errors import AppendTimeout, BookieUnavailable, LedgerError
 from ledger_client.options import Options
 
 
@@ -41,8 +43,19 @@ class Owner(Protocol):
     def failed(self) -> bool:
         """True once the writer ended."""
 
+    @property
+    def owing(self) -> dict[int, str]:
+        """Bookies that lack the oldest entry though another one has it: index and name."""
+
+    def bookie_lost(self, index: int, failure: BookieUnavailable) -> None:
+        """The bookie at *index* of the ensemble is given up."""
+
     def fail(self, failure: LedgerError) -> None:
         """End writing."""
+
+
+LATE_S = 1.0
+"""An alarm that is later than this says that this process hung; others did not."""
 
 
 class Vigil:
@@ -60,7 +73,7 @@ class Vigil:
         self._told = owner.last_confirmed
         self._announcing = self._guarding = False
         self._newest = 0  # next entry when the announcement was set
-        self._probed_at = float("-inf")
+        self._due_at = 0.0
 
     def sent(self, told: int) -> None:
         """Entries were sent that say that everything up to *told* is confirmed."""
@@ -95,27 +108,34 @@ class Vigil:
     # --- the oldest entry ----------------------------------------------------------------
 
     def _guard(self) -> None:
-        """Look at the oldest entry when it waits for long."""
-        oldest = self._owner.oldest
+        """Look at the oldest entry when half of its time is over, and at the end of it."""
+        oldest, now = self._owner.oldest, trio.current_time()
         if oldest is not None:
-            self._guarding = True
-            look_at = max(oldest.sent_at, self._probed_at) + self._options.bookie_timeout_s / 2
-            give_up_at = oldest.sent_at + self._options.append_timeout_s
-            self._alarms.set(min(look_at, give_up_at), self._look)
+            limit_s = self._options.append_timeout_s
+            half_at = oldest.sent_at + limit_s / 2
+            self._set(half_at if now < half_at else oldest.sent_at + limit_s)
+
+    def _set(self, due_at: float) -> None:
+        self._guarding = True
+        self._due_at = due_at
+        self._alarms.set(due_at, self._look)
 
     def _look(self) -> None:
-        """Ask after the oldest entry, or fail when it was not confirmed in time."""
+        """Give up the bookies that keep the oldest entry waiting, or the ledger."""
         self._guarding = False
         oldest, now = self._owner.oldest, trio.current_time()
         if oldest is None:
             return
+        if now > self._due_at + LATE_S:  # what was acknowledged meanwhile is not received yet
+            self._set(now + self._options.append_timeout_s / 2)
+            return
         limit_s = self._options.append_timeout_s
         if oldest.sent_at + limit_s <= now:
-            ledger_id, entry_id = self._owner.id, oldest.first
             self._owner.fail(
-                AppendTimeout(ledger_id=ledger_id, entry_id=entry_id, waited_s=limit_s)
+                AppendTimeout(ledger_id=self._owner.id, entry_id=oldest.first, waited_s=limit_s)
             )
-        elif oldest.sent_at + self._options.bookie_timeout_s / 2 <= now:
-            self._ensemble.probe(oldest.sent_at)
-            self._probed_at = now
+        elif oldest.sent_at + limit_s / 2 <= now:
+            for index, name in self._owner.owing.items():
+                reason = f"kept entry {self._owner.last_confirmed + 1} waiting"
+                self._owner.bookie_lost(index, BookieUnavailable(name, reason))
         self._guard()

@@ -42,7 +42,7 @@ from ledger_client.marks import Reason
 from ledger_client.options import Options
 from ledger_client.placement import Placement
 from ledger_client.replacement import Replacement
-from ledger_client.vigil import Vigil
+from ledger_client.vigil import LATE_S, Vigil
 from metadata.records import LedgerRecord
 from native.digest import Digest
 from native.frame import Code
@@ -145,6 +145,13 @@ class LedgerWriter:
         return self._pieces[0] if self._pieces else None
 
     @property
+    def owing(self) -> dict[int, str]:
+        """Bookies that lack the oldest entry though another one has it: index and name."""
+        bits, names = self._native.owing(), self._ensemble.names
+        is_elsewhere = 0 < bits.bit_count() < self.metadata.write_quorum
+        return {i: name for i, name in enumerate(names) if is_elsewhere and bits >> i & 1}
+
+    @property
     def failed(self) -> bool:
         """True once the writer takes nothing any more."""
         return self._failure is not None
@@ -238,7 +245,8 @@ class LedgerWriter:
             with trio.move_on_after(self._options.slow_bookie_s) as patience:
                 await self._ensemble.wait_room()
             slow = self._ensemble.full()
-            if patience.cancelled_caught and self._ensemble.has_quorum(without=slow):
+            hung = trio.current_time() > patience.deadline + LATE_S  # this process, that is
+            if patience.cancelled_caught and not hung and self._ensemble.has_quorum(without=slow):
                 for index in slow:
                     self._replacement.lost(index, "too slow")
 

@@ -232,6 +232,8 @@ class BookieStatus(Message, frozen=True):
     limbo: bool = False
     """it may have lost records, and does not deny that an entry exists"""
     draining: bool = False
+    stalled: bool = False
+    """its disk hangs"""
     ledgers_size: int = 0
     """bytes of live records in its entry logs"""
 

@@ -115,6 +115,8 @@ class BookieRecord(msgspec.Struct, frozen=True):
     limbo: bool = False
     """it may have lost records, and must not say that an entry is absent"""
     draining: bool = False
+    stalled: bool = False
+    """its disk hangs; it is read_only meanwhile"""
     ledgers_size: Count = 0
     """bytes of live records in its entry logs"""
 

@@ -53,12 +53,14 @@ static int write_table(bk_engine *engine, const bk_bytes *bytes, int anew)
         engine->table_id++;
         engine->table_end = 0;
         result = bk_engine_open_table(engine);
+        __atomic_add_fetch(&engine->table_steps, 1, __ATOMIC_RELAXED);
     }
     if (result == 0 && bytes->size > 0)
         result = bk_io_write(engine->table_fd, bytes->bytes, bytes->size, engine->table_end,
                              BK_FAULT_TABLE_WRITE);
     if (result == 0 && bytes->size > 0)
         result = bk_io_sync(engine->table_fd, BK_FAULT_TABLE_SYNC);
+    __atomic_add_fetch(&engine->table_steps, 1, __ATOMIC_RELAXED);
     if (result == 0)
         engine->table_end += bytes->size;
     return result;

@@ -419,9 +419,11 @@ static void *journal_thread(void *argument)
                 break;
             prepared = 0;
         } else if (!prepared) {
+            engine->preparing = 1;
             pthread_mutex_unlock(&engine->lock);
             prepared = bk_journal_prepare(engine->journal) == BK_END;
             pthread_mutex_lock(&engine->lock);
+            engine->preparing = 0;
         } else {
             pthread_cond_wait(&engine->work, &engine->lock);
         }

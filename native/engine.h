@@ -202,6 +202,20 @@ int bk_engine_trim(bk_engine *engine, const bk_mark *mark, uint32_t backups);
 /* Give the memory of unused arenas back to the system. */
 void bk_engine_release_memory(bk_engine *engine);
 
+/* --- whether the disk moves ------------------------------------------------------------ */
+
+/* A disk that hangs fails no call: the thread that writes or syncs just never comes back. So
+ * look from time to time: where there is work and its steps stand still, the disk does. A step
+ * is 4 MiB of a write at most, or one sync. */
+typedef struct {
+  uint64_t journal_steps;
+  uint64_t flush_steps;
+  int32_t journal_work; /* 1: entries wait for their sync, or the journal is being prepared */
+  int32_t flush_work;   /* 1: a half is sealed and not given back yet */
+} bk_progress;
+/* Never waits for the disk. */
+void bk_engine_get_progress(bk_engine *engine, bk_progress *out);
+
 /* --- counters ------------------------------------------------------------------------- */
 
 /* Bucket i counts what took less than 2^i microseconds and not less than half of that; the

@@ -16,6 +16,7 @@ from native._core import ffi, lib
 from native.errors import NoLedger, check, raise_for
 from native.frame import Request as Request, take_request
 from native.mark import Mark, lend_mark, take_mark
+from native.progress import Progress, take_progress
 from native.store import Store
 
 MEMTABLE_SIZE_MIN = int(lib.BK_MEMTABLE_SIZE_MIN)
@@ -474,6 +475,10 @@ class Engine:
     def trim(self, mark: Mark, backups: int) -> None:
         """Once *mark* is durable: drop journal files before it. Blocks."""
         check(lib.bk_engine_trim(self._pointer, lend_mark(mark), backups), "trimming the journal")
+
+    def progress(self) -> Progress:
+        """Return what waits for the disk, and whether that moves; never blocks."""
+        return take_progress(self._pointer)
 
     def release_memory(self) -> None:
         """Give the memory of unused memtable halves back to the system."""

@@ -155,10 +155,12 @@ struct bk_engine {
     uint64_t removals; /* of ledgers: what a connection remembers may be gone */
     int limbo, read_only, priority_allowed;
     int flushing;
+    int preparing; /* the journal's thread fills its file ahead */
     int flush_error; /* of the first flush that failed: what every later one returns */
     /* of the flusher alone */
     int table_fd;
     uint64_t table_id, table_end;
+    uint64_t table_steps; /* writes of the table that ended; atomic */
     bk_engine_stats stats;
 };
 

@@ -148,11 +148,18 @@ uint64_t bk_log_writer_offset(const bk_log_writer *w)
     return w->buffer_offset + w->used;
 }
 
+static void step(const bk_log_writer *w)
+{
+    if (w->steps != NULL)
+        bk_count(w->steps, 1);
+}
+
 static int buffer_write(bk_log_writer *w)
 {
     int result = bk_io_write(w->log_fd, w->buffer, w->used, w->buffer_offset, BK_FAULT_LOG_WRITE);
     w->buffer_offset += w->used;
     w->used = 0;
+    step(w);
     return result;
 }
 
@@ -198,6 +205,7 @@ static int log_sync(bk_log_writer *w)
     int result = w->used > 0 ? buffer_write(w) : BK_OK;
     if (result == BK_OK)
         result = bk_io_sync(w->log_fd, BK_FAULT_LOG_SYNC);
+    step(w);
     if (result == BK_OK)
         w->log_end = w->buffer_offset;
     return result;
@@ -224,6 +232,7 @@ int bk_log_writer_sync(bk_log_writer *w, bk_extent **rows, uint32_t *count)
     if (result == BK_OK)
         result = bk_index_write_block(w->index_fd, w->header.log_id, &w->extents, w->block_start,
                                       w->log_end, &w->index_end);
+    step(w);
     if (result == BK_OK)
         result = rows_take(&w->extents, rows, count);
     w->block_start = w->log_end;

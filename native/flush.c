@@ -67,8 +67,11 @@ static int log_begin(bk_store *store)
         int result = bk_log_writer_init(&flush->writer, store->folder);
         if (result != BK_OK)
             return result;
+        flush->writer.steps = &flush->steps;
     }
-    return bk_log_writer_begin(&flush->writer, id, id);
+    int result = bk_log_writer_begin(&flush->writer, id, id);
+    bk_count(&flush->steps, 1);
+    return result;
 }
 
 /* Sync the log and its index; its rows wait for the end of the flush. */

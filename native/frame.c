@@ -155,6 +155,8 @@ int bk_frame_parse_request(const uint8_t *frame, uint32_t frame_size, bk_request
         return parse_write_lac(frame, frame_size, request);
     case BK_OP_CALL:
         return parse_call(frame, frame_size, request);
+    case BK_OP_PULSE:
+        return frame_size == HEADER_SIZE ? BK_OK : BK_CLOSE;
     default:
         return BK_CLOSE;
     }
@@ -176,6 +178,7 @@ static uint32_t response_head_size(int32_t opcode)
     case BK_OP_CALL:
         return CALL_RESPONSE_SIZE;
     case BK_OP_AUTH:
+    case BK_OP_PULSE:
         return HEADER_SIZE;
     default:
         return 0;
@@ -185,7 +188,7 @@ static uint32_t response_head_size(int32_t opcode)
 /* What lies between the header and the body; response->opcode says how to read it. */
 static void parse_response_head(const uint8_t *frame, bk_response *response)
 {
-    if (response->opcode == BK_OP_AUTH)
+    if (response->opcode == BK_OP_AUTH || response->opcode == BK_OP_PULSE)
         return;
     response->code = get_number(frame + 8);
     if (response->opcode == BK_OP_CALL) {
@@ -214,7 +217,8 @@ int bk_frame_parse_response(const uint8_t *frame, uint32_t frame_size, bk_respon
     uint32_t head_size = response_head_size(frame[5]);
     if (head_size == 0 || frame_size < head_size)
         return BK_CLOSE;
-    int has_body = frame[5] != BK_OP_ADD && frame[5] != BK_OP_WRITE_LAC;
+    int has_body =
+        frame[5] != BK_OP_ADD && frame[5] != BK_OP_WRITE_LAC && frame[5] != BK_OP_PULSE;
     if (!has_body && frame_size != head_size)
         return BK_CLOSE;
     response->opcode = frame[5];
@@ -293,6 +297,12 @@ uint32_t bk_frame_write_lac(uint8_t *out, const uint8_t *key, int64_t ledger_id,
     put_id(out + 36, request_id);
     put_id(out + 44, lac);
     return 52;
+}
+
+uint32_t bk_frame_pulse(uint8_t *out)
+{
+    put_header(out, HEADER_SIZE, BK_OP_PULSE, 0);
+    return HEADER_SIZE;
 }
 
 uint32_t bk_frame_call(uint8_t *out, int64_t request_id, uint32_t body_size)

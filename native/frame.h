@@ -34,8 +34,15 @@
  *                      Sent when the explicit LAC is in the journal, synced.
  *   CALL request       0 N | 4 header | 8 request id 8 | 16 msgpack (metadata/calls.py)
  *   CALL response      0 N | 4 header | 8 code | 12 request id 8 | 20 msgpack
+ *   PULSE request      0 N=4 | 4 header
+ *                      The asker takes pulses on this connection from now on.
+ *   PULSE response     0 N=4 | 4 header
+ *                      Sent unasked, again and again, while the bookie has adds of the
+ *                      connection under way, acknowledges none, and yet makes progress:
+ *                      its disk moves. One that neither acknowledges nor pulses hangs.
  *
  * READ of ledger 1, entry 0:  00000014 02020000 0000000000000001 0000000000000000
+ * PULSE:                      00000004 02440000
  * ADD answered with success:  00000018 02010000 00000000 <ledger 8> <entry 8>
  *
  * The largest entry. An entry that is stored must fit every answer that may carry
@@ -64,6 +71,7 @@
 #define BK_OP_READ_WAIT 64
 #define BK_OP_WRITE_LAC 65
 #define BK_OP_CALL 67 /* 66 is kept for chain add */
+#define BK_OP_PULSE 68
 
 #define BK_FLAG_FENCE 1
 #define BK_FLAG_RECOVERY 2
@@ -127,6 +135,8 @@ uint32_t bk_frame_read_wait(uint8_t *out, int64_t ledger_id, int64_t start_id, i
                             int32_t wait_ms);
 uint32_t bk_frame_write_lac(uint8_t *out, const uint8_t *key, int64_t ledger_id,
                             int64_t request_id, int64_t lac);
+/* Request and response are the same eight bytes. */
+uint32_t bk_frame_pulse(uint8_t *out);
 /* The 16 bytes before a CALL's msgpack of body_size bytes. */
 uint32_t bk_frame_call(uint8_t *out, int64_t request_id, uint32_t body_size);
 

@@ -27,6 +27,7 @@ class Opcode(enum.IntEnum):
     READ_WAIT = lib.BK_OP_READ_WAIT
     WRITE_LAC = lib.BK_OP_WRITE_LAC
     CALL = lib.BK_OP_CALL
+    PULSE = lib.BK_OP_PULSE
 
 
 class Flag(enum.IntFlag):
@@ -167,6 +168,12 @@ def write_lac(key: bytes, ledger_id: int, request_id: int, lac: int) -> bytes:
     """Return a WRITE_LAC: every entry up to *lac* is confirmed."""
     out = _head()
     return _cut(out, lib.bk_frame_write_lac(out, _lend_key(key), ledger_id, request_id, lac))
+
+
+def pulse() -> bytes:
+    """Return a PULSE, which looks the same as request and as response."""
+    out = _head()
+    return _cut(out, lib.bk_frame_pulse(out))
 
 
 def call(request_id: int, body: bytes) -> bytes:

@@ -16,6 +16,7 @@
 #define PREPARE_AHEAD (16u << 20)  /* keep this much zero-filled before the writer */
 #define PREPARE_LOW (12u << 20)    /* start again when less is left */
 #define PREPARE_PIECE (512u << 10) /* one idle step; an add waits for one at most */
+#define WRITE_PIECE (4u << 20)     /* of a group: a slow disk shows that it moves */
 
 struct bk_journal {
     char folder[BK_PATH_SIZE_MAX];
@@ -29,6 +30,7 @@ struct bk_journal {
     int failed;           /* the errno that poisoned it, negative */
     uint8_t *zeros;
     uint64_t bytes;       /* of all files; atomic */
+    uint64_t steps;       /* atomic */
     pthread_mutex_t lock; /* guards the folder: trim against roll */
 };
 
@@ -207,18 +209,39 @@ int bk_journal_open(const char *folder, uint64_t last_id, uint64_t last_end, uin
     return 0;
 }
 
+static void step(bk_journal *journal)
+{
+    __atomic_add_fetch(&journal->steps, 1, __ATOMIC_RELAXED);
+}
+
+static int write_group(bk_journal *journal, uint64_t offset, const uint8_t *group, uint64_t size)
+{
+    int result = 0;
+    for (uint64_t done = 0; done < size && result == 0;) {
+        uint64_t piece = size - done < WRITE_PIECE ? size - done : WRITE_PIECE;
+        result = bk_io_write(journal->fd, group + done, piece, offset + done,
+                             BK_FAULT_JOURNAL_WRITE);
+        done += piece;
+        step(journal);
+    }
+    if (result == 0)
+        result = bk_io_sync(journal->fd, BK_FAULT_JOURNAL_SYNC);
+    step(journal);
+    return result;
+}
+
 int bk_journal_write(bk_journal *journal, uint64_t file_id, uint64_t offset, const uint8_t *group,
                      uint64_t size)
 {
     if (journal->failed != 0)
         return journal->failed;
     int result = 0;
-    if (file_id != journal->file_id)
+    if (file_id != journal->file_id) {
         result = begin_file(journal, file_id, journal->file_id, journal->end);
+        step(journal);
+    }
     if (result == 0)
-        result = bk_io_write(journal->fd, group, size, offset, BK_FAULT_JOURNAL_WRITE);
-    if (result == 0)
-        result = bk_io_sync(journal->fd, BK_FAULT_JOURNAL_SYNC);
+        result = write_group(journal, offset, group, size);
     if (result != 0) {
         journal->failed = result;
         return result;
@@ -259,6 +282,7 @@ int bk_journal_prepare(bk_journal *journal)
         journal->preparing = 0;
         return BK_END;
     }
+    step(journal);
     journal->zeroed = at + size;
     __atomic_add_fetch(&journal->bytes, size, __ATOMIC_RELAXED);
     return BK_OK;
@@ -295,6 +319,11 @@ int bk_journal_trim(bk_journal *journal, uint64_t file_id, uint32_t backups)
     free(spares);
     count_bytes(journal);
     return result;
+}
+
+uint64_t bk_journal_steps(const bk_journal *journal)
+{
+    return __atomic_load_n(&journal->steps, __ATOMIC_RELAXED);
 }
 
 uint64_t bk_journal_bytes(const bk_journal *journal)

@@ -66,6 +66,9 @@ int bk_journal_prepare(bk_journal *journal);
 /* [blocks] Files with a smaller id than file_id: delete, or keep as spares, all but
  * the newest backups of them. */
 int bk_journal_trim(bk_journal *journal, uint64_t file_id, uint32_t backups);
+/* How often the disk took something: a piece of a group, a sync, a piece of zeros. While this
+ * stands still and a call is under way, the disk does. From any thread. */
+uint64_t bk_journal_steps(const bk_journal *journal);
 /* Bytes in all journal files of the folder, as allocated by this handle. */
 uint64_t bk_journal_bytes(const bk_journal *journal);
 /* [blocks] */

@@ -14,6 +14,7 @@ struct bk_link {
     uint32_t bucket_count;   /* a power of two, or 0 */
     uint32_t count;          /* attachments */
     uint32_t dirty_count;
+    uint64_t answers; /* ADD responses for attachments */
     bk_attachment *recent; /* where the last ADD response belonged */
     uint8_t *partial;      /* a frame that is not whole, or was the last to become so */
     uint32_t partial_size, partial_room;
@@ -161,6 +162,8 @@ void bk_link_close(bk_link *link)
     free(link);
 }
 
+uint64_t bk_link_answers(const bk_link *link) { return link->answers; }
+
 uint32_t bk_link_dirty(bk_link *link, uint64_t *out, uint32_t out_count)
 {
     uint32_t count = 0;
@@ -183,6 +186,7 @@ static int take_add(bk_link *link, const uint8_t *frame, uint32_t frame_size)
     if (to == NULL)
         return 0;
     int64_t entry_id = (int64_t)bk_get64be(frame + 20);
+    link->answers++;
     if (bk_writer_take(to->writer, to->bookie, entry_id, (int32_t)bk_get32be(frame + 8)))
         set_dirty(link, to);
     return 1;

@@ -56,6 +56,10 @@ void bk_writer_acknowledge(bk_writer *writer, uint32_t bookie, int64_t entry_id,
  * confirmed already is counted twice: no bookie does. */
 uint64_t bk_writer_behind(const bk_writer *writer);
 
+/* Bit i: the bookie at index i has not acknowledged the oldest entry that is not confirmed. 0:
+ * everything is confirmed. */
+uint64_t bk_writer_owing(const bk_writer *writer);
+
 /* Change of the ensemble, in this order:
  *
  *   hold(1)      the LAC stands from now on; acknowledgements are still counted
@@ -103,6 +107,8 @@ uint8_t *bk_link_room(bk_link *link, size_t *size);
 /* Tokens of writers whose LAC or error this link changed since they were last told. Returns
  * how many were written; call again when it is out_count. */
 uint32_t bk_link_dirty(bk_link *link, uint64_t *out, uint32_t out_count);
+/* How many ADD responses came for writers that were attached. */
+uint64_t bk_link_answers(const bk_link *link);
 
 /* --- single frames and entries --------------------------------------------------- */
 

@@ -148,6 +148,13 @@ class Writer:
         """
         return int(lib.bk_writer_behind(self.pointer))
 
+    def owing(self) -> int:
+        """Return a bit for each bookie without the oldest entry that is not confirmed.
+
+        Bit i is that of index i; 0 means that everything is confirmed.
+        """
+        return int(lib.bk_writer_owing(self.pointer))
+
     def hold(self, on: bool) -> None:
         """Let the LAC stand while the ensemble changes, or go on again.
 
@@ -294,6 +301,11 @@ class Link:
             tokens += ffi.unpack(self._tokens, count)
             if count < _TOKENS_MAX:
                 return tokens
+
+    @property
+    def answers(self) -> int:
+        """How many ADD responses came for writers that were attached."""
+        return int(lib.bk_link_answers(self._open()))
 
     def close(self) -> None:
         """Detach all writers and forget a frame that is not whole. Closing twice is fine."""

@@ -313,6 +313,7 @@ static int log_resume(opening *o, bk_log *log, uint64_t index_end)
     bk_flush *flush = &o->store->flush;
     bk_log_header header = {.log_id = log->id, .origin = log->origin};
     int result = bk_log_writer_init(&flush->writer, o->store->folder);
+    flush->writer.steps = &flush->steps;
     /* A flush that was not checkpointed may have closed it. */
     if (result == BK_OK)
         result = bk_log_header_save(o->store->folder, log->id, log->origin, 0);

@@ -269,6 +269,11 @@ static void directory_stats(bk_store *store, bk_store_stats *out)
     pthread_rwlock_unlock(&store->lock);
 }
 
+uint64_t bk_store_flush_steps(const bk_store *store)
+{
+    return __atomic_load_n(&store->flush.steps, __ATOMIC_RELAXED);
+}
+
 void bk_store_get_stats(bk_store *store, bk_store_stats *out)
 {
     *out = (bk_store_stats){.flushes = counted(&store->flushes),

@@ -234,6 +234,8 @@ typedef struct {
   uint64_t dead_bytes;         /* records of forgotten ledgers, in logs that are not rewritten yet */
 } bk_store_stats;
 void bk_store_get_stats(bk_store *store, bk_store_stats *out);
+/* How often the disk took something from a flush. From any thread. */
+uint64_t bk_store_flush_steps(const bk_store *store);
 
 /* Scan an entry log's records in file order, the map included. */
 typedef struct bk_log_scan bk_log_scan;

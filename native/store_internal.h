@@ -174,6 +174,7 @@ typedef struct {
     uint64_t block_start; /* of the index block under way, in the log */
     uint64_t log_end;     /* synced */
     uint64_t index_end;   /* synced */
+    uint64_t *steps;      /* where writes and syncs that ended are counted; NULL: nowhere */
     bk_extents extents;
 } bk_log_writer;
 
@@ -310,6 +311,7 @@ typedef struct {
     bk_pending *pending;
     uint32_t pending_count;
     uint64_t entries, bytes; /* of this flush */
+    uint64_t steps;          /* of all flushes: writes and syncs that ended; atomic */
 } bk_flush;
 
 struct bk_store {

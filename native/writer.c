@@ -52,6 +52,11 @@ static int is_in_write_set(const bk_writer *writer, uint32_t bookie, int64_t ent
     return distance < writer->write_quorum;
 }
 
+static pending_entry *pending_at(const bk_writer *writer, int64_t entry_id)
+{
+    return &writer->pending[(uint64_t)entry_id & (writer->pending_size - 1)];
+}
+
 /* How many of the entries from first on, and below end, the bookie gets. */
 static int64_t share_of(const bk_writer *writer, uint32_t bookie, int64_t first, int64_t end)
 {
@@ -116,6 +121,18 @@ uint64_t bk_writer_behind(const bk_writer *writer)
         if (writer->acknowledged[i] < share_of(writer, i, writer->since[i], end))
             behind |= UINT64_C(1) << i;
     return behind;
+}
+
+uint64_t bk_writer_owing(const bk_writer *writer)
+{
+    int64_t oldest = writer->state.lac + 1;
+    uint64_t owing = 0;
+    if (oldest >= writer->state.next_entry)
+        return 0;
+    for (uint32_t i = 0; i < writer->ensemble_size; i++)
+        if (is_in_write_set(writer, i, oldest))
+            owing |= UINT64_C(1) << i;
+    return owing & ~pending_at(writer, oldest)->acknowledged;
 }
 
 int64_t bk_writer_ledger(const bk_writer *writer) { return writer->ledger_id; }
@@ -196,11 +213,6 @@ int bk_writer_plan(const bk_writer *writer, const uint32_t *payload_sizes, uint3
             first = next_bookie(writer, first);
     }
     return BK_OK;
-}
-
-static pending_entry *pending_at(const bk_writer *writer, int64_t entry_id)
-{
-    return &writer->pending[(uint64_t)entry_id & (writer->pending_size - 1)];
 }
 
 /* Make room for count entries more. The old ring is left alone until the new one stands. */

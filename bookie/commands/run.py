@@ -71,7 +71,7 @@ def run(
 
     Prints "ready bookie://HOST:PORT" once it serves; logs go to standard error. A stop
     flushes what is in memory and takes the bookie off the list of the cluster. Exit code
-    0 after a stop; 1 when it cannot start or its journal fails; 2 for a wrong setting.
+    0 after a stop; 1 when it cannot start, or its disk fails or hangs; 2 for a wrong setting.
     """  # noqa: D301 - the backslash keeps lines
     config = options.read_config(config_file, settings, **direct)
     logging.basicConfig(
@@ -93,7 +93,7 @@ async def _run(config: BookieConfig, stop_with_parent: bool, as_json: bool) -> N
 async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
         async with open_store(config.metadata) as store, trio.open_nursery() as nursery:
-            serve = partial(run_bookie, roles=_roles(config, store))
+            serve = partial(run_bookie, roles=_roles(config, store), give_up=_end_stalled)
             ready = await nursery.start(serve, config, store)
             _announce(ready, scheme_of(Path(config.data_folder)), as_json)
 
@@ -135,6 +135,12 @@ async def _stop_with_parent(scope: trio.CancelScope, timeout_s: float) -> None:
     _log.info("stopping with the parent process")
     _give_up_after(timeout_s)
     scope.cancel()
+
+
+def _end_stalled(failure: OSError) -> None:
+    """End the process without waiting for the thread that hangs."""
+    _log.error("%s", failure.strerror)
+    os._exit(Exit.FAILED)
 
 
 def _give_up_after(timeout_s: float) -> None:

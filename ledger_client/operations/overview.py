@@ -135,7 +135,8 @@ def _state(record: BookieRecord, *, known: bool, leaves: bool) -> str:
     reasons = {
         "draining": leaves or record.draining,
         "limbo": record.limbo,
-        "read-only": record.read_only and not leaves,  # else it follows from the draining
+        "stalled": record.stalled,
+        "read-only": record.read_only and not (leaves or record.stalled),  # else it follows
     }
     return ", ".join(reason for reason, holds in reasons.items() if holds) or WRITABLE
 

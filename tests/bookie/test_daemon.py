@@ -49,7 +49,8 @@ async def test_the_pages_tell_the_state_and_the_metrics(tmp_path: Path) -> None:
         port = ready.metrics_port
         assert await page(port, "/health") == (200, b"ok\n")
         status, body = await page(port, "/ready")
-        assert (status, json.loads(body)) == (200, {"state": "ready", "read_only": False})
+        told = {"state": "ready", "read_only": False, "stalled": False}
+        assert (status, json.loads(body)) == (200, told)
         status, body = await page(port, "/metrics")
         assert status == 200
         assert b"quire_bookie_adds_total 0.0" in body

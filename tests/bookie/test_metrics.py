@@ -15,6 +15,7 @@ from bookie.disk import DiskGuard
 from bookie.drain import Drain
 from bookie.host import Host
 from bookie.metrics import BookieMetrics
+from bookie.stall import StallWatch
 from bookie.upkeep import Upkeep
 from metadata.urls import open_store
 
@@ -29,7 +30,7 @@ FAMILIES = {
     "disk": "journal_bytes log_bytes log_live_bytes log_dead_bytes index_bytes disk_free_bytes",
     "garbage": "gc_runs gc_ledgers_deleted gc_logs_deleted gc_logs_compacted gc_freed_bytes",
     "connections": "connections connections_refused connections_dropped",
-    "state": "read_only limbo draining disk_level ledgers logs checkpoints damages",
+    "state": "read_only stalled_seconds limbo draining disk_level ledgers logs checkpoints damages",
     "scrub": "scrubbed_bytes scrub_rounds scrub_damages gc_ledgers_moved_away",
     "repair": "leads repair_marks repairs repairs_asked repair_copied_bytes role_restarts",
 }
@@ -61,7 +62,8 @@ async def scraped(folder: Path) -> AsyncIterator[Scrape]:
         registry = CollectorRegistry()
         drain = Drain(store, disk, "b1", cookie_id="")
         host = Host("b1", "h:1", rig.storage, drain, disk.changed, registry)
-        registry.register(BookieMetrics(rig.storage, rig.server, disk, upkeep, host))
+        stall = StallWatch(rig.storage, rig.server, disk, config)
+        registry.register(BookieMetrics(rig.storage, rig.server, disk, stall, upkeep, host))
         yield Scrape(rig.connect(), registry)
 
 

@@ -19,7 +19,7 @@ from ledger_client import Options
 from metadata.records import (
     Fragment,
 )
-from native.frame import Code, Opcode
+from native.frame import Code
 
 SMALL = Options(quarantine_s=5.0, explicit_lac_s=0.0)
 
@@ -302,22 +302,6 @@ async def test_a_silent_bookie_that_nobody_waits_for_is_noticed_too(
         assert silent not in chosen(ledger)
         await trio.sleep(60)
         assert len(ledger.metadata.fragments) == 2
-
-
-async def test_slow_bookies_that_answer_something_are_waited_for(
-    autojump_clock: MockClock,
-) -> None:
-    options = Options(append_timeout_s=20.0)
-    async with (
-        memory_cluster(4) as cluster,
-        cluster.client(options) as client,
-        client.create_ledger(3, 3, 3) as ledger,
-    ):
-        for bookie in cluster.bookies.values():
-            bookie.delay_s = lambda request: 15.0 if request.opcode == Opcode.ADD else 0.0
-        before = chosen(ledger)
-        await ledger.append(b"zero")
-        assert chosen(ledger) == before
 
 
 async def test_a_reader_follows_a_ledger_through_all_its_ensembles(

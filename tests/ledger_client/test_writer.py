@@ -251,7 +251,9 @@ async def test_appends_wait_while_too_many_bytes_are_in_flight(autojump_clock: M
 async def test_a_stalled_bookie_is_given_up_when_the_quorum_can_spare_it(
     autojump_clock: MockClock,
 ) -> None:
-    options = Options(queue_size_max=1 << 20, slow_bookie_s=2.0, send_timeout_s=60)
+    options = Options(
+        queue_size_max=1 << 20, slow_bookie_s=2.0, send_timeout_s=60, bookie_timeout_s=60
+    )
     async with (
         memory_cluster(3) as cluster,
         cluster.client(options) as client,

@@ -77,6 +77,7 @@ REQUESTS: dict[str, tuple[bytes, Request]] = {
         Request(Opcode.CALL, request_id=-8, body=b"\x81\xa1"),
     ),
     "empty call": (framed(header(67) + be(1)), Request(Opcode.CALL, request_id=1)),
+    "pulse": (bytes.fromhex("0000000402440000"), Request(Opcode.PULSE)),
 }
 BUILT: dict[str, bytes] = {
     "read": frame.read(1, 0),
@@ -87,6 +88,7 @@ BUILT: dict[str, bytes] = {
     "write lac": frame.write_lac(KEY, 1, 2, 3),
     "call": frame.call(-8, b"\x81\xa1"),
     "empty call": frame.call(1, b""),
+    "pulse": frame.pulse(),
 }
 RESPONSES: dict[str, tuple[bytes, bytes]] = {
     "add": (
@@ -117,6 +119,7 @@ RESPONSES: dict[str, tuple[bytes, bytes]] = {
         frame.call_response(Code.BAD_REQUEST, 9, b"reply"),
         framed(header(67) + be(100, 4) + be(9) + b"reply"),
     ),
+    "pulse": (frame.pulse(), framed(header(68))),
 }
 
 
@@ -226,7 +229,7 @@ def test_a_fencing_read_of_an_old_version_has_no_key(version: int) -> None:
     assert request == Request(Opcode.READ, Flag.FENCE, ledger_id=1)
 
 
-@pytest.mark.parametrize("opcode", [0, 4, 5, 6, 8, 63, 66, 68, 255])
+@pytest.mark.parametrize("opcode", [0, 4, 5, 6, 8, 63, 66, 69, 255])
 def test_an_unknown_opcode_breaks_the_protocol(opcode: int) -> None:
     with pytest.raises(ProtocolBroken):
         frame.parse_request(framed(header(opcode) + bytes(40)))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from contextlib import suppress
 
 import trio
 
@@ -78,6 +79,7 @@ class MemoryBookie:
         self.holding = False
         """True: keep acknowledgements until release()"""
         self.delay_s: Callable[[Request], float] = lambda _request: 0.0
+        self._pulsed: list[tuple[trio.abc.SendStream, trio.Lock]] = []
         self._held: list[tuple[trio.abc.SendStream, trio.Lock, bytes]] = []
         self._chance = chance or random.Random(0)
         self._scopes: list[trio.CancelScope] = []
@@ -107,6 +109,13 @@ class MemoryBookie:
             async with lock:
                 await stream.send_all(answer + then)
 
+    async def pulse(self) -> None:
+        """Tell all who asked for it that adds are under way and the disk moves."""
+        for stream, lock in self._pulsed:
+            async with lock:
+                with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+                    await stream.send_all(frame.pulse())
+
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Serve one connection until it ends."""
         self.connections += 1
@@ -120,6 +129,9 @@ class MemoryBookie:
                     async for received in stream:
                         data += received
                         while (request := _take_request(data)) is not None:
+                            if request.opcode == Opcode.PULSE:
+                                self._pulsed.append((stream, lock))
+                                continue
                             self.requests.append(request)
                             nursery.start_soon(self._answer, request, stream, lock)
                     nursery.cancel_scope.cancel()
