@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from ledger_client.commands.message_fields import MessageFields
 from ledger_client.topics.messages import Message
 from ledger_client.topics.reading.reader import TopicReader
 
@@ -19,32 +20,43 @@ if TYPE_CHECKING:
     from ledger_client.topics.reading.arrow_runs import RecordBatches
 
 Put = Callable[[bytes], Awaitable[None]]
-Form = Callable[[TopicReader, int | None, Put], Awaitable[None]]
+Form = Callable[[TopicReader, int | None, Put, MessageFields], Awaitable[None]]
 """Reads up to so many messages and puts them."""
 
 _encoder = msgspec.json.Encoder()
 
 
-async def put_text(reader: TopicReader, limit: int | None, put: Put) -> None:
+async def put_text(
+    reader: TopicReader, limit: int | None, put: Put, _fields: MessageFields
+) -> None:
     """Put the values, each with a newline behind it; null is an empty line."""
     async for messages in _messages(reader, limit):
         await put(text_of(messages))
 
 
-async def put_json(reader: TopicReader, limit: int | None, put: Put) -> None:
+async def put_json(reader: TopicReader, limit: int | None, put: Put, fields: MessageFields) -> None:
     """Put an object on a line for each message.
 
-    What is no UTF-8 stands in base64 under a name that ends with _base64.
+    What is no UTF-8 stands in base64 under a name that ends with _base64. Where an Avro or
+    protobuf schema says what values are, "fields" has them decoded, null where they are not that.
     """
     async for messages in _messages(reader, limit):
-        await put(json_of(messages))
+        await put(json_of(messages, fields))
 
 
-async def put_arrow(reader: TopicReader, limit: int | None, put: Put) -> None:
-    """Put an Arrow IPC stream; cut short by a cancellation it is one all the same."""
-    async with arrow_stream(put) as write:
+async def put_arrow(
+    reader: TopicReader, limit: int | None, put: Put, fields: MessageFields
+) -> None:
+    """Put an Arrow IPC stream; cut short by a cancellation it is one all the same.
+
+    Fields of an Avro or protobuf schema that all topics share are columns.
+    """
+    from ledger_client.topics.arrow import SCHEMA
+
+    schema = fields.schema(SCHEMA)
+    async with arrow_stream(put, schema) as write:
         async for batch in _cut(reader.read_batches(), limit):
-            await write(batch)
+            await write(fields.extend(batch, schema))
 
 
 FORMS: dict[str, Form] = {"text": put_text, "json": put_json, "arrow": put_arrow}
@@ -55,14 +67,23 @@ def text_of(messages: Sequence[Message]) -> bytes:
     return b"\n".join([*(message.value or b"" for message in messages), b""])
 
 
-def json_of(messages: Sequence[Message]) -> bytes:
+def json_of(messages: Sequence[Message], fields: MessageFields | None = None) -> bytes:
     """Return an object on a line for each message; see put_json()."""
-    return b"".join([_encoder.encode(_object(message)) + b"\n" for message in messages])
+    if fields is None:
+        return b"".join([_encoder.encode(_object(message)) + b"\n" for message in messages])
+    return b"".join(
+        [_encoder.encode(_object(message) | fields.of(message)) + b"\n" for message in messages]
+    )
 
 
 @asynccontextmanager
-async def arrow_stream(put: Put) -> AsyncIterator[Callable[[pa.RecordBatch], Awaitable[None]]]:
-    """Put an Arrow IPC stream of what the block writes; yield who takes its batches."""
+async def arrow_stream(
+    put: Put, schema: pa.Schema | None = None
+) -> AsyncIterator[Callable[[pa.RecordBatch], Awaitable[None]]]:
+    """Put an Arrow IPC stream of what the block writes; yield who takes its batches.
+
+    *schema*: of the batches; by default that of messages.
+    """
     import pyarrow as pa
 
     from ledger_client.topics.arrow import SCHEMA
@@ -73,7 +94,7 @@ async def arrow_stream(put: Put) -> AsyncIterator[Callable[[pa.RecordBatch], Awa
         stream.write_batch(batch)
         await put(_drain(sink))
 
-    with pa.ipc.new_stream(_Kept(sink), SCHEMA) as stream:
+    with pa.ipc.new_stream(_Kept(sink), SCHEMA if schema is None else schema) as stream:
         await put(_drain(sink))
         yield write
     await put(_drain(sink))

@@ -14,6 +14,7 @@ import ledger_client
 from ledger_client import Client
 from ledger_client.commands import options
 from ledger_client.commands.interruption import finish
+from ledger_client.commands.message_fields import MessageFields
 from ledger_client.commands.message_forms import FORMS
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.moment import Moment
@@ -138,6 +139,9 @@ def read(
     date and time (UTC without an offset), a number, or how long ago: 15min. A time stands for
     the first message of that time or later. With --reverse, reading goes from --from back to
     --to. Ends with Ctrl-C, and when nobody reads the output any more.
+
+    Of topics with an Avro or protobuf schema, JSON objects have the decoded "fields", and an
+    Arrow stream has a column for each. They are null where a value is not what the schema says.
     """
     if (from_ and after) or (to and before):
         raise click.UsageError("--from and --after, --to and --before exclude each other")
@@ -204,7 +208,9 @@ async def _read(order: Order, settings: ReadSettings) -> None:
         by = span.by or await kind_of_time(client, topics, span)
         settings |= span.settings(by)
         async with client.topic_reader(topics, **settings) as reader:
-            await FORMS[order.form](reader, order.limit, put)
+            records = [await client.topic(name) for name in topics]
+            fields = MessageFields([] if order.form == "text" else records)
+            await FORMS[order.form](reader, order.limit, put, fields)
             for gap in reader.gaps:
                 click.echo(f"quire: {gap}", err=True)
 

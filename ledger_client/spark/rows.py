@@ -17,6 +17,7 @@ from ledger_client.spark.schema import Columns
 from ledger_client.spark.values import ValueParser, texts_of
 from ledger_client.topics.reading.span_reader import iterate_spans
 from ledger_client.topics.reading.spans import Span
+from ledger_client.topics.values.decoder import open_decoder
 
 
 def read_rows(
@@ -49,7 +50,11 @@ class _Forming:
         self._topic = ", ".join(options.topics)
         types = {field.name: field.type for field in self._schema}
         fields = [pa.field(inner, types[name]) for name, inner in wanted.fields.items()]
-        self._parser = ValueParser(self._topic, fields, options.mode) if fields else None
+        self._parser: ValueParser | None = None
+        if fields:
+            schema = wanted.decoded
+            decoder = None if schema is None else open_decoder(self._topic, schema)
+            self._parser = ValueParser(self._topic, fields, options.mode, decoder)
 
     def batch(self, rows: int, arrays: list[pa.Array]) -> pa.RecordBatch:
         """Return a batch of all columns that are wanted."""

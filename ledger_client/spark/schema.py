@@ -2,10 +2,10 @@
 
 A topic whose schema is of kind "string" has text for values. One of kind "json" with a
 definition has a column more for each field: the definition is a JSON Schema of an object, or a
-schema as Spark writes it (``frame.schema.json()``). One that tells nothing of its fields adds no
-column. A field that is called as a column of every message becomes value_<name>. Values of other
-kinds stay bytes. Several topics that are read at once have such columns if their schemas are the
-same.
+schema as Spark writes it (``frame.schema.json()``). So has one of kind "avro" or "protobuf":
+topics/values/kinds.py says how these are defined. One that tells nothing of its fields adds no
+column. A field that is called as a column of every message becomes value_<name>. Several topics
+that are read at once have such columns if their schemas are the same.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 from pyspark.errors import PySparkException
-from pyspark.sql.pandas.types import to_arrow_schema
+from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -32,6 +32,8 @@ from pyspark.sql.types import (
 )
 
 from ledger_client.spark.errors import BadOption, SparkError
+from ledger_client.topics.errors import BadSchema
+from ledger_client.topics.values.kinds import PACKAGES
 from metadata.topics import Schema, TopicRecord
 
 _HEADERS = ArrayType(
@@ -61,6 +63,7 @@ _SIMPLE: Mapping[str, DataType] = {
     "string": StringType(),
 }
 _CLASH = "value_"
+_AS_BYTES = "read it as bytes with the option columns, such as columns=key,value"
 
 
 class Columns(msgspec.Struct, frozen=True):
@@ -71,6 +74,8 @@ class Columns(msgspec.Struct, frozen=True):
     """column by column, the field of the value that it has"""
     text: bool
     """values are text"""
+    decoded: Schema | None = None
+    """of kind "avro" or "protobuf": how values become fields; else they are JSON"""
 
 
 def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> Columns:
@@ -89,8 +94,8 @@ def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> C
     }
     fields: dict[str, str] = {}
     only_message = wanted is not None and set(wanted) <= set(known)
-    if schema.kind == "json" and schema.definition and not only_message:
-        for field in _defined(topics[0].name, schema.definition):
+    if schema.definition and not only_message:
+        for field in _fields_of(topics[0].name, schema):
             name = _CLASH + field.name if field.name.lower() in known else field.name
             known[name] = StructField(name, field.dataType)
             fields[name] = field.name
@@ -102,7 +107,27 @@ def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> C
         StructType([known[name] for name in chosen]),
         {name: fields[name] for name in chosen if name in fields},
         text,
+        schema if schema.kind in PACKAGES else None,
     )
+
+
+def _fields_of(topic: str, schema: Schema) -> list[StructField]:
+    if schema.kind == "json":
+        return _defined(topic, schema.definition)
+    return _decoded(topic, schema) if schema.kind in PACKAGES else []
+
+
+def _decoded(topic: str, schema: Schema) -> list[StructField]:
+    import pyarrow as pa  # which takes long
+
+    from ledger_client.topics.values.decoder import open_decoder
+
+    try:
+        found = from_arrow_schema(pa.schema(open_decoder(topic, schema).fields))
+        return _unique(StructType([StructField(f.name, _nullable(f.dataType)) for f in found]))
+    except (BadSchema, ValueError, PySparkException) as wrong:
+        told = str(wrong) if isinstance(wrong, BadSchema) else f"topic {topic}: {_line(wrong)}"
+        raise SparkError(f"{told}; {_AS_BYTES}") from wrong
 
 
 def _defined(topic: str, definition: str) -> list[StructField]:
@@ -113,8 +138,7 @@ def _defined(topic: str, definition: str) -> list[StructField]:
         fields = _checked(topic, found)
     except (ValueError, TypeError, KeyError, PySparkException) as wrong:
         raise SparkError(
-            f"topic {topic}: its schema cannot be read: {_line(wrong)}; "
-            "read it as bytes with the option columns, such as columns=key,value"
+            f"topic {topic}: its schema cannot be read: {_line(wrong)}; {_AS_BYTES}"
         ) from wrong
     return fields
 
@@ -135,6 +159,11 @@ def _checked(topic: str, found: DataType) -> list[StructField]:
     if not isinstance(found, StructType):
         raise TypeError("it defines no fields")
     _check_parsed(topic, found)
+    return _unique(found)
+
+
+def _unique(found: StructType) -> list[StructField]:
+    """Return the fields. Raises ValueError if two differ by case at most."""
     low = [name.lower() for name in found.fieldNames()]
     twice = next((name for name in low if low.count(name) > 1), None)
     if twice is not None:

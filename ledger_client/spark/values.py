@@ -1,8 +1,8 @@
 """Values as columns of their own, where the topic's schema says what they are.
 
-JSON is parsed by Arrow, thousands of values at once. Each value is put into an object of its
-own, so that a value can neither end within the next nor count as two. Where some of them do
-not parse, the others are found by halving.
+JSON is parsed by Arrow, thousands of values at once; Avro and protobuf are decoded one by one
+(topics/values/). JSON values are put into an object of their own each, so that none can end
+within the next nor count as two. Where some do not parse, the others are found by halving.
 
 pyarrow takes long to import, so import this module where it is first needed.
 """
@@ -16,23 +16,28 @@ import pyarrow.compute as pc
 import pyarrow.json as pj
 
 from ledger_client.spark.errors import UnreadableValue
+from ledger_client.topics.values.decoder import Decoder, struct_array
 
 Mode = Literal["permissive", "failfast"]
 _SHOWN = 80
 
 
 class ValueParser:
-    """Parses values of JSON into *fields*.
+    """Parses values into *fields*.
 
     Args:
         topic: whose values; for errors.
         fields: what is wanted of each value.
         mode: what becomes of a value that does not parse: "permissive": all of its fields
             are null, as those of a value that is null are.
+        decoder: of values that are no JSON.
     """
 
-    def __init__(self, topic: str, fields: list[pa.Field], mode: Mode) -> None:
+    def __init__(
+        self, topic: str, fields: list[pa.Field], mode: Mode, decoder: Decoder | None = None
+    ) -> None:
         self._topic = topic
+        self._decoder = decoder
         self._names = [field.name for field in fields]
         self._kind = pa.struct(fields)
         self._mode = mode
@@ -47,7 +52,10 @@ class ValueParser:
         Raises:
             UnreadableValue: one does not parse, and that is an error.
         """
-        parsed = self._whole_or_halves(values)
+        if self._decoder is None:
+            parsed = self._whole_or_halves(values)
+        else:
+            parsed = struct_array(self._decoder, self._kind, values.to_pylist(), self._on_bad)
         return {name: pc.struct_field(parsed, name) for name in self._names}
 
     def _whole_or_halves(self, values: pa.Array) -> pa.Array:
@@ -81,6 +89,10 @@ class ValueParser:
         if table.num_rows != len(values):
             raise pa.ArrowInvalid("a value ends, and another begins, within it")
         return table["v"].combine_chunks() if table.num_rows else pa.array([], self._kind)
+
+    def _on_bad(self, value: bytes, wrong: Exception) -> None:
+        if self._mode == "failfast":
+            raise self._unreadable(value, wrong) from wrong
 
     def _unreadable(self, value: bytes, wrong: Exception) -> UnreadableValue:
         shown = repr(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")

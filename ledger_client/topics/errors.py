@@ -4,6 +4,8 @@ TopicError                   is a LedgerError
 ├── NoSuchTopic              it does not exist, or was deleted
 ├── TopicExists              the name is taken
 ├── BadTopic                 the name or a setting cannot be; the message says which
+├── BadSchema                the definition of its values cannot be used; read them as bytes
+├── SchemaPackageMissing     a package for values of this kind is missing; the message names it
 ├── TopicBusy                somebody needs what is to be deleted; the message says what to do
 ├── ProducerBusy             the lane is another producer's; wait, take over, or choose "shared"
 ├── ProducerFailed           this producer takes nothing any more; open a new one
@@ -56,6 +58,14 @@ class TopicExists(TopicError):
 
 class BadTopic(TopicError):
     """The name, or what was asked of the topic, cannot be."""
+
+
+class BadSchema(TopicError):
+    """The definition of the topic's schema cannot be understood, or gives no columns."""
+
+
+class SchemaPackageMissing(TopicError):
+    """Values of this kind are decoded by a package that is not installed."""
 
 
 class TopicBusy(TopicError):

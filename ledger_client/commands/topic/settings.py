@@ -12,6 +12,8 @@ import msgspec
 
 from ledger_client.commands.moment import Length
 from ledger_client.commands.size import Size
+from ledger_client.topics.errors import BadSchema
+from ledger_client.topics.values.kinds import ProtobufDefinition, is_decoded
 from metadata.topics import PARTITIONS_MAX, Retention, RollPolicy, Schema
 
 Command = Callable[..., None]
@@ -35,6 +37,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     retention_size: int | None = None
     schema: Literal["bytes", "string", "json", "avro", "protobuf"] | None = None
     schema_file: Path | None = None
+    schema_message: str | None = None
     properties: tuple[str, ...] = ()
 
     def roll(self, now: RollPolicy) -> RollPolicy:
@@ -52,9 +55,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return _replaced(now, age_s=self.retention_age, size=self.retention_size)
 
     def schema_after(self, now: Schema) -> Schema:
-        """Return the schema, given how it is *now*."""
-        text = None if self.schema_file is None else self.schema_file.read_text()
-        return _replaced(now, kind=self.schema, definition=text)
+        """Return the schema, given how it is *now*.
+
+        Raises:
+            click.UsageError: it is of kind avro or protobuf, and its definition cannot be used.
+            SchemaPackageMissing: a package for that kind is missing.
+        """
+        kind = self.schema or now.kind
+        if (kind == "protobuf" and self.schema_file is not None) != bool(self.schema_message):
+            raise click.UsageError(
+                "a protobuf schema is a --schema-file that `protoc --include_imports "
+                "--descriptor_set_out` wrote, and a --schema-message that names its message"
+            )
+        found = _replaced(now, kind=kind, definition=self._definition(kind))
+        if self.schema_file is not None and is_decoded(found):
+            from ledger_client.topics.values.decoder import open_decoder  # it takes pyarrow
+
+            try:
+                open_decoder(str(self.schema_file), found)
+            except BadSchema as wrong:
+                raise click.UsageError(str(wrong).removeprefix("topic ")) from wrong
+        return found
+
+    def _definition(self, kind: str) -> str | None:
+        if self.schema_file is None:
+            return None
+        if kind == "protobuf":
+            descriptors = self.schema_file.read_bytes()
+            return ProtobufDefinition.of(descriptors, self.schema_message or "").encode()
+        try:
+            return self.schema_file.read_text()
+        except UnicodeDecodeError as wrong:
+            raise click.UsageError(f"{self.schema_file} is no text") from wrong
 
     def properties_after(self, now: dict[str, str]) -> dict[str, str]:
         """Return the properties: K=V sets one, K= removes it."""
@@ -170,7 +202,15 @@ _OPTIONS: tuple[Option, ...] = (
         {
             "type": click.Path(exists=True, dir_okay=False, path_type=Path),
             "metavar": "FILE",
-            "help": "The schema's definition.",
+            "help": "The schema's definition: a JSON Schema, an Avro schema, or a descriptor set "
+            "of protoc. Its fields are columns in Spark; of the last two, in `quire read` too.",
+        },
+    ),
+    (
+        ("--schema-message",),
+        {
+            "metavar": "NAME",
+            "help": "The message of a protobuf schema, with its package: shop.Order.",
         },
     ),
     (

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import pytest
 import trio
+from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from ledger_client.__main__ import quire
 from ledger_client.commands.moment import Length, Moment, moment_text
@@ -398,3 +399,23 @@ def test_a_ledger_of_a_topic_is_deleted_only_by_force(
     assert delete("50") == Exit.FAILED
     assert "belongs to topic s/t" in capsys.readouterr().err
     assert [delete("50", "--force"), delete("51"), delete("52")] == [Exit.DONE] * 3
+
+
+def test_a_schema_of_values_is_checked_before_the_topic_is_made(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "order.avsc"
+    file.write_text('{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}]}')
+    made = run("create", "s/t", "--schema", "avro", "--schema-file", str(file), "--json")
+    assert made.json[0]["schema"] == {"kind": "avro", "definition": file.read_text()}
+    file.write_text('{"type": "record"}')
+    refused = run("create", "s/u", "--schema", "avro", "--schema-file", str(file))
+    assert (refused.code, "its schema cannot be read" in refused.err) == (Exit.USAGE, True)
+    files = descriptor_pb2.FileDescriptorSet()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(files.file.add())
+    file.write_bytes(files.SerializeToString())
+    told = ("--schema", "protobuf", "--schema-file", str(file))
+    refused = run("create", "s/u", *told)
+    assert (refused.code, "--schema-message" in refused.err) == (Exit.USAGE, True)
+    refused = run("create", "s/u", *told, "--schema-message", "shop.Nothing")
+    assert (refused.code, "no message 'shop.Nothing'" in refused.err) == (Exit.USAGE, True)
+    made = run("create", "s/u", *told, "--schema-message", "google.protobuf.Timestamp", "--json")
+    assert made.json[0]["schema"]["kind"] == "protobuf"  # type: ignore[index]

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from google.protobuf import descriptor_pb2, timestamp_pb2
 from topic_rows import COLUMNS, digest, frame_of, read_rows, rows_of
 
 from ledger_client import blocking
@@ -16,6 +17,7 @@ from ledger_client.spark.errors import BadOption, SparkFailed, UnreadableValue
 from ledger_client.spark.failures import unwrapped
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.reading.times import EventTime, PublishTime
+from ledger_client.topics.values.kinds import ProtobufDefinition
 from metadata.topics import RollPolicy, Schema
 
 if TYPE_CHECKING:
@@ -31,6 +33,9 @@ OBJECT = """{"type": "object", "properties": {
     "at": {"type": "string", "format": "date-time"},
     "inner": {"type": "object", "properties": {"tags": {"type": "array",
         "items": {"type": "string"}}, "price": {"type": "number"}}}}}"""
+
+AVRO = """{"type": "record", "name": "R", "fields": [{"name": "id", "type": "int"},
+    {"name": "key", "type": {"type": "array", "items": "bytes"}}]}"""
 
 
 @pytest.fixture(scope="module")
@@ -196,6 +201,32 @@ def test_values_of_a_schema_are_columns(
         frame_of(spark, url, "s/json", mode="failfast").collect()
     with pytest.raises(UnreadableValue, match="is no UTF-8"), unwrapped():
         frame_of(spark, url, "s/text", mode="failfast").collect()
+
+
+def test_values_of_avro_and_protobuf_are_columns(
+    spark: SparkSession, client: BlockingClient, url: str
+) -> None:
+    """Decoded in Spark's workers; what is not as the schema says is null, or an error."""
+    client.create_topic("s/avro", schema=Schema(kind="avro", definition=AVRO))
+    files = descriptor_pb2.FileDescriptorSet()
+    timestamp_pb2.DESCRIPTOR.CopyToProto(files.file.add())
+    definition = ProtobufDefinition.of(files.SerializeToString(), "google.protobuf.Timestamp")
+    client.create_topic(
+        "s/protobuf", schema=Schema(kind="protobuf", definition=definition.encode())
+    )
+    with client.producer("s/avro") as producer:
+        producer.send_many([b"\x02\x02\x0612\xff\x00", b"\x02", None])
+    with client.producer("s/protobuf") as producer:
+        producer.send_many([timestamp_pb2.Timestamp(seconds=5).SerializeToString(), b"\xff"])
+    found = frame_of(spark, url, "s/avro").orderBy("entry", "batch_index").collect()
+    assert [(row.id, row.value_key) for row in found] == [
+        (1, [b"12\xff"]), (None, None), (None, None)
+    ]  # fmt: skip
+    stamps = frame_of(spark, url, "s/protobuf", columns="seconds,nanos,batch_index")
+    rows = stamps.orderBy("batch_index").collect()
+    assert [(row.seconds, row.nanos) for row in rows] == [(5, 0), (None, None)]
+    with pytest.raises(UnreadableValue, match=r"is not what its schema says"), unwrapped():
+        frame_of(spark, url, "s/avro", mode="failfast").collect()
 
 
 def test_a_schema_as_spark_writes_it_is_taken(

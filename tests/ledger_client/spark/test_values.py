@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.json as pj
@@ -11,6 +12,8 @@ from hypothesis import given, settings, strategies as st
 
 from ledger_client.spark.errors import UnreadableValue
 from ledger_client.spark.values import ValueParser, texts_of
+from ledger_client.topics.values.decoder import open_decoder
+from metadata.topics import Schema
 
 FIELDS = [
     pa.field("id", pa.int64()),
@@ -125,3 +128,32 @@ def test_text_is_text_or_null() -> None:
     assert texts_of("a/b", values, "permissive").to_pylist() == ["a", "ü", None, None, ""]
     with pytest.raises(UnreadableValue, match=r"topic a/b: b'\\xff' is no UTF-8"):
         texts_of("a/b", values, "failfast")
+
+
+AVRO = Schema(
+    kind="avro",
+    definition='{"type": "record", "name": "R", "fields": [{"name": "a", "type": "int"}, '
+    '{"name": "b", "type": {"type": "bytes", "logicalType": "decimal", "precision": 2}}]}',
+)
+SOUND, SHORT, TOO_LONG = b"\x02\x02\x05", b"\x02", b"\x02\x06\x7f\xff\xff"
+
+
+def test_avro_values_are_decoded_and_what_is_none_is_null() -> None:
+    """Also a number that has more digits than its type: other values are not lost with it."""
+    decoder = open_decoder("s/t", AVRO)
+    values = pa.array([SOUND, SHORT, None, TOO_LONG, SOUND], pa.binary())
+    parser = ValueParser("s/t", list(decoder.fields), "permissive", decoder)
+    found = parser.columns(values)
+    assert found["a"].to_pylist() == [1, None, None, None, 1]
+    assert found["b"].to_pylist() == [Decimal(5), None, None, None, Decimal(5)]
+    only = ValueParser("s/t", [decoder.fields[0]], "permissive", decoder).columns(values)
+    assert only["a"].to_pylist() == [1, None, None, 1, 1]
+    assert parser.columns(pa.array([], pa.binary()))["a"].to_pylist() == []
+
+
+@pytest.mark.parametrize("value", [SHORT, TOO_LONG])
+def test_failfast_names_the_avro_value_that_is_none(value: bytes) -> None:
+    decoder = open_decoder("s/t", AVRO)
+    parser = ValueParser("s/t", list(decoder.fields), "failfast", decoder)
+    with pytest.raises(UnreadableValue, match=r"topic s/t: b'\\x02.* is not what its schema says"):
+        parser.columns(pa.array([SOUND, value], pa.binary()))
