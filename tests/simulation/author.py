@@ -17,7 +17,7 @@ from stubborn_writer import StubbornWriter
 
 from ledger_client import Client
 from ledger_client.errors import LedgerError, OutcomeUnknown
-from ledger_client.writer import LedgerWriter
+from ledger_client.writer import PAYLOAD_SIZE_MAX, LedgerWriter
 from metadata.errors import MetadataError
 from metadata.records import (
     LEDGER_COUNTER,
@@ -157,14 +157,23 @@ class Author:
         told = Acknowledged(ledger=ledger_id, writer=writer, first=ids.start, digests=digests)
         history.add(told)
         self._host.on_acknowledged(ledger_id, ids)
+        self._host.happened["large entries"] += len(ids) if self._work.large else 0
         return True
 
     def _payloads(self) -> list[bytes]:
         work, chance = self._work, self._chance
+        if work.large:
+            return [self._large() for _ in range(chance.randint(1, work.batch_max))]
         return [
             chance.randbytes(chance.randint(0, work.payload_max))
             for _ in range(chance.randint(1, work.batch_max))
         ]
+
+    def _large(self) -> bytes:
+        """Return as much as an entry may hold, or a little less."""
+        chance = self._chance
+        size = PAYLOAD_SIZE_MAX - chance.choice([0, 0, chance.randint(1, 300), 2 << 20])
+        return chance.randbytes(64) + bytes(size - 64)
 
     def _note_closed(self, ledger: LedgerWriter) -> None:
         record = ledger.metadata

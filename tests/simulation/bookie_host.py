@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
@@ -16,6 +17,7 @@ from metadata_view import MetadataView, Outages
 from network import Door, Network
 from promises import Overheard, Promises
 from replaced import replaced
+from troubles import Troubles
 
 import bookie.daemon
 import bookie.storage
@@ -56,10 +58,18 @@ class BookieHost:
         outages: Outages,
         chance: random.Random,
         sync_s_max: float,
+        troubles: Troubles,
+        happened: Counter[str],
         note: Callable[[str], None],
     ) -> None:
         self.machine = Machine(name, chance)
-        self.disk = Disk(folder, chance, sync_s_max=sync_s_max)
+        self.disk = Disk(
+            folder,
+            chance,
+            sync_s_max=sync_s_max,
+            seals="large entries" not in troubles.kinds,
+            happened=happened,
+        )
         self.machine.owner = self
         self.promises = Promises(name)
         self.failures: list[BaseException] = []
@@ -68,7 +78,7 @@ class BookieHost:
         self._network = network
         self._store = store
         self._view = MetadataView(store, self.machine, outages)
-        self._config = config_of(name, self.disk, chance)
+        self._config = config_of(name, self.disk, chance, narrow="limits" in troubles.kinds)
         self._power = trio.Event()
         self._power.set()
         self._holds = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from multiprocessing import get_context
@@ -17,11 +18,15 @@ SEEDS_PER_PROCESS = 250
 
 
 class Finding(NamedTuple):
-    """What a seed came to; *told* is empty when every promise was kept."""
+    """What a seed came to; *told* is empty when every promise was kept.
+
+    *happened*: how often each kind of trouble had an effect.
+    """
 
     seed: int
     told: str
     invariants: frozenset[int]
+    happened: Counter[str]
 
 
 class Task(NamedTuple):
@@ -39,11 +44,12 @@ def run_seed(task: Task) -> Finding:
     with world.plants[task.plant]() if task.plant else nullcontext():
         outcome = world.simulate(task.seed)
         if not outcome.violations:
-            return Finding(task.seed, "", frozenset())
+            return Finding(task.seed, "", frozenset(), outcome.happened)
         if task.shrinks:
             outcome = shrink(outcome)
         invariants = frozenset(violation.invariant for violation in outcome.violations)
-        return Finding(task.seed, report(outcome, plant=task.plant), invariants)
+        told = report(outcome, plant=task.plant)
+        return Finding(task.seed, told, invariants, outcome.happened)
 
 
 @contextmanager

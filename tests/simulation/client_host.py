@@ -5,7 +5,9 @@ Everything that is asked and answered goes into the history.
 
 from __future__ import annotations
 
+import math
 import random
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from functools import partial
 from itertools import count
@@ -28,9 +30,11 @@ from plan import Work
 from ledger_client import Options
 from ledger_client.background import Background
 from ledger_client.errors import LedgerError, NoSuchEntry
+from ledger_client.operations.rebalance import Rebalancer
 from ledger_client.reader import LedgerReader
 from ledger_client.topics.client import TopicClient
 from metadata.calls import ScrubNow
+from metadata.errors import MetadataError
 
 RESTART_S = 0.3
 PATIENCE_S = 20.0
@@ -50,6 +54,7 @@ class ClientHost:
     Attributes:
         ledgers: what was created, by anybody; shared by all clients.
         is_open: tells whether a ledger is still open.
+        happened: counts what had an effect; shared by all.
         retired: True once nobody here is to begin another ledger.
         on_acknowledged: called with a ledger and entries when its writer was told of them.
     """
@@ -66,6 +71,7 @@ class ClientHost:
         chance: random.Random,
         on_acknowledged: Callable[[int, range], None],
         is_open: Callable[[int], bool],
+        happened: Counter[str],
         options: Options = OPTIONS,
     ) -> None:
         self.machine = Machine(name, chance)
@@ -76,6 +82,7 @@ class ClientHost:
         self.retired = False
         self.on_acknowledged = on_acknowledged
         self.is_open = is_open
+        self.happened = happened
         self.network = network
         self._options = options
         self.view = MetadataView(store, self.machine, outages)
@@ -236,6 +243,17 @@ class ClientHost:
                     return True
             await trio.sleep(self.machine.chance.uniform(0.1, 0.5))
         return False
+
+    async def level(self, client: TopicClient) -> None:
+        """Move closed ledgers until bookies hold about the same, as `quire cluster rebalance`."""
+        rebalancer = Rebalancer(client, self.view, rate=math.inf, tolerance=0.01)
+        with trio.move_on_after(PATIENCE_S):
+            try:
+                for move in (await rebalancer.look()).moves:
+                    made = await rebalancer.make(move, on_copied=lambda _size: None)
+                    self.happened["levelling"] += made
+            except (LedgerError, MetadataError):
+                return
 
     async def scrub(self, bookie_id: str, client: TopicClient) -> None:
         """Let a bookie look for damage that nobody met yet."""

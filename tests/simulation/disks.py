@@ -15,9 +15,11 @@ import enum
 import errno
 import os
 import random
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import msgspec
 import trio
 from machines import MACHINE
 
@@ -29,6 +31,7 @@ from native.engine import Connection, Engine, Fed, Recovery, clear_fault, plan_f
 FLUSH_SITES = [f"{file}_{call}" for file in ("log", "index", "table") for call in ("write", "sync")]
 COMMIT_SITES = ["journal_write", "journal_sync"]
 CAPACITY = 1 << 40
+MEMTABLE_SIZE = 12 << 20
 
 
 class Tail(enum.Enum):
@@ -95,7 +98,16 @@ class SimulatedEngine(Engine):
 class Disk:
     """Files of one bookie, and the engine that is open on them."""
 
-    def __init__(self, folder: Path, chance: random.Random, *, sync_s_max: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        chance: random.Random,
+        *,
+        sync_s_max: float,
+        seals: bool,
+        happened: Counter[str],
+    ) -> None:
+        """*seals*: halves of the memtable go long before they are full."""
         self.folder = folder
         self.work = Bell()
         self.engine: SimulatedEngine | None = None
@@ -107,7 +119,10 @@ class Disk:
         self._chance = chance
         self._sync_s_max = sync_s_max
         self._half_size = chance.choice([4, 16, 64]) << 10
+        self._seals = seals
+        self._happened = happened
         self._gathered = 0
+        self._unflushed = 0
 
     @property
     def journal_folder(self) -> Path:
@@ -120,16 +135,19 @@ class Disk:
     def mount(self, engine: SimulatedEngine) -> None:
         """Take the engine that was opened on this disk."""
         self.engine = engine
-        self._gathered = 0
+        self._gathered = self._unflushed = 0
 
     def note_flush(self) -> None:
         """A flush was done, and its mark is about to be written."""
+        self._happened["memtables full"] += self._unflushed > MEMTABLE_SIZE
+        self._unflushed = 0
         self.flushed.set()
         self.flushed = trio.Event()
 
     def take_note(self, size: int) -> None:
         """The engine took in *size* bytes, or a fence."""
         self._gathered += size
+        self._unflushed += size
         self.work.ring()
 
     async def drive(self) -> None:
@@ -143,7 +161,7 @@ class Disk:
 
     def _seal(self, engine: SimulatedEngine) -> None:
         """Seal the active half as if it were full: it holds more than is ever sent here."""
-        if self._gathered >= self._half_size:
+        if self._seals and self._gathered >= self._half_size:
             self._gathered = 0
             try:
                 engine.seal()
@@ -274,14 +292,19 @@ def _disk() -> Disk:
     return disk
 
 
-def config_of(name: str, disk: Disk, chance: random.Random) -> BookieConfig:
-    """Return the settings of a bookie: everything small, so that all of it happens."""
-    return BookieConfig(
+def config_of(
+    name: str, disk: Disk, chance: random.Random, *, narrow: bool = False
+) -> BookieConfig:
+    """Return the settings of a bookie: everything small, so that all of it happens.
+
+    *narrow*: the limits on clients too.
+    """
+    config = BookieConfig(
         bookie_id=name,
         advertised_address=f"{name}:1",
         journal_folder=str(disk.journal_folder),
         ledger_folder=str(disk.ledger_folder),
-        memtable_size=12 << 20,  # the engine wants room for two of the largest entries
+        memtable_size=MEMTABLE_SIZE,  # the engine wants room for two of the largest entries
         journal_size_max=chance.choice([16, 64]) << 10,
         journal_spares=chance.choice([0, 2]),
         log_size_max=chance.choice([32, 128]) << 10,
@@ -295,4 +318,14 @@ def config_of(name: str, disk: Disk, chance: random.Random) -> BookieConfig:
         open_grace_s=chance.choice([1.0, 5.0]),
         lease_ttl_s=3.0,
         stop_timeout_s=5.0,
+    )
+    if not narrow:
+        return config
+    return msgspec.structs.replace(
+        config,
+        connections_max=30,
+        connection_bytes_max=1 << 20,
+        bytes_in_flight_max=4 << 20,
+        peer_timeout_s=2.0,
+        read_workers=1,
     )

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 import trio
 from disks import Tail
 from lost_copies import LostCopies
+from machines import Machine
 from network import ANY, Route
-from plan import Step
+from steps import Step
+from strangers import Strangers
 
 from metadata.records import Draining, draining_key, encode_record
 
@@ -54,6 +56,8 @@ class Faults:
             "drain": self._drain,
             "recover": self._recover,
             "read": self._read,
+            "level": self._level,
+            "strangers": self._strangers,
         }
 
     async def run(self, steps: Sequence[Step]) -> None:
@@ -66,6 +70,11 @@ class Faults:
 
     def _bookie(self, step: Step) -> BookieHost:
         return self._simulation.bookies[step.target]
+
+    def _machine(self, step: Step) -> Machine:
+        simulation = self._simulation
+        host = simulation.bookies.get(step.target) or simulation.clients[step.target]
+        return host.machine
 
     async def _crash(self, step: Step) -> None:
         tail, *silently = step.detail.split(", ")
@@ -93,9 +102,7 @@ class Faults:
             bookie.start()
 
     async def _freeze(self, step: Step) -> None:
-        simulation = self._simulation
-        host = simulation.bookies.get(step.target) or simulation.clients[step.target]
-        machine = host.machine
+        machine = self._machine(step)
         machine.freeze()
         await trio.sleep(step.span_s)
         machine.thaw()
@@ -149,7 +156,7 @@ class Faults:
         disk.full = False
 
     async def _clock(self, step: Step) -> None:
-        self._bookie(step).machine.clock_ms += int(step.detail)
+        self._machine(step).clock_ms += int(step.detail)
 
     async def _store_away(self, step: Step) -> None:
         simulation = self._simulation
@@ -207,3 +214,14 @@ class Faults:
     async def _read(self, step: Step) -> None:
         client = self._simulation.clients[step.target]
         client.do(client.read)
+
+    async def _strangers(self, step: Step) -> None:
+        simulation = self._simulation
+        strangers = Strangers(simulation.network, simulation.chance(f"strangers {step.number}"))
+        with trio.move_on_after(step.span_s):
+            await strangers.besiege(step.target, int(step.detail), simulation.ledgers)
+        simulation.happened["limits"] += 1
+
+    async def _level(self, step: Step) -> None:
+        client = self._simulation.clients[step.target]
+        client.do(client.level)

@@ -14,7 +14,7 @@ from native.frame import Opcode
 from native.link import check_entries
 
 _BATCH_HEADER_SIZE = 36
-_SIZE_MAX = 1 << 20
+_SIZE_MAX = 5 << 20
 
 
 def replica(engine: Engine, bookie: str, ledger: int) -> Replica:

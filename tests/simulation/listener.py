@@ -35,7 +35,7 @@ class Listener:
         how: dict[str, Any] = {}
         told: dict[str, Any] = {}
         kind = chance.choice(["all", "all", "follow", "follow", "back", "id", "latest"])
-        ids = self._acknowledged() if kind == "id" else []
+        ids = acknowledged(self._history) if kind == "id" else []
         if ids:
             first, inclusive = chance.choice(ids), chance.random() < 0.5
             where = {"partitions": [first.partition], "inclusive": inclusive}
@@ -82,9 +82,11 @@ class Listener:
         except LedgerError:
             return
 
-    def _acknowledged(self) -> list[MessageId]:
-        told = (each for each in self._history.events if isinstance(each, MessagesAcknowledged))
-        return [each for event in told for each in event.ids if not is_nowhere(each)]
-
     def _audience(self, name: str) -> Audience:
         return Audience(self._history, self._topic, f"{name} #{next(self._runs)}")
+
+
+def acknowledged(history: History) -> list[MessageId]:
+    """Return where messages were said to be."""
+    told = (each for each in history.events if isinstance(each, MessagesAcknowledged))
+    return [each for event in told for each in event.ids if not is_nowhere(each)]

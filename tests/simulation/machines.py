@@ -28,6 +28,8 @@ class Machine:
         chance: its own source of randomness.
         alive: False once its process was killed, until it is started again.
         clock_ms: how far its wall clock is off.
+        clock_drift: and how much too fast it goes, as a share.
+        misled: how often it was told a wrong time.
         slow_share: of what it does off the loop, this much takes its time.
         owner: what it is part of.
     """
@@ -37,6 +39,8 @@ class Machine:
         self.chance = chance
         self.alive = False
         self.clock_ms = 0
+        self.clock_drift = 0.0
+        self.misled = 0
         self.slow_share = chance.choice([0.02, 0.1, 0.6])
         self.owner: object = None
         self._frozen = False

@@ -8,21 +8,19 @@ frequent in it, since faults that are all rare hide each other.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Self
 
 import msgspec
-
-DURATION_S = 15.0
-Scene = Callable[[random.Random, list[str], list[str]], Iterator["Step"]]
-"""Draws steps that belong together, for bookies and clients."""
+from steps import DURATION_S, Scene, Step, draw_time
+from troubles import Troubles, draw_troubles
 
 
 class Work(msgspec.Struct, frozen=True):
     """One ledger and how it is written.
 
     *ending*: close it, leave it open and go on slowly, or die. A *stubborn* writer
-    (stubborn_writer.py) never closes it.
+    (stubborn_writer.py) never closes it. *large*: entries are about as large as they may be.
     """
 
     start_s: float
@@ -36,22 +34,7 @@ class Work(msgspec.Struct, frozen=True):
     tasks: int
     ending: str
     stubborn: bool = False
-
-
-class Step(msgspec.Struct, frozen=True):
-    """*kind* befalls *target* at *at_s* for *span_s* seconds."""
-
-    number: int
-    at_s: float
-    kind: str
-    target: str
-    span_s: float = 0.0
-    detail: str = ""
-
-    def __str__(self) -> str:
-        span = f" for {self.span_s:.3f} s" if self.span_s else ""
-        detail = f" ({self.detail})" if self.detail else ""
-        return f"{self.number:3d}  {self.at_s:7.3f} s  {self.kind} {self.target}{span}{detail}"
+    large: bool = False
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -65,6 +48,7 @@ class Plan(msgspec.Struct, frozen=True):
     delay_s_max: float
     sync_s_max: float
     split_share: float
+    troubles: Troubles
 
     def only(self, numbers: Sequence[int]) -> Self:
         """Return the same plan with these steps only."""
@@ -109,17 +93,29 @@ def make_plan(seed: int) -> Plan:
     ]
     clients = [f"c{number}" for number in range(1, chance.randint(2, 3) + 1)]
     work = list(_works(chance, len(bookies), theme, copies=chance.choice([1, 1, 2])))
-    drawn = sorted(_steps(chance, bookies, clients, work, theme), key=lambda step: step.at_s)
+    troubles, more = draw_troubles(seed, "ledgers", bookies, clients)
+    steps = [*_steps(chance, bookies, clients, work, theme), *more]
     return Plan(
         seed=seed,
         bookies=bookies,
         clients=clients,
-        work=work,
-        steps=[msgspec.structs.replace(step, number=n) for n, step in enumerate(drawn)],
+        work=[_made_large(work[0]), *work[1:]] if "large entries" in troubles.kinds else work,
+        steps=in_order(steps),
         delay_s_max=chance.choice([0.002, 0.02] if theme is _race else [0.002, 0.02, 0.2]),
         sync_s_max=chance.choice([0.001, 0.01, 0.1]),
         split_share=chance.choice([0.0, 0.2]),
+        troubles=troubles,
     )
+
+
+def _made_large(work: Work) -> Work:
+    return msgspec.structs.replace(work, large=True, batch_max=2, appends=min(work.appends, 8))
+
+
+def in_order(steps: Sequence[Step]) -> list[Step]:
+    """Return steps by their times, with numbers."""
+    ordered = sorted(steps, key=lambda step: step.at_s)
+    return [msgspec.structs.replace(step, number=n) for n, step in enumerate(ordered)]
 
 
 def _works(
@@ -195,11 +191,6 @@ def draw_step(
     elif kind == "clock":
         detail = str(chance.choice([-3_600_000, -5000, 5000, 3_600_000]))
     return Step(0, draw_time(chance), kind, target, span_s, detail)
-
-
-def draw_time(chance: random.Random) -> float:
-    """Draw when something happens."""
-    return round(chance.uniform(0.2, DURATION_S), 3)
 
 
 # --- scenes: what must come together for a rare mistake to show ----------------------------

@@ -1,4 +1,4 @@
-"""Seven mistakes, each of which the simulation must find.
+"""Mistakes, each of which the simulation must find.
 
 Each is a block in which one rule is broken, in the simulated nodes and nowhere else: a
 name of the code under test is replaced, and the rest stays as it is.
@@ -21,6 +21,7 @@ from replaced import replaced
 
 from ledger_client.connection import BookieConnection
 from ledger_client.ensemble import Ensemble
+from ledger_client.operations.rebalance import Rebalancer
 from ledger_client.recovery import fencing, tail
 from ledger_client.source import LedgerSource
 from metadata.records import LedgerRecord
@@ -234,6 +235,17 @@ def late_mark() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def move_without_copying() -> Iterator[None]:
+    """Level bookies by changing lists alone."""
+
+    async def copy_nothing(*_: object) -> None:
+        await trio.lowlevel.checkpoint()
+
+    with replaced(Rebalancer, "_copy", copy_nothing):
+        yield
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -244,5 +256,6 @@ PLANTS: dict[str, Plant] = {
         stale_acknowledgements,
         fence_forgotten,
         late_mark,
+        move_without_copying,
     )
 }

@@ -11,6 +11,7 @@ from __future__ import annotations
 import random
 import shutil
 import tempfile
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from functools import partial
 from pathlib import Path
@@ -29,7 +30,9 @@ from history import History, Listed
 from memory_store import MemoryStore
 from metadata_view import Outages
 from network import Network
-from plan import DURATION_S, Plan, make_plan
+from plan import Plan, make_plan
+from steps import DURATION_S
+from troubles import Clock
 
 from ledger_client import Client
 from metadata.records import (
@@ -55,13 +58,18 @@ _FAST_DISKS = Path("/dev/shm")
 
 
 class Outcome(msgspec.Struct):
-    """What became of a simulation. *trace*: the steps, as they were taken."""
+    """What became of a simulation.
+
+    *trace*: the steps, as they were taken. *happened*: how often each kind of trouble had
+    an effect.
+    """
 
     plan: Plan
     history: History
     violations: list[Violation]
     trace: list[str]
     virtual_s: float
+    happened: Counter[str]
 
 
 class Simulation:
@@ -72,13 +80,14 @@ class Simulation:
         self.history = History(clock=trio.current_time)
         self.store = MemoryStore()
         self.store.on_change = self._note_record
-        self.outages = Outages(self._chance("outages"))
+        self.outages = Outages(self.chance("outages"))
         self.network = Network(
-            self._chance("network"),
+            self.chance("network"),
             delay_max_s=plan.delay_s_max,
             split_share=plan.split_share,
         )
         self.trace: list[str] = []
+        self.happened: Counter[str] = Counter()
         self.violations: list[Violation] = []
         self.ledgers: list[int] = []
         self.bookies = {
@@ -88,16 +97,22 @@ class Simulation:
                 network=self.network,
                 store=self.store,
                 outages=self.outages,
-                chance=self._chance(name),
+                chance=self.chance(name),
                 sync_s_max=plan.sync_s_max,
+                troubles=plan.troubles,
+                happened=self.happened,
                 note=self.note,
             )
             for name in plan.bookies
         }
         self.clients = {name: self._client(name) for name in [*plan.clients, _AUDITOR]}
         self.auditor = self.clients[_AUDITOR]
+        for host in self.hosts():
+            clock = plan.troubles.clocks.get(host.machine.name, Clock())
+            host.machine.clock_ms, host.machine.clock_drift = clock.off_ms, clock.drift
 
-    def _chance(self, what: str) -> random.Random:
+    def chance(self, what: str) -> random.Random:
+        """Return a source of randomness for *what*, and for nothing else."""
         return random.Random(f"{what} {self.plan.seed}")
 
     def _client(self, name: str) -> ClientHost:
@@ -108,9 +123,10 @@ class Simulation:
             outages=self.outages,
             history=self.history,
             ledgers=self.ledgers,
-            chance=self._chance(name),
+            chance=self.chance(name),
             on_acknowledged=self._check_copies,
             is_open=self._is_open,
+            happened=self.happened,
         )
 
     async def run(self) -> Outcome:
@@ -131,7 +147,13 @@ class Simulation:
             await self._stop()
             nursery.cancel_scope.cancel()
         self.violations += check(self.history)
-        return Outcome(self.plan, self.history, self.violations, self.trace, virtual_s)
+        self.happened["clocks"] += sum(host.machine.misled for host in self.hosts())
+        plan, history = self.plan, self.history
+        return Outcome(plan, history, self.violations, self.trace, virtual_s, self.happened)
+
+    def hosts(self) -> list[BookieHost | ClientHost]:
+        """Return all machines with what runs on them."""
+        return [*self.bookies.values(), *self.clients.values()]
 
     def note(self, text: str) -> None:
         """Add a line to the trace."""
@@ -216,8 +238,7 @@ class Simulation:
                     self.history.add(holdings.replica(engine, name, ledger))
             for ledger, entry in bookie.promises.lost:
                 self._violate(6, ledger, f"{name} acknowledged it and lost it", entry)
-        hosts: list[BookieHost | ClientHost] = [*self.bookies.values(), *self.clients.values()]
-        for host in hosts:
+        for host in self.hosts():
             for failure in host.failures:
                 name = host.machine.name
                 self._violate(0, 0, f"{name} failed: {failure!r}")

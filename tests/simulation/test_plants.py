@@ -18,6 +18,8 @@ FIRST = {
     "late_mark": 12,
     "forget_event_time": 140,
     "pass_over_gaps": 9,
+    "move_without_copying": 138,
+    "delete_too_much": 36,
 }
 """Seeds from which on a mistake is looked for that only a few show: none before did."""
 
@@ -38,6 +40,8 @@ BREAKS = {
     "stale_acknowledgements": {1, 3},
     "fence_forgotten": {1, 3},
     "late_mark": {6},
+    "move_without_copying": {1, 5},
+    "delete_too_much": {15},
 }
 
 

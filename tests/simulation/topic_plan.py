@@ -9,7 +9,9 @@ import random
 from collections.abc import Iterator
 
 import msgspec
-from plan import Plan, Step, draw_step, draw_time
+from plan import Plan, draw_step, in_order
+from steps import Step, draw_time
+from troubles import draw_troubles
 
 from ledger_client.topics.alteration import Compression
 from ledger_client.topics.producing.producer_options import Access
@@ -85,18 +87,24 @@ def make_topic_plan(seed: int) -> TopicPlan:
     clients = [f"c{number}" for number in range(1, chance.randint(2, 3) + 1)]
     replication = chance.choice([2, 2, 3])
     ack_quorum = chance.randint((replication + 1) // 2, replication)
+    troubles, more = draw_troubles(seed, "topic", bookies, clients)
     partitions = chance.choice([0, 0, 1, 3])
+    if "growth" in troubles.kinds:
+        partitions = max(partitions, 2)
     publishings = list(_publishings(chance, clients, partitions))
-    drawn = sorted(_steps(chance, bookies, clients, ack_quorum), key=lambda step: step.at_s)
+    if "growth" in troubles.kinds:
+        publishings = [_made_numbered(publishings[0]), *publishings[1:]]
+    steps = [*_steps(chance, bookies, clients, ack_quorum), *more]
     return TopicPlan(
         seed=seed,
         bookies=bookies,
         clients=clients,
         work=[],
-        steps=[msgspec.structs.replace(step, number=n) for n, step in enumerate(drawn)],
+        steps=in_order(steps),
         delay_s_max=chance.choice([0.002, 0.02, 0.1]),
         sync_s_max=chance.choice([0.001, 0.01, 0.1]),
         split_share=chance.choice([0.0, 0.2]),
+        troubles=troubles,
         partitions=partitions,
         replication=replication,
         ack_quorum=ack_quorum,
@@ -109,6 +117,13 @@ def make_topic_plan(seed: int) -> TopicPlan:
         ),
         retention=Retention(age_s=chance.choice([-1, -1, 5.0])),
         publishings=publishings,
+    )
+
+
+def _made_numbered(publishing: Publishing) -> Publishing:
+    """Have messages under way in several partitions at once, each with its number."""
+    return msgspec.structs.replace(
+        publishing, named=True, way="tickets", tasks=1, batch_max=max(publishing.batch_max, 5)
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import msgspec
 from plants import Plant
@@ -12,6 +13,7 @@ from replaced import replaced
 
 from ledger_client.client import Client
 from ledger_client.listing import LedgerInfo
+from ledger_client.topics.keeping import truncating
 from ledger_client.topics.lanes import lane, lane_ledgers, lane_rows
 from ledger_client.topics.lanes.lane_ledgers import LaneEnd
 from ledger_client.topics.lanes.lane_rows import LaneRows
@@ -19,6 +21,7 @@ from ledger_client.topics.lanes.lane_state import LaneState
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from ledger_client.topics.lanes.written_ledger import WrittenLedger
 from ledger_client.topics.reading import lane_reader
+from ledger_client.topics.reading.starting import Begin
 from metadata.store import Put
 from metadata.topics import LANES
 
@@ -122,6 +125,20 @@ def pass_over_gaps() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def delete_too_much() -> Iterator[None]:
+    """Delete the message before the place that was asked for, too."""
+    find = truncating.Truncation._begin
+
+    async def begin(*args: Any, **options: Any) -> Begin:  # noqa: ANN401 - as _begin's
+        found = await find(*args, **options)
+        entry = max(found.place.entry - 1, 0)
+        return found._replace(place=found.place._replace(entry=entry, skip=0))
+
+    with replaced(truncating.Truncation, "_begin", begin):
+        yield
+
+
 TOPIC_PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -132,5 +149,6 @@ TOPIC_PLANTS: dict[str, Plant] = {
         forget_event_time,
         ignore_the_epoch,
         pass_over_gaps,
+        delete_too_much,
     )
 }

@@ -14,12 +14,12 @@ import trio
 from client_host import ClientHost
 from faults import Faults
 from history import Created
-from listener import Listener
-from message_events import TopicMade
+from listener import Listener, acknowledged
+from message_events import TopicCut, TopicMade
 from message_witness import lanes_told
-from plan import Step
 from publisher import Publisher
 from simulation import HEALED_S, Outcome, Simulation, run_plan, wait_until
+from steps import Step
 from topic_audit import tell_ledgers, tell_row
 from topic_plan import TopicPlan, make_topic_plan
 
@@ -126,10 +126,31 @@ class TopicSimulation(Simulation):
                 topic = await client.topic(TOPIC)
                 if topic.partitions:
                     await client.alter_topic(TOPIC, partitions=topic.partitions + 1)
+                    self.happened["growth"] += 1
             except LedgerError:
                 return
 
         host.do(grow)
+
+    def truncate(self, host: ClientHost) -> None:
+        """Delete what lies in a lane from some acknowledged message on."""
+
+        async def truncate(client: TopicClient) -> None:
+            chance = host.machine.chance
+            ids = acknowledged(self.history)
+            if not ids:
+                return
+            at, force = chance.choice(ids), chance.random() < 0.7
+            self.history.add(TopicCut(topic=TOPIC, start=at))
+            try:
+                went = await client.truncate_topic(TOPIC, at, force=force)
+            except LedgerError as failure:
+                self.note(f"truncation at {at}: {type(failure).__name__}")
+                return
+            self.history.add(TopicCut(topic=TOPIC, start=at, done=True))
+            self.happened["truncation"] += went.messages
+
+        host.do(truncate)
 
     def read(self, host: ClientHost) -> None:
         """Let a machine read the topic."""
@@ -227,6 +248,7 @@ class TopicFaults(Faults):
             "move": self._move,
             "purge": self._purge,
             "grow": self._grow,
+            "truncate": self._truncate,
             "read": self._read_topic,
         }
 
@@ -241,6 +263,9 @@ class TopicFaults(Faults):
 
     async def _grow(self, step: Step) -> None:
         self._topics.grow(self._topics.clients[step.target])
+
+    async def _truncate(self, step: Step) -> None:
+        self._topics.truncate(self._topics.clients[step.target])
 
     async def _read_topic(self, step: Step) -> None:
         self._topics.read(self._topics.clients[step.target])

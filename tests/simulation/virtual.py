@@ -99,8 +99,11 @@ def _patched(seed: int) -> Iterator[None]:
 def time_ns() -> int:
     """Return the wall clock of the machine that the calling task runs on."""
     machine = MACHINE.get()
-    skew_ms = machine.clock_ms if machine is not None else 0
-    return EPOCH_NS + round(trio.current_time() * 1e9) + skew_ms * 1_000_000
+    now_ns = round(trio.current_time() * 1e9)
+    if machine is None or not (machine.clock_ms or machine.clock_drift):
+        return EPOCH_NS + now_ns
+    machine.misled += 1
+    return EPOCH_NS + round(now_ns * (1 + machine.clock_drift)) + machine.clock_ms * 1_000_000
 
 
 async def run_inline(

@@ -94,7 +94,7 @@ def _sequences_continue(facts: TopicFacts) -> Broken:
         else:
             place = Place(event.partition, event.lane)
             least, most = kept.get((event.producer, place), -1), sent.get(event.producer, -1)
-            if not least <= event.last_sequence <= most:
+            if place not in facts.cut_lanes and not least <= event.last_sequence <= most:
                 told = f"{event.last_sequence}; acknowledged {least}, sent {most}"
                 yield None, f"{event.session} takes {place} with {event.producer}'s sequence {told}"
 
@@ -116,7 +116,8 @@ def _sequence(facts: TopicFacts, ack: Ack) -> int:
 def _time_back(facts: TopicFacts) -> Broken:
     """In a lane of an ordered topic event times do not fall."""
     for place, ids in facts.lanes.items() if facts.ordered else ():
-        timed = [(_event_time(facts, message_id), message_id) for _, message_id in ids]
+        there = [message_id for _, message_id in ids if facts.gone_at(message_id) is None]
+        timed = [(_event_time(facts, message_id), message_id) for message_id in there]
         known = [(time, message_id) for time, message_id in timed if time is not None]
         for (before, _), (after, message_id) in itertools.pairwise(known):
             if after < before:

@@ -3,6 +3,7 @@
     producer ─► LaneTaken, MessagesSent, MessagesAcknowledged, MessagesRefused ─┐
     reader   ─► ReadBegun, MessagesRead, GapTold, ReadEnded ────────────────────┼─► History
     metadata ─► TopicMade, RowListed, RowRemoved ───────────────────────────────┤
+    operator ─► TopicCut ───────────────────────────────────────────────────────┤
     audit    ─► LedgerHeld ─────────────────────────────────────────────────────┘
 
 A message is known by its mark: whoever sends takes care that no two messages of a topic have
@@ -164,6 +165,13 @@ class RowRemoved(TopicHappening):
     number: int
 
 
+class TopicCut(TopicHappening):
+    """What lies in the lane of *start*, from there on, is about to be deleted; or *done*."""
+
+    start: MessageId
+    done: bool = False
+
+
 class HeldEntry(msgspec.Struct, frozen=True):
     """An entry that is there. *size*: of its payload."""
 
@@ -196,5 +204,6 @@ MessageEvent = (
     | ReadEnded
     | RowListed
     | RowRemoved
+    | TopicCut
     | LedgerHeld
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from typing import NamedTuple
 
@@ -23,13 +23,15 @@ from message_events import (
     ReadEnded,
     RowListed,
     RowRemoved,
+    TopicCut,
     TopicHappening,
     TopicMade,
     is_nowhere,
 )
 
 from ledger_client.topics.message_id import MessageId
-from metadata.topics import LaneLedger
+from ledger_client.topics.reading.holes import kept_parts
+from metadata.topics import LaneLedger, Removed
 
 
 class Where(NamedTuple):
@@ -58,6 +60,17 @@ class Run(NamedTuple):
     ended: list[int]
 
 
+class Cut(NamedTuple):
+    """A part of a lane that was to be deleted, from a place on.
+
+    *begun*, *done*: orders of the events; *done* is empty while nobody knows whether it was.
+    """
+
+    start: MessageId
+    begun: int
+    done: list[int]
+
+
 class TopicFacts:
     """The events of one topic by kind; *order* stands for the time of an event.
 
@@ -78,10 +91,13 @@ class TopicFacts:
         self.rows: defaultdict[Place, dict[int, list[RowListed]]] = defaultdict(dict)
         self.removed: dict[int, int] = {}
         """by ledger, the order of its removal"""
+        self.cuts: list[Cut] = []
         self.begun: dict[int, int] = {}
         """by ledger, the order in which its row was told first"""
         self.closed: dict[int, int] = {}
         """by ledger, the order in which its row was closed"""
+        self.holes: dict[int, list[tuple[int, Sequence[Removed]]]] = {}
+        """by ledger, what was deleted out of it, and the order in which its row said so"""
         self.held: dict[int, LedgerHeld] = {}
         self.messages: dict[int, Message] = {}
         """by mark, as it was first sent"""
@@ -95,7 +111,7 @@ class TopicFacts:
 
     # --- gathering ----------------------------------------------------------------------
 
-    def add(self, event: TopicHappening) -> None:  # noqa: C901 - a table
+    def add(self, event: TopicHappening) -> None:  # noqa: C901, PLR0912 - a table
         self._order += 1
         match event:
             case TopicMade():
@@ -121,6 +137,8 @@ class TopicFacts:
             case RowRemoved():
                 listed = self.rows[Place(event.partition, event.lane)].get(event.number, [])
                 self.removed |= {each.row.ledger_id: self._order for each in listed}
+            case TopicCut():
+                self._add_cut(event)
             case LedgerHeld():
                 self.held[event.ledger] = event
 
@@ -139,11 +157,20 @@ class TopicFacts:
             if not is_nowhere(message_id):
                 self.content.setdefault(message_id, mark)
 
+    def _add_cut(self, event: TopicCut) -> None:
+        if event.done:
+            cut = next(cut for cut in reversed(self.cuts) if cut.start == event.start)
+            cut.done.append(self._order)
+        else:
+            self.cuts.append(Cut(event.start, self._order, []))
+
     def _add_row(self, event: RowListed) -> None:
         place, ledger = Place(event.partition, event.lane), event.row.ledger_id
         self.rows[place].setdefault(event.number, []).append(event)
         self._lanes[ledger] = place, event.number
         self.begun.setdefault(ledger, self._order)
+        if event.row.removed:
+            self.holes.setdefault(ledger, []).append((self._order, event.row.removed))
         if event.row.state == "closed":
             self.closed.setdefault(ledger, self._order)
 
@@ -181,15 +208,44 @@ class TopicFacts:
         partition = found[0].partition if found else -1
         return MessageId(ledger, held.entry, partition, index if held.batched else -1)
 
+    def gone_at(self, message_id: MessageId) -> int | None:
+        """The order of the event with which a message was deleted; None: it was not."""
+        ledger = message_id.ledger_id
+        orders = [self.removed[ledger]] if ledger in self.removed else []
+        orders += [
+            order
+            for order, removed in self.holes.get(ledger, ())
+            if is_in(removed, message_id.entry_id, max(message_id.batch_index, 0))
+        ]
+        return min(orders, default=None)
+
+    def is_cut(self, message_id: MessageId) -> bool:
+        """Whether a message lies where somebody deleted: readers are told of no gap there."""
+        located = self.where(message_id)
+        return located is not None and any(
+            cut[0] == located[0] and cut[1] <= located[1] for cut in self.cut_places
+        )
+
+    @cached_property
+    def cut_places(self) -> list[tuple[Place, Where]]:
+        """From where on something was deleted, in which lanes."""
+        return [found for cut in self.cuts if (found := self.where(cut.start)) is not None]
+
+    @cached_property
+    def cut_lanes(self) -> set[Place]:
+        """The lanes out of which something was deleted."""
+        return {place for place, _ in self.cut_places}
+
     @cached_property
     def kept(self) -> dict[MessageId, Message]:
-        """All messages that the audit found."""
-        return {
+        """All messages that the audit found, but those that were deleted out of their ledgers."""
+        found = {
             self.id_of(ledger, held, index): message
             for ledger, event in self.held.items()
             for held in event.entries
             for index, message in enumerate(held.messages)
         }
+        return {each: message for each, message in found.items() if self.gone_at(each) is None}
 
     @cached_property
     def copies(self) -> dict[int, set[MessageId]]:
@@ -217,6 +273,11 @@ class TopicFacts:
             row = self.last_row(place, number)
             if row.ledger_id not in self.removed:
                 yield number, row
+
+
+def is_in(removed: Sequence[Removed], entry: int, slot: int) -> bool:
+    """Whether a message of a ledger was deleted out of it."""
+    return not kept_parts(removed, entry, slot, slot + 1)
 
 
 def gather_topics(history: History) -> list[TopicFacts]:

@@ -52,7 +52,7 @@ def _is_due(facts: TopicFacts, run: Run, message_id: MessageId) -> bool:
     begun_at, begun = run.begun
     if facts.closed.get(message_id.ledger_id, begun_at) >= begun_at:
         return False
-    removed_at = facts.removed.get(message_id.ledger_id)
+    removed_at = facts.gone_at(message_id)
     if is_nowhere(message_id) or (removed_at is not None and removed_at < run.ended[0]):
         return False
     if begun.partitions is not None and message_id.partition not in begun.partitions:
@@ -106,10 +106,12 @@ def _between(
                 return
             start = located[1]
     for message_id in _ids_between(facts, place, start, after.where, reverse=begun.reverse):
-        removed_at = facts.removed.get(message_id.ledger_id)
+        removed_at = facts.gone_at(message_id)
         is_gone = removed_at is not None and removed_at < after.order
         if not is_gone:
             yield message_id, f"{name} got {after.id} and not {message_id}, which is before it"
+        elif facts.is_cut(message_id):
+            continue  # who deletes tells readers of no gap
         elif before is not None and not told_of_gap:
             yield message_id, f"{name} was not told that {message_id} is gone before {after.id}"
 
@@ -154,7 +156,7 @@ def _of_gap(facts: TopicFacts, place: Place, met: Met, *, reverse: bool) -> list
 
 
 def _was_gone(facts: TopicFacts, message_id: MessageId, met: Met) -> bool:
-    removed_at = facts.removed.get(message_id.ledger_id)
+    removed_at = facts.gone_at(message_id)
     return removed_at is not None and removed_at < met.order
 
 
@@ -173,7 +175,18 @@ def _by_lane(facts: TopicFacts, run: Run) -> dict[Place, list[Met]]:
     return found
 
 
+def _read_deleted(facts: TopicFacts) -> Broken:
+    """Who begins to read once a deletion is done sees nothing of what was deleted."""
+    for name, run in facts.runs.items() if facts.cuts else ():
+        for _, event in run.events:
+            for message_id in event.ids if isinstance(event, MessagesRead) else ():
+                gone_at = facts.gone_at(message_id)
+                if gone_at is not None and gone_at < run.begun[0]:
+                    yield message_id, f"{name} got {message_id}, which was deleted before"
+
+
 READER_PROMISES: Promises = [
+    (15, _read_deleted),
     (15, _unread),
     (16, _unordered),
     (19, _left_out),

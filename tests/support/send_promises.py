@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from message_events import Message, MessagesRead, Place, is_nowhere
-from message_facts import Ack, Broken, Promises, TopicFacts
+from message_facts import Ack, Broken, Cut, Promises, TopicFacts
+
+from ledger_client.topics.message_id import MessageId
 
 # --- 15: what was acknowledged ----------------------------------------------------------
 
@@ -29,12 +31,31 @@ def _lost(facts: TopicFacts) -> Broken:
     """What was acknowledged is where it was said to be, unless it was removed since."""
     places = (facts.place(ledger) for ledger in facts.removed)
     removed = {found[0].partition for found in places if found}
+    removed |= {place.partition for place in facts.cut_lanes}
     for ack in facts.acks if facts.held else ():
         if is_nowhere(ack.id):
             if ack.mark not in facts.copies and ack.id.partition not in removed:
                 yield None, f"{ack.mark:x} was said to be kept, and nothing has it"
-        elif ack.id not in facts.kept and ack.id.ledger_id not in facts.removed:
+        elif ack.id not in facts.kept and facts.gone_at(ack.id) is None:
             yield ack.id, f"{ack.id} was acknowledged to {ack.told.session} and is not there"
+
+
+def _cut_wrongly(facts: TopicFacts) -> Broken:
+    """Nothing but what was asked for is deleted out of ledgers: not before, not what came after."""
+    for ack in facts.acks:
+        gone_at = facts.gone_at(ack.id) if ack.id.ledger_id not in facts.removed else None
+        if gone_at is None:
+            continue
+        asked = [cut for cut in facts.cuts if _asks_for(facts, cut, ack.id)]
+        if not asked:
+            yield ack.id, f"{ack.id} was deleted, and nobody had asked for it"
+        elif all(cut.done and cut.done[0] < ack.order for cut in asked):
+            yield ack.id, f"{ack.id} was acknowledged after the deletion that took it"
+
+
+def _asks_for(facts: TopicFacts, cut: Cut, message_id: MessageId) -> bool:
+    start, located = facts.where(cut.start), facts.where(message_id)
+    return bool(start and located and start[0] == located[0] and start[1] <= located[1])
 
 
 def _too_often(facts: TopicFacts) -> Broken:
@@ -43,7 +64,7 @@ def _too_often(facts: TopicFacts) -> Broken:
         sent = len(facts.sent.get(mark, ()))
         most = min(1, sent) if mark in facts.named else sent
         most = min(most, sent - facts.refused[mark])
-        if sent and len(ids) > most:
+        if sent and len(ids) > most and not any(map(facts.is_cut, ids)):
             places = ", ".join(map(str, sorted(ids)))
             yield min(ids), f"{mark:x} is there as {places}; at most {most} times it may be"
 
@@ -106,6 +127,7 @@ def _turns(facts: TopicFacts) -> Iterator[tuple[Ack, tuple[int, int]]]:
 SEND_PROMISES: Promises = [
     (15, _changed),
     (15, _lost),
+    (15, _cut_wrongly),
     (15, _too_often),
     (16, _never_sent),
     (16, _reordered),
