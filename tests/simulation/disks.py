@@ -15,6 +15,7 @@ import enum
 import errno
 import os
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -109,6 +110,7 @@ class Disk:
     ) -> None:
         """*seals*: halves of the memtable go long before they are full."""
         self.folder = folder
+        folder.mkdir(parents=True)
         self.work = Bell()
         self.engine: SimulatedEngine | None = None
         self.full = False
@@ -248,6 +250,11 @@ class Disk:
             _scribble(log.with_suffix(".log"), mark.log_end, self._chance)
             _scribble(log.with_suffix(".index"), mark.index_end, self._chance)
 
+    def wipe(self) -> None:
+        """Put an empty disk in its place."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+        self.folder.mkdir()
+
     # --- damage ------------------------------------------------------------------------
 
     def damage(self) -> str:
@@ -302,6 +309,7 @@ def config_of(
     config = BookieConfig(
         bookie_id=name,
         advertised_address=f"{name}:1",
+        data_folder=str(disk.folder),
         journal_folder=str(disk.journal_folder),
         ledger_folder=str(disk.ledger_folder),
         memtable_size=MEMTABLE_SIZE,  # the engine wants room for two of the largest entries

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
@@ -187,7 +186,7 @@ class Faults:
         bookie.kill(Tail.CLEAN, silently=True)
         bookie.promises.void = True
         await trio.sleep(step.span_s)
-        shutil.rmtree(bookie.disk.folder, ignore_errors=True)
+        bookie.disk.wipe()
         await bookie.succeed()
         bookie.start()
 

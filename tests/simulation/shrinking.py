@@ -13,7 +13,7 @@ from topic_plan import TopicPlan
 from worlds import WORLDS, world_of
 
 Simulate = Callable[[Sequence[int]], Outcome]
-RUNS_MAX = 60
+RUNS_MAX = 30
 
 
 def shrink(outcome: Outcome, run: Simulate | None = None, *, runs_max: int = RUNS_MAX) -> Outcome:
