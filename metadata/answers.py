@@ -28,6 +28,7 @@ class MetadataCalls:
             calls.Renew: self._renew,
             calls.Release: self._release,
             calls.ListLeases: self._leases,
+            calls.ReadClock: self._now,
             calls.WatchSince: self._changes,
         }
 
@@ -79,6 +80,9 @@ class MetadataCalls:
 
     async def _leases(self, request: calls.ListLeases) -> MetadataReply:
         return calls.LeasePage(await self._store.leases(request.prefix, after=request.after))
+
+    async def _now(self, _request: calls.ReadClock) -> MetadataReply:
+        return calls.StoreTime(await self._store.now_ms())
 
     async def _changes(self, request: calls.WatchSince) -> MetadataReply:
         return await self._store.changes(

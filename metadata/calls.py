@@ -88,6 +88,10 @@ class ListLeases(Message, frozen=True):
     after: str = ""
 
 
+class ReadClock(Message, frozen=True):
+    """What is the store's time? -> StoreTime."""
+
+
 class WatchSince(Message, frozen=True):
     """-> Changes, when there are some or *wait_ms* passed. Without *revision*: at once."""
 
@@ -203,6 +207,12 @@ class Granted(Message, frozen=True):
     """The lease is the caller's."""
 
     lease: Lease
+
+
+class StoreTime(Message, frozen=True):
+    """The store's time, in Unix milliseconds."""
+
+    now_ms: Count
 
 
 class LeasePage(Message, frozen=True):
@@ -380,6 +390,7 @@ MetadataRequest = (
     | Renew
     | Release
     | ListLeases
+    | ReadClock
     | WatchSince
 )
 BookieRequest = (
@@ -395,7 +406,9 @@ BookieRequest = (
     | DiskUse
 )
 Request = MetadataRequest | BookieRequest
-MetadataReply = Found | Missing | Done | KeyPage | Granted | LeasePage | Changes | Failure
+MetadataReply = (
+    Found | Missing | Done | KeyPage | Granted | LeasePage | StoreTime | Changes | Failure
+)
 BookieReply = (
     BookieStatus
     | LedgerStatePage

@@ -3,7 +3,7 @@
 A call has a deadline, in which it is tried at one bookie after the other. What
 may be tried again after it was sent and not answered:
 
-- reads, next_id (ids may be lost), grant (an earlier grant to the same owner is
+- reads, also of the clock, next_id (ids may be lost), grant (an earlier grant to the same owner is
   over), renew without a value, and release: always, since twice is as good as once;
 - put, delete, transact and renew with a value: never. The bookie may have done it, or
   may do it yet, and whether a key that looks changed was changed by this call cannot be
@@ -101,6 +101,10 @@ class BookieStore:
         """As MetadataStore.next_id."""
         limits.check_ids(counter, count)
         return _first(await self._ask(calls.NextId(counter, count)))
+
+    async def now_ms(self) -> int:
+        """As MetadataStore.now_ms."""
+        return expect(await self._ask(calls.ReadClock()), calls.StoreTime).now_ms
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
         """As MetadataStore.grant."""

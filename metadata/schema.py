@@ -9,6 +9,7 @@ changes   revision, key: the last 10 000 changes; the newest row always stays,
 leases    name, owner, epoch: the revision of the grant; times in milliseconds
           of the host's clock (metadata/lease_rows.py)
 counters  name, next: the next id that was never given
+clock     one row: the store's time at a moment of the host's (metadata/clock_rows.py)
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from metadata.errors import BadStore, MetadataError, MetadataUnavailable
 from metadata.lock_holder import describe_holder
 
 APPLICATION_ID = 0x71756972  # "quir"
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""1 had no clock; it is made when such a file is opened."""
 WAL_SIZE_KEPT = 64 << 20
 RESERVE_SIZE = 512 << 10
 
@@ -34,6 +36,8 @@ _TABLES = {
     "leases": "name TEXT PRIMARY KEY, owner TEXT NOT NULL, epoch INTEGER NOT NULL,"
     " value BLOB NOT NULL, ttl_ms INTEGER NOT NULL, renewed_ms INTEGER NOT NULL",
     "counters": "name TEXT PRIMARY KEY, next INTEGER NOT NULL",
+    "clock": "id INTEGER PRIMARY KEY, boot TEXT NOT NULL, boot_ms INTEGER NOT NULL,"
+    " store_ms INTEGER NOT NULL, slew_ms INTEGER NOT NULL",
 }
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
@@ -164,8 +168,17 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
             f" this one knows {SCHEMA_VERSION}",
             path=str(path),
         )
+    if version == 1:
+        _add_clock(connection)
     if version < 1 or not set(_TABLES) <= _tables(connection):
         raise BadStore(f"{path} lacks tables that a metadata store has", path=str(path))
+
+
+def _add_clock(connection: sqlite3.Connection) -> None:
+    connection.execute("BEGIN IMMEDIATE")
+    connection.execute(f"CREATE TABLE IF NOT EXISTS clock ({_TABLES['clock']})")
+    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    connection.execute("COMMIT")
 
 
 def _is_empty(connection: sqlite3.Connection) -> bool:

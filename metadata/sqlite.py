@@ -18,7 +18,7 @@ from typing import TypeVar
 
 import trio
 
-from metadata import lease_rows, limits, rows
+from metadata import clock_rows, lease_rows, limits, rows
 from metadata.pulse import Pulse
 from metadata.store import (
     Changes,
@@ -44,11 +44,18 @@ class SqliteStore:
     """A MetadataStore in the SQLite file at *path*. Open it with SqliteStore.open."""
 
     def __init__(
-        self, writer: Transactions, reader: Transactions, clock_ms: Callable[[], int]
+        self,
+        writer: Transactions,
+        reader: Transactions,
+        clock_ms: Callable[[], int],
+        wall_ms: Callable[[], int],
+        boot: str,
     ) -> None:
         self._writer = writer
         self._reader = reader
         self._clock_ms = clock_ms
+        self._wall_ms = wall_ms
+        self._boot = boot
         self._pulse = Pulse(self._read_revision)
 
     @classmethod
@@ -58,13 +65,18 @@ class SqliteStore:
         *,
         timeout_s: float = TIMEOUT_S,
         clock_ms: Callable[[], int] = lease_rows.host_clock_ms,
+        wall_ms: Callable[[], int] = clock_rows.host_wall_ms,
+        boot: str | None = None,
     ) -> SqliteStore:
         """Open the store, making the file when it is missing; its folder must exist.
 
         Args:
             path: the file.
             timeout_s: the longest that a call waits for other processes.
-            clock_ms: the clock of leases; every process must have the same.
+            clock_ms: milliseconds since the host was started, the clock of leases; every
+                process must have the same.
+            wall_ms: the wall clock, which may be set at any time.
+            boot: names this start of the host; by default, as the host names it.
 
         Raises:
             BadStore: the file is foreign, damaged, or of a newer version.
@@ -76,7 +88,9 @@ class SqliteStore:
         except BaseException:
             await writer.aclose()
             raise
-        return cls(writer, reader, clock_ms)
+        return cls(
+            writer, reader, clock_ms, wall_ms, clock_rows.host_boot() if boot is None else boot
+        )
 
     async def get(self, key: str) -> Versioned | None:
         """As MetadataStore.get."""
@@ -109,6 +123,14 @@ class SqliteStore:
         """As MetadataStore.next_id."""
         limits.check_ids(counter, count)
         return await self._change(lambda connection: rows.next_id(connection, counter, count))
+
+    async def now_ms(self) -> int:
+        """As MetadataStore.now_ms. Costs a read, and once a minute a change."""
+        now = clock_rows.Moment(self._boot, self._clock_ms(), self._wall_ms())
+        found = await self._reader.read(lambda connection: clock_rows.read(connection, now))
+        if found is None:
+            found = await self._change(lambda connection: clock_rows.advance(connection, now))
+        return found
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
         """As MetadataStore.grant."""

@@ -17,6 +17,13 @@ a clock): so what must not happen twice is done in a transaction together with
 CheckLease, which is what makes it safe; the time only makes it quick. Leases
 and keys are two spaces: both may hold the same name.
 
+TIME. A store has one clock, for all hosts: what decides over data (what is old
+enough to be removed, who was idle for too long) compares the store's time with
+the store's time, never with a host's. It is Unix time as far as the store knows,
+and it never goes back: not when a wall clock is set, not when the store is
+started anew, and not from one process to another that asked later. Leases do not
+depend on it.
+
 WATCHES are hints. A watch yields keys (and names of leases) that may have
 changed since it began. A hint may be late, merged with another, or repeated, and
 one equal to the watched prefix says that anything under it may have changed.
@@ -172,6 +179,12 @@ class MetadataStore(Protocol):
 
         They start at 1, rise, and are never given twice; some may be lost.
         Counters are a space of their own.
+        """
+
+    async def now_ms(self) -> int:
+        """Return the store's time in Unix milliseconds. It never goes back.
+
+        metadata/clock.py estimates it without a call each time.
         """
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:

@@ -26,8 +26,17 @@ def clock() -> LeaseClock:
 
 
 @pytest.fixture
-async def sqlite_store(path: Path, clock: LeaseClock) -> AsyncIterator[SqliteStore]:
-    store = await SqliteStore.open(path, clock_ms=clock)
+def wall() -> LeaseClock:
+    clock = LeaseClock()
+    clock.now_ms = 1_700_000_000_000
+    return clock
+
+
+@pytest.fixture
+async def sqlite_store(
+    path: Path, clock: LeaseClock, wall: LeaseClock
+) -> AsyncIterator[SqliteStore]:
+    store = await SqliteStore.open(path, clock_ms=clock, wall_ms=wall, boot="first")
     yield store
     await store.aclose()
 

@@ -453,3 +453,14 @@ async def test_a_closed_store_says_so(store: MetadataStore) -> None:
     await store.aclose()
     with pytest.raises(MetadataUnavailable, match="closed"):
         await store.get("a")
+
+
+# --- the clock --------------------------------------------------------------------------
+
+
+async def test_the_store_has_a_time_that_goes_on(store: MetadataStore, clock: LeaseClock) -> None:
+    before = await store.now_ms()
+    assert before > 1_000_000_000_000
+    assert await store.now_ms() == before
+    clock.advance(0.25)
+    assert await store.now_ms() == before + 250

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 
 class LeaseClock:
-    """The clock of leases, in milliseconds; it moves when a test says so."""
+    """A clock, such as that of leases, in milliseconds; it moves when a test says so."""
 
     def __init__(self) -> None:
         self.now_ms = 1_000_000

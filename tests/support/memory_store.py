@@ -7,6 +7,7 @@ hour of waiting costs nothing.
 
 from __future__ import annotations
 
+import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
@@ -47,7 +48,18 @@ def trio_clock_ms() -> int:
 class MemoryStore:
     """A MetadataStore of this process. *clock_ms* is the clock of its leases."""
 
-    def __init__(self, *, clock_ms: Callable[[], int] = trio_clock_ms) -> None:
+    def __init__(
+        self,
+        *,
+        clock_ms: Callable[[], int] = trio_clock_ms,
+        wall_ms: Callable[[], int] | None = None,
+    ) -> None:
+        """*wall_ms*: the store's time.
+
+        By default it is that of the host at the first call, and goes on with *clock_ms*.
+        """
+        self.wall_ms = wall_ms
+        self._wall_offset_ms: int | None = None
         self.values: dict[str, Versioned] = {}
         self.bookies: dict[str, BookieRecord] = {}
         """Bookies that are registered for ever, without a lease."""
@@ -122,6 +134,14 @@ class MemoryStore:
         first = self._counters.get(counter, 1)
         self._counters[counter] = first + count
         return first
+
+    async def now_ms(self) -> int:
+        await self._reach()
+        if self.wall_ms is not None:
+            return self.wall_ms()
+        if self._wall_offset_ms is None:
+            self._wall_offset_ms = time.time_ns() // 1_000_000 - self._clock_ms()
+        return self._clock_ms() + self._wall_offset_ms
 
     # --- leases ----------------------------------------------------------------------
 

@@ -1,0 +1,55 @@
+"""The store's time, as a process that uses the store estimates it.
+
+What decides over data (what is too old to be kept, who was idle for too long) compares times
+that were taken on different hosts. So all of these are the store's time, and no host's wall
+clock. A process asks the store for it from time to time, and counts on by its own monotonic
+clock in between: the estimate costs no call, and is late by at most the time that the answer
+took, and ahead by less than that.
+"""
+
+from __future__ import annotations
+
+import time
+
+import trio
+
+from metadata.store import MetadataStore
+
+RENEW_S = 300.0
+"""The store is asked again after so long: clocks of hosts differ by some ms in that time."""
+
+
+class StoreClock:
+    """Estimates the time of *store*. Any task of one trio.run may use it."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self._offset_ms: float | None = None
+        self._read_at = 0.0
+        self._last_ms = 0
+
+    async def read_ms(self) -> int:
+        """Ask the store, and return its time in Unix milliseconds. Raises MetadataError."""
+        asked_at = trio.current_time()
+        store_ms = await self._store.now_ms()
+        self._read_at = trio.current_time()
+        # Half of the way there and back: it is wrong by at most the other half.
+        self._offset_ms = store_ms - (asked_at + self._read_at) / 2 * 1000
+        return store_ms
+
+    async def refresh(self) -> None:
+        """Ask the store unless that was done lately. Raises MetadataError."""
+        if self._offset_ms is None or trio.current_time() - self._read_at > RENEW_S:
+            await self.read_ms()
+
+    def now_ms(self) -> int:
+        """Return the store's time, as estimated, in Unix milliseconds; it never goes back.
+
+        Call refresh() before, once at least. Before that it is this host's wall clock: good
+        to show to people, and nothing else.
+        """
+        if self._offset_ms is None:
+            return time.time_ns() // 1_000_000
+        now_ms = int(trio.current_time() * 1000 + self._offset_ms)
+        self._last_ms = max(self._last_ms, now_ms)
+        return self._last_ms
