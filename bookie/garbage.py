@@ -16,7 +16,6 @@ collection only frees what earlier ones found dead.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -112,9 +111,10 @@ class Collector:
 
     async def _delete_ledgers(self) -> tuple[int, int]:
         """Forget what is not wanted here; how many are gone, and how many elsewhere."""
-        self._storage.engine.forget_tombstones(_now_ms())
         deleted = moved = 0
         try:
+            # The store's time: a host's clock that is set ahead makes no tombstone old.
+            self._storage.engine.forget_tombstones(await self._store.now_ms())
             absent, elsewhere = await self._survey()
             for ledger_id in sorted(absent):
                 deleted += await self._delete_absent(ledger_id)
@@ -130,10 +130,11 @@ class Collector:
         return deleted, moved
 
     async def _delete_absent(self, ledger_id: int) -> bool:
+        now_ms = await self._store.now_ms()
         # A last look, for a listing of many pages is not one moment.
         if await self._store.get(ledger_key(ledger_id)) is not None:
             return False
-        self._storage.engine.delete_ledger(ledger_id, _now_ms())
+        self._storage.engine.delete_ledger(ledger_id, now_ms)
         return True
 
     def _local_ledgers(self) -> Iterator[LedgerState]:
@@ -163,7 +164,3 @@ class Collector:
         if absent and self._config.gc_foreign_ledgers == "keep":
             absent -= await self._foreign.among(absent, self._store)
         return absent, elsewhere
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

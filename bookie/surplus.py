@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import logging
 import secrets
-import time
 from contextlib import suppress
 
 import trio
@@ -68,7 +67,7 @@ class SurplusLedgers:
             MetadataError: the store did not answer.
         """
         asked_at = trio.current_time()
-        now_ms = time.time_ns() // 1_000_000
+        now_ms = await self._store.now_ms()
         progress = encode_record(RepairProgress(ledger_id, self._bookie_id, now_ms))
         name = repair_lease(ledger_id)
         try:

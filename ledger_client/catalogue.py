@@ -17,6 +17,7 @@ from ledger_client.fragments import grown, sealed
 from ledger_client.marks import Reason, marking, new_mark
 from ledger_client.translation import translated
 from metadata import errors as metadata_errors
+from metadata.clock import StoreClock
 from metadata.records import (
     LEDGER_COUNTER,
     LEDGERS,
@@ -43,13 +44,22 @@ class Catalogue:
 
     Every call may raise MetadataUnavailable and MetadataBroken; other errors
     are named where they can happen.
+
+    Attributes:
+        clock: the store's time, which decides what is old.
     """
 
     def __init__(self, store: MetadataStore, *, timeout_s: float) -> None:
+        self.clock = StoreClock(store)
         self._store = store
         self._timeout_s = timeout_s
         self._unreadable: set[str] = set()
         """bookies whose registration was reported as undecodable"""
+
+    async def refresh_clock(self) -> None:
+        """Let *clock* tell the store's time: it is asked, unless it was lately."""
+        with self._translated():
+            await self.clock.refresh()
 
     async def new_id(self) -> int:
         """Return a ledger id that was never given before."""

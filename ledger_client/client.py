@@ -52,6 +52,7 @@ class Client:
         self.figures = Figures()
         self._nursery = nursery
         self._catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
+        self.clock = self._catalogue.clock
         self._bookies = Bookies(
             self._catalogue, options=options, nursery=nursery, open_stream=open_stream
         )

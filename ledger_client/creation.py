@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from typing import Literal, cast
 
@@ -79,6 +78,7 @@ async def new_record(
     plan.check()
     if plan.ledger_id is not None:
         await _check_free(plan.ledger_id, catalogue)
+    await catalogue.refresh_clock()
     ensemble = await placement.new_ensemble(plan.ensemble_size)
     ledger_id = await catalogue.new_id() if plan.ledger_id is None else plan.ledger_id
     return LedgerRecord(
@@ -90,7 +90,7 @@ async def new_record(
         fragments=[Fragment(0, ensemble)],
         digest=cast(DigestName, plan.digest),
         password=encode_password(plan.password),
-        created_ms=time.time_ns() // 1_000_000,
+        created_ms=catalogue.clock.now_ms(),
         custom=dict(plan.custom),
     )
 

@@ -20,7 +20,6 @@ back.
 from __future__ import annotations
 
 import sqlite3
-import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,11 +38,6 @@ class Moment(NamedTuple):
     """since then"""
     wall_ms: int
     """Unix time, as far as the host knows"""
-
-
-def host_wall_ms() -> int:
-    """Return the host's wall clock, in Unix milliseconds."""
-    return time.time_ns() // 1_000_000
 
 
 def host_boot() -> str:

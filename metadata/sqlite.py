@@ -19,6 +19,7 @@ from typing import TypeVar
 import trio
 
 from metadata import clock_rows, lease_rows, limits, rows
+from metadata.clock import host_wall_ms
 from metadata.pulse import Pulse
 from metadata.store import (
     Changes,
@@ -65,7 +66,7 @@ class SqliteStore:
         *,
         timeout_s: float = TIMEOUT_S,
         clock_ms: Callable[[], int] = lease_rows.host_clock_ms,
-        wall_ms: Callable[[], int] = clock_rows.host_wall_ms,
+        wall_ms: Callable[[], int] = host_wall_ms,
         boot: str | None = None,
     ) -> SqliteStore:
         """Open the store, making the file when it is missing; its folder must exist.

@@ -172,8 +172,8 @@ uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *ou
  * index is damaged. */
 int bk_engine_runs(bk_engine *engine, int64_t ledger_id, int64_t after, bk_entry_run *out,
                    uint32_t out_count, uint32_t *count);
-/* Turn a ledger into a tombstone, its entries into dead bytes. now_ms: Unix time. It lasts from
- * the next sync or flush on; a crash before that brings the ledger back as it was. */
+/* Turn a ledger into a tombstone, its entries into dead bytes. now_ms: the metadata store's time.
+ * It lasts from the next sync or flush on; a crash before that brings the ledger back as it was. */
 int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms);
 /* Drop tombstones older than BK_TOMBSTONE_MS. */
 void bk_engine_forget_tombstones(bk_engine *engine, int64_t now_ms);

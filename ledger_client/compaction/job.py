@@ -101,7 +101,7 @@ async def compact_topic(
         await _refuse_second(client, topic, job)
         found, plan = await _plan(client, topic, null_keys)  # what is pinned now is there
         plan, results = await _run(client, job, runner, found, plan, on_progress)
-        report = _report(results, time.monotonic() - began_at, runner)
+        report = _report(results, time.monotonic() - began_at, runner, await client.topics.now_ms())
         after = set_after(topic, found, plan, results, report)
         await publish(client, job, found, after)
     return Compaction(
@@ -158,7 +158,8 @@ async def _plan(
 
 async def _tidy(client: TopicClient, topic: TopicRecord) -> None:
     with translated(TIDY_S):
-        await remove_retired(client.store, topic.uid, _now_ms())
+        now_ms = await client.store.now_ms()
+        await remove_retired(client.store, topic.uid, now_ms)
 
 
 async def _refuse_second(client: TopicClient, topic: TopicRecord, own: Job | None = None) -> None:
@@ -193,10 +194,12 @@ def _is_dead(owner: JobOwner) -> bool:
     return False
 
 
-def _report(results: Sequence[PartitionResult], seconds: float, runner: Runner) -> Report:
+def _report(
+    results: Sequence[PartitionResult], seconds: float, runner: Runner, now_ms: int
+) -> Report:
     ledgers = [one for each in results for one in each.ledgers]
     return Report(
-        at_ms=_now_ms(),
+        at_ms=now_ms,
         seconds=round(seconds, 3),
         keys=sum(each.keys for each in results),
         messages_in=sum(each.messages_in for each in results),
@@ -219,7 +222,3 @@ def _unpublished(topic: TopicRecord, found: SetAt | None, plan: CompactionPlan) 
         partitions=sum(each.has_news for each in plan.partitions),
         bytes_in=plan.size if plan.has_news else 0,
     )
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

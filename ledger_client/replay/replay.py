@@ -105,7 +105,7 @@ async def _begin(
     if 2 * len(fixed.end) + aim.partitions > PARTS_MAX:
         told = f"{len(fixed.end)} lanes are more than a replay can keep; name some partitions"
         raise BadTopic(told, topic=topics[0].name)
-    now_ms = _now_ms()
+    now_ms = await client.topics.now_ms()
     return ReplayRecord(
         name=name,
         run=f"replay-{name}-{secrets.token_hex(8)}",
@@ -257,7 +257,7 @@ class _Run:
             reached=reached,
             sent=sent_of(target.sent),
             bytes=target.bytes,
-            updated_ms=_now_ms(),
+            updated_ms=self._client.clock.now_ms(),
         )
 
     def _tell(self, source: Source, target: Target) -> None:
@@ -302,7 +302,3 @@ def _sources(topics: Sequence[TopicRecord]) -> list[SourceTopic]:
 
 def _pin(mark: LaneMark) -> tuple[int, int, int]:
     return mark.partition, mark.lane, max(mark.number, 0)
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -27,7 +27,6 @@ from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import ProducerBusy, SendUnknown
 from ledger_client.topics.lanes import lane_state
 from ledger_client.topics.lanes.lane_lease import LEASE_S
-from ledger_client.topics.producing.batching import now_ms
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.reading.times import PublishTime
 from metadata.replays import ReplayRecord
@@ -67,7 +66,7 @@ class TopicTarget:
         self._indexes = range(partitions) if partitions else range(-1, 0)
         self._one_to_one = record.one_to_one
         self._started_ms = record.started_ms
-        silent_ms = now_ms() - record.updated_ms
+        silent_ms = client.clock.now_ms() - record.updated_ms
         self._may_be_forgotten = resumed and silent_ms > lane_state.IDLE_S * 500
         self._keep_ids = keep_ids
         self._kept: dict[int, int] = {}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
@@ -33,6 +32,8 @@ if TYPE_CHECKING:
 
 TELL_S = 2.0
 """For telling the event of a change before it returns; afterwards the leader tells it."""
+EVER_MS = 1 << 62
+"""Later than any ledger was closed."""
 _log = logging.getLogger(__name__)
 
 
@@ -115,7 +116,7 @@ class Administration:
         on_removed: Callable[[int], None],
     ) -> purge.Purged:
         """Remove what is wholly before *before*. Raises as TopicClient.purge_topic."""
-        before = before or PublishTime(time.time_ns() // 1_000_000)
+        before = before or PublishTime(EVER_MS)
         uid, planned = await purge.plan(
             self._catalogue, name, before, partition=partition, lane=lane
         )

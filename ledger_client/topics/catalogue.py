@@ -7,7 +7,6 @@ can end the deletion (deletion.py): its name is free again when nothing of it is
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -17,6 +16,7 @@ from ledger_client.topics.errors import BadTopic, NoSuchTopic, TopicExists
 from ledger_client.topics.events import Kind, event_ops, is_own
 from ledger_client.topics.keeping.holdings import items_under
 from ledger_client.translation import translated
+from metadata.clock import StoreClock
 from metadata.errors import VersionConflict
 from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Put
 from metadata.topics import (
@@ -40,9 +40,19 @@ class TopicCatalogue:
     topic's name; others are named where they can happen.
     """
 
-    def __init__(self, store: MetadataStore, *, timeout_s: float) -> None:
+    def __init__(
+        self, store: MetadataStore, *, timeout_s: float, clock: StoreClock | None = None
+    ) -> None:
+        """*clock*: the store's, if there is an estimate of it already."""
         self.store = store
         self.timeout_s = timeout_s
+        self.clock = StoreClock(store) if clock is None else clock
+
+    async def now_ms(self) -> int:
+        """Return the store's time, in Unix milliseconds."""
+        with translated(self.timeout_s):
+            await self.clock.refresh()
+        return self.clock.now_ms()
 
     async def create(self, wanted: TopicRecord) -> TopicRecord:
         """Make a topic like *wanted*, with an uid of its own, and return it.
@@ -55,7 +65,7 @@ class TopicCatalogue:
                 raise TopicExists(wanted.name)
             with translated(self.timeout_s):
                 uid = await self.store.next_id(TOPIC_COUNTER)
-            now_ms = time.time_ns() // 1_000_000
+            now_ms = await self.now_ms()
             made = msgspec.structs.replace(wanted, uid=uid, created_ms=now_ms, state="active")
             if await self._change(made, ABSENT, "created"):
                 return made

@@ -434,7 +434,7 @@ class TopicClient(Client):
         lanes = ProducerLanes(self, topic, options)
         figures = self.figures.sending(topic.name)
         async with (
-            open_producer(topic, options, lanes.open, figures) as producer,
+            open_producer(topic, options, lanes.open, figures, self.clock.now_ms) as producer,
             Background() as nursery,
         ):
             if topic.partitions and options.partition is None:
@@ -576,7 +576,9 @@ class TopicClient(Client):
     @cached_property
     def topics(self) -> TopicCatalogue:
         """What metadata knows of topics, for who needs records and versions."""
-        return TopicCatalogue(self.store, timeout_s=self.options.metadata_timeout_s)
+        return TopicCatalogue(
+            self.store, timeout_s=self.options.metadata_timeout_s, clock=self.clock
+        )
 
     @cached_property
     def administration(self) -> Administration:

@@ -60,6 +60,9 @@ class MetadataView:
     async def next_id(self, counter: str, count: int = 1) -> int:
         return await self._change(lambda: self._store.next_id(counter, count))
 
+    async def now_ms(self) -> int:
+        return await self._ask(self._store.now_ms)
+
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
         return await self._change(lambda: self._store.grant(name, owner, ttl_s=ttl_s, value=value))
 

@@ -53,10 +53,10 @@ class PieceWriter:
         self.last_event_time = self._figures.last_event_time
         return request
 
-    def tell_state(self) -> None:
+    def tell_state(self, now_ms: int) -> None:
         """Send what the next writer of the lane reads, as the last entry."""
         state = LaneState(last_event_time=self.last_event_time, figures=self._figures)
-        self.writer.submit(Request([state.encode()]))
+        self.writer.submit(Request([state.encode(now_ms)]))
 
     async def seal(self, limit: trio.CapacityLimiter) -> None:
         """Wait until all is durable and close; *failure* says why that cannot be."""

@@ -14,7 +14,6 @@ as much as the one before, and behind ROLLS_MAX nothing is rolled any more.
 
 from __future__ import annotations
 
-import time
 from array import array
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
@@ -114,6 +113,7 @@ class StagedWriter:
         """
         if self._ordered:
             self._check_times(partition, columns, rows)
+        await self._client.catalogue.refresh_clock()
         start = 0
         for end in self._cut(columns, rows):
             payload = encode(
@@ -123,7 +123,7 @@ class StagedWriter:
                 rows=rows,
                 compression=self._topic.compression,
                 producer=self._producer,
-                created_ms=_now_ms(),
+                created_ms=self._client.clock.now_ms(),
             )
             await self._put(partition, SealedBatch.of(payload))
             start = end
@@ -190,7 +190,7 @@ class StagedWriter:
 
     def _end(self, partition: int) -> None:
         ledger = self._open.pop(partition)
-        ledger.tell_state()
+        ledger.tell_state(self._client.clock.now_ms())
         self._ended.append(ledger)
 
     async def _make(self, partition: int) -> LedgerWriter:
@@ -231,7 +231,3 @@ def _times(columns: Columns, rows: array[int] | None) -> Sequence[int] | None:
 def _has_null(columns: Columns, rows: array[int] | None) -> bool:
     missing = {i for i, time in enumerate(columns.event_times_list()) if time is None}
     return bool(missing if rows is None else missing.intersection(rows))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

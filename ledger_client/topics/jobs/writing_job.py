@@ -13,7 +13,6 @@ so does a worker that begins when the job has ended.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from contextlib import suppress
 
@@ -47,8 +46,8 @@ class WritePlan(msgspec.Struct, frozen=True, kw_only=True):
     """What workers and who commits need. Plain values: it can be pickled."""
 
     stage: JobStage
-    begun_s: float
-    """by the wall clock of who planned"""
+    begun_ms: int
+    """by the store's time"""
 
 
 async def plan_write(client: Client, name: str) -> WritePlan:
@@ -63,24 +62,25 @@ async def plan_write(client: Client, name: str) -> WritePlan:
     topic, _ = await TopicCatalogue(client.store, timeout_s=limit_s).get(name)
     await _check_free(client, topic)
     stage = JobStage(topic=topic, job_id=new_job_id("write"))
-    plan = WritePlan(stage=stage, begun_s=time.time())
+    await client.catalogue.refresh_clock()
+    plan = WritePlan(stage=stage, begun_ms=client.clock.now_ms())
     await _hold(client, plan)
     return plan
 
 
 async def join_write(client: Client, plan: WritePlan) -> None:
     """Let others know that somebody works for the job. Raises JobLost: it has ended."""
-    await _stay(client, plan, heard_s=plan.begun_s)
+    await _stay(client, plan, heard_ms=plan.begun_ms)
 
 
 async def keep_write(client: Client, plan: WritePlan) -> None:
     """Let others know, after join_write(), that the job lives: until cancelled, or it has ended."""
-    heard_s = time.time()
+    heard_ms = await _now_ms(client, plan.begun_ms)
     while True:
         await trio.sleep(KEEP_S)
         try:
-            if await _stay(client, plan, heard_s=heard_s):
-                heard_s = time.time()
+            if await _stay(client, plan, heard_ms=heard_ms):
+                heard_ms = await _now_ms(client, heard_ms)
         except JobLost as ended:
             _log.warning("%s", ended)
             return
@@ -115,23 +115,36 @@ async def abort_write(client: Client, plan: WritePlan) -> None:
     await _leave(client, plan, lease)
 
 
-async def _stay(client: Client, plan: WritePlan, *, heard_s: float) -> bool:
+async def _stay(client: Client, plan: WritePlan, *, heard_ms: int) -> bool:
     """Take the lease again, and return whether that could be done.
 
     Raises:
-        JobLost: the lease is gone, and cannot have run out since *heard_s*.
+        JobLost: the lease is gone, and cannot have run out since *heard_ms*.
     """
     topic, job_id = plan.stage.topic, plan.stage.job_id
     try:
         with translated(client.options.metadata_timeout_s):
             found = await client.store.leases(job_lease(topic.uid, job_id))
-        if not found and time.time() < heard_s + WRITE_S:
+            now_ms = 0 if found else await client.store.now_ms()
+        if not found and now_ms < heard_ms + WRITE_S * 1000:
             raise JobLost(topic.name, job_id=job_id, reason="it has ended")
         await _hold(client, plan)
     except MetadataUnavailable as failure:
         _log.warning("the lease of job %s is not renewed: %s", job_id, failure)
         return False
     return True
+
+
+async def _now_ms(client: Client, before_ms: int) -> int:
+    """Return the store's time, or *before_ms* while the store is away.
+
+    Whoever works for a job may be on any host, with any clock.
+    """
+    try:
+        await client.catalogue.refresh_clock()
+    except MetadataUnavailable:
+        return before_ms
+    return client.clock.now_ms()
 
 
 async def _hold(client: Client, plan: WritePlan) -> Lease:

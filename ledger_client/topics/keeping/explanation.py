@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
@@ -97,7 +96,7 @@ async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
         names = await read_lane_names(catalogue.store, topic)
         compacted = await read_set(catalogue.store, topic.uid)
     lanes = [each for each in lanes if each.record is None or not each.record.deleted]
-    now_ms = time.time_ns() // 1_000_000
+    now_ms = await catalogue.now_ms()
     fates = plan_retention(lanes, topic.retention, now_ms=now_ms, pins=pins)
     return Explanation(
         topic=topic,

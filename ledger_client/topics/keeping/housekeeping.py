@@ -11,6 +11,8 @@
 What looks idle or left half is looked at again a round later before anything is done: a
 writer that lost its lease while the store was away takes it again.
 
+What is old is judged by the store's time, by which its age was noted: no host's clock counts.
+
 Each removal is written together with a check of the term, so that a leader whose time is
 over removes nothing. Everything may be done twice, and by others at the same time.
 """
@@ -18,7 +20,6 @@ over removes nothing. Everything may be done twice, and by others at the same ti
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Awaitable, Callable, Sequence
 from itertools import groupby
 
@@ -73,14 +74,14 @@ class Housekeeper:
         *,
         figures: TopicFigures | None = None,
         close_lane: CloseLane = close_lane,
-        clock_ms: Callable[[], int] = lambda: time.time_ns() // 1_000_000,
     ) -> None:
         self._client = client
         self._store = client.store
         self._options = options
         self._figures = figures or TopicFigures()
         self._close_lane = close_lane
-        self._clock_ms = clock_ms
+        self._now_ms = 0
+        """the store's time when the round began"""
         self._dead_jobs = DeadJobs(client.store)
         self._unreadable: set[str] = set()
         self._half_deleted: set[int] = set()
@@ -122,6 +123,7 @@ class Housekeeper:
     async def look_after_all(self, term: Term) -> None:
         """Go through all topics once, then rest. Raises MetadataError, LedgerError."""
         began_at = trio.current_time()
+        self._now_ms = await self._store.now_ms()
         deleting: set[int] = set()
         self._idle_now = set()
         self._figures.begin_round()
@@ -156,7 +158,7 @@ class Housekeeper:
             partition = list(group)
             await self._retain(topic, partition, pins, term)
             await self._close_idle(topic, partition)
-        gone = await remove_retired(self._store, topic.uid, self._clock_ms(), checks=[term.check])
+        gone = await remove_retired(self._store, topic.uid, self._now_ms, checks=[term.check])
         if gone:
             _log.info("removed %d ledgers of former compactions of topic %s", gone, topic.name)
 
@@ -164,8 +166,7 @@ class Housekeeper:
         self, topic: TopicRecord, lanes: list[LaneHoldings], pins: Sequence[Pin], term: Term
     ) -> None:
         await trio.lowlevel.checkpoint()  # the host serves clients between two partitions
-        now_ms = self._clock_ms()
-        fates = going(plan_retention(lanes, topic.retention, now_ms=now_ms, pins=pins))
+        fates = going(plan_retention(lanes, topic.retention, now_ms=self._now_ms, pins=pins))
         gone = await remove(self._client.topics, topic.uid, fates, checks=[term.check])
         if gone:
             self._figures.note_removed(topic.name, gone)

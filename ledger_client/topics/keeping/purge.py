@@ -8,7 +8,6 @@ again.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 
 import msgspec
@@ -62,7 +61,7 @@ async def plan(
         lanes = await read_holdings(catalogue.store, topic, partition)
         pins = await read_pins(catalogue.store, topic)
     lanes = [each for each in lanes if lane is None or each.lane == lane]
-    fates = plan_purge(lanes, before, now_ms=time.time_ns() // 1_000_000, pins=pins)
+    fates = plan_purge(lanes, before, now_ms=await catalogue.now_ms(), pins=pins)
     return topic.uid, Purged(topic=name, removed=going(fates), kept=_first_kept(fates))
 
 

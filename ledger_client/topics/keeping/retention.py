@@ -4,6 +4,8 @@ Only closed ledgers go, the oldest of a lane first, and a lane's scan stops at t
 stays: so what is left of a lane has no hole. What somebody needs (a pin) stays, whatever the
 limits say. Several lanes share their partition's quota: of their oldest, the one that was
 closed first goes first.
+
+All times are the store's (metadata/clock.py): when a ledger was closed, and what time it is now.
 """
 
 from __future__ import annotations

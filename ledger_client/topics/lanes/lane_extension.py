@@ -13,7 +13,6 @@ passed over: ids of messages rise along a lane.
 
 from __future__ import annotations
 
-import time
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 
@@ -30,6 +29,7 @@ from ledger_client.topics.lanes.lane_lease import LaneLease
 from ledger_client.topics.lanes.lane_ledgers import LaneEnd, find_end
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import greater
+from metadata.clock import StoreClock
 from metadata.store import Op, Put
 from metadata.topics import LaneLedger, TopicRecord, encode_row, lane_key, lane_ledger_key
 
@@ -37,8 +37,9 @@ from metadata.topics import LaneLedger, TopicRecord, encode_row, lane_key, lane_
 class LaneExtension:
     """A lane that is held. Made by hold_extension()."""
 
-    def __init__(self, rows: LaneRows, end: LaneEnd) -> None:
+    def __init__(self, rows: LaneRows, end: LaneEnd, clock: StoreClock) -> None:
         self.rows = rows
+        self._clock = clock
         self.is_ordered = rows.topic.order == "event-time"
         self._end = end
 
@@ -46,7 +47,7 @@ class LaneExtension:
     def wants_state(self) -> bool:
         """Whether the lane knows of producers what staged ledgers do not tell."""
         state = self._end.state
-        state.forget(time.time_ns() // 1_000_000)
+        state.forget(self._clock.now_ms())
         return bool(state.producers or state.routes)
 
     def check_times(self, pieces: Sequence[StagedPiece]) -> None:
@@ -84,7 +85,7 @@ class LaneExtension:
         version = self._end.next_version + sum(piece.entries for piece in pieces)
         state.begin(epoch=self.rows.record.epoch, base_version=version)
         async with create_staged(client, stage, partition=self.rows.partition) as ledger:
-            await ledger.append(state.encode())
+            await ledger.append(state.encode(self._clock.now_ms()))
         return StagedPiece(
             ledger_id=ledger.id,
             partition=self.rows.partition,
@@ -104,7 +105,7 @@ class LaneExtension:
         number, version = record.current, self._end.next_version
         ops: list[Op] = []
         if self._end.unclosed is not None and self._end.end is not None:
-            closed = self._end.end.close(self._end.unclosed)
+            closed = self._end.end.close(self._end.unclosed, self._clock.now_ms())
             ops.append(Put(self._key(number), encode_row(closed)))
             last_time = greater(last_time, closed.last_event_time)
         for piece in pieces:
@@ -129,7 +130,7 @@ class LaneExtension:
             base_version=version,
             epoch=self.rows.record.epoch,
             created_ms=piece.created_ms,
-            closed_ms=time.time_ns() // 1_000_000,
+            closed_ms=self._clock.now_ms(),
             entries=piece.entries,
             size=piece.size,
             shares_first=is_shared,
@@ -176,7 +177,7 @@ async def hold_extension(
                 break
         nursery = await stack.enter_async_context(Background())
         nursery.start_soon(_keep, lease, rows)
-        yield LaneExtension(rows, await find_end(client, rows))
+        yield LaneExtension(rows, await find_end(client, rows), client.clock)
 
 
 async def _keep(lease: LaneLease, rows: LaneRows) -> None:

@@ -64,6 +64,7 @@ class LaneLease:
             with suppress(MetadataUnavailable):
                 await rows.verify()
                 await self._renew()
+                await rows.refresh_clock()
 
     async def _renew(self) -> None:
         if self._lease is None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from contextlib import suppress
 from typing import NamedTuple
@@ -84,6 +83,7 @@ async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
         BadBatch: what should be the lane's state is none.
         MetadataUnavailable: the store did not answer in time.
     """
+    await rows.refresh_clock()  # all that takes a lane begins here
     row = await rows.row(rows.record.current)
     fresh = LaneState(last_event_time=rows.record.last_event_time)
     if row is None:
@@ -103,7 +103,7 @@ async def _find_end(client: Client, rows: LaneRows, row: LaneLedger, fresh: Lane
     info = await client.recover_ledger(row.ledger_id)
     try:
         async with client.open_ledger(row.ledger_id) as reader:
-            state = await _read_state(rows, reader, fresh)
+            state = await _read_state(client, rows, reader, fresh)
             # A ledger that a job staged knows nothing of what was before it in the lane.
             state.last_event_time = greater(state.last_event_time, fresh.last_event_time)
     except (EntryLost, NoSuchEntry) as lost:
@@ -137,7 +137,9 @@ async def _doubt_before(client: Client, rows: LaneRows) -> None:
             await client.catalogue.mark(before.ledger_id, "check")
 
 
-async def _read_state(rows: LaneRows, reader: LedgerReader, fresh: LaneState) -> LaneState:
+async def _read_state(
+    client: Client, rows: LaneRows, reader: LedgerReader, fresh: LaneState
+) -> LaneState:
     """Go back to the last control entry, and from there on count what follows it."""
     after: list[SealedBatch] = []
     state, stop, span = fresh, reader.last_confirmed, 1
@@ -151,7 +153,9 @@ async def _read_state(rows: LaneRows, reader: LedgerReader, fresh: LaneState) ->
             if found is not None:
                 after.append(found)
         stop, span = stop - span, min(span * 4, SPAN_MAX)
-    now_ms = time.time_ns() // 1_000_000  # remembered rather too long than by another's clock
+    now_ms = (
+        client.clock.now_ms()
+    )  # of each message it is not known: rather too long than too short
     for batch in reversed(after):
         state.note(batch, now_ms)
     return state

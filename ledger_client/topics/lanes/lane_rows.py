@@ -79,6 +79,14 @@ class LaneRows:
         """Of the LaneRecord that this writer put last: who changes the lane names it."""
         return self._version
 
+    async def refresh_clock(self) -> None:
+        """Ask the store for its time, unless that was done lately."""
+        await self._catalogue.refresh_clock()
+
+    @property
+    def _now_ms(self) -> int:
+        return self._catalogue.clock.now_ms()
+
     # --- looking -----------------------------------------------------------------------
 
     async def row(self, number: int) -> LaneLedger | None:
@@ -224,7 +232,7 @@ class LaneRows:
             LedgerFenced: another client recovers the ledger, which was to be sealed.
             LedgerClosed: another client sealed it at another end.
         """
-        closed = None if current is None or end is None else end.close(current)
+        closed = None if current is None or end is None else end.close(current, self._now_ms)
         beside, sealing = self.beside, self._sealing(closed, end, found)
         last_event_time = beside.last_event_time if beside else self._last_event_time(end)
         after = msgspec.structs.replace(
@@ -245,7 +253,7 @@ class LaneRows:
 
     async def close(self, current: LaneLedger, end: End) -> None:
         """Close the *current* ledger, and go on in none. Raises as turn()."""
-        closed = end.close(current)
+        closed = end.close(current, self._now_ms)
         after = msgspec.structs.replace(
             self.record,
             next_version=closed.base_version + closed.entries,

@@ -9,12 +9,11 @@ in the lane it would come was not known yet. What the lane knew before is in Lan
 ledger without messages that follows it.
 
 Producers that were idle for 6 hours when another one wrote are forgotten, and so are the idlest
-beyond 10 000.
+beyond 10 000. All times are the store's (metadata/clock.py): by the clock of a host that is hours
+ahead, everybody else would be idle.
 """
 
 from __future__ import annotations
-
-import time
 
 import msgspec
 
@@ -61,7 +60,7 @@ class LaneState(msgspec.Struct):
     last_event_time: int | None = None
     """the greatest of the lane"""
     producers: dict[str, tuple[int, int]] = {}
-    """by name: the sequence number of the last message, and when it was noted (Unix ms)"""
+    """by name: the sequence number of the last message, and when it was noted"""
     figures: Figures = msgspec.field(default_factory=Figures)
     """of the ledger up to here"""
     routes: dict[str, list[Route]] = {}
@@ -115,9 +114,8 @@ class LaneState(msgspec.Struct):
         others = [name for name in self.routes if name not in kept][-NEWCOMERS_MAX:]
         self.routes = {name: self.routes[name] for name in [*kept, *others] if name in self.routes}
 
-    def encode(self) -> bytes:
+    def encode(self, now_ms: int) -> bytes:
         """Return the control entry, and forget what it does not tell."""
-        now_ms = time.time_ns() // 1_000_000
         self.forget(now_ms)
         while True:
             body = msgspec.msgpack.encode(self)

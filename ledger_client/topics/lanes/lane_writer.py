@@ -12,7 +12,6 @@ order of the calls.
 
 from __future__ import annotations
 
-import time
 from collections import deque
 from collections.abc import Sequence
 from itertools import islice
@@ -58,6 +57,7 @@ class LaneWriter:
         self.is_closing = False
         self._failure: LedgerError | None = None
         self._rows = rows
+        self._clock = client.clock
         self._last = last
         self._sequences: dict[str, int] = {}
         self._has_rerouted = False
@@ -183,8 +183,9 @@ class LaneWriter:
             call = self._queue[0]
             if ledger.wants_state(now, 0) or self._has_rerouted or call.is_state:
                 self._has_rerouted = False
-                state = ledger.state_after(self.state, NEVER, _now_ms())
-                ledger.send_state(state, call if call.is_state else None)
+                now_ms = self._clock.now_ms()
+                state = ledger.state_after(self.state, NEVER, now_ms)
+                ledger.send_state(state, now_ms, call if call.is_state else None)
             if call.is_state:
                 self._queue.popleft()
                 continue
@@ -206,7 +207,7 @@ class LaneWriter:
     def _settle(self, done: Slice, last_entry: int) -> None:
         if self._failure is not None or done.call is None:
             return
-        now_ms = _now_ms()
+        now_ms = self._clock.now_ms()
         count = 0
         for batch in done.batches_up_to(last_entry):
             self.state.note(batch, now_ms)
@@ -302,7 +303,3 @@ class LaneWriter:
             with trio.move_on_after(limit_s):
                 await self._steward.run()
         self.fail(ProducerClosed(self.topic))
-
-
-def _now_ms() -> int:
-    return time.time_ns() // 1_000_000

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import msgspec
 
 from ledger_client.marks import Reason
@@ -23,13 +21,13 @@ class End(msgspec.Struct, frozen=True):
     reason: Reason | None = None
     """why copies may be missing, if it is to be sealed"""
 
-    def close(self, row: LaneLedger) -> LaneLedger:
-        """Return the ledger's row, closed."""
+    def close(self, row: LaneLedger, now_ms: int) -> LaneLedger:
+        """Return the ledger's row, closed now, by the store's time."""
         figures = self.figures
         return msgspec.structs.replace(
             row,
             state="closed",
-            closed_ms=time.time_ns() // 1_000_000,
+            closed_ms=now_ms,
             entries=self.last_entry + 1,
             messages=figures.messages,
             size=self.length,

@@ -10,7 +10,6 @@ of the store, what the next one can go on from.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable, Callable
 from typing import Protocol
 
@@ -161,7 +160,8 @@ class Turning:
         """Send the lane's state for the next writer, and wait until all is durable."""
         self._stop()
         if self.ledger.has_news:  # it is all that the next writer reads
-            self.ledger.send_state(self._state_at(self.ledger.next_entry - 1))
+            state = self._state_at(self.ledger.next_entry - 1)
+            self.ledger.send_state(state, self._client.clock.now_ms())
         await self._drain(with_slower=True)
 
     async def end(self) -> None:
@@ -309,13 +309,12 @@ class Turning:
     # --- inside ------------------------------------------------------------------------
 
     def _state_at(self, last_entry: int) -> LaneState:
-        now_ms = time.time_ns() // 1_000_000
-        return self.ledger.state_after(self._owner.state, last_entry, now_ms)
+        return self.ledger.state_after(self._owner.state, last_entry, self._client.clock.now_ms())
 
     def _begin(self, following: WrittenLedger, state: LaneState, version: int) -> None:
         """Let the next ledger begin with *state*."""
         state.begin(epoch=self._rows.record.epoch, base_version=version)
-        following.send_state(state)
+        following.send_state(state, self._client.clock.now_ms())
 
     def _row(self, following: WrittenLedger, version: int) -> LaneLedger:
         return LaneLedger(

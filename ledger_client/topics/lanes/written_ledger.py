@@ -182,12 +182,12 @@ class WrittenLedger:
         payloads = [batch.payload for batch in call.batches[start:stop]]
         self._submit(Slice(self, payloads, call, start))
 
-    def send_state(self, state: LaneState, call: Append | None = None) -> None:
+    def send_state(self, state: LaneState, now_ms: int, call: Append | None = None) -> None:
         """Send a control entry, for *call* if one waits for it.
 
         Raises WriterFailed; then it was not sent.
         """
-        self._state = Slice(self, [state.encode()], call, 0)
+        self._state = Slice(self, [state.encode(now_ms)], call, 0)
         self._submit(self._state)
         if call is not None:
             call.sent = 1

@@ -10,7 +10,7 @@ wait of the lane, and no object of their own.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, TypeVar, cast
 
 import trio
@@ -32,6 +32,8 @@ class Manner(NamedTuple):
     compression: Compression
     batched: bool
     producer: bytes
+    now_ms: Callable[[], int]
+    """the time that batches are stamped with: the store's, whatever this host's clock says"""
 
 
 class Batch:
@@ -123,7 +125,7 @@ class Batch:
                     producer=manner.producer,
                     sequence=self.sequence,
                     epoch=epoch,
-                    created_ms=now_ms(),
+                    created_ms=manner.now_ms(),
                 )
             )
         return self.sealed
@@ -168,11 +170,6 @@ _Lists = tuple[
     list[Mapping[str, bytes] | None],
 ]
 _NO_LISTS: _Lists = ([], [], [], [])
-
-
-def now_ms() -> int:
-    """Return what a batch made now says of its time."""
-    return time.time_ns() // 1_000_000
 
 
 def _unless_empty(column: list[T]) -> list[T] | None:

@@ -19,7 +19,7 @@ import trio
 from ledger_client.topics.errors import ProducerClosed
 from ledger_client.topics.message_id import NOT_BATCHED
 from ledger_client.topics.message_ids import MessageIds, Run
-from ledger_client.topics.producing.batching import NOWHERE, Batch, Manner, now_ms
+from ledger_client.topics.producing.batching import NOWHERE, Batch, Manner
 from ledger_client.topics.producing.keeper import Lane
 from ledger_client.topics.producing.outbox import Outbox
 from ledger_client.topics.producing.pieces import Given
@@ -139,7 +139,7 @@ class Bulk:
                 producer=manner.producer,
                 sequence=sequence,
                 epoch=lane.epoch,
-                created_ms=now_ms(),
+                created_ms=manner.now_ms(),
             )
             self._put(outbox, Batch.of(payload, outbox.partition, sequence=sequence))
             start = end

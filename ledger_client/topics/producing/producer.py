@@ -9,7 +9,7 @@ order in which messages of one partition were accepted is the order in which the
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -40,6 +40,7 @@ from ledger_client.topics.producing.routing import Routing
 from ledger_client.topics.producing.scale import Bytes, Scale
 from ledger_client.topics.producing.tickets import Ticket
 from ledger_client.topics.producing.widening import Widening, open_all
+from metadata.clock import host_wall_ms
 from metadata.topics import TopicRecord
 
 OPENINGS_MAX = 16
@@ -57,6 +58,7 @@ class Producer:
         open_lane: OpenLane,
         nursery: trio.Nursery,
         figures: SendFigures,
+        now_ms: Callable[[], int],
     ) -> None:
         self._topic = topic
         self._options = options
@@ -69,6 +71,7 @@ class Producer:
             options.compression or topic.compression,
             options.batching,
             options.producer_name.encode(),
+            now_ms,
         )
         routes = Routes(topic.partitions if options.partition is None else 0)
         shared = Surroundings(
@@ -379,8 +382,12 @@ async def open_producer(
     options: ProducerOptions,
     open_lane: OpenLane,
     figures: SendFigures | None = None,
+    now_ms: Callable[[], int] = host_wall_ms,
 ) -> AsyncIterator[Producer]:
-    """Write a topic in a block; see TopicClient.producer. *figures*: where to count."""
+    """Write a topic in a block; see TopicClient.producer.
+
+    *figures*: where to count. *now_ms*: the time that messages are published at.
+    """
     options.check(topic)
     async with Background() as nursery:
         producer = Producer(
@@ -389,6 +396,7 @@ async def open_producer(
             open_lane=open_lane,
             nursery=nursery,
             figures=figures or SendFigures(),
+            now_ms=now_ms,
         )
         try:
             await producer.open()

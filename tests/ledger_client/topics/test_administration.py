@@ -327,7 +327,8 @@ async def test_what_a_dead_producer_left_is_closed_and_goes(
     await trio.sleep(60)  # its lease is over
     found = await client.explain_topic("shop/orders")
     now_ms = found.lanes[0].ledgers[0].ledger.created_ms + 1000
-    housekeeper = Housekeeper(client, HousekeepingOptions(), clock_ms=lambda: now_ms)
+    cluster.store.wall_ms = lambda: now_ms
+    housekeeper = Housekeeper(client, HousekeepingOptions())
     term = Term(await cluster.store.grant("coordinator", "me", ttl_s=86400))
     await housekeeper.look_after_all(term)
     assert "open" in ledgers(await client.explain_topic("shop/orders"))

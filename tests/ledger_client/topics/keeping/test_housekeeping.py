@@ -26,6 +26,7 @@ DAY = Retention(age_s=86400)
 @pytest.fixture
 async def cluster() -> AsyncIterator[MemoryCluster]:
     async with memory_cluster(1) as running:
+        running.store.wall_ms = lambda: NOW_MS
         yield running
 
 
@@ -36,7 +37,7 @@ async def client(cluster: MemoryCluster) -> AsyncIterator[Client]:
 
 
 class Rig:
-    """A housekeeper whose clock says NOW_MS, and what it asked to have closed."""
+    """A housekeeper of a store whose clock says NOW_MS, and what it asked to have closed."""
 
     def __init__(self, client: Client) -> None:
         self.figures = TopicFigures()
@@ -47,7 +48,6 @@ class Rig:
             OPTIONS,
             figures=self.figures,
             close_lane=self.close_lane,
-            clock_ms=lambda: NOW_MS,
         )
 
     async def close_lane(

@@ -39,7 +39,7 @@ def test_the_state_agrees_with_a_model(batches: list[tuple[str, int, int | None]
         times += [] if time_ns is None else [time_ns]
         if producer:
             last[producer] += size
-    found = LaneState.decode(state.encode())
+    found = LaneState.decode(state.encode(NOW_MS))
     assert found == state
     assert {name: found.last_sequence(name) for name in last} == last
     assert found.figures.messages == count
@@ -50,12 +50,12 @@ def test_the_state_agrees_with_a_model(batches: list[tuple[str, int, int | None]
 def test_who_was_idle_for_hours_is_forgotten() -> None:
     """PS-39: after 360 minutes; and of more than 10 000, the idlest."""
     state = LaneState(producers={"old": (5, NOW_MS - 361 * 60_000), "new": (6, NOW_MS)})
-    assert LaneState.decode(state.encode()).producers == {"new": (6, NOW_MS)}
+    assert LaneState.decode(state.encode(NOW_MS)).producers == {"new": (6, NOW_MS)}
     ahead = LaneState(producers={"only": (5, NOW_MS)})
     ahead.forget(NOW_MS + 24 * 3600_000)  # the clock was set ahead, nobody wrote
     assert ahead.last_sequence("only") == 5
     many = {f"p{n}": (n, NOW_MS - n) for n in range(lane_state.PRODUCERS_MAX + 10)}
-    found = LaneState.decode(LaneState(producers=many).encode()).producers
+    found = LaneState.decode(LaneState(producers=many).encode(NOW_MS)).producers
     assert len(found) == lane_state.PRODUCERS_MAX
     assert "p9999" in found
     assert "p10000" not in found
@@ -63,7 +63,7 @@ def test_who_was_idle_for_hours_is_forgotten() -> None:
 
 def test_a_state_fits_an_entry_however_long_the_names_are() -> None:
     many = {f"{n}{'x' * 4000}": (n, NOW_MS) for n in range(4000)}
-    assert 0 < len(LaneState.decode(LaneState(producers=many).encode()).producers) < 2000
+    assert 0 < len(LaneState.decode(LaneState(producers=many).encode(NOW_MS)).producers) < 2000
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_state_fits_an_entry_however_long_the_names_are() -> None:
         encode_control(BatchKind.TICK, b""),
         encode_control(BatchKind.LANE_STATE, b""),
         encode_control(BatchKind.LANE_STATE, b"\x91\x01"),
-        LaneState(producers={"p": (1, NOW_MS)}).encode()[:-1],
+        LaneState(producers={"p": (1, NOW_MS)}).encode(NOW_MS)[:-1],
     ],
     ids=["nothing", "cut", "messages", "tick", "empty", "not all fields", "a byte short"],
 )
