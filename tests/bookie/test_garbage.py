@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import shutil
 import threading
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 import trio
 import v2
+from lease_clock import LeaseClock
 from rig import MIB, Peer, Rig, serving, settings, until
 
 import bookie.storage
@@ -238,3 +240,30 @@ async def test_the_timer_collects(tmp_path: Path) -> None:
         nursery.start_soon(here.collector.run)
         await until(lambda: here.collector.runs["ok"] > 1)
         nursery.cancel_scope.cancel()
+
+
+@pytest.mark.parametrize("off_ms", [30 * 86_400_000, -30 * 86_400_000])
+async def test_a_tombstone_lasts_by_the_stores_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, off_ms: int
+) -> None:
+    """A host's clock that is set ahead lets no late writer in."""
+    wall, boot = LeaseClock(), LeaseClock()
+    wall.now_ms = 1_700_000_000_000
+    store = await SqliteStore.open(tmp_path / "m.db", clock_ms=boot, wall_ms=wall, boot="1")
+    await store.put(cookie_key("b1"), b"{}")
+    config = settings(tmp_path / "bookie")
+    async with serving(config) as rig:
+        here = Yard(rig, store, config)
+        gone = await here.create()
+        await here.delete(gone)
+        assert (await here.collector.collect()).ledgers_deleted == 1
+        monkeypatch.setattr(time, "time_ns", lambda: (wall.now_ms + off_ms) * 1_000_000)
+        for _ in range(2):
+            await here.collector.collect(major=False)
+            assert (await here.peer.ask(v2.add(gone, 1))).code == 104
+        for _ in range(8):
+            boot.advance(86_400)
+            wall.advance(86_400)
+            await here.collector.collect()
+        assert (await here.peer.ask(v2.add(gone, 1))).code == 0
+    await store.aclose()
