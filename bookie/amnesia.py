@@ -30,7 +30,7 @@ from bookie.storage import Storage
 from metadata.records import LEDGERS, LedgerRecord, LedgerState, decode_ledger
 from metadata.store import MetadataStore, pages
 from native.digest import Digest
-from native.errors import BadKey, Full
+from native.errors import BadKey, Full, OtherLedger
 
 _log = logging.getLogger(__name__)
 
@@ -92,10 +92,22 @@ async def _fence(storage: Storage, record: LedgerRecord) -> None:
     key = Digest(password=record.password_bytes).master_key
     while True:
         try:
-            storage.engine.fence(record.ledger_id, key)
+            storage.engine.fence(record.ledger_id, key, record.incarnation)
         except Full:
             await storage.checkpoint()
+        except OtherLedger:
+            # What is here is over, and the one of today may have been fenced here as well.
+            await _renew(storage, record)
         except BadKey:
             return  # it is known here by another key, and fenced with all that are
         else:
             return
+
+
+async def _renew(storage: Storage, record: LedgerRecord) -> None:
+    here = storage.engine.ledger(record.ledger_id)
+    before = here.incarnation if here is not None else 0
+    try:
+        storage.engine.renew_ledger(record.ledger_id, before, record.incarnation)
+    except Full:
+        await storage.checkpoint()

@@ -16,6 +16,7 @@ import trio
 from bookie.errors import CallRefused
 from bookie.footprint import measure
 from bookie.garbage import Collector
+from bookie.incarnations import Incarnations
 from bookie.reads import ANSWER_SIZE_MAX
 from bookie.scrub import Scrubber
 from bookie.status import Status
@@ -42,12 +43,18 @@ class Calls:
     """Answers the calls of all connections."""
 
     def __init__(
-        self, store: MetadataStore, storage: Storage, collector: Collector, scrubber: Scrubber
+        self,
+        store: MetadataStore,
+        storage: Storage,
+        collector: Collector,
+        scrubber: Scrubber,
+        incarnations: Incarnations,
     ) -> None:
         self._metadata = MetadataCalls(store)
         self._storage = storage
         self._collector = collector
         self._scrubber = scrubber
+        self._incarnations = incarnations
         self._status: Status | None = None
         self._handlers: dict[type, Callable[[Any], Awaitable[BookieReply]]] = {
             calls.BookieInfo: self._info,
@@ -121,6 +128,7 @@ class Calls:
                     state.explicit_lac,
                     bool(state.fenced),
                     size_in_logs.get(state.ledger_id, 0),
+                    state.incarnation,
                 )
                 for state in states
             ]
@@ -164,12 +172,17 @@ class Calls:
 
     async def _runs(self, request: calls.LedgerRuns) -> BookieReply:
         runs = self._storage.engine.runs
+        ledger_id, meant = request.ledger_id, request.incarnation
+        if await self._incarnations.is_over(ledger_id, meant):
+            raise CallRefused(f"ledger {ledger_id} is another one by now; read its record again")
         try:
             page = await trio.to_thread.run_sync(
                 runs, request.ledger_id, request.after, request.count
             )
         except NoLedger:
             page = []
+        if not self._incarnations.is_here(ledger_id, meant):
+            raise CallRefused(f"which ledger has id {ledger_id} now is not known; ask again")
         # Who asks may call the ledger whole because of it: a power cut must not undo that.
         await self._storage.events.synced(self._storage.engine.gathered())
         return calls.RunPage(page)

@@ -31,6 +31,7 @@ from bookie.disk import DiskGuard
 from bookie.drain import Drain
 from bookie.errors import cause_of
 from bookie.host import Host, Roles
+from bookie.incarnations import Incarnations
 from bookie.listeners import address_of, listen, serve
 from bookie.metrics import BookieMetrics
 from bookie.pages import Page, Pages
@@ -152,8 +153,11 @@ class _Bookie:
         disk = self._disk = DiskGuard(storage.engine, config)
         storage.on_flushed = disk.look_now.ring
         upkeep = Upkeep(storage, store, config, disk, bookie_id=bookie_id)
-        calls = Calls(store, storage, upkeep.collector, upkeep.scrubber)
-        server = Server(storage.engine, storage.events, config, calls.answer, self._security)
+        incarnations = Incarnations(storage.engine, storage.events, store, bookie_id)
+        calls = Calls(store, storage, upkeep.collector, upkeep.scrubber, incarnations)
+        server = Server(
+            storage.engine, storage.events, config, calls.answer, self._security, incarnations
+        )
         stall = StallWatch(storage, server, disk, config, give_up=self._give_up)
         self._stall = stall
         async with trio.open_nursery() as nursery:

@@ -1,6 +1,7 @@
 """Garbage collection: ledgers that were deleted, and the space of their entries.
 
     local ledgers, listed first ─► metadata: which are not there? ─► forget them
+                                             which are others now? ─► forget them (incarnations.py)
                                              which are elsewhere?  ─► surplus.py
     entry logs without a live byte ─► delete
     closed logs with few live bytes ─► copy what lives to a new log, delete the old one
@@ -30,10 +31,11 @@ from bookie.foreign import ForeignLedgers
 from bookie.storage import Storage
 from bookie.surplus import SurplusLedgers
 from metadata.calls import GarbageReport
-from metadata.errors import MetadataError
-from metadata.records import LEDGERS, cookie_key, ledger_key, parse_ledger_key
+from metadata.errors import BadRecord, MetadataError
+from metadata.records import LEDGERS, cookie_key, decode_ledger, ledger_key, parse_ledger_key
 from metadata.store import MetadataStore, pages
 from native.engine import LedgerState
+from native.errors import NoLedger
 
 _log = logging.getLogger(__name__)
 
@@ -117,7 +119,7 @@ class Collector:
             self._storage.engine.forget_tombstones(await self._store.now_ms())
             absent, elsewhere = await self._survey()
             for ledger_id in sorted(absent):
-                deleted += await self._delete_absent(ledger_id)
+                deleted += await self._delete_absent(ledger_id, absent[ledger_id])
             for ledger_id in sorted(elsewhere):
                 moved += await self._surplus.delete(ledger_id)
         except (MetadataError, msgspec.MsgspecError) as error:
@@ -129,12 +131,16 @@ class Collector:
             _log.info("%d ledgers are gone from the metadata and were deleted here", deleted)
         return deleted, moved
 
-    async def _delete_absent(self, ledger_id: int) -> bool:
+    async def _delete_absent(self, ledger_id: int, incarnation: int) -> bool:
         now_ms = await self._store.now_ms()
         # A last look, for a listing of many pages is not one moment.
-        if await self._store.get(ledger_key(ledger_id)) is not None:
+        found = await self._store.get(ledger_key(ledger_id))
+        if found is not None and not _is_another(found.value, incarnation):
             return False
-        self._storage.engine.delete_ledger(ledger_id, now_ms)
+        try:
+            self._storage.engine.delete_ledger(ledger_id, now_ms, incarnation)
+        except NoLedger:  # its id was used again meanwhile
+            return False
         return True
 
     def _local_ledgers(self) -> Iterator[LedgerState]:
@@ -143,24 +149,42 @@ class Collector:
             yield from states
             after = states[-1].ledger_id
 
-    async def _survey(self) -> tuple[set[int], set[int]]:
-        """The local ledgers that the metadata does not have, and those that it has elsewhere."""
+    async def _survey(self) -> tuple[dict[int, int], set[int]]:
+        """The local ledgers that the metadata does not have, and those that it has elsewhere.
+
+        The first with their incarnations; it does not have one whose id is another's now.
+        """
         local = list(self._local_ledgers())
         if not local:
-            return set(), set()
+            return {}, set()
         if await self._store.get(cookie_key(self._bookie_id)) is None:
             _log.warning("the metadata store does not know this bookie: no ledger is deleted")
-            return set(), set()
-        absent = {state.ledger_id for state in local}
+            return {}, set()
+        incarnations = {state.ledger_id: state.incarnation for state in local}
+        absent, replaced = set(incarnations), set[int]()
         # A ledger without entries takes no room, and keeps its fence.
         filled = {state.ledger_id for state in local if state.last_entry >= 0}
         elsewhere = set[int]()
         async for page in pages(self._store, LEDGERS):
             known = {parse_ledger_key(key): found.value for key, found in page}
+            replaced |= {
+                each
+                for each in known.keys() & absent
+                if _is_another(known[each], incarnations[each])
+            }
             absent -= known.keys()
             elsewhere |= {
                 each for each in known.keys() & filled if self._surplus.is_surplus(known[each])
             }
         if absent and self._config.gc_foreign_ledgers == "keep":
             absent -= await self._foreign.among(absent, self._store)
-        return absent, elsewhere
+        gone = absent | replaced
+        return {each: incarnations[each] for each in gone}, elsewhere - replaced
+
+
+def _is_another(record: bytes, incarnation: int) -> bool:
+    """Whether *record* is that of another ledger than the one here; not on any doubt."""
+    try:
+        return decode_ledger("the record", record).is_another(incarnation)
+    except BadRecord:
+        return False

@@ -36,12 +36,13 @@ from bookie.config import BookieConfig
 from bookie.door import Admitted, admit
 from bookie.errors import PeerAtFault, PeerNotReading, PeerStalled
 from bookie.events import Events
+from bookie.incarnations import Incarnations
 from bookie.outbox import Outbox
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
 from bookie.security import Security
 from bookie.waits import Waits
 from native.engine import Connection, Engine, Request, Verdict
-from native.errors import BadKey, Full
+from native.errors import BadKey, Full, OtherLedger
 from native.frame import (
     Code,
     Flag,
@@ -88,6 +89,7 @@ class Server:
         config: BookieConfig,
         answer_call: Callable[[bytes], Awaitable[bytes]],
         security: Security = OPEN,
+        incarnations: Incarnations | None = None,
     ) -> None:
         self._tokens = itertools.count(1)
         self._conversations: dict[int, Conversation] = {}
@@ -97,6 +99,7 @@ class Server:
         self.events = events
         self.answer_call = answer_call
         self.config = config
+        self.incarnations = incarnations
         self.budget = Budget(config.bytes_in_flight_max)
         self.waits = Waits(engine)
         self.read_workers = trio.CapacityLimiter(config.read_workers)
@@ -261,8 +264,8 @@ class Conversation:
         """Feed a chunk to the engine; False when nothing more is to be read."""
         rest = memoryview(chunk)
         verdict = Verdict.OK
-        # A frame that was put together and met a full memtable waits inside, without a rest.
-        while rest or verdict is Verdict.FULL:
+        # A frame that was put together and has to be tried again waits inside, without a rest.
+        while rest or verdict in (Verdict.FULL, Verdict.AGAIN):
             space = self._server.events.space
             fed = self._connection.feed(rest)
             rest = rest[fed.used :]
@@ -277,6 +280,10 @@ class Conversation:
                 self._full = True
                 await space.wait()
                 self._full = False
+            elif verdict is Verdict.AGAIN:
+                await trio.to_thread.run_sync(
+                    self._connection.look, limiter=self._server.read_workers
+                )
         self._account()
         self._watch_frame(len(chunk))
         return bool(chunk)
@@ -318,8 +325,8 @@ class Conversation:
         with trio.move_on_after(_FENCE_S_MAX) as patience:
             try:
                 ticket = await self._fence_ticket(request)
-            except BadKey:
-                pass  # the answer checks the key again and says so
+            except (BadKey, OtherLedger):
+                pass  # the answer checks it again and says so
             else:
                 await self._server.events.synced(ticket)
         if patience.cancelled_caught:
@@ -334,7 +341,7 @@ class Conversation:
         while True:
             space = self._server.events.space
             try:
-                return self._engine.fence(request.ledger_id, request.key)
+                return self._engine.fence(request.ledger_id, request.key, request.incarnation)
             except Full:
                 await space.wait()
 
@@ -367,6 +374,12 @@ class Conversation:
         if backlog.unsynced or backlog.partial or not self._listening:
             self._pulse_due = True
             self.news.ring()
+
+    async def _on_incarnation(self, request: Request) -> None:
+        """The peer means another ledger than the one here; what it sent next waits."""
+        incarnations = self._server.incarnations
+        if incarnations and await incarnations.is_over(request.ledger_id, request.incarnation):
+            self._connection.refuse(request.ledger_id, request.incarnation)
 
     async def _on_auth(self, _: Request) -> None:
         await self._outbox.room()
@@ -446,6 +459,7 @@ _HANDLERS: dict[int, Callable[[Conversation, Request], Awaitable[None]]] = {
     Opcode.AUTH: Conversation._on_auth,
     Opcode.CALL: Conversation._on_call,
     Opcode.PULSE: Conversation._on_pulse,
+    Opcode.INCARNATION: Conversation._on_incarnation,
 }
 
 

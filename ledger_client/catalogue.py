@@ -79,11 +79,12 @@ class Catalogue:
         except metadata_errors.VersionConflict:
             raise LedgerExists(record.ledger_id) from None
 
-    async def get(self, ledger_id: int) -> tuple[LedgerRecord, int]:
+    async def get(self, ledger_id: int, incarnation: int = 0) -> tuple[LedgerRecord, int]:
         """Return the ledger's record and version.
 
         Raises:
-            NoSuchLedger: there is none.
+            NoSuchLedger: there is none; or the one of this *incarnation* was deleted, and
+                another has its id now.
         """
         if ledger_id < 0:
             raise NoSuchLedger(ledger_id)
@@ -92,7 +93,10 @@ class Catalogue:
             found = await self._store.get(key)
             if found is None:
                 raise NoSuchLedger(ledger_id)
-            return decode_ledger(key, found.value), found.version
+            record = decode_ledger(key, found.value)
+        if record.is_another(incarnation):
+            raise NoSuchLedger(ledger_id)
+        return record, found.version
 
     async def replace(
         self,
@@ -121,7 +125,13 @@ class Catalogue:
         return True
 
     async def close(
-        self, ledger_id: int, last_entry: int, length: int, *, reason: Reason | None = None
+        self,
+        ledger_id: int,
+        last_entry: int,
+        length: int,
+        *,
+        reason: Reason | None = None,
+        incarnation: int = 0,
     ) -> LedgerRecord:
         """Seal the ledger at *last_entry* with *length* payload bytes.
 
@@ -136,7 +146,9 @@ class Catalogue:
         """
         while True:
             try:
-                closed, ops = await self.sealing(ledger_id, last_entry, length, reason=reason)
+                closed, ops = await self.sealing(
+                    ledger_id, last_entry, length, reason=reason, incarnation=incarnation
+                )
                 if not ops or await self.transact(ops):
                     return closed
             except MetadataUnavailable:
@@ -150,13 +162,14 @@ class Catalogue:
         *,
         reason: Reason | None = None,
         found: tuple[LedgerRecord, int] | None = None,
+        incarnation: int = 0,
     ) -> tuple[LedgerRecord, list[Op]]:
         """Return what close() makes of the ledger, and the ops of a transaction that does it.
 
         No ops: it is sealed at that end already. Nothing is changed. *found* is what get()
         returned lately. Raises as close().
         """
-        record, version = found or await self.get(ledger_id)
+        record, version = found or await self.get(ledger_id, incarnation)
         closed = sealed(record, last_entry, length)
         if closed is record:
             return record, []
@@ -187,7 +200,12 @@ class Catalogue:
             return None
 
     async def change_ensemble(
-        self, ledger_id: int, expected_last: Fragment, fragment: Fragment
+        self,
+        ledger_id: int,
+        expected_last: Fragment,
+        fragment: Fragment,
+        *,
+        incarnation: int = 0,
     ) -> LedgerRecord:
         """Let an open ledger go on with *fragment* after, or in place of, its last one.
 
@@ -205,7 +223,7 @@ class Catalogue:
         sent = False
         while True:
             try:
-                record, version = await self.get(ledger_id)
+                record, version = await self.get(ledger_id, incarnation)
                 changed, sent = grown(record, expected_last, fragment), True
                 if changed is record or await self.replace(changed, version, limit_s=CHANGE_S):
                     return changed

@@ -38,13 +38,16 @@ class Changes(Protocol):
 class CatalogueChanges:
     """Changes made in metadata, by compare-and-set."""
 
-    def __init__(self, catalogue: Catalogue, ledger_id: int) -> None:
+    def __init__(self, catalogue: Catalogue, ledger_id: int, incarnation: int = 0) -> None:
         self._catalogue = catalogue
         self._ledger_id = ledger_id
+        self._incarnation = incarnation
 
     async def change(self, expected_last: Fragment, fragment: Fragment) -> LedgerRecord:
         """As Changes.change."""
-        return await self._catalogue.change_ensemble(self._ledger_id, expected_last, fragment)
+        return await self._catalogue.change_ensemble(
+            self._ledger_id, expected_last, fragment, incarnation=self._incarnation
+        )
 
 
 class MemoryChanges:

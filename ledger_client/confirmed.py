@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import trio
 
-from ledger_client.errors import ReplicasUnavailable
+from ledger_client.errors import NoSuchLedger, ReplicasUnavailable
 from ledger_client.replies import Reply
 from ledger_client.source import LedgerSource
 from native import frame
@@ -27,6 +27,7 @@ async def ask_confirmed(source: LedgerSource) -> int:
 
     Raises:
         ReplicasUnavailable: none of them answered.
+        NoSuchLedger: it was deleted, and another one has its id now.
     """
     replies = _ask_all(source)
     with trio.move_on_after(source.options.request_timeout_s):
@@ -36,6 +37,8 @@ async def ask_confirmed(source: LedgerSource) -> int:
     answers = [lac for reply in replies.asked if (lac := _judge(reply)) is not None]
     for reply in replies.asked:
         reply.abandon()
+        if reply.response is not None and reply.response.code == Code.OTHER_LEDGER:
+            raise NoSuchLedger(source.ledger_id)
     if not answers:
         raise ReplicasUnavailable(
             ledger_id=source.ledger_id,
@@ -79,7 +82,7 @@ def _ask_all(source: LedgerSource) -> _Replies:
             known_lac=NOTHING_KNOWN,
             wait_ms=0,
         )
-        replies.asked.append(bookie.ask(request, request_id, replies.tell))
+        replies.asked.append(bookie.ask(request, request_id, replies.tell, source.name))
     return replies
 
 

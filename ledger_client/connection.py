@@ -26,7 +26,8 @@ from ledger_client.introduction import Stranger, introduce
 from ledger_client.options import Options
 from ledger_client.outgoing import Buffer
 from ledger_client.replies import Key, Reply
-from ledger_client.session import NO_OWNER, Attached, Listener, Session, first_line
+from ledger_client.session import Attached, Listener, Session, first_line
+from ledger_client.statements import LedgerName
 from metadata.address import Address
 from metadata.errors import AccessDenied
 from native import frame
@@ -70,8 +71,17 @@ class BookieConnection:
         """Return a request id that no open question of this connection has."""
         return next(self._request_ids)
 
-    def ask(self, request: bytes, key: Key, on_arrival: Callable[[], None]) -> Reply:
-        """Send *request*; *on_arrival* is called when the Reply has arrived."""
+    def ask(
+        self,
+        request: bytes,
+        key: Key,
+        on_arrival: Callable[[], None],
+        about: LedgerName | None = None,
+    ) -> Reply:
+        """Send *request*; *on_arrival* is called when the Reply has arrived.
+
+        *about*: the ledger that the request names; None when it names none.
+        """
         reply = Reply(self.bookie_id, on_arrival)
         try:
             session = self._wake()
@@ -79,7 +89,7 @@ class BookieConnection:
             reply.fail(failure)
             return reply
         session.replies.add(key, reply)
-        session.outgoing.put(NO_OWNER, request)
+        session.ask(request, about)
         return reply
 
     async def ready(self) -> None:
@@ -130,8 +140,10 @@ class BookieConnection:
 
     # --- writers -----------------------------------------------------------------
 
-    def attach(self, token: int, writer: Writer, index: int, listener: Listener) -> None:
-        """Count acknowledgements of *writer*'s ledger for *index* of its ensemble.
+    def attach(
+        self, token: int, writer: Writer, index: int, listener: Listener, name: LedgerName
+    ) -> None:
+        """Count acknowledgements of *writer*'s ledger *name* for *index* of its ensemble.
 
         Raises:
             BookieUnavailable: there is no connection at present, or another
@@ -139,7 +151,7 @@ class BookieConnection:
         """
         session = self._wake()
         try:
-            session.attach(token, Attached(writer, index, listener))
+            session.attach(token, Attached(writer, index, listener, name))
         except OSError as wrong:
             raise BookieUnavailable(self.bookie_id, first_line(wrong)) from wrong
 
@@ -158,10 +170,10 @@ class BookieConnection:
         if self._session is not None:
             self._session.send(token, buffer)
 
-    def tell(self, request: bytes) -> None:
+    def tell(self, request: bytes, about: LedgerName) -> None:
         """Send a request whose answer nobody needs, if the connection stands."""
         if self._session is not None and self._standing:
-            self._session.outgoing.put(NO_OWNER, request)
+            self._session.ask(request, about)
 
     @property
     def queued(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Mapping
 from typing import Literal, cast
 
@@ -20,6 +21,7 @@ from metadata.records import (
 from native.digest import DigestKind
 
 LEDGER_ID_MAX = (1 << 63) - 1
+INCARNATION_MAX = (1 << 63) - 1
 DigestName = Literal["crc32", "hmac", "crc32c", "dummy"]
 DIGESTS: dict[str, DigestKind] = {
     "crc32": DigestKind.CRC32,
@@ -92,6 +94,7 @@ async def new_record(
         password=encode_password(plan.password),
         created_ms=catalogue.clock.now_ms(),
         custom=dict(plan.custom),
+        incarnation=1 + secrets.randbelow(INCARNATION_MAX),
     )
 
 

@@ -12,6 +12,7 @@ from ledger_client.connection import BookieConnection
 from ledger_client.errors import AckQuorumLost, BookieUnavailable
 from ledger_client.outgoing import Buffer
 from ledger_client.session import Listener
+from ledger_client.statements import LedgerName
 from metadata.records import LedgerRecord
 from native import frame
 from native.link import Writer
@@ -25,6 +26,7 @@ class Ensemble:
     ) -> None:
         """*token* names the writer among those that share a connection."""
         self._record = record
+        self._name = LedgerName(record.ledger_id, record.incarnation)
         self._bookies = [*bookies]
         self._token = token
         self._lost: dict[int, str] = {}
@@ -74,7 +76,9 @@ class Ensemble:
     def _attach(self, index: int) -> None:
         assert self._writer is not None and self._listener is not None
         try:
-            self._bookies[index].attach(self._token, self._writer, index, self._listener)
+            self._bookies[index].attach(
+                self._token, self._writer, index, self._listener, self._name
+            )
         except BookieUnavailable as failure:
             self._listener.bookie_lost(index, failure)
 
@@ -116,7 +120,8 @@ class Ensemble:
             bookie.tell(
                 frame.write_lac(
                     key, self._record.ledger_id, request_id=request_id, lac=last_confirmed
-                )
+                ),
+                self._name,
             )
 
     def full(self) -> list[int]:

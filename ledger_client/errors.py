@@ -11,6 +11,8 @@ LedgerError
 │   ├── AckQuorumLost        too few of its bookies are left to acknowledge
 │   ├── AppendTimeout        an entry was not acknowledged in time
 │   ├── LedgerFenced         another client recovered the ledger; stop writing
+│   │   └── LedgerReplaced   it was deleted, and another ledger has its id; stop writing
+│   ├── EntryConflict        a bookie has another entry in its place; stop writing
 │   └── LedgerClosed         the ledger is sealed; open a new one to append
 ├── OutcomeUnknown           the entries may or may not be in the ledger: read it
 ├── LedgerExists             the ledger id is taken
@@ -123,6 +125,23 @@ class LedgerFenced(WriterFailed):
 
     def __init__(self, ledger_id: int) -> None:
         super().__init__("fenced by another client", ledger_id=ledger_id)
+
+
+class LedgerReplaced(LedgerFenced):
+    """The ledger was deleted, and another ledger has its id now. Stop writing to it."""
+
+    def __init__(self, ledger_id: int) -> None:
+        WriterFailed.__init__(self, "deleted, and its id is another's", ledger_id=ledger_id)
+
+
+class EntryConflict(WriterFailed):
+    """A bookie has an entry of the same id with other bytes, and keeps it.
+
+    Somebody else writes, or wrote, under the id of this ledger. Open a new ledger.
+    """
+
+    def __init__(self, ledger_id: int) -> None:
+        super().__init__("a bookie has another entry in the place of one", ledger_id=ledger_id)
 
 
 class LedgerClosed(WriterFailed):

@@ -143,7 +143,7 @@ class Follower:
             known_lac=self._view.last_confirmed,
             wait_ms=int(self._source.options.poll_s * 1000),
         )
-        return bookie.ask(request, request_id, news.set)
+        return bookie.ask(request, request_id, news.set, self._source.name)
 
     def _take(self, reply: Reply) -> EntryBatch | None:
         """Take note of what the bookie says; return the entries it sent."""

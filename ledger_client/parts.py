@@ -61,7 +61,7 @@ class BatchPart:
 
     def _question_at(self, first: int) -> BatchQuestion:
         source = self._source
-        return BatchQuestion(source.ledger_id, first, self._last - first + 1, source.digest)
+        return BatchQuestion(source.name, first, self._last - first + 1, source.digest)
 
 
 class StripedPart:
@@ -70,7 +70,7 @@ class StripedPart:
     def __init__(self, source: LedgerSource, first: int, last: int) -> None:
         self._source = source
         questions = [
-            EntryQuestion(source.ledger_id, entry_id, source.digest)
+            EntryQuestion(source.name, entry_id, source.digest)
             for entry_id in range(first, last + 1)
         ]
         self._reads = [(question, ReplicaRead(source, question)) for question in questions]

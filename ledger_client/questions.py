@@ -15,7 +15,9 @@ import msgspec
 
 from ledger_client.connection import BookieConnection
 from ledger_client.entries import EntryBatch
+from ledger_client.errors import NoSuchLedger
 from ledger_client.replies import Reply
+from ledger_client.statements import LedgerName
 from native import frame
 from native.digest import Digest
 from native.errors import Corrupt
@@ -70,33 +72,33 @@ class Question(Protocol[T_co]):
 class EntryQuestion(msgspec.Struct, frozen=True):
     """One entry, by READ."""
 
-    ledger_id: int
+    ledger: LedgerName
     entry_id: int
     digest: Digest
 
     def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
         """Put the question to *bookie*."""
-        request = frame.read(self.ledger_id, self.entry_id)
-        return bookie.ask(request, (self.ledger_id, self.entry_id), on_arrival)
+        key = (self.ledger.ledger_id, self.entry_id)
+        return bookie.ask(frame.read(*key), key, on_arrival, self.ledger)
 
     def judge(self, response: Response, bookie_id: str) -> EntryBatch:
         """Return the entry, its digest checked."""
         check_code(response)
         body = response.body
         try:
-            self.digest.check(body, self.ledger_id, self.entry_id)
+            self.digest.check(body, self.ledger.ledger_id, self.entry_id)
         except Corrupt:
             raise Unsound(Verdict.DAMAGED, "wrong digest") from None
         offset = ENTRY_HEADER_SIZE + self.digest.size
         return EntryBatch(
-            self.ledger_id, self.entry_id, body, [offset], [len(body) - offset], bookie_id
+            self.ledger.ledger_id, self.entry_id, body, [offset], [len(body) - offset], bookie_id
         )
 
 
 class BatchQuestion(msgspec.Struct, frozen=True):
     """Up to *count* entries from *entry_id* on, by BATCH_READ."""
 
-    ledger_id: int
+    ledger: LedgerName
     entry_id: int
     count: int
     digest: Digest
@@ -105,13 +107,13 @@ class BatchQuestion(msgspec.Struct, frozen=True):
         """Put the question to *bookie*."""
         request_id = bookie.next_request_id()
         request = frame.batch_read(
-            self.ledger_id,
+            self.ledger.ledger_id,
             self.entry_id,
             request_id=request_id,
             count_max=self.count,
             size_max=BATCH_SIZE_MAX,
         )
-        return bookie.ask(request, request_id, on_arrival)
+        return bookie.ask(request, request_id, on_arrival, self.ledger)
 
     def judge(self, response: Response, bookie_id: str) -> EntryBatch:
         """Return at least one entry; damage after it is the next question's."""
@@ -123,7 +125,13 @@ class BatchQuestion(msgspec.Struct, frozen=True):
 
 
 def check_code(response: Response) -> None:
-    """Return when the response is a success, else raise Unsound."""
+    """Return when the response is a success, else raise Unsound.
+
+    Raises:
+        NoSuchLedger: the ledger was deleted, and another one has its id now.
+    """
+    if response.code == Code.OTHER_LEDGER:
+        raise NoSuchLedger(response.ledger_id)
     if response.code != Code.OK:
         other = (Verdict.UNAVAILABLE, f"answered with code {response.code}")
         verdict, reason = _VERDICTS.get(response.code, other)

@@ -19,10 +19,11 @@ import trio
 from ledger_client.errors import BookieUnavailable
 from ledger_client.outgoing import Buffer, Outgoing
 from ledger_client.replies import ReplyBook
+from ledger_client.statements import LedgerName, Statements
 from metadata.standstill import Standstill
 from native import frame
 from native.errors import ProtocolBroken
-from native.frame import Opcode
+from native.frame import Code, Opcode
 from native.link import Link, Writer
 
 SEND_SIZE = 1 << 20
@@ -54,6 +55,10 @@ class Attached(NamedTuple):
     writer: Writer
     place: int
     listener: Listener
+    name: LedgerName
+
+
+_IN_DOUBT = (Code.UNKNOWN_STATE, Code.OTHER_LEDGER)
 
 
 class Session:
@@ -67,6 +72,7 @@ class Session:
         self.outgoing = Outgoing(queue_size_max)
         self.outgoing.put(NO_OWNER, frame.pulse())
         self.replies = ReplyBook()
+        self._statements = Statements(self._tell)
         self.scope = trio.CancelScope()
         self.received_at = trio.current_time()
         self._send_timeout_s = send_timeout_s
@@ -89,6 +95,19 @@ class Session:
         """
         self._link.attach(attached.writer, attached.place)
         self._attached[token] = attached
+        self._statements.hold(attached.name)
+
+    def ask(self, request: bytes, name: LedgerName | None) -> None:
+        """Queue a request, which is about the ledger *name* or about none."""
+        if name is None:
+            self._tell(request)
+            return
+        self._statements.say(name)
+        self._tell(request)
+        self._statements.resume(name.ledger_id)
+
+    def _tell(self, request: bytes) -> None:
+        self.outgoing.put(NO_OWNER, request)
 
     def detach(self, token: int) -> None:
         """Forget a writer and drop what it has queued."""
@@ -96,6 +115,7 @@ class Session:
         if attached is not None:
             self._link.detach(attached.writer)
             self.outgoing.revoke(token)
+            self._statements.release(attached.name.ledger_id)
 
     def leave(self, token: int) -> None:
         """Forget a writer; what it has queued still goes out, and is still to be answered."""
@@ -104,6 +124,7 @@ class Session:
             if _owes(attached):
                 self._left_at = self._steps()
             self._link.detach(attached.writer)
+            self._statements.release(attached.name.ledger_id)
 
     def send(self, token: int, buffer: Buffer) -> None:
         """Queue adds of an attached writer, which the bookie is to acknowledge."""
@@ -133,8 +154,8 @@ class Session:
         self._link.close()
         self.outgoing.clear()
         attached, self._attached = self._attached, {}
-        for _, place, listener in attached.values():
-            listener.bookie_lost(place, failure)
+        for each in attached.values():
+            each.listener.bookie_lost(each.place, failure)
         self.replies.fail(failure)
 
     async def _send_all(self, stream: trio.abc.Stream) -> str:
@@ -210,8 +231,10 @@ class Session:
         for response in self._link.filled(size):
             if response.opcode in ANSWERS:
                 self._answers += 1
-            else:
-                self.replies.resolve(response)
+                continue
+            if response.code in _IN_DOUBT and response.opcode != Opcode.CALL:
+                self._statements.forget(response.ledger_id)
+            self.replies.resolve(response)
         if self._attached:
             for token in self._link.dirty():
                 attached = self._attached.get(token)

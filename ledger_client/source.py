@@ -14,6 +14,7 @@ import trio
 from ledger_client.bookies import Bookies
 from ledger_client.connection import BookieConnection
 from ledger_client.options import Options
+from ledger_client.statements import LedgerName
 from metadata.records import Fragment, LedgerRecord
 from native.digest import Digest
 
@@ -47,6 +48,11 @@ class LedgerSource:
     def ledger_id(self) -> int:
         """Id of the ledger."""
         return self.record.ledger_id
+
+    @property
+    def name(self) -> LedgerName:
+        """The ledger, and no other that may have its id."""
+        return LedgerName(self.record.ledger_id, self.record.incarnation)
 
     @property
     def striped(self) -> bool:

@@ -57,7 +57,7 @@ class LedgerView:
         """
         if self._hinted.is_set():
             self._hinted = trio.Event()
-        self.source.record, _ = await self._catalogue.get(self.source.ledger_id)
+        self.source.record, _ = await self._catalogue.get(*self.source.name)
         if self.closed:
             self.source.last_confirmed = self.source.record.last_entry
 

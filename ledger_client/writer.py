@@ -31,10 +31,12 @@ from ledger_client.changes import Changes
 from ledger_client.ensemble import Ensemble
 from ledger_client.errors import (
     BookieUnavailable,
+    EntryConflict,
     EntryTooLarge,
     LedgerClosed,
     LedgerError,
     LedgerFenced,
+    LedgerReplaced,
     MetadataUnavailable,
     WrongPassword,
 )
@@ -283,6 +285,10 @@ class LedgerWriter:
             self.fail(LedgerFenced(self.id))
         elif code == Code.UNAUTHORIZED:
             self.fail(WrongPassword(self.id))
+        elif code == Code.OTHER_LEDGER:
+            self.fail(LedgerReplaced(self.id))
+        elif code == Code.BAD_REQUEST:
+            self.fail(EntryConflict(self.id))
         else:
             for index in range(self.metadata.ensemble_size):
                 if refused >> index & 1:
@@ -349,7 +355,11 @@ class LedgerWriter:
             limit_s = wait_s if wait_s > 0 and not failed else ABORTED_CLOSE_S
             with trio.move_on_after(limit_s) as scope:
                 record = await self._catalogue.close(
-                    self.id, self._lac, self._length, reason=self.doubt()
+                    self.id,
+                    self._lac,
+                    self._length,
+                    reason=self.doubt(),
+                    incarnation=self.metadata.incarnation,
                 )
             if scope.cancelled_caught:
                 raise MetadataUnavailable(f"not closed within {limit_s:g} s", ledger_id=self.id)

@@ -90,7 +90,8 @@ class Writers:
             digest=digest,
             ensemble=Ensemble(record, connections, token=token),
             catalogue=self._catalogue,
-            changes=changes or CatalogueChanges(self._catalogue, record.ledger_id),
+            changes=changes
+            or CatalogueChanges(self._catalogue, record.ledger_id, record.incarnation),
             bookies=self._bookies,
             placement=self._placement,
             options=self._quiet if flags & Flag.RECOVERY else self._options,

@@ -145,12 +145,14 @@ class LedgerRuns(Message, frozen=True):
     """Which entries with id > *after* of a ledger are there, up to *count* runs? -> RunPage.
 
     Answered out of index and memtable, in limbo too, and once what is named is durable;
-    that a record is sound is not checked.
+    that a record is sound is not checked. Refused while the ledger there is another one.
     """
 
     ledger_id: Count
     after: Id = -1
     count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
+    incarnation: Count = 0
+    """which ledger is meant by the id; 0: whatever is there"""
 
 
 class ScrubNow(Message, frozen=True):
@@ -257,6 +259,8 @@ class LedgerOnBookie(msgspec.Struct, frozen=True):
     explicit_lac: int = -1
     fenced: bool = False
     bytes_in_logs: int = 0
+    incarnation: int = 0
+    """0: not known"""
 
 
 class LedgerStatePage(Message, frozen=True):

@@ -81,6 +81,9 @@ class LedgerRecord(msgspec.Struct, frozen=True):
     created_ms: Count = 0
     custom: dict[str, str] = {}
     replication: Literal["fanout", "chain"] = "fanout"
+    incarnation: Count = 0
+    """drawn at random when the ledger is made, and never changed: tells it from another ledger
+    that had or will have the same id; 0: made by who does not know of it"""
 
     def __post_init__(self) -> None:
         if not self.ack_quorum <= self.write_quorum <= self.ensemble_size:
@@ -91,6 +94,10 @@ class LedgerRecord(msgspec.Struct, frozen=True):
         if any(len(set(f.bookies)) != self.ensemble_size for f in self.fragments):
             raise ValueError("a fragment does not name as many bookies as the ensemble has")
         _decode_password(self.password)
+
+    def is_another(self, incarnation: int) -> bool:
+        """Whether this cannot be the ledger of that incarnation, although it has its id."""
+        return 0 not in (incarnation, self.incarnation) and incarnation != self.incarnation
 
     @property
     def password_bytes(self) -> bytes:

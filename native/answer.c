@@ -174,14 +174,16 @@ typedef struct {
     int known, fenced, limbo;
     int64_t last_entry, lac;
     int lac_known;
+    uint64_t renewals; /* of the engine */
     int32_t code; /* not 0: answer this and nothing else */
 } bk_view;
 
 static bk_view look_at(bk_engine *engine, const bk_request *request)
 {
-    bk_view view = {0, 0, 0, -1, -1, 1, 0};
+    bk_view view = {0, 0, 0, -1, -1, 1, 0, 0};
     pthread_mutex_lock(&engine->lock);
     view.limbo = engine->limbo;
+    view.renewals = engine->renewals;
     bk_ledger *ledger =
         request->ledger_id >= 0 ? bk_ledgers_find(&engine->ledgers, request->ledger_id) : NULL;
     if (ledger != NULL && !ledger->deleted) {
@@ -193,6 +195,8 @@ static bk_view look_at(bk_engine *engine, const bk_request *request)
     }
     if (request->ledger_id < 0 || request->entry_id < -1)
         view.code = BK_CODE_BAD_REQUEST;
+    else if (ledger != NULL && bk_is_other(ledger, request->incarnation))
+        view.code = request->other_code;
     else if (!view.known)
         view.code = view.limbo ? BK_CODE_IO_ERROR : BK_CODE_NO_LEDGER;
     else if ((request->flags & BK_FLAG_FENCE) != 0 &&
@@ -323,7 +327,7 @@ static int learn_lac(bk_engine *engine, int64_t ledger_id, bk_view *view, int us
     int64_t lac = size >= BK_ENTRY_HEADER_SIZE ? (int64_t)bk_get64be(out + 16) : -1;
     pthread_mutex_lock(&engine->lock);
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
-    if (ledger != NULL) {
+    if (ledger != NULL && engine->renewals == view->renewals) {
         if (lac > ledger->lac && lac < ledger->last_entry)
             ledger->lac = lac;
         ledger->lac_known = 1;
@@ -363,13 +367,9 @@ static int answer_wait(bk_engine *engine, const bk_request *request, int use_dis
     return BK_OK;
 }
 
-int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_disk, uint8_t *out,
-                     size_t out_size, size_t *size)
+static int answer(bk_engine *engine, const bk_request *request, int32_t use_disk, uint8_t *out,
+                  size_t out_size, size_t *size)
 {
-    if (out_size < 4096) {
-        *size = 4096;
-        return BK_SMALL;
-    }
     switch (request->opcode) {
     case BK_OP_READ:
         return answer_read(engine, request, use_disk, out, out_size, size);
@@ -382,6 +382,27 @@ int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_d
     }
 }
 
+static uint64_t renewals_of(const bk_engine *engine)
+{
+    return __atomic_load_n(&engine->renewals, __ATOMIC_ACQUIRE);
+}
+
+int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_disk, uint8_t *out,
+                     size_t out_size, size_t *size)
+{
+    uint64_t before;
+    int result;
+    if (out_size < 4096) {
+        *size = 4096;
+        return BK_SMALL;
+    }
+    do { /* an id that is used again must not make one answer of two ledgers */
+        before = renewals_of(engine);
+        result = answer(engine, request, use_disk, out, out_size, size);
+    } while (renewals_of(engine) != before);
+    return result;
+}
+
 /* --- fences ---------------------------------------------------------------------------- */
 
 /* Or will be when its ticket is synced. A tombstone is only when it was fenced in so many
@@ -391,10 +412,13 @@ static int is_fenced_durably(const bk_ledger *ledger)
     return ledger->fenced && (ledger->deleted ? ledger->fence_ticket != 0 : ledger->key_known);
 }
 
-static int fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint64_t *ticket)
+static int fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, const uint8_t *key,
+                 uint64_t *ticket)
 {
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
     int result = 0;
+    if (ledger != NULL && bk_is_other(ledger, incarnation))
+        return BK_OTHER_LEDGER;
     if (ledger != NULL && ledger->key_known && memcmp(ledger->key, key, BK_KEY_SIZE) != 0)
         return BK_BAD_KEY;
     if (ledger != NULL && is_fenced_durably(ledger)) {
@@ -403,15 +427,14 @@ static int fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint6
     }
     /* The record of a key would bring a tombstone back. */
     int adopts = ledger == NULL || (!ledger->key_known && !ledger->deleted);
-    if (adopts)
+    if (ledger == NULL)
+        result = bk_engine_make_ledger(engine, ledger_id, incarnation, &ledger);
+    if (result == 0 && adopts)
         result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
     if (result == 0)
         result = bk_engine_append_special(engine, ledger_id, BK_RECORD_FENCE, "", 0);
     if (result != 0)
         return result;
-    ledger = bk_ledgers_make(&engine->ledgers, ledger_id);
-    if (ledger == NULL)
-        return -ENOMEM;
     if (adopts) {
         memcpy(ledger->key, key, BK_KEY_SIZE);
         ledger->key_known = 1;
@@ -423,12 +446,13 @@ static int fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint6
     return bk_engine_dirty(engine, ledger);
 }
 
-int bk_engine_fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint64_t *ticket)
+int bk_engine_fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, const uint8_t *key,
+                    uint64_t *ticket)
 {
     if (ledger_id < 0)
         return BK_BAD_KEY; /* a peer may ask for it, and no key is that of no ledger */
     pthread_mutex_lock(&engine->lock);
-    int result = fence(engine, ledger_id, key, ticket);
+    int result = fence(engine, ledger_id, incarnation, key, ticket);
     pthread_cond_signal(&engine->work);
     pthread_mutex_unlock(&engine->lock);
     return result;
@@ -460,6 +484,7 @@ static void describe(const bk_ledger *ledger, bk_ledger_state *out)
     out->fenced = ledger->fenced;
     out->deleted = ledger->deleted;
     out->key_known = ledger->key_known;
+    out->incarnation = ledger->incarnation;
     memcpy(out->key, ledger->key, BK_KEY_SIZE);
 }
 

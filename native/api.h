@@ -46,6 +46,7 @@
 #define BK_AGAIN 9      /* needs the disk, and the caller forbade that */
 #define BK_SMALL 10     /* the buffer lent is too small; the needed size is told */
 #define BK_READ_ONLY 11 /* the bookie takes no adds at present */
+#define BK_OTHER_LEDGER 12 /* the id is that of another ledger here (table.h, INCARNATION) */
 
 /* Limits. */
 #define BK_FRAME_SIZE_MAX 5242880   /* bytes after the length word of a frame */

@@ -193,8 +193,12 @@ static int ledger_switch(compaction *c, const bk_extent *rows, uint32_t count)
 {
     bk_directory *d = &c->store->directory;
     bk_ledger_rows *ledger = bk_directory_ledger(d, rows->ledger_id);
-    if (ledger == NULL || bk_directory_remove(d, ledger, c->from) == 0)
+    if (ledger == NULL || bk_directory_remove(d, ledger, c->from) == 0) {
+        bk_ledger_rows *gone = bk_directory_place(d, rows->ledger_id);
+        if (gone != NULL)
+            bk_directory_note_dead(gone, c->to);
         return BK_OK;
+    }
     return bk_directory_add(d, c->to, rows, count);
 }
 

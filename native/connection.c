@@ -66,6 +66,8 @@ void bk_connection_close(bk_connection *connection)
     drop_partial(connection);
     engine->stats.connections--;
     pthread_mutex_unlock(&engine->lock);
+    bk_statements_free(&connection->statements);
+    free(connection->original.body);
     free(connection->out);
     free(connection->segments);
     free(connection);
@@ -232,12 +234,15 @@ void bk_connection_backlog(const bk_connection *connection, uint64_t *unsynced, 
 
 /* --- adds --------------------------------------------------------------------------- */
 
+/* The ledger, and in connection->said what the connection said of it. */
 static bk_ledger *find_ledger(bk_connection *connection, int64_t ledger_id)
 {
     bk_engine *engine = connection->engine;
     bk_ledger *ledger = connection->last;
     if (ledger != NULL && connection->removals == engine->removals && ledger->id == ledger_id)
         return ledger;
+    const bk_statement *said = bk_statements_find(&connection->statements, ledger_id);
+    connection->said = said != NULL ? *said : (bk_statement){ledger_id, 0, 0};
     ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
     connection->last = ledger;
     connection->removals = engine->removals;
@@ -245,9 +250,12 @@ static bk_ledger *find_ledger(bk_connection *connection, int64_t ledger_id)
 }
 
 /* The code with which a write to the ledger is refused, or 0. */
-static int32_t verdict_on(const bk_engine *engine, const bk_ledger *ledger, const uint8_t *key,
-                          int32_t flags)
+static int32_t verdict_on(const bk_connection *connection, const bk_ledger *ledger,
+                          const uint8_t *key, int32_t flags)
 {
+    const bk_engine *engine = connection->engine;
+    if (ledger != NULL && bk_is_other(ledger, connection->said.incarnation))
+        return connection->said.code;
     if (ledger != NULL && ledger->deleted && (flags & BK_FLAG_RECOVERY) == 0)
         return BK_CODE_FENCED;
     if (ledger != NULL && ledger->key_known && memcmp(ledger->key, key, BK_KEY_SIZE) != 0)
@@ -268,12 +276,13 @@ static int adopt(bk_connection *connection, int64_t ledger_id, const uint8_t *ke
         return bk_engine_revive(engine, *ledger, key);
     if (*ledger != NULL && (*ledger)->key_known)
         return 0;
-    int result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
+    int result = BK_OK;
+    if (*ledger == NULL)
+        result = bk_engine_make_ledger(engine, ledger_id, connection->said.incarnation, ledger);
+    if (result == BK_OK)
+        result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
     if (result != 0)
         return result;
-    *ledger = bk_ledgers_make(&engine->ledgers, ledger_id);
-    if (*ledger == NULL)
-        return -ENOMEM;
     memcpy((*ledger)->key, key, BK_KEY_SIZE);
     (*ledger)->key_known = 1;
     connection->last = *ledger;
@@ -302,27 +311,67 @@ static int store_entry(bk_connection *connection, bk_ledger *ledger, int64_t ent
     return bk_engine_put(engine, ledger, entry_id, offset, record_size);
 }
 
+/* What to do with an entry that may be here already. BK_OK: store it; BK_END: it is here, and
+ * the same; BK_CORRUPT: another one is here; BK_AGAIN: the disk must tell. */
+static int judge_repeated(bk_connection *connection, const bk_ledger *ledger, int64_t entry_id,
+                          const uint8_t *entry, uint32_t entry_size, int32_t flags)
+{
+    bk_engine *engine = connection->engine;
+    bk_original *original = &connection->original;
+    uint32_t size;
+    const uint8_t *record = bk_engine_find(engine, ledger, entry_id, &size);
+    if (record != NULL)
+        return bk_entries_agree(record + BK_RECORD_HEADER_SIZE, size - BK_RECORD_HEADER_SIZE, entry,
+                                entry_size)
+                   ? BK_END
+                   : BK_CORRUPT;
+    if ((flags & BK_FLAG_MEND) != 0 || !bk_store_spans(engine->store, ledger->id, entry_id))
+        return BK_OK;
+    if (original->wanted != 2 || original->ledger_id != ledger->id ||
+        original->entry_id != entry_id || original->removals != engine->removals ||
+        original->renewals != engine->renewals) {
+        original->ledger_id = ledger->id;
+        original->entry_id = entry_id;
+        original->removals = engine->removals;
+        original->renewals = engine->renewals;
+        original->wanted = 1;
+        return BK_AGAIN;
+    }
+    original->wanted = 0;
+    if (original->result != BK_OK) /* a hole, or damaged: then this one takes its place */
+        return original->result > 0 ? BK_OK : original->result;
+    return bk_entries_agree(original->body, original->size, entry, entry_size) ? BK_END
+                                                                              : BK_CORRUPT;
+}
+
 static int add(bk_connection *connection, const uint8_t *frame, uint32_t frame_size, uint64_t ns)
 {
     bk_engine *engine = connection->engine;
     if (frame_size < ADD_HEAD + BK_ENTRY_HEADER_SIZE)
         return BK_CLOSE;
     const uint8_t *entry = frame + ADD_HEAD;
-    uint32_t entry_size = frame_size - ADD_HEAD, known;
+    uint32_t entry_size = frame_size - ADD_HEAD;
+    int32_t flags = (frame[6] << 8) | frame[7];
     int64_t ledger_id = (int64_t)bk_get64be(entry), entry_id = (int64_t)bk_get64be(entry + 8);
     int64_t lac = (int64_t)bk_get64be(entry + 16);
     if (!bk_ids_are_sound(ledger_id, entry_id) || entry_size > BK_ENTRY_SIZE_MAX)
         return refuse(connection, BK_OP_ADD, BK_CODE_BAD_REQUEST, ledger_id, entry_id);
     bk_ledger *ledger = find_ledger(connection, ledger_id);
-    int32_t code = verdict_on(engine, ledger, frame + 8, (frame[6] << 8) | frame[7]);
+    int32_t code = verdict_on(connection, ledger, frame + 8, flags);
     if (code != 0)
         return refuse(connection, BK_OP_ADD, code, ledger_id, entry_id);
     int result = adopt(connection, ledger_id, frame + 8, &ledger);
     if (result != 0)
         return result;
-    if (entry_id <= ledger->last_entry && bk_engine_find(engine, ledger, entry_id, &known) != NULL)
-        engine->stats.adds_repeated++;
-    else if ((result = store_entry(connection, ledger, entry_id, entry, entry_size)) != 0)
+    if (entry_id <= ledger->last_entry)
+        result = judge_repeated(connection, ledger, entry_id, entry, entry_size, flags);
+    if (result == BK_CORRUPT || (result < 0 && result != -ENOMEM))
+        return refuse(connection, BK_OP_ADD,
+                      result < 0 ? BK_CODE_IO_ERROR : BK_CODE_BAD_REQUEST, ledger_id, entry_id);
+    engine->stats.adds_repeated += result == BK_END;
+    if (result == BK_OK)
+        result = store_entry(connection, ledger, entry_id, entry, entry_size);
+    if (result != BK_OK && result != BK_END)
         return result;
     if (lac > ledger->lac && lac < entry_id) {
         ledger->lac = lac;
@@ -345,7 +394,7 @@ static int write_lac(bk_connection *connection, const bk_request *request, uint6
     bk_ledger *ledger = find_ledger(connection, ledger_id);
     /* Entries bring a ledger back, a LAC does not. */
     int32_t flags = ledger != NULL && ledger->deleted ? 0 : request->flags;
-    int32_t code = verdict_on(engine, ledger, request->key, flags);
+    int32_t code = verdict_on(connection, ledger, request->key, flags);
     if (code != 0)
         return refuse(connection, BK_OP_WRITE_LAC, code, ledger_id, request->request_id);
     int result = adopt(connection, ledger_id, request->key, &ledger);
@@ -373,9 +422,33 @@ typedef struct {
     bk_request *requests;
     uint32_t max, count;
     uint64_t ns;
+    int stopped; /* what comes next waits until the caller dealt with the last request */
 } bk_feed;
 
-/* One whole frame. BK_FULL: nothing was done, try it again later. */
+/* Which ledger is meant from here on. When the one here is another, the caller finds out which
+ * of them is over, before the next frame. */
+static int take_statement(bk_connection *connection, const bk_request *request, bk_feed *feed)
+{
+    connection->last = NULL;
+    const bk_ledger *ledger = bk_ledgers_find(&connection->engine->ledgers, request->ledger_id);
+    int result = bk_statements_put(&connection->statements, request->ledger_id,
+                                   request->incarnation);
+    if (result == BK_OK && ledger != NULL && bk_is_other(ledger, request->incarnation)) {
+        feed->count++;
+        feed->stopped = 1;
+    }
+    return result;
+}
+
+/* What the connection said of the ledger goes with a request that is answered later. */
+static void take_said(bk_connection *connection, bk_request *request)
+{
+    (void)find_ledger(connection, request->ledger_id);
+    request->incarnation = connection->said.incarnation;
+    request->other_code = connection->said.code;
+}
+
+/* One whole frame. BK_FULL and BK_AGAIN: nothing was done, try it again later. */
 static int take_frame(bk_connection *connection, const uint8_t *frame, uint32_t frame_size,
                       bk_feed *feed)
 {
@@ -393,6 +466,10 @@ static int take_frame(bk_connection *connection, const uint8_t *frame, uint32_t 
         return result;
     if (request->opcode == BK_OP_WRITE_LAC)
         return write_lac(connection, request, feed->ns);
+    if (request->opcode == BK_OP_INCARNATION)
+        return take_statement(connection, request, feed);
+    if (connection->statements.count > 0 && request->opcode != BK_OP_CALL)
+        take_said(connection, request);
     feed->count++;
     return BK_OK;
 }
@@ -456,7 +533,7 @@ static int feed_all(bk_connection *connection, const uint8_t *data, size_t size,
 {
     size_t at = 0, n = 0;
     int result = BK_OK;
-    while (result == BK_OK && feed->count < feed->max) {
+    while (result == BK_OK && feed->count < feed->max && !feed->stopped) {
         uint32_t frame_size = 0;
         if (connection->partial != NULL) {
             if (connection->partial_done)
@@ -493,7 +570,7 @@ int bk_connection_feed(bk_connection *connection, const uint8_t *data, size_t si
                        bk_request *requests, uint32_t requests_max, uint32_t *count)
 {
     bk_engine *engine = connection->engine;
-    bk_feed feed = {requests, requests_max, 0, bk_io_now_ns()};
+    bk_feed feed = {requests, requests_max, 0, bk_io_now_ns(), 0};
     *used = 0;
     pthread_mutex_lock(&engine->lock);
     if (connection->partial_done)

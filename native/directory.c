@@ -1,8 +1,8 @@
 /* The directory: every live extent in memory, by ledger, then by first entry.
  *
  * Ledgers stand in one array ordered by id, since flushes and index files give
- * them in that order and inspection wants them so. A deleted ledger keeps its
- * place, without rows, until the next merge. */
+ * them in that order and inspection wants them so. A deleted ledger keeps its place, without
+ * rows, until no log has a record of it any more, and the next merge. */
 #include "store_internal.h"
 
 #include <errno.h>
@@ -21,7 +21,7 @@ uint32_t bk_directory_after(const bk_directory *d, int64_t ledger_id)
     return low;
 }
 
-static bk_ledger_rows *ledger_place(const bk_directory *d, int64_t ledger_id)
+bk_ledger_rows *bk_directory_place(const bk_directory *d, int64_t ledger_id)
 {
     uint32_t after = bk_directory_after(d, ledger_id);
     return after > 0 && d->ledgers[after - 1].id == ledger_id ? &d->ledgers[after - 1] : NULL;
@@ -29,7 +29,7 @@ static bk_ledger_rows *ledger_place(const bk_directory *d, int64_t ledger_id)
 
 bk_ledger_rows *bk_directory_ledger(const bk_directory *d, int64_t ledger_id)
 {
-    bk_ledger_rows *ledger = ledger_place(d, ledger_id);
+    bk_ledger_rows *ledger = bk_directory_place(d, ledger_id);
     return ledger != NULL && ledger->count > 0 ? ledger : NULL;
 }
 
@@ -96,25 +96,82 @@ static void rows_release(bk_directory *d, bk_ledger_rows *ledger)
     ledger->capacity = ledger->count = 0;
 }
 
-uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_log *log)
+/* Row i goes, or is the kept-th of those that stay. */
+static uint32_t row_keep(bk_directory *d, bk_ledger_rows *ledger, uint32_t i, uint32_t kept,
+                         int stays)
 {
-    uint32_t kept = 0, count = ledger->count;
-    for (uint32_t i = 0; i < count; i++) {
-        bk_row *row = &ledger->rows[i];
-        if (log != NULL && row->log != log) {
-            ledger->rows[kept++] = *row;
-            continue;
-        }
-        row->log->extents--;
-        row->log->live -= row->log_size;
-        d->extents--;
+    bk_row *row = &ledger->rows[i];
+    if (stays) {
+        ledger->rows[kept] = *row;
+        return kept + 1;
     }
+    row->log->extents--;
+    row->log->live -= row->log_size;
+    d->extents--;
+    return kept;
+}
+
+static uint32_t rows_kept(bk_directory *d, bk_ledger_rows *ledger, uint32_t kept)
+{
+    uint32_t removed = ledger->count - kept;
     ledger->count = kept;
     if (kept == 0)
         rows_release(d, ledger);
     else
         reach_update(ledger, 0);
-    return count - kept;
+    return removed;
+}
+
+uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_log *log)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < ledger->count; i++)
+        kept = row_keep(d, ledger, i, kept, ledger->rows[i].log != log);
+    return rows_kept(d, ledger, kept);
+}
+
+uint32_t bk_directory_bury(bk_directory *d, bk_ledger_rows *ledger, uint32_t origin)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < ledger->count; i++) {
+        int stays = ledger->rows[i].log->origin >= origin;
+        if (!stays)
+            bk_directory_note_dead(ledger, ledger->rows[i].log);
+        kept = row_keep(d, ledger, i, kept, stays);
+    }
+    return rows_kept(d, ledger, kept);
+}
+
+/* --- the dead -------------------------------------------------------------------- */
+
+#define DEAD_FOR_EVER 0x80000000u /* set without memory to note more: kept until the restart */
+
+void bk_directory_note_dead(bk_ledger_rows *ledger, bk_log *log)
+{
+    if (log->dead_count > 0 && log->dead[log->dead_count - 1] == ledger->id)
+        return; /* several extents of it lie here */
+    if (log->dead_count == log->dead_capacity) {
+        uint32_t capacity = log->dead_capacity * 2 + 16;
+        int64_t *dead = realloc(log->dead, capacity * sizeof *dead);
+        if (dead == NULL) {
+            ledger->dead_logs |= DEAD_FOR_EVER;
+            return;
+        }
+        log->dead = dead;
+        log->dead_capacity = capacity;
+    }
+    log->dead[log->dead_count++] = ledger->id;
+    ledger->dead_logs++;
+}
+
+void bk_directory_forget_dead(bk_directory *d, bk_log *log)
+{
+    for (uint32_t i = 0; i < log->dead_count; i++) {
+        bk_ledger_rows *ledger = bk_directory_place(d, log->dead[i]);
+        if (ledger != NULL && (ledger->dead_logs & ~DEAD_FOR_EVER) > 0)
+            ledger->dead_logs--;
+    }
+    log->dead_count = 0;
 }
 
 /* --- adding what a flush or an index file holds ------------------------------------ */
@@ -124,7 +181,7 @@ static uint32_t count_new(const bk_directory *d, const bk_extent *rows, uint32_t
     uint32_t fresh = 0;
     for (uint32_t i = 0; i < count; i++)
         if (i == 0 || rows[i].ledger_id != rows[i - 1].ledger_id)
-            fresh += ledger_place(d, rows[i].ledger_id) == NULL;
+            fresh += bk_directory_place(d, rows[i].ledger_id) == NULL;
     return fresh;
 }
 
@@ -132,7 +189,7 @@ static void drop_deleted(bk_directory *d)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < d->count; i++)
-        if (d->ledgers[i].count > 0)
+        if (d->ledgers[i].count > 0 || d->ledgers[i].dead_logs > 0)
             d->ledgers[kept++] = d->ledgers[i];
     d->count = kept;
 }

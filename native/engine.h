@@ -22,15 +22,29 @@
  *  4. The first frame for a ledger that is not known creates it with the
  *     frame's key. A ledger whose key is not known (an index rebuilt without
  *     it) takes the first key that is shown.
- *  5. An entry that is in the memtable already is acknowledged (after the sync of the
- *     current group) and not stored again. One that is in an entry log is stored again,
- *     and read from the newer place from then on: so a damaged copy is replaced.
+ *  5. An entry that is here already is acknowledged (after the sync of the current group)
+ *     and not stored again. It must be the same: ids, length and payload; its LAC may be
+ *     another, since recovery adds entries again with the LAC from before it, and then the
+ *     digest is another too. An HMAC cannot be checked here, so what has neither a sound CRC32C
+ *     nor a sound CRC32 counts as having one, and with another LAC its first 20 bytes are not
+ *     compared. What differs is refused with BAD_REQUEST, and stays as it was. Where an
+ *     entry log must tell, feed stops with BK_AGAIN until the caller had it looked up. A
+ *     copy that is damaged there is replaced: the new one is stored, and read from then on. So is
+ *     a sound one by an add with BK_FLAG_MEND, whose sender found it wrong, unless it is still in the
+ *     memtable.
  *  6. A tombstone refuses adds with FENCED; an add with BK_FLAG_RECOVERY brings the ledger
  *     back, fenced and without entries: FENCE and KEY go to the journal before it. What it
  *     had before its deletion counts no longer, so rule 5 never rests on that; the add waits
  *     (BK_FULL) while some of it is in a half that is being flushed. Entry logs that still
  *     hold such entries show them again at the next start, as they do of any ledger that is
- *     not a tombstone: they are entries of the ledger like the others.
+ *     not a tombstone: they are entries of the ledger like the others. A tombstone is not
+ *     forgotten while a log has such entries.
+ *  7. An id may be used again (table.h). A request that says which incarnation it means is not
+ *     answered from another one: it gets the code of its connection's statement. The
+ *     caller, told by feed, finds out which of the two is over, and renews the ledger or
+ *     refuses the statement. A renewed ledger has no entries, no key, no fence and no LAC:
+ *     those it had are dead, in memory, journal and logs, also after a restart, a rebuilt
+ *     index and compaction. Incarnation 0 is not known, and never another.
  *
  * Threads: bk_connection_* and bk_engine_poll/ready/woken from the event loop's
  * thread; bk_engine_answer with use_disk from any; one flush at a time; the
@@ -40,6 +54,7 @@
 typedef struct bk_engine bk_engine;
 typedef struct bk_connection bk_connection;
 
+#define BK_STATEMENTS_MAX 65536 /* ledgers of which one connection says the incarnation */
 #define BK_MEMTABLE_SIZE_MIN 5246976 /* the largest record in a group of its own */
 
 typedef struct {
@@ -85,13 +100,22 @@ void bk_connection_close(bk_connection *connection);
  * are not for C stand in requests, *count of at most requests_max.
  *   BK_OK     *used == size, or requests_max was reached: call again
  *   BK_FULL   the memtable is full: feed the rest after BK_EVENT_SPACE
+ *   BK_AGAIN  call bk_connection_look, then feed the rest
  *   BK_CLOSE  send what bk_connection_take gives, then close
+ * After a request with opcode BK_OP_INCARNATION nothing more is taken: the ledger here is another
+ * than its sender means. Renew it or refuse the statement, then feed the rest.
  * A frame that is not whole is kept in a buffer of its own size. */
 int bk_connection_feed(bk_connection *connection, const uint8_t *data, size_t size, size_t *used,
                        bk_request *requests, uint32_t requests_max, uint32_t *count);
 /* The buffer in which a request that came in pieces was put together; valid until
  * the next feed. bk_request.in_pieces tells which. */
 const uint8_t *bk_connection_partial(const bk_connection *connection);
+/* [blocks] Read what entry logs hold of the entry that feed met with BK_AGAIN. -ENOMEM. Not
+ * while it is fed. */
+int bk_connection_look(bk_connection *connection);
+/* Requests of this connection for the ledger, of which it said this incarnation, are answered
+ * with OTHER_LEDGER from now on, while the ledger here is of another. */
+void bk_connection_refuse(bk_connection *connection, int64_t ledger_id, int64_t incarnation);
 /* Copy out responses that may be sent; returns the bytes. */
 size_t bk_connection_take(bk_connection *connection, uint8_t *out, size_t out_size);
 /* Bytes of adds not yet synced, bytes that take would give, bytes of responses that
@@ -129,8 +153,10 @@ uint64_t bk_engine_gathered(bk_engine *engine);
 /* --- requests ------------------------------------------------------------------- */
 
 /* Fence a ledger, created if it is not known. *ticket: synced when the fence is
- * durable; answer only then. BK_BAD_KEY. BK_FULL: try after BK_EVENT_SPACE. */
-int bk_engine_fence(bk_engine *engine, int64_t ledger_id, const uint8_t *key, uint64_t *ticket);
+ * durable; answer only then. BK_BAD_KEY. BK_FULL: try after BK_EVENT_SPACE. BK_OTHER_LEDGER: the
+ * one here is of another incarnation (0: whichever is here). */
+int bk_engine_fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, const uint8_t *key,
+                    uint64_t *ticket);
 /* Write the whole response frame of a READ, BATCH_READ or READ_WAIT (as if its
  * wait were over) to out; an error is a response too. BK_AGAIN: use_disk is 0
  * and the disk is needed [blocks with use_disk]. BK_SMALL: *size is needed.
@@ -156,6 +182,7 @@ typedef struct {
   int32_t deleted;      /* 1: a tombstone */
   int32_t key_known;
   int32_t reserved;
+  int64_t incarnation;  /* 0: not known */
   uint8_t key[20];
 } bk_ledger_state;
 /* BK_OK or BK_NO_LEDGER. */
@@ -172,10 +199,16 @@ uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *ou
  * index is damaged. */
 int bk_engine_runs(bk_engine *engine, int64_t ledger_id, int64_t after, bk_entry_run *out,
                    uint32_t out_count, uint32_t *count);
-/* Turn a ledger into a tombstone, its entries into dead bytes. now_ms: the metadata store's time.
- * It lasts from the next sync or flush on; a crash before that brings the ledger back as it was. */
-int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms);
-/* Drop tombstones older than BK_TOMBSTONE_MS. */
+/* Turn a ledger into a tombstone, its entries into dead bytes. now_ms: the metadata store's
+ * time. It lasts from the next sync or flush on; a crash before that brings the ledger back as it was. BK_NO_LEDGER:
+ * it is not known, or of another incarnation (-1: whichever is here). */
+int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t incarnation,
+                            int64_t now_ms);
+/* The ledger that is here, of incarnation from, is over; to begins, with nothing. A crash before
+ * the next sync brings the old one back. BK_FULL: try after BK_EVENT_SPACE. BK_NO_LEDGER: there is
+ * none of incarnation from. */
+int bk_engine_renew_ledger(bk_engine *engine, int64_t ledger_id, int64_t from, int64_t to);
+/* Drop tombstones older than BK_TOMBSTONE_MS of which no log has entries. */
 void bk_engine_forget_tombstones(bk_engine *engine, int64_t now_ms);
 /* Mark every ledger fenced, at the next flush durably (after a rebuild). */
 void bk_engine_fence_all(bk_engine *engine);

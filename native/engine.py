@@ -13,8 +13,15 @@ from typing import Any, Self
 import msgspec
 
 from native._core import ffi, lib
+from native.connection import (
+    REQUESTS_MAX,
+    Backlog as Backlog,
+    Connection as Connection,
+    Fed as Fed,
+    Verdict as Verdict,
+)
 from native.errors import NoLedger, check, raise_for
-from native.frame import Request as Request, take_request
+from native.frame import Request as Request
 from native.mark import Mark, lend_mark, take_mark
 from native.progress import Progress, take_progress
 from native.store import Store
@@ -22,8 +29,6 @@ from native.store import Store
 MEMTABLE_SIZE_MIN = int(lib.BK_MEMTABLE_SIZE_MIN)
 """Bytes of the smallest half of a memtable that takes every entry."""
 
-_REQUESTS_MAX = 256
-_NOTHING = ffi.new("uint8_t[1]")
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 _FAULT_SITES = {
     "journal_write": lib.BK_FAULT_JOURNAL_WRITE,
@@ -37,14 +42,6 @@ _FAULT_SITES = {
 }
 
 
-class Verdict(enum.IntEnum):
-    """What a feed came to."""
-
-    OK = lib.BK_OK
-    FULL = lib.BK_FULL
-    CLOSE = lib.BK_CLOSE
-
-
 class Event(enum.IntFlag):
     """News of the engine; engine.h says what each asks for."""
 
@@ -54,23 +51,6 @@ class Event(enum.IntFlag):
     WOKEN = lib.BK_EVENT_WOKEN
     SYNCED = lib.BK_EVENT_SYNCED
     FAILED = lib.BK_EVENT_FAILED
-
-
-class Fed(msgspec.Struct, frozen=True):
-    """What became of the bytes of one feed: *used* of them were dealt with."""
-
-    used: int
-    verdict: Verdict
-    requests: list[Request]
-
-
-class Backlog(msgspec.Struct, frozen=True):
-    """Bytes a connection holds: unsynced adds, responses, a frame that is not whole."""
-
-    unsynced: int
-    ready: int
-    waiting: int
-    partial: int
 
 
 class Recovery(msgspec.Struct, frozen=True):
@@ -93,6 +73,8 @@ class LedgerState(msgspec.Struct, frozen=True):
     fenced: bool
     deleted: bool
     key: bytes | None
+    incarnation: int = 0
+    """0: not known"""
 
 
 class Histogram(msgspec.Struct, frozen=True):
@@ -173,6 +155,8 @@ class _Desk:
         raw.size_max = request.size_max
         raw.count_max = request.count_max
         raw.wait_ms = request.wait_ms
+        raw.incarnation = request.incarnation
+        raw.other_code = request.other_code
         raw.has_key = request.key is not None
         if request.key is not None:
             raw.key = request.key
@@ -196,7 +180,7 @@ class Engine:
         self._event_fd = event_fd
         self._tokens = ffi.new("uint64_t[]", 1024)
         self._ids = ffi.new("int64_t[]", 1024)
-        self._requests = ffi.new("bk_request[]", _REQUESTS_MAX)
+        self._requests = ffi.new("bk_request[]", REQUESTS_MAX)
         self._answers = threading.local()
         self.store = Store.wrap(lib.bk_engine_store(pointer))
 
@@ -331,16 +315,17 @@ class Engine:
 
     # --- requests -------------------------------------------------------------------
 
-    def fence(self, ledger_id: int, key: bytes) -> int:
+    def fence(self, ledger_id: int, key: bytes, incarnation: int = 0) -> int:
         """Fence the ledger; the fence is durable when the ticket returned is synced.
 
         Raises:
             BadKey: *key* is not the ledger's master key.
+            OtherLedger: the one here is of another incarnation; with 0, any is meant.
             Full: the memtable is full; try again after Event.SPACE.
         """
         ticket = ffi.new("uint64_t *")
         check(
-            lib.bk_engine_fence(self._pointer, ledger_id, key, ticket),
+            lib.bk_engine_fence(self._pointer, ledger_id, incarnation, key, ticket),
             f"fencing ledger {ledger_id}",
         )
         return int(ticket[0])
@@ -415,19 +400,33 @@ class Engine:
         )
         return [(row.first, row.last) for row in rows[0 : found[0]]]
 
-    def delete_ledger(self, ledger_id: int, now_ms: int) -> None:
+    def delete_ledger(self, ledger_id: int, now_ms: int, incarnation: int | None = None) -> None:
         """Forget a ledger's entries; a tombstone keeps late writers away.
 
         Raises:
-            NoLedger: it is not known here.
+            NoLedger: it is not known here, or of another *incarnation*.
         """
-        result = lib.bk_engine_delete_ledger(self._pointer, ledger_id, now_ms)
+        meant = -1 if incarnation is None else incarnation
+        result = lib.bk_engine_delete_ledger(self._pointer, ledger_id, meant, now_ms)
         if result == lib.BK_NO_LEDGER:
             raise NoLedger(f"ledger {ledger_id}")
         check(result, f"deleting ledger {ledger_id}")
 
+    def renew_ledger(self, ledger_id: int, before: int, after: int) -> bool:
+        """Let the ledger of incarnation *after* begin, with nothing, in the place of *before*.
+
+        Returns False when the one here is not *before*.
+
+        Raises:
+            Full: the memtable is full; try again after Event.SPACE.
+        """
+        result = lib.bk_engine_renew_ledger(self._pointer, ledger_id, before, after)
+        if result not in (lib.BK_OK, lib.BK_NO_LEDGER):
+            raise_for(result, f"renewing ledger {ledger_id}")
+        return bool(result == lib.BK_OK)
+
     def forget_tombstones(self, now_ms: int) -> None:
-        """Drop the tombstones that are older than seven days."""
+        """Drop the tombstones that are older than seven days, and of which no log has entries."""
         lib.bk_engine_forget_tombstones(self._pointer, now_ms)
 
     def fence_all(self) -> None:
@@ -499,74 +498,6 @@ class Engine:
         return EngineStats(**values)
 
 
-class Connection:
-    """One peer of the engine: feed what it sends, send it what take returns."""
-
-    def __init__(self, pointer: Any, requests: Any) -> None:  # noqa: ANN401 - cffi pointers
-        self._pointer = pointer
-        self._requests = requests
-        self._numbers = ffi.new("uint64_t[4]")
-        self._used = ffi.new("size_t *")
-        self._count = ffi.new("uint32_t *")
-
-    def feed(self, data: bytes | bytearray | memoryview) -> Fed:
-        """Take in bytes from the peer.
-
-        With Verdict.FULL feed the rest after Event.SPACE (also when the rest is
-        empty); with Verdict.OK and fewer than all bytes used, feed the rest at
-        once; with Verdict.CLOSE send what take gives, then close.
-
-        Raises:
-            OSError: no memory.
-        """
-        with ffi.from_buffer("uint8_t[]", data) as buffer:
-            result = lib.bk_connection_feed(
-                self._pointer,
-                buffer,
-                len(data),
-                self._used,
-                self._requests,
-                _REQUESTS_MAX,
-                self._count,
-            )
-            if result < 0:
-                raise_for(result, "a connection")
-            requests = [self._request(self._requests[i], buffer) for i in range(self._count[0])]
-        used = self._used[0]
-        if any(request.body for request in requests):
-            self._release_pieces()
-        return Fed(used, Verdict(result), requests)
-
-    def _release_pieces(self) -> None:
-        """Free a frame that came in pieces and was copied, though no more may come."""
-        lib.bk_connection_feed(
-            self._pointer, _NOTHING, 0, self._used, self._requests, _REQUESTS_MAX, self._count
-        )
-
-    def _request(self, raw: Any, fed: Any) -> Request:  # noqa: ANN401 - cffi pointers
-        source = lib.bk_connection_partial(self._pointer) if raw.in_pieces else fed
-        return take_request(raw, source)
-
-    def take(self) -> bytes:
-        """Return all response bytes that may be sent now."""
-        room = max(self.backlog().ready, 4096)
-        out = ffi.new("uint8_t[]", room)
-        size = lib.bk_connection_take(self._pointer, out, room)
-        return bytes(ffi.buffer(out, size))
-
-    def backlog(self) -> Backlog:
-        """Return how many bytes the connection holds."""
-        n = self._numbers
-        lib.bk_connection_backlog(self._pointer, n, n + 1, n + 2, n + 3)
-        return Backlog(n[0], n[1], n[2], n[3])
-
-    def close(self) -> None:
-        """Forget the connection. Adds that were taken in stay in the journal."""
-        if self._pointer != ffi.NULL:
-            lib.bk_connection_close(self._pointer)
-            self._pointer = ffi.NULL
-
-
 def _drain(call: Any, engine: Any, buffer: Any) -> Iterator[int]:  # noqa: ANN401 - cffi
     while True:
         count = call(engine, buffer, len(buffer))
@@ -584,6 +515,7 @@ def _ledger_state(row: Any) -> LedgerState:  # noqa: ANN401 - a cffi struct
         bool(row.fenced),
         bool(row.deleted),
         bytes(row.key) if row.key_known else None,
+        row.incarnation,
     )
 
 

@@ -60,6 +60,8 @@ struct bk_ledger {
     int64_t deleted_ms; /* of a tombstone, else 0 */
     int64_t watch_lac;  /* wake when the LAC is greater; valid while watched */
     uint64_t fence_ticket;
+    int64_t incarnation; /* 0: not known */
+    uint32_t first_log;  /* entries in logs of a smaller origin are of an earlier ledger */
     bk_runs halves[2];
     uint8_t key[BK_KEY_SIZE];
     uint8_t key_known, fenced, deleted, dirty, watched, lac_known;
@@ -153,6 +155,7 @@ struct bk_engine {
     size_t woken_count, woken_room;
 
     uint64_t removals; /* of ledgers: what a connection remembers may be gone */
+    uint64_t renewals; /* of ledgers whose id was used again; written under the lock, read by any */
     int limbo, read_only, priority_allowed;
     int flushing;
     int preparing; /* the journal's thread fills its file ahead */
@@ -172,6 +175,34 @@ typedef struct {
     uint64_t entries, bytes, ns;
 } bk_segment;
 
+/* statements.c: what a connection said of ledgers, by ledger. */
+typedef struct {
+    int64_t ledger_id;
+    int64_t incarnation; /* 0: an empty place */
+    int32_t code;        /* the answer while the ledger here is another */
+} bk_statement;
+
+typedef struct {
+    bk_statement *slots; /* open addressing, a power of two */
+    size_t room, count;
+} bk_statements;
+
+/* The place of a ledger's statement, NULL when there is none. */
+bk_statement *bk_statements_find(const bk_statements *statements, int64_t ledger_id);
+/* BK_CLOSE: there are BK_STATEMENTS_MAX already; -ENOMEM. Incarnation 0 takes it back. */
+int bk_statements_put(bk_statements *statements, int64_t ledger_id, int64_t incarnation);
+void bk_statements_free(bk_statements *statements);
+
+/* What entry logs hold of the entry that an add repeats. */
+typedef struct {
+    int64_t ledger_id, entry_id;
+    uint64_t renewals, removals; /* of the engine when it was asked for */
+    int wanted;                  /* 1: look; 2: looked */
+    int result;                  /* BK_OK: body has it; else what reading came to */
+    uint8_t *body;
+    uint32_t size, room;
+} bk_original;
+
 struct bk_connection {
     bk_engine *engine;
     uint64_t token;
@@ -187,6 +218,9 @@ struct bk_connection {
     int partial_done; /* its frame was handed out; free it at the next feed */
     bk_ledger *last; /* of the frame before, while removals is the engine's */
     uint64_t removals;
+    bk_statements statements;
+    bk_statement said; /* of the ledger of the frame before, while last and removals hold */
+    bk_original original;
 };
 
 /* engine.c; all with the lock held */
@@ -207,9 +241,19 @@ void bk_histogram_add_ns(bk_histogram *histogram, uint64_t ns, uint64_t count);
 /* Close the active half and begin the other. BK_FULL: that one is not free. */
 int bk_engine_swap(bk_engine *engine);
 void bk_engine_activate(bk_engine *engine, int half);
+/* incarnation.c, with the lock held. Whether a request for a ledger of this incarnation is about
+ * another ledger than the one that is here. */
+int bk_is_other(const bk_ledger *ledger, int64_t incarnation);
+/* Make the ledger known; INCARNATION goes to the journal when one is given. BK_FULL; -errno. */
+int bk_engine_make_ledger(bk_engine *engine, int64_t ledger_id, int64_t incarnation,
+                          bk_ledger **out);
+/* What BK_RECORD_INCARNATION says, of a ledger without entries in memory. */
+void bk_ledger_renew(bk_ledger *ledger, int64_t incarnation, uint32_t first_log);
+/* duplicate.c. Whether two stored entries with the same ids are the same entry. */
+int bk_entries_agree(const uint8_t *a, uint32_t a_size, const uint8_t *b, uint32_t b_size);
 /* tombstone.c, with the lock held. */
 void bk_tombstone_set(bk_ledger *ledger, int deleted, int64_t deleted_ms);
-/* Forget the entries that a deleted ledger still has in memory:
+/* Forget the entries that a ledger, deleted or replaced by another, still has in memory:
  * what is added from now on is stored, though the same entry is there. BK_FULL: some are in a
  * sealed half; the flush takes them away. */
 int bk_engine_bury(bk_engine *engine, bk_ledger *ledger);

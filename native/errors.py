@@ -7,6 +7,7 @@ CoreError
 ├── Fenced        the ledger is fenced; only recovery may add
 ├── BadKey        the master key is not the ledger's
 ├── TooLarge      what is to be stored fits no frame; nothing of it was taken
+├── OtherLedger   the id is that of another ledger here
 ├── Full          no room now; try again when the engine says that there is
 └── ProtocolBroken  the peer sent what no frame allows; close the connection
 
@@ -45,6 +46,10 @@ class BadKey(CoreError):
     """The master key shown is not the ledger's."""
 
 
+class OtherLedger(CoreError):
+    """The ledger with this id here is of another incarnation."""
+
+
 class TooLarge(CoreError):
     """More bytes than can be stored as one."""
 
@@ -70,6 +75,7 @@ _VERDICTS: dict[int, type[CoreError]] = {
     lib.BK_NO_LEDGER: NoLedger,
     lib.BK_FENCED: Fenced,
     lib.BK_BAD_KEY: BadKey,
+    lib.BK_OTHER_LEDGER: OtherLedger,
     lib.BK_FULL: Full,
     lib.BK_CLOSE: ProtocolBroken,
 }

@@ -130,12 +130,27 @@ int bk_store_flush_begin(bk_store *store)
     return result;
 }
 
-int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, const bk_slot *slots, uint32_t count,
-                          const uint8_t *arena, uint32_t salt)
+/* Logs from first_log on: where a ledger begins whose id was used before. */
+static int log_leave(bk_store *store, uint32_t first_log)
+{
+    const bk_flush *flush = &store->flush;
+    pthread_rwlock_wrlock(&store->lock);
+    if (store->next_log_id < first_log)
+        store->next_log_id = first_log;
+    pthread_rwlock_unlock(&store->lock);
+    return flush->log != NULL && flush->log->id < first_log ? log_close(store) : BK_OK;
+}
+
+int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, uint32_t first_log,
+                          const bk_slot *slots, uint32_t count, const uint8_t *arena,
+                          uint32_t salt)
 {
     bk_flush *flush = &store->flush;
     if (flush->error != BK_OK)
         return flush->error;
+    int left = first_log > 0 ? log_leave(store, first_log) : BK_OK;
+    if (left != BK_OK)
+        return flush_leave(store, left);
     for (uint32_t i = 0; i < count; i++) {
         const bk_slot *slot = &slots[i];
         int result = log_ready(store, slot->record_size);

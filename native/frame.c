@@ -114,6 +114,15 @@ static int parse_write_lac(const uint8_t *frame, uint32_t size, bk_request *requ
     return BK_OK;
 }
 
+static int parse_incarnation(const uint8_t *frame, uint32_t size, bk_request *request)
+{
+    if (size != 24)
+        return BK_CLOSE;
+    request->ledger_id = get_id(frame + 8);
+    request->incarnation = get_id(frame + 16);
+    return request->ledger_id < 0 || request->incarnation < 0 ? BK_CLOSE : BK_OK;
+}
+
 static int parse_auth(uint32_t size, bk_request *request)
 {
     request->body_offset = HEADER_SIZE;
@@ -157,6 +166,8 @@ int bk_frame_parse_request(const uint8_t *frame, uint32_t frame_size, bk_request
         return parse_call(frame, frame_size, request);
     case BK_OP_PULSE:
         return frame_size == HEADER_SIZE ? BK_OK : BK_CLOSE;
+    case BK_OP_INCARNATION:
+        return parse_incarnation(frame, frame_size, request);
     default:
         return BK_CLOSE;
     }
@@ -303,6 +314,14 @@ uint32_t bk_frame_pulse(uint8_t *out)
 {
     put_header(out, HEADER_SIZE, BK_OP_PULSE, 0);
     return HEADER_SIZE;
+}
+
+uint32_t bk_frame_incarnation(uint8_t *out, int64_t ledger_id, int64_t incarnation)
+{
+    put_header(out, 24, BK_OP_INCARNATION, 0);
+    put_id(out + 8, ledger_id);
+    put_id(out + 16, incarnation);
+    return 24;
 }
 
 uint32_t bk_frame_call(uint8_t *out, int64_t request_id, uint32_t body_size)

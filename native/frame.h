@@ -32,6 +32,15 @@
  *                      id 8 | 44 LAC 8
  *   WRITE_LAC response 0 N=24 | 4 header | 8 code | 12 ledger 8 | 20 request id 8
  *                      Sent when the explicit LAC is in the journal, synced.
+ *   INCARNATION        0 N=20 | 4 header | 8 ledger 8 | 16 incarnation 8
+ *                      Which ledger is meant by this id from here on, on this
+ *                      connection (table.h); 0 takes that back. No answer: when
+ *                      the ledger here is another one, the next frames about it
+ *                      are answered with OTHER_LEDGER, or with UNKNOWN_STATE while
+ *                      it is not known which of the two is the one of today. A
+ *                      connection that says nothing means whatever is here, as a
+ *                      client of BookKeeper does. At most BK_STATEMENTS_MAX at a time
+ *                      a connection; one more closes it.
  *   CALL request       0 N | 4 header | 8 request id 8 | 16 msgpack (metadata/calls.py)
  *   CALL response      0 N | 4 header | 8 code | 12 request id 8 | 20 msgpack
  *   PULSE request      0 N=4 | 4 header
@@ -40,6 +49,9 @@
  *                      Sent unasked, again and again, while the bookie has adds of the
  *                      connection under way, acknowledges none, and yet makes progress:
  *                      its disk moves. One that neither acknowledges nor pulses hangs.
+ *
+ * Ledger 7 is of incarnation 0x0123456789abcdef from here on:
+ *                      00000014 02450000 0000000000000007 0123456789abcdef
  *
  * READ of ledger 1, entry 0:  00000014 02020000 0000000000000001 0000000000000000
  * PULSE:                      00000004 02440000
@@ -72,12 +84,15 @@
 #define BK_OP_WRITE_LAC 65
 #define BK_OP_CALL 67 /* 66 is kept for chain add */
 #define BK_OP_PULSE 68
+#define BK_OP_INCARNATION 69
 
 #define BK_FLAG_FENCE 1
 #define BK_FLAG_RECOVERY 2
 #define BK_FLAG_PRIORITY 4
+#define BK_FLAG_MEND 256 /* of ADD: store it although other bytes are here, which are wrong */
 
-/* Codes of responses: BookKeeper's. */
+/* Codes of responses: BookKeeper's, and from 200 on those that only a client hears who said
+ * which incarnation it means. An ADD that repeats an entry with other bytes is a BAD_REQUEST. */
 #define BK_CODE_OK 0
 #define BK_CODE_NO_LEDGER 1
 #define BK_CODE_NO_ENTRY 2
@@ -88,6 +103,8 @@
 #define BK_CODE_FENCED 104
 #define BK_CODE_READ_ONLY 105
 #define BK_CODE_TOO_MANY 106
+#define BK_CODE_UNKNOWN_STATE 107 /* say again which ledger is meant, and ask again */
+#define BK_CODE_OTHER_LEDGER 200  /* the ledger that was meant is over; its id is another's */
 
 #define BK_ADD_HEADER_SIZE 28         /* of an ADD request before its stored entry */
 #define BK_READ_HEADER_SIZE 28        /* of a READ response, with its length word */
@@ -103,8 +120,10 @@ typedef struct {
   int64_t request_id;
   int64_t known_lac;
   int64_t size_max;
+  int64_t incarnation; /* of INCARNATION; of others what the connection said, 0 for nothing */
   int32_t count_max;
   int32_t wait_ms;
+  int32_t other_code;  /* the answer when the ledger here is of another incarnation */
   int32_t has_key;     /* 1 when key holds the frame's master key */
   uint8_t key[20];
   int32_t in_pieces;   /* 1: body_offset counts in bk_connection_partial() */
@@ -137,6 +156,7 @@ uint32_t bk_frame_write_lac(uint8_t *out, const uint8_t *key, int64_t ledger_id,
                             int64_t request_id, int64_t lac);
 /* Request and response are the same eight bytes. */
 uint32_t bk_frame_pulse(uint8_t *out);
+uint32_t bk_frame_incarnation(uint8_t *out, int64_t ledger_id, int64_t incarnation);
 /* The 16 bytes before a CALL's msgpack of body_size bytes. */
 uint32_t bk_frame_call(uint8_t *out, int64_t request_id, uint32_t body_size);
 

@@ -28,6 +28,7 @@ class Opcode(enum.IntEnum):
     WRITE_LAC = lib.BK_OP_WRITE_LAC
     CALL = lib.BK_OP_CALL
     PULSE = lib.BK_OP_PULSE
+    INCARNATION = lib.BK_OP_INCARNATION
 
 
 class Flag(enum.IntFlag):
@@ -36,6 +37,7 @@ class Flag(enum.IntFlag):
     FENCE = lib.BK_FLAG_FENCE
     RECOVERY = lib.BK_FLAG_RECOVERY
     PRIORITY = lib.BK_FLAG_PRIORITY
+    MEND = lib.BK_FLAG_MEND
 
 
 class Code(enum.IntEnum):
@@ -51,6 +53,8 @@ class Code(enum.IntEnum):
     FENCED = lib.BK_CODE_FENCED
     READ_ONLY = lib.BK_CODE_READ_ONLY
     TOO_MANY = lib.BK_CODE_TOO_MANY
+    UNKNOWN_STATE = lib.BK_CODE_UNKNOWN_STATE
+    OTHER_LEDGER = lib.BK_CODE_OTHER_LEDGER
 
 
 class Request(msgspec.Struct, frozen=True):
@@ -72,6 +76,10 @@ class Request(msgspec.Struct, frozen=True):
     wait_ms: int = 0
     key: bytes | None = None
     body: bytes = b""
+    incarnation: int = 0
+    """of INCARNATION; of others what the connection said of the ledger, 0 for nothing"""
+    other_code: int = 0
+    """the answer when the ledger is of another incarnation"""
 
 
 def take_request(raw: Any, source: Any) -> Request:  # noqa: ANN401 - cffi pointers
@@ -88,6 +96,8 @@ def take_request(raw: Any, source: Any) -> Request:  # noqa: ANN401 - cffi point
         raw.wait_ms,
         bytes(raw.key) if raw.has_key else None,
         bytes(ffi.buffer(source + raw.body_offset, raw.body_size)) if raw.body_size else b"",
+        raw.incarnation,
+        raw.other_code,
     )
 
 
@@ -174,6 +184,12 @@ def pulse() -> bytes:
     """Return a PULSE, which looks the same as request and as response."""
     out = _head()
     return _cut(out, lib.bk_frame_pulse(out))
+
+
+def incarnation(ledger_id: int, number: int) -> bytes:
+    """Return an INCARNATION: this one is meant from here on; 0 takes that back."""
+    out = _head()
+    return _cut(out, lib.bk_frame_incarnation(out, ledger_id, number))
 
 
 def call(request_id: int, body: bytes) -> bytes:

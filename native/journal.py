@@ -17,6 +17,7 @@ KEY = lib.BK_RECORD_KEY
 FENCE = lib.BK_RECORD_FENCE
 EXPLICIT_LAC = lib.BK_RECORD_EXPLICIT_LAC
 DELETED = lib.BK_RECORD_DELETED
+INCARNATION = lib.BK_RECORD_INCARNATION
 
 
 class Record(msgspec.Struct, frozen=True):
@@ -141,6 +142,7 @@ __all__ = [
     "EXPLICIT_LAC",
     "FENCE",
     "GROUP",
+    "INCARNATION",
     "KEY",
     "Corrupt",
     "Damage",

@@ -22,8 +22,9 @@ typedef struct {
   uint64_t confirmed_length; /* payload bytes up to the LAC */
   uint64_t pending_bytes;   /* payload bytes above the LAC */
   uint64_t refused;         /* bit i: bookie i answered an add with an error */
-  int32_t code;             /* the first such error, 0 for none; BK_CODE_FENCED and
-                               BK_CODE_UNAUTHORIZED replace any other */
+  int32_t code;             /* the first such error, 0 for none; what ends the writer
+                               replaces any other: BK_CODE_FENCED, _UNAUTHORIZED,
+                               _OTHER_LEDGER and _BAD_REQUEST */
   int32_t reserved;
 } bk_writer_state;
 
@@ -74,7 +75,7 @@ uint64_t bk_writer_owing(const bk_writer *writer);
 void bk_writer_hold(bk_writer *writer, int32_t on);
 /* Another bookie stands at this index from now on: the links that counted for the old one are
  * detached, its acknowledgements of all entries above the LAC and its refusals are forgotten.
- * The state's code becomes 0 unless it is final (fenced, unauthorized). -EINVAL: no such
+ * The state's code becomes 0 unless it ends the writer. -EINVAL: no such
  * index, or the LAC is not held. */
 int bk_writer_replace(bk_writer *writer, uint32_t bookie);
 

@@ -132,6 +132,7 @@ void bk_log_unpin(bk_file_pool *pool, bk_log *log)
         if (log->files[which].fd >= 0)
             file_close(pool, &log->files[which]);
     pthread_mutex_unlock(&pool->lock);
+    free(log->dead);
     free(log);
 }
 

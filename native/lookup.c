@@ -19,6 +19,7 @@ typedef struct {
     int64_t limit;
     uint64_t epoch;
     bk_span span;
+    int quiet; /* damage is told, and not noted */
 } place;
 
 /* --- extent and page --------------------------------------------------------------- */
@@ -71,6 +72,9 @@ int bk_lookup_judge(bk_store *store, uint64_t epoch, const bk_log *log, const ch
 static int judge(bk_store *store, const place *p, const char *suffix, uint64_t offset,
                  int64_t ledger_id, int64_t entry_id, int result)
 {
+    int failed_reading = result == -ENOENT || result == -EIO || result == BK_CORRUPT;
+    if (p->quiet && failed_reading)
+        return has_moved(store, p->epoch) ? -EAGAIN : BK_CORRUPT;
     return bk_lookup_judge(store, p->epoch, p->row.log, suffix, offset, ledger_id, entry_id,
                            result);
 }
@@ -99,6 +103,7 @@ static int seek_once(bk_store *store, int64_t ledger_id, int64_t entry_id, uint3
         return result;
     result = span_find(store, ledger_id, entry_id, count_max, size_max, p);
     while (result == BK_ABSENT) {
+        older.quiet = p->quiet;
         result = row_pin(store, ledger_id, entry_id, &p->row, &older);
         int moved = older.epoch != p->epoch;
         place_release(store, p);
@@ -174,10 +179,11 @@ static int fetch(bk_store *store, const place *p, int64_t ledger_id, int64_t ent
                                    result);
 }
 
-static int read_once(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
+static int read_once(bk_store *store, int64_t ledger_id, int64_t entry_id, int quiet, uint8_t *out,
                      size_t out_size, uint32_t *size)
 {
     place p;
+    p.quiet = quiet;
     int result = seek(store, ledger_id, entry_id, 1, 0, &p);
     if (result != BK_OK)
         return result;
@@ -187,19 +193,32 @@ static int read_once(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8
     return result;
 }
 
-int bk_store_read(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
-                  size_t out_size, uint32_t *size)
+static int read_entry(bk_store *store, int64_t ledger_id, int64_t entry_id, int quiet, uint8_t *out,
+                      size_t out_size, uint32_t *size)
 {
     int result = -EAGAIN;
     for (int i = 0; i < RESTARTS_MAX && result == -EAGAIN; i++)
-        result = read_once(store, ledger_id, entry_id, out, out_size, size);
+        result = read_once(store, ledger_id, entry_id, quiet, out, out_size, size);
     return result;
+}
+
+int bk_store_read(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
+                  size_t out_size, uint32_t *size)
+{
+    return read_entry(store, ledger_id, entry_id, 0, out, out_size, size);
+}
+
+int bk_store_peek(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
+                  size_t out_size, uint32_t *size)
+{
+    return read_entry(store, ledger_id, entry_id, 1, out, out_size, size);
 }
 
 int bk_store_find(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t *log_id,
                   uint64_t *offset, uint32_t *record_size)
 {
     place p;
+    p.quiet = 0;
     int result = seek(store, ledger_id, entry_id, 1, 0, &p);
     if (result != BK_OK)
         return result;
@@ -323,6 +342,7 @@ static int run_record(run *r, const place *p)
 static int run_step(run *r)
 {
     place p;
+    p.quiet = 0;
     size_t room = r->out_size - r->used;
     uint64_t more = (uint64_t)r->last - (uint64_t)r->next;
     uint32_t count_max = r->count_max - r->count;

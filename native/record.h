@@ -25,6 +25,9 @@
 #define BK_RECORD_GROUP -0x10000       /* journal.h; ledger id is -1 */
 #define BK_RECORD_DELETED -0x20000     /* unix ms 8, big-endian: gone, remembered */
 #define BK_RECORD_MAP -0x40000         /* store.h; ledger id is -1 */
+#define BK_RECORD_INCARNATION -0x80000 /* incarnation 8, first log 4, both big-endian: a
+                                          ledger begins, and what the records before this
+                                          one say of its id is of another (table.h) */
 
 #define BK_RECORD_HEADER_SIZE 8
 

@@ -66,7 +66,7 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
 static int list_store(bk_engine *engine)
 {
     bk_ledger_usage rows[256];
-    int64_t after = -1;
+    int64_t after = -1, last;
     for (;;) {
         uint32_t n = bk_store_ledgers(engine->store, after, rows, 256);
         for (uint32_t i = 0; i < n; i++) {
@@ -76,8 +76,10 @@ static int list_store(bk_engine *engine)
                 return -ENOMEM;
             if (ledger->deleted)
                 (void)bk_store_delete_ledger(engine->store, after);
-            else if (rows[i].last_entry > ledger->last_entry)
-                ledger->last_entry = rows[i].last_entry;
+            else if (ledger->first_log > 0)
+                bk_store_forget_before(engine->store, after, ledger->first_log);
+            if (bk_store_last(engine->store, after, &last) == BK_OK && last > ledger->last_entry)
+                ledger->last_entry = last;
         }
         if (n < 256)
             return 0;
@@ -208,13 +210,16 @@ static int replay_entry(bk_replay *replay, const bk_record *record, uint32_t fil
     return result;
 }
 
-/* A tombstone that comes back begins without entries here too. Those from before may be on
- * their way to a log; then they go with the end of that flush. */
-static int bury(bk_replay *replay, int64_t ledger_id)
+/* A tombstone that comes back begins without entries here too, and so does a ledger whose id
+ * is used again. Those from before may be on their way to a log; then they go with the end of
+ * that flush. */
+static int bury(bk_replay *replay, const bk_record *record)
 {
     bk_engine *engine = replay->engine;
-    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
-    if (ledger == NULL || !ledger->deleted)
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, record->ledger_id);
+    int renewed = record->entry_id == BK_RECORD_INCARNATION;
+    int revived = record->entry_id == BK_RECORD_KEY && ledger != NULL && ledger->deleted;
+    if (ledger == NULL || !(renewed || revived))
         return 0;
     int result = join_flusher(replay);
     if (result != 0)
@@ -225,17 +230,27 @@ static int bury(bk_replay *replay, int64_t ledger_id)
     return result;
 }
 
+/* What of an earlier ledger was flushed since the record was written, perhaps by this very
+ * replay, lies in later logs than the record can know. */
+static void begin_anew(bk_engine *engine, bk_ledger *ledger)
+{
+    (void)bk_store_delete_ledger(engine->store, ledger->id);
+    ledger->first_log = bk_store_first_log(engine->store, ledger->id);
+}
+
 static int replay_special(bk_replay *replay, const bk_record *record)
 {
     bk_engine *engine = replay->engine;
     bk_ledger *ledger = NULL;
-    int result = record->entry_id == BK_RECORD_KEY ? bury(replay, record->ledger_id) : 0;
+    int result = bury(replay, record);
     if (result != 0)
         return result;
     pthread_mutex_lock(&engine->lock);
     result = bk_table_apply(&engine->ledgers, record);
     if (record->ledger_id >= 0)
         ledger = bk_ledgers_find(&engine->ledgers, record->ledger_id);
+    if (result == 0 && ledger != NULL && record->entry_id == BK_RECORD_INCARNATION)
+        begin_anew(engine, ledger);
     if (result == 0 && ledger != NULL)
         result = bk_engine_dirty(engine, ledger);
     int deleted = ledger != NULL && ledger->deleted;

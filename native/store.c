@@ -101,6 +101,7 @@ void bk_store_remove_log(bk_store *store, bk_log *log)
             store->logs[kept++] = store->logs[i];
     store->log_count = kept;
     store->epoch++;
+    bk_directory_forget_dead(&store->directory, log);
     bk_log_unpin(&store->files, log);
 }
 
@@ -239,11 +240,54 @@ int bk_store_delete_ledger(bk_store *store, int64_t ledger_id)
     pthread_rwlock_wrlock(&store->lock);
     bk_ledger_rows *ledger = bk_directory_ledger(&store->directory, ledger_id);
     if (ledger != NULL) {
-        bk_directory_remove(&store->directory, ledger, NULL);
+        bk_directory_bury(&store->directory, ledger, UINT32_MAX);
         store->epoch++;
     }
     pthread_rwlock_unlock(&store->lock);
     return ledger != NULL ? BK_OK : BK_NO_LEDGER;
+}
+
+/* --- ids that were used before ------------------------------------------------------ */
+
+static int is_remembered(const bk_store *store, int64_t ledger_id)
+{
+    const bk_ledger_rows *ledger = bk_directory_place(&store->directory, ledger_id);
+    return ledger != NULL && (ledger->count > 0 || ledger->dead_logs > 0);
+}
+
+int bk_store_remembers(bk_store *store, int64_t ledger_id)
+{
+    pthread_rwlock_rdlock(&store->lock);
+    int remembered = is_remembered(store, ledger_id);
+    pthread_rwlock_unlock(&store->lock);
+    return remembered;
+}
+
+void bk_store_forget_before(bk_store *store, int64_t ledger_id, uint32_t first_log)
+{
+    pthread_rwlock_wrlock(&store->lock);
+    bk_ledger_rows *ledger = bk_directory_ledger(&store->directory, ledger_id);
+    if (ledger != NULL && bk_directory_bury(&store->directory, ledger, first_log) > 0)
+        store->epoch++;
+    pthread_rwlock_unlock(&store->lock);
+}
+
+uint32_t bk_store_first_log(bk_store *store, int64_t ledger_id)
+{
+    pthread_rwlock_rdlock(&store->lock);
+    uint32_t first_log = is_remembered(store, ledger_id) ? store->next_log_id : 0;
+    pthread_rwlock_unlock(&store->lock);
+    return first_log;
+}
+
+int bk_store_spans(bk_store *store, int64_t ledger_id, int64_t entry_id)
+{
+    int64_t limit;
+    pthread_rwlock_rdlock(&store->lock);
+    const bk_ledger_rows *ledger = bk_directory_ledger(&store->directory, ledger_id);
+    int spanned = ledger != NULL && bk_directory_row(ledger, entry_id, NULL, &limit) != NULL;
+    pthread_rwlock_unlock(&store->lock);
+    return spanned;
 }
 
 static uint64_t counted(const uint64_t *counter)

@@ -129,10 +129,12 @@ void bk_store_close(bk_store *store);
 
 /* A flush: begin, the ledgers in rising order, commit. Slots are ordered by
  * entry id; no ledger comes twice. Records are copied from the arena and their
- * salt is taken off. Nothing can be seen before commit. [blocks] */
+ * salt is taken off. first_log: the entries go to logs with this id or a greater one; 0 for
+ * any. Nothing can be seen before commit. [blocks] */
 int bk_store_flush_begin(bk_store *store);
-int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, const bk_slot *slots, uint32_t count,
-                          const uint8_t *arena, uint32_t salt);
+int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, uint32_t first_log,
+                          const bk_slot *slots, uint32_t count, const uint8_t *arena,
+                          uint32_t salt);
 /* Sync log, then index; then make the entries visible. Fills in the four fields
  * of *mark that concern logs. After an error nothing of the flush is visible,
  * and every later flush returns the same error. */
@@ -143,6 +145,9 @@ int bk_store_flush_commit(bk_store *store, bk_mark *mark);
  * that is missing is damage; one that compaction deleted meanwhile is not, and
  * the entry is looked up again. */
 int bk_store_read(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
+                  size_t out_size, uint32_t *size);
+/* [blocks] The same for one who is about to replace what is damaged: it is not noted. */
+int bk_store_peek(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
                   size_t out_size, uint32_t *size);
 /* [blocks] Read entries from start_id on without a gap, to last_id at most, as
  * { size 4 big-endian, stored entry }... into out: as many as fit out_size and
@@ -183,6 +188,16 @@ uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32
  * tell: until its logs are gone, the next start finds it again, and whoever
  * remembers the deletion deletes it once more. */
 int bk_store_delete_ledger(bk_store *store, int64_t ledger_id);
+/* Whether any log has entries of the ledger, forgotten ones too: the next start would find
+ * these again. */
+int bk_store_remembers(bk_store *store, int64_t ledger_id);
+/* Forget what logs with a smaller origin than first_log hold of a ledger. */
+void bk_store_forget_before(bk_store *store, int64_t ledger_id, uint32_t first_log);
+/* A number that is greater than the origin of every log that holds entries of the ledger,
+ * forgotten ones too; 0 when there is none. */
+uint32_t bk_store_first_log(bk_store *store, int64_t ledger_id);
+/* Whether an extent spans the entry; it may have a hole there. Reads nothing. */
+int bk_store_spans(bk_store *store, int64_t ledger_id, int64_t entry_id);
 /* [blocks] Delete a log that has no live bytes and is not open (bk_log_usage). *freed: bytes.
  * BK_FULL when the log is not empty or is open; -ENOENT when there is none. */
 int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);

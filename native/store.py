@@ -207,8 +207,15 @@ class Store:
         """Begin a flush; waits for one that is under way."""
         check(lib.bk_store_flush_begin(self._pointer), "beginning a flush")
 
-    def flush_ledger(self, ledger_id: int, entries: Mapping[int, bytes], *, salt: int = 0) -> None:
-        """Write the entries of a ledger. Ledgers come in rising order."""
+    def flush_ledger(
+        self,
+        ledger_id: int,
+        entries: Mapping[int, bytes],
+        *,
+        salt: int = 0,
+        first_log: int = 0,
+    ) -> None:
+        """Write a ledger's entries to logs from *first_log* on. Ledgers come in rising order."""
         bodies = [entries[entry_id] for entry_id in sorted(entries)]
         sizes = [len(body) + lib.BK_RECORD_HEADER_SIZE for body in bodies]
         arena = ffi.new("uint8_t[]", sum(sizes))
@@ -219,7 +226,9 @@ class Store:
             slots[i] = (entry_id, offset, sizes[i])
             offset += sizes[i]
         check(
-            lib.bk_store_flush_ledger(self._pointer, ledger_id, slots, len(bodies), arena, salt),
+            lib.bk_store_flush_ledger(
+                self._pointer, ledger_id, first_log, slots, len(bodies), arena, salt
+            ),
             f"flushing ledger {ledger_id}",
         )
 

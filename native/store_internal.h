@@ -70,6 +70,8 @@ typedef struct {
     uint64_t index_size;
     uint64_t live;
     uint64_t records; /* bytes of all records that the index tells of, dead ones too */
+    int64_t *dead;    /* ledgers that were deleted and have records here; one may come twice */
+    uint32_t dead_count, dead_capacity;
     /* Under the pool's lock: */
     bk_file files[2];
 } bk_log;
@@ -232,6 +234,7 @@ typedef struct {
     int64_t id;
     bk_row *rows; /* by first entry; none: the ledger was deleted */
     uint32_t count, capacity;
+    uint32_t dead_logs; /* how often it stands among the dead of logs */
 } bk_ledger_rows;
 
 typedef struct {
@@ -248,8 +251,16 @@ int bk_directory_add(bk_directory *d, bk_log *log, const bk_extent *rows, uint32
 bk_ledger_rows *bk_directory_ledger(const bk_directory *d, int64_t ledger_id);
 /* Position of the first ledger with a greater id. */
 uint32_t bk_directory_after(const bk_directory *d, int64_t ledger_id);
-/* Remove the rows of a ledger, or those in one log (NULL: all). Returns how many. */
+/* The same, one that was deleted too while logs still have records of it. */
+bk_ledger_rows *bk_directory_place(const bk_directory *d, int64_t ledger_id);
+/* Remove the rows of a ledger in one log, whose records are elsewhere by now. Returns how many. */
 uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_log *log);
+/* Remove the rows in logs with a smaller origin; their records are dead. Returns how many. */
+uint32_t bk_directory_bury(bk_directory *d, bk_ledger_rows *ledger, uint32_t origin);
+/* The log has records of a ledger that was deleted. */
+void bk_directory_note_dead(bk_ledger_rows *ledger, bk_log *log);
+/* The log is gone, and its dead with it. */
+void bk_directory_forget_dead(bk_directory *d, bk_log *log);
 /* Position of the first row that, or one before which, reaches entry_id or beyond. */
 uint32_t bk_directory_reaching(const bk_ledger_rows *ledger, int64_t entry_id);
 /* The newest row that spans entry_id and is older than *than (NULL: any).

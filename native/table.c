@@ -45,9 +45,14 @@ static int describe(bk_bytes *bytes, int64_t ledger_id, int64_t kind, const void
 
 int bk_table_describe(bk_bytes *bytes, const bk_ledger *ledger)
 {
-    uint8_t number[8];
+    uint8_t number[12];
     int result = 0;
-    if (ledger->key_known)
+    if (ledger->incarnation != 0) {
+        bk_put64be(number, (uint64_t)ledger->incarnation);
+        bk_put32be(number + 8, ledger->first_log);
+        result = describe(bytes, ledger->id, BK_RECORD_INCARNATION, number, 12);
+    }
+    if (result == 0 && ledger->key_known)
         result = describe(bytes, ledger->id, BK_RECORD_KEY, ledger->key, BK_KEY_SIZE);
     if (result == 0 && ledger->fenced)
         result = describe(bytes, ledger->id, BK_RECORD_FENCE, "", 0);
@@ -85,6 +90,8 @@ int bk_table_apply(bk_ledgers *ledgers, const bk_record *record)
             ledger->lac = lac;
     } else if (record->entry_id == BK_RECORD_DELETED && size == 8) {
         bk_tombstone_set(ledger, 1, (int64_t)bk_get64be(rest));
+    } else if (record->entry_id == BK_RECORD_INCARNATION && size == 12) {
+        bk_ledger_renew(ledger, (int64_t)bk_get64be(rest), bk_get32be(rest + 8));
     }
     return 0;
 }

@@ -1,7 +1,7 @@
 /* The table of ledgers on disk: what a bookie knows of a ledger beside its
  * entries. Files <16 hex digits>.table in the ledger folder, records (record.h,
- * salt 0) one after the other: KEY, FENCE, EXPLICIT_LAC, DELETED. Each flush appends the
- * records of the ledgers that changed and syncs them before the mark moves; a
+ * salt 0) one after the other: INCARNATION, KEY, FENCE, EXPLICIT_LAC, DELETED. Each flush
+ * appends the records of the ledgers that changed and syncs them before the mark moves; a
  * later record of the same kind replaces an earlier one. When the file is more
  * than twice the size of what it says, it is written anew under the next id
  * (sync, then the mark names it, then the old one is deleted).
@@ -9,7 +9,20 @@
  * A deleted ledger is remembered for BK_TOMBSTONE_MS, so that a late writer is
  * told that the ledger is fenced, and cannot create it again. Recovery brings it
  * back, fenced (engine.h, rule 6): a KEY after a DELETED ends it. So the records
- * of a tombstone end with DELETED, and those of a ledger that is here begin with KEY.
+ * of a tombstone end with DELETED, and those of a ledger that is here have a KEY.
+ *
+ * An id may be used again: the ledger is deleted and another one made with its id, or the
+ * metadata are restored from a backup. So a ledger's record in the metadata has an
+ * incarnation, a random number of 63 bits; 0 where nobody said it. An INCARNATION record
+ * begins a ledger: all that was said of the id before is over, and its entries with it.
+ * Entry logs do not tell to which of the two an entry belongs, so the record also has the
+ * first log of the ledger: what lies in logs of a smaller origin (store.h) is of an earlier
+ * one. It is 0 when no log had entries of the id. In the journal it counts for nothing;
+ * replay finds it anew.
+ *
+ * Ledger 7 of incarnation 0x0123456789abcdef that begins in log 9, with salt 0, 36 bytes:
+ *   1c 00 00 00 | check 4 | 00..07 | ff ff ff ff ff f8 00 00 | 01 23 45 67 89 ab cd ef |
+ *   00 00 00 09
  */
 #define BK_TOMBSTONE_MS 604800000 /* 7 days */
 

@@ -27,10 +27,13 @@ static int delete_known(bk_engine *engine, bk_ledger *ledger, int64_t now_ms)
     return BK_OK;
 }
 
-int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t now_ms)
+int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t incarnation,
+                            int64_t now_ms)
 {
     pthread_mutex_lock(&engine->lock);
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    if (ledger != NULL && incarnation >= 0 && ledger->incarnation != incarnation)
+        ledger = NULL; /* its id was used again since the caller looked */
     int result = ledger != NULL ? delete_known(engine, ledger, now_ms) : BK_NO_LEDGER;
     /* Under the lock, so that what is added after a revival is not deleted with it. */
     if (result == BK_OK)
@@ -88,7 +91,8 @@ void bk_engine_forget_tombstones(bk_engine *engine, int64_t now_ms)
         bk_ledger *ledger = engine->ledgers.slots[i];
         if (ledger != NULL && ledger->deleted && !ledger->dirty &&
             ledger->halves[0].count == 0 && ledger->halves[1].count == 0 &&
-            now_ms - ledger->deleted_ms > BK_TOMBSTONE_MS) {
+            now_ms - ledger->deleted_ms > BK_TOMBSTONE_MS &&
+            !bk_store_remembers(engine->store, ledger->id)) {
             bk_ledgers_remove(&engine->ledgers, ledger->id);
             engine->removals++;
             continue; /* another one may have moved here */

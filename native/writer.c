@@ -299,7 +299,8 @@ int bk_writer_add(bk_writer *writer, const uint8_t *payloads, const uint32_t *pa
 
 static int is_final(int32_t code)
 {
-    return code == BK_CODE_FENCED || code == BK_CODE_UNAUTHORIZED;
+    return code == BK_CODE_FENCED || code == BK_CODE_UNAUTHORIZED ||
+           code == BK_CODE_OTHER_LEDGER || code == BK_CODE_BAD_REQUEST;
 }
 
 static int take_refusal(bk_writer *writer, uint32_t bookie, int32_t code)

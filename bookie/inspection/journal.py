@@ -14,6 +14,7 @@ from native.journal import (
     EXPLICIT_LAC,
     FENCE,
     GROUP,
+    INCARNATION,
     KEY,
     Damage,
     End,
@@ -28,6 +29,7 @@ _KINDS = {
     EXPLICIT_LAC: "explicit LAC",
     FENCE: "fence",
     GROUP: "group",
+    INCARNATION: "incarnation",
     KEY: "key",
 }
 

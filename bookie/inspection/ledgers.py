@@ -11,7 +11,16 @@ from bookie.inspection.files import find_file, list_files
 from bookie.inspection.journal import list_journals, read_records
 from bookie.inspection.log import list_logs, read_index
 from bookie.mark import read_mark
-from native.journal import DELETED, EXPLICIT_LAC, FENCE, KEY, Damage, Record, scan_table
+from native.journal import (
+    DELETED,
+    EXPLICIT_LAC,
+    FENCE,
+    INCARNATION,
+    KEY,
+    Damage,
+    Record,
+    scan_table,
+)
 
 
 class LedgerFacts(msgspec.Struct):
@@ -32,6 +41,10 @@ class LedgerFacts(msgspec.Struct):
     fenced: bool = False
     deleted: bool = False
     key: str = ""
+    incarnation: int = 0
+    """0: not known"""
+    first_log: int = 0
+    """what older logs hold of its id is of an earlier ledger"""
 
 
 class Ledgers(msgspec.Struct):
@@ -59,6 +72,8 @@ def read_ledgers(journal_folder: Path, ledger_folder: Path) -> Ledgers:
                 ledgers.damages.append(extent)
                 continue
             facts = ledgers.of(extent.ledger_id)
+            if log.file.id < facts.first_log:
+                continue
             facts.entries += extent.entries
             facts.size += extent.log_size
             facts.extents += 1
@@ -111,8 +126,19 @@ def _apply(ledgers: Ledgers, record: Record) -> None:
         facts.explicit_lac = int.from_bytes(record.body[16:24], "big", signed=True)
     elif record.entry_id == DELETED:
         facts.deleted = True
+    elif record.entry_id == INCARNATION:
+        ledgers.by_id[record.ledger_id] = _begun(record, facts)
 
 
 def _reach(facts: LedgerFacts, first: int, last: int) -> None:
     facts.first_entry = first if facts.first_entry < 0 else min(first, facts.first_entry)
     facts.last_entry = max(last, facts.last_entry)
+
+
+def _begun(record: Record, before: LedgerFacts) -> LedgerFacts:
+    """A ledger that begins; what was said of its id before is over."""
+    incarnation = int.from_bytes(record.body[16:24], "big")
+    first_log = int.from_bytes(record.body[24:28], "big")
+    if before.incarnation == incarnation:
+        return before  # the table tells of it again
+    return LedgerFacts(record.ledger_id, incarnation=incarnation, first_log=first_log)

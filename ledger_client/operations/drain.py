@@ -31,6 +31,7 @@ from ledger_client.repair.plan import fragment_ends, wanted
 from ledger_client.repair.presence import look
 from ledger_client.repair.records import ledger_records, list_draining, list_marks
 from ledger_client.repair.runs import without
+from ledger_client.statements import LedgerName
 from metadata.errors import VersionConflict
 from metadata.records import (
     DamagedRun,
@@ -187,7 +188,9 @@ async def _shortage(
     client: Client, record: LedgerRecord, bookie_id: str, damaged: list[DamagedRun]
 ) -> str:
     names = {name for fragment in record.fragments for name in fragment.bookies}
-    presence, reasons = await look(client, names, record.ledger_id, damaged)
+    presence, reasons = await look(
+        client, names, LedgerName(record.ledger_id, record.incarnation), damaged
+    )
     for fragment, end in fragment_ends(record):
         for index, name in enumerate(fragment.bookies):
             share = wanted(record, fragment, end, index)

@@ -16,6 +16,7 @@ from ledger_client.entries import EntryBatch
 from ledger_client.errors import BookieUnavailable
 from ledger_client.questions import BatchQuestion, Unsound, Verdict
 from ledger_client.repair.runs import Runs
+from ledger_client.statements import LedgerName
 from metadata.calls import LedgerRuns, RunPage
 from native.digest import Digest
 
@@ -47,11 +48,11 @@ class OwnCopy:
         silent: why it is not asked any more; "" while it answers.
     """
 
-    def __init__(self, client: Client, bookie_id: str, ledger_id: int, digest: Digest) -> None:
+    def __init__(self, client: Client, bookie_id: str, ledger: LedgerName, digest: Digest) -> None:
         self.bookie_id = bookie_id
         self.silent = ""
         self._client = client
-        self._ledger_id = ledger_id
+        self._ledger = ledger
         self._digest = digest
 
     async def look(self, wanted: Runs) -> dict[int, Seen]:
@@ -81,7 +82,7 @@ class OwnCopy:
 
     async def _batch(self, first: int, count: int) -> EntryBatch | Fault | None:
         """Return some sound entries from *first* on, what is wrong with it, or None: unknown."""
-        question = BatchQuestion(self._ledger_id, first, count, self._digest)
+        question = BatchQuestion(self._ledger, first, count, self._digest)
         until = trio.current_time() + self._client.options.read_timeout_s
         while not self.silent:
             try:
@@ -116,9 +117,10 @@ class OwnCopy:
         """Return the entry after a fault at *first*; long gaps are skipped at once."""
         if fault is not Fault.MISSING or first == last:
             return first + 1
+        ledger_id, incarnation = self._ledger
         try:
             page = await self._client.call(
-                self.bookie_id, LedgerRuns(self._ledger_id, after=first, count=1)
+                self.bookie_id, LedgerRuns(ledger_id, first, 1, incarnation)
             )
         except BookieUnavailable:
             return first + 1

@@ -31,6 +31,7 @@ from ledger_client.repair.presence import look, runs_on
 from ledger_client.repair.records import ledger_records, list_draining
 from ledger_client.repair.runs import Runs, count, union, without
 from ledger_client.repair.throttle import Throttle
+from ledger_client.statements import LedgerName
 from metadata.errors import LeaseHeld, VersionConflict
 from metadata.records import (
     BookieRecord,
@@ -143,8 +144,9 @@ class Rebalancer:
         claim: Claim,
         on_copied: Callable[[int], None],
     ) -> None:
+        ledger = LedgerName(record.ledger_id, record.incarnation)
         share = _share(record, move.source)
-        presence, _ = await look(self._client, {*names, move.target}, record.ledger_id)
+        presence, _ = await look(self._client, {*names, move.target}, ledger)
         needed = without(share, presence[move.target] or [])
         claim.expect(record.length * count(needed) // (record.last_entry + 1) if needed else 0)
 
@@ -154,7 +156,7 @@ class Rebalancer:
 
         if needed:
             await self._copier.copy(record, presence, Copy(move.target, needed), copied)
-        lacking = without(share, await runs_on(self._client, move.target, record.ledger_id))
+        lacking = without(share, await runs_on(self._client, move.target, ledger))
         if lacking:
             raise BookieUnavailable(move.target, f"lacks entry {lacking[0][0]} after a copy")
 

@@ -71,7 +71,7 @@ async def mend(
         copier = Copier(client.bookies, Throttle(RATE), client.options)
         sources = _sound(record, before)
         for copy in copies:
-            await copier.copy(record, sources, copy, claim.copied)
+            await copier.copy(record, sources, copy, claim.copied, mends=True)
         return before, await verify(client, record, advance=advance)
 
 

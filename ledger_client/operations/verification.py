@@ -108,7 +108,7 @@ class _Comparison:
         self._naming = True
         self._newest: dict[str, int] = {}
         names = sorted({name for fragment in record.fragments for name in fragment.bookies})
-        self._asked = {name: OwnCopy(client, name, record.ledger_id, digest) for name in names}
+        self._asked = {name: OwnCopy(client, name, self._source.name, digest) for name in names}
         self._found = Verification(
             ledger_id=record.ledger_id,
             entries=record.last_entry + 1,

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Set
 import trio
 
 from ledger_client.connection import BookieConnection
-from ledger_client.errors import RecoveryIncomplete, WrongPassword
+from ledger_client.errors import NoSuchLedger, RecoveryIncomplete, WrongPassword
 from ledger_client.recovery.inquiry import Answer, Inquiry, describe
 from ledger_client.replies import Reply
 from ledger_client.source import LedgerSource
@@ -99,12 +99,14 @@ class Fences:
         flags = Flag.FENCE | Flag.PRIORITY
         key = self._source.digest.master_key
         request = frame.read(ledger_id, LAST_ENTRY, flags=flags, key=key)
-        return bookie.ask(request, (ledger_id, LAST_ENTRY), on_arrival)
+        return bookie.ask(request, (ledger_id, LAST_ENTRY), on_arrival, self._source.name)
 
     def take(self, bookie_id: str, answer: Answer) -> None:
         """Take note of an answer; the newest one of a bookie counts."""
         if isinstance(answer, Response) and answer.code == Code.UNAUTHORIZED:
             raise WrongPassword(self._source.ledger_id)
+        if isinstance(answer, Response) and answer.code == Code.OTHER_LEDGER:
+            raise NoSuchLedger(self._source.ledger_id)
         confirmed = self._confirmed_in(answer)
         if isinstance(confirmed, str):
             self.unknown[bookie_id] = confirmed

@@ -22,6 +22,8 @@ from native.link import Response
 AGAIN_S = 0.1
 """Between two attempts to reach a bookie."""
 
+_PASSING = (Code.TOO_MANY, Code.UNKNOWN_STATE)
+
 Answer = Response | BookieUnavailable
 """What became of a question to one bookie."""
 
@@ -136,4 +138,4 @@ def describe(answer: Answer) -> str:
 
 def _is_passing(answer: Answer) -> bool:
     """True if the same question may soon get another answer."""
-    return isinstance(answer, BookieUnavailable) or answer.code == Code.TOO_MANY
+    return isinstance(answer, BookieUnavailable) or answer.code in _PASSING

@@ -164,7 +164,7 @@ class Recovery:
         """Return the payload bytes up to an entry that is confirmed; 0 for -1."""
         if entry_id < 0:
             return 0
-        question = EntryQuestion(self._record.ledger_id, entry_id, self._source.digest)
+        question = EntryQuestion(self._source.name, entry_id, self._source.digest)
         try:
             read = ReplicaRead(self._source, question)
             batch = await persist(self._source, question, read)

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from ledger_client.connection import BookieConnection
 from ledger_client.entries import EntryBatch
-from ledger_client.errors import RecoveryIncomplete, WrongPassword
+from ledger_client.errors import NoSuchLedger, RecoveryIncomplete, WrongPassword
 from ledger_client.questions import sound_entries
 from ledger_client.recovery.inquiry import Answer, Inquiry, describe
 from ledger_client.replies import Reply
@@ -130,7 +130,7 @@ class Run:
             flags=RECOVERY_READ_FLAGS,
             key=key,
         )
-        return bookie.ask(request, request_id, on_arrival)
+        return bookie.ask(request, request_id, on_arrival, self._source.name)
 
     def take(self, bookie_id: str, answer: Answer) -> None:
         """Take note of an answer; the newest one of a bookie counts."""
@@ -141,6 +141,8 @@ class Run:
             self._take_entries(bookie_id, answer)
         elif isinstance(answer, Response) and answer.code == Code.UNAUTHORIZED:
             raise WrongPassword(self._source.ledger_id)
+        elif isinstance(answer, Response) and answer.code == Code.OTHER_LEDGER:
+            raise NoSuchLedger(self._source.ledger_id)
         else:
             self._reasons[bookie_id] = describe(answer)
 

@@ -85,6 +85,8 @@ class Copier:
         presence: Presence,
         copy: Copy,
         on_copied: Callable[[int], None],
+        *,
+        mends: bool = False,
     ) -> None:
         """Make *copy* of entries that some bookies in *presence* hold.
 
@@ -93,6 +95,7 @@ class Copier:
             presence: who holds what; those who did not say are asked last.
             copy: which entries, to which bookie.
             on_copied: called with the payload bytes of each window that is durable.
+            mends: entries that the target has otherwise are wrong there, and replaced.
 
         Raises:
             EntryLost, NoSuchEntry: an entry cannot be had, and the first one is named.
@@ -111,7 +114,7 @@ class Copier:
                 source.learn_sizes(sum(b.size for b in batches), sum(len(b) for b in batches))
                 reads = _ask(source, left)
                 if batches:
-                    await self._deliver(copy.target, batches, source.digest, on_copied)
+                    await self._deliver(copy.target, batches, source, on_copied, mends)
         finally:
             for _, read in reads:
                 read.abandon()
@@ -122,15 +125,18 @@ class Copier:
         self,
         target: str,
         batches: list[EntryBatch],
-        digest: Digest,
+        source: CopySource,
         on_copied: Callable[[int], None],
+        mends: bool,
     ) -> None:
         size = sum(batch.size for batch in batches)
         await self._throttle.take(size)
         await deliver(
             self._bookies.connection(target),
             batches,
-            digest,
+            source.digest,
+            name=source.name,
+            mends=mends,
             token=self._bookies.new_token(),
             timeout_s=self._options.append_timeout_s,
         )
@@ -143,7 +149,7 @@ def _ask(source: CopySource, left: deque[Run]) -> list[tuple[int, Read]]:
     return [
         (
             last,
-            Read(source, BatchQuestion(source.ledger_id, first, last - first + 1, source.digest)),
+            Read(source, BatchQuestion(source.name, first, last - first + 1, source.digest)),
         )
         for first, last in _window(source, left)
     ]

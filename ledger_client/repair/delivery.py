@@ -15,6 +15,7 @@ import trio
 from ledger_client.connection import BookieConnection
 from ledger_client.entries import EntryBatch
 from ledger_client.errors import BookieUnavailable
+from ledger_client.statements import LedgerName
 from native.digest import Digest
 from native.frame import Flag
 from native.link import Writer, readd
@@ -30,10 +31,14 @@ async def deliver(
     batches: Sequence[EntryBatch],
     digest: Digest,
     *,
+    name: LedgerName,
+    mends: bool,
     token: int,
     timeout_s: float,
 ) -> None:
     """Add the entries of *batches*, which rise, to a bookie; afterwards they are durable there.
+
+    Those that it has otherwise are refused, unless *mends*: then they are known to be wrong.
 
     Raises:
         BookieUnavailable: it is away, does not answer within *timeout_s*, or refuses. Any
@@ -42,9 +47,10 @@ async def deliver(
     await connection.ready()
     delivery = _Delivery(connection.bookie_id, batches, digest, token)
     try:
-        connection.attach(token, delivery.writer, 0, delivery)
+        connection.attach(token, delivery.writer, 0, delivery, name)
+        flags = FLAGS | Flag.MEND if mends else FLAGS
         for batch in batches:
-            frames, _ = readd(digest.master_key, FLAGS, _sound_part(batch))
+            frames, _ = readd(digest.master_key, flags, _sound_part(batch))
             connection.send(token, frames)
         with trio.fail_after(timeout_s):
             await delivery.settled.wait()

@@ -87,7 +87,13 @@ class Mending:
         failures: list[str] = []
         for copy in copies:
             try:
-                await copier.copy(self._record, findings.presence, copy, self._claim.copied)
+                await copier.copy(
+                    self._record,
+                    findings.presence,
+                    copy,
+                    self._claim.copied,
+                    mends=bool(damaged_on(copy.target, self._damaged)),
+                )
             except LedgerError as failure:
                 failures.append(str(failure))
             else:

@@ -9,6 +9,7 @@ import trio
 from ledger_client.client import Client
 from ledger_client.errors import BookieUnavailable
 from ledger_client.repair.runs import Runs, union, without
+from ledger_client.statements import LedgerName
 from metadata.calls import LedgerRuns, RunPage
 from metadata.records import DamagedRun
 
@@ -20,7 +21,7 @@ Presence = dict[str, Runs | None]
 """By bookie: the entries that it holds, None when it did not say."""
 
 
-async def runs_on(client: Client, bookie_id: str, ledger_id: int) -> Runs:
+async def runs_on(client: Client, bookie_id: str, ledger: LedgerName) -> Runs:
     """Return the entries of a ledger that a bookie holds; none if it does not know it.
 
     That a record is sound is not checked.
@@ -31,7 +32,7 @@ async def runs_on(client: Client, bookie_id: str, ledger_id: int) -> Runs:
     found: Runs = []
     after = -1
     while True:
-        request = LedgerRuns(ledger_id, after, PAGE_COUNT)
+        request = LedgerRuns(ledger.ledger_id, after, PAGE_COUNT, ledger.incarnation)
         page = await client.call(bookie_id, request, timeout_s=ASK_S)
         if not isinstance(page, RunPage):
             raise BookieUnavailable(bookie_id, f"answered {type(page).__name__}")
@@ -46,7 +47,7 @@ async def runs_on(client: Client, bookie_id: str, ledger_id: int) -> Runs:
 async def look(
     client: Client,
     bookie_ids: Iterable[str],
-    ledger_id: int,
+    ledger: LedgerName,
     damaged: Iterable[DamagedRun] = (),
 ) -> tuple[Presence, dict[str, str]]:
     """Ask all of *bookie_ids* what they hold of a ledger; *damaged* is taken off.
@@ -60,7 +61,7 @@ async def look(
 
     async def ask(bookie_id: str) -> None:
         try:
-            runs = await runs_on(client, bookie_id, ledger_id)
+            runs = await runs_on(client, bookie_id, ledger)
         except BookieUnavailable as failure:
             presence[bookie_id], reasons[bookie_id] = None, failure.reason
             return

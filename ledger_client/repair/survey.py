@@ -12,6 +12,7 @@ from ledger_client.repair.census import Census
 from ledger_client.repair.plan import Holding, Plan, fragment_ends, plan_repair
 from ledger_client.repair.presence import Presence, look
 from ledger_client.repair.runs import Runs, union, without
+from ledger_client.statements import LedgerName
 from metadata.records import DamagedRun, LedgerRecord
 
 GIB = 1 << 30
@@ -43,7 +44,7 @@ class Survey:
         copy that was left behind when the ledger moved may be the last.
         """
         listed = _listed(record)
-        seen = _Seen(self._client, record.ledger_id, damaged)
+        seen = _Seen(self._client, LedgerName(record.ledger_id, record.incarnation), damaged)
         await seen.ask(bookie for bookie in listed if bookie in self._census.live)
         plan = plan_repair(record, self._holdings(listed, seen.presence, assume=True))
         if set(_listed(msgspec.structs.replace(record, fragments=plan.fragments))) - set(listed):
@@ -88,16 +89,16 @@ class Survey:
 class _Seen:
     """What bookies said of one ledger so far; none is asked twice."""
 
-    def __init__(self, client: Client, ledger_id: int, damaged: Sequence[DamagedRun]) -> None:
+    def __init__(self, client: Client, ledger: LedgerName, damaged: Sequence[DamagedRun]) -> None:
         self._client = client
-        self._ledger_id = ledger_id
+        self._ledger = ledger
         self._damaged = damaged
         self.presence: Presence = {}
         self.reasons: dict[str, str] = {}
 
     async def ask(self, bookie_ids: Iterable[str]) -> None:
         fresh = [bookie for bookie in bookie_ids if bookie not in self.presence]
-        presence, reasons = await look(self._client, fresh, self._ledger_id, self._damaged)
+        presence, reasons = await look(self._client, fresh, self._ledger, self._damaged)
         self.presence.update({bookie: presence[bookie] for bookie in fresh})
         self.reasons.update(reasons)
 

@@ -9,6 +9,7 @@ import pytest
 import trio
 
 from bookie.calls import Calls
+from bookie.incarnations import Incarnations
 from metadata.calls import (
     CollectGarbage,
     EntryLocation,
@@ -31,7 +32,9 @@ class HeldJournal:
         self.durable = trio.Event()
         self.waited_for = trio.Event()
         self.asked: list[int] = []
-        self.engine = SimpleNamespace(runs=lambda *_: [(0, 3)], gathered=lambda: 7)
+        self.engine = SimpleNamespace(
+            runs=lambda *_: [(0, 3)], gathered=lambda: 7, ledger=lambda _: None
+        )
         self.events = self
 
     async def synced(self, ticket: int) -> None:
@@ -44,7 +47,8 @@ async def test_entries_are_named_once_they_are_durable() -> None:
     """Repair calls a ledger whole by what is named: a power cut must not undo that."""
     journal: Any = HeldJournal()
     nothing: Any = None
-    calls = Calls(nothing, journal, nothing, nothing)
+    incarnations = Incarnations(journal.engine, nothing, nothing, "b1")
+    calls = Calls(nothing, journal, nothing, nothing, incarnations)
     answers: list[object] = []
 
     async def ask() -> None:
@@ -77,7 +81,7 @@ class FailingDisk:
 
 def calls_over(disk: FailingDisk) -> Calls:
     anything: Any = disk
-    return Calls(anything, anything, anything, anything)
+    return Calls(anything, anything, anything, anything, anything)
 
 
 async def test_a_call_that_cannot_read_the_disk_is_answered_with_a_failure() -> None:

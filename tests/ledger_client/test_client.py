@@ -74,7 +74,7 @@ async def test_a_ledger_deleted_under_its_writer_does_not_let_a_second_one_in_be
     autojump_clock: MockClock,
 ) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
-        with pytest.raises(LedgerClosed):  # the first one: another ledger took its place
+        with pytest.raises(NoSuchLedger):  # the first one: another ledger took its place
             async with client.create_ledger(1, 1, 1, ledger_id=5) as first:
                 await first.append(b"first")
                 await client.delete_ledger(5)

@@ -335,6 +335,9 @@ def test_a_deleted_ledger_is_gone_and_stays_fenced(bookie: Bookie) -> None:
         bookie.checkpoint()
         bookie.crash()
     assert bookie.engine.store.stats().live_bytes == 0
+    bookie.engine.forget_tombstones(1001 + 7 * 86_400_000)
+    assert bookie.engine.ledger(1) is not None, "a log still has entries of it"
+    bookie.drop_dead_logs()
     bookie.engine.forget_tombstones(1000 + 7 * 86_400_000)
     assert bookie.engine.ledger(1) is not None
     bookie.engine.forget_tombstones(1001 + 7 * 86_400_000)

@@ -188,6 +188,7 @@ def test_old_entries_that_a_log_still_has_can_be_read_after_a_start(bookie: Book
 def test_a_ledger_made_anew_after_its_tombstone_was_forgotten_stays(bookie: Bookie) -> None:
     deleted(bookie)
     bookie.checkpoint()
+    bookie.drop_dead_logs()
     bookie.engine.forget_tombstones(1001 + 7 * DAY_MS)
     assert bookie.engine.ledger(1) is None
     assert put(bookie, again(3, b"new")) == [0]

@@ -73,10 +73,15 @@ class SimulatedEngine(Engine):
         _disk().mount(engine)
         return engine, recovery
 
-    def fence(self, ledger_id: int, key: bytes) -> int:
-        ticket = super().fence(ledger_id, key)
+    def fence(self, ledger_id: int, key: bytes, incarnation: int = 0) -> int:
+        ticket = super().fence(ledger_id, key, incarnation)
         _disk().take_note(0)
         return ticket
+
+    def renew_ledger(self, ledger_id: int, before: int, after: int) -> bool:
+        renewed = super().renew_ledger(ledger_id, before, after)
+        _disk().take_note(0)
+        return renewed
 
     def flush(self) -> Any:  # noqa: ANN401 - as Engine's
         disk = _disk()

@@ -70,6 +70,13 @@ class Bookie:
         self.mark = self.engine.store.roll(self.mark)
         self.engine.trim(self.mark, 0)
 
+    def drop_dead_logs(self) -> None:
+        """Delete the logs without live bytes, the open one too."""
+        self.roll()
+        for log in self.engine.store.logs():
+            if not log.live:
+                self.engine.store.delete_log(log.log_id)
+
     def crash(self) -> None:
         """Forget all that is not in files, and start again from the mark."""
         self.connection.close()
@@ -92,6 +99,8 @@ class Bookie:
             if fed.verdict is Verdict.FULL:
                 self.engine.commit()
                 self.flush_sealed()
+            elif fed.verdict is Verdict.AGAIN:
+                connection.look()
             else:
                 assert fed.verdict is Verdict.OK
                 if not frames:

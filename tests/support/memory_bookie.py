@@ -132,6 +132,8 @@ class MemoryBookie:
                             if request.opcode == Opcode.PULSE:
                                 self._pulsed.append((stream, lock))
                                 continue
+                            if request.opcode == Opcode.INCARNATION:
+                                continue  # it has no ledger whose id was used before
                             self.requests.append(request)
                             nursery.start_soon(self._answer, request, stream, lock)
                     nursery.cancel_scope.cancel()

@@ -43,7 +43,7 @@ static void serve(const bk_request *request, const uint8_t *body)
     uint64_t ticket;
     fuzz_touch(body, request->body_size);
     if (request->has_key && request->flags & BK_FLAG_FENCE) {
-        int result = bk_engine_fence(engine, request->ledger_id, request->key, &ticket);
+        int result = bk_engine_fence(engine, request->ledger_id, request->incarnation, request->key, &ticket);
         CLAIM(result == BK_OK || result == BK_BAD_KEY || result == BK_FULL);
     }
     if (request->opcode == BK_OP_READ_WAIT)

@@ -1,0 +1,300 @@
+"""Ledger ids that are used again, over the wire, with a metadata store to ask."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+import v2
+from rig import MIB, Peer, settings
+from running import ask, connected, running
+
+from bookie.amnesia import fence_forgotten
+from bookie.config import BookieConfig
+from bookie.limbo import enter_limbo
+from bookie.storage import Storage
+from metadata import calls
+from metadata.errors import MetadataUnavailable
+from metadata.records import (
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    cookie_key,
+    encode_password,
+    encode_record,
+    ledger_key,
+)
+from metadata.store import MetadataStore
+from metadata.urls import open_store
+from native import frame
+from native.frame import Code
+
+LEDGER, OLD, NEW = 7, 1111, 2222
+ME = "b1"
+
+
+def record(incarnation: int, **changed: object) -> bytes:
+    made = LedgerRecord(
+        LEDGER, 1, 1, 1, LedgerState.OPEN, [Fragment(0, [ME])], incarnation=incarnation
+    )
+    return encode_record(msgspec.structs.replace(made, **changed))
+
+
+async def today(store: MetadataStore, incarnation: int) -> None:
+    """The ledger was deleted if it was there, and made again."""
+    await store.put(ledger_key(LEDGER), record(incarnation))
+
+
+class Flaky:
+    """A store that may be away, or hang."""
+
+    def __init__(self, store: MetadataStore) -> None:
+        self._store = store
+        self.away = self.hangs = False
+
+    def __getattr__(self, name: str) -> object:
+        return getattr(self._store, name)
+
+    async def get(self, key: str) -> object:
+        if self.hangs:
+            await trio.sleep_forever()
+        if self.away:
+            raise MetadataUnavailable("away")
+        return await self._store.get(key)
+
+
+class Here:
+    """A bookie that runs, with the former ledger on it."""
+
+    def __init__(self, peer: Peer, store: Flaky) -> None:
+        self.peer = peer
+        self.store: MetadataStore = store  # type: ignore[assignment]
+        self.flaky = store
+
+    async def says(self, incarnation: int) -> None:
+        await self.peer.stream.send_all(frame.incarnation(LEDGER, incarnation))
+
+    async def add(self, entry_id: int, payload: bytes = b"new") -> int:
+        return (await self.peer.ask(v2.add(LEDGER, entry_id, payload))).code
+
+    async def read(self, entry_id: int) -> tuple[int, bytes]:
+        answer = await self.peer.ask(v2.read(LEDGER, entry_id))
+        return answer.code, answer.body[32:]
+
+    async def collect(self) -> calls.Reply:
+        return await ask(self.peer, calls.CollectGarbage(major=True))
+
+    async def runs(self, incarnation: int) -> calls.Reply:
+        return await ask(self.peer, calls.LedgerRuns(LEDGER, incarnation=incarnation))
+
+
+@asynccontextmanager
+async def bookie(config: BookieConfig) -> AsyncIterator[Here]:
+    async with open_store(config.metadata) as store:
+        flaky = Flaky(store)
+        async with running(config, flaky) as ready, connected(ready.address) as peer:  # type: ignore[arg-type]
+            yield Here(peer, flaky)
+
+
+@asynccontextmanager
+async def former(folder: Path, *, entries: int = 3) -> AsyncIterator[Here]:
+    """Ledger 7 was written, fenced, deleted from the metadata; and made again."""
+    async with bookie(config_in(folder)) as here:
+        await today(here.store, OLD)
+        await here.says(OLD)
+        assert [await here.add(i, b"old") for i in range(entries)] == [0] * entries
+        assert (await here.peer.ask(v2.read(LEDGER, -1, fence_key=v2.KEY))).code == 0
+        await here.store.delete(ledger_key(LEDGER))
+        await today(here.store, NEW)
+        yield here
+
+
+def set_back(data: Path, saved: Path) -> None:
+    for leftover in data.parent.glob(data.name + "*"):
+        leftover.unlink()
+    shutil.copy(saved, data)
+
+
+def config_in(folder: Path) -> BookieConfig:
+    return settings(folder, bookie_id=ME)
+
+
+async def assert_new(here: Here, entries: int) -> None:
+    answers = [await here.read(i) for i in range(4)]
+    assert answers == [(0, b"new")] * entries + [(Code.NO_ENTRY, b"")] * (4 - entries)
+
+
+async def test_a_ledger_made_again_has_nothing_of_the_former(tmp_path: Path) -> None:
+    """Neither its entries, nor its end, nor its fence; across flush, compaction, restarts."""
+    async with former(tmp_path) as here:
+        await here.says(NEW)
+        fenced = await here.peer.ask(v2.read(LEDGER, -1))
+        assert fenced.code == Code.NO_ENTRY, "recovery finds no end of the former"
+        assert await here.add(0) == 0
+        await assert_new(here, 1)
+        assert isinstance(await here.collect(), calls.GarbageReport)
+        await assert_new(here, 1)
+    async with bookie(config_in(tmp_path)) as here:
+        await assert_new(here, 1)
+        await here.says(NEW)
+        assert await here.add(1) == 0
+        await assert_new(here, 2)
+
+
+async def test_adds_that_come_with_the_news_wait_for_the_metadata(tmp_path: Path) -> None:
+    async with former(tmp_path) as here:
+        frames = frame.incarnation(LEDGER, NEW) + v2.add(LEDGER, 0, b"new") + v2.read(LEDGER, 0)
+        assert (await here.peer.ask(frames)).code == 0
+        assert (await here.peer.response()).code == 0
+        await assert_new(here, 1)
+
+
+async def test_whoever_means_the_former_ledger_hears_that_it_is_over(tmp_path: Path) -> None:
+    async with former(tmp_path) as here:
+        await here.says(NEW)
+        assert await here.add(0) == 0
+        await here.says(OLD)
+        assert await here.read(0) == (Code.OTHER_LEDGER, b"")
+        assert await here.add(1, b"old") == Code.OTHER_LEDGER
+        reply = await here.runs(OLD)
+        assert isinstance(reply, calls.Failure)
+        await here.says(NEW)
+        await assert_new(here, 1)
+
+
+@pytest.mark.parametrize("doubt", ["away", "hangs", "no row", "no cookie", "a third"])
+async def test_without_an_answer_nobody_gets_old_bytes_or_a_denial(
+    tmp_path: Path, doubt: str
+) -> None:
+    async with former(tmp_path) as here:
+        cookie = await here.store.get(cookie_key(ME))
+        assert cookie is not None
+        if doubt in ("away", "hangs"):
+            setattr(here.flaky, doubt, True)
+        elif doubt == "no row":
+            await here.store.delete(ledger_key(LEDGER))
+        elif doubt == "no cookie":
+            await here.store.delete(cookie_key(ME))
+        else:
+            await today(here.store, 3333)
+        await here.says(NEW)
+        for entry_id in (0, 99, -1):
+            assert await here.read(entry_id) == (Code.UNKNOWN_STATE, b"")
+        assert await here.add(0) == Code.UNKNOWN_STATE
+        assert isinstance(await here.runs(NEW), calls.Failure)
+        here.flaky.away = here.flaky.hangs = False
+        await today(here.store, NEW)
+        if doubt == "no cookie":
+            await here.store.put(cookie_key(ME), cookie.value)
+        await here.says(NEW)  # as the client does when it asks again
+        assert await here.add(0) == 0
+        await assert_new(here, 1)
+
+
+async def test_metadata_set_back_to_a_backup_issue_an_id_again(tmp_path: Path) -> None:
+    """The bookie has newer entries of a ledger that the metadata never heard of."""
+    data, saved = tmp_path / "metadata.db", tmp_path / "backup.db"
+    config = config_in(tmp_path)
+    async with bookie(config):
+        pass  # its cookie is in the backup
+    shutil.copy(data, saved)
+    async with bookie(config) as here:
+        await today(here.store, OLD)
+        await here.says(OLD)
+        assert [await here.add(i, b"old") for i in range(3)] == [0] * 3
+    set_back(data, saved)
+    async with bookie(config) as here:
+        await today(here.store, NEW)
+        await here.says(NEW)
+        assert await here.read(0) == (Code.NO_ENTRY, b"")
+        assert await here.add(0) == 0
+        await assert_new(here, 1)
+
+
+async def test_a_row_that_comes_back_with_its_incarnation_is_that_ledger(tmp_path: Path) -> None:
+    async with bookie(config_in(tmp_path)) as here:
+        await today(here.store, OLD)
+        await here.says(OLD)
+        assert await here.add(0) == 0
+        await here.store.delete(ledger_key(LEDGER))
+        await today(here.store, OLD)
+        await here.says(OLD)
+        assert await here.read(0) == (0, b"new")
+        assert await here.add(1) == 0
+
+
+async def test_garbage_collection_deletes_a_ledger_whose_id_is_anothers(tmp_path: Path) -> None:
+    async with former(tmp_path) as here:
+        report = await here.collect()
+        assert isinstance(report, calls.GarbageReport)
+        assert report.ledgers_deleted == 1
+        assert (await here.read(0))[0] == Code.NO_LEDGER
+        await here.says(NEW)
+        assert await here.add(0) == 0, "its tombstone keeps the next ledger not away"
+        await assert_new(here, 1)
+        report = await here.collect()
+        assert isinstance(report, calls.GarbageReport)
+        assert report.ledgers_deleted == 0
+
+
+async def test_repair_counts_no_entry_of_the_former_ledger(tmp_path: Path) -> None:
+    async with former(tmp_path) as here:
+        assert await here.runs(OLD) == calls.RunPage([(0, 2)])
+        assert await here.runs(NEW) == calls.RunPage([])
+        assert isinstance(await here.runs(OLD), calls.Failure)
+        await here.says(NEW)
+        assert await here.add(0) == 0
+        assert await here.runs(NEW) == calls.RunPage([(0, 0)])
+        assert await here.runs(0) == calls.RunPage([(0, 0)])
+
+
+async def test_a_client_of_bookkeeper_that_knows_no_incarnation_goes_on(tmp_path: Path) -> None:
+    async with bookie(config_in(tmp_path)) as here:
+        assert [await here.add(i, b"theirs") for i in range(3)] == [0] * 3
+        assert await here.read(1) == (0, b"theirs")
+        assert await here.add(1, b"theirs") == 0
+        assert await here.add(1, b"other") == Code.BAD_REQUEST
+        await ask(here.peer, calls.FlushNow())
+        assert await here.add(1, b"theirs") == 0
+        assert await here.add(1, b"other") == Code.BAD_REQUEST
+        assert await here.read(1) == (0, b"theirs")
+        wrong = v2.add(LEDGER, 3, key=v2.OTHER_KEY)
+        assert (await here.peer.ask(wrong)).code == Code.UNAUTHORIZED
+
+
+async def test_a_bookie_in_limbo_fences_the_ledger_of_today(tmp_path: Path) -> None:
+    """It has the former one, and may have fenced that of today before it lost its disk."""
+    config = config_in(tmp_path)
+    async with open_store(config.metadata) as store:
+        storage = await Storage.open(config)
+        storage.engine.fence(LEDGER, v2.KEY, OLD)
+        await today(store, NEW)
+        changed = record(NEW, state=LedgerState.CLOSED, password=encode_password(b""))
+        await store.put(ledger_key(LEDGER), changed)
+        enter_limbo(Path(config.ledger_folder), ())
+        async with trio.open_nursery() as nursery:
+            await nursery.start(storage.run)
+            assert await fence_forgotten(storage, store, ME) == 1
+            state = storage.engine.ledger(LEDGER)
+            assert state is not None
+            assert (state.incarnation, state.fenced) == (NEW, True)
+            nursery.cancel_scope.cancel()
+        await storage.stop()
+
+
+async def test_a_memtable_that_is_full_delays_the_renewal(tmp_path: Path) -> None:
+    """The entries of the former ledger are on their way to a log just then."""
+    async with former(tmp_path) as here:
+        filling = [v2.add(8, i, bytes(4 * MIB)) for i in range(4)]
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(here.peer.stream.send_all, b"".join(filling))
+            for _ in filling:
+                assert (await here.peer.response()).code == 0
+        await here.says(NEW)
+        assert await here.add(0) == 0
+        await assert_new(here, 1)
