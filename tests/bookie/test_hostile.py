@@ -139,6 +139,7 @@ SOUND_FIELDS: dict[str, Any] = {
     "revision": None,
     "wait_ms": 0,
     "major": False,
+    "incarnation": 0,
     "ops": [{"type": "Put", "key": "hostile/op", "value": b"v", "expected": None}],
 }
 
