@@ -73,7 +73,7 @@ def assert_new(bookie: Bookie, entries: int) -> None:
 
 
 def test_the_frame_has_the_documented_bytes() -> None:
-    documented = bytes.fromhex("000000140244000000000000000000070123456789abcdef")
+    documented = bytes.fromhex("000000140245000000000000000000070123456789abcdef")
     assert frame.incarnation(7, OLD) == documented
     request = parse_request(documented)
     assert request == Request(Opcode.INCARNATION, ledger_id=7, incarnation=OLD)
