@@ -21,7 +21,6 @@ from metadata.records import (
 from native.digest import DigestKind
 
 LEDGER_ID_MAX = (1 << 63) - 1
-INCARNATION_MAX = (1 << 63) - 1
 DigestName = Literal["crc32", "hmac", "crc32c", "dummy"]
 DIGESTS: dict[str, DigestKind] = {
     "crc32": DigestKind.CRC32,
@@ -94,8 +93,13 @@ async def new_record(
         password=encode_password(plan.password),
         created_ms=catalogue.clock.now_ms(),
         custom=dict(plan.custom),
-        incarnation=1 + secrets.randbelow(INCARNATION_MAX),
+        incarnation=_new_incarnation(),
     )
+
+
+def _new_incarnation() -> int:
+    """Return 63 random bits, and never 0, which stands for a ledger that has none."""
+    return int.from_bytes(secrets.token_bytes(8), "big") >> 1 or 1
 
 
 async def _check_free(ledger_id: int, catalogue: Catalogue) -> None:
