@@ -36,6 +36,23 @@ class Length(click.ParamType[float]):
         return length_s
 
 
+class Ago(int):
+    """Unix nanoseconds so long ago by this host's clock; the store's may be another.
+
+    What removes something reckons by the store's: with *length_ns*, how long ago.
+    """
+
+    length_ns: int
+
+    @classmethod
+    def of(cls, length_s: float) -> Ago:
+        """Return the moment *length_s* seconds ago."""
+        length_ns = round(length_s * 1e9)
+        moment = cls(time.time_ns() - length_ns)
+        moment.length_ns = length_ns
+        return moment
+
+
 class Moment(click.ParamType[int]):
     """A point of time as Unix nanoseconds: a date and time, nanoseconds, or how long ago.
 
@@ -55,7 +72,7 @@ class Moment(click.ParamType[int]):
             return int(text)
         length_s = parse_length(text.removesuffix("ago").replace(" ", ""))
         if length_s is not None:
-            return time.time_ns() - round(length_s * 1e9)
+            return Ago.of(length_s)
         try:
             return nanoseconds_of(datetime.fromisoformat(text))
         except (ValueError, OverflowError):

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import AsyncIterator, Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from typing import TYPE_CHECKING
 
 import trio
 
 from ledger_client.errors import LedgerError, NotEnoughBookies
+from ledger_client.repair.records import list_cookies, list_draining
 from ledger_client.topics.alteration import REPLICATION, Alteration, checked, majority
 from ledger_client.topics.catalogue import TopicCatalogue, check_users
 from ledger_client.topics.errors import TopicExists
@@ -25,6 +26,7 @@ from ledger_client.topics.reading.starting import Start
 from ledger_client.topics.reading.times import PublishTime
 from ledger_client.translation import translated
 from metadata.errors import MetadataError
+from metadata.records import BookieRecord
 from metadata.topics import LANE_LEDGERS, TopicRecord, split_topic, topic_prefix
 
 if TYPE_CHECKING:
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
 
 TELL_S = 2.0
 """For telling the event of a change before it returns; afterwards the leader tells it."""
+ONE_COPY = (
+    "messages have one copy, as the cluster has one bookie; once it has more,"
+    " alter the topic to replication 2"
+)
 EVER_MS = 1 << 62
 """Later than any ledger was closed."""
 _log = logging.getLogger(__name__)
@@ -55,6 +61,8 @@ class Administration:
         """Make a topic. Raises as TopicClient.create_topic."""
         check_users(name)
         made = await self._create(name, replication, ack_quorum, settings)
+        if replication is None and made.replication < REPLICATION:
+            _log.warning("topic %s: %s", name, ONE_COPY)
         await self._tell(name)
         return made
 
@@ -65,6 +73,9 @@ class Administration:
         ack_quorum: int | None = None,
         settings: Mapping[str, object] | None = None,
     ) -> TopicRecord:
+        found = await self._catalogue.find(name)
+        if found is not None and found[0].state == "active":
+            raise TopicExists(name)
         copies = await self._copies(replication)
         fields = dict(settings or {}) | {
             "name": name,
@@ -73,8 +84,7 @@ class Administration:
             "ack_quorum": majority(copies) if ack_quorum is None else ack_quorum,
         }
         wanted = checked(name, fields)
-        found = await self._catalogue.find(name)
-        if found is not None and found[0].state == "deleting":
+        if found is not None:
             await Deletion(self._client, self._catalogue, found[0]).run()
         return await self._catalogue.create(wanted)
 
@@ -186,9 +196,25 @@ class Administration:
             yield producer
 
     async def _copies(self, wanted: int | None) -> int:
-        """Return how many copies a topic gets. Raises NotEnoughBookies."""
+        """Return how many copies a topic gets.
+
+        Where nobody says it, REPLICATION, or as many as the cluster has bookies. Those that are
+        away count: a topic made while a bookie is down has no fewer copies for ever.
+
+        Raises:
+            NotEnoughBookies: fewer take writes now.
+        """
         bookies = await self._client.list_bookies()
         live = sum(not (each.read_only or each.limbo or each.draining) for each in bookies)
-        if live == 0 or (wanted is not None and wanted > live):
-            raise NotEnoughBookies(healthy=live, needed=wanted or 1)
-        return min(REPLICATION, live) if wanted is None else wanted
+        if wanted is None:
+            wanted = min(REPLICATION, max(await self._count_bookies(bookies), 1))
+        if live < wanted:
+            raise NotEnoughBookies(healthy=live, needed=wanted)
+        return wanted
+
+    async def _count_bookies(self, registered: Sequence[BookieRecord]) -> int:
+        """Return how many bookies there are, also those that are away; none that leaves."""
+        with translated(self._catalogue.timeout_s):
+            made = await list_cookies(self._catalogue.store)
+            leaving = await list_draining(self._catalogue.store)
+        return len((made | {each.bookie_id for each in registered}) - leaving)

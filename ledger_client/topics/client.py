@@ -70,7 +70,9 @@ class TopicClient(Client):
         Args:
             name: namespace/name.
             partitions: how many; 0: it is not partitioned, and has the partition -1 alone.
-            replication: copies of each message; by default 2, but at most the live bookies.
+            replication: copies of each message, 2 by default. A cluster that has one bookie
+                gives one copy, with a warning in the log, until the topic is altered; one
+                where bookies are away refuses, unless fewer copies are asked for here.
             ack_quorum: copies that are durable before a message is acknowledged; by default
                 more than half of all.
             order: "event-time": an event time lower than the last of its lane is refused.
@@ -83,7 +85,8 @@ class TopicClient(Client):
         Raises:
             TopicExists: the name is taken.
             BadTopic: a setting cannot be; the message names it.
-            NotEnoughBookies: fewer than *replication* take writes.
+            NotEnoughBookies: fewer than *replication* take writes: start more, or ask for
+                fewer copies.
         """
         settings = {
             "partitions": partitions,

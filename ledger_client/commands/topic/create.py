@@ -13,6 +13,8 @@ import ledger_client
 from ledger_client.commands import options
 from ledger_client.commands.interruption import finish
 from ledger_client.commands.topic.settings import Settings, name, settings
+from ledger_client.topics.administration import ONE_COPY
+from ledger_client.topics.alteration import REPLICATION
 from ledger_client.topics.catalogue import TopicInfo
 from metadata.topics import Retention, RollPolicy, Schema
 
@@ -34,10 +36,18 @@ Order = Literal["none", "event-time"]
 def create(*, name: str, given: Settings, order: Order, cluster: str, as_json: bool) -> None:
     """Make a topic and print its name.
 
-    It is told on the topic __events of its namespace, as every change of a topic is.
+    It is told on the topic __events of its namespace, as every change of a topic is. Messages
+    have two copies; in a cluster of one bookie one, with a warning. While bookies are away and
+    fewer than two are left, say --replication 1 or wait.
     """
     made = trio.run(finish, partial(_create, cluster, name, order, given))
-    click.echo(msgspec.json.encode(made).decode() if as_json else made.name)
+    if not as_json:
+        click.echo(made.name)
+        return
+    told = msgspec.to_builtins(made)
+    if given.replication is None and made.replication < REPLICATION:
+        told["warning"] = ONE_COPY
+    click.echo(msgspec.json.encode(told).decode())
 
 
 async def _create(cluster: str, name: str, order: Order, given: Settings) -> TopicInfo:

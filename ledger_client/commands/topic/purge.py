@@ -12,7 +12,7 @@ import trio
 import ledger_client
 from ledger_client.commands import options
 from ledger_client.commands.interruption import finish
-from ledger_client.commands.moment import Moment
+from ledger_client.commands.moment import Ago, Moment
 from ledger_client.commands.progress import show_entries
 from ledger_client.commands.quantity import count, size
 from ledger_client.commands.topic.settings import name
@@ -85,7 +85,8 @@ def purge(
     """
     end = _end(before, before_event_time, before_timestamp, everything)
     place = Place(partition, lane)
-    purged = trio.run(finish, partial(_purge, cluster, name, end, place, dry_run))
+    ago = before if isinstance(before, Ago) else None
+    purged = trio.run(finish, partial(_purge, cluster, name, end, ago, place, dry_run))
     told = Removed(
         topic=name,
         ledgers=len(purged.removed),
@@ -116,9 +117,11 @@ def _end(
 
 
 async def _purge(
-    cluster: str, name: str, before: Before | None, place: Place, dry_run: bool
+    cluster: str, name: str, before: Before | None, ago: Ago | None, place: Place, dry_run: bool
 ) -> Purged:
     async with ledger_client.connect(cluster) as client:
+        if ago is not None:  # so long ago by the time with which ledgers were closed
+            before = PublishTime(await client.topics.now_ms() - ago.length_ns // MS)
         where = place._asdict()
         planned = await client.purge_topic(name, before=before, **where, dry_run=True)
         if dry_run:

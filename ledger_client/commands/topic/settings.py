@@ -115,7 +115,7 @@ _OPTIONS: tuple[Option, ...] = (
         ("--replication",),
         {
             "type": click.IntRange(1, 64),
-            "show_default": "2, at most the live bookies",
+            "show_default": "2, in a cluster of one bookie 1",
             "help": "Copies of each message, on different bookies.",
         },
     ),

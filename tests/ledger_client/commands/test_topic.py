@@ -2,6 +2,8 @@ from __future__ import annotations
 
 import io
 import json
+import sqlite3
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
@@ -36,6 +38,7 @@ from metadata.topics import (
 from metadata.urls import open_store
 
 DAY_MS = 86_400_000
+HOUR_MS = 3_600_000
 NOON_MS = 1_714_564_800_000  # 2024-05-01T12:00Z
 
 
@@ -277,6 +280,47 @@ def test_describe_tells_what_each_lane_holds(run: Run, url: str) -> None:
     assert "holds           3 ledgers, 3,000 messages, 4.0 KiB" in described
     assert "till on h1, process 7" in described
     assert "2024-04-29 12:00:00Z to 2024-05-01 11:59:59.999Z" in described
+
+
+def test_a_purge_of_what_is_so_old_reckons_by_the_stores_time(
+    run: Run, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A host whose clock is hours ahead removes no more than another."""
+
+    async def read_clock() -> int:
+        async with open_store(url) as store:
+            return await store.now_ms()
+
+    run("create", "s/t")
+    lay_out(url, "s/t")
+    with sqlite3.connect(url.removeprefix("sqlite://")) as connection:
+        connection.execute("DELETE FROM clock")
+    connection.close()
+    monkeypatch.setattr(time, "time_ns", lambda: (NOON_MS + 4 * HOUR_MS) * 1_000_000)
+    assert trio.run(read_clock) == NOON_MS + 4 * HOUR_MS
+    monkeypatch.setattr(time, "time_ns", lambda: (NOON_MS + 12 * HOUR_MS) * 1_000_000)
+    (purged,) = run("purge", "s/t", "--before", "6h", "--dry-run", "--json").json
+    assert purged["ledgers"] == 1
+    (purged,) = run("purge", "s/t", "--before", "3h", "--dry-run", "--json").json
+    assert purged["ledgers"] == 2
+
+
+def test_in_a_cluster_of_one_bookie_a_topic_with_one_copy_is_warned_of(
+    run: Run, url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def leave_one() -> None:
+        async with open_store(url) as store:
+            for lease in await store.leases("bookies/"):
+                if lease.owner != "b1":
+                    await store.release(lease)
+
+    assert "warning" not in run("create", "s/two", "--json").json[0]
+    trio.run(leave_one)
+    (made,) = run("create", "s/one", "--json").json
+    assert made["replication"] == 1
+    assert "messages have one copy" in str(made["warning"])
+    assert "s/one: messages have one copy" in caplog.text
+    assert "warning" not in run("create", "s/asked", "--replication", "1", "--json").json[0]
 
 
 def test_a_purge_says_what_went_and_what_stays(run: Run, url: str) -> None:

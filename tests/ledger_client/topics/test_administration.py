@@ -20,6 +20,7 @@ from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingO
 from ledger_client.topics.keeping.idle import close_lane
 from ledger_client.topics.reading.times import EventTime
 from metadata.leadership import Term
+from metadata.records import cookie_key, draining_key
 from metadata.topics import Retention, RollPolicy, TopicEvent, decode_event
 
 DAY_MS = 86_400_000
@@ -129,6 +130,41 @@ async def test_copies_are_two_but_at_most_the_bookies_that_take_writes(
     cluster.store.bookies.pop("b4")
     with pytest.raises(NotEnoughBookies):
         await client.create_topic("shop/none")
+
+
+async def test_bookies_that_are_away_take_no_copies_from_a_topic(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """Else a topic made while they are down keeps one copy for ever, and nobody knows."""
+    for name in ("b1", "b2", "b3"):
+        cluster.store.bookies.pop(name)
+        await cluster.store.put(cookie_key(name), b"{}")
+    with pytest.raises(NotEnoughBookies, match="1 healthy bookies, 2 needed"):
+        await client.create_topic("shop/two")
+    asked = await client.create_topic("shop/one", replication=1)
+    assert (asked.replication, asked.ack_quorum) == (1, 1)
+    with pytest.raises(TopicExists):
+        await client.create_topic("shop/one")
+    for name in ("b1", "b2", "b3"):  # they are being decommissioned
+        await cluster.store.put(draining_key(name), b"{}")
+    assert (await client.create_topic("shop/last")).replication == 1
+
+
+async def test_a_topic_with_one_copy_in_a_cluster_of_one_bookie_is_warned_of(
+    autojump_clock: MockClock,
+    cluster: MemoryCluster,
+    client: Client,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for name in ("b1", "b2", "b3"):
+        cluster.store.bookies.pop(name)
+    await client.create_topic("shop/asked", replication=1)
+    assert not caplog.records
+    await client.create_topic("shop/one")
+    assert [each.getMessage() for each in caplog.records] == [
+        "topic shop/one: messages have one copy, as the cluster has one bookie;"
+        " once it has more, alter the topic to replication 2"
+    ]
 
 
 async def test_what_cannot_be_made_is_refused(client: Client) -> None:
