@@ -17,6 +17,7 @@ from bookie.errors import CallRefused
 from bookie.footprint import measure
 from bookie.garbage import Collector
 from bookie.incarnations import Incarnations
+from bookie.inspecting import Inspector
 from bookie.reads import ANSWER_SIZE_MAX
 from bookie.scrub import Scrubber
 from bookie.status import Status
@@ -31,6 +32,7 @@ from native.engine import Request as WireRequest
 from native.errors import Absent, CoreError, Corrupt, NoLedger
 from native.frame import CALL_SIZE_MAX, Code, Opcode
 
+_Looked = calls.JournalFiles | calls.JournalRecords | calls.Indexes | calls.IndexExtents
 _METADATA = get_args(MetadataRequest)
 _WRITES = (calls.FlushNow, calls.CollectGarbage)
 _QUICK_S = 10.0
@@ -67,6 +69,10 @@ class Calls:
             calls.LedgerRuns: self._runs,
             calls.ScrubNow: self._scrub,
             calls.DiskUse: self._disk_use,
+            calls.JournalFiles: self._look,
+            calls.JournalRecords: self._look,
+            calls.Indexes: self._look,
+            calls.IndexExtents: self._look,
         }
 
     def tell_of(self, status: Status) -> None:
@@ -189,6 +195,21 @@ class Calls:
 
     async def _scrub(self, _: calls.ScrubNow) -> BookieReply:
         return await self._scrubber.check()
+
+    async def _look(self, request: _Looked) -> BookieReply:
+        return await trio.to_thread.run_sync(self._look_into, request)
+
+    def _look_into(self, request: _Looked) -> BookieReply:
+        inspector = Inspector(*self._storage.own_folders)
+        match request:
+            case calls.JournalFiles():
+                return inspector.journals()
+            case calls.JournalRecords():
+                return inspector.journal_records(request)
+            case calls.Indexes():
+                return inspector.indexes(request)
+            case calls.IndexExtents():
+                return inspector.extents(request)
 
     async def _disk_use(self, _: calls.DiskUse) -> BookieReply:
         files = await trio.to_thread.run_sync(measure, self._storage.folders)

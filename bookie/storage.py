@@ -80,9 +80,14 @@ class Storage:
         self.on_flushed: Callable[[], None] = lambda: None
 
     @property
+    def own_folders(self) -> tuple[Path, Path]:
+        """Folder of the journal, and of entry logs and indexes."""
+        return Path(self._config.journal_folder), self._ledger_folder
+
+    @property
     def folders(self) -> list[Path]:
         """Where files of this bookie lie."""
-        own = [Path(self._config.journal_folder), self._ledger_folder]
+        own = [*self.own_folders]
         data = Path(self._config.data_folder)
         return [data, *own] if self._config.data_folder and data.is_dir() else own
 

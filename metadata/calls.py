@@ -23,6 +23,8 @@ from native.mark import Mark
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Id = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 T = TypeVar("T")
+PAGE_MAX = 4000
+"""Records or extents of one page."""
 
 
 class Message(msgspec.Struct, frozen=True, tag=True):
@@ -157,6 +159,40 @@ class LedgerRuns(Message, frozen=True):
 
 class ScrubNow(Message, frozen=True):
     """Check every record of every entry log now, and wait for the end. -> ScrubReport."""
+
+
+class JournalFiles(Message, frozen=True):
+    """Which journal files are there? -> JournalFilePage."""
+
+
+class JournalRecords(Message, frozen=True):
+    """What stands in a journal file? -> JournalRecordPage.
+
+    From the group at offset *group* on (0: the first), behind its first *skip* records; both as
+    the page before gave them. *groups*: those that begin groups are wanted too.
+    """
+
+    file_id: Count
+    group: Count = 0
+    skip: Count = 0
+    ledger_id: int | None = None
+    groups: bool = False
+    count: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
+
+
+class Indexes(Message, frozen=True):
+    """What do the indexes of logs with id > *after* say in all? -> IndexPage."""
+
+    after: Id = -1
+
+
+class IndexExtents(Message, frozen=True):
+    """Which extents with an offset > *after* are in the index of a log? -> ExtentPage."""
+
+    log_id: Count
+    after: Id = -1
+    ledger_id: int | None = None
+    count: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
 
 
 class DiskUse(Message, frozen=True):
@@ -303,6 +339,87 @@ class LogPage(Message, frozen=True):
     logs: list[LogOnBookie]
 
 
+class JournalFileOnBookie(msgspec.Struct, frozen=True):
+    """A journal file. Sizes in bytes; *end* is 0 for the newest one, which is written."""
+
+    id: int
+    size: int
+    end: int
+    needed: bool
+    """it holds entries that are in no entry log yet"""
+    damaged: bool = False
+
+
+class JournalFilePage(Message, frozen=True):
+    """All journal files, oldest first; *missing*: ids of those that were between them."""
+
+    files: list[JournalFileOnBookie]
+    missing: list[int] = []
+
+
+class RecordOnBookie(msgspec.Struct, frozen=True, array_like=True):
+    """A record; *entry_id* is negative for special ones, *size* that of its body."""
+
+    offset: int
+    ledger_id: int
+    entry_id: int
+    size: int
+
+
+class JournalRecordPage(Message, frozen=True):
+    """Records in file order, and offsets that are damaged.
+
+    The next page begins at *group* and *skip*; with an *end*, which is where the records of the
+    file end by now, this one is the last.
+    """
+
+    records: list[RecordOnBookie]
+    damages: list[int]
+    group: int
+    skip: int
+    end: int | None = None
+
+
+class IndexOnBookie(msgspec.Struct, frozen=True):
+    """The index of a log. *entries_size* is bytes of the records that it names."""
+
+    log_id: int
+    size: int
+    extents: int
+    entries: int
+    entries_size: int
+    damages: list[int] = []
+
+
+class IndexPage(Message, frozen=True):
+    """Indexes ordered by log; none: the listing is over."""
+
+    indexes: list[IndexOnBookie]
+
+
+class ExtentOnBookie(msgspec.Struct, frozen=True, array_like=True):
+    """A run of a ledger's entries in a log; *offset* is that of its row in the index."""
+
+    offset: int
+    ledger_id: int
+    first_entry: int
+    last_entry: int
+    page_offset: int
+    log_offset: int
+    log_size: int
+    entries: int
+    sparse: bool
+
+
+class ExtentPage(Message, frozen=True):
+    """Extents in file order; the next page is after *after*. The last one has the damages."""
+
+    extents: list[ExtentOnBookie]
+    damages: list[int]
+    after: int
+    is_last: bool
+
+
 class LogKept(msgspec.Struct, frozen=True):
     """An entry log that a collection left, and why. Sizes in bytes."""
 
@@ -408,6 +525,10 @@ BookieRequest = (
     | LedgerRuns
     | ScrubNow
     | DiskUse
+    | JournalFiles
+    | JournalRecords
+    | Indexes
+    | IndexExtents
 )
 Request = MetadataRequest | BookieRequest
 MetadataReply = (
@@ -423,6 +544,10 @@ BookieReply = (
     | RunPage
     | ScrubReport
     | DiskUsed
+    | JournalFilePage
+    | JournalRecordPage
+    | IndexPage
+    | ExtentPage
     | Failure
 )
 Reply = MetadataReply | BookieReply

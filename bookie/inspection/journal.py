@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -52,7 +53,10 @@ class JournalFile(msgspec.Struct, frozen=True):
 
 def list_journals(folder: Path) -> list[JournalFile]:
     """The journal files of *folder*, oldest first. Blocks; reads one block of each."""
-    found = [(file, *_header(file.path)) for file in list_files(folder, "journal")]
+    found = []
+    for file in list_files(folder, "journal"):
+        with suppress(FileNotFoundError):  # the running bookie needs it no more
+            found.append((file, *_header(file.path)))
     journals = []
     for number, (file, header, damaged) in enumerate(found):
         following = found[number + 1][1] if number + 1 < len(found) else None
@@ -86,9 +90,9 @@ def read_records(
         yield End(0)
 
 
-def kind_of(record: Record) -> str:
-    """What a record is, in a word or two."""
-    return "entry" if record.entry_id >= 0 else _KINDS.get(record.entry_id, "unknown")
+def kind_of(entry_id: int) -> str:
+    """What a record with this entry id is, in a word or two."""
+    return "entry" if entry_id >= 0 else _KINDS.get(entry_id, "unknown")
 
 
 def _header(path: Path) -> tuple[JournalHeader | None, bool]:

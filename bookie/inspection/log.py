@@ -8,6 +8,7 @@ damage. The same goes for a log that compaction is writing.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -46,7 +47,11 @@ class LogFile(msgspec.Struct, frozen=True):
 def list_logs(folder: Path) -> list[LogFile]:
     """The entry logs of *folder*, oldest first. Blocks; reads one block of each."""
     mark = read_mark(folder)
-    return [_log_file(file, mark) for file in list_files(folder, "log")]
+    found = []
+    for file in list_files(folder, "log"):
+        with suppress(FileNotFoundError):  # a running bookie compacted it meanwhile
+            found.append(_log_file(file, mark))
+    return found
 
 
 def read_log(log: LogFile) -> Iterator[Record | Damage]:
@@ -69,7 +74,10 @@ def read_index(log: LogFile, *, pages: bool = False) -> Iterator[Extent | Damage
                 yield found
             elif log.closed or found.offset < log.index_end:
                 yield Damage(found.path, found.offset)
-    except (Corrupt, FileNotFoundError):
+    except FileNotFoundError:
+        if log.file.path.exists():  # else a running bookie compacted the log meanwhile
+            yield Damage(log.index_path, 0)
+    except Corrupt:
         yield Damage(log.index_path, 0)
 
 

@@ -45,6 +45,10 @@ REQUESTS: list[Request] = [
     calls.LedgerRuns(1, 2, 3),
     calls.ScrubNow(),
     calls.DiskUse(),
+    calls.JournalFiles(),
+    calls.JournalRecords(3, 4096, 7, ledger_id=5, groups=True, count=2),
+    calls.Indexes(4),
+    calls.IndexExtents(4, 128, ledger_id=5, count=2),
 ]
 REPLIES: list[Reply] = [
     calls.Failure("VersionConflict", "m", {"key": "a", "expected": 1, "x": 1.5, "y": None}),
@@ -61,6 +65,12 @@ REPLIES: list[Reply] = [
     calls.EntryPlace("log", 1, 2, 3),
     calls.JournalState(1, 2, Mark(1, 2, 3, 4, 5, 6, 7, 8)),
     calls.LogPage([calls.LogOnBookie(1, 2, 3)]),
+    calls.JournalFilePage([calls.JournalFileOnBookie(3, 1 << 20, 0, needed=True)], [2]),
+    calls.JournalRecordPage([calls.RecordOnBookie(4096, 5, -0x1000, 20)], [8192], 4096, 1, 9000),
+    calls.IndexPage([calls.IndexOnBookie(4, 8192, 1, 10, 420, [64])]),
+    calls.ExtentPage(
+        [calls.ExtentOnBookie(64, 5, 0, 9, 4096, 0, 420, 10, sparse=False)], [], 64, is_last=False
+    ),
     calls.DiskUsed([calls.FilesOnDisk("log", 1, 2, 4096)], live=1, dead=0, unflushed=5),
     calls.GarbageReport(1, 2, 3, 4, 5),
     calls.RunPage([(0, 4), (6, 6)]),

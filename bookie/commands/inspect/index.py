@@ -3,17 +3,28 @@
 from __future__ import annotations
 
 from itertools import islice
+from pathlib import Path
 
 import click
 import msgspec
 
 from bookie.commands import options
+from bookie.commands.call import Asked
 from bookie.commands.inspect.report import Report
-from bookie.commands.inspect.target import of_files, target
+from bookie.commands.inspect.target import Target, of_files_or_address, target
 from bookie.commands.outcome import CommandFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.log import LogFile, list_logs, read_index
+from metadata.calls import (
+    PAGE_MAX,
+    ExtentOnBookie,
+    ExtentPage,
+    Indexes,
+    IndexExtents,
+    IndexPage,
+)
 from native.journal import Damage
+from native.store import Extent
 
 _COLUMNS = "{:>20}  {:>14}  {:>14}  {:>10}  {:>12}  {:>12}  {:<6}"
 
@@ -30,7 +41,7 @@ class Row(msgspec.Struct):
 
 @click.command()
 @click.argument("log_id", metavar="[LOG]", required=False)
-@of_files
+@of_files_or_address
 @click.option("--ledger", type=int, help="Only extents of this ledger.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after so many extents.")
 @options.as_json
@@ -40,20 +51,27 @@ def index(
     """Sum up the index of every entry log, or list the extents of one: LOG is its id in hex.
 
     An extent is a run of one ledger's entries that lie one after the other in the log.
-    An index that is damaged is built anew at the next start, or by rebuild-index.
+    An index that is damaged is built anew at the next start, or by rebuild-index. A
+    running bookie (--address) reads its indexes itself, and sends extents page by page.
     """
     place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     report = Report(as_json=as_json)
-    logs = list_logs(place.ledger_folder)
     if log_id is None:
-        _sum_up(logs, report, as_json)
+        _sum_up(place, report, as_json)
+    elif place.address:
+        number = _number(log_id)
+        _print_head(as_json)
+        place.ask(lambda asked: _ask_extents(asked, number, ledger, limit, report, as_json))
     else:
-        _list(_find(logs, log_id), ledger, limit, report, as_json)
+        _list(_find(list_logs(place.ledger_folder), log_id), ledger, limit, report, as_json)
     report.conclude()
 
 
-def _sum_up(logs: list[LogFile], report: Report, as_json: bool) -> None:
-    rows = [_sum(log, report) for log in logs]
+def _sum_up(place: Target, report: Report, as_json: bool) -> None:
+    if place.address:
+        rows = place.ask(lambda asked: _ask_rows(asked, report))
+    else:
+        rows = [_sum(log, report) for log in list_logs(place.ledger_folder)]
     if as_json:
         for row in rows:
             print_json(row)
@@ -77,12 +95,47 @@ def _sum(log: LogFile, report: Report) -> Row:
     return row
 
 
+async def _ask_rows(asked: Asked, report: Report) -> list[Row]:
+    rows: list[Row] = []
+    while page := (await asked.ask(Indexes(rows[-1].log_id if rows else -1), IndexPage)).indexes:
+        for each in page:
+            rows.append(Row(each.log_id, each.size, each.extents, each.entries, each.entries_size))
+            for offset in each.damages:
+                report.damage(_name(each.log_id), offset)
+    return rows
+
+
+async def _ask_extents(
+    asked: Asked, number: int, ledger: int | None, limit: int | None, report: Report, as_json: bool
+) -> None:
+    after, left, is_last = -1, limit, False
+    while not is_last and left != 0:
+        count = PAGE_MAX if left is None else min(left, PAGE_MAX)
+        page = await asked.ask(IndexExtents(number, after, ledger, count), ExtentPage)
+        for each in page.extents:
+            _print_extent(each, as_json)
+        for offset in page.damages:
+            report.damage(_name(number), offset)
+        after, is_last = page.after, page.is_last
+        if left is not None:
+            left -= len(page.extents)
+
+
+def _name(log_id: int) -> Path:
+    return Path(f"{log_id:08x}.index")
+
+
+def _number(log_id: str) -> int:
+    try:
+        return int(log_id.removesuffix(".index"), 16)
+    except ValueError:
+        raise _unknown(log_id) from None
+
+
 def _list(
     log: LogFile, ledger: int | None, limit: int | None, report: Report, as_json: bool
 ) -> None:
-    if not as_json:
-        heads = ("ledger", "first", "last", "entries", "log offset", "bytes", "kind")
-        click.echo(_COLUMNS.format(*heads))
+    _print_head(as_json)
     matching = (
         each
         for each in read_index(log, pages=True)
@@ -91,16 +144,31 @@ def _list(
     for found in islice(matching, limit):
         if isinstance(found, Damage):
             report.damage(found.path, found.offset)
-        elif as_json:
-            print_json(found)
         else:
-            kind = "sparse" if found.sparse else "dense"
-            span = (found.ledger_id, found.first_entry, found.last_entry, found.entries)
-            click.echo(_COLUMNS.format(*span, found.log_offset, found.log_size, kind))
+            _print_extent(found, as_json)
+
+
+def _print_head(as_json: bool) -> None:
+    if not as_json:
+        heads = ("ledger", "first", "last", "entries", "log offset", "bytes", "kind")
+        click.echo(_COLUMNS.format(*heads))
+
+
+def _print_extent(found: Extent | ExtentOnBookie, as_json: bool) -> None:
+    if as_json:
+        print_json(msgspec.structs.asdict(found))
+        return
+    kind = "sparse" if found.sparse else "dense"
+    span = (found.ledger_id, found.first_entry, found.last_entry, found.entries)
+    click.echo(_COLUMNS.format(*span, found.log_offset, found.log_size, kind))
 
 
 def _find(logs: list[LogFile], log_id: str) -> LogFile:
     for log in logs:
         if f"{log.file.id:08x}" == log_id.removesuffix(".index").zfill(8):
             return log
-    raise CommandFailed(f"no index {log_id!r}; without LOG they are summed up")
+    raise _unknown(log_id)
+
+
+def _unknown(log_id: str) -> CommandFailed:
+    return CommandFailed(f"no index {log_id!r}; without LOG they are summed up")

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import islice
+from pathlib import Path
 
 import click
 import msgspec
 
 from bookie.commands import options
-from bookie.commands.inspect.listing import print_records
+from bookie.commands.call import Asked
+from bookie.commands.inspect.listing import RecordLine, line_of, print_head, print_records
 from bookie.commands.inspect.report import Report
-from bookie.commands.inspect.target import Target, of_files, target
+from bookie.commands.inspect.target import Target, of_files_or_address, target
 from bookie.commands.outcome import CommandFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.journal import (
@@ -21,11 +24,12 @@ from bookie.inspection.journal import (
     read_records,
 )
 from bookie.mark import read_mark
-from native.journal import Record
+from metadata.calls import JournalFilePage, JournalFiles, JournalRecordPage, JournalRecords
+from native.journal import Damage, End, Record
 
 
 class Row(msgspec.Struct, frozen=True):
-    """One journal file, as it is listed."""
+    """One journal file, as it is listed; *path* is "" when a running bookie was asked."""
 
     id: int
     path: str
@@ -34,10 +38,22 @@ class Row(msgspec.Struct, frozen=True):
     needed: bool
 
 
+class Wanted(msgspec.Struct, frozen=True):
+    """Which records of a file."""
+
+    start: int
+    ledger: int | None
+    groups: bool
+    limit: int | None
+
+
 @click.command()
 @click.argument("file_id", metavar="[FILE]", required=False)
-@of_files
-@click.option("--from", "start", default=0, metavar="OFFSET", help="Begin at this group.")
+@of_files_or_address
+@click.option(
+    "--from", "start", type=click.IntRange(0), default=0, metavar="OFFSET",
+    help="Begin at this group.",
+)  # fmt: skip
 @click.option("--ledger", type=int, help="Only records of this ledger.")
 @click.option("--groups", is_flag=True, help="Show where each synced group begins, too.")
 @click.option("--limit", type=click.IntRange(1), help="Stop after so many records.")
@@ -56,31 +72,28 @@ def journal(
 
     A file is "needed" while it holds entries that are not in an entry log yet. What a
     crash tore off the end of the newest file was never acknowledged, and is no damage.
+    A running bookie (--address) reads its files itself, and sends records page by page.
     """
     place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     report = Report(as_json=as_json)
-    journals = list_journals(place.journal_folder)
+    wanted = Wanted(start, ledger, groups, limit)
     if file_id is None:
-        _list(place, journals, report, as_json)
+        _list(place, report, as_json)
+    elif place.address:
+        number = _number(file_id)
+        place.ask(lambda asked: _ask_records(asked, number, wanted, report, as_json))
     else:
-        found = _find(journals, file_id)
-        records = read_records(found, start, groups=groups)
-        matching = (
-            (kind_of(each), each) if isinstance(each, Record) else each
-            for each in records
-            if not isinstance(each, Record) or ledger in (None, each.ledger_id)
-        )
-        print_records(islice(matching, limit), report, as_json=as_json)
+        found = _find(list_journals(place.journal_folder), file_id)
+        print_head(as_json=as_json)
+        print_records(_read(found, wanted), report, as_json=as_json)
     report.conclude()
 
 
-def _list(place: Target, journals: list[JournalFile], report: Report, as_json: bool) -> None:
-    mark = read_mark(place.ledger_folder)
-    first_needed = mark.journal_id if mark else 0
-    rows = [
-        Row(j.file.id, str(j.file.path), j.file.size, j.end, j.file.id >= first_needed)
-        for j in journals
-    ]
+# --- the files -------------------------------------------------------------------------
+
+
+def _list(place: Target, report: Report, as_json: bool) -> None:
+    rows, damaged = place.ask(_ask_files) if place.address else _look(place)
     if as_json:
         for row in rows:
             print_json(row)
@@ -89,16 +102,92 @@ def _list(place: Target, journals: list[JournalFile], report: Report, as_json: b
             ("file", "size", "in use", "needed"),
             [(f"{row.id:016x}", row.size, row.end or None, row.needed) for row in rows],
         )
-    for journal_file in journals:
-        if journal_file.damaged:
-            report.damage(journal_file.file.path, 0, "header")
-    for missing in missing_ids(journals):
-        path = place.journal_folder / f"{missing:016x}.journal"
-        report.damage(path, 0, "missing between two others")
+    for path, what in damaged:
+        report.damage(path, 0, what)
+
+
+Listed = tuple[list[Row], list[tuple[Path, str]]]
+"""Rows, and the files that are damaged or missing."""
+
+
+def _look(place: Target) -> Listed:
+    journals = list_journals(place.journal_folder)
+    mark = read_mark(place.ledger_folder)
+    first_needed = mark.journal_id if mark else 0
+    rows = [
+        Row(j.file.id, str(j.file.path), j.file.size, j.end, j.file.id >= first_needed)
+        for j in journals
+    ]
+    damaged = [(j.file.path, "header") for j in journals if j.damaged]
+    return rows, damaged + _missing(place.journal_folder, missing_ids(journals))
+
+
+async def _ask_files(asked: Asked) -> Listed:
+    page = await asked.ask(JournalFiles(), JournalFilePage)
+    rows = [Row(each.id, "", each.size, each.end, each.needed) for each in page.files]
+    damaged = [(_name(each.id), "header") for each in page.files if each.damaged]
+    return rows, damaged + _missing(Path(), page.missing)
+
+
+def _missing(folder: Path, ids: list[int]) -> list[tuple[Path, str]]:
+    return [(folder / _name(each), "missing between two others") for each in ids]
+
+
+def _name(file_id: int) -> Path:
+    return Path(f"{file_id:016x}.journal")
+
+
+# --- the records of one ------------------------------------------------------------------
+
+
+def _read(found: JournalFile, wanted: Wanted) -> Iterator[RecordLine | Damage | End]:
+    records = read_records(found, wanted.start, groups=wanted.groups)
+    matching = (
+        line_of(kind_of(each.entry_id), each) if isinstance(each, Record) else each
+        for each in records
+        if not isinstance(each, Record) or wanted.ledger in (None, each.ledger_id)
+    )
+    return islice(matching, wanted.limit)
+
+
+async def _ask_records(
+    asked: Asked, number: int, wanted: Wanted, report: Report, as_json: bool
+) -> None:
+    print_head(as_json=as_json)
+    group, skip, left = wanted.start, 0, wanted.limit
+    end: int | None = None
+    while end is None and left != 0:
+        request = JournalRecords(number, group, skip, wanted.ledger, wanted.groups)
+        page = await asked.ask(request, JournalRecordPage)
+        lines: list[RecordLine | Damage | End] = [
+            RecordLine(
+                each.offset, kind_of(each.entry_id), each.ledger_id, each.entry_id, each.size
+            )
+            for each in page.records
+        ]
+        lines += [Damage(_name(number), offset) for offset in page.damages]
+        if left is not None:
+            lines = lines[:left]
+            left -= len(lines)
+        group, skip, end = page.group, page.skip, page.end
+        if end is not None and left != 0:
+            lines.append(End(end))
+        print_records(lines, report, as_json=as_json)
+
+
+def _number(file_id: str) -> int:
+    try:
+        return int(file_id.removesuffix(".journal"), 16)
+    except ValueError:
+        raise _unknown(file_id) from None
 
 
 def _find(journals: list[JournalFile], file_id: str) -> JournalFile:
     for journal_file in journals:
         if f"{journal_file.file.id:016x}" == file_id.removesuffix(".journal").zfill(16):
             return journal_file
-    raise CommandFailed(f"no journal file {file_id!r}; without FILE they are listed")
+    raise _unknown(file_id)
+
+
+def _unknown(file_id: str) -> CommandFailed:
+    return CommandFailed(f"no journal file {file_id!r}; without FILE they are listed")

@@ -24,19 +24,29 @@ class RecordLine(msgspec.Struct, frozen=True):
     size: int
 
 
-def print_records(
-    records: Iterable[tuple[str, Record] | Damage | End], report: Report, *, as_json: bool
-) -> None:
-    """Print records (with their kinds) as they come; *report* takes the damages."""
+def line_of(kind: str, record: Record) -> RecordLine:
+    """Return the line of a record that was read here."""
+    size = len(record.body)
+    return RecordLine(record.offset, kind, record.ledger_id, record.entry_id, size)
+
+
+def print_head(*, as_json: bool) -> None:
+    """Print what stands over the lines."""
     if not as_json:
         click.echo(_COLUMNS.format("offset", "kind", "ledger", "entry", "size"))
+
+
+def print_records(
+    records: Iterable[RecordLine | Damage | End], report: Report, *, as_json: bool
+) -> None:
+    """Print records as they come; *report* takes the damages."""
     for found in records:
         if isinstance(found, Damage):
             report.damage(found.path, found.offset)
         elif isinstance(found, End):
             _print_end(found, as_json)
         else:
-            _print_record(*found, as_json)
+            _print_record(found, as_json)
 
 
 def _print_end(end: End, as_json: bool) -> None:
@@ -46,11 +56,10 @@ def _print_end(end: End, as_json: bool) -> None:
         click.echo(f"{end.offset:>12}  end")
 
 
-def _print_record(kind: str, record: Record, as_json: bool) -> None:
-    size = len(record.body)
+def _print_record(line: RecordLine, as_json: bool) -> None:
     if as_json:
-        print_json(RecordLine(record.offset, kind, record.ledger_id, record.entry_id, size))
+        print_json(line)
         return
-    entry = record.entry_id if record.entry_id >= 0 else ""
-    ledger = record.ledger_id if record.ledger_id >= 0 else ""
-    click.echo(_COLUMNS.format(record.offset, kind, ledger, entry, size))
+    entry = line.entry_id if line.entry_id >= 0 else ""
+    ledger = line.ledger_id if line.ledger_id >= 0 else ""
+    click.echo(_COLUMNS.format(line.offset, line.kind, ledger, entry, line.size))

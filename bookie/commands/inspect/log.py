@@ -9,7 +9,7 @@ import msgspec
 
 from bookie.commands import options
 from bookie.commands.call import Asked
-from bookie.commands.inspect.listing import print_records
+from bookie.commands.inspect.listing import line_of, print_head, print_records
 from bookie.commands.inspect.report import Report
 from bookie.commands.inspect.target import Target, of_files_or_address, target
 from bookie.commands.outcome import CommandFailed
@@ -52,10 +52,11 @@ def log(
     else:
         records = read_log(_find(place, log_id))
         matching = (
-            (kind_of(each), each) if isinstance(each, Record) else each
+            line_of(kind_of(each), each) if isinstance(each, Record) else each
             for each in records
             if not isinstance(each, Record) or ledger in (None, each.ledger_id)
         )
+        print_head(as_json=as_json)
         print_records(islice(matching, limit), report, as_json=as_json)
     report.conclude()
 

@@ -10,8 +10,10 @@ from command import Command
 from daemons import Daemon
 
 import ledger_client
+from bookie.commands.call import asking, locate
 from bookie.commands.outcome import Exit
 from bookie.commands.run import Announcement
+from metadata.calls import FlushNow, JournalState
 
 LEDGERS = 3
 
@@ -64,6 +66,56 @@ def test_inspect_mark_asks_a_running_bookie(command: Command, bookie: Announceme
     (told,) = command("inspect", "mark", "--address", bookie.address, "--json").json
     assert isinstance(told["journal_end"], int)
     assert told["journal_end"] > 4096
+
+
+def test_inspect_journal_shows_the_records_of_a_running_bookie(
+    command: Command, bookie: Announcement
+) -> None:
+    """Files first, then one of them, page by page; with --limit no more than wanted."""
+    told = command("inspect", "journal", "--address", bookie.address, "--json")
+    assert told.code == Exit.DONE, told.err
+    row = told.json[-1]
+    assert (row["needed"], row["end"]) == (True, 0)
+    name = f"{row['id']:x}"
+    told = command("inspect", "journal", name, "--address", bookie.address, "--json")
+    assert told.code == Exit.DONE, told.err
+    *lines, last = told.json
+    assert sum(line["kind"] == "entry" for line in lines) == 10 * LEDGERS
+    assert isinstance(last["end"], int)
+    own = [line for line in lines if line["ledger_id"] == 1 and line["kind"] == "entry"]
+    assert [line["entry_id"] for line in own] == list(range(10))
+    few = command(
+        "inspect", "journal", name, "--address", bookie.address, "--json",
+        "--ledger", 1, "--limit", 3,
+    )  # fmt: skip
+    assert [line["ledger_id"] for line in few.json] == [1, 1, 1]
+    text = command("inspect", "journal", name, "--address", bookie.address).out
+    assert "key" in text
+    refused = command("inspect", "journal", "ffff", "--address", bookie.address)
+    assert (refused.code, "is not here" in refused.err) == (Exit.FAILED, True)
+    assert command("inspect", "journal", "x!", "--address", bookie.address).code == Exit.FAILED
+
+
+def test_inspect_index_shows_the_extents_of_a_running_bookie(
+    command: Command, bookie: Announcement
+) -> None:
+    async def flush() -> None:
+        async with asking(*locate(bookie.address)) as asked:
+            await asked.ask(FlushNow(), JournalState)
+
+    trio.run(flush)
+    told = command("inspect", "index", "--address", bookie.address, "--json")
+    assert told.code == Exit.DONE, told.err
+    rows = [row for row in told.json if row["entries"]]
+    assert rows
+    name = f"{rows[0]['log_id']:x}"
+    told = command("inspect", "index", name, "--address", bookie.address, "--json", "--ledger", 1)
+    assert told.code == Exit.DONE, told.err
+    assert [(row["first_entry"], row["last_entry"]) for row in told.json] == [(0, 9)]
+    text = command("inspect", "index", name, "--address", bookie.address, "--limit", 1).out
+    assert len(text.splitlines()) == 2
+    refused = command("inspect", "index", "ffff", "--address", bookie.address)
+    assert (refused.code, "is not here" in refused.err) == (Exit.FAILED, True)
 
 
 def test_gc_frees_a_deleted_ledger(command: Command, bookie: Announcement) -> None:

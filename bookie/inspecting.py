@@ -1,0 +1,161 @@
+"""Looking into a running bookie's journal and indexes, page by page, for a CALL.
+
+The files are read as the commands read them (bookie/inspection/), beside the threads that write
+them. A page is bounded in records and in the bytes that are read for it; whoever asks comes back
+with where the last one ended, and nothing is kept here in between. A file that goes away
+meanwhile, as journals do once they are not needed and logs when they are compacted, is no damage:
+it is said to be gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from bookie.errors import CallRefused
+from bookie.inspection.journal import JournalFile, list_journals, missing_ids, read_records
+from bookie.inspection.log import LogFile, list_logs, read_index
+from bookie.mark import read_mark
+from metadata import calls
+from native.journal import GROUP, Damage, End, Record
+
+SCAN_SIZE = 64 << 20
+"""Bytes of records that are read for one page."""
+INDEXES_PAGE = 16
+
+
+class Inspector:
+    """Answers of one bookie. Every method blocks, for as long as reading SCAN_SIZE takes."""
+
+    def __init__(self, journal_folder: Path, ledger_folder: Path) -> None:
+        self._journal_folder = journal_folder
+        self._ledger_folder = ledger_folder
+
+    # --- journal -----------------------------------------------------------------------
+
+    def journals(self) -> calls.JournalFilePage:
+        """Return the journal files, oldest first: there are a few."""
+        mark = read_mark(self._ledger_folder)
+        first_needed = mark.journal_id if mark else 0
+        found = list_journals(self._journal_folder)
+        return calls.JournalFilePage(
+            [
+                calls.JournalFileOnBookie(
+                    each.file.id,
+                    each.file.size,
+                    each.end,
+                    each.file.id >= first_needed,
+                    each.damaged,
+                )
+                for each in found
+            ],
+            missing_ids(found),
+        )
+
+    def journal_records(self, request: calls.JournalRecords) -> calls.JournalRecordPage:
+        """Return records of a journal file from a place on. Raises CallRefused: it is gone."""
+        journal = self._journal(request.file_id)
+        try:
+            return _journal_page(request, read_records(journal, request.group, groups=True))
+        except FileNotFoundError as gone:
+            raise _gone("journal file", f"{request.file_id:016x}") from gone
+
+    def _journal(self, file_id: int) -> JournalFile:
+        for journal in list_journals(self._journal_folder):
+            if journal.file.id == file_id:
+                return journal
+        raise _gone("journal file", f"{file_id:016x}")
+
+    # --- indexes -----------------------------------------------------------------------
+
+    def indexes(self, request: calls.Indexes) -> calls.IndexPage:
+        """Return what indexes say in all, of the logs with ids above *after*, some at a time."""
+        rows: list[calls.IndexOnBookie] = []
+        left = SCAN_SIZE
+        for log in list_logs(self._ledger_folder):
+            if log.file.id > request.after and len(rows) < INDEXES_PAGE and left > 0:
+                row = _summed(log)
+                if row is not None:
+                    rows.append(row)
+                    left -= row.size
+        return calls.IndexPage(rows)
+
+    def extents(self, request: calls.IndexExtents) -> calls.ExtentPage:
+        """Return extents of the index of a log. Raises CallRefused: it is gone."""
+        log = next((x for x in list_logs(self._ledger_folder) if x.file.id == request.log_id), None)
+        if log is None:
+            raise _gone("entry log", f"{request.log_id:08x}")
+        page = calls.ExtentPage([], [], request.after, is_last=True)
+        damages: list[int] = []
+        for found in read_index(log):
+            if isinstance(found, Damage):
+                damages.append(found.offset)
+                continue
+            if found.offset <= page.after or request.ledger_id not in {None, found.ledger_id}:
+                continue
+            if len(page.extents) == request.count:
+                return calls.ExtentPage(page.extents, [], page.extents[-1].offset, is_last=False)
+            page.extents.append(calls.ExtentOnBookie(*msgspec.structs.astuple(found)))
+        if damages and not log.file.path.exists():
+            raise _gone("entry log", f"{request.log_id:08x}")
+        return calls.ExtentPage(page.extents, damages, request.after, is_last=True)
+
+
+def _journal_page(
+    request: calls.JournalRecords, found: Iterator[Record | Damage | End]
+) -> calls.JournalRecordPage:
+    records: list[calls.RecordOnBookie] = []
+    damages: list[int] = []
+    group, seen, left = request.group, 0, SCAN_SIZE
+    for each in found:
+        if isinstance(each, End):
+            return calls.JournalRecordPage(records, damages, group, seen, each.offset)
+        if isinstance(each, Record) and each.entry_id == GROUP:
+            if left <= 0:  # between groups, where the next page can begin without reading more
+                return calls.JournalRecordPage(records, damages, each.offset, 0)
+            group, seen = each.offset, 0
+        seen += 1
+        if group == request.group and seen <= request.skip:
+            continue
+        if isinstance(each, Damage):
+            damages.append(each.offset)
+        else:
+            left -= len(each.body)
+            if _is_wanted(request, each):
+                found_here = (each.offset, each.ledger_id, each.entry_id, len(each.body))
+                records.append(calls.RecordOnBookie(*found_here))
+        if len(records) + len(damages) >= request.count:
+            return calls.JournalRecordPage(records, damages, group, seen)
+    return calls.JournalRecordPage(records, damages, group, seen, 0)
+
+
+def _is_wanted(request: calls.JournalRecords, record: Record) -> bool:
+    if record.entry_id == GROUP and not request.groups:
+        return False
+    return request.ledger_id in {None, record.ledger_id}
+
+
+def _summed(log: LogFile) -> calls.IndexOnBookie | None:
+    """Return what the index of a log says in all; None: the log went away meanwhile."""
+    extents = entries = entries_size = 0
+    damages: list[int] = []
+    for found in read_index(log, pages=True):
+        if isinstance(found, Damage):
+            damages.append(found.offset)
+            continue
+        extents += 1
+        entries += found.entries
+        entries_size += found.log_size
+    try:
+        size = log.index_path.stat().st_size
+    except FileNotFoundError:
+        if not log.file.path.exists():
+            return None
+        size = 0
+    return calls.IndexOnBookie(log.file.id, size, extents, entries, entries_size, damages)
+
+
+def _gone(kind: str, name: str) -> CallRefused:
+    return CallRefused(f"{kind} {name} is not here, or not any more: list them again")
