@@ -1,13 +1,15 @@
 """Replays: which range goes where, and how far it is.
 
-key or lease     value
----------------  -----------------------------------------------------------------
-replays/<name>   a lease, held by the process that runs the replay, and
-                 ReplayRecord: what it is, and what is surely in its target
+key or lease       value
+-----------------  ---------------------------------------------------------------
+replays/<name>     a lease, held by the process that runs the replay, and
+                   ReplayRecord: what it is, and what is surely in its target
+sinks/<uid>/<run>  ReplayMark, beside the target topic: how far workers are
 
 The record is put when the replay begins, and behind what its target acknowledged: so what
 the target has is that and perhaps a little more, and the target decides (its numbers of
-the producer of this run, or the files that it has).
+the producer of this run, the files that it has, or the mark). A mark is put by the transaction
+that shows what workers wrote, and goes when the record says that the replay is done.
 
 Decoders raise BadRecord, naming the key; unknown fields are let pass.
 """
@@ -29,6 +31,7 @@ PARTS_MAX = 12_000
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
 Order = Literal["event-time", "time", "arrival"]
+Engine = Literal["process", "workers"]
 Word = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1
 
 
@@ -73,6 +76,8 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
     """of this run from its beginning; another one for the same name has another"""
     sources: list[SourceTopic]
     order: Order
+    engine: Engine = "process"
+    """one process sends it, or many workers do parts of it"""
     asked: str
     """the range and what else decides on what is replayed, as it was asked for"""
     target: str
@@ -97,6 +102,17 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
     updated_ms: Count = 0
 
 
+class ReplayMark(msgspec.Struct, frozen=True, kw_only=True):
+    """What workers have shown of a replay: fields as those of ReplayRecord."""
+
+    batch_id: Count
+    """rounds"""
+    at_ms: Count = 0
+    reached: list[LaneMark]
+    sent: list[Sent]
+    bytes: Count = 0
+
+
 def replay_key(name: str) -> str:
     """Return the key of a replay, and the name of its lease. Raises ValueError."""
     if not _NAME.fullmatch(name):
@@ -116,3 +132,13 @@ def decode_replay(key: str, value: bytes) -> ReplayRecord:
     if {(mark.topic, mark.partition, mark.lane) for mark in record.reached} != marks:
         raise BadRecord(f"{key}: its two places of each lane are not of the same lanes")
     return record
+
+
+def encode_mark(mark: ReplayMark) -> bytes:
+    """Return *mark* as the JSON to store."""
+    return msgspec.json.encode(mark)
+
+
+def decode_mark(key: str, value: bytes) -> ReplayMark:
+    """Return the mark stored at *key*. Raises BadRecord."""
+    return decode_row(key, value, ReplayMark)

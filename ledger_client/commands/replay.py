@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import click
 import msgspec
@@ -26,6 +27,9 @@ from ledger_client.replay.options import ORDERS, ReplayOptions
 from ledger_client.replay.parquet_target import FILE_SIZE
 from ledger_client.replay.report import Progress, Report
 from metadata.replays import Order
+
+if TYPE_CHECKING:
+    from ledger_client.replay.rounds import Workers
 
 
 class Bound(NamedTuple):
@@ -65,6 +69,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     to_cluster: str | None
     to_parquet: Path | None
     file_size: int
+    part_size: int
     with_definition: bool
     replication: int | None
     form: Literal["text", "json", "arrow"] | None
@@ -104,20 +109,17 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
             "--name, --restart and --verify are for --to and --to-parquet": (
                 is_stream and (self.name or self.restart or self.verify)
             ),
-            "--spark and --master are for --to-parquet": (
-                not self.to_parquet and (self.use_spark or self.master)
-            ),
+            "--spark and --master are for --to and --to-parquet": is_stream and self.by_spark,
             "--no-spark and --master exclude each other": self.use_spark is False and self.master,
-            "Spark writes all anew, lanes side by side: --name, --restart, --order, --speed and "
+            "--part-size is for --to by Spark": (
+                self.part_size and not (self.to and self.by_spark)
+            ),
+            "Spark replays at full speed: --speed is for --no-spark": self.by_spark and self.speed,
+            "Spark writes all files anew, lanes side by side: --name, --restart, --order and "
             "--file-size are for --no-spark": (
                 self.by_spark
-                and (
-                    self.name
-                    or self.restart
-                    or self.order
-                    or self.speed
-                    or self.file_size != FILE_SIZE
-                )
+                and self.to_parquet
+                and (self.name or self.restart or self.order or self.file_size != FILE_SIZE)
             ),
         }
         for message, holds in wrong.items():
@@ -167,6 +169,13 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     help="Values and keys in each Parquet file, about.",
 )
 @click.option(
+    "--part-size",
+    type=Size(),
+    default=0,
+    show_default="128 MiB, and more for many partitions",
+    help="By Spark into a topic: what a task does, about.",
+)
+@click.option(
     "--format",
     "form",
     type=click.Choice(["text", "json", "arrow"]),
@@ -194,7 +203,7 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--verify", is_flag=True, help="Read the target back and compare checksums.")
 @click.option("--name", default="", metavar="TEXT", help="Of the replay, to resume it by.")
 @click.option("--restart", is_flag=True, help="Begin anew what was begun or done.")
-@click.option("--spark/--no-spark", "use_spark", default=None, help="Write Parquet by Spark.")
+@click.option("--spark/--no-spark", "use_spark", default=None, help="Let Spark do it.")
 @click.option("--master", metavar="URL", help="Of Spark, as local[2] or spark://host:7077.")
 @options.cluster
 @options.as_json
@@ -212,7 +221,8 @@ def replay(
 
     PLACE is that of `quire read`. The range is fixed when the replay begins. Into a topic or
     Parquet it may be interrupted: the same command goes on where it was, and each message is
-    there once.
+    there once. Spark (--master) does the same into a topic, part by part, each part in a task;
+    Parquet files it begins anew.
     """
     if (from_ and after) or (until and before):
         raise click.UsageError("--from and --after, --until and --before exclude each other")
@@ -227,7 +237,8 @@ def replay(
     parts += [f"lane {number}" for number in wanted.lanes]
     text = ", ".join(parts) or "everything"
     course = Course()
-    run = _by_spark if wanted.by_spark else partial(_replay, course)
+    to_files = wanted.by_spark and wanted.to_parquet
+    run = _parquet_by_spark if to_files else partial(_replay, course)
     try:
         with advising("do it without Spark: leave out --spark and --master"):
             report = trio.run(finish, partial(run, topics, span, text, wanted))
@@ -257,11 +268,16 @@ async def _replay(
                 return await replay_into_parquet(
                     client, topics, asked.to_parquet, how, file_size=asked.file_size
                 )
-            return await _into_topic(client, topics, how, asked)
+            async with _workers(asked) as workers:
+                return await _into_topic(client, topics, how, asked, workers)
 
 
 async def _into_topic(
-    client: Client, topics: tuple[str, ...], how: ReplayOptions, asked: Asked
+    client: Client,
+    topics: tuple[str, ...],
+    how: ReplayOptions,
+    asked: Asked,
+    workers: Workers | None,
 ) -> Report:
     from ledger_client.replay.into_topic import replay_into_topic
 
@@ -274,6 +290,8 @@ async def _into_topic(
         how,
         with_definition=asked.with_definition,
         replication=asked.replication,
+        workers=workers,
+        part_size=asked.part_size,
     )
     if asked.to_cluster is None or asked.to_cluster == asked.cluster:
         return await into()
@@ -281,7 +299,21 @@ async def _into_topic(
         return await into(target=target, cluster=asked.to_cluster)
 
 
-async def _by_spark(topics: tuple[str, ...], span: Span, text: str, asked: Asked) -> Report:
+@asynccontextmanager
+async def _workers(asked: Asked) -> AsyncIterator[Workers | None]:
+    """Lend Spark's workers for the block, if Spark is asked for."""
+    if not asked.by_spark:
+        yield None
+        return
+    from ledger_client.spark.replay_workers import spark_workers  # PySpark only for who uses it
+
+    elsewhere = asked.to_cluster if asked.to_cluster != asked.cluster else None
+    master = asked.master or "local[*]"
+    async with spark_workers(asked.cluster, target_url=elsewhere, master=master) as workers:
+        yield workers
+
+
+async def _parquet_by_spark(topics: tuple[str, ...], span: Span, text: str, asked: Asked) -> Report:
     from ledger_client.spark.replay import replay_by_spark  # PySpark only for who uses it
 
     assert asked.to_parquet is not None
@@ -317,8 +349,8 @@ async def _options(
 
 
 def _tell_interrupted(course: Course, asked: Asked) -> None:
-    """Say what is there and how to go on, unless nothing is kept: by Spark, or of a stream."""
-    if asked.by_spark or not (asked.to or asked.to_parquet):
+    """Say what is there and how to go on, unless nothing is kept: Spark's files, or a stream."""
+    if not asked.to and (asked.by_spark or not asked.to_parquet):
         return
     if course.last is None or course.last.kept == 0:
         next_ = "begins anew" if asked.restart else "goes on where it was"

@@ -10,9 +10,11 @@ from ledger_client.replay.definition import check_target, find_target
 from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.replay import Aim, run_replay
 from ledger_client.replay.report import Report
+from ledger_client.replay.rounds import Rounds, Workers
 from ledger_client.replay.target import Target
 from ledger_client.replay.topic_target import open_topic_target, read_back
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.errors import BadTopic
 from metadata.cluster_url import shown
 from metadata.replays import ReplayRecord
 from metadata.topics import TopicRecord
@@ -28,11 +30,14 @@ async def replay_into_topic(
     cluster: str = "",
     with_definition: bool = False,
     replication: int | None = None,
+    workers: Workers | None = None,
+    part_size: int = 0,
 ) -> Report:
     """Replay *names* into the topic *to*; see TopicClient.replay.
 
     *target* is the client of its cluster, if that is another one, and *cluster* the URL of that:
-    without its password it is a part of what the replay is known by, and is kept.
+    without its password it is a part of what the replay is known by, and is kept. *workers* do
+    it in parts of about *part_size* bytes, at full speed; by default this process sends it.
     """
     topics = [(await client.topics.get(name))[0] for name in names]
     options.check(topics)
@@ -55,6 +60,12 @@ async def replay_into_topic(
         read_back=partial(read_back, there, topic),
         name_of="partition {}".format,
     )
+    if workers is not None:
+        if options.speed:
+            told = "workers do it at full speed; --speed needs --no-spark"
+            raise BadTopic(told, topic=topic.name)
+        rounds = Rounds(client, topics, there, topic, aim, options, workers, part_size=part_size)
+        aim = aim._replace(engine="workers", work=rounds.run, forget=rounds.forget)
     return await run_replay(client, topics, aim, options)
 
 

@@ -22,10 +22,9 @@ from ledger_client.topics.messages import Slice
 from ledger_client.topics.reading.lane_stream import LaneStream
 from ledger_client.topics.reading.merging import EventTimes, Order, Run
 from ledger_client.topics.reading.places import LaneRef
+from ledger_client.topics.reading.times import entry_ms
 from metadata.replays import Order as OrderName
 
-LOGICAL_BITS = 18
-"""Of a timestamp; those above are Unix milliseconds."""
 Clock = Callable[[int, Slice], int]
 """Returns the clock of a lane with its next entry."""
 
@@ -72,8 +71,7 @@ def clocks_of(order: Order) -> Mapping[LaneRef, int]:
 
 def time_of(piece: Slice) -> int:
     """Return the time of an entry in Unix milliseconds."""
-    header = piece.batch.header
-    return header.last_timestamp >> LOGICAL_BITS or header.created_ms
+    return entry_ms(piece.batch.header)
 
 
 def _time(clock: int, piece: Slice) -> int:

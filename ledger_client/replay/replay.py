@@ -27,7 +27,7 @@ from ledger_client.replay.target import WHOLE, Target, sent_of, sums_of
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.jobs.job import open_job
-from metadata.replays import PARTS_MAX, LaneMark, ReplayRecord, SourceTopic
+from metadata.replays import PARTS_MAX, Engine, LaneMark, ReplayRecord, SourceTopic
 from metadata.topics import TopicRecord
 from native.checksum import Checksum
 
@@ -52,6 +52,11 @@ class Aim(NamedTuple):
     """returns the checksum of what is there, by part; None: what was written is gone"""
     name_of: Callable[[int], str] = str
     """returns what people call a part"""
+    engine: Engine = "process"
+    work: Callable[[ReplayLog, ReplayRecord], Awaitable[Report]] | None = None
+    """does what is left of a record by workers; None: this process does it, by *open*"""
+    forget: Callable[[ReplayRecord], Awaitable[None]] | None = None
+    """removes what workers keep beside the target of a replay that is done, or begun anew"""
 
 
 async def run_replay(
@@ -70,15 +75,21 @@ async def run_replay(
     name = options.name_of(topics, aim.text)
     limit_s = client.options.metadata_timeout_s
     async with open_log(client.store, name, topics[0].name, limit_s=limit_s) as log:
-        found = None if options.restart else await log.load()
+        before = await log.load()
+        found = None if options.restart else before
         if found is None:
             record = await _begin(client, topics, aim, options, name)
             await log.save(record)
+            if before is not None and before.target_uid == aim.uid:
+                await _forget(aim, before)
         else:
             record = found
             _check_same(record, topics, aim, options)
             if record.state == "done":
                 return await _look_again(aim, record, options)
+            _check_engine(record, aim)
+        if aim.work is not None:
+            return await aim.work(log, record)
         run = _Run(client, topics, log, record, options, resumed=found is not None)
         return await run.run(aim)
 
@@ -111,6 +122,7 @@ async def _begin(
         run=f"replay-{name}-{secrets.token_hex(8)}",
         sources=_sources(topics),
         order=options.order_of(topics),
+        engine=aim.engine,
         asked=options.describe(),
         target=aim.text,
         target_uid=aim.uid,
@@ -127,15 +139,22 @@ async def _begin(
 async def _look_again(aim: Aim, record: ReplayRecord, options: ReplayOptions) -> Report:
     """Return the report of a replay that is done, if what it sent is there."""
     started = time.monotonic()
+    await _forget(aim, record)  # a process that was killed may not have come to it
     if aim.check is not None:
         await trio.to_thread.run_sync(aim.check, record)
     if options.verify:
-        await _verify(aim, record)
-    report = _report(record, record, time.monotonic() - started, finished_before=True)
+        await verify(aim, record)
+    report = report_of(record, record, time.monotonic() - started, finished_before=True)
     return msgspec.structs.replace(report, verified=options.verify)
 
 
-async def _verify(aim: Aim, record: ReplayRecord) -> None:
+async def _forget(aim: Aim, record: ReplayRecord) -> None:
+    if aim.forget is not None:
+        await aim.forget(record)
+
+
+async def verify(aim: Aim, record: ReplayRecord) -> None:
+    """Raise ChecksumDiffers if the target does not hold what was sent."""
     found = {} if aim.read_back is None else await aim.read_back(record)
     for part, sent in sorted(sums_of(record.sent).items(), reverse=True):  # WHOLE is the lowest
         if part in found and found[part] != sent:
@@ -166,6 +185,14 @@ def _check_same(
             raise ReplayDiffers(topics[0].name, name=record.name, reason=reason)
 
 
+def _check_engine(record: ReplayRecord, aim: Aim) -> None:
+    """Raise ReplayDiffers: what workers began is not in the lanes' numbers, nor the reverse."""
+    if record.engine != aim.engine:
+        by = {"process": "--no-spark", "workers": "--spark"}[record.engine]
+        told = f"{by}, and goes on so only"
+        raise ReplayDiffers(record.sources[0].name, name=record.name, reason=told)
+
+
 class _Run:
     """One process's part of a replay."""
 
@@ -191,7 +218,7 @@ class _Run:
         first, started = self._record, time.monotonic()
         async with AsyncExitStack() as stack:
             for index, topic in enumerate(self._topics):
-                pins = [_pin(mark) for mark in first.reached if mark.topic == index]
+                pins = [pin_of(mark) for mark in first.reached if mark.topic == index]
                 await stack.enter_async_context(open_job(self._client, topic, "replay", pins=pins))
             opened = aim.open(first, self._resumed)
             target = await stack.enter_async_context(opened)
@@ -207,12 +234,12 @@ class _Run:
                 await target.finish(source.reached)
                 self._note(target, source.reached())
             if self._options.verify:
-                await _verify(aim, self._record)
+                await verify(aim, self._record)
             repeated = target.repeated
         self._record = msgspec.structs.replace(self._record, state="done")
         await self._save()
         seconds = time.monotonic() - started
-        report = _report(self._record, first, seconds, repeated=repeated)
+        report = report_of(self._record, first, seconds, repeated=repeated)
         return msgspec.structs.replace(report, verified=self._options.verify)
 
     async def _copy(self, source: Source, target: Target) -> None:
@@ -272,7 +299,7 @@ class _Run:
         self._options.on_progress(told)
 
 
-def _report(
+def report_of(
     record: ReplayRecord,
     first: ReplayRecord,
     seconds: float,
@@ -280,6 +307,7 @@ def _report(
     repeated: int = 0,
     finished_before: bool = False,
 ) -> Report:
+    """Return what was done of a replay, of which *first* was there before."""
     sums = sums_of(record.sent)
     whole = sums.pop(WHOLE, Checksum())
     return Report(
@@ -300,5 +328,6 @@ def _sources(topics: Sequence[TopicRecord]) -> list[SourceTopic]:
     return [SourceTopic(topic.name, topic.uid) for topic in topics]
 
 
-def _pin(mark: LaneMark) -> tuple[int, int, int]:
+def pin_of(mark: LaneMark) -> tuple[int, int, int]:
+    """Return what of a lane is to be kept: all from a mark on."""
     return mark.partition, mark.lane, max(mark.number, 0)

@@ -6,7 +6,7 @@ A lane that is young enough not to be among them has nothing in the range.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from ledger_client.topics.messages import Message
 from ledger_client.topics.reading.lane_set import LaneSet, Opening
 from ledger_client.topics.reading.lane_stream import LaneStream
 from ledger_client.topics.reading.merging import Run
-from ledger_client.topics.reading.places import LaneRef, Place
+from ledger_client.topics.reading.places import LanePlace, LaneRef, Place
 from ledger_client.topics.reading.read_options import Reading
-from ledger_client.topics.reading.starting import Begin
+from ledger_client.topics.reading.starting import Begin, Position
 from metadata.replays import LaneMark, Order as OrderName
 from metadata.topics import TopicRecord
 
@@ -64,8 +64,13 @@ class Source:
     """The messages of a replay, chunk by chunk. Made by open_source()."""
 
     def __init__(
-        self, order: OrderName, marks: Sequence[LaneMark], lanes: Sequence[LaneRef]
+        self,
+        order: OrderName,
+        marks: Sequence[LaneMark],
+        lanes: Sequence[LaneRef],
+        watch: Callable[[Run], None] | None = None,
     ) -> None:
+        self._watch = watch
         clocks = {lane: mark.clock for lane, mark in zip(lanes, marks, strict=True)}
         self._order = new_order(order, clocks)
         self._streams: list[LaneStream] = []
@@ -111,6 +116,8 @@ class Source:
             news = self._news = trio.Event()
             run = self._order.next_run(self._streams, frozenset())
             if run is not None or all(stream.ended for stream in self._streams):
+                if run is not None and self._watch is not None:
+                    self._watch(run)
                 return run
             await news.wait()
 
@@ -123,8 +130,11 @@ async def open_source(
     *,
     begin: Sequence[LaneMark],
     end: Sequence[LaneMark],
+    watch: Callable[[Run], None] | None = None,
 ) -> AsyncIterator[Source]:
     """Read from the marks *begin* to the marks *end*, of the same lanes, for the block.
+
+    *watch* is shown what comes next before it is given out.
 
     Raises:
         NoSuchTopic: a topic is gone.
@@ -134,7 +144,7 @@ async def open_source(
     reading, opener = Reading(), client.ledger_opener()
     marks = sorted(begin, key=_lane_of)
     refs = [_ref(topics, mark) for mark in marks]
-    source = Source(order, marks, refs)
+    source = Source(order, marks, refs, watch)
     lanes = LaneSet(
         catalogue=client.topics,
         opener=opener,
@@ -164,6 +174,20 @@ def mark_of(lane: LaneRef, place: Place, clock: int = 0) -> LaneMark:
 def place_of(mark: LaneMark) -> Place:
     """Return the place that a mark keeps."""
     return Place(mark.number, mark.entry, mark.skip, mark.ledger_id, mark.version)
+
+
+def position_of(topics: Sequence[TopicRecord], marks: Sequence[LaneMark]) -> Position:
+    """Return marks as a position, as readers and plans take it."""
+    return tuple(
+        LanePlace(
+            topics[mark.topic].name,
+            topics[mark.topic].uid,
+            mark.partition,
+            mark.lane,
+            place_of(mark),
+        )
+        for mark in marks
+    )
 
 
 def _size(run: Run) -> int:

@@ -6,9 +6,6 @@ The producer's name is the run's, and in each partition its messages are numbere
 the order of the replay, which is the same on every run. So what is sent again, because the
 record of the replay is a little behind, has the numbers that it had: what the lane has, the
 producer knows. A lane forgets numbers after some hours; then they are read back from it.
-
-A source and a target with as many partitions: each message stays in its partition. Else keys
-decide, and what has none goes by the partition that it comes from.
 """
 
 from __future__ import annotations
@@ -21,6 +18,7 @@ from typing import Any
 import trio
 
 from ledger_client.errors import LedgerError, Retryable
+from ledger_client.replay.shares import indexes_of, shares_of
 from ledger_client.replay.source import Chunk
 from ledger_client.replay.target import WHOLE, Reached, sums_of
 from ledger_client.topics.client import TopicClient
@@ -31,7 +29,6 @@ from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.reading.times import PublishTime
 from metadata.replays import ReplayRecord
 from metadata.topics import TopicRecord
-from native.batch import NO_PARTITION, Columns, route, rows_of
 from native.checksum import Checksum
 
 BATCH_BYTES = 256 * 1024
@@ -62,8 +59,7 @@ class TopicTarget:
         self._client = client
         self._topic = topic
         self._producer = producer
-        partitions = record.target_partitions
-        self._indexes = range(partitions) if partitions else range(-1, 0)
+        self._indexes = indexes_of(record.target_partitions)
         self._one_to_one = record.one_to_one
         self._started_ms = record.started_ms
         silent_ms = client.clock.now_ms() - record.updated_ms
@@ -93,7 +89,8 @@ class TopicTarget:
         whole = self.sent.get(WHOLE, Checksum()).add(columns)
         sums: dict[int, Checksum] = {WHOLE: whole}
         shares: list[tuple[int, Any, int]] = []
-        for index, rows in self._shares(batch, columns):
+        shared = shares_of(batch, columns, self._indexes, one_to_one=self._one_to_one)
+        for index, rows in shared:
             before = self.sent.get(index, Checksum())
             sums[index] = before.add(columns, rows)
             shares.append(
@@ -106,33 +103,6 @@ class TopicTarget:
 
     async def finish(self, reached: Reached) -> None:
         """Nothing is left to do: what was put is durable."""
-
-    def _shares(
-        self,
-        batch: Any,  # noqa: ANN401 - pyarrow has no types
-        columns: Columns,
-    ) -> Sequence[tuple[int, array[int] | None]]:
-        """Return which rows go to which partition; None: all."""
-        count = len(self._indexes)
-        if count == 1:
-            return [(self._indexes[0], None)]
-        places = memoryview(batch.column("partition").buffers()[1]).cast("i")
-        first = batch.column("partition").offset
-        own = places[first : first + batch.num_rows]
-        if self._one_to_one:
-            partition_of = array("I", own.tobytes())
-        else:
-            partition_of = array("I", bytes(4 * batch.num_rows))
-            if columns.keys is not None:
-                partition_of = route(columns.keys, count)
-            if columns.keys is None or NO_PARTITION in partition_of:
-                keyless = columns.keys is None
-                pairs = zip(partition_of, own, strict=True)
-                partition_of = array(
-                    "I", [o % count if keyless or p == NO_PARTITION else p for p, o in pairs]
-                )
-        shares = rows_of(partition_of, count)
-        return [(index, rows) for index, rows in enumerate(shares) if rows]
 
     async def _send_all(self, shares: Sequence[tuple[int, Any, int]]) -> None:
         """Send to all partitions at once; the first failure is raised when all have ended."""

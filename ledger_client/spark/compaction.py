@@ -12,17 +12,16 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import msgspec
 import trio
 
-from ledger_client.background import Background
 from ledger_client.compaction.partition import MEMORY_MAX, PartitionResult
 from ledger_client.compaction.plan import CompactionPlan
 from ledger_client.compaction.runner import Told
+from ledger_client.spark.collecting import collected
 from ledger_client.spark.compaction_tasks import Contender, Work, partition_of
-from ledger_client.spark.failures import unwrapped
 from ledger_client.spark.session import open_session
 from ledger_client.topics.jobs.staging import JobStage
 
@@ -32,8 +31,6 @@ if TYPE_CHECKING:
 
 TASKS_MAX = 64
 """Tasks of one step: each costs some 30 ms."""
-LOOK_S = 0.2
-"""Between two looks at how far Spark is."""
 Collect = Callable[["SparkContext"], list[bytes]]
 
 
@@ -91,19 +88,7 @@ class SparkRunner:
     async def _results(self, collect: Collect, told: Told) -> list[PartitionResult]:
         """Run a job of Spark's; cancelled, it ends."""
         spark = (await trio.to_thread.run_sync(self._session)).sparkContext
-
-        def run() -> list[bytes]:
-            with unwrapped():
-                return collect(spark)
-
-        async with Background() as nursery:
-            nursery.start_soon(_watch, spark, told)
-            try:
-                rows = await trio.to_thread.run_sync(run, abandon_on_cancel=True)
-            except trio.Cancelled:
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(spark.cancelAllJobs)
-                raise
+        rows = await collected(spark, collect, told)
         results = [msgspec.msgpack.decode(row, type=PartitionResult) for row in rows]
         return sorted(results, key=lambda each: each.partition)
 
@@ -128,22 +113,6 @@ async def spark_runner(
             return sessions[0]
 
         yield SparkRunner(session, url, memory_max=memory_max)
-
-
-async def _watch(spark: SparkContext, told: Told) -> None:
-    """Tell how many tasks of the stages that run are done."""
-    tracker: Any = spark.statusTracker()
-    while True:
-        await trio.sleep(LOOK_S)
-        done, total = await trio.to_thread.run_sync(_tasks, tracker, abandon_on_cancel=True)
-        if total:
-            told(done / total)
-
-
-def _tasks(tracker: Any) -> tuple[int, int]:  # noqa: ANN401 - PySpark's tracker has no types
-    stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
-    known = [stage for stage in stages if stage is not None]
-    return sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)
 
 
 def _partition(winner: Contender) -> int:

@@ -24,19 +24,17 @@ from ledger_client.replay.errors import ChecksumDiffers, TargetForeign
 from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.range import fix_range
 from ledger_client.replay.report import Report
-from ledger_client.replay.source import place_of
+from ledger_client.replay.source import position_of
 from ledger_client.spark.columns import NAMES, columns_of
 from ledger_client.spark.failures import unwrapped, without_stack
 from ledger_client.spark.session import open_session
 from ledger_client.topics.client import TopicClient
 from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.jobs.job import open_job
-from ledger_client.topics.reading.places import LanePlace
 from ledger_client.topics.reading.span_plan import plan_spans
 from ledger_client.topics.reading.span_reader import iterate_spans
 from ledger_client.topics.reading.spans import Span, split
-from metadata.replays import LaneMark
-from metadata.topics import TopicRecord
+from ledger_client.topics.reading.starting import Position
 from native.checksum import Checksum
 
 ROWS = 64 * 1024
@@ -44,7 +42,6 @@ TASK_SIZE = 128 << 20
 COMPRESSION = "zstd"
 _CONF = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 """What others read as times of UTC, as those that are written without Spark."""
-Position = tuple[LanePlace, ...]
 Summed = tuple[int, int, int]
 """Messages, the sum of their hashes, and the bytes of their values and keys."""
 
@@ -77,7 +74,7 @@ async def replay_by_spark(
     await trio.to_thread.run_sync(_check_empty, folder, topics[0].name)
     started = time.monotonic()
     fixed = await fix_range(client, topics, options.wanted)
-    begin, end = (_position(topics, marks) for marks in fixed)
+    begin, end = (position_of(topics, marks) for marks in fixed)
     async with AsyncExitStack() as stack:
         for index, topic in enumerate(topics):
             pins = [
@@ -227,19 +224,6 @@ def _check_empty(folder: Path, topic: str) -> None:
     if found:
         told = f"{folder} holds {found[-1]}; Spark writes into an empty folder"
         raise TargetForeign(told, topic=topic)
-
-
-def _position(topics: Sequence[TopicRecord], marks: Sequence[LaneMark]) -> Position:
-    return tuple(
-        LanePlace(
-            topics[mark.topic].name,
-            topics[mark.topic].uid,
-            mark.partition,
-            mark.lane,
-            place_of(mark),
-        )
-        for mark in marks
-    )
 
 
 def _json(position: Position) -> str:

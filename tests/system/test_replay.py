@@ -121,8 +121,10 @@ def test_to_standard_output_as_quire_read_writes_it(run: Run) -> None:
         (("t/few", "--to", "t/x", "--to-parquet", "p"), 2, "exclude each other"),
         (("t/few", "--keep-ids"), 2, "are for --to"),
         (("t/few", "--verify"), 2, "not kept"),
-        (("t/few", "--to-parquet", "p", "--spark", "--speed", "1"), 2, "are for --no-spark"),
-        (("t/few", "--master", "local[2]"), 2, "are for --to-parquet"),
+        (("t/few", "--to-parquet", "p", "--spark", "--speed", "1"), 2, "is for --no-spark"),
+        (("t/few", "--master", "local[2]"), 2, "are for --to and --to-parquet"),
+        (("t/few", "--to", "t/x", "--spark", "--speed", "1"), 2, "is for --no-spark"),
+        (("t/few", "--to-parquet", "p", "--spark", "--name", "n"), 2, "are for --no-spark"),
         (("t/few", "--to", "t/x", "--speed", "-1"), 2, "--speed"),
     ],
 )

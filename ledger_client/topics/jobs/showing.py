@@ -174,8 +174,7 @@ class Showing:
 
     def _check_count(self) -> None:
         lanes = len(self._pieces)
-        # Each lane may need one ledger more, for what it knows of producers.
-        count_max = (OPS_MAX - OTHER_OPS - lanes * LANE_OPS) // 2 - lanes
+        count_max = ledgers_max(lanes)
         if self._count > count_max:
             raise TooManyLedgers(
                 self._stage.topic.name,
@@ -183,3 +182,9 @@ class Showing:
                 count_max=max(count_max, 0),
                 what=f"ledgers in {lanes} partitions",
             )
+
+
+def ledgers_max(partitions: int) -> int:
+    """Return how many ledgers of so many partitions can be shown at once; below 0: none."""
+    # Each lane may need one ledger more, for what it knows of producers.
+    return (OPS_MAX - OTHER_OPS - partitions * LANE_OPS) // 2 - partitions

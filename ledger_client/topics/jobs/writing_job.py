@@ -60,7 +60,7 @@ async def plan_write(client: Client, name: str) -> WritePlan:
     """
     limit_s = client.options.metadata_timeout_s
     topic, _ = await TopicCatalogue(client.store, timeout_s=limit_s).get(name)
-    await _check_free(client, topic)
+    await check_free(client, topic)
     stage = JobStage(topic=topic, job_id=new_job_id("write"))
     await client.catalogue.refresh_clock()
     plan = WritePlan(stage=stage, begun_ms=client.clock.now_ms())
@@ -168,7 +168,7 @@ async def _leave(client: Client, plan: WritePlan, lease: Lease | None) -> None:
             _log.warning("a job leaves something to the housekeeper: %s", failure)
 
 
-async def _check_free(client: Client, topic: TopicRecord) -> None:
+async def check_free(client: Client, topic: TopicRecord) -> None:
     """Raise ProducerBusy if somebody has a whole partition now."""
     with translated(client.options.metadata_timeout_s):
         owners = await read_owners(client.store, topic)

@@ -24,6 +24,11 @@ from ledger_client.topics.reading.places import EARLIEST, LaneRef, Place
 from metadata.topics import LaneLedger
 from native.batch import BatchHeader
 
+LOGICAL_BITS = 18
+"""Of a timestamp; those above are Unix milliseconds."""
+CLOCKS_APART_MS = 60_000
+"""Between a producer and who closes its ledger, at most, that a search allows for."""
+
 
 class EventTime(NamedTuple):
     """Nanoseconds, as producers give them. Messages without one are never found."""
@@ -120,7 +125,43 @@ class PublishTime(NamedTuple):
         return _first(batch.publish_times(), start, lambda ms: ms is not None and ms >= self.ms)
 
 
+class EntryTime(NamedTuple):
+    """Unix milliseconds of an entry: of its last timestamp, or of its producer's clock.
+
+    All messages of an entry have it. It is no place that users name: replays merge by it.
+    """
+
+    ms: int
+
+    def rises(self, lane: LaneRef) -> bool:
+        """It is taken as rising."""
+        return True
+
+    def is_in(self, row: LaneLedger) -> bool:
+        """Whether a closed ledger may hold such an entry; clocks may be a little apart."""
+        newest_ms = max(row.closed_ms + CLOCKS_APART_MS, row.last_timestamp >> LOGICAL_BITS)
+        return row.closed_ms == 0 or newest_ms >= self.ms
+
+    def is_before(self, row: LaneLedger) -> bool:
+        """Nobody knows: entries may be older than their ledger."""
+        return False
+
+    def reached_by(self, header: BatchHeader) -> bool | None:
+        """Whether the entry has this time or a later one."""
+        return entry_ms(header) >= self.ms
+
+    def index_in(self, batch: Batch, start: int = 0) -> int:
+        """Return *start*, or the number of messages if the entry is earlier."""
+        return start if entry_ms(batch.header) >= self.ms else batch.count
+
+
+def entry_ms(header: BatchHeader) -> int:
+    """Return the time of an entry in Unix milliseconds."""
+    return header.last_timestamp >> LOGICAL_BITS or header.created_ms
+
+
 Time = EventTime | Timestamp | PublishTime
+AnyTime = Time | EntryTime
 TIMES = (EventTime, Timestamp, PublishTime)
 
 
@@ -139,7 +180,7 @@ class TimeSearch:
         self._rows = rows
         self._opener = opener
 
-    async def find(self, time: Time, *, start: Place = EARLIEST) -> Found:
+    async def find(self, time: AnyTime, *, start: Place = EARLIEST) -> Found:
         """Return the place before the first message at *time* or later, from *start* on."""
         end = start
         number = max(start.number, 0)
@@ -154,7 +195,7 @@ class TimeSearch:
             number = end.number + 1
         return Found(end, False)
 
-    async def _look_at(self, row: Row, time: Time, begin: Place) -> tuple[Place | None, Place]:
+    async def _look_at(self, row: Row, time: AnyTime, begin: Place) -> tuple[Place | None, Place]:
         """Return the place in this ledger, if it is there, and that of the ledger's end."""
         end = place_of(row, row.ledger.entries)
         if row.ledger.state == "closed":
@@ -187,7 +228,7 @@ class Halving(ABC):
     async def header(self, entry: int) -> BatchHeader | None:
         """Return the header of an entry, None of one without messages."""
 
-    async def halve(self, time: Time, start: int = 0) -> int | None:
+    async def halve(self, time: AnyTime, start: int = 0) -> int | None:
         """Return the first entry with a message at *time* or later, of a kind that rises."""
         low, high = start, self._last + 1
         while low < high:
@@ -200,7 +241,7 @@ class Halving(ABC):
         entry, reached = await self._probe(low, self._last + 1, time)
         return entry if reached else None
 
-    async def _probe(self, entry: int, end: int, time: Time) -> tuple[int, bool | None]:
+    async def _probe(self, entry: int, end: int, time: AnyTime) -> tuple[int, bool | None]:
         """Return the first entry from *entry* to before *end* that tells, and what it tells."""
         while entry < end:
             header = await self.header(entry)
@@ -220,7 +261,7 @@ class Headers(Halving):
         self._reader = reader
         self._last = reader.last_confirmed
 
-    async def first(self, time: Time, begin: Place) -> Place | None:
+    async def first(self, time: AnyTime, begin: Place) -> Place | None:
         """Return the place before the first message at *time* or later, from *begin* on."""
         look = self.halve if time.rises(self._lane) else self.look_through
         start, skip = begin.entry, begin.skip
@@ -236,7 +277,7 @@ class Headers(Halving):
             start, skip = kept
         return None
 
-    async def look_through(self, time: Time, start: int = 0) -> int | None:
+    async def look_through(self, time: AnyTime, start: int = 0) -> int | None:
         """Return the first entry with a message at *time* or later, whatever the order."""
         async for entries in self._reader.read_batches(start, self._last):
             for index in range(len(entries)):

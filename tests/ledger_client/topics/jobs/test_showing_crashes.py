@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from contextlib import suppress
 from itertools import pairwise
-from typing import Any
 
 import pytest
 import trio
+from cut_line import Cut
 from hypothesis import given, settings, strategies as st
-from lane_process import HASTY, Line, Process, shuffle_by
+from lane_process import HASTY, Process, shuffle_by
 from memory_cluster import MemoryCluster, memory_cluster
 from staged_rig import NAME, made, read_all, rows, write_job
 from topic_rig import ledger_ids, stored
@@ -21,43 +21,12 @@ from ledger_client.topics.jobs.marks import SinkBatch
 from ledger_client.topics.jobs.showing import SHOW_S
 from ledger_client.topics.jobs.writing_job import WRITE_S
 from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
-from metadata.errors import MetadataUnavailable
 from metadata.jobs import STAGED
 from metadata.leadership import Term
 from metadata.topics import LANE_LEDGERS, TopicRecord, decode_lane_ledger
 
 NEW = [{-1: rows("a", "b")}, {-1: rows("c")}]
 OLD = ["p", "q"]
-
-
-class Cut(Line):
-    """A way to the store that is cut at one of its calls, before or after that is done."""
-
-    def __init__(self, cluster: MemoryCluster, at: int, *, is_done: bool) -> None:
-        super().__init__(cluster, 0.0)
-        self.calls = 0
-        self._at = at
-        self._is_done = is_done
-
-    def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a store has
-        found = getattr(self._store, name)
-        return found if name == "watch" else self._counted(found)
-
-    async def transact(self, *args: Any) -> Any:  # noqa: ANN401
-        return await self._counted(self._store.transact)(*args)
-
-    def _counted(self, found: Any) -> Any:  # noqa: ANN401
-        async def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401
-            self._pass()
-            self.calls += 1
-            if self.calls != self._at:
-                return await found(*args, **options)
-            if self._is_done:
-                await found(*args, **options)
-            self.is_cut = True
-            raise MetadataUnavailable("killed", outcome_unknown=True)
-
-        return call
 
 
 async def old(client: Client, topic: TopicRecord) -> None:
