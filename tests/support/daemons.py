@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -19,13 +20,18 @@ T = TypeVar("T")
 
 
 class Daemon:
-    """One such process. *words* follow ``python -m bookie``."""
+    """One such process. *words* follow ``python -m bookie``, or another *program* of Python's."""
 
-    def __init__(self, *words: str | Path | int, log: Path) -> None:
+    def __init__(
+        self,
+        *words: str | Path | int,
+        log: Path,
+        program: Sequence[str] = ("-m", "bookie"),
+    ) -> None:
         self._log = log
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "bookie", *map(str, words)],
+                [sys.executable, *program, *map(str, words)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
