@@ -80,7 +80,8 @@ async def test_a_disk_that_hangs_makes_the_bookie_not_ready_then_read_only_then_
 ) -> None:
     watched = Watched(tmp_path)
     watched.storage.set(**{f"{part}_work": True, f"{part}_steps": 9})
-    with pytest.RaisesGroup(pytest.RaisesExc(OSError, match=f"the {part} .* not moved for 60 s")):
+    ended = pytest.RaisesExc(OSError, match=f"the {part} .* not moved for 60 s")
+    with trio.fail_after(90), pytest.RaisesGroup(ended):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watched.watch.run)
             await trio.sleep(1.9)
