@@ -17,11 +17,18 @@ from metadata.store import MetadataStore
 
 RENEW_S = 300.0
 """The store is asked again after so long: clocks of hosts differ by some ms in that time."""
+SLEPT_S = 0.1
+"""Less is no sleep: two clocks are read one after the other."""
 
 
 def host_wall_ms() -> int:
     """Return this host's wall clock, in Unix milliseconds: it decides over nothing."""
     return time.time_ns() // 1_000_000
+
+
+def asleep_s() -> float:
+    """Return for how long this host slept since its start: trio's clock stood still meanwhile."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
 class StoreClock:
@@ -30,21 +37,21 @@ class StoreClock:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self._offset_ms: float | None = None
-        self._read_at = 0.0
+        self._read_at = self._asleep_s = 0.0
         self._last_ms = 0
 
     async def read_ms(self) -> int:
         """Ask the store, and return its time in Unix milliseconds. Raises MetadataError."""
         asked_at = trio.current_time()
         store_ms = await self._store.now_ms()
-        self._read_at = trio.current_time()
+        self._read_at, self._asleep_s = trio.current_time(), asleep_s()
         # Half of the way there and back: it is wrong by at most the other half.
         self._offset_ms = store_ms - (asked_at + self._read_at) / 2 * 1000
         return store_ms
 
     async def refresh(self) -> None:
         """Ask the store unless that was done lately. Raises MetadataError."""
-        if self._offset_ms is None or trio.current_time() - self._read_at > RENEW_S:
+        if self._offset_ms is None or self._slept_s or self._age_s > RENEW_S:
             await self.read_ms()
 
     def now_ms(self) -> int:
@@ -55,6 +62,16 @@ class StoreClock:
         """
         if self._offset_ms is None:
             return host_wall_ms()
-        now_ms = int(trio.current_time() * 1000 + self._offset_ms)
+        now_ms = int((trio.current_time() + self._slept_s) * 1000 + self._offset_ms)
         self._last_ms = max(self._last_ms, now_ms)
         return self._last_ms
+
+    @property
+    def _age_s(self) -> float:
+        return trio.current_time() - self._read_at
+
+    @property
+    def _slept_s(self) -> float:
+        """For how long the host slept since the store was asked; 0: not for long enough to tell."""
+        slept_s = asleep_s() - self._asleep_s
+        return slept_s if slept_s >= SLEPT_S else 0.0

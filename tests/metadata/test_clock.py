@@ -12,7 +12,7 @@ from lease_clock import LeaseClock
 from memory_store import MemoryStore
 from trio.testing import MockClock
 
-from metadata import clock_rows
+from metadata import clock, clock_rows
 from metadata.clock import RENEW_S, StoreClock
 from metadata.clock_rows import SPAN_MS, Moment
 from metadata.errors import MetadataUnavailable
@@ -158,3 +158,19 @@ async def test_an_estimate_that_was_ahead_waits_and_does_not_go_back(
     assert estimate.now_ms() == before
     await trio.sleep(6)
     assert before < estimate.now_ms() < before + 2000
+
+
+async def test_a_host_that_slept_closes_nothing_hours_ago(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its monotonic clock stood still: what it stamps then would be old at once."""
+    slept_s = 0.0
+    monkeypatch.setattr(clock, "asleep_s", lambda: slept_s)
+    store = MemoryStore(wall_ms=lambda: WALL_MS + round((trio.current_time() + slept_s) * 1000))
+    estimate = StoreClock(store)
+    await estimate.refresh()
+    slept_s = 8 * HOUR_S
+    assert abs(estimate.now_ms() - await store.now_ms()) <= 1
+    slept_s += 1
+    await estimate.refresh()
+    assert abs(estimate.now_ms() - await store.now_ms()) <= 1
