@@ -50,7 +50,8 @@ class NotEnoughBookies(Retryable):
     """Fewer healthy, writable bookies are there than the ensemble needs."""
 
     def __init__(self, *, healthy: int, needed: int, ledger_id: int | None = None) -> None:
-        super().__init__(f"{healthy} healthy bookies, {needed} needed", ledger_id=ledger_id)
+        told = f"{healthy} healthy bookies, {needed} needed"
+        super().__init__(f"{told}: start another, or ask for fewer copies", ledger_id=ledger_id)
         self.healthy = healthy
         self.needed = needed
 

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import errno
+import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -8,13 +9,13 @@ from pathlib import Path
 import pytest
 import trio
 import v2
-from rig import serving, settings, until
+from rig import MIB, serving, settings, until
 
 from bookie.errors import BadMark, JournalMissing, MarkMissing
 from bookie.limbo import FILE_NAME as LIMBO, in_limbo
 from bookie.mark import FILE_NAME as MARK, read_mark
 from bookie.storage import Storage
-from native.engine import clear_fault, plan_fault
+from native.engine import Engine, clear_fault, plan_fault
 
 
 @pytest.fixture(autouse=True)
@@ -171,3 +172,43 @@ async def test_an_index_that_is_built_anew_from_a_sound_log_is_no_limbo(tmp_path
     async with serving(settings(tmp_path)) as rig:
         assert not rig.storage.limbo.is_on
         assert (await rig.connect().ask(v2.read(1, 9))).code == 0
+
+
+async def test_a_full_memtable_brings_its_index_to_disk_in_another_thread(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PS-17: at capacity, with no timer and nobody asking, while adds go on."""
+    threads: list[int] = []
+    flush = Engine.flush
+
+    def noted(engine: Engine) -> object:
+        threads.append(threading.get_ident())
+        return flush(engine)
+
+    monkeypatch.setattr(Engine, "flush", noted)
+    async with serving(settings(tmp_path, checkpoint_interval_s=1e9)) as rig:
+        peer = rig.connect()
+        threads.clear()
+        before = rig.storage.checkpoints
+        for entry_id in range(20):
+            assert (await peer.ask(v2.add(1, entry_id, bytes(MIB)))).code == 0
+        await until(lambda: rig.storage.checkpoints > before)
+        place = rig.storage.engine.store.find(1, 0)  # Absent: no index has it
+        assert place.record_size > MIB
+        assert threads
+        assert threading.get_ident() not in threads
+        for entry_id in (0, 19):
+            assert (await peer.ask(v2.read(1, entry_id))).code == 0
+
+
+async def test_a_thread_of_its_own_rolls_the_journal_by_size(tmp_path: Path) -> None:
+    """PS-13: whoever adds does nothing for it, and neither does the loop."""
+    async with serving(settings(tmp_path, journal_size_max=4 * MIB)) as rig:
+        first = rig.storage.engine.stats().journal_id
+        peer = rig.connect()
+        for entry_id in range(20):
+            assert (await peer.ask(v2.add(1, entry_id, bytes(MIB)))).code == 0
+        newest = rig.storage.engine.stats().journal_id
+        assert newest > first
+        assert (tmp_path / "journal" / f"{newest:016x}.journal").exists()
+        assert (await peer.ask(v2.read(1, 0))).code == 0

@@ -440,3 +440,50 @@ def test_the_smallest_memtable_takes_the_largest_entries(tmp_path: Path) -> None
         assert [bookie.payload(1, i) for i in range(5)] == payloads
         bookie.checkpoint()
     bookie.close()
+
+
+# --- what BookKeeper calls the ledger ------------------------------------------------------
+
+
+def test_a_ledger_is_a_name_of_entries_and_no_file(bookie: Bookie) -> None:
+    """PS-10: ledgers share every file, and entries are written, found and read one by one."""
+    draw = random.Random(3)
+    entries = [(ledger_id, entry_id) for ledger_id in range(50) for entry_id in range(20)]
+    draw.shuffle(entries)
+    files = len([*bookie.ledger_folder.iterdir()])
+    for ledger_id, entry_id in entries:
+        bookie.send(add(ledger_id, entry_id, b"%d of %d" % (entry_id, ledger_id)))
+    assert set(codes(bookie)) == {0}
+    bookie.checkpoint()
+    (log,) = {bookie.engine.store.find(*entry).log_id for entry in entries}
+    assert log == 1
+    assert len([*bookie.ledger_folder.iterdir()]) <= files + 2  # a log and its index
+    draw.shuffle(entries)
+    for ledger_id, entry_id in entries:
+        assert bookie.payload(ledger_id, entry_id) == b"%d of %d" % (entry_id, ledger_id)
+    assert bookie.read(7, 20)[0] == 2
+    bookie.send(add(7, 40, b"with a gap"))  # what is between them is the writer's concern
+    assert codes(bookie) == [0]
+    assert bookie.payload(7, 40) == b"with a gap"
+    assert bookie.read(7, 30)[0] == 2
+
+
+def journal_files(bookie: Bookie) -> list[Path]:
+    return sorted(bookie.journal_folder.glob("*.journal"))
+
+
+def test_the_journal_goes_on_in_the_next_file_by_size_and_whoever_adds_does_not_do_it(
+    tmp_path: Path,
+) -> None:
+    """PS-13: adding touches no file; the step that syncs rolls, in a thread of its own."""
+    bookie = Bookie(tmp_path, journal_size_max=4 * MIB)
+    before = journal_files(bookie)
+    frames = b"".join(add(1, i, bytes(MIB // 2)) for i in range(40))
+    fed = bookie.connection.feed(frames)
+    assert (fed.used, fed.verdict) == (len(frames), Verdict.OK)
+    assert journal_files(bookie) == before
+    assert codes(bookie) == [0] * 40
+    assert len(journal_files(bookie)) > len(before)  # between two halves of the memtable
+    bookie.crash()
+    assert [len(bookie.payload(1, i)) for i in (0, 39)] == [MIB // 2] * 2
+    bookie.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator
 from typing import Literal
 
@@ -22,6 +23,7 @@ from ledger_client.topics.reading.times import EventTime
 from metadata.leadership import Term
 from metadata.records import cookie_key, draining_key
 from metadata.topics import Retention, RollPolicy, TopicEvent, decode_event
+from native import batch as native_batch
 
 DAY_MS = 86_400_000
 
@@ -185,7 +187,7 @@ async def test_what_cannot_be_made_is_refused(client: Client) -> None:
 async def test_a_partition_is_larger_than_a_bookie_and_its_ledgers_lie_all_over(
     autojump_clock: MockClock, cluster: MemoryCluster, client: Client
 ) -> None:
-    """TB-04, TB-05, TB-06, TB-12, TB-28, TB-29, TB-30, TD-04: a bookie knows ledgers only."""
+    """TB-04, TB-05, TB-06, TB-12, TB-30, TD-04."""
     await client.create_topic("shop/orders", 2, roll=RollPolicy(size=2000))
     async with client.producer("shop/orders", batch_messages=1) as producer:
         for number in range(400):
@@ -201,6 +203,61 @@ async def test_a_partition_is_larger_than_a_bookie_and_its_ledgers_lie_all_over(
         assert min(held.values()) >= len(rows) // 8
     assert found.extent.messages == 400
     assert len(await values(client, "shop/orders")) == 400
+
+
+async def places_of(seed: int) -> list[tuple[str, ...]]:
+    """The bookies of a lane's ledgers, in order: three bookies, two copies."""
+    async with memory_cluster(3, seed=seed) as cluster, cluster.client() as client:
+        await client.create_topic("shop/orders", replication=2, roll=RollPolicy(entries=1))
+        async with client.producer("shop/orders", batch_messages=1) as producer:
+            for _ in range(60):
+                await producer.send(b"x")
+        (lane,) = (await client.explain_topic("shop/orders")).lanes
+        ids = [fate.ledger.ledger_id for fate in lane.ledgers]
+        return [tuple(cluster.record(each).fragments[0].bookies) for each in ids]
+
+
+async def test_ledgers_lie_on_bookies_by_chance_and_evenly(autojump_clock: MockClock) -> None:
+    """TB-28: three bookies, two copies: each pair, in either order, no turn, no favourite."""
+    places = await places_of(1)
+    pairs = [(a, b) for a in ("b1", "b2", "b3") for b in ("b1", "b2", "b3") if a != b]
+    assert set(places) == set(pairs)
+    held = {name: sum(name in place for place in places) for name in ("b1", "b2", "b3")}
+    assert all(len(places) * 0.45 < count < len(places) * 0.85 for count in held.values()), held
+    for period in range(1, 13):  # a round of any length would come again
+        assert places[period:] != places[:-period]
+    assert await places_of(2) != places
+
+
+async def test_a_bookie_has_ledgers_of_any_lanes_and_serves_them_by_id_alone(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """TB-29: what a bookie holds of a lane has holes, and it needs nothing that topics say."""
+    for name in ("shop/orders", "shop/returns"):
+        await client.create_topic(name, 2, replication=2, roll=RollPolicy(entries=2))
+        async with client.producer(name, batch_messages=1) as producer:
+            for number in range(40):
+                await producer.send(b"%d" % number, partition=number % 2)
+    lanes: dict[tuple[str, int], list[int]] = {}
+    for name in ("shop/orders", "shop/returns"):
+        for lane in (await client.explain_topic(name)).lanes:
+            lanes[name, lane.partition] = [fate.ledger.ledger_id for fate in lane.ledgers]
+    for bookie in cluster.bookies.values():
+        holds = {
+            where: [number for number, each in enumerate(ids) if each in bookie.ledgers]
+            for where, ids in lanes.items()
+        }
+        assert all(holds.values())  # something of each lane
+        assert any(numbers != [*range(numbers[0], numbers[-1] + 1)] for numbers in holds.values())
+    for key in [key for key in cluster.store.values if not key.startswith("ledgers/")]:
+        await cluster.store.delete(key)
+    messages = 0
+    for ledger_id in itertools.chain.from_iterable(lanes.values()):
+        async with client.open_ledger(ledger_id) as reader:
+            for entry in await reader.read(0, reader.last_confirmed):
+                opened = native_batch.decode_messages(entry.payload)
+                messages += 0 if opened is None else opened.columns.count
+    assert messages == 80
 
 
 async def test_one_ledger_of_a_lane_is_open_and_the_closed_ones_know_their_times(
@@ -341,6 +398,56 @@ async def test_a_purge_disturbs_neither_writers_nor_readers(
     assert 279 - 11 < found.extent.first_event_time <= 279
     left = await values(client, "shop/orders")
     assert left == read[found.extent.first_event_time :]
+
+
+async def test_a_range_deleted_from_the_beginning_ends_exactly_at_its_time(
+    autojump_clock: MockClock, client: Client
+) -> None:
+    """TB-76: a purge takes whole ledgers; this makes the range begin at the time, as quietly."""
+    await client.create_topic("shop/orders", order="event-time", roll=RollPolicy(entries=10))
+    read: list[bytes | None] = []
+
+    async def follow() -> None:
+        async with client.topic_reader("shop/orders", follow=True) as reader:
+            async for message in reader:
+                read.append(message.value)
+                if len(read) == 200:
+                    return
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(follow)
+        async with client.producer("shop/orders", batch_messages=1) as producer:
+            for number in range(200):
+                await producer.send(b"%d" % number, event_time=number)
+                if number % 50 == 49:
+                    await trio.sleep(1)  # the reader is at the end
+                    before = number - 20
+                    await client.delete_messages("shop/orders", "earliest", EventTime(before - 1))
+                    extent = (await client.explain_topic("shop/orders")).extent
+                    assert extent.first_event_time == before
+                    async with client.topic_reader("shop/orders") as reader:
+                        assert (await anext(reader)).event_time == before
+    assert read == [b"%d" % number for number in range(200)]
+
+
+async def test_with_fewer_bookies_than_copies_nothing_new_begins_until_somebody_says_so(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """TB-45, which is different here on purpose (README): refused typed, degraded when asked to."""
+    await client.create_topic("shop/orders", replication=3)
+    for name in ("b3", "b4"):
+        del cluster.store.bookies[name]
+        cluster.kill(name)
+    async with client.producer("shop/orders") as producer:
+        with pytest.raises(NotEnoughBookies, match="or ask for fewer copies") as refused:
+            await producer.send(b"x")
+        assert (refused.value.healthy, refused.value.needed) == (2, 3)
+    with pytest.raises(NotEnoughBookies):
+        await client.create_topic("shop/returns", replication=3)
+    await client.alter_topic("shop/orders", replication=2)
+    async with client.producer("shop/orders") as producer:
+        sent = await producer.send(b"x")
+    assert set(cluster.record(sent.ledger_id).fragments[0].bookies) == {"b1", "b2"}
 
 
 async def test_what_a_dead_producer_left_is_closed_and_goes(

@@ -8,11 +8,14 @@ import pytest
 import trio
 from batches import Sent, plain
 from laid_topic import CONTROL, TOPIC, batches_of, laid_topic, read_all, said, same, some_lane
+from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
+from metadata.topics import RollPolicy
+from native.frame import Opcode
 
 
 async def test_a_message_is_what_was_sent_with_its_id(autojump_clock: MockClock) -> None:
@@ -382,3 +385,45 @@ async def test_small_read_ahead_and_many_lanes_read_the_same(autojump_clock: Moc
             found = await read_all(reader)
         for lane in lanes:
             assert same([m for m in found if m.id.partition == lane.partition], lane.messages)
+
+
+async def test_readers_of_the_same_ledger_read_from_the_same_bookie(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-37: the last of its list, whoever reads, in either direction; another if that is lost."""
+    async with memory_cluster(4) as cluster:
+        async with cluster.client() as client:
+            await client.create_topic(TOPIC, replication=3, roll=RollPolicy(entries=10))
+            async with client.producer(TOPIC, batch_messages=1) as producer:
+                for number in range(60):
+                    await producer.send(b"%d" % number)
+            (lane,) = (await client.explain_topic(TOPIC)).lanes
+        lists = {
+            fate.ledger.ledger_id: cluster.record(fate.ledger.ledger_id).fragments[-1].bookies
+            for fate in lane.ledgers
+        }
+
+        async def read_from(*, reverse: bool = False) -> dict[int, set[str]]:
+            """Return which bookies were asked for entries of which ledger by a new client."""
+            for bookie in cluster.bookies.values():
+                bookie.requests.clear()
+            async with (
+                cluster.client() as client,
+                client.topic_reader(TOPIC, reverse=reverse) as reader,
+            ):
+                assert len([message async for message in reader]) == 60
+            asked: dict[int, set[str]] = {}
+            for name, bookie in cluster.bookies.items():
+                for request in bookie.requests:
+                    is_read = request.opcode in {Opcode.READ, Opcode.BATCH_READ}
+                    if is_read and request.entry_id >= 0:
+                        asked.setdefault(request.ledger_id, set()).add(name)
+            return asked
+
+        tails = {ledger_id: {bookies[-1]} for ledger_id, bookies in lists.items()}
+        assert len({bookies[-1] for bookies in lists.values()}) > 1
+        for reverse in (False, False, True):
+            assert await read_from(reverse=reverse) == tails
+        first = next(iter(lists))
+        cluster.kill(lists[first][-1])
+        assert lists[first][-2] in (await read_from())[first]
