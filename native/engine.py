@@ -39,6 +39,7 @@ _FAULT_SITES = {
     "index_sync": lib.BK_FAULT_INDEX_SYNC,
     "table_write": lib.BK_FAULT_TABLE_WRITE,
     "table_sync": lib.BK_FAULT_TABLE_SYNC,
+    "entry_read": lib.BK_FAULT_ENTRY_READ,
 }
 
 

@@ -29,8 +29,7 @@ void bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t co
     pthread_mutex_unlock(&fault_lock);
 }
 
-/* 0, or the negative errno that the plan has for this call. */
-static int fault_at(int32_t site)
+int bk_fault_at(int32_t site)
 {
     int result = 0;
     if (site == BK_FAULT_NONE || __atomic_load_n(&fault_site, __ATOMIC_RELAXED) != site)
@@ -54,7 +53,7 @@ static int fault_at(int32_t site)
 int bk_io_write(int fd, const void *data, size_t size, uint64_t offset, int32_t site)
 {
     const uint8_t *at = data;
-    int fault = fault_at(site);
+    int fault = bk_fault_at(site);
     if (fault != 0)
         return fault;
     while (size > 0) {
@@ -75,7 +74,7 @@ int bk_io_write(int fd, const void *data, size_t size, uint64_t offset, int32_t 
 
 int bk_io_sync(int fd, int32_t site)
 {
-    int fault = fault_at(site);
+    int fault = bk_fault_at(site);
     if (fault != 0)
         return fault;
     return fdatasync(fd) == 0 ? 0 : -errno;

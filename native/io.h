@@ -11,8 +11,11 @@
 #define BK_FAULT_INDEX_SYNC 6
 #define BK_FAULT_TABLE_WRITE 7
 #define BK_FAULT_TABLE_SYNC 8
+#define BK_FAULT_ENTRY_READ 9 /* of entries from a log, whatever they are read for */
 
 /* For tests: the nth call (1 is the next) of that site from now on fails with
  * error_number (positive errno), and so do count - 1 after it. BK_FAULT_NONE
  * clears the plan. Safe to call from any thread. */
 void bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count);
+/* 0, or the negative errno that the plan has for this call of the site. */
+int bk_fault_at(int32_t site);

@@ -156,11 +156,14 @@ static int record_read(bk_store *store, const place *p, uint8_t *head, uint8_t *
     if (result != BK_OK)
         return result;
     struct iovec parts[2] = {{head, BK_RECORD_HEADER_SIZE}, {body, body_size}};
-    ssize_t got;
-    do
-        got = preadv(fd, parts, 2, (off_t)p->span.offset);
-    while (got < 0 && errno == EINTR);
-    result = got < 0 ? -errno : got == BK_RECORD_HEADER_SIZE + (ssize_t)body_size ? 0 : BK_CORRUPT;
+    ssize_t got = 0;
+    result = bk_fault_at(BK_FAULT_ENTRY_READ);
+    if (result == 0) {
+        do
+            got = preadv(fd, parts, 2, (off_t)p->span.offset);
+        while (got < 0 && errno == EINTR);
+        result = got < 0 ? -errno : got == BK_RECORD_HEADER_SIZE + (ssize_t)body_size ? 0 : BK_CORRUPT;
+    }
     bk_log_release(&store->files, p->row.log, BK_FILE_LOG);
     bk_count(&store->log_reads, 1);
     return result;
@@ -273,7 +276,9 @@ static int piece_read(run *r, const place *p, size_t *got)
         return result;
     if (more_follow(r, p))
         read_ahead(r, p, fd);
-    result = bk_io_read(fd, r->out + r->used, p->span.size, p->span.offset, got);
+    result = bk_fault_at(BK_FAULT_ENTRY_READ);
+    if (result == 0)
+        result = bk_io_read(fd, r->out + r->used, p->span.size, p->span.offset, got);
     bk_log_release(&r->store->files, p->row.log, BK_FILE_LOG);
     bk_count(&r->store->log_reads, 1);
     return result;

@@ -17,6 +17,8 @@ import os
 import random
 import shutil
 from collections import Counter
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,7 +29,7 @@ from machines import MACHINE
 from bookie.bell import Bell
 from bookie.config import BookieConfig
 from bookie.mark import read_mark
-from native.engine import Connection, Engine, Fed, Recovery, clear_fault, plan_fault
+from native.engine import Connection, Engine, Fed, Recovery, Request, clear_fault, plan_fault
 
 FLUSH_SITES = [f"{file}_{call}" for file in ("log", "index", "table") for call in ("write", "sync")]
 COMMIT_SITES = ["journal_write", "journal_sync"]
@@ -65,12 +67,14 @@ class SimulatedEngine(Engine):
     """An engine without a thread, which its machine's disk drives."""
 
     closed = False
+    disk: Disk
 
     @classmethod
     def open(cls, **options: Any) -> tuple[Engine, Recovery]:  # noqa: ANN401 - as Engine's
         engine, recovery = super().open(**(options | {"threaded": False}))
         assert isinstance(engine, SimulatedEngine)
-        _disk().mount(engine)
+        engine.disk = _disk()
+        engine.disk.mount(engine)
         return engine, recovery
 
     def fence(self, ledger_id: int, key: bytes, incarnation: int = 0) -> int:
@@ -82,6 +86,10 @@ class SimulatedEngine(Engine):
         renewed = super().renew_ledger(ledger_id, before, after)
         _disk().take_note(0)
         return renewed
+
+    def answer(self, request: Request, *, use_disk: bool, size_max: int) -> bytes | None:
+        read = partial(super().answer, request, use_disk=use_disk, size_max=size_max)
+        return self.disk.read(read) if use_disk else read()
 
     def flush(self) -> Any:  # noqa: ANN401 - as Engine's
         disk = _disk()
@@ -123,6 +131,11 @@ class Disk:
         """set, and replaced by another, at the next flush"""
         self.next_fault = ""
         """a site of native.engine.plan_fault, hit when it is next come by"""
+        self.sync_s_min = 0.0
+        self.hanging = 0
+        """how many faults let it hang"""
+        self.unreadable_share = 0.0
+        """of reads, this much fails"""
         self._chance = chance
         self._sync_s_max = sync_s_max
         self._half_size = chance.choice([4, 16, 64]) << 10
@@ -130,6 +143,7 @@ class Disk:
         self._happened = happened
         self._gathered = 0
         self._unflushed = 0
+        self._moves = trio.lowlevel.ParkingLot()
 
     @property
     def journal_folder(self) -> Path:
@@ -162,6 +176,7 @@ class Disk:
         while True:
             await self.work.heard()
             await trio.sleep(self.sync_s())
+            await self._hang()
             if self.engine is not None and not self.engine.closed:
                 self.commit(self.engine)
                 self._seal(self.engine)
@@ -186,7 +201,29 @@ class Disk:
     def sync_s(self) -> float:
         """Return how long the next sync takes."""
         slow = self._chance.random() < 0.02
-        return self._sync_s_max * (20 if slow else 1) * self._chance.random() ** 2
+        sync_s = self._sync_s_max * (20 if slow else 1) * self._chance.random() ** 2
+        self._happened["slow disks"] += self.sync_s_min > sync_s
+        return max(sync_s, self.sync_s_min)
+
+    async def _hang(self) -> None:
+        self._happened["disks that hang"] += self.hanging > 0
+        while self.hanging:
+            await self._moves.park()
+
+    def go_on(self) -> None:
+        """Let what hangs go on."""
+        self._moves.unpark_all()
+
+    def read(self, read: Callable[[], bytes | None]) -> bytes | None:
+        """Read entries, or fail."""
+        if not self.unreadable_share or self._chance.random() >= self.unreadable_share:
+            return read()
+        self._happened["read errors"] += 1
+        plan_fault("entry_read", 1, errno.EIO)
+        try:
+            return read()
+        finally:
+            clear_fault()
 
     def with_fault(self, sites: list[str], work: Any) -> Any:  # noqa: ANN401 - any call
         """Do *work*, with the fault that is planned for one of *sites*."""
@@ -255,6 +292,14 @@ class Disk:
             _scribble(log.with_suffix(".log"), mark.log_end, self._chance)
             _scribble(log.with_suffix(".index"), mark.index_end, self._chance)
 
+    def heal(self) -> None:
+        """End all faults."""
+        self.full = False
+        self.next_fault = ""
+        self.sync_s_min = self.unreadable_share = 0.0
+        self.hanging = 0
+        self.go_on()
+
     def wipe(self) -> None:
         """Put an empty disk in its place."""
         shutil.rmtree(self.folder, ignore_errors=True)
@@ -262,23 +307,45 @@ class Disk:
 
     # --- damage ------------------------------------------------------------------------
 
-    def damage(self) -> str:
-        """Flip a byte in a file that was synced; return which, or nothing if there is none."""
+    def damage(self, *, misdirected: bool = False) -> str:
+        """Flip a bit in a file that was synced; return where, or nothing if there is none.
+
+        *misdirected*: instead let what was written to one place lie at another.
+        """
+        found = self._spot()
+        if found is None:
+            return ""
+        path, at = found
+        if not misdirected:
+            with path.open("r+b") as file:
+                file.seek(at)
+                byte = file.read(1)
+                file.seek(at)
+                file.write(bytes([byte[0] ^ 1 << self._chance.randrange(8)]))
+            return f"{path.name} at {at}"
+        other, came_from = self._spot() or found
+        with other.open("rb") as file:
+            file.seek(came_from // 4096 * 4096)
+            block = file.read(4096)
+        with path.open("r+b") as file:
+            file.seek(at // 4096 * 4096)
+            same = file.read(len(block)) == block
+            file.seek(at // 4096 * 4096)
+            file.write(block)
+        self._happened["misdirected writes"] += not same
+        return f"{path.name} at {at}, with what belongs to {other.name} at {came_from}"
+
+    def _spot(self) -> tuple[Path, int] | None:
+        """Choose a place in a file that holds entries."""
         logs = sorted(self.ledger_folder.glob("*.log"))
         journals = sorted(self.journal_folder.glob("*.journal"))
         if not logs + journals:
-            return ""
+            return None
         path = self._chance.choice(logs + journals)
         size = path.stat().st_size
         if size <= 8192:
-            return ""
-        at = self._chance.randrange(4096, size)
-        with path.open("r+b") as file:
-            file.seek(at)
-            byte = file.read(1)
-            file.seek(at)
-            file.write(bytes([byte[0] ^ 1 << self._chance.randrange(8)]))
-        return f"{path.name} at {at}"
+            return None
+        return path, self._chance.randrange(4096, size)
 
 
 def _scribble(path: Path, start: int, chance: random.Random) -> None:

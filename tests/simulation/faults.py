@@ -57,6 +57,9 @@ class Faults:
             "read": self._read,
             "level": self._level,
             "strangers": self._strangers,
+            "slow disk": self._slow_disk,
+            "hang": self._hang,
+            "unreadable": self._unreadable,
         }
 
     async def run(self, steps: Sequence[Step]) -> None:
@@ -148,6 +151,30 @@ class Faults:
         await trio.sleep(step.span_s)
         disk.next_fault = ""
 
+    async def _slow_disk(self, step: Step) -> None:
+        disk = self._bookie(step).disk
+        disk.sync_s_min = float(step.detail)
+        await trio.sleep(step.span_s)
+        disk.sync_s_min = 0.0
+
+    async def _hang(self, step: Step) -> None:
+        """Syncs take as long as the span, whoever waits for them."""
+        disk = self._bookie(step).disk
+        disk.hanging += 1
+        await trio.sleep(step.span_s)
+        disk.hanging -= 1
+        disk.go_on()
+
+    async def _unreadable(self, step: Step) -> None:
+        """Repair takes for damaged what could not be read once, so it must be on others too."""
+        bookie = self._bookie(step)
+        if self._spares(bookie):
+            return
+        disk = bookie.disk
+        disk.unreadable_share = float(step.detail)
+        await trio.sleep(step.span_s)
+        disk.unreadable_share = 0.0
+
     async def _full(self, step: Step) -> None:
         disk = self._bookie(step).disk
         disk.full = True
@@ -175,7 +202,8 @@ class Faults:
         bookie.kill(Tail.CLEAN, silently=True)
         bookie.promises.void = True
         await trio.sleep(step.span_s)
-        self._simulation.note(f"damaged on {step.target}: {bookie.disk.damage()}")
+        told = bookie.disk.damage(misdirected=step.detail == "misdirected")
+        self._simulation.note(f"damaged on {step.target}: {told}")
         bookie.start()
 
     async def _wipe(self, step: Step) -> None:

@@ -92,8 +92,11 @@ def make_plan(seed: int) -> Plan:
         for number in range(1, chance.choice([3] if theme is _race else [3, 4, 4, 5]) + 1)
     ]
     clients = [f"c{number}" for number in range(1, chance.randint(2, 3) + 1)]
-    work = list(_works(chance, len(bookies), theme, copies=chance.choice([1, 1, 2])))
     troubles, more = draw_troubles(seed, "ledgers", bookies, clients)
+    copies = chance.choice([1, 1, 2])
+    if {"misdirected writes", "read errors"}.intersection(troubles.kinds):
+        copies = 2  # else a bookie would have to be spared
+    work = list(_works(chance, len(bookies), theme, copies=copies))
     steps = [*_steps(chance, bookies, clients, work, theme), *more]
     return Plan(
         seed=seed,

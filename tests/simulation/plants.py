@@ -26,6 +26,7 @@ from ledger_client.recovery import fencing, tail
 from ledger_client.source import LedgerSource
 from metadata.records import LedgerRecord
 from native.digest import crc32c
+from native.engine import Request
 from native.frame import Code, Flag
 from native.journal import FENCE
 from native.link import Response, Writer
@@ -246,6 +247,23 @@ def move_without_copying() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def damage_is_absence() -> Iterator[None]:
+    """Say of an entry that cannot be read that it was never here."""
+    answer = SimulatedEngine.answer
+
+    def deny(
+        engine: SimulatedEngine, request: Request, *, use_disk: bool, size_max: int
+    ) -> bytes | None:
+        frame = answer(engine, request, use_disk=use_disk, size_max=size_max)
+        if frame is not None and frame[8:12] == Code.IO_ERROR.to_bytes(4, "big"):
+            return frame[:8] + Code.NO_ENTRY.to_bytes(4, "big") + frame[12:]
+        return frame
+
+    with replaced(SimulatedEngine, "answer", deny):
+        yield
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -257,5 +275,6 @@ PLANTS: dict[str, Plant] = {
         fence_forgotten,
         late_mark,
         move_without_copying,
+        damage_is_absence,
     )
 }

@@ -174,8 +174,7 @@ class Simulation:
         self.outages.away_from.clear()
         for bookie in self.bookies.values():
             bookie.machine.thaw()
-            bookie.disk.full = False
-            bookie.disk.next_fault = ""
+            bookie.disk.heal()
         for client in self.clients.values():
             client.machine.thaw()
             client.retired = True

@@ -42,6 +42,7 @@ BREAKS = {
     "late_mark": {6},
     "move_without_copying": {1, 5},
     "delete_too_much": {15},
+    "damage_is_absence": {1, 3, 5},
 }
 
 
