@@ -143,7 +143,7 @@ async def test_topics_ordered_by_event_time_are_merged_by_it(autojump_clock: Moc
         assert len(workers.rounds) > 1
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 async def test_parts_that_are_done_twice_or_late_are_there_once(
     autojump_clock: MockClock, clock: None, seed: int
 ) -> None:
@@ -163,15 +163,18 @@ async def test_parts_that_are_done_twice_or_late_are_there_once(
         check_nothing_left(cluster)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(5))
 async def test_where_clocks_go_back_it_is_cut_elsewhere(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     """An entry behind its lane's time counts as of that time: halving finds wrong places."""
-    chance = random.Random(seed)
+    chance, now = random.Random(seed), 1_700_000_000_000
 
     def now_ms() -> int:
-        return 1_700_000_000_000 + chance.randrange(40)
+        nonlocal now
+        now += 2
+        is_wrong = seed == 0 or chance.random() < 0.2  # always, or now and then
+        return now + chance.randrange(-60, 60) * is_wrong
 
     stamp_by(monkeypatch, now_ms)
     async with memory_cluster(3) as cluster, cluster.client() as client:
@@ -207,7 +210,7 @@ async def doomed(cluster: MemoryCluster, client: Client, line: Cut) -> None:
             )
 
 
-@pytest.mark.parametrize("at", [*range(1, 21, 2), *range(21, CALLS, 10)])
+@pytest.mark.parametrize("at", [*range(1, 21, 4), *range(21, CALLS, 15)])
 async def test_killed_at_any_call_of_the_store_it_goes_on_and_each_message_is_there_once(
     autojump_clock: MockClock, clock: None, at: int
 ) -> None:
