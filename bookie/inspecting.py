@@ -21,7 +21,7 @@ from bookie.mark import read_mark
 from metadata import calls
 from native.journal import GROUP, Damage, End, Record
 
-SCAN_SIZE = 64 << 20
+SCAN_SIZE = 16 << 20
 """Bytes of records that are read for one page."""
 INDEXES_PAGE = 16
 

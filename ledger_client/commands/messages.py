@@ -208,8 +208,8 @@ async def _read(order: Order, settings: ReadSettings) -> None:
         by = span.by or await kind_of_time(client, topics, span)
         settings |= span.settings(by)
         async with client.topic_reader(topics, **settings) as reader:
-            records = [await client.topic(name) for name in topics]
-            fields = MessageFields([] if order.form == "text" else records)
+            decoded = () if order.form == "text" else topics
+            fields = MessageFields([await client.topic(name) for name in decoded])
             await FORMS[order.form](reader, order.limit, put, fields)
             for gap in reader.gaps:
                 click.echo(f"quire: {gap}", err=True)

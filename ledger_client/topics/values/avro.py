@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Sequence
-from decimal import DecimalException
+from decimal import Context, Decimal, DecimalException
 from typing import Any
 
 import msgspec
 import pyarrow as pa
 from fastavro import parse_schema, schemaless_reader
+from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException, UnknownType
 
 from ledger_client.topics.values.decoder import BadValue, Budget
@@ -39,6 +40,12 @@ _LOGICAL: Mapping[tuple[str, str], pa.DataType] = {
     ("long", "timestamp-micros"): pa.timestamp("us", tz="UTC"),
 }
 _PRECISION_MAX = 38
+_DECIMAL = "quire-decimal"
+"""Instead of "decimal": fastavro's own takes hours for a number of some million bytes."""
+_EXACT = Context(prec=100)
+"""More digits than a number of that size has: none is rounded."""
+_DECIMAL_SIZE_MAX = 32
+"""Bytes of a number; sixteen hold all digits, the others may repeat the sign."""
 _UNUSABLE = (KeyError, TypeError, AttributeError, ValueError)
 """What fastavro raises for JSON that is no schema, beside its own errors."""
 _BROKEN = (
@@ -168,6 +175,15 @@ def _may_be_empty(schema: Parsed, names: Mapping[str, Parsed]) -> bool:
     return _may_be_empty(kind, names)
 
 
+def _decimal(data: bytes, schema: Parsed, _reader: object = None) -> Decimal:
+    if len(data) > _DECIMAL_SIZE_MAX:
+        raise ValueError(f"a decimal of {len(data)} bytes")
+    return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-schema.get("scale", 0), _EXACT)
+
+
+LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
+
+
 def _known_logical(schema: Parsed) -> Parsed:
     """Return the schema without the logical types that have no column type of their own here."""
     if isinstance(schema, list):
@@ -176,6 +192,8 @@ def _known_logical(schema: Parsed) -> Parsed:
         return schema
     kept = {key: _known_logical(each) for key, each in schema.items() if key != "default"}
     key = (str(schema.get("type")), str(schema.get("logicalType")))
-    if "logicalType" in kept and key not in _LOGICAL and key[1] != "decimal":
+    if key in {("bytes", "decimal"), ("fixed", "decimal")}:
+        kept["logicalType"] = _DECIMAL
+    elif "logicalType" in kept and key not in _LOGICAL:
         del kept["logicalType"]
     return kept

@@ -96,6 +96,31 @@ def test_each_type_is_a_column_of_its_own() -> None:
     assert row == VALUE | {"notes": [("x", "y"), ("z", None)]}
 
 
+@pytest.mark.parametrize("size", [1 << 10, 4 << 20])
+def test_a_number_without_end_is_refused_at_once(size: int) -> None:
+    """Reading it as a number would take hours: no bytes of a producer may stop a reader."""
+    decoder = open_decoder("s/t", schema(record(PRICE)))
+    value = encoded(record("bytes"), {"f": b"\x7f" * size})
+    with pytest.raises(BadValue, match=f"a decimal of {size} bytes"):
+        decoder.decode(value)
+
+
+def test_decimals_have_their_sign_and_scale_however_long_they_are() -> None:
+    fixed = {"type": "fixed", "name": "D", "size": 20, "logicalType": "decimal"}
+    for kind in (PRICE, fixed | {"precision": 6, "scale": 2}):
+        decoder = open_decoder("s/t", schema(record(kind)))
+        plain = record("bytes" if kind is PRICE else {"type": "fixed", "name": "D", "size": 20})
+        for number in (-1, 0, 1250, -999_999):
+            data = number.to_bytes(20, "big", signed=True)
+            found = decoder.decode(encoded(plain, {"f": data}))["f"]
+            assert found == Decimal(number) / 100
+            assert pa.array([found], pa.decimal128(6, 2))[0].as_py() == found
+    digits = 10**37 + 1
+    decoder = open_decoder("s/t", schema(record(PRICE | {"precision": 38})))
+    value = encoded(record("bytes"), {"f": digits.to_bytes(16, "big")})
+    assert str(decoder.decode(value)["f"]) == f"{digits // 100}.01"  # none is rounded
+
+
 def test_every_cut_of_a_value_and_every_byte_more_is_none() -> None:
     """A value that is not whole never counts, and none is cut short without a word."""
     decoder = open_decoder("s/t", schema(ORDER))
