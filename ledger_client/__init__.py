@@ -24,6 +24,7 @@ from ledger_client.listing import LedgerInfo
 from ledger_client.options import Options
 from ledger_client.reader import BatchReads, LedgerReader
 from ledger_client.topics.client import TopicClient as Client
+from ledger_client.topics.ledger_description import LedgerDescription
 from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.message_ids import MessageIds
 from ledger_client.topics.messages import Message
@@ -44,6 +45,7 @@ __all__ = [
     "EventTime",
     "Follower",
     "LanePlace",
+    "LedgerDescription",
     "LedgerError",
     "LedgerInfo",
     "LedgerReader",
