@@ -33,6 +33,8 @@ REQUESTS = [
     framed(header(64) + be(1) + be(0) + be(9) + be(10, 4) + be(4096, 4) + be(-1) + be(50, 4)),
     write_lac(1, 3, 0),
     framed(header(67) + be(4) + b"\x80"),
+    framed(header(69) + be(3) + be(5)) + add(3, 0, b"former"),
+    framed(header(69) + be(3) + be(6)) + add(3, 0, b"later"),
     framed(header(2, 0, 3) + be(1) + be(0)),
 ]
 
@@ -75,6 +77,8 @@ def _bookie(folder: Path) -> Bookie:
     bookie.send(write_lac(2, 1, 2))
     bookie.engine.fence(7, KEY)
     bookie.engine.delete_ledger(1, 1000)
+    bookie.engine.fence(8, KEY, 5)
+    bookie.engine.renew_ledger(8, 5, 6)
     while bookie.engine.commit():
         pass
     return bookie

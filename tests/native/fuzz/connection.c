@@ -43,13 +43,32 @@ static void serve(const bk_request *request, const uint8_t *body)
     uint64_t ticket;
     fuzz_touch(body, request->body_size);
     if (request->has_key && request->flags & BK_FLAG_FENCE) {
-        int result = bk_engine_fence(engine, request->ledger_id, request->incarnation, request->key, &ticket);
-        CLAIM(result == BK_OK || result == BK_BAD_KEY || result == BK_FULL);
+        int result = bk_engine_fence(engine, request->ledger_id, request->incarnation,
+                                     request->key, &ticket);
+        CLAIM(result == BK_OK || result == BK_BAD_KEY || result == BK_FULL ||
+              result == BK_OTHER_LEDGER);
     }
     if (request->opcode == BK_OP_READ_WAIT)
         bk_engine_watch(engine, request->ledger_id, request->known_lac);
-    if (request->opcode != BK_OP_AUTH && request->opcode != BK_OP_CALL)
+    if (request->opcode == BK_OP_READ || request->opcode == BK_OP_BATCH_READ ||
+        request->opcode == BK_OP_READ_WAIT)
         fuzz_answer(engine, request);
+}
+
+/* The peer means another ledger than the one here: now the one is that of today, now the other. */
+static void settle(bk_connection *connection, const bk_request *request)
+{
+    static uint32_t turns;
+    bk_ledger_state here;
+    CLAIM(bk_engine_ledger(engine, request->ledger_id, &here) == BK_OK);
+    CLAIM(here.incarnation != 0 && here.incarnation != request->incarnation);
+    if (++turns % 3 == 0) {
+        bk_connection_refuse(connection, request->ledger_id, request->incarnation);
+        return;
+    }
+    int result = bk_engine_renew_ledger(engine, request->ledger_id, here.incarnation,
+                                        request->incarnation);
+    CLAIM(result == BK_OK || result == BK_FULL);
 }
 
 /* One piece of a stream, in memory of its own. */
@@ -64,14 +83,21 @@ static int feed(bk_connection *connection, const uint8_t *data, size_t size)
         uint32_t count;
         result = bk_connection_feed(connection, piece + at, size - at, &used, requests,
                                     REQUESTS_MAX, &count);
-        CLAIM(result == BK_OK || result == BK_FULL || result == BK_CLOSE);
+        CLAIM(result == BK_OK || result == BK_FULL || result == BK_AGAIN || result == BK_CLOSE);
         CLAIM(used <= size - at && count <= REQUESTS_MAX);
         CLAIM(result != BK_OK || used > 0 || count > 0 || size == at);
-        for (uint32_t i = 0; i < count; i++)
+        for (uint32_t i = 0; i < count; i++) {
             serve(&requests[i], (requests[i].in_pieces ? bk_connection_partial(connection)
                                                        : piece + at) +
                                     requests[i].body_offset);
+            if (requests[i].opcode == BK_OP_INCARNATION) {
+                CLAIM(i + 1 == count);
+                settle(connection, &requests[i]);
+            }
+        }
         at += used;
+        if (result == BK_AGAIN)
+            CLAIM(bk_connection_look(connection) == BK_OK);
         if (result == BK_FULL)
             flush();
     } while (result != BK_CLOSE && at < size);
