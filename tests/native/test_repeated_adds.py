@@ -9,6 +9,7 @@ import pytest
 from engines import Bookie
 from wire import KEY, add, add_responses, be, framed, header
 
+from native import frame
 from native.digest import Digest, DigestKind
 from native.engine import Verdict
 from native.frame import Code, Flag
@@ -113,9 +114,9 @@ def test_the_disk_is_asked_only_by_who_may(bookie: Bookie) -> None:
 def test_an_add_in_pieces_waits_for_the_disk_too(bookie: Bookie) -> None:
     assert put(bookie, add(LEDGER, 0, b"first")) == [0]
     bookie.checkpoint()
-    frame = add(LEDGER, 0, b"other")
-    assert bookie.connection.feed(frame[:30]).verdict is Verdict.OK
-    assert bookie.connection.feed(frame[30:]).verdict is Verdict.AGAIN
+    whole = add(LEDGER, 0, b"other")
+    assert bookie.connection.feed(whole[:30]).verdict is Verdict.OK
+    assert bookie.connection.feed(whole[30:]).verdict is Verdict.AGAIN
     bookie.connection.look()
     assert bookie.connection.feed(b"").verdict is Verdict.OK
     assert put(bookie, add(LEDGER, 1, b"next")) == [Code.BAD_REQUEST, 0]
@@ -124,12 +125,31 @@ def test_an_add_in_pieces_waits_for_the_disk_too(bookie: Bookie) -> None:
 def test_what_was_looked_up_before_a_deletion_does_not_count(bookie: Bookie) -> None:
     assert put(bookie, add(LEDGER, 0, b"first")) == [0]
     bookie.checkpoint()
-    frame = add(LEDGER, 0, b"other", flags=Flag.RECOVERY)
-    assert bookie.connection.feed(frame).verdict is Verdict.AGAIN
+    again = add(LEDGER, 0, b"other", flags=Flag.RECOVERY)
+    assert bookie.connection.feed(again).verdict is Verdict.AGAIN
     bookie.connection.look()
     bookie.engine.delete_ledger(LEDGER, 1000)
-    assert put(bookie, frame) == [0]
+    assert put(bookie, again) == [0]
     assert bookie.payload(LEDGER, 0) == b"other"
+
+
+def test_what_was_looked_up_before_a_renewal_does_not_count(bookie: Bookie) -> None:
+    """The entry that was asked for is on disk again, and is another ledger's."""
+    bookie.send(frame.incarnation(LEDGER, 1))
+    assert put(bookie, add(LEDGER, 0, b"former")) == [0]
+    bookie.checkpoint()
+    late = bookie.engine.connect(2)
+    assert late.feed(add(LEDGER, 0, b"former")).verdict is Verdict.AGAIN
+    late.look()
+    bookie.engine.renew_ledger(LEDGER, 1, 2)
+    bookie.send(frame.incarnation(LEDGER, 2))
+    assert put(bookie, add(LEDGER, 0, b"later")) == [0]
+    bookie.checkpoint()
+    assert late.feed(add(LEDGER, 0, b"former")).verdict is Verdict.AGAIN, "it is looked up anew"
+    late.look()
+    assert late.feed(add(LEDGER, 0, b"former")).verdict is Verdict.OK
+    assert [each.code for each in add_responses(late.take())] == [Code.BAD_REQUEST]
+    late.close()
 
 
 @pytest.mark.parametrize("place", [synced, flushed])

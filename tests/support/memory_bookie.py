@@ -60,6 +60,10 @@ class MemoryBookie:
         self.name = name
         self.ledgers: dict[int, MemoryLedger] = {}
         self.requests: list[Request] = []
+        self.statements: list[tuple[int, int]] = []
+        """ledger and incarnation of which it was told"""
+        self.meant: list[tuple[Request, int]] = []
+        """each request with the incarnation that it is about"""
         self.connections = 0
         self.answering = True
         """False: take requests and never answer"""
@@ -122,6 +126,7 @@ class MemoryBookie:
         scope = trio.CancelScope()
         self._scopes.append(scope)
         data = bytearray()
+        said: dict[int, int] = {}
         lock = trio.Lock()
         try:
             with scope:
@@ -133,8 +138,11 @@ class MemoryBookie:
                                 self._pulsed.append((stream, lock))
                                 continue
                             if request.opcode == Opcode.INCARNATION:
+                                said[request.ledger_id] = request.incarnation
+                                self.statements.append((request.ledger_id, request.incarnation))
                                 continue  # it has no ledger whose id was used before
                             self.requests.append(request)
+                            self.meant.append((request, said.get(request.ledger_id, 0)))
                             nursery.start_soon(self._answer, request, stream, lock)
                     nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError, ProtocolBroken):

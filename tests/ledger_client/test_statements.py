@@ -1,0 +1,196 @@
+"""What clients say of the ledgers that they mean."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+import msgspec
+import pytest
+import trio
+from memory_cluster import MemoryCluster, memory_cluster
+from trio.testing import MockClock
+
+from ledger_client import Client, Options
+from ledger_client.errors import LedgerError
+from ledger_client.repair.delivery import deliver
+from ledger_client.session import Attached, Session
+from ledger_client.statements import SAID_MAX, LedgerName, Statements
+from metadata.records import encode_record, ledger_key
+from native import frame
+from native.digest import Digest
+from native.frame import Code, Opcode, Request
+from native.link import Writer
+
+ABOUT_A_LEDGER = {
+    Opcode.ADD,
+    Opcode.READ,
+    Opcode.BATCH_READ,
+    Opcode.READ_WAIT,
+    Opcode.WRITE_LAC,
+}
+
+
+def meant(cluster: MemoryCluster, ledger_id: int) -> set[tuple[int, int]]:
+    """Opcodes of the requests about a ledger, each with the incarnation that it was about."""
+    return {
+        (request.opcode, incarnation)
+        for bookie in cluster.bookies.values()
+        for request, incarnation in bookie.meant
+        if request.opcode in ABOUT_A_LEDGER and request.ledger_id == ledger_id
+    }
+
+
+async def write(client: Client, ensemble: int, ledger_id: int) -> None:
+    async with client.create_ledger(ensemble, 2, 2, ledger_id=ledger_id) as ledger:
+        await ledger.append_many([b"%d" % i for i in range(9)])
+        await trio.sleep(5.0)  # time to tell what is confirmed
+
+
+@pytest.mark.parametrize("ensemble", [2, 3])
+async def test_every_question_says_which_ledger_it_means(
+    autojump_clock: MockClock, ensemble: int
+) -> None:
+    options = Options(explicit_lac_s=1.0)
+    async with memory_cluster(3) as cluster, cluster.client(options) as client:
+        await write(client, ensemble, 7)
+        async with client.open_ledger(7) as ledger:
+            assert len(await ledger.read(0, 8)) == 9
+        async with client.create_ledger(ensemble, 2, 2, ledger_id=8) as growing:
+            await growing.append(b"x")
+            async with client.open_ledger(8, recover=False) as ledger:
+                with trio.move_on_after(3.0):
+                    async for _ in ledger.follow():
+                        pass
+        for ledger_id in (7, 8):
+            incarnation = cluster.record(ledger_id).incarnation
+            assert incarnation > 0
+            found = meant(cluster, ledger_id)
+            assert {number for _, number in found} == {incarnation}, found
+        read = Opcode.READ if ensemble == 3 else Opcode.BATCH_READ
+        assert {opcode for opcode, _ in meant(cluster, 7)} >= {Opcode.ADD, Opcode.WRITE_LAC, read}
+        assert Opcode.READ_WAIT in {opcode for opcode, _ in meant(cluster, 8)}
+
+
+async def test_recovery_says_which_ledger_it_means(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as writing:
+        with suppress(LedgerError):
+            async with writing.create_ledger(3, 3, 2, ledger_id=7) as ledger:
+                await ledger.append_many([b"a", b"b"])
+                for bookie in cluster.bookies.values():
+                    bookie.meant.clear()
+                async with cluster.client() as other:
+                    assert (await other.recover_ledger(7)).last_entry == 1
+                found = meant(cluster, 7)
+        incarnation = cluster.record(7).incarnation
+        assert found == {
+            (Opcode.READ, incarnation),
+            (Opcode.BATCH_READ, incarnation),
+            (Opcode.ADD, incarnation),
+        }
+
+
+async def test_a_copy_says_which_ledger_it_means(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await write(client, 2, 7)
+        async with client.open_ledger(7) as ledger:
+            batches = [batch async for batch in ledger.read_batches(0, 8)]
+        name = LedgerName(7, cluster.record(7).incarnation)
+        (target,) = cluster.bookies.keys() - {*cluster.record(7).fragments[0].bookies}
+        await deliver(
+            client.bookies.connection(target),
+            batches,
+            Digest(),
+            name=name,
+            mends=False,
+            token=client.bookies.new_token(),
+            timeout_s=5.0,
+        )
+        assert {number for _, number in cluster.bookies[target].meant if _.ledger_id == 7} == {
+            name.incarnation
+        }
+        assert len(cluster.bookies[target].entries(7)) == 9
+
+
+async def test_a_bookie_in_doubt_is_told_again(autojump_clock: MockClock) -> None:
+    doubtful: list[Request] = []
+
+    def doubts(request: Request) -> int:
+        doubtful.append(request)
+        return Code.UNKNOWN_STATE if len(doubtful) == 1 else Code.OK
+
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        async with client.create_ledger(1, 1, 1, ledger_id=7) as ledger:
+            await ledger.append(b"x")
+        bookie = cluster.bookies["b1"]
+        name = (7, cluster.record(7).incarnation)
+        async with client.open_ledger(7) as reader:
+            assert len(await reader.read(0, 0)) == 1
+            bookie.statements.clear()
+            bookie.read_fault = doubts
+            (entry,) = await reader.read(0, 0)
+            assert entry.payload == b"x"
+        assert bookie.statements == [(7, 0), name]
+
+
+async def test_a_ledger_without_an_incarnation_is_not_spoken_of(autojump_clock: MockClock) -> None:
+    """Somebody made it who does not know of them."""
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        await write(client, 2, 7)
+        record = msgspec.structs.replace(cluster.record(7), incarnation=0)
+        await cluster.store.put(ledger_key(7), encode_record(record))
+        for bookie in cluster.bookies.values():
+            bookie.statements.clear()
+            bookie.meant.clear()
+        async with cluster.client() as other, other.open_ledger(7) as reader:
+            assert len(await reader.read(0, 8)) == 9
+        assert {number for _, number in meant(cluster, 7)} == {0}
+        assert not any(n for bookie in cluster.bookies.values() for _, n in bookie.statements)
+
+
+class Nobody:
+    """Listens to nothing."""
+
+    def acknowledged(self) -> None:
+        pass
+
+    def bookie_lost(self, index: int, failure: LedgerError) -> None:
+        pass
+
+
+async def test_a_writer_is_meant_again_after_a_reader_of_another() -> None:
+    """Its adds go out without a look at who said what."""
+    session = Session(send_timeout_s=1.0, queue_size_max=1 << 20, silence_s=1.0)
+    writer = Writer(7, 1, 1, 1, Digest(), token=1)
+    session.attach(1, Attached(writer, 0, Nobody(), LedgerName(7, 2)))
+    session.ask(b"question", LedgerName(7, 1))
+    session.send(1, b"adds")
+    session.leave(1)
+    session.ask(b"another", LedgerName(7, 2))
+    sent = bytes(await session.outgoing.take())
+    assert sent == frame.pulse() + b"".join(
+        (
+            frame.incarnation(7, 2),
+            frame.incarnation(7, 1),
+            b"question",
+            frame.incarnation(7, 2),
+            b"adds",
+            frame.incarnation(7, 0),
+            frame.incarnation(7, 2),
+            b"another",
+        )
+    )
+    writer.close()
+
+
+def test_a_bookie_is_not_told_of_ever_more_ledgers() -> None:
+    frames: list[bytes] = []
+    statements = Statements(frames.append)
+    statements.hold(LedgerName(0, 5))
+    for ledger_id in range(1, SAID_MAX + 10):
+        statements.say(LedgerName(ledger_id, 5))
+    taken_back = [each for each in frames if each.endswith(bytes(8))]
+    assert taken_back == [frame.incarnation(ledger_id, 0) for ledger_id in range(1, 11)]
+    assert len(frames) - 2 * len(taken_back) == SAID_MAX
+    count = len(frames)
+    statements.say(LedgerName(0, 5))
+    assert len(frames) == count, "the writer's was not taken back"
