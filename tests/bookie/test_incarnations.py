@@ -16,6 +16,7 @@ from running import ask, connected, running
 
 from bookie.amnesia import fence_forgotten
 from bookie.config import BookieConfig
+from bookie.inspection.ledgers import read_ledgers
 from bookie.limbo import enter_limbo
 from bookie.storage import Storage
 from metadata import calls
@@ -144,6 +145,23 @@ async def test_a_ledger_made_again_has_nothing_of_the_former(tmp_path: Path) -> 
         await here.says(NEW)
         assert await here.add(1) == 0
         await assert_new(here, 2)
+
+
+async def test_the_files_tell_of_the_ledger_of_today_alone(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    async with former(tmp_path) as here:
+        await ask(here.peer, calls.FlushNow())
+        await here.says(NEW)
+        assert await here.add(0) == 0
+        told = await ask(here.peer, calls.LedgerStates())
+        assert told == calls.LedgerStatePage(
+            [calls.LedgerOnBookie(LEDGER, last_entry=0, lac=-1, incarnation=NEW)]
+        )
+        files = read_ledgers(Path(config.journal_folder), Path(config.ledger_folder))
+        assert (files.by_id[LEDGER].incarnation, files.by_id[LEDGER].unflushed) == (NEW, 1)
+    facts = read_ledgers(Path(config.journal_folder), Path(config.ledger_folder)).by_id[LEDGER]
+    assert (facts.incarnation, facts.entries, facts.last_entry) == (NEW, 1, 0)
+    assert (facts.fenced, facts.deleted) == (False, False)
 
 
 async def test_adds_that_come_with_the_news_wait_for_the_metadata(tmp_path: Path) -> None:

@@ -19,6 +19,8 @@ HELLO = bytes.fromhex(
     "00000000000000010000000000000000ffffffffffffffff0000000000000005e3a5f74d68656c6c6f"
 )
 
+FINAL = [Code.FENCED, Code.UNAUTHORIZED, Code.OTHER_LEDGER, Code.BAD_REQUEST]
+
 
 class Model:
     """What a writer should know: who has which entry, and up to where that is enough."""
@@ -51,7 +53,7 @@ class Model:
     @property
     def code(self) -> int:
         codes = [code for _, code in self.refusals]
-        final = [code for code in codes if code in {Code.FENCED, Code.UNAUTHORIZED}]
+        final = [code for code in codes if code in FINAL]
         return [*final, *codes, 0][0]
 
 
@@ -200,7 +202,7 @@ def test_a_refusal_of_a_confirmed_entry_is_remembered() -> None:
     assert (state.lac, state.refused, state.code) == (0, 0b100, Code.READ_ONLY)
 
 
-@pytest.mark.parametrize("final", [Code.FENCED, Code.UNAUTHORIZED])
+@pytest.mark.parametrize("final", FINAL)
 def test_a_final_refusal_replaces_another(final: Code) -> None:
     writer = Writer(1, 3, 3, 2, CRC32C)
     writer.add([b"a"])

@@ -113,7 +113,14 @@ def test_a_late_answer_of_the_replaced_bookie_goes_to_nobody() -> None:
 
 @pytest.mark.parametrize(
     ("code", "kept"),
-    [(Code.IO_ERROR, 0), (Code.FENCED, Code.FENCED), (Code.UNAUTHORIZED, Code.UNAUTHORIZED)],
+    [
+        (Code.IO_ERROR, 0),
+        (Code.UNKNOWN_STATE, 0),
+        (Code.FENCED, Code.FENCED),
+        (Code.UNAUTHORIZED, Code.UNAUTHORIZED),
+        (Code.OTHER_LEDGER, Code.OTHER_LEDGER),
+        (Code.BAD_REQUEST, Code.BAD_REQUEST),
+    ],
 )
 def test_only_a_final_refusal_outlives_the_bookie(code: Code, kept: int) -> None:
     writer = Writer(1, 3, 3, 2, CRC32C)
