@@ -67,7 +67,7 @@ void bk_connection_close(bk_connection *connection)
     engine->stats.connections--;
     pthread_mutex_unlock(&engine->lock);
     bk_statements_free(&connection->statements);
-    free(connection->original.body);
+    bk_original_forget(&connection->original);
     free(connection->out);
     free(connection->segments);
     free(connection);
@@ -311,39 +311,6 @@ static int store_entry(bk_connection *connection, bk_ledger *ledger, int64_t ent
     return bk_engine_put(engine, ledger, entry_id, offset, record_size);
 }
 
-/* What to do with an entry that may be here already. BK_OK: store it; BK_END: it is here, and
- * the same; BK_CORRUPT: another one is here; BK_AGAIN: the disk must tell. */
-static int judge_repeated(bk_connection *connection, const bk_ledger *ledger, int64_t entry_id,
-                          const uint8_t *entry, uint32_t entry_size, int32_t flags)
-{
-    bk_engine *engine = connection->engine;
-    bk_original *original = &connection->original;
-    uint32_t size;
-    const uint8_t *record = bk_engine_find(engine, ledger, entry_id, &size);
-    if (record != NULL)
-        return bk_entries_agree(record + BK_RECORD_HEADER_SIZE, size - BK_RECORD_HEADER_SIZE, entry,
-                                entry_size)
-                   ? BK_END
-                   : BK_CORRUPT;
-    if ((flags & BK_FLAG_MEND) != 0 || !bk_store_spans(engine->store, ledger->id, entry_id))
-        return BK_OK;
-    if (original->wanted != 2 || original->ledger_id != ledger->id ||
-        original->entry_id != entry_id || original->removals != engine->removals ||
-        original->renewals != engine->renewals) {
-        original->ledger_id = ledger->id;
-        original->entry_id = entry_id;
-        original->removals = engine->removals;
-        original->renewals = engine->renewals;
-        original->wanted = 1;
-        return BK_AGAIN;
-    }
-    original->wanted = 0;
-    if (original->result != BK_OK) /* a hole, or damaged: then this one takes its place */
-        return original->result > 0 ? BK_OK : original->result;
-    return bk_entries_agree(original->body, original->size, entry, entry_size) ? BK_END
-                                                                              : BK_CORRUPT;
-}
-
 static int add(bk_connection *connection, const uint8_t *frame, uint32_t frame_size, uint64_t ns)
 {
     bk_engine *engine = connection->engine;
@@ -364,7 +331,8 @@ static int add(bk_connection *connection, const uint8_t *frame, uint32_t frame_s
     if (result != 0)
         return result;
     if (entry_id <= ledger->last_entry)
-        result = judge_repeated(connection, ledger, entry_id, entry, entry_size, flags);
+        result =
+            bk_connection_judge(connection, ledger, entry_id, entry, entry_size, flags);
     if (result == BK_CORRUPT || (result < 0 && result != -ENOMEM))
         return refuse(connection, BK_OP_ADD,
                       result < 0 ? BK_CODE_IO_ERROR : BK_CODE_BAD_REQUEST, ledger_id, entry_id);

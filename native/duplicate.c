@@ -46,6 +46,48 @@ int bk_entries_agree(const uint8_t *a, uint32_t a_size, const uint8_t *b, uint32
            ends_alike(a, b, a_size, BK_ENTRY_HEADER_SIZE + sum_size);
 }
 
+void bk_original_forget(bk_original *original)
+{
+    free(original->body);
+    original->body = NULL;
+    original->room = 0;
+    original->wanted = 0;
+}
+
+int bk_connection_judge(bk_connection *connection, const bk_ledger *ledger, int64_t entry_id,
+                        const uint8_t *entry, uint32_t entry_size, int32_t flags)
+{
+    bk_engine *engine = connection->engine;
+    bk_original *original = &connection->original;
+    uint32_t size;
+    const uint8_t *record = bk_engine_find(engine, ledger, entry_id, &size);
+    if (record != NULL)
+        return bk_entries_agree(record + BK_RECORD_HEADER_SIZE, size - BK_RECORD_HEADER_SIZE, entry,
+                                entry_size)
+                   ? BK_END
+                   : BK_CORRUPT;
+    if ((flags & BK_FLAG_MEND) != 0 || !bk_store_spans(engine->store, ledger->id, entry_id))
+        return BK_OK;
+    if (original->wanted != 2 || original->ledger_id != ledger->id ||
+        original->entry_id != entry_id || original->removals != engine->removals ||
+        original->renewals != engine->renewals) {
+        original->ledger_id = ledger->id;
+        original->entry_id = entry_id;
+        original->removals = engine->removals;
+        original->renewals = engine->renewals;
+        original->wanted = 1;
+        return BK_AGAIN;
+    }
+    int result = original->result;
+    if (result == BK_OK)
+        result = bk_entries_agree(original->body, original->size, entry, entry_size) ? BK_END
+                                                                                    : BK_CORRUPT;
+    else if (result > 0) /* a hole, or damaged: then this one takes its place */
+        result = BK_OK;
+    bk_original_forget(original);
+    return result;
+}
+
 static int room_for(bk_original *original, uint32_t size)
 {
     if (size <= original->room)

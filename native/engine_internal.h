@@ -251,6 +251,12 @@ int bk_engine_make_ledger(bk_engine *engine, int64_t ledger_id, int64_t incarnat
 void bk_ledger_renew(bk_ledger *ledger, int64_t incarnation, uint32_t first_log);
 /* duplicate.c. Whether two stored entries with the same ids are the same entry. */
 int bk_entries_agree(const uint8_t *a, uint32_t a_size, const uint8_t *b, uint32_t b_size);
+/* What to do with an entry that may be here already. BK_OK: store it; BK_END: it is here, and
+ * the same; BK_CORRUPT: another one is here; BK_AGAIN: the disk must tell. */
+int bk_connection_judge(bk_connection *connection, const bk_ledger *ledger, int64_t entry_id,
+                        const uint8_t *entry, uint32_t entry_size, int32_t flags);
+/* Give its memory back; what was looked up counts no more. */
+void bk_original_forget(bk_original *original);
 /* tombstone.c, with the lock held. */
 void bk_tombstone_set(bk_ledger *ledger, int deleted, int64_t deleted_ms);
 /* Forget the entries that a ledger, deleted or replaced by another, still has in memory:

@@ -22,6 +22,7 @@ static int delete_known(bk_engine *engine, bk_ledger *ledger, int64_t now_ms)
         return result;
     ledger->fenced = 1;
     bk_tombstone_set(ledger, 1, now_ms);
+    engine->removals++; /* what a connection looked up of it counts no more */
     bk_engine_wake(engine, ledger);
     pthread_cond_signal(&engine->work);
     return BK_OK;
