@@ -456,9 +456,7 @@ def test_a_compaction_cut_at_any_time_leaves_one_generation_whole(at_s: float, l
     trio.run(story, clock=trio.testing.MockClock(rate=1.0))
 
 
-async def test_retired_ledgers_go_with_a_later_compaction(
-    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_retired_ledgers_go_with_a_later_compaction(autojump_clock: MockClock) -> None:
     async with laid_topic() as topic:
         lane = topic.lane()
         for turn in range(3):
@@ -466,7 +464,7 @@ async def test_retired_ledgers_go_with_a_later_compaction(
             await compacted(topic)
         assert len((await the_set(topic)).retired) == 2
         now_ms = (await the_set(topic)).retired[-1].retired_ms
-        monkeypatch.setattr("ledger_client.compaction.job._now_ms", lambda: now_ms + RETIRED_MS)
+        topic.cluster.store.wall_ms = lambda: now_ms + RETIRED_MS
         await lane.lay(keyed("x", 3))
         await compacted(topic)
         assert len((await the_set(topic)).retired) == 1
