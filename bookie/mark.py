@@ -24,7 +24,7 @@ from pathlib import Path
 
 import msgspec
 
-from bookie.durable import replace_file, sync_folder
+from bookie.durable import replace_file, settle_file, sync_folder
 from bookie.errors import BadMark, MarkBackwards
 from native.digest import crc32c
 from native.mark import Mark
@@ -44,6 +44,18 @@ def read_mark(ledger_folder: Path) -> Mark | None:
         OSError: it cannot be read.
     """
     return _read(ledger_folder / FILE_NAME)
+
+
+def settle_mark(ledger_folder: Path) -> None:
+    """Make the mark durable that read_mark will find, before anything is done by it. Blocks.
+
+    The process before may have died between the rename and its sync. Logs and journal files
+    that only the mark before needs would be deleted, and a power cut would bring that mark back.
+
+    Raises:
+        OSError: the disk failed.
+    """
+    settle_file(ledger_folder / FILE_NAME)
 
 
 def _read(path: Path) -> Mark | None:

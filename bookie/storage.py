@@ -28,7 +28,7 @@ from bookie.durable import make_folder
 from bookie.errors import JournalMissing, MarkMissing
 from bookie.events import Events
 from bookie.limbo import Limbo, enter_limbo
-from bookie.mark import read_mark, write_mark
+from bookie.mark import read_mark, settle_mark, write_mark
 from native.engine import Engine, Recovery
 from native.mark import Mark
 from native.progress import Progress
@@ -273,6 +273,7 @@ def _open(
     journal_folder, ledger_folder = Path(config.journal_folder), Path(config.ledger_folder)
     make_folder(journal_folder)
     make_folder(ledger_folder)
+    settle_mark(ledger_folder)
     mark = read_mark(ledger_folder)
     try:
         engine, recovery = Engine.open(

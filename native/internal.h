@@ -58,6 +58,12 @@ static inline int bk_ids_are_sound(int64_t ledger_id, int64_t entry_id)
 /* io.c. site: which fault may hit (io.h). All return 0 or a negative errno. */
 int bk_io_write(int fd, const void *data, size_t size, uint64_t offset, int32_t site);
 int bk_io_sync(int fd, int32_t site);
+/* [blocks] Make what can be read of a file what the disk holds: sync it, then drop its clean
+ * pages from the page cache. The process before may have died between a write and its sync,
+ * or of a sync that failed. After a failed one the kernel counts the pages as clean, so that
+ * reads show what never reached the disk, and later syncs succeed. Call this before the first
+ * read of a file that the last durable mark does not vouch for. */
+int bk_io_settle(const char *path, int32_t site);
 int bk_io_sync_folder(const char *folder);
 /* Read size bytes at offset; *got is less only at the end of the file. */
 int bk_io_read(int fd, void *out, size_t size, uint64_t offset, size_t *got);

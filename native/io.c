@@ -80,6 +80,18 @@ int bk_io_sync(int fd, int32_t site)
     return fdatasync(fd) == 0 ? 0 : -errno;
 }
 
+int bk_io_settle(const char *path, int32_t site)
+{
+    int fd = open(path, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return -errno;
+    int result = bk_io_sync(fd, site);
+    if (result == 0)
+        result = -posix_fadvise(fd, 0, 0, POSIX_FADV_DONTNEED);
+    close(fd);
+    return result;
+}
+
 int bk_io_sync_folder(const char *folder)
 {
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);

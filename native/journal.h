@@ -31,6 +31,11 @@
  * what is wrong before it is damage. A scan reports damage with its offset and
  * goes on at the next sound group.
  *
+ * A start syncs the newest file, drops it from the page cache, and only then reads it. The
+ * last group may have been written and not synced, or its sync may have failed: then the page
+ * cache shows what never reached the disk, and the kernel reports that once only. Older files
+ * were synced before their successor was begun.
+ *
  * Files are preallocated and zero-filled, since a sync then moves no metadata.
  * A file whose entries are all in entry logs is renamed <id>.spare and written
  * again later; the salt (record.h) and the group record keep its old contents
@@ -79,7 +84,7 @@ typedef struct bk_journal_scan bk_journal_scan;
 /* [blocks] Open path, read its header. start: begin at the group at this offset
  * (0 or BK_BLOCK_SIZE for the first). end: the previous end named by the next
  * file, or 0 for the newest file. BK_END: the header is not whole (a file that
- * was being created); BK_CORRUPT: the header is damaged. */
+ * was being created, and holds nothing else); BK_CORRUPT: the header is damaged. */
 int bk_journal_scan_open(const char *path, uint64_t start, uint64_t end, bk_journal_scan **out);
 /* From the header. */
 void bk_journal_scan_header(const bk_journal_scan *scan, uint64_t *file_id, uint64_t *previous_id,

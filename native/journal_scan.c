@@ -36,7 +36,9 @@ static int read_header(bk_journal_scan *scan, const char *path)
     scan->previous_end = bk_get64le(block + 32);
     if (memcmp(block, MAGIC, 8) != 0 || bk_crc32c(0, block, 40) != bk_get32le(block + 40) ||
         bk_get32le(block + 8) != 1)
-        return BK_CORRUPT;
+        /* Groups come after the header was synced. Where there is none, a power cut may have
+         * kept the size of a new file and not its header. */
+        return scan->window.file_size > BK_BLOCK_SIZE ? BK_CORRUPT : BK_END;
     /* A spare that was renamed and not yet given its new header. */
     return scan->file_id == named ? BK_OK : BK_END;
 }

@@ -154,6 +154,9 @@ int bk_log_erase(const char *folder, uint32_t log_id)
     int result = bk_io_sync_folder(folder);
     if (result == 0)
         result = unlink_if_there(index);
+    /* Or a power cut might leave the index alone, as if the log were lost. */
+    if (result == 0)
+        result = bk_io_sync_folder(folder);
     if (result == 0)
         result = unlink_if_there(dead);
     return result;

@@ -108,21 +108,63 @@ static int folder_list(opening *o)
     return result;
 }
 
-static int headers_load(opening *o)
+static int header_load(const opening *o, found *f)
 {
     char path[BK_PATH_SIZE_MAX];
-    for (uint32_t i = 0; i < o->count; i++) {
+    bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, path);
+    f->state = bk_log_header_load(path, &f->header, &f->size);
+    if (f->state == BK_OK && f->header.log_id != f->id)
+        f->state = BK_CORRUPT;
+    return f->state < 0 ? f->state : BK_OK;
+}
+
+static int log_settle_files(const opening *o, const found *f)
+{
+    char path[BK_PATH_SIZE_MAX];
+    bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, path);
+    int result = bk_io_settle(path, BK_FAULT_INDEX_SYNC);
+    if (result != BK_OK && result != -ENOENT)
+        return result;
+    bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, path);
+    return bk_io_settle(path, BK_FAULT_LOG_SYNC);
+}
+
+/* Whether another log may hold the same records: one of the two will be deleted. */
+static int has_sibling(const opening *o, const found *f)
+{
+    for (const found *g = o->logs; g < o->logs + o->count; g++)
+        if (g != f && g->has_log && (g->state != BK_OK || g->header.origin == f->header.origin))
+            return 1;
+    return 0;
+}
+
+/* Whether a header says "closed" and no durable mark came after it: the process may have died
+ * before that was synced, or because it could not be. */
+static int is_doubtful(const opening *o, const found *f)
+{
+    return is_closed(f) &&
+           (o->mark == NULL || f->id >= o->mark->next_log_id || has_sibling(o, f));
+}
+
+static int headers_load(opening *o)
+{
+    int result = BK_OK;
+    for (uint32_t i = 0; i < o->count && result == BK_OK; i++) {
         found *f = &o->logs[i];
-        if (!f->has_log)
-            continue;
-        bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, path);
-        f->state = bk_log_header_load(path, &f->header, &f->size);
-        if (f->state == BK_OK && f->header.log_id != f->id)
-            f->state = BK_CORRUPT;
-        if (f->state < 0)
-            return f->state;
+        if (f->has_log && is_marked(o, f))
+            result = log_settle_files(o, f);
+        if (f->has_log && result == BK_OK)
+            result = header_load(o, f);
     }
-    return BK_OK;
+    for (uint32_t i = 0; i < o->count && result == BK_OK; i++) {
+        found *f = &o->logs[i];
+        if (!f->has_log || is_marked(o, f) || !is_doubtful(o, f))
+            continue;
+        result = log_settle_files(o, f);
+        if (result == BK_OK)
+            result = header_load(o, f);
+    }
+    return result;
 }
 
 /* --- the index --------------------------------------------------------------------- */
@@ -234,13 +276,14 @@ static int index_rebuild(opening *o, const found *f, const index_walk *walk)
 /* --- leftovers --------------------------------------------------------------------- */
 
 /* Whether neither log nor index go beyond a header. Compaction's output is like that at
- * first, while marks are written that count its id as used. */
+ * first, while marks are written that count its id as used. Of its two names, made one after
+ * the other and synced together, a power cut may leave the index alone. */
 static int is_bare(const opening *o, const found *f)
 {
     char path[BK_PATH_SIZE_MAX];
     struct stat status;
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_INDEX, path);
-    return f->has_log && f->size <= BK_BLOCK_SIZE &&
+    return (!f->has_log || f->size <= BK_BLOCK_SIZE) &&
            (stat(path, &status) != 0 ? errno == ENOENT : status.st_size <= BK_BLOCK_SIZE);
 }
 

@@ -45,7 +45,9 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
     int result = bk_table_path(engine->ledger_folder, engine->table_id, path);
     if (result != 0)
         return result;
-    result = bk_table_scan_open(path, engine->table_end, &scan);
+    result = bk_io_settle(path, BK_FAULT_TABLE_SYNC);
+    if (result == 0)
+        result = bk_table_scan_open(path, engine->table_end, &scan);
     if (result == 0) {
         while ((result = bk_table_scan_next(scan, &record)) == BK_OK)
             if ((result = bk_table_apply(&engine->ledgers, &record)) != 0)
@@ -110,7 +112,11 @@ static int check_marked(bk_replay *replay, const bk_mark *mark)
 
 /* Read the headers: each names the end of the file before it. The newest may be
  * without one, when the crash came while it was begun; it is deleted then. No mark
- * names such a file. */
+ * names such a file.
+ *
+ * What is read here is taken for durable from now on: fences are answered, entries served,
+ * and an entry that is sent again is acknowledged at once. So the newest file is settled
+ * first; the others were synced, or settled by a start, before their successor was begun. */
 static int read_headers(bk_replay *replay)
 {
     char path[BK_PATH_SIZE_MAX];
@@ -118,6 +124,8 @@ static int read_headers(bk_replay *replay)
         bk_journal_scan *scan;
         uint64_t id, previous, end;
         int result = journal_path(replay, i, path);
+        if (result == 0 && i + 1 == replay->count)
+            result = bk_io_settle(path, BK_FAULT_JOURNAL_SYNC);
         if (result == 0)
             result = bk_journal_scan_open(path, 0, 0, &scan);
         if (result == BK_END && i > 0 && i + 1 == replay->count) {
@@ -268,19 +276,6 @@ static int replay_record(bk_replay *replay, const bk_record *record, uint32_t fi
                                  : replay_special(replay, record);
 }
 
-/* The process may have died between the write and the sync of its last group, which is
- * taken for durable from here on: fences are answered, entries served. Older files were
- * synced before their successor was begun. */
-static int make_durable(const char *path)
-{
-    int fd = open(path, O_RDWR | O_CLOEXEC);
-    if (fd < 0)
-        return -errno;
-    int result = bk_io_sync(fd, BK_FAULT_JOURNAL_SYNC);
-    close(fd);
-    return result;
-}
-
 static int replay_file(bk_replay *replay, size_t i, uint64_t start, uint64_t *end)
 {
     char path[BK_PATH_SIZE_MAX];
@@ -296,10 +291,6 @@ static int replay_file(bk_replay *replay, size_t i, uint64_t start, uint64_t *en
         return result;
     uint32_t salt = bk_salt(replay->ids[i]);
     replay->recovery->replayed_files++;
-    if (i + 1 == replay->count && (result = make_durable(path)) != 0) {
-        bk_journal_scan_close(scan);
-        return result;
-    }
     while ((result = bk_journal_scan_next(scan, &record)) != BK_END) {
         if (result == BK_CORRUPT)
             note(replay, path, record.offset);

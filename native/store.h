@@ -73,8 +73,13 @@
  * log of the same origin as a newer one that is closed: a compaction ended after
  * it closed its output and before it deleted its input.
  *
+ * What no durable mark vouches for is settled before it is trusted: synced, and read from
+ * the disk instead of the page cache, which after a failed sync shows what never reached
+ * the disk. That is the log of the mark, and logs that were closed after it or whose
+ * deletion was left half done.
+ *
  * A log is deleted in three steps: renamed to <same digits>.dead, its index
- * deleted, itself deleted. So an index without a log means that the log is lost.
+ * deleted, itself deleted, with the folder synced in between. So an index without a log means that the log is lost.
  *
  * A flush may close the log that was open in the durable mark, and its ledgers may be
  * deleted, before the next mark is durable. A start from the older mark would miss that

@@ -13,6 +13,7 @@ import v2
 from lease_clock import LeaseClock
 from rig import MIB, Peer, Rig, serving, settings, until
 
+import bookie.garbage
 import bookie.storage
 from bookie.config import BookieConfig
 from bookie.disk import DiskGuard, Level
@@ -22,7 +23,7 @@ from bookie.mark import write_mark
 from metadata.errors import MetadataUnavailable
 from metadata.records import cookie_key, ledger_key
 from metadata.sqlite import SqliteStore
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, Page, pages
 from metadata.urls import open_store
 from native.mark import Mark
 
@@ -203,6 +204,39 @@ async def test_a_damaged_log_is_left_alone_and_the_others_go_on(tmp_path: Path) 
         assert path.exists()
         assert damaged in {kept.log_id for kept in report.kept}
         assert await here.code(second[0]) == 0
+
+
+async def test_a_ledger_made_while_the_metadata_is_listed_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with yard(tmp_path) as here:
+        await here.create()
+        made: list[int] = []
+
+        async def busy(store: MetadataStore, prefix: str) -> AsyncIterator[Page]:
+            async for page in pages(store, prefix):
+                yield page
+            made.append(await here.create())
+
+        monkeypatch.setattr(bookie.garbage, "pages", busy)
+        assert (await here.collector.collect()).ledgers_deleted == 0
+        assert await here.code(made[0]) == 0
+
+
+async def test_a_listing_that_misses_a_ledger_deletes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last look asks for that ledger by itself."""
+
+    async def blind(store: MetadataStore, prefix: str) -> AsyncIterator[Page]:
+        async for _ in pages(store, prefix):
+            yield []
+
+    async with yard(tmp_path) as here:
+        ledger_id = await here.create()
+        monkeypatch.setattr(bookie.garbage, "pages", blind)
+        assert (await here.collector.collect()).ledgers_deleted == 0
+        assert await here.code(ledger_id) == 0
 
 
 async def test_a_log_is_not_deleted_before_the_mark_that_closed_it_is_durable(

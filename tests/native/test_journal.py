@@ -223,6 +223,8 @@ def test_a_file_that_was_being_created_is_an_empty_one(tmp_path: Path) -> None:
     path.write_bytes(b"")
     assert read_header(path) is None
     assert list(scan_journal(path)) == [End(0)]
-    path.write_bytes(b"\0" * BLOCK)
+    path.write_bytes(b"\0" * BLOCK)  # its size reached the disk, and its header did not
+    assert read_header(path) is None
+    path.write_bytes(b"\0" * BLOCK + b"a group")
     with pytest.raises(Corrupt):
         read_header(path)

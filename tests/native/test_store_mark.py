@@ -6,6 +6,7 @@ import errno
 from collections.abc import Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 from stores import StoreRig, entries
 
@@ -194,3 +195,13 @@ def test_the_log_that_the_durable_mark_names_stays_until_the_next_mark_is(rig: S
     assert rig.store.delete_log(1) > 0
     rig.reopen(newer)
     assert rig.damage() == []
+
+
+def test_an_index_that_was_begun_and_whose_log_has_no_name_is_a_leftover(rig: StoreRig) -> None:
+    """Both names are made before one sync, so a power cut may leave either of them alone."""
+    rig.flush({1: entries(1, range(5))})
+    rig.path("00000009.index").write_bytes(b"")
+    rig.path("0000000a.index").write_bytes(bytes(BLOCK))
+    rig.reopen(msgspec.structs.replace(rig.mark, next_log_id=20))
+    assert rig.damage() == []
+    assert sorted(p.name for p in rig.folder.iterdir()) == ["00000001.index", "00000001.log"]
