@@ -26,15 +26,12 @@ from ledger_client.introduction import Stranger, introduce
 from ledger_client.options import Options
 from ledger_client.outgoing import Buffer
 from ledger_client.replies import Key, Reply
-from ledger_client.session import Attached, Listener, Session, first_line
+from ledger_client.session import PROBE, Attached, Listener, Session, first_line
 from ledger_client.statements import LedgerName
 from metadata.address import Address
 from metadata.errors import AccessDenied
 from native import frame
 from native.link import Writer
-
-PROBE = (0, (1 << 63) - 1)
-"""A ledger and an entry that no bookie has, and can say so without looking at the disk."""
 
 OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
 
@@ -130,13 +127,14 @@ class BookieConnection:
             raise reply.failure
 
     def suspect(self, since: float) -> None:
-        """Drop the connection if nothing at all was received after *since*.
+        """Drop the connection soon if nothing at all was, or is, received after *since*.
 
-        Called by who waited in vain: a half-open connection looks alive for ever.
+        Called by who waited in vain: a half-open connection looks alive for ever. It has a
+        second more to say something, for it may be this process that hung.
         """
         session = self._session
         if session is not None and self._standing and session.received_at <= since:
-            self._end(session, "does not answer")
+            session.suspect()
 
     # --- writers -----------------------------------------------------------------
 

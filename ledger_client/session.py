@@ -33,6 +33,8 @@ LOOKS = 16
 """How often the watch looks while it waits as long as it would for a bookie."""
 NO_OWNER = 0
 """Whose frames are those that no writer sent."""
+PROBE = (0, (1 << 63) - 1)
+"""A ledger and an entry that no bookie has, and can say so without looking at the disk."""
 
 
 ANSWERS = frozenset({Opcode.ADD, Opcode.PULSE})
@@ -83,6 +85,8 @@ class Session:
         self._answers = 0  # beside those that the link counted
         self._sending = False
         self._sends = 0
+        self._suspected = False
+        self._receipts = 0
         self._busy = trio.Event()
         self._attached: dict[int, Attached] = {}
         self._over = False
@@ -131,6 +135,13 @@ class Session:
         self.outgoing.put(token, buffer)
         self._owed[token] = None
         self._busy.set()
+
+    def suspect(self) -> None:
+        """Ask for a sign of life: somebody waited in vain, unless it was us who hung."""
+        if not self._suspected:
+            self._suspected = True
+            self.outgoing.put(NO_OWNER, frame.read(*PROBE))
+            self._busy.set()
 
     async def serve(self, stream: trio.abc.Stream) -> str:
         """Send and receive until the connection is over; return why it is."""
@@ -183,6 +194,8 @@ class Session:
             if self._over:
                 return "given up"  # the cancellation is on its way
             self.received_at = trio.current_time()
+            self._receipts += 1
+            self._suspected = False
             try:
                 self._take_in(size)
             except ProtocolBroken as wrong:
@@ -193,7 +206,7 @@ class Session:
     async def _notice_standstill(self, _stream: trio.abc.Stream) -> str:
         """Return once the bookie stands still, in time for which this process was awake."""
         interval_s = min(self._silence_s, self._send_timeout_s) / LOOKS
-        answering, taking = Standstill(interval_s), Standstill(interval_s)
+        answering, taking, mute = (Standstill(interval_s) for _ in range(3))
         while not self._over:
             now, owed = trio.current_time(), self._is_owed()
             silent_s = answering.look(now, works=owed, steps=self._steps())
@@ -202,7 +215,10 @@ class Session:
                 return f"acknowledged nothing for {self._silence_s:g} s"
             if stuck_s >= self._send_timeout_s - 2.5 * interval_s:
                 return f"took nothing for {self._send_timeout_s:g} s"
-            if not (owed or self._sending):
+            mute_s = mute.look(now, works=self._suspected, steps=self._receipts)
+            if mute_s >= self._silence_s / 2:
+                return "does not answer"
+            if not (owed or self._sending or self._suspected):
                 self._busy = trio.Event()
                 await self._busy.wait()
             else:

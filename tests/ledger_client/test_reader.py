@@ -232,6 +232,7 @@ async def test_a_silent_bookie_counts_as_unavailable_and_its_connection_is_dropp
         async with client.open_ledger(ledger_id) as reader:
             with pytest.raises(ReplicasUnavailable):
                 await reader.read(0, 9)
+            await trio.sleep(1.5)  # so long it has for a sign of life
             cluster.bookies["b1"].answering = True
             await check(reader, 0, 9)
         assert cluster.bookies["b1"].connections == 2

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import trio
 from losses import check_readable, chosen, hold_all, release_all
@@ -11,7 +12,10 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ledger_client import LedgerWriter, Options
+from ledger_client.calling import call_bookie
+from ledger_client.errors import LedgerError
 from ledger_client.placement import choose_ensemble
+from metadata.calls import LedgerRuns
 from metadata.records import BookieRecord
 from native.frame import Opcode, Request
 
@@ -177,6 +181,55 @@ async def test_a_client_that_was_stopped_for_a_minute_gives_no_bookie_up(
                 await release_all(cluster)
         assert ledger.last_confirmed == 1
         assert cluster.dialled == dialled
+
+
+async def test_a_reader_that_was_stopped_for_a_minute_takes_no_bookie_from_a_writer(
+    autojump_clock: MockClock,
+) -> None:
+    """All its questions are overdue when it wakes, and nobody said anything meanwhile."""
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client(QUIET) as client,
+        client.create_ledger(3, 3, 3) as ledger,
+        trio.open_nursery() as nursery,
+    ):
+        await ledger.append(b"x")
+        dialled = cluster.dialled.copy()
+
+        async def ask_late(name: str) -> None:
+            with suppress(LedgerError):
+                await call_bookie(
+                    client._bookies.connection(name), LedgerRuns(ledger.id), timeout_s=10
+                )
+
+        for bookie in cluster.bookies.values():
+            bookie.delay_s = lambda request: 65.0 if request.opcode == Opcode.CALL else 0.0
+        for name in cluster.bookies:
+            nursery.start_soon(ask_late, name)
+        await wait_all_tasks_blocked()
+        autojump_clock.jump(60)
+        await trio.sleep(3)
+        assert cluster.dialled == dialled
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_peer_that_is_gone_without_a_word_is_dropped_when_a_reader_waited_in_vain(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        memory_cluster(1) as cluster,
+        cluster.client(Options(request_timeout_s=5.0, read_timeout_s=20.0)) as client,
+    ):
+        async with client.create_ledger(1, 1, 1) as ledger:
+            await ledger.append(b"x")
+        bookie = cluster.bookies["b1"]
+        async with client.open_ledger(ledger.id) as reader:
+            bookie.answering = False
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(reader.read, 0, 0)  # again, over another connection
+                await trio.sleep(5.5)
+                bookie.answering = True
+        assert cluster.dialled == ["b1", "b1"]
 
 
 async def test_all_that_was_sent_is_acknowledged_although_writers_come_and_go(
