@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any, get_args
 
+import msgspec
 import trio
 
 from bookie.errors import CallRefused
@@ -18,6 +19,7 @@ from bookie.footprint import measure
 from bookie.garbage import Collector
 from bookie.incarnations import Incarnations
 from bookie.inspecting import Inspector
+from bookie.parked import CallRoom
 from bookie.reads import ANSWER_SIZE_MAX
 from bookie.scrub import Scrubber
 from bookie.status import Status
@@ -27,14 +29,38 @@ from metadata.answers import MetadataCalls
 from metadata.calls import BookieReply, Failure, MetadataRequest, Reply
 from metadata.errors import BadRecord
 from metadata.failures import failure_of
-from metadata.store import MetadataStore
+from metadata.limits import (
+    KEY_SIZE_MAX,
+    LEASE_VALUE_SIZE_MAX,
+    PAGE_COUNT_MAX,
+    PAGE_SIZE_MAX,
+    VALUE_SIZE_MAX,
+)
+from metadata.store import Changes, MetadataStore
 from native.engine import Request as WireRequest
 from native.errors import Absent, CoreError, Corrupt, NoLedger
 from native.frame import CALL_SIZE_MAX, Code, Opcode
 
 _Looked = calls.JournalFiles | calls.JournalRecords | calls.Indexes | calls.IndexExtents
 _METADATA = get_args(MetadataRequest)
+_ROW_SIZE = 128  # of a row, as objects, beside its texts and values
+_FAILURE_SIZE = 16 << 10
+_LOOKED_SIZE = 2 << 20
+_CHANGES_SMALL = 4 << 10
 _WRITES = (calls.FlushNow, calls.CollectGarbage)
+_READS = (
+    calls.Get,
+    calls.ListKeys,
+    calls.ListLeases,
+    calls.WatchSince,
+    calls.LedgerStates,
+    calls.LedgerRuns,
+    calls.Logs,
+    calls.JournalFiles,
+    calls.JournalRecords,
+    calls.Indexes,
+    calls.IndexExtents,
+)
 _QUICK_S = 10.0
 _FLUSH_S = 60.0
 _UPKEEP_S = 24 * 3600.0  # compaction is throttled and may take hours
@@ -79,29 +105,36 @@ class Calls:
         """Answer BookieInfo with *status* from now on; before, it is refused."""
         self._status = status
 
-    async def answer(self, body: bytes) -> bytes:
-        """The reply to the request in *body*, both in msgpack.
+    async def answer(self, body: bytes, room: CallRoom) -> bytes:
+        """The reply to the request in *body*, both in msgpack, made once it has *room*.
 
         Raises:
             OSError: the bookie's disk failed while it was written.
         """
-        reply = await self._answer(body)
+        reply = await self._answer(body, room)
         encoded = calls.encode_reply(reply)
         if len(encoded) <= CALL_SIZE_MAX:
             return encoded
         what = f"{type(reply).__name__} has {len(encoded)} bytes; a frame takes {CALL_SIZE_MAX}"
         return calls.encode_reply(Failure("AnswerTooLarge", what))
 
-    async def _answer(self, body: bytes) -> Reply:
+    async def _answer(self, body: bytes, room: CallRoom) -> Reply:
         try:
             request = calls.decode_request(body)
         except BadRecord as error:
+            await room.hold(_FAILURE_SIZE)
             return failure_of(error)
+        room.may_ask_again = isinstance(request, _READS)
+        waits = isinstance(request, calls.WatchSince) and request.wait_ms > 0
+        if not waits:
+            await room.hold(reply_size_max(request))
         deadline_s = _deadline_s(request)
         with trio.move_on_after(deadline_s):
-            if isinstance(request, _METADATA):
-                return await self._metadata.answer(request)
             try:
+                if isinstance(request, calls.WatchSince) and waits:
+                    return await self._watch(request, room)
+                if isinstance(request, _METADATA):
+                    return await self._metadata.answer(request)
                 return await self._handlers[type(request)](request)
             except Corrupt as error:
                 told = f"{error}: damaged here; the bookie's log names file and offset"
@@ -113,6 +146,16 @@ class Calls:
                     raise
                 return Failure("ReadFailed", str(error))
         return Failure("CallTimedOut", f"{type(request).__name__} took over {deadline_s:g} s")
+
+    async def _watch(self, request: calls.WatchSince, room: CallRoom) -> Reply:
+        """Wait with no room held; what then is large is asked for again, with room."""
+        with room.parked():
+            found = await self._metadata.answer(request)
+        if isinstance(found, Changes) and sum(map(len, found.keys)) > _CHANGES_SMALL:
+            del found
+            await room.hold(reply_size_max(request))
+            found = await self._metadata.answer(msgspec.structs.replace(request, wait_ms=0))
+        return found
 
     async def _info(self, _: calls.BookieInfo) -> BookieReply:
         if self._status is None:
@@ -215,6 +258,34 @@ class Calls:
         files = await trio.to_thread.run_sync(measure, self._storage.folders)
         store, engine = self._storage.engine.store.stats(), self._storage.engine.stats()
         return calls.DiskUsed(files, store.live_bytes, store.dead_bytes, engine.memtable_bytes)
+
+
+def reply_size_max(request: calls.Request) -> int:
+    """Return a bound of the bytes of the reply, as it is before it is encoded."""
+    match request:
+        case calls.Get():
+            return VALUE_SIZE_MAX + _ROW_SIZE
+        case calls.ListKeys():
+            count = min(request.limit, PAGE_COUNT_MAX)
+            values = min(count * VALUE_SIZE_MAX, PAGE_SIZE_MAX + VALUE_SIZE_MAX)
+            return values + count * (KEY_SIZE_MAX + _ROW_SIZE)
+        case calls.ListLeases():
+            return PAGE_COUNT_MAX * (LEASE_VALUE_SIZE_MAX + 2 * KEY_SIZE_MAX + _ROW_SIZE)
+        case calls.WatchSince():
+            return 1000 * (KEY_SIZE_MAX + _ROW_SIZE)
+        case calls.LedgerStates() | calls.LedgerRuns():
+            return request.count * _ROW_SIZE * 4
+        case (
+            calls.JournalFiles()
+            | calls.JournalRecords()
+            | calls.Indexes()
+            | calls.IndexExtents()
+        ):
+            return _LOOKED_SIZE
+        case calls.Logs() | calls.CollectGarbage() | calls.ScrubNow():
+            return _LOGS_PAGE * _ROW_SIZE * 4
+        case _:
+            return _FAILURE_SIZE
 
 
 def _deadline_s(request: calls.Request) -> float:

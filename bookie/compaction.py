@@ -23,7 +23,7 @@ from native.store import LogUsage, Stop, Store
 _log = logging.getLogger(__name__)
 
 _PAGE = 1000
-_KEPT_MAX = 10_000  # logs named in a report, which must fit a frame
+_KEPT_MAX = 1000  # logs named in a report, which must fit a frame
 _FOREVER_S = float("inf")
 
 

@@ -144,7 +144,10 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: Annotated[
         int,
         Setting(
-            "Connections served at a time; more are closed at once.",
+            "Connections served at a time; more are closed at once. One address has three\n"
+            "quarters of them. Those that have not logged in or sent nothing yet do not count;\n"
+            "there are a quarter as many places for them beside. With too few file descriptors\n"
+            "(ulimit -n) fewer are served, and the log says so.",
             "connections",
             1,
             100_000,
@@ -162,13 +165,21 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 32 * MiB
     bytes_in_flight_max: Annotated[
         int,
-        Setting("The same for all connections together.", "bytes", MiB, 64 * GiB),
+        Setting(
+            "The same for all connections together: half for adds, an eighth for frames that are\n"
+            "not whole, a quarter for answers not taken, an eighth for those being made. One\n"
+            "address has half of each.",
+            "bytes",
+            MiB,
+            64 * GiB,
+        ),
     ] = 256 * MiB
     peer_timeout_s: Annotated[
         float,
         Setting(
             "Close a connection that for this long leaves a frame unfinished, or does not take\n"
-            "its responses. 0: never.",
+            "its responses; 5 s while others wait for the memory that it holds. A login has 10 s\n"
+            "at most. 0: never, but for those.",
             "seconds",
             0,
             DAY_S,

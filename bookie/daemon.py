@@ -27,6 +27,7 @@ from bookie.amnesia import fence_forgotten, notice_amnesia
 from bookie.calls import Calls
 from bookie.config import BookieConfig
 from bookie.cookie import check_cookie
+from bookie.descriptors import fit_descriptors
 from bookie.disk import DiskGuard
 from bookie.drain import Drain
 from bookie.errors import cause_of
@@ -105,7 +106,7 @@ class _Bookie:
         roles: Roles | None,
         give_up: Callable[[OSError], None],
     ) -> None:
-        self._config = config
+        self._config = fit_descriptors(config)
         self._store = store
         self._life = life
         self._roles = roles

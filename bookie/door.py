@@ -1,6 +1,7 @@
 """Who may come in: the handshake of TLS, and a login, before a connection is served.
 
-Until somebody is admitted nothing reaches the engine. What is not a login is answered with
+Until somebody is admitted nothing reaches the engine. Where no login is asked, who has sent no
+frame's head yet is a stranger all the same. What is not a login is answered with
 UNAUTHORIZED: an add or a read may be followed by another try, anything else ends the
 connection, as a refused login does.
 """
@@ -21,6 +22,7 @@ from native.errors import Corrupt, ProtocolBroken
 from native.frame import Code, Opcode, Request, call_response, find, parse_request, response
 
 _CHUNK_SIZE = 16 << 10
+_HEAD_SIZE = 8  # of a frame: its length and its header
 _FRAME_SIZE_MAX = 64 << 10
 """Nobody who is not admitted makes us hold more."""
 _ATTEMPTS_MAX = 16
@@ -39,18 +41,41 @@ class Admitted(NamedTuple):
     first: bytes
 
 
-async def admit(stream: trio.abc.Stream, security: Security) -> Admitted:
-    """Let a peer in. The caller sets a deadline, and closes *stream* when this raises.
+async def admit(
+    stream: trio.abc.Stream, security: Security, *, patience_s: float, idle_s: float
+) -> Admitted:
+    """Let a peer in. The caller closes *stream* when this raises.
+
+    Args:
+        stream: where the peer is.
+        security: what is asked of it.
+        patience_s: for the handshake and the login.
+        idle_s: where no login is asked, for the first byte.
 
     Raises:
         NotAdmitted: it has no login, a wrong one, or speaks no TLS.
+        trio.TooSlowError: it took too long.
         trio.BrokenResourceError: the connection is lost.
     """
-    if security.context is not None:
-        stream = await _decrypt(stream, security)
-    if security.users is None:
-        return Admitted(stream, b"")
-    return Admitted(stream, await _Login(stream, security.users).run())
+    with trio.fail_after(patience_s):
+        if security.context is not None:
+            stream = await _decrypt(stream, security)
+        if security.users is not None:
+            return Admitted(stream, await _Login(stream, security.users).run())
+    return Admitted(stream, await _begin(stream, patience_s, idle_s))
+
+
+async def _begin(stream: trio.abc.Stream, patience_s: float, idle_s: float) -> bytes:
+    """Wait until a frame begins; return what came. Who sends nothing stays at the door."""
+    with trio.fail_after(idle_s):
+        received = bytes(await stream.receive_some(_CHUNK_SIZE))
+    with trio.fail_after(patience_s):
+        while len(received) < _HEAD_SIZE:
+            chunk = await stream.receive_some(_CHUNK_SIZE)
+            if not chunk:
+                raise NotAdmitted("left without a frame")
+            received += chunk
+    return received
 
 
 async def _decrypt(stream: trio.abc.Stream, security: Security) -> trio.abc.Stream:

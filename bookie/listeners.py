@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -58,3 +59,18 @@ def address_of(listener: trio.SocketListener) -> str:
     """host:port of a listener, an IPv6 host in brackets."""
     host, port = listener.socket.getsockname()[:2]
     return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+
+
+def peer_address(stream: trio.abc.Stream) -> str:
+    """The address of the peer, of IPv6 its /64, which one host has; "" when it has none."""
+    if not isinstance(stream, trio.SocketStream):
+        return ""
+    try:
+        host = str(stream.socket.getpeername()[0])
+        address = ipaddress.ip_address(host.partition("%")[0])
+    except (OSError, ValueError, IndexError):
+        return ""
+    if isinstance(address, ipaddress.IPv4Address):
+        return str(address)
+    mapped = address.ipv4_mapped
+    return str(mapped or ipaddress.ip_network((address, 64), strict=False))

@@ -1,8 +1,8 @@
 """Reads that need the disk, off the event loop.
 
 What a connection asks for is gathered and answered in one hop to a worker thread,
-up to a bound of bytes; then the answers must find room in its outbox before the next
-hop. A connection has one hop under way at most, so it never occupies all workers.
+up to a bound of bytes, which are reserved before they are read. A
+connection has one hop under way at most, so it never occupies all workers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 
 import trio
 
-from bookie.outbox import Outbox
+from bookie.outbox import Outbox, Reservation
 from native.engine import Engine, Request
 
 # The largest response: a frame with its length word.
@@ -51,21 +51,30 @@ class DiskReads:
 
     async def _run(self) -> None:
         while self._queue:
-            await self._outbox.room()
-            frames = await trio.to_thread.run_sync(self._answer, limiter=self._workers)
+            with Reservation(self._outbox) as room:
+                await room.hold(_HOP_SIZE + ANSWER_SIZE_MAX)
+                # Only a small answer is sure to be taken: one is made at a time.
+                hop_size = 1 if room.is_express else _HOP_SIZE
+                answers = await trio.to_thread.run_sync(
+                    self._answer, hop_size, limiter=self._workers
+                )
+                while answers and room.put(answers[0][1]):
+                    answers.popleft()
             self._waiting.unpark_all()
-            for frame in frames:
-                self._outbox.put(frame)
+            if answers:  # made again, once there is room
+                self._queue.extendleft(request for request, _ in reversed(answers))
+                answers.clear()
+                await self._outbox.room()
         self._running = False
         self._outbox.news.ring()
 
-    def _answer(self) -> list[bytes]:
-        frames: list[bytes] = []
+    def _answer(self, hop_size: int) -> deque[tuple[Request, bytes]]:
+        answers: deque[tuple[Request, bytes]] = deque()
         size = 0
-        while self._queue and size < _HOP_SIZE:
+        while self._queue and size < hop_size:
             request = self._queue.popleft()
             frame = self._engine.answer(request, use_disk=True, size_max=ANSWER_SIZE_MAX)
             assert frame is not None  # only a read without the disk can be refused
-            frames.append(frame)
+            answers.append((request, frame))
             size += len(frame)
-        return frames
+        return answers

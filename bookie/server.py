@@ -15,10 +15,13 @@ a bug of ours too: no request may end the process. An OSError is not of a peer: 
 raises it when the journal, a flush or memory failed, and the bookie ends with it. What
 only reads the disk turns its OSError into an answer where that happens (answer.c, calls.py).
 
-Bounds. A connection from which more than connection_bytes_max is unsynced or unsent is not
-read from, nor is any while all together hold more than bytes_in_flight_max. A frame must
-be whole within peer_timeout_s of waiting for its peer, a piece of a response must be
-taken within it too. While a connection is idle it holds no buffer.
+Bounds. All connections together hold bytes_in_flight_max, in four pools (budget.py), so
+that who reads nothing holds up nobody's adds. A connection of which more than
+connection_bytes_max is unsynced or unsent is not read from. A frame must be whole within
+peer_timeout_s of waiting for its peer, a piece of a response must be taken within it too,
+and sooner while others wait for the memory. Room for the answer to a call is there before
+it is made. How many connections there are, and whose, is in places.py. While a connection
+is idle it holds no buffer.
 """
 
 from __future__ import annotations
@@ -31,13 +34,16 @@ from collections.abc import Awaitable, Callable
 import trio
 
 from bookie.bell import Bell
-from bookie.budget import Budget
+from bookie.budget import PRESSED_S, SMALL_SIZE, Budget, Pool
 from bookie.config import BookieConfig
 from bookie.door import Admitted, admit
 from bookie.errors import PeerAtFault, PeerNotReading, PeerStalled
 from bookie.events import Events
 from bookie.incarnations import Incarnations
+from bookie.listeners import peer_address
 from bookie.outbox import Outbox
+from bookie.parked import CallRoom, ParkedCalls
+from bookie.places import NoPlace, Places
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
 from bookie.security import Security
 from bookie.waits import Waits
@@ -59,8 +65,10 @@ _log = logging.getLogger(__name__)
 _CHUNK_SIZE = 256 << 10
 # Each piece of a response has a deadline of its own, so a slow peer that moves on is kept.
 _PIECE_SIZE = 256 << 10
-_TASKS_MAX = 64  # fences and calls of one connection
-_PARKED_MAX = 256  # parked reads of one connection
+_PARKED_MAX = 256  # parked reads of one connection, and parked calls
+_TASKS_MAX = 64 + _PARKED_MAX  # fences and calls of one connection
+_CALL_SIZE = 4 << 10  # of the task of a call
+_LOGIN_S_MAX = 10.0
 _WAIT_S_MAX = 60.0
 _FENCE_S_MAX = 8.0  # less than clients wait: they hear that this bookie cannot tell
 OPEN = Security()
@@ -87,21 +95,23 @@ class Server:
         engine: Engine,
         events: Events,
         config: BookieConfig,
-        answer_call: Callable[[bytes], Awaitable[bytes]],
+        answer_call: Callable[[bytes, CallRoom], Awaitable[bytes]],
         security: Security = OPEN,
         incarnations: Incarnations | None = None,
     ) -> None:
         self._tokens = itertools.count(1)
         self._conversations: dict[int, Conversation] = {}
         self._security = security
-        self._at_door = 0
         self.engine = engine
         self.events = events
         self.answer_call = answer_call
         self.config = config
         self.incarnations = incarnations
         self.budget = Budget(config.bytes_in_flight_max)
+        self.budget.on_pressed = self._close_hoarders
+        self.places = Places(config.connections_max)
         self.waits = Waits(engine)
+        self.parked_calls = ParkedCalls()
         self.read_workers = trio.CapacityLimiter(config.read_workers)
         self.refused = 0
         self.dropped = 0
@@ -112,7 +122,7 @@ class Server:
     @property
     def connections(self) -> int:
         """Connections at present, with those that are not admitted yet."""
-        return len(self._conversations) + self._at_door
+        return self.places.served + self.places.at_door
 
     async def serve(self, stream: trio.abc.Stream) -> None:
         """Talk with one peer until it leaves or breaks a rule; the stream is closed then.
@@ -120,13 +130,16 @@ class Server:
         Raises:
             OSError: the engine failed; the bookie must end.
         """
-        if self.connections >= self.config.connections_max:
-            self.refused += 1
-            await trio.aclose_forcefully(stream)
-            return
         token = next(self._tokens)
+        address = peer_address(stream) or f"connection {token}"
         try:
-            await self._converse(await self._admit(stream, token), token)
+            with self.places.visit(token, address):
+                admitted = await self._admit(stream, token)
+            with self.places.serve(address):
+                await self._converse(admitted, token, address)
+        except* NoPlace as refused:
+            self.refused += 1
+            _log.debug("connection %d refused: %s", token, refused.exceptions[0])
         except* (PeerAtFault, trio.BrokenResourceError, trio.ClosedResourceError) as ended:
             self.dropped += 1
             _log.debug("connection %d ended: %r", token, ended.exceptions)
@@ -144,20 +157,36 @@ class Server:
             await trio.aclose_forcefully(stream)
 
     async def _admit(self, stream: trio.abc.Stream, token: int) -> Admitted:
-        self._at_door += 1
-        patience_s = self.config.peer_timeout_s or math.inf
+        patience_s = min(self.config.peer_timeout_s or math.inf, _LOGIN_S_MAX)
+        idle_s = self.config.idle_timeout_s or math.inf
         try:
-            with trio.fail_after(patience_s):
-                return await admit(stream, self._security)
+            return await admit(stream, self._security, patience_s=patience_s, idle_s=idle_s)
         except trio.TooSlowError as slow:
-            raise PeerStalled(f"connection {token}: no login within {patience_s:g} s") from slow
+            raise PeerStalled(f"connection {token}: it did not introduce itself in time") from slow
         except OSError as error:  # nothing of the engine was touched yet
             raise PeerAtFault(f"connection {token}: no login: {error}") from error
-        finally:
-            self._at_door -= 1
 
-    async def _converse(self, admitted: Admitted, token: int) -> None:
-        conversation = Conversation(self, admitted.stream, token)
+    def _close_hoarders(self, pool: Pool, address: str | None) -> None:
+        """End conversations of *address*, or of all, that hoard *pool* and stand still.
+
+        The largest hoards go first, until there is room again. The addresses of all of them
+        have less from now on, so what comes free goes to others.
+        """
+        hoards = [
+            (conversation.standing_hoard(pool), conversation)
+            for conversation in self._conversations.values()
+            if address in (None, conversation.address)
+        ]
+        left = pool.surplus(address)
+        for hoard, conversation in sorted(hoards, key=lambda each: each[0], reverse=True):
+            if hoard > 0:
+                self.budget.punish(conversation.address)
+            if hoard > 0 and left >= 0:
+                conversation.end(PeerNotReading("it stood still while others waited for memory"))
+            left -= hoard
+
+    async def _converse(self, admitted: Admitted, token: int, address: str) -> None:
+        conversation = Conversation(self, admitted.stream, token, address)
         self._conversations[token] = conversation
         try:
             await conversation.run(admitted.first)
@@ -183,11 +212,13 @@ class Conversation:
     """One connection: a task that receives, one that sends, and what they started.
 
     Attributes:
+        address: whose share of the budget it takes.
         news: rings when there may be something to send.
     """
 
-    def __init__(self, server: Server, stream: trio.abc.Stream, token: int) -> None:
+    def __init__(self, server: Server, stream: trio.abc.Stream, token: int, address: str) -> None:
         config = server.config
+        self.address = address
         self._server = server
         self._engine = server.engine
         self._stream = stream
@@ -195,7 +226,7 @@ class Conversation:
         self._connection: Connection = server.engine.connect(token)
         self.news = Bell()
         self._eased = Bell()
-        self._outbox = Outbox(server.budget, self.news)
+        self._outbox = Outbox(server.budget, address, self.news)
         self._tasks = trio.Semaphore(_TASKS_MAX)
         self._bytes_max = config.connection_bytes_max
         self._frame_s = config.peer_timeout_s or math.inf
@@ -203,14 +234,19 @@ class Conversation:
         self._idle_s = config.idle_timeout_s or math.inf
         self._frame_left_s = self._frame_s
         self._partial = 0
-        self._held = 0  # unsynced or unsent, answers in the outbox not included
-        self._charged = 0  # the same and the frame that is not whole, as the budget has it
+        self._receiving_since = math.inf
+        self._sending_since = math.inf
+        self._received = 0  # what of the pool received is this connection's
+        self._unfinished = 0
+        self._unsent = 0  # answers in the outbox not included
         self._in_send = 0
         self._asked = 0  # bytes of calls not yet answered
         self._parked = 0
+        self._parked_here = ParkedCalls(_PARKED_MAX)
         self._ended = False
         self._pulsing = self._pulse_due = self._listening = self._full = False
         self._acknowledged = False  # since the last look of pulse()
+        self._fault: PeerAtFault | None = None
 
     async def run(self, first: bytes) -> None:
         """Serve until the peer closes or a rule is broken; what is owed is sent first.
@@ -226,14 +262,32 @@ class Conversation:
             self._ended = True
             self.news.ring()
             self._nursery.cancel_scope.deadline = trio.current_time() + self._send_s
+        if self._fault is not None:
+            raise self._fault
+
+    def standing_hoard(self, pool: Pool) -> int:
+        """Bytes of *pool* about which the peer did nothing for PRESSED_S."""
+        budget = self._server.budget
+        if pool is budget.unfinished:
+            hoard, since = self._unfinished, self._receiving_since
+        elif pool is budget.unsent:
+            hoard, since = self._unsent + self._outbox.size, self._sending_since
+        else:
+            return 0
+        return hoard if trio.current_time() - since >= PRESSED_S else 0
+
+    def end(self, fault: PeerAtFault) -> None:
+        """Close the connection for this reason."""
+        self._fault = fault
+        self._nursery.cancel_scope.cancel()
 
     def close(self) -> None:
         """Give everything back. Adds not yet synced stay in the journal."""
         self._connection.close()
         while self._outbox.size:
             self._outbox.take()
-        self._server.budget.change(-self._charged)
-        self._server.budget.mark_unfinished(self._token, False)
+        self._charge(0, 0, 0)
+        self._server.budget.unfinished.mark_unfinished(self._token, False)
 
     # --- receiving ---------------------------------------------------------------------
 
@@ -242,19 +296,42 @@ class Conversation:
             return
         # The chunk is an argument and nothing else, so that none is held while waiting.
         while await self._take_in(await self._next_chunk()):
-            while self._held + self._outbox.size > self._bytes_max:
+            while self._received + self._unsent + self._outbox.size > self._bytes_max:
                 await self._eased.heard()
-            await self._server.budget.room(self._token)
+            await self._room()
+
+    async def _room(self) -> None:
+        """Wait until what may come next has room."""
+        budget = self._server.budget
+        await budget.received.room(self.address)
+        if self._unfinished > SMALL_SIZE:
+            await budget.unfinished.room(self.address, self._token)
+        await self._unsent_room()
+
+    async def _unsent_room(self) -> None:
+        """Wait, when memory for answers is spent and this peer has its part of it."""
+        pool = self._server.budget.unsent
+        while self._hoard > SMALL_SIZE and not pool.has_room(self.address):
+            await self._eased.heard()
+
+    @property
+    def _hoard(self) -> int:
+        """Bytes of answers that the peer did not take, and of calls that wait for room."""
+        return self._unsent + self._outbox.size - self._parked_here.count * _CALL_SIZE
 
     async def _next_chunk(self) -> bytes:
         """The next bytes; none at the end. Only time spent waiting for the peer counts."""
+        is_free = self._server.budget.unfinished.has_room(self.address)
+        size = _CHUNK_SIZE if is_free or self._partial else SMALL_SIZE
         while True:
             started = trio.current_time()
             patience_s = self._frame_left_s if self._partial else self._idle_s
+            self._receiving_since = started
             with trio.move_on_after(patience_s):
                 self._listening = True
-                chunk = bytes(await self._stream.receive_some(_CHUNK_SIZE))
+                chunk = bytes(await self._stream.receive_some(size))
                 self._listening = False
+                self._receiving_since = math.inf
                 self._frame_left_s -= trio.current_time() - started
                 return chunk
             if self._partial or self._is_drained():
@@ -293,16 +370,22 @@ class Conversation:
         # All of the chunk went to the frame that had begun: its time runs on.
         if not (before and self._partial == before + received):
             self._frame_left_s = self._frame_s
-        self._server.budget.mark_unfinished(self._token, self._partial > 0)
+        self._server.budget.unfinished.mark_unfinished(self._token, self._partial > 0)
 
     def _account(self) -> None:
         backlog = self._connection.backlog()
-        self._held = (
-            backlog.unsynced + backlog.ready + backlog.waiting + self._in_send + self._asked
+        self._charge(
+            backlog.unsynced + backlog.waiting,
+            backlog.partial,
+            backlog.ready + self._in_send + self._asked,
         )
-        charged = self._held + backlog.partial
-        self._server.budget.change(charged - self._charged)
-        self._charged = charged
+
+    def _charge(self, received: int, unfinished: int, unsent: int) -> None:
+        budget = self._server.budget
+        budget.received.change(self.address, received - self._received)
+        budget.unfinished.change(self.address, unfinished - self._unfinished)
+        budget.unsent.change(self.address, unsent - self._unsent)
+        self._received, self._unfinished, self._unsent = received, unfinished, unsent
 
     # --- requests that are not adds ----------------------------------------------------
 
@@ -313,12 +396,13 @@ class Conversation:
             await self._read(request)
 
     async def _read(self, request: Request) -> None:
-        await self._outbox.room()
-        frame = self._engine.answer(request, use_disk=False, size_max=ANSWER_SIZE_MAX)
-        if frame is None:
-            await self._reads.put(request)
-        else:
+        frame = None
+        if self._outbox.has_some_room:
+            frame = self._engine.answer(request, use_disk=False, size_max=ANSWER_SIZE_MAX)
+        if frame is not None and self._outbox.takes(len(frame)):
             self._outbox.put(frame)
+        else:  # without room it waits there, and adds behind it go on
+            await self._reads.put(request)
 
     async def _fence(self, request: Request) -> None:
         """Fence the ledger; answer when that is durable, or not for long."""
@@ -386,14 +470,26 @@ class Conversation:
         self._outbox.put(_AUTH_ANSWER)
 
     async def _on_call(self, request: Request) -> None:
-        self._asked += len(request.body)
+        self._asked += _CALL_SIZE + len(request.body)
+        self._account()
+        await self._unsent_room()
         await self._start(self._call, request)
 
     async def _call(self, request: Request) -> None:
-        reply = await self._server.answer_call(request.body)
-        await self._outbox.room()
-        self._outbox.put(call_response(Code.OK, request.request_id, reply))
-        self._asked -= len(request.body)
+        with CallRoom(self._outbox, self._parked_here, self._server.parked_calls) as room:
+            while True:
+                reply = await self._server.answer_call(request.body, room)
+                frame = call_response(Code.OK, request.request_id, reply)
+                if room.put(frame):
+                    break
+                room.release()
+                if not room.may_ask_again:  # its reply is small
+                    await self._outbox.room()
+                    self._outbox.put(frame)
+                    break
+                del reply, frame
+                await self._outbox.room()
+        self._asked -= _CALL_SIZE + len(request.body)
 
     async def _start(self, work: Callable[[Request], Awaitable[None]], request: Request) -> None:
         await self._tasks.acquire()
@@ -431,6 +527,7 @@ class Conversation:
         self._account()
         view = memoryview(buffer)
         for start in range(0, len(view), _PIECE_SIZE):
+            self._sending_since = trio.current_time()
             with trio.move_on_after(self._send_s) as patience:
                 await self._stream.send_all(view[start : start + _PIECE_SIZE])
             if patience.cancelled_caught:
@@ -438,6 +535,7 @@ class Conversation:
                     f"connection {self._token}: took no responses for {self._send_s:g} s"
                 )
         self._in_send = 0
+        self._sending_since = math.inf
 
     def _is_drained(self) -> bool:
         backlog = self._connection.backlog()

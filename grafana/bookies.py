@@ -398,6 +398,7 @@ DISK = Row(
             "ops",
             (_rate("connections_refused_total"), "{{bookie}} refused"),
             (_rate("connections_dropped_total"), "{{bookie}} dropped"),
+            (_rate("connections_faults_total"), "{{bookie}} ended by a bug"),
         ),
         graph(
             "Bytes held for clients",

@@ -8,8 +8,12 @@ from typing import Any
 import pytest
 import trio
 
+from bookie.bell import Bell
+from bookie.budget import Budget
 from bookie.calls import Calls
 from bookie.incarnations import Incarnations
+from bookie.outbox import Outbox
+from bookie.parked import CallRoom, ParkedCalls
 from metadata.calls import (
     CollectGarbage,
     EntryLocation,
@@ -23,6 +27,11 @@ from metadata.calls import (
     decode_reply,
     encode_request,
 )
+
+
+def room(bytes_max: int = 1 << 30, parked_max: int = 10) -> CallRoom:
+    outbox = Outbox(Budget(bytes_max), "10.0.0.1", Bell())
+    return CallRoom(outbox, ParkedCalls(parked_max), ParkedCalls())
 
 
 class HeldJournal:
@@ -52,7 +61,7 @@ async def test_entries_are_named_once_they_are_durable() -> None:
     answers: list[object] = []
 
     async def ask() -> None:
-        answers.append(decode_reply(await calls.answer(encode_request(LedgerRuns(1)))))
+        answers.append(decode_reply(await calls.answer(encode_request(LedgerRuns(1)), room())))
 
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
@@ -85,14 +94,14 @@ def calls_over(disk: FailingDisk) -> Calls:
 
 
 async def test_a_call_that_cannot_read_the_disk_is_answered_with_a_failure() -> None:
-    reply = await calls_over(FailingDisk()).answer(encode_request(EntryLocation(1, 0)))
+    reply = await calls_over(FailingDisk()).answer(encode_request(EntryLocation(1, 0)), room())
     assert decode_reply(reply) == Failure("ReadFailed", "[Errno 24] Too many open files")
 
 
 @pytest.mark.parametrize("request_", [FlushNow(), CollectGarbage()])
 async def test_a_call_that_writes_lets_a_failed_disk_end_the_bookie(request_: Request) -> None:
     with pytest.raises(OSError, match="Too many open files"):
-        await calls_over(FailingDisk()).answer(encode_request(request_))
+        await calls_over(FailingDisk()).answer(encode_request(request_), room())
 
 
 async def test_a_reply_that_fits_no_frame_becomes_a_failure() -> None:
@@ -101,6 +110,7 @@ async def test_a_reply_that_fits_no_frame_becomes_a_failure() -> None:
             assert not major
             return GarbageReport(kept=[LogKept(1, 1, 1, "r" * 10_000)] * 600)
 
-    reply = decode_reply(await calls_over(Crowd()).answer(encode_request(CollectGarbage())))
+    encoded = await calls_over(Crowd()).answer(encode_request(CollectGarbage()), room())
+    reply = decode_reply(encoded)
     assert isinstance(reply, Failure)
     assert reply.kind == "AnswerTooLarge"

@@ -15,6 +15,7 @@ from rig import serving, settings
 from running import connected, page, running
 
 from bookie.daemon import Ready
+from bookie.parked import CallRoom
 from metadata import calls
 from metadata.urls import open_store
 
@@ -210,7 +211,7 @@ async def test_an_entry_that_fits_no_answer_is_refused_and_the_largest_is_read_b
 async def test_a_bug_met_while_serving_one_peer_ends_that_connection_only(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def broken(body: bytes) -> bytes:
+    async def broken(body: bytes, _: CallRoom) -> bytes:
         raise ZeroDivisionError(f"{len(body)} bytes too many")
 
     async with serving(settings(tmp_path)) as rig:
@@ -225,7 +226,7 @@ async def test_a_bug_met_while_serving_one_peer_ends_that_connection_only(
 
 
 async def test_a_failure_of_the_disk_met_in_a_conversation_ends_the_bookie(tmp_path: Path) -> None:
-    async def failing(_: bytes) -> bytes:
+    async def failing(_: bytes, __: CallRoom) -> bytes:
         raise OSError(5, "flushing failed")
 
     with pytest.RaisesGroup(

@@ -27,11 +27,16 @@ class Daemon:
         *words: str | Path | int,
         log: Path,
         program: Sequence[str] = ("-m", "bookie"),
+        shell: str = "",
     ) -> None:
+        """*shell* runs before, in the same process: "ulimit -n 512"."""
         self._log = log
+        command = [sys.executable, *program, *map(str, words)]
+        if shell:
+            command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
-                [sys.executable, *program, *map(str, words)],
+                command,
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,

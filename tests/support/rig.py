@@ -11,6 +11,7 @@ import trio.testing
 import v2
 
 from bookie.config import BookieConfig
+from bookie.parked import CallRoom
 from bookie.security import Security
 from bookie.server import OPEN, Server
 from bookie.storage import Storage
@@ -116,7 +117,8 @@ async def serving(
             await storage.stop()
 
 
-async def _echo(body: bytes) -> bytes:
+async def _echo(body: bytes, room: CallRoom) -> bytes:
+    await room.hold(len(body))
     return body
 
 
