@@ -275,12 +275,7 @@ def reply_size_max(request: calls.Request) -> int:
             return 1000 * (KEY_SIZE_MAX + _ROW_SIZE)
         case calls.LedgerStates() | calls.LedgerRuns():
             return request.count * _ROW_SIZE * 4
-        case (
-            calls.JournalFiles()
-            | calls.JournalRecords()
-            | calls.Indexes()
-            | calls.IndexExtents()
-        ):
+        case calls.JournalFiles() | calls.JournalRecords() | calls.Indexes() | calls.IndexExtents():
             return _LOOKED_SIZE
         case calls.Logs() | calls.CollectGarbage() | calls.ScrubNow():
             return _LOGS_PAGE * _ROW_SIZE * 4

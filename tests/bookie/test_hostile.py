@@ -140,9 +140,23 @@ SOUND_FIELDS: dict[str, Any] = {
     "revision": None,
     "wait_ms": 0,
     "major": False,
+    "file_id": 1,
+    "group": 0,
+    "skip": 0,
+    "groups": False,
+    "log_id": 1,
     "incarnation": 0,
     "ops": [{"type": "Put", "key": "hostile/op", "value": b"v", "expected": None}],
 }
+
+
+_BY_NUMBER = (
+    calls.LedgerStates,
+    calls.Logs,
+    calls.LedgerRuns,
+    calls.Indexes,
+    calls.IndexExtents,
+)
 
 
 def hostile_calls() -> Iterator[bytes]:
@@ -150,7 +164,7 @@ def hostile_calls() -> Iterator[bytes]:
     for kind in get_args(calls.Request):
         fields = [field.name for field in msgspec.structs.fields(kind)]
         sound = {name: SOUND_FIELDS[name] for name in fields}
-        if kind in (calls.LedgerStates, calls.Logs, calls.LedgerRuns):
+        if kind in _BY_NUMBER:
             sound["after"] = -1
         for name in fields:
             for value in HOSTILE:

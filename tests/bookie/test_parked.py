@@ -77,7 +77,7 @@ async def test_a_large_answer_to_one_that_waited_is_made_once_there_is_room() ->
     pool.change("10.0.0.2", 101)
     room = CallRoom(Outbox(budget, "10.0.0.1", Bell()), ParkedCalls(), ParkedCalls())
     answers: list[bytes] = []
-    answerer = Calls(store, nothing, nothing, nothing)  # type: ignore[arg-type]
+    answerer = Calls(store, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
 
     async def ask() -> None:
         body = calls.encode_request(calls.WatchSince("p/", 7, 5000))
