@@ -34,6 +34,7 @@ from ledger_client.replay.replay import Aim, pin_of, report_of, verify
 from ledger_client.replay.report import Progress, Report
 from ledger_client.replay.target import WHOLE, sent_of, sums_of
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.jobs.job import open_job
 from ledger_client.topics.jobs.part_ids import ROLLS_MAX
 from ledger_client.topics.jobs.showing import Showing, ledgers_max
@@ -139,7 +140,7 @@ class Rounds:
 
         Raises:
             ReplayLost: another process runs the replay.
-            TooManyLedgers: the target has more partitions than one transaction shows.
+            TooManyLedgers: parts made more ledgers than one transaction shows.
             Others: as run_replay().
         """
         started = time.monotonic()
@@ -227,7 +228,8 @@ class Rounds:
         found = await self._mark(record)
         if found is None:
             return record
-        mark = decode_mark(sink_key(self._topic.uid, record.run), found.value)
+        with translated(self._target.options.metadata_timeout_s):
+            mark = decode_mark(sink_key(self._topic.uid, record.run), found.value)
         self._version, self._rounds = found.version, mark.batch_id
         return msgspec.structs.replace(
             record, reached=mark.reached, sent=mark.sent, bytes=mark.bytes
@@ -283,3 +285,11 @@ def _entries_left(record: ReplayRecord, reached: Sequence[LaneMark]) -> int:
     return sum(
         max(ends[mark.topic, mark.partition, mark.lane] - mark.version, 0) for mark in reached
     )
+
+
+def check_partitions(topic: TopicRecord) -> None:
+    """Raise BadTopic for a target with too many partitions to show a part of each at once."""
+    count = len(topic.partition_indexes)
+    if ledgers_max(count) < count + ROLLS_MAX:
+        told = f"its {count} partitions are more than workers can show at once; use --no-spark"
+        raise BadTopic(told, topic=topic.name)

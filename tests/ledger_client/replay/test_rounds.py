@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,7 +18,7 @@ from topic_rig import ledger_ids, stored
 from trio.testing import MockClock
 
 from ledger_client import Client
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, MetadataBroken
 from ledger_client.replay.errors import ReplayBusy, ReplayDiffers, ReplayLost
 from ledger_client.replay.into_topic import replay_into_topic
 from ledger_client.replay.log import LEASE_S, ReplayLog
@@ -31,7 +32,7 @@ from metadata.jobs import IDS, PINS, SINKS, STAGED
 from metadata.leadership import Term
 from metadata.replays import Order
 from metadata.store import Delete, Put
-from metadata.topics import LANE_LEDGERS, decode_lane_ledger
+from metadata.topics import LANE_LEDGERS, decode_lane_ledger, topic_prefix
 from native.batch import encode
 
 WHOLE = "shop/whole"
@@ -367,6 +368,27 @@ async def test_what_one_engine_began_the_other_does_not_go_on_with(
         assert len(await read(client, TARGET)) == 120
 
 
+async def test_a_mark_that_is_damaged_is_told(autojump_clock: MockClock, clock: None) -> None:
+    """It is never taken for none: everything would be there twice."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client, SOURCE)
+        topic = await client.create_topic(TARGET)
+        await doomed(cluster, client, Cut(cluster, 200, is_done=False))
+        await trio.sleep(LEASE_S)
+        before = len(await read(client, TARGET))
+        prefix = topic_prefix(SINKS, topic.uid)
+        ((key, found),) = await client.store.list(prefix)
+        await client.store.put(key, found.value[:-9])
+        for _ in range(2):
+            with pytest.raises(MetadataBroken, match=re.escape(key)):
+                await by_workers(client, TaskWorkers(client))
+        assert len(await read(client, TARGET)) == before
+        await client.store.put(key, found.value)
+        report = await by_workers(client, TaskWorkers(client))
+        assert (report.messages, report.resumed) == (120, before)
+        assert len(await read(client, TARGET)) == 120
+
+
 async def test_begun_anew_it_forgets_how_far_it_was(autojump_clock: MockClock, clock: None) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         await fill(client, SOURCE)
@@ -438,6 +460,10 @@ async def test_what_cannot_be_is_told_before_anything_is_done(
         async with client.producer(TARGET, access="exclusive"):
             with pytest.raises(ProducerBusy):
                 await by_workers(client, workers)
+        await client.delete_topic(TARGET)
+        await client.create_topic(TARGET, 170)
+        with pytest.raises(BadTopic, match="170 partitions are more than workers can show"):
+            await by_workers(client, workers, restart=True)
         assert workers.rounds == []
 
 
