@@ -155,7 +155,7 @@ class Rounds:
                 await verify(self._aim, record)
         record = msgspec.structs.replace(record, state="done", updated_ms=self._now_ms())
         await log.save(record)
-        await self.forget(record)
+        await end_mark(self._target, self._topic, record)
         report = report_of(record, first, time.monotonic() - started)
         return msgspec.structs.replace(report, verified=self._options.verify)
 
@@ -230,6 +230,8 @@ class Rounds:
             return record
         with translated(self._target.options.metadata_timeout_s):
             mark = decode_mark(sink_key(self._topic.uid, record.run), found.value)
+        if mark.over:
+            raise ReplayLost(record.sources[0].name, name=record.name)
         self._version, self._rounds = found.version, mark.batch_id
         return msgspec.structs.replace(
             record, reached=mark.reached, sent=mark.sent, bytes=mark.bytes
@@ -244,11 +246,6 @@ class Rounds:
     async def _mark(self, record: ReplayRecord) -> Versioned | None:
         with translated(self._target.options.metadata_timeout_s):
             return await self._target.store.get(sink_key(self._topic.uid, record.run))
-
-    async def forget(self, record: ReplayRecord) -> None:
-        """Remove the mark of a replay that is done, or was begun anew since."""
-        with translated(self._target.options.metadata_timeout_s):
-            await self._target.store.delete(sink_key(self._topic.uid, record.run))
 
     # --- progress ----------------------------------------------------------------------
 
@@ -285,6 +282,13 @@ def _entries_left(record: ReplayRecord, reached: Sequence[LaneMark]) -> int:
     return sum(
         max(ends[mark.topic, mark.partition, mark.lane] - mark.version, 0) for mark in reached
     )
+
+
+async def end_mark(target: Client, topic: TopicRecord, record: ReplayRecord) -> None:
+    """Let nobody show a round of a run that is done, or was begun anew since."""
+    value = encode_mark(ReplayMark(batch_id=0, over=True))
+    with translated(target.options.metadata_timeout_s):
+        await target.store.put(sink_key(topic.uid, record.run), value)
 
 
 def check_partitions(topic: TopicRecord) -> None:
