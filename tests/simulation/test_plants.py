@@ -18,7 +18,7 @@ FIRST = {
     "late_mark": 12,
     "forget_event_time": 235,
     "pass_over_gaps": 45,
-    "move_without_copying": 138,
+    "move_without_copying": 36,
     "delete_too_much": 36,
     "damage_is_absence": 28,
     "name_no_incarnation": 197,
