@@ -24,13 +24,14 @@ from ledger_client.replay.into_topic import replay_into_topic
 from ledger_client.replay.log import LEASE_S, ReplayLog
 from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.report import Progress, Report
+from ledger_client.replay.rounds import Rounds
 from ledger_client.topics.errors import BadTopic, ProducerBusy
 from ledger_client.topics.jobs.job import LEASE_S as JOB_S
 from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.topics.producing import batching, bulk
 from metadata.jobs import IDS, PINS, SINKS, STAGED
 from metadata.leadership import Term
-from metadata.replays import Order, ReplayMark, decode_mark
+from metadata.replays import Order, ReplayMark, ReplayRecord, decode_mark
 from metadata.store import Delete, Put
 from metadata.topics import LANE_LEDGERS, decode_lane_ledger, topic_prefix
 from native.batch import encode
@@ -289,6 +290,31 @@ async def test_of_two_processes_that_run_it_one_stops_and_nothing_is_there_twice
         assert (finished[0].messages, finished[0].resumed > 0) == (120, rounds_before > 0)
         assert len(await read(client, TARGET)) == 120
         check_nothing_left(cluster)
+
+
+async def test_paused_before_its_first_mark_it_does_not_do_again_what_is_done(
+    autojump_clock: MockClock, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no mark of a replay that another process has done meanwhile; the lease tells."""
+    keep, begin_mark = ReplayLog.keep, Rounds._begin_mark
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client, SOURCE)
+        await client.create_topic(TARGET)
+        finished: list[Report] = []
+
+        async def paused(self: Rounds, record: ReplayRecord) -> None:
+            monkeypatch.setattr(Rounds, "_begin_mark", begin_mark)
+            monkeypatch.setattr(ReplayLog, "keep", keep)
+            await trio.sleep(LEASE_S + 1)
+            finished.append(await by_workers(client, TaskWorkers(client)))
+            await begin_mark(self, record)
+
+        monkeypatch.setattr(Rounds, "_begin_mark", paused)
+        monkeypatch.setattr(ReplayLog, "keep", lambda *_: trio.sleep_forever())
+        with pytest.raises(ReplayLost):
+            await by_workers(client, TaskWorkers(client))
+        assert finished[0].messages == 120
+        assert len(await read(client, TARGET)) == 120
 
 
 async def test_whoever_runs_it_holds_its_lease(autojump_clock: MockClock, clock: None) -> None:
