@@ -302,6 +302,9 @@ async def test_paused_before_its_first_mark_it_does_not_do_again_what_is_done(
         await client.create_topic(TARGET)
         finished: list[Report] = []
 
+        async def keep_nothing(self: ReplayLog, scope: trio.CancelScope) -> None:
+            await trio.sleep_forever()
+
         async def paused(self: Rounds, record: ReplayRecord) -> None:
             monkeypatch.setattr(Rounds, "_begin_mark", begin_mark)
             monkeypatch.setattr(ReplayLog, "keep", keep)
@@ -310,7 +313,7 @@ async def test_paused_before_its_first_mark_it_does_not_do_again_what_is_done(
             await begin_mark(self, record)
 
         monkeypatch.setattr(Rounds, "_begin_mark", paused)
-        monkeypatch.setattr(ReplayLog, "keep", lambda *_: trio.sleep_forever())
+        monkeypatch.setattr(ReplayLog, "keep", keep_nothing)
         with pytest.raises(ReplayLost):
             await by_workers(client, TaskWorkers(client))
         assert finished[0].messages == 120
