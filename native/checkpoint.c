@@ -115,6 +115,7 @@ int bk_engine_write_out(bk_engine *engine, bk_half *half, bk_mark *mark)
         result = bk_runs_merge(&half->ledgers[i]->halves[which]);
     if (result == 0)
         result = collect_table(engine, &bytes, &anew);
+    engine->table_ticket = engine->gathering ? engine->ticket : engine->ticket - 1;
     pthread_mutex_unlock(&engine->lock);
     if (result == 0)
         result = write_entries(engine, half, which, mark);
@@ -174,6 +175,10 @@ int bk_engine_flush(bk_engine *engine, bk_mark *mark)
         return result;
     result = bk_engine_write_out(engine, half, mark);
     pthread_mutex_lock(&engine->lock);
+    /* The table tells of ledgers that began a moment ago. Were their beginning not in the journal,
+     * a start from this mark would give them the entries of earlier ledgers, which are. */
+    if (result == BK_OK)
+        result = wait_synced(engine, engine->table_ticket);
     engine->flushing = 0;
     /* What it had taken from the table's ledgers, a second try would not write. */
     engine->flush_error = result;

@@ -65,6 +65,7 @@ struct bk_ledger {
     bk_runs halves[2];
     uint8_t key[BK_KEY_SIZE];
     uint8_t key_known, fenced, deleted, dirty, watched, lac_known;
+    uint8_t replayed; /* of a start: an entry since its last INCARNATION came from the journal */
 };
 
 typedef struct {
@@ -163,6 +164,7 @@ struct bk_engine {
     /* of the flusher alone */
     int table_fd;
     uint64_t table_id, table_end;
+    uint64_t table_ticket; /* what the table tells is in the journal when this is synced */
     uint64_t table_steps; /* writes of the table that ended; atomic */
     bk_engine_stats stats;
 };

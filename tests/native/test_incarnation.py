@@ -269,6 +269,17 @@ def test_a_crash_before_the_sync_brings_the_former_ledger_back_whole(bookie: Boo
     assert (state.incarnation, state.last_entry, state.fenced) == (OLD, 4, True)
 
 
+def test_a_mark_waits_until_the_journal_has_what_the_table_tells(bookie: Bookie) -> None:
+    """Else a start would give the new ledger what the journal has of the former one."""
+    assert put(bookie, add(1, 0, b"another")) == [0]
+    assert bookie.engine.seal()
+    old(bookie, flushed=False)
+    renewed(bookie)
+    bookie.flush_sealed()
+    bookie.crash()
+    assert_new(bookie, 0)
+
+
 def test_a_fence_of_the_new_ledger_holds(bookie: Bookie) -> None:
     old(bookie)
     renewed(bookie)
