@@ -201,6 +201,8 @@ static int replay_entry(bk_replay *replay, const bk_record *record, uint32_t fil
     bk_half *half = &engine->halves[engine->active];
     bk_ledger *ledger = bk_ledgers_make(&engine->ledgers, record->ledger_id);
     int result = ledger != NULL ? 0 : -ENOMEM;
+    if (result == 0)
+        ledger->replayed = 1;
     if (result == 0 && !ledger->deleted) {
         uint8_t *at = half->arena + half->used;
         memcpy(at, record->body - BK_RECORD_HEADER_SIZE, size);
@@ -238,27 +240,48 @@ static int bury(bk_replay *replay, const bk_record *record)
     return result;
 }
 
-/* What of an earlier ledger was flushed since the record was written, perhaps by this very
- * replay, lies in later logs than the record can know. */
-static void begin_anew(bk_engine *engine, bk_ledger *ledger)
+/* What logs have of the id from first_log on is the new ledger's, and stays: of a rebuild's
+ * journal a part may be damaged. But where entries of an earlier ledger came before the record,
+ * a replay, this one or one that was cut short, may have flushed them to later logs than the
+ * record can know. Then nothing stays; the journal has it all. */
+static void begin_anew(bk_engine *engine, bk_ledger *ledger, uint32_t known_first_log)
 {
-    (void)bk_store_delete_ledger(engine->store, ledger->id);
-    ledger->first_log = bk_store_first_log(engine->store, ledger->id);
+    if (ledger->replayed) {
+        (void)bk_store_delete_ledger(engine->store, ledger->id);
+        ledger->first_log = bk_store_first_log(engine->store, ledger->id);
+    } else {
+        if (ledger->first_log < known_first_log)
+            ledger->first_log = known_first_log;
+        bk_store_forget_before(engine->store, ledger->id, ledger->first_log);
+        (void)bk_store_last(engine->store, ledger->id, &ledger->last_entry);
+    }
+    ledger->replayed = 0;
+}
+
+/* The first log that the table names, if it is newer than the record. */
+static uint32_t known_first_log(const bk_engine *engine, const bk_record *record)
+{
+    const bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, record->ledger_id);
+    int is_same = ledger != NULL && record->body_size == 28 &&
+                  (uint64_t)ledger->incarnation == bk_get64be(record->body + 16);
+    return is_same ? ledger->first_log : 0;
 }
 
 static int replay_special(bk_replay *replay, const bk_record *record)
 {
     bk_engine *engine = replay->engine;
     bk_ledger *ledger = NULL;
+    int renewed = record->entry_id == BK_RECORD_INCARNATION;
     int result = bury(replay, record);
     if (result != 0)
         return result;
     pthread_mutex_lock(&engine->lock);
+    uint32_t known = renewed ? known_first_log(engine, record) : 0;
     result = bk_table_apply(&engine->ledgers, record);
     if (record->ledger_id >= 0)
         ledger = bk_ledgers_find(&engine->ledgers, record->ledger_id);
-    if (result == 0 && ledger != NULL && record->entry_id == BK_RECORD_INCARNATION)
-        begin_anew(engine, ledger);
+    if (result == 0 && ledger != NULL && renewed)
+        begin_anew(engine, ledger, known);
     if (result == 0 && ledger != NULL)
         result = bk_engine_dirty(engine, ledger);
     int deleted = ledger != NULL && ledger->deleted;

@@ -17,8 +17,8 @@
  * begins a ledger: all that was said of the id before is over, and its entries with it.
  * Entry logs do not tell to which of the two an entry belongs, so the record also has the
  * first log of the ledger: what lies in logs of a smaller origin (store.h) is of an earlier
- * one. It is 0 when no log had entries of the id. In the journal it counts for nothing;
- * replay finds it anew.
+ * one. It is 0 when no log had entries of the id. A replay that may have flushed entries of the
+ * earlier ledger itself finds it anew.
  *
  * Ledger 7 of incarnation 0x0123456789abcdef that begins in log 9, with salt 0, 36 bytes:
  *   1c 00 00 00 | check 4 | 00..07 | ff ff ff ff ff f8 00 00 | 01 23 45 67 89 ab cd ef |

@@ -15,6 +15,8 @@ from bookie.mark import read_mark, write_mark
 from bookie.rebuild import NothingToRebuild, Rebuilt, rebuild, total_size
 from native.digest import crc32c
 from native.engine import Engine
+from native.frame import incarnation
+from native.journal import scan_journal
 from native.store import scan_log
 
 LEDGERS = (3, 7)
@@ -268,6 +270,32 @@ def test_a_journal_file_missing_in_between_leads_to_limbo(
     done = run(config)
     assert done.limbo
     assert done.damages
+
+
+def test_damage_in_a_journal_takes_nothing_away_that_logs_have(
+    tmp_path: Path, config: BookieConfig
+) -> None:
+    """The journal that is replayed has the beginning of a ledger, and not all that followed."""
+    filled = Bookie(tmp_path)
+    filled.send(incarnation(3, 77) + incarnation(7, 78))
+    for start in range(0, FLUSHED, 10):  # a group each
+        filled.send(frames(start, start + 10))
+        filled.engine.commit()
+    filled.checkpoint()
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+    (journal,) = (tmp_path / "journal").glob("*.journal")
+    victim = next(r for r in scan_journal(journal) if getattr(r, "entry_id", -1) == 15)
+    with journal.open("r+b") as file:
+        file.seek(victim.offset + 60)
+        file.write(b"\xff")
+    for path in (tmp_path / "ledgers").glob("*.table"):
+        path.unlink()
+    for _ in range(2):
+        assert run(config).limbo
+        lost = [each for each in missing(config) if each[1] < FLUSHED]
+        assert lost == []
 
 
 def test_empty_folders_are_no_bookie(tmp_path: Path, config: BookieConfig) -> None:

@@ -19,7 +19,6 @@ from machines import MACHINE
 from promises import Promises
 from replaced import replaced
 
-from ledger_client import creation
 from ledger_client.connection import BookieConnection
 from ledger_client.ensemble import Ensemble
 from ledger_client.operations.rebalance import Rebalancer
@@ -265,13 +264,6 @@ def damage_is_absence() -> Iterator[None]:
         yield
 
 
-@contextmanager
-def name_no_incarnation() -> Iterator[None]:
-    """Write ledgers as if no id were ever given out again."""
-    with replaced(creation, "_new_incarnation", lambda: 0):
-        yield
-
-
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -284,6 +276,5 @@ PLANTS: dict[str, Plant] = {
         late_mark,
         move_without_copying,
         damage_is_absence,
-        name_no_incarnation,
     )
 }
