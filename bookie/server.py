@@ -309,10 +309,14 @@ class Conversation:
         await self._unsent_room()
 
     async def _unsent_room(self) -> None:
-        """Wait, when memory for answers is spent and this peer has its part of it."""
+        """Wait, when memory for answers is spent and this peer has its part of it.
+
+        Others may give it back while nothing of this peer goes on, so that is looked at too.
+        """
         pool = self._server.budget.unsent
         while self._hoard > SMALL_SIZE and not pool.has_room(self.address):
-            await self._eased.heard()
+            with trio.move_on_after(PRESSED_S):
+                await self._eased.heard()
 
     @property
     def _hoard(self) -> int:
@@ -472,8 +476,8 @@ class Conversation:
     async def _on_call(self, request: Request) -> None:
         self._asked += _CALL_SIZE + len(request.body)
         self._account()
-        await self._unsent_room()
         await self._start(self._call, request)
+        await self._unsent_room()  # the call that has begun ends this, even if it is the only one
 
     async def _call(self, request: Request) -> None:
         with CallRoom(self._outbox, self._parked_here, self._server.parked_calls) as room:

@@ -109,6 +109,60 @@ async def test_adds_go_on_behind_reads_that_find_no_room(
         assert await is_added_at_once(rig, client, 0)
 
 
+async def test_a_large_call_is_answered_although_others_hold_all_memory_of_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    """Nothing else of its connection goes on that could wake it."""
+
+    async def answer(_body: bytes, _room: object) -> bytes:
+        return b"done"
+
+    async with quiet(tmp_path) as rig:
+        rig.server.answer_call = answer
+        crowd = Crowd(rig, monkeypatch)
+        client = await crowd.connect(ELSEWHERE)
+        for address in (HERE, THERE):
+            await crowd.hoard(address, v2.read(1, 0) * 40, count=10)
+        assert not rig.server.budget.unsent.has_room(ELSEWHERE)
+        answers = []
+
+        async def ask() -> None:
+            answers.append((await client.ask(v2.call(bytes(200_000)))).rest[8:])
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.testing.wait_all_tasks_blocked()
+            nursery.cancel_scope.cancel()
+        assert answers == [b"done"]
+
+
+async def test_a_peer_whose_calls_wait_for_a_change_is_read_from_once_there_is_memory_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mock_clock: trio.testing.MockClock
+) -> None:
+    """Nothing else of its connection goes on that could wake it."""
+
+    async def answer(body: bytes, _room: object) -> bytes:
+        if len(body) > 1000:
+            await trio.sleep_forever()
+        return body
+
+    async with quiet(tmp_path) as rig:
+        rig.server.answer_call = answer
+        crowd = Crowd(rig, monkeypatch)
+        client = await crowd.connect(ELSEWHERE)
+        hoards = [
+            await crowd.hoard(address, v2.read(1, 0) * 40, count=10) for address in (HERE, THERE)
+        ]
+        assert not rig.server.budget.unsent.has_room(ELSEWHERE)
+        await client.stream.send_all(v2.call(bytes(100_000)))
+        await trio.testing.wait_all_tasks_blocked()
+        for peer in [*hoards[0], *hoards[1]]:
+            await peer.stream.aclose()
+        mock_clock.rate = 20.0
+        with trio.fail_after(1000):
+            assert (await client.ask(v2.call(b"small"))).rest[8:] == b"small"
+
+
 @pytest.mark.parametrize("size", [MIB, 5 * MIB])
 async def test_peers_in_the_middle_of_a_frame_hold_up_no_adds(
     tmp_path: Path,
