@@ -26,7 +26,7 @@
  *            core copies what it keeps and never frees what it was lent.
  *            A handle from bk_x_open() is released once, by bk_x_close().
  * threads    one handle, one thread at a time, unless its header says more;
- *            the core has no mutable globals but the fault plan of io.h.
+ *            the core has no mutable globals but what io.h has for tests.
  * blocking   only functions marked [blocks] touch the disk or wait.
  * integers   our own layouts are little-endian; what comes from BookKeeper's
  *            protocol (frames, stored entries) is big-endian. Ids are int64

@@ -5,7 +5,8 @@ from __future__ import annotations
 import enum
 import os
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -133,6 +134,28 @@ def plan_fault(site: str, nth: int = 1, error_number: int = 5, count: int = 1) -
 def clear_fault() -> None:
     """Forget what plan_fault planned."""
     lib.bk_fault_plan(lib.BK_FAULT_NONE, 0, 0, 0)
+
+
+@contextmanager
+def syncs_heard(heard: Callable[[int], None]) -> Iterator[None]:
+    """Call *heard* with the descriptor behind each sync of the core that succeeded. For tests.
+
+    Whatever *heard* raises is raised when the block ends. No engine may be in use when the
+    block begins or ends.
+    """
+    failures: list[BaseException] = []
+
+    def note(_type: object, failure: BaseException, _trace: object) -> None:
+        failures.append(failure)
+
+    lib.bk_io_on_sync(callback := ffi.callback("void(int)", heard, onerror=note))
+    try:
+        yield
+    finally:
+        lib.bk_io_on_sync(ffi.NULL)
+        del callback
+    for failure in failures:
+        raise failure
 
 
 class _Desk:

@@ -48,6 +48,24 @@ int bk_fault_at(int32_t site)
     return result;
 }
 
+/* --- who hears of syncs -------------------------------------------------------- */
+
+static void (*sync_heard)(int fd);
+
+void bk_io_on_sync(void (*heard)(int fd))
+{
+    sync_heard = heard;
+}
+
+static int synced(int fd, int result)
+{
+    if (result != 0)
+        return -errno;
+    if (sync_heard != NULL)
+        sync_heard(fd);
+    return 0;
+}
+
 /* --- files ------------------------------------------------------------------- */
 
 int bk_io_write(int fd, const void *data, size_t size, uint64_t offset, int32_t site)
@@ -77,7 +95,7 @@ int bk_io_sync(int fd, int32_t site)
     int fault = bk_fault_at(site);
     if (fault != 0)
         return fault;
-    return fdatasync(fd) == 0 ? 0 : -errno;
+    return synced(fd, fdatasync(fd));
 }
 
 int bk_io_settle(const char *path, int32_t site)
@@ -97,7 +115,7 @@ int bk_io_sync_folder(const char *folder)
     int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
     if (fd < 0)
         return -errno;
-    int result = fsync(fd) == 0 ? 0 : -errno;
+    int result = synced(fd, fsync(fd));
     close(fd);
     return result;
 }

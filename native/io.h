@@ -19,3 +19,6 @@
 void bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count);
 /* 0, or the negative errno that the plan has for this call of the site. */
 int bk_fault_at(int32_t site);
+/* For tests: heard(fd) is called behind each sync of a file or folder that succeeded, before
+ * anything is done by it. NULL ends that. Not while an engine or a store is in use. */
+void bk_io_on_sync(void (*heard)(int fd));

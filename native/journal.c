@@ -277,8 +277,9 @@ int bk_journal_prepare(bk_journal *journal)
         return BK_END;
     }
     /* A failed sync is: the kernel reports it once, so the next one could falsely succeed. */
-    if (fdatasync(journal->fd) != 0) {
-        journal->failed = -errno;
+    int result = bk_io_sync(journal->fd, BK_FAULT_NONE);
+    if (result != 0) {
+        journal->failed = result;
         journal->preparing = 0;
         return BK_END;
     }

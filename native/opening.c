@@ -249,7 +249,9 @@ static int limbo_enter(const char *folder)
     int fd = open(path, O_WRONLY | O_CREAT | O_CLOEXEC, BK_FILE_MODE);
     if (fd < 0)
         return -errno;
-    int result = fsync(fd) == 0 ? bk_io_sync_folder(folder) : -errno;
+    int result = bk_io_sync(fd, BK_FAULT_NONE);
+    if (result == 0)
+        result = bk_io_sync_folder(folder);
     close(fd);
     return result;
 }
@@ -323,7 +325,7 @@ static int file_cut(const char *folder, uint32_t id, const char *suffix, uint64_
         return errno == ENOENT ? BK_OK : -errno;
     int result = fstat(fd, &status) == 0 ? BK_OK : -errno;
     if (result == BK_OK && (uint64_t)status.st_size > end)
-        result = ftruncate(fd, (off_t)end) == 0 && fsync(fd) == 0 ? BK_OK : -errno;
+        result = ftruncate(fd, (off_t)end) == 0 ? bk_io_sync(fd, BK_FAULT_NONE) : -errno;
     close(fd);
     return result;
 }

@@ -15,6 +15,7 @@ from machines import MACHINE, Machine
 from memory_store import MemoryStore
 from metadata_view import MetadataView, Outages
 from network import Door, Network
+from page_cache import syncs_noted
 from promises import Overheard, Promises
 from replaced import replaced
 from troubles import Troubles
@@ -68,6 +69,7 @@ class BookieHost:
             chance,
             sync_s_max=sync_s_max,
             seals="large entries" not in troubles.kinds,
+            forgets="lost pages" in troubles.kinds,
             happened=happened,
         )
         self.machine.owner = self
@@ -224,6 +226,7 @@ def simulated_daemons(network: Network) -> Iterator[None]:
             (native.engine, "Connection", RingingConnection),
         ):
             stack.enter_context(replaced(owner, name, value))
+        stack.enter_context(syncs_noted())
         yield
 
 

@@ -2,7 +2,8 @@
 
 The engine has no thread here: a task of the machine commits what gathered, a while
 after it came. What was not committed was never written, so closing the engine loses it
-as a power cut does. What a cut in the middle of a write leaves behind is made by hand:
+as a power cut does. What was written and not synced is lost where a page cache is watched
+(page_cache.py). Elsewhere, what a cut in the middle of a write leaves is made by hand:
 
     TORN_GROUP     a group of the journal was written, not synced: parts of it are there
     TORN_FLUSH     log, index or table were being written: parts of them are there
@@ -25,6 +26,7 @@ from typing import Any, NamedTuple
 import msgspec
 import trio
 from machines import MACHINE
+from page_cache import CACHES, PageCache
 
 from bookie.bell import Bell
 from bookie.config import BookieConfig
@@ -33,6 +35,8 @@ from native.engine import Connection, Engine, Fed, Recovery, Request, clear_faul
 
 FLUSH_SITES = [f"{file}_{call}" for file in ("log", "index", "table") for call in ("write", "sync")]
 COMMIT_SITES = ["journal_write", "journal_sync"]
+LOSS_SHARE = 0.7
+"""of the ends of a process takes its machine's memory with it"""
 CAPACITY = 1 << 40
 MEMTABLE_SIZE = 12 << 20
 
@@ -119,11 +123,18 @@ class Disk:
         *,
         sync_s_max: float,
         seals: bool,
+        forgets: bool,
         happened: Counter[str],
     ) -> None:
-        """*seals*: halves of the memtable go long before they are full."""
+        """*seals*: halves of the memtable go long before they are full.
+
+        *forgets*: pages and names that were not synced may be lost.
+        """
         self.folder = folder
         folder.mkdir(parents=True)
+        self._cache = PageCache(folder) if forgets else None
+        if self._cache is not None:
+            CACHES.append(self._cache)
         self.work = Bell()
         self.engine: SimulatedEngine | None = None
         self.full = False
@@ -247,13 +258,14 @@ class Disk:
         """Close the engine with nothing written that was not synced, but for *tail*."""
         engine, self.engine = self.engine, None
         self.next_fault = ""
-        if engine is None:
-            return
         try:
-            if not engine.closed:
+            if engine is not None and not engine.closed:
                 self._leave(engine, tail)
         finally:
-            engine.let_go()
+            if engine is not None:
+                engine.let_go()
+        if self._cache is not None and self._chance.random() < LOSS_SHARE:
+            self._happened["lost pages"] += self._cache.lose(self._chance) > 0
 
     def _leave(self, engine: SimulatedEngine, tail: Tail) -> None:
         if tail is Tail.TORN_GROUP:
@@ -276,7 +288,7 @@ class Disk:
         self.next_fault = "journal_sync"
         self.commit(engine)
         engine.let_go()
-        if path.exists():
+        if path.exists() and self._cache is None:
             _scribble(path, stats.journal_offset, self._chance)
 
     def _tear_flush(self, engine: SimulatedEngine) -> None:
@@ -287,7 +299,7 @@ class Disk:
             clear_fault()
         engine.let_go()
         mark = read_mark(self.ledger_folder)
-        if mark is not None:
+        if mark is not None and self._cache is None:
             log = self.ledger_folder / f"{mark.log_id:08x}"
             _scribble(log.with_suffix(".log"), mark.log_end, self._chance)
             _scribble(log.with_suffix(".index"), mark.index_end, self._chance)
@@ -304,6 +316,8 @@ class Disk:
         """Put an empty disk in its place."""
         shutil.rmtree(self.folder, ignore_errors=True)
         self.folder.mkdir()
+        if self._cache is not None:
+            self._cache.settle()
 
     # --- damage ------------------------------------------------------------------------
 
@@ -315,7 +329,12 @@ class Disk:
         found = self._spot()
         if found is None:
             return ""
-        path, at = found
+        told = self._damage(*found, misdirected=misdirected)
+        if self._cache is not None:
+            self._cache.note_sync(found[0])
+        return told
+
+    def _damage(self, path: Path, at: int, *, misdirected: bool) -> str:
         if not misdirected:
             with path.open("r+b") as file:
                 file.seek(at)
@@ -323,7 +342,7 @@ class Disk:
                 file.seek(at)
                 file.write(bytes([byte[0] ^ 1 << self._chance.randrange(8)]))
             return f"{path.name} at {at}"
-        other, came_from = self._spot() or found
+        other, came_from = self._spot() or (path, at)
         with other.open("rb") as file:
             file.seek(came_from // 4096 * 4096)
             block = file.read(4096)

@@ -16,6 +16,7 @@ import msgspec
 import trio
 from disks import Disk, SimulatedEngine, Tail
 from machines import MACHINE
+from page_cache import PageCache
 from promises import Promises
 from replaced import replaced
 
@@ -264,6 +265,32 @@ def damage_is_absence() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def journal_not_synced() -> Iterator[None]:
+    """Leave out the syncs of the journal, and answer as if they had been."""
+    with _not_synced(".journal"):
+        yield
+
+
+@contextmanager
+def log_not_synced() -> Iterator[None]:
+    """Leave out the syncs of entry logs, and forget the journal as if they had been."""
+    with _not_synced(".log"):
+        yield
+
+
+@contextmanager
+def _not_synced(suffix: str) -> Iterator[None]:
+    note_sync = PageCache.note_sync
+
+    def note_others(cache: PageCache, path: Path) -> None:
+        if path.suffix != suffix:
+            note_sync(cache, path)
+
+    with replaced(PageCache, "note_sync", note_others):
+        yield
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -276,5 +303,7 @@ PLANTS: dict[str, Plant] = {
         late_mark,
         move_without_copying,
         damage_is_absence,
+        journal_not_synced,
+        log_not_synced,
     )
 }

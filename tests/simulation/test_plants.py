@@ -20,6 +20,7 @@ FIRST = {
     "pass_over_gaps": 9,
     "move_without_copying": 138,
     "delete_too_much": 36,
+    "journal_not_synced": 8,
 }
 """Seeds from which on a mistake is looked for that only a few show: none before did."""
 
@@ -43,6 +44,8 @@ BREAKS = {
     "move_without_copying": {1, 5},
     "delete_too_much": {15},
     "damage_is_absence": {1, 3, 5},
+    "journal_not_synced": {6},
+    "log_not_synced": {5},
 }
 
 

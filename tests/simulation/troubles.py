@@ -127,6 +127,17 @@ def _unreadable(chance: random.Random, bookies: list[str], clients: list[str]) -
             yield Step(0, at_s + chance.uniform(0.0, span_s), kind, chance.choice(clients))
 
 
+def _lost_pages(chance: random.Random, bookies: list[str], _: list[str]) -> Iterator[Step]:
+    """Whoever dies loses what was not synced, page by page; some die while much is under way."""
+    for _number in range(chance.randint(2, 5)):
+        tail = chance.choice(["clean", "torn group", "torn flush", "torn flush", "no mark"])
+        target, wait_s = chance.choice(bookies), chance.uniform(0.0, 0.05)
+        yield Step(0, draw_time(chance), "crash at flush", target, wait_s, tail)
+    if chance.random() < 0.7:
+        tail = chance.choice(["clean", "torn group", "torn flush", "no mark"])
+        yield Step(0, draw_time(chance), "power cut", "all", 0.2, tail)
+
+
 def _misdirected(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
     """What was written to one place lies at another, and is read there."""
     for target in chance.sample(bookies, k=chance.randint(1, 2)):
@@ -147,6 +158,7 @@ _OF_LEDGERS: dict[str, Draw] = {
     "disks": _disks,
     "levelling": _levelling,
     "limits": _limits,
+    "lost pages": _lost_pages,
     "misdirected writes": _misdirected,
     "read errors": _unreadable,
 }
