@@ -13,6 +13,7 @@ from trio.testing import MockClock
 from ledger_client import Client, Options
 from ledger_client.errors import (
     MetadataUnavailable,
+    NoSuchEntry,
     NoSuchLedger,
     RecoveryIncomplete,
     WrongPassword,
@@ -144,7 +145,7 @@ async def test_a_bookie_that_has_another_key_ends_the_recovery(autojump_clock: M
 async def test_new_bookies_that_know_of_nothing_do_not_cut_off_what_was_confirmed_before_them(
     autojump_clock: MockClock,
 ) -> None:
-    """TB-43: the floor of the last confirmed entry (the writer changed its ensemble and died)."""
+    """TB-43: the writer changed its ensemble and died before it wrote to the new one."""
     async with memory_cluster(6) as cluster, cluster.client() as client:
         fragments = [Fragment(0, ["b1", "b2", "b3"]), Fragment(10, ["b4", "b5", "b6"])]
         old = dict.fromkeys(("b1", "b2", "b3"), range(10))
@@ -152,6 +153,23 @@ async def test_new_bookies_that_know_of_nothing_do_not_cut_off_what_was_confirme
         await recover(cluster, client, 9)
         # Nothing is in the second fragment, so it is gone.
         assert cluster.record(LEDGER_ID).fragments == fragments[:1]
+
+
+async def test_an_entry_lost_before_the_last_fragment_does_not_cut_off_those_confirmed_behind_it(
+    autojump_clock: MockClock,
+) -> None:
+    """TB-43: a fragment from entry 10 on proves that all before it were confirmed."""
+    async with memory_cluster(6) as cluster, cluster.client() as client:
+        fragments = [Fragment(0, ["b1", "b2", "b3"]), Fragment(10, ["b4", "b5", "b6"])]
+        old = dict.fromkeys(("b1", "b2", "b3"), (0, 1, 2, 3, 5, 6, 7, 8, 9))
+        leave(cluster, old, fragments=fragments)
+        info = await client.recover_ledger(LEDGER_ID)
+        assert (info.state, info.last_entry, info.length) == (LedgerState.CLOSED, 9, length(9))
+        async with client.open_ledger(LEDGER_ID) as reader:
+            entries = await reader.read(5, 9)
+            assert [entry.payload for entry in entries] == [payload(i) for i in range(5, 10)]
+            with pytest.raises(NoSuchEntry):  # a read reports the loss
+                await reader.read(4, 9)
 
 
 async def test_the_tail_behind_a_change_of_the_ensemble_is_kept(autojump_clock: MockClock) -> None:
