@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import TypeVar
@@ -28,8 +28,17 @@ class Daemon:
         log: Path,
         program: Sequence[str] = ("-m", "bookie"),
         shell: str = "",
+        environment: Mapping[str, str] | None = None,
     ) -> None:
-        """*shell* runs before, in the same process: "ulimit -n 512"."""
+        """Start it.
+
+        Args:
+            words: of its command line.
+            log: the file that its standard error is appended to.
+            program: what Python runs.
+            shell: runs before, in the same process: "ulimit -n 512".
+            environment: its variables; by default ours.
+        """
         self._log = log
         command = [sys.executable, *program, *map(str, words)]
         if shell:
@@ -40,6 +49,7 @@ class Daemon:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
+                env=environment,
                 start_new_session=True,
             )
 

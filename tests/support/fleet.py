@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -38,9 +38,17 @@ class Fleet:
     Attributes:
         metadata: the URL of the metadata itself.
         cluster: the URL that names all bookies.
+        environment: the variables of bookies that are started from now on; None: ours.
     """
 
-    def __init__(self, folder: Path, count: int, settings: Sequence[str] = SETTINGS) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        count: int,
+        settings: Sequence[str] = SETTINGS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        self.environment = environment
         self._folder = folder
         self._first_port = free_ports(count)
         self._settings = settings
@@ -90,7 +98,8 @@ class Fleet:
         """Start a bookie that does not run, without waiting until it serves."""
         words = ["run", "--json", "--port", str(self.port(number)), *self._identity(number)]
         words += [f"--set={setting}" for setting in self._settings]
-        self._daemons[number] = Daemon(*words, log=self._folder / f"{self.name(number)}.log")
+        log = self._folder / f"{self.name(number)}.log"
+        self._daemons[number] = Daemon(*words, log=log, environment=self.environment)
         self._announced.discard(number)
 
     def empty(self, number: int) -> None:
