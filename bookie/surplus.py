@@ -29,6 +29,7 @@ from metadata.records import (
 )
 from metadata.store import MetadataStore
 from native.engine import Engine
+from native.errors import NoLedger
 
 LEASE_S = 10.0
 RELEASE_S = 2.0
@@ -66,6 +67,9 @@ class SurplusLedgers:
         Raises:
             MetadataError: the store did not answer.
         """
+        here = self._engine.ledger(ledger_id)
+        if here is None:
+            return False
         asked_at = trio.current_time()
         now_ms = await self._store.now_ms()
         progress = encode_record(RepairProgress(ledger_id, self._bookie_id, now_ms))
@@ -79,7 +83,10 @@ class SurplusLedgers:
                 return False
             if trio.current_time() > asked_at + LEASE_S / 2:
                 return False  # too late to be sure; the next collection tries again
-            self._engine.delete_ledger(ledger_id, now_ms)
+            try:
+                self._engine.delete_ledger(ledger_id, now_ms, here.incarnation)
+            except NoLedger:  # its id was used again meanwhile
+                return False
             _log.info("ledger %d has its copies elsewhere and was deleted here", ledger_id)
             await self._check(ledger_id)
         finally:

@@ -29,6 +29,7 @@ from metadata.records import (
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore, Versioned
 from metadata.urls import open_store
+from native import frame
 
 ME, OTHER = "b1", "b2"
 LEDGER = 1
@@ -191,6 +192,29 @@ async def test_a_record_that_changes_at_the_last_moment_is_heeded(
         assert await here.store.leases(repair_lease(LEDGER)) == []
 
 
+async def test_a_ledger_that_takes_the_id_meanwhile_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The former ledger was looked at, deleted, and its id used again before the last step."""
+    async with yard(tmp_path) as here:
+        peer, engine, get = here.rig.connect(), here.rig.storage.engine, here.store.get
+        assert (await peer.ask(frame.incarnation(2, 77) + v2.add(2, 0, b"old"))).code == 0
+        await here.place(OTHER, ledger_id=2)
+        await here.place(ME)
+
+        async def get_late(key: str) -> Versioned | None:
+            found = await get(key)
+            if key == underreplicated_key(2):
+                assert engine.renew_ledger(2, 77, 78)
+                assert (await peer.ask(frame.incarnation(2, 78) + v2.add(2, 0, b"new"))).code == 0
+            return found
+
+        monkeypatch.setattr(here.store, "get", get_late)
+        assert await here.moved_away() == 0
+        answer = await here.rig.connect().ask(v2.read(2, 0))
+        assert (answer.code, answer.body[-3:]) == (0, b"new")
+
+
 async def test_a_pause_that_outlasts_the_lease_deletes_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -218,8 +242,8 @@ async def test_a_copy_that_was_wanted_again_meanwhile_is_asked_for(
         await here.place(OTHER)
         delete = here.rig.storage.engine.delete_ledger
 
-        def delete_late(ledger_id: int, now_ms: int) -> None:
-            delete(ledger_id, now_ms)
+        def delete_late(ledger_id: int, now_ms: int, incarnation: int) -> None:
+            delete(ledger_id, now_ms, incarnation)
             wanted = encode_record(here.record([ME], LedgerState.CLOSED, LEDGER))
             records[ledger_key(LEDGER)] = Versioned(wanted, 99)
 
