@@ -75,6 +75,7 @@ def read_security(config: BookieConfig) -> Security:
     if not folder.exists():
         _check_absent(folder)
         return Security()
+    _check_links(folder)
     context = _read_context(folder)
     users = Users(folder / USERS) if (folder / USERS).exists() else None
     login = _read_login(folder / LOGIN)
@@ -91,6 +92,17 @@ def _check_absent(folder: Path) -> None:
             f"{folder.parent}: missing; it may hold the folder {FOLDER!r}, which says who may "
             "call. Mount it, or make it to let anybody call"
         )
+
+
+def _check_links(folder: Path) -> None:
+    """Raise BadSecurity when a file is a link to a disk that is missing: it was meant to be there.
+
+    It would count as one that was left out, so that callers need no password or certificate.
+    """
+    for name in (CERTIFICATE, KEY, CLIENTS, USERS, AUTHORITIES, LOGIN):
+        path = folder / name
+        if path.is_symlink() and not path.exists():
+            raise BadSecurity(f"{path}: a link to {path.readlink()}, which is missing")
 
 
 def _check_complete(

@@ -193,3 +193,17 @@ def test_a_link_to_a_folder_that_is_gone_is_refused(tmp_path: Path) -> None:
     (tmp_path / "security").symlink_to(tmp_path / "shared")
     with pytest.raises(BadSecurity, match="shared, which is missing"):
         read_security(settings(tmp_path))
+
+
+@pytest.mark.parametrize("lost", [("clients.pem",), ("users", "login")])
+def test_links_to_files_that_are_gone_let_nobody_in(tmp_path: Path, lost: tuple[str, ...]) -> None:
+    """A volume with secrets is not mounted: without them TLS alone would be asked for."""
+    folder = tmp_path / "security"
+    folder.mkdir()
+    issued = trustme.CA().issue_cert("127.0.0.1")
+    issued.private_key_pem.write_to_path(str(folder / "key.pem"))
+    issued.cert_chain_pems[0].write_to_path(str(folder / "certificate.pem"))
+    for name in lost:
+        (folder / name).symlink_to(tmp_path / "secrets" / name)
+    with pytest.raises(BadSecurity, match=f"secrets/{lost[0]}, which is missing"):
+        read_security(settings(tmp_path))
