@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import chain, islice, pairwise
 from pathlib import Path
 
 import msgspec
@@ -25,6 +26,8 @@ from native.journal import (
     scan_journal,
 )
 
+MISSING_MAX = 1000
+"""A stray file may have any id, and a running bookie must not run out of memory over it."""
 _KINDS = {
     DELETED: "deleted",
     EXPLICIT_LAC: "explicit LAC",
@@ -67,10 +70,10 @@ def list_journals(folder: Path) -> list[JournalFile]:
 
 
 def missing_ids(journals: Sequence[JournalFile]) -> list[int]:
-    """Ids of files that must have been between those in *journals*."""
-    ids = [journal.file.id for journal in journals]
-    present = set(ids)
-    return [i for i in range(ids[0], ids[-1]) if i not in present] if ids else []
+    """Ids of files that must have been between those in *journals*; the first MISSING_MAX."""
+    ids = (journal.file.id for journal in journals)
+    missing = chain.from_iterable(range(before + 1, after) for before, after in pairwise(ids))
+    return list(islice(missing, MISSING_MAX))
 
 
 def read_records(

@@ -10,7 +10,7 @@ import pytest
 from bookie import inspecting
 from bookie.errors import CallRefused
 from bookie.inspecting import Inspector
-from bookie.inspection.journal import list_journals, read_records
+from bookie.inspection.journal import MISSING_MAX, list_journals, read_records
 from bookie.inspection.log import list_logs, read_index
 from metadata.calls import (
     ExtentOnBookie,
@@ -136,3 +136,11 @@ def test_indexes_are_summed_up_and_a_log_that_goes_is_no_damage(
     assert inspector.indexes(Indexes()).indexes == []
     with pytest.raises(CallRefused, match="entry log 00000001 is not here"):
         inspector.extents(IndexExtents(log.file.id))
+
+
+def test_a_stray_journal_of_any_id_costs_no_memory(inspector: Inspector, data: Path) -> None:
+    (journal,) = list_journals(data / "journal")
+    (data / "journal" / "7fffffffffffffff.journal").write_bytes(b"")
+    found = inspector.journals()
+    assert [each.id for each in found.files] == [journal.file.id, (1 << 63) - 1]
+    assert found.missing == [journal.file.id + 1 + i for i in range(MISSING_MAX)]
