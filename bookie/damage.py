@@ -7,14 +7,17 @@ Reads, compaction and scrubbing note damaged places in the core. Here they are f
     a log's record of unknown content ──► limbo: an entry may be missing
     a page of an index ──► nothing more: its entries answer an I/O error by themselves
 
-A place is dealt with once, however often it is read; scrubbing (scrub.py) deals again with
-what is still there. An entry that was stored again has a sound place, and the old one is
-never noted. What cannot be told to the metadata now is told later.
+A place is logged once, however often it is read. An entry that is met again is marked again
+after a while: repair may have read it well in between, and dropped its mark. Scrubbing
+(scrub.py) deals again with all that is still there. An entry that was stored again has a
+sound place, and the old one is never noted. What cannot be told to the metadata now is told
+later.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -38,6 +41,8 @@ from metadata.store import ABSENT, MetadataStore
 from native.store import Damage, Store
 
 LOOK_S = 1.0
+AGAIN_S = 60.0
+"""An entry that is read more often is marked once in this time."""
 PLACES_MAX = 1000
 # A mark is one small value; with more runs than this, one run spans them all.
 RUNS_MAX = 1000
@@ -56,19 +61,21 @@ class DamageLog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._told: set[DamagedPlace] = set()
+        self._told: dict[DamagedPlace, float] = {}
         self._latest: deque[DamagedPlace] = deque(maxlen=PLACES_MAX)
         self.count = 0
 
-    def fetch(self) -> list[DamagedPlace]:
-        """The places met since the last call and never before."""
-        fresh = []
+    def fetch(self, now: float = -math.inf) -> list[DamagedPlace]:
+        """The places met since the last call that are to be dealt with at the time *now*."""
+        fresh: list[DamagedPlace] = []
         for place in map(place_of, self._store.take_damage()):
             self._latest.append(place)
             self.count += 1
-            if place not in self._told:
-                self._told.add(place)
+            told_at = self._told.get(place)
+            if told_at is None or (place.entry_id >= 0 and now >= told_at + AGAIN_S):
+                self._told[place] = now
                 fresh.append(place)
+            if told_at is None:
                 _log.warning(_TOLD, place.file, place.offset, place.ledger_id, place.entry_id)
         return fresh
 
@@ -123,7 +130,7 @@ class DamageWatch:
             OSError: as run.
         """
         async with self._one_at_a_time:
-            fresh = self._found.fetch()
+            fresh = self._found.fetch(trio.current_time())
             unknown = [place for place in fresh if may_hide_entries(place)]
             if unknown:
                 await trio.to_thread.run_sync(self._limbo.enter, unknown)

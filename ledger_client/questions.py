@@ -96,12 +96,16 @@ class EntryQuestion(msgspec.Struct, frozen=True):
 
 
 class BatchQuestion(msgspec.Struct, frozen=True):
-    """Up to *count* entries from *entry_id* on, by BATCH_READ."""
+    """Up to *count* entries from *entry_id* on, by BATCH_READ.
+
+    *from_log*: only what lies in the bookie's entry logs, and not in its memtable.
+    """
 
     ledger: LedgerName
     entry_id: int
     count: int
     digest: Digest
+    from_log: bool = False
 
     def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
         """Put the question to *bookie*."""
@@ -112,6 +116,7 @@ class BatchQuestion(msgspec.Struct, frozen=True):
             request_id=request_id,
             count_max=self.count,
             size_max=BATCH_SIZE_MAX,
+            flags=frame.Flag.FROM_LOG if self.from_log else 0,
         )
         return bookie.ask(request, request_id, on_arrival, self.ledger)
 

@@ -168,6 +168,27 @@ static int gather(bk_engine *engine, int64_t ledger_id, int64_t start, int64_t l
     return result;
 }
 
+/* The same from the entry logs alone. An entry that the memtable has too ends the run: its copy
+ * in a log is not the one that will be read. */
+static int gather_logged(bk_engine *engine, int64_t ledger_id, int64_t start, int64_t last,
+                         int use_disk, bk_gathered *got)
+{
+    int64_t next = start;
+    uint64_t begun = bk_io_now_ns();
+    if (!use_disk)
+        return BK_AGAIN;
+    pthread_mutex_lock(&engine->lock);
+    last = absent_until(bk_ledgers_find(&engine->ledgers, ledger_id), start, last);
+    pthread_mutex_unlock(&engine->lock);
+    if (last < start)
+        return BK_ABSENT;
+    int result = gather_store(engine, ledger_id, &next, last, got);
+    if (got->count == 0)
+        return result;
+    count_read(engine, 1, got->count, got->size, begun);
+    return BK_OK;
+}
+
 /* --- answers ------------------------------------------------------------------------ */
 
 typedef struct {
@@ -282,11 +303,13 @@ static int gather_asked(bk_engine *engine, const bk_request *request, int64_t la
 {
     *got = (bk_gathered){out + head, body_room(request, out_size, head), 0, 0,
                          request->count_max > 0 ? (uint32_t)request->count_max : UINT32_MAX};
-    int result = gather(engine, request->ledger_id, request->entry_id, last, use_disk, got);
+    int (*from)(bk_engine *, int64_t, int64_t, int64_t, int, bk_gathered *) =
+        (request->flags & BK_FLAG_FROM_LOG) != 0 ? gather_logged : gather;
+    int result = from(engine, request->ledger_id, request->entry_id, last, use_disk, got);
     if (result == BK_SMALL) {
         got->room = frame_room(out_size, head);
         got->count_max = 1;
-        result = gather(engine, request->ledger_id, request->entry_id, last, use_disk, got);
+        result = from(engine, request->ledger_id, request->entry_id, last, use_disk, got);
     }
     return result;
 }

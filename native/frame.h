@@ -13,6 +13,8 @@
  *                      asked | 28 stored entry n, none unless the code is 0
  *   BATCH_READ request 0 N=40 | 4 header | 8 ledger | 16 start entry 8 | 24 request
  *                      id 8 | 32 count_max 4 | 36 size_max 8 [| 44 master key 20]
+ *                      with BK_FLAG_FROM_LOG: what the entry logs have, and nothing that
+ *                      only the memtable has, or has in a newer copy
  *   BATCH_READ response 0 N | 4 header | 8 code | 12 ledger | 20 start entry |
  *                      28 request id 8 | 36 { size 4, stored entry }...
  *   AUTH               0 N | 4 header | 8 protobuf AuthMessage {1: plugin, 2: payload}
@@ -90,6 +92,7 @@
 #define BK_FLAG_RECOVERY 2
 #define BK_FLAG_PRIORITY 4
 #define BK_FLAG_MEND 256 /* of ADD: store it although other bytes are here, which are wrong */
+#define BK_FLAG_FROM_LOG 512 /* of BATCH_READ: from entry logs; one in the memtable is NO_ENTRY */
 
 /* Codes of responses: BookKeeper's, and from 200 on those that only a client hears who said
  * which incarnation it means. An ADD that repeats an entry with other bytes is a BAD_REQUEST. */

@@ -38,6 +38,7 @@ class Flag(enum.IntFlag):
     RECOVERY = lib.BK_FLAG_RECOVERY
     PRIORITY = lib.BK_FLAG_PRIORITY
     MEND = lib.BK_FLAG_MEND
+    FROM_LOG = lib.BK_FLAG_FROM_LOG
 
 
 class Code(enum.IntEnum):

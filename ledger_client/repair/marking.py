@@ -84,19 +84,25 @@ async def add_mark(
 
 
 async def note_outcome(
-    store: MetadataStore, ledger_id: int, outcome: Outcome, check: CheckLease
+    store: MetadataStore, dealt_with: Mark, outcome: Outcome, check: CheckLease
 ) -> None:
     """Write into a mark why the ledger is not whole, for people and for other workers.
+
+    Damage is taken out only of the mark that was *dealt_with*: in one that was written since,
+    the same entries may have been damaged again.
 
     Raises:
         MetadataError: the store is away, the lease is over, or the mark was changed.
     """
-    mark = await read_mark(store, ledger_id)
+    mark = await read_mark(store, dealt_with.content.ledger_id)
     if mark is None:
         return
+    damaged = mark.content.damaged
+    if outcome.damaged is not None and mark.version == dealt_with.version:
+        damaged = outcome.damaged
     content = msgspec.structs.replace(
         mark.content,
-        damaged=[run for run in mark.content.damaged if run not in outcome.repaired],
+        damaged=damaged,
         last_failure=outcome.reason[:REASON_SIZE_MAX],
         attempts=mark.content.attempts + (outcome.again_s is None),
     )

@@ -1,6 +1,7 @@
 """One attempt to make one ledger whole, under its claim.
 
-The order makes it safe to be killed anywhere. Copies first: entries on a bookie that is
+Entries that are marked as damaged are read once more, and what is sound counts again. The
+order makes it safe to be killed anywhere. Copies first: entries on a bookie that is
 not listed harm nobody. Then all is looked at again. At last one transaction with
 the claim: the new location list, and the mark is gone. So the list is the old one or the
 new one, and every bookie that it newly names holds what it should.
@@ -17,6 +18,7 @@ from ledger_client.repair.marking import Mark
 from ledger_client.repair.outcome import AGAIN_S, WHOLE, Outcome, told
 from ledger_client.repair.plan import Copy, Plan
 from ledger_client.repair.presence import damaged_on
+from ledger_client.repair.rereads import Rereads
 from ledger_client.repair.runs import count, without
 from ledger_client.repair.survey import Findings, Survey
 from metadata.errors import VersionConflict
@@ -54,15 +56,17 @@ class Mending:
         self._waiting = waiting
         self._damaged = mark.content.damaged
 
-    async def run(self, survey: Survey, copier: Copier) -> Outcome:
+    async def run(self, survey: Survey, copier: Copier, rereads: Rereads) -> Outcome:
         """Copy what is missing and change the list, as far as that can be done now.
+
+        Damaged entries are read again first: a disk may have failed for a moment only.
 
         Raises:
             MetadataError: the store is away, or the claim is lost.
         """
+        self._damaged = await rereads.still_damaged(self._record, self._damaged)
         outcome = await self._run(survey, copier)
-        repaired = [run for run in self._mark.content.damaged if run not in self._damaged]
-        return msgspec.structs.replace(outcome, repaired=repaired)
+        return msgspec.structs.replace(outcome, damaged=self._damaged)
 
     async def _run(self, survey: Survey, copier: Copier) -> Outcome:
         findings = await survey.look(self._record, self._damaged)

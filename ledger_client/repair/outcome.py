@@ -17,8 +17,8 @@ class Outcome(msgspec.Struct, frozen=True):
     """why it is not whole, in one line"""
     again_s: float | None = None
     """look again after this time, since nothing failed; None: after a pause that grows"""
-    repaired: list[DamagedRun] = []
-    """damage that is no more, though the ledger is not whole"""
+    damaged: list[DamagedRun] | None = None
+    """what is left of the damage that its mark named; None: nobody looked"""
 
 
 WHOLE = Outcome()

@@ -16,6 +16,7 @@ from ledger_client.repair.marking import Mark, note_outcome, read_mark
 from ledger_client.repair.mending import Mending
 from ledger_client.repair.outcome import AGAIN_S, WHOLE, Outcome
 from ledger_client.repair.patience import Patience
+from ledger_client.repair.rereads import Rereads
 from ledger_client.repair.survey import Survey
 from metadata.records import LedgerRecord, LedgerState, decode_ledger, ledger_key
 from metadata.store import ABSENT, Check, MetadataStore
@@ -33,6 +34,7 @@ class Repairs:
         census: Census,
         survey: Survey,
         copier: Copier,
+        rereads: Rereads,
         open_grace_s: float,
     ) -> None:
         self._client = client
@@ -41,6 +43,7 @@ class Repairs:
         self._census = census
         self._survey = survey
         self._copier = copier
+        self._rereads = rereads
         self._patience = Patience(open_grace_s)
 
     async def attempt(self, ledger_id: int) -> Outcome:
@@ -59,7 +62,7 @@ class Repairs:
             except LedgerError as failure:
                 outcome = Outcome(str(failure))
             if outcome.reason:
-                await note_outcome(self._store, ledger_id, outcome, claim.check)
+                await note_outcome(self._store, mark, outcome, claim.check)
             return outcome
 
     async def _under_claim(self, claim: Claim, mark: Mark) -> Outcome:
@@ -78,7 +81,7 @@ class Repairs:
             await self._client.recover_ledger(ledger_id, record.password_bytes)
             return Outcome("it was recovered", 0.0)
         mending = Mending(self._store, claim, mark, record, found.version, waiting=waiting)
-        return await mending.run(self._survey, self._copier)
+        return await mending.run(self._survey, self._copier, self._rereads)
 
     def _waiting(self, record: LedgerRecord) -> Outcome:
         """Return for how long the writer of the ledger may go on, and why not for ever."""

@@ -20,6 +20,7 @@ from ledger_client.repair.outcome import Outcome
 from ledger_client.repair.patience import Schedule
 from ledger_client.repair.records import list_marks
 from ledger_client.repair.repairs import Repairs
+from ledger_client.repair.rereads import Rereads
 from ledger_client.repair.settings import RepairOptions
 from ledger_client.repair.survey import Survey
 from ledger_client.repair.throttle import Throttle
@@ -62,7 +63,8 @@ class Worker:
         self._figures = figures
         self._chance = chance or random.Random()
         self._census = Census(store, lost_after_s=options.lost_after_s)
-        self._copier = Copier(client.bookies, Throttle(options.repair_rate), client.options)
+        throttle = Throttle(options.repair_rate)
+        self._copier = Copier(client.bookies, throttle, client.options)
         self._repairs = Repairs(
             client,
             store,
@@ -70,6 +72,7 @@ class Worker:
             census=self._census,
             survey=Survey(client, self._census, self._chance),
             copier=self._copier,
+            rereads=Rereads(client.bookies, throttle, client.options),
             open_grace_s=options.open_grace_s,
         )
         self._schedule = Schedule(retry_s=options.retry_s, retry_max_s=options.retry_max_s)

@@ -6,7 +6,7 @@ import pytest
 import trio
 from damaged import ENTRIES, LEDGER, ward
 
-from bookie.damage import RUNS_MAX, join, may_hide_entries, runs_of
+from bookie.damage import AGAIN_S, RUNS_MAX, join, may_hide_entries, runs_of
 from bookie.limbo import in_limbo
 from metadata.calls import DamagedPlace
 from metadata.errors import MetadataUnavailable
@@ -70,7 +70,7 @@ async def test_where_the_entry_is_not_known_the_whole_ledger_is_to_be_looked_at(
 ) -> None:
     async with ward(tmp_path, damaged=()) as here:
         place = DamagedPlace("00000001.log", 4096, LEDGER)
-        monkeypatch.setattr(here.rig.storage.damage, "fetch", lambda: [place])
+        monkeypatch.setattr(here.rig.storage.damage, "fetch", lambda _now: [place])
         await here.upkeep.watch.look()
         mark = await here.mark()
         assert mark is not None
@@ -132,3 +132,17 @@ def test_runs_that_touch_are_one(
 def test_entries_come_as_runs() -> None:
     assert runs_of({4, 1, 2, 9, 3}) == [(1, 4), (9, 9)]
     assert len(runs_of(range(0, 4 * RUNS_MAX, 2))) == 2 * RUNS_MAX
+
+
+async def test_an_entry_that_is_met_again_later_is_marked_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Repair may have dropped the mark meanwhile, since it could read the entry."""
+    async with ward(tmp_path) as here:
+        for again_s, marked in ((AGAIN_S, True), (AGAIN_S, False), (0.0, True)):
+            monkeypatch.setattr("bookie.damage.AGAIN_S", again_s)
+            assert await here.code(5) == 101
+            await here.upkeep.watch.look()
+            assert (await here.mark() is not None) is marked
+            await here.store.delete(underreplicated_key(LEDGER))
+        assert len([line for line in caplog.messages if line.startswith("damaged: ")]) == 1

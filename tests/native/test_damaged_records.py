@@ -95,6 +95,44 @@ def assert_whole(bookie: Bookie) -> None:
     assert bookie.engine.store.take_damage() == []
 
 
+# --- from the log alone ---------------------------------------------------------------------
+
+
+def from_log(bookie: Bookie, start_id: int) -> tuple[int, int]:
+    """Read the logs alone; return the code and the size of the entries."""
+    request = Request(
+        Opcode.BATCH_READ, flags=Flag.FROM_LOG, ledger_id=1, entry_id=start_id, size_max=1 << 20
+    )
+    answer = bookie.engine.answer(request, use_disk=True, size_max=1 << 20)
+    assert answer is not None
+    return int.from_bytes(answer[8:12], "big"), len(answer[36:])
+
+
+def test_a_read_from_the_log_alone_shows_no_entry_of_the_memtable(bookie: Bookie) -> None:
+    """A copy in memory does not prove that the one on disk is sound."""
+    assert from_log(bookie, 0) == (Code.OK, len(batch(bookie, 0)))
+    damage(bookie, 5)
+    before = from_log(bookie, 0)
+    assert from_log(bookie, 5)[0] == Code.IO_ERROR
+    repair(bookie, 5)
+    assert from_log(bookie, 5)[0] == Code.NO_ENTRY
+    assert from_log(bookie, 0) == before, "it ends where the memtable has another copy"
+    bookie.engine.seal()
+    assert from_log(bookie, 5)[0] == Code.NO_ENTRY
+    bookie.checkpoint()
+    assert from_log(bookie, 0) == (Code.OK, len(batch(bookie, 0)))
+
+
+def test_a_read_from_the_log_alone_is_not_answered_from_memory(bookie: Bookie) -> None:
+    bookie.send(add(1, COUNT, b"new"))
+    commit(bookie)
+    request = Request(
+        Opcode.BATCH_READ, flags=Flag.FROM_LOG, ledger_id=1, entry_id=COUNT, size_max=1 << 20
+    )
+    assert bookie.engine.answer(request, use_disk=False, size_max=1 << 20) is None
+    assert from_log(bookie, COUNT)[0] == Code.NO_ENTRY
+
+
 # --- stored again ---------------------------------------------------------------------------
 
 

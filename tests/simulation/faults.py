@@ -166,11 +166,7 @@ class Faults:
         disk.go_on()
 
     async def _unreadable(self, step: Step) -> None:
-        """Repair takes for damaged what could not be read once, so it must be on others too."""
-        bookie = self._bookie(step)
-        if self._spares(bookie):
-            return
-        disk = bookie.disk
+        disk = self._bookie(step).disk
         disk.unreadable_share = float(step.detail)
         await trio.sleep(step.span_s)
         disk.unreadable_share = 0.0

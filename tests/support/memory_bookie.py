@@ -72,6 +72,8 @@ class MemoryBookie:
         self.read_code = Code.OK
         self.read_fault: Callable[[Request], int] = lambda _request: Code.OK
         """The code with which a read is answered, for some reads only"""
+        self.unflushed: set[int] = set()
+        """Entries that no entry log has yet"""
         self.limbo = False
         """True: it may have lost entries, so it denies none"""
         self.page_count = 1000
@@ -239,6 +241,8 @@ class MemoryBookie:
 
     def _batch_read(self, request: Request) -> bytes:
         code, _ = self._find(request)
+        if request.flags & Flag.FROM_LOG and request.entry_id in self.unflushed:
+            code = Code.NO_ENTRY
         body = b""
         if code == Code.OK:
             body = self._run(request, request.entry_id + request.count_max - 1)
@@ -271,6 +275,8 @@ class MemoryBookie:
         body = bytearray()
         for entry_id in range(request.entry_id, last + 1):
             entry = self.entries(request.ledger_id).get(entry_id)
+            if request.flags & Flag.FROM_LOG and entry_id in self.unflushed:
+                break
             if entry is None or (body and len(body) + len(entry) > request.size_max):
                 break
             body += len(entry).to_bytes(4, "big") + entry
