@@ -121,15 +121,18 @@ class Job:
                 return
 
     async def leave(self) -> None:
-        """Give up what is staged and not shown, and let others know that the job is over."""
+        """Let others know that the job is over, and give up what is staged and not shown.
+
+        In this order: without the lease no worker can stage anything more.
+        """
         store, uid = self._client.store, self.topic.uid
         with trio.CancelScope(shield=True, deadline=trio.current_time() + LEAVE_S):
             try:
                 with translated(LEAVE_S):
+                    await store.release(self._lease)
                     await discard(store, staged_prefix(uid, self.id))
                     await store.delete(pins_key(uid, self.id))
                     await store.delete(ids_key(uid, self.id))
-                    await store.release(self._lease)
             except LedgerError as failure:
                 _log.warning("job %s leaves something to the housekeeper: %s", self.id, failure)
 

@@ -17,7 +17,7 @@ from ledger_client.topics.keeping.explanation import explain
 from ledger_client.topics.reading.times import PublishTime
 from metadata.jobs import JOBS, PINS, PINS_MAX, STAGED, job_lease, staged_prefix
 from metadata.records import LedgerState, ledger_key
-from metadata.store import Op, Put
+from metadata.store import Lease, Op, Put
 from metadata.topics import Retention, TopicRecord
 
 
@@ -120,6 +120,26 @@ async def test_what_is_not_shown_is_given_up_at_the_end(
     async with open_job(client, topic, "compaction") as job:
         for _ in range(3):
             await staged(client, job.stage, b"x")
+    assert ledger_ids(cluster.store) == []
+    assert stored(cluster.store, STAGED) == []
+
+
+async def test_what_a_worker_stages_while_the_job_ends_is_given_up_too(
+    cluster: MemoryCluster,
+    client: Client,
+    topic: TopicRecord,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with open_job(client, topic, "compaction") as job:
+        release = client.store.release
+
+        async def stage_and_release(lease: Lease) -> None:
+            await staged(client, job.stage, b"the last moment")
+            await release(lease)
+            with pytest.raises(JobLost):
+                await staged(client, job.stage, b"too late")
+
+        monkeypatch.setattr(client.store, "release", stage_and_release)
     assert ledger_ids(cluster.store) == []
     assert stored(cluster.store, STAGED) == []
 
