@@ -12,6 +12,7 @@ as a power cut does. What was written and not synced is lost where a page cache 
 
 from __future__ import annotations
 
+import contextlib
 import enum
 import errno
 import os
@@ -145,6 +146,8 @@ class Disk:
         self.sync_s_min = 0.0
         self.hanging = 0
         """how many faults let it hang"""
+        self.flush_hanging = 0
+        """how many let flushes hang, and nothing else"""
         self.unreadable_share = 0.0
         """of reads, this much fails"""
         self._chance = chance
@@ -219,6 +222,16 @@ class Disk:
     async def _hang(self) -> None:
         self._happened["disks that hang"] += self.hanging > 0
         while self.hanging:
+            await self._moves.park()
+
+    async def hang_flush(self, engine: Engine) -> None:
+        """Let a half of the memtable that is sealed wait for as long as flushes hang."""
+        if not self.flush_hanging:
+            return
+        with contextlib.suppress(OSError):  # it failed before, and its events tell
+            engine.seal()
+        self._happened["flushes that hang"] += 1
+        while self.flush_hanging:
             await self._moves.park()
 
     def go_on(self) -> None:
@@ -309,7 +322,7 @@ class Disk:
         self.full = False
         self.next_fault = ""
         self.sync_s_min = self.unreadable_share = 0.0
-        self.hanging = 0
+        self.hanging = self.flush_hanging = 0
         self.go_on()
 
     def wipe(self) -> None:

@@ -59,6 +59,7 @@ class Faults:
             "strangers": self._strangers,
             "slow disk": self._slow_disk,
             "hang": self._hang,
+            "hang flush": self._hang_flush,
             "unreadable": self._unreadable,
         }
 
@@ -163,6 +164,13 @@ class Faults:
         disk.hanging += 1
         await trio.sleep(step.span_s)
         disk.hanging -= 1
+        disk.go_on()
+
+    async def _hang_flush(self, step: Step) -> None:
+        disk = self._bookie(step).disk
+        disk.flush_hanging += 1
+        await trio.sleep(step.span_s)
+        disk.flush_hanging -= 1
         disk.go_on()
 
     async def _unreadable(self, step: Step) -> None:

@@ -70,3 +70,18 @@ def test_a_bookie_whose_disk_is_slow_stays() -> None:
     outcome = written_while(Step(0, 2.0, "slow disk", first, 12.0, "0.3"))
     assert outcome.happened["slow disks"]
     assert len(ensembles(outcome)) == 1
+
+
+def test_a_writer_goes_on_without_a_bookie_whose_flush_hangs_for_long() -> None:
+    first = ensembles(written_while()).pop().split()[0]
+    outcome = written_while(Step(0, 2.0, "hang flush", first, 14.0))
+    assert outcome.happened["flushes that hang"]
+    assert longest_pause_s(outcome) < NOTICED_S
+    assert len(ensembles(outcome)) == 2
+
+
+def test_a_bookie_whose_flush_hangs_for_a_while_stays() -> None:
+    first = ensembles(written_while()).pop().split()[0]
+    outcome = written_while(Step(0, 2.0, "hang flush", first, 6.0))
+    assert outcome.happened["flushes that hang"]
+    assert len(ensembles(outcome)) == 1

@@ -117,6 +117,17 @@ def _disks(chance: random.Random, bookies: list[str], _clients: list[str]) -> It
         yield Step(0, draw_time(chance), "hang", chance.choice(bookies), span_s)
 
 
+def _flushes(chance: random.Random, bookies: list[str], _: list[str]) -> Iterator[Step]:
+    """Flushes hang while the journal goes on, and some bookies die of something else then."""
+    for _number in range(chance.randint(1, 3)):
+        at_s, target = draw_time(chance), chance.choice(bookies)
+        span_s = chance.choice([chance.uniform(0.5, 4.0), chance.uniform(4.0, 14.0)])
+        yield Step(0, at_s, "hang flush", target, span_s)
+        if chance.random() < 0.4:
+            killed_at_s = at_s + chance.uniform(0.5, 1.0) * span_s
+            yield Step(0, killed_at_s, "crash", target, chance.uniform(0.2, 2.0), "clean")
+
+
 def _unreadable(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
     """Disks cannot read for a while what lies on them, and ledgers are recovered meanwhile."""
     for _ in range(chance.randint(1, 3)):
@@ -156,6 +167,7 @@ _OF_LEDGERS: dict[str, Draw] = {
     "clocks": _clocks,
     "large entries": _large,
     "disks": _disks,
+    "flushes that hang": _flushes,
     "levelling": _levelling,
     "limits": _limits,
     "lost pages": _lost_pages,
@@ -166,6 +178,7 @@ _OF_TOPICS: dict[str, Draw] = {
     "clocks": _clocks,
     "growth": _growth,
     "disks": _disks,
+    "flushes that hang": _flushes,
     "levelling": _levelling,
     "limits": _limits,
     "read errors": _unreadable,
