@@ -64,9 +64,9 @@ void bk_connection_close(bk_connection *connection)
     pthread_mutex_lock(&engine->lock);
     leave_waiting(connection);
     drop_partial(connection);
+    bk_statements_free(&connection->statements, &engine->statement_slots);
     engine->stats.connections--;
     pthread_mutex_unlock(&engine->lock);
-    bk_statements_free(&connection->statements);
     bk_original_forget(&connection->original);
     free(connection->out);
     free(connection->segments);
@@ -399,8 +399,8 @@ static int take_statement(bk_connection *connection, const bk_request *request, 
 {
     connection->last = NULL;
     const bk_ledger *ledger = bk_ledgers_find(&connection->engine->ledgers, request->ledger_id);
-    int result = bk_statements_put(&connection->statements, request->ledger_id,
-                                   request->incarnation);
+    int result = bk_statements_put(&connection->statements, &connection->engine->statement_slots,
+                                   request->ledger_id, request->incarnation);
     if (result == BK_OK && ledger != NULL && bk_is_other(ledger, request->incarnation)) {
         feed->count++;
         feed->stopped = 1;

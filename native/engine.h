@@ -55,6 +55,8 @@ typedef struct bk_engine bk_engine;
 typedef struct bk_connection bk_connection;
 
 #define BK_STATEMENTS_MAX 65536 /* ledgers of which one connection says the incarnation */
+#define BK_STATEMENTS_OWN 1024  /* so many on any connection; for more, all share what follows */
+#define BK_STATEMENT_SLOTS_MAX 4194304 /* of 24 bytes, two or four for each statement */
 #define BK_MEMTABLE_SIZE_MIN 5246976 /* the largest record in a group of its own */
 
 typedef struct {

@@ -157,6 +157,7 @@ struct bk_engine {
 
     uint64_t removals; /* of ledgers: what a connection remembers may be gone */
     uint64_t renewals; /* of ledgers whose id was used again; written under the lock, read by any */
+    uint64_t statement_slots; /* of connections that have more than their own */
     int limbo, read_only, priority_allowed;
     int flushing;
     int preparing; /* the journal's thread fills its file ahead */
@@ -191,9 +192,12 @@ typedef struct {
 
 /* The place of a ledger's statement, NULL when there is none. */
 bk_statement *bk_statements_find(const bk_statements *statements, int64_t ledger_id);
-/* BK_CLOSE: there are BK_STATEMENTS_MAX already; -ENOMEM. Incarnation 0 takes it back. */
-int bk_statements_put(bk_statements *statements, int64_t ledger_id, int64_t incarnation);
-void bk_statements_free(bk_statements *statements);
+/* BK_CLOSE: there are BK_STATEMENTS_MAX already, or more than BK_STATEMENTS_OWN and all
+ * connections together have no slot left, which *shared counts; -ENOMEM. Incarnation 0 takes it
+ * back. A table that grew keeps its slots until it is freed. */
+int bk_statements_put(bk_statements *statements, uint64_t *shared, int64_t ledger_id,
+                      int64_t incarnation);
+void bk_statements_free(bk_statements *statements, uint64_t *shared);
 
 /* What entry logs hold of the entry that an add repeats. */
 typedef struct {

@@ -22,12 +22,22 @@ bk_statement *bk_statements_find(const bk_statements *statements, int64_t ledger
     return found->incarnation != 0 ? found : NULL;
 }
 
-static int grow(bk_statements *statements)
+/* Slots of a table that are not its connection's own. */
+static uint64_t shared_of(size_t room)
+{
+    return room > 2 * BK_STATEMENTS_OWN ? room : 0;
+}
+
+static int grow(bk_statements *statements, uint64_t *shared)
 {
     size_t room = statements->room ? statements->room * 2 : 16;
+    uint64_t shared_after = *shared - shared_of(statements->room) + shared_of(room);
+    if (shared_of(room) > 0 && shared_after > BK_STATEMENT_SLOTS_MAX)
+        return BK_CLOSE;
     bk_statement *slots = calloc(room, sizeof *slots);
     if (slots == NULL)
         return -ENOMEM;
+    *shared = shared_after;
     for (size_t i = 0; i < statements->room; i++)
         if (statements->slots[i].incarnation != 0)
             slots[place(slots, room, statements->slots[i].ledger_id)] = statements->slots[i];
@@ -55,7 +65,8 @@ static void take_back(bk_statements *statements, int64_t ledger_id)
     }
 }
 
-int bk_statements_put(bk_statements *statements, int64_t ledger_id, int64_t incarnation)
+int bk_statements_put(bk_statements *statements, uint64_t *shared, int64_t ledger_id,
+                      int64_t incarnation)
 {
     if (incarnation == 0) {
         take_back(statements, ledger_id);
@@ -65,8 +76,9 @@ int bk_statements_put(bk_statements *statements, int64_t ledger_id, int64_t inca
     if (found == NULL) {
         if (statements->count == BK_STATEMENTS_MAX)
             return BK_CLOSE;
-        if (statements->count * 2 >= statements->room && grow(statements) != BK_OK)
-            return -ENOMEM;
+        int result = statements->count * 2 >= statements->room ? grow(statements, shared) : BK_OK;
+        if (result != BK_OK)
+            return result;
         found = &statements->slots[place(statements->slots, statements->room, ledger_id)];
         statements->count++;
     }
@@ -74,8 +86,9 @@ int bk_statements_put(bk_statements *statements, int64_t ledger_id, int64_t inca
     return BK_OK;
 }
 
-void bk_statements_free(bk_statements *statements)
+void bk_statements_free(bk_statements *statements, uint64_t *shared)
 {
+    *shared -= shared_of(statements->room);
     free(statements->slots);
     *statements = (bk_statements){NULL, 0, 0};
 }

@@ -207,6 +207,22 @@ def test_a_connection_says_so_many_and_no_more(bookie: Bookie) -> None:
     assert bookie.connection.feed(frame.incarnation(80000, 1)).verdict is Verdict.CLOSE
 
 
+def test_all_connections_together_say_so_much_and_no_more(bookie: Bookie) -> None:
+    """Strangers can have many connections; what each says is kept as long as it likes."""
+    much = b"".join(frame.incarnation(ledger_id, 1) for ledger_id in range(65536))
+    full = [bookie.engine.connect(token) for token in range(100, 132)]
+    for connection in full:
+        bookie.send(much, connection)
+    own = 24 * 1024
+    bookie.send(much[:own])
+    assert bookie.connection.feed(much[own:]).verdict is Verdict.CLOSE
+    full.pop().close()
+    other = bookie.engine.connect(2)
+    bookie.send(much, other)
+    for connection in (*full, other):
+        connection.close()
+
+
 def test_incarnation_nought_is_never_another(bookie: Bookie) -> None:
     """A client of BookKeeper says nothing: its ledger is known by key and bytes alone."""
     assert put(bookie, add(LEDGER, 0, b"theirs")) == [0]
