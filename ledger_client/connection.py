@@ -148,6 +148,9 @@ class BookieConnection:
                 writer of the same ledger uses it.
         """
         session = self._wake()
+        if session.is_ambiguous(name):
+            self._end(session, f"the id of ledger {name.ledger_id} is used again")
+            session = self._wake()
         try:
             session.attach(token, Attached(writer, index, listener, name))
         except OSError as wrong:

@@ -37,6 +37,8 @@ PROBE = (0, (1 << 63) - 1)
 """A ledger and an entry that no bookie has, and can say so without looking at the disk."""
 
 
+UNANSWERED_MAX = 4096
+"""Ledgers that writers left with adds under way, of which a connection remembers the last."""
 ANSWERS = frozenset({Opcode.ADD, Opcode.PULSE})
 """What nobody asked for: acknowledgements for a writer that left, and pulses."""
 
@@ -82,6 +84,7 @@ class Session:
         self._link = Link()
         self._owed: dict[int, None] = {}  # tokens of writers that sent adds
         self._left_at = -1  # answers when a writer left with adds under way
+        self._unanswered: dict[int, int] = {}  # what writers left so: incarnations, by ledger id
         self._answers = 0  # beside those that the link counted
         self._sending = False
         self._sends = 0
@@ -95,11 +98,17 @@ class Session:
         """Count acknowledgements for a writer.
 
         Raises:
-            OSError: another writer of the same ledger is attached.
+            OSError: another writer of the same ledger is attached, or is_ambiguous().
         """
+        if self.is_ambiguous(attached.name):
+            raise OSError(f"adds of an earlier ledger {attached.name.ledger_id} are not answered")
         self._link.attach(attached.writer, attached.place)
         self._attached[token] = attached
         self._statements.hold(attached.name)
+
+    def is_ambiguous(self, name: LedgerName) -> bool:
+        """True if adds of an earlier ledger with this id may still be answered here."""
+        return self._unanswered.get(name.ledger_id, name.incarnation) != name.incarnation
 
     def ask(self, request: bytes, name: LedgerName | None) -> None:
         """Queue a request, which is about the ledger *name* or about none."""
@@ -117,6 +126,7 @@ class Session:
         """Forget a writer and drop what it has queued."""
         attached = self._attached.pop(token, None)
         if attached is not None:
+            self._note_unanswered(attached)
             self._link.detach(attached.writer)
             self.outgoing.revoke(token)
             self._statements.release(attached.name.ledger_id)
@@ -125,10 +135,24 @@ class Session:
         """Forget a writer; what it has queued still goes out, and is still to be answered."""
         attached = self._attached.pop(token, None)
         if attached is not None:
-            if _owes(attached):
+            if self._note_unanswered(attached):
                 self._left_at = self._steps()
             self._link.detach(attached.writer)
             self._statements.release(attached.name.ledger_id)
+
+    def _note_unanswered(self, attached: Attached) -> bool:
+        """Note whether adds of a writer that goes may still be answered.
+
+        An answer says of which ledger and entry it is, and not of which incarnation: it must
+        not count for a ledger that gets the same id.
+        """
+        if not _owes(attached):
+            return False
+        ledger_id, incarnation = attached.name
+        self._unanswered[ledger_id] = incarnation
+        if len(self._unanswered) > UNANSWERED_MAX:
+            del self._unanswered[next(iter(self._unanswered))]
+        return True
 
     def send(self, token: int, buffer: Buffer) -> None:
         """Queue adds of an attached writer, which the bookie is to acknowledge."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from contextlib import suppress
 
 import msgspec
 import pytest
 import trio
+from memory_bookie import MemoryBookie
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
@@ -180,6 +182,55 @@ async def test_a_writer_is_meant_again_after_a_reader_of_another() -> None:
         )
     )
     writer.close()
+
+
+@pytest.mark.parametrize("go", [Session.leave, Session.detach])
+async def test_late_answers_do_not_count_for_the_next_ledger_with_the_id(
+    go: Callable[[Session, int], None],
+) -> None:
+    """An answer to an add names ledger and entry, and nothing else."""
+    session = Session(send_timeout_s=1.0, queue_size_max=1 << 20, silence_s=1.0)
+    former, other, following = (Writer(n, 1, 1, 1, Digest(), token=n) for n in (7, 8, 7))
+    for token, writer in ((1, former), (2, other)):
+        session.attach(token, Attached(writer, 0, Nobody(), LedgerName(6 + token, 1)))
+    former.add([b"x"])
+    for token in (1, 2):
+        go(session, token)
+    with pytest.raises(OSError, match="not answered"):
+        session.attach(3, Attached(following, 0, Nobody(), LedgerName(7, 2)))
+    session.attach(4, Attached(other, 0, Nobody(), LedgerName(8, 2)))  # nothing is under way
+    session.attach(5, Attached(following, 0, Nobody(), LedgerName(7, 1)))  # who recovers it
+    for writer in (former, other, following):
+        writer.close()
+
+
+async def test_a_slow_bookie_acknowledges_no_entry_of_a_ledger_that_it_has_not_got(
+    autojump_clock: MockClock,
+) -> None:
+    """What it says of the former ledger arrives while entries of the new one are under way."""
+    async with memory_cluster(2) as cluster, cluster.client() as client:
+        slow = cluster.bookies["b2"]
+        slow.holding = True
+        async with client.create_ledger(2, 2, 1, ledger_id=7) as former:
+            await former.append(b"former")
+        await client.delete_ledger(7)
+        for bookie in cluster.bookies.values():
+            bookie.ledgers.clear()
+        slow.holding = False
+        slow.delay_s = lambda request: 0.5 if request.opcode == Opcode.ADD else 0.0
+        async with (
+            client.create_ledger(2, 2, 2, ledger_id=7) as following,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(_release_soon, slow)
+            await following.append(b"following")
+            assert [len(bookie.entries(7)) for bookie in cluster.bookies.values()] == [1, 1]
+
+
+async def _release_soon(bookie: MemoryBookie) -> None:
+    await trio.sleep(0.1)
+    with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+        await bookie.release()
 
 
 def test_a_bookie_is_not_told_of_ever_more_ledgers() -> None:
