@@ -177,6 +177,7 @@ _OF_LEDGERS: dict[str, Draw] = {
 _OF_TOPICS: dict[str, Draw] = {
     "clocks": _clocks,
     "growth": _growth,
+    "lost pages": _lost_pages,
     "disks": _disks,
     "flushes that hang": _flushes,
     "levelling": _levelling,
