@@ -246,12 +246,13 @@ class Catalogue:
         Raises:
             NoSuchLedger: there is none.
         """
+        record, version = await self.get(ledger_id)
         while True:
-            _, version = await self.get(ledger_id)
             try:
                 with self._translated():
                     await self._store.delete(ledger_key(ledger_id), expected=version)
             except metadata_errors.VersionConflict:
+                _, version = await self.get(ledger_id, record.incarnation)
                 continue
             return
 

@@ -35,6 +35,7 @@ class Recoveries:
         async with turn:
             return await recover_ledger(
                 record.ledger_id,
+                record.incarnation,
                 catalogue=self._catalogue,
                 bookies=self._bookies,
                 writers=self._writers,

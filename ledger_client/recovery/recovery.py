@@ -48,7 +48,13 @@ LENGTH_SIZE = 8
 
 
 async def recover_ledger(
-    ledger_id: int, *, catalogue: Catalogue, bookies: Bookies, writers: Writers, options: Options
+    ledger_id: int,
+    incarnation: int = 0,
+    *,
+    catalogue: Catalogue,
+    bookies: Bookies,
+    writers: Writers,
+    options: Options,
 ) -> LedgerRecord:
     """Close a ledger whose writer is gone, or is to be gone; return its record.
 
@@ -61,11 +67,11 @@ async def recover_ledger(
             ledger stays in recovery; nothing is lost, and the same call may
             succeed later.
         MetadataUnavailable: the store did not answer in time; call again.
-        NoSuchLedger: it was deleted.
+        NoSuchLedger: it was deleted; with an *incarnation*, also if another has its id now.
         WrongPassword: a bookie knows the ledger with another password.
     """
     while True:
-        record, version = await _begin(catalogue, ledger_id)
+        record, version = await _begin(catalogue, ledger_id, incarnation)
         if record.state is LedgerState.CLOSED:
             return record
         closed = await Recovery(record, bookies=bookies, writers=writers, options=options).run()
@@ -73,10 +79,12 @@ async def recover_ledger(
             return closed
 
 
-async def _begin(catalogue: Catalogue, ledger_id: int) -> tuple[LedgerRecord, int]:
+async def _begin(
+    catalogue: Catalogue, ledger_id: int, incarnation: int
+) -> tuple[LedgerRecord, int]:
     """Return the ledger's record and version, not OPEN any more."""
     while True:
-        record, version = await catalogue.get(ledger_id)
+        record, version = await catalogue.get(ledger_id, incarnation)
         if record.state is not LedgerState.OPEN:
             return record, version
         begun = msgspec.structs.replace(record, state=LedgerState.IN_RECOVERY)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from pathlib import Path
 
+import msgspec
 import pytest
 import trio
+from memory_cluster import memory_cluster
 from rig import settings
 from running import running
+from trio.testing import MockClock
 
 import ledger_client
 from ledger_client import Client, LedgerWriter
 from ledger_client.errors import (
     EntryConflict,
+    LedgerError,
     LedgerReplaced,
     NoSuchLedger,
     OutcomeUnknown,
@@ -22,7 +26,8 @@ from ledger_client.errors import (
 )
 from ledger_client.operations.verification import verify
 from metadata.calls import CollectGarbage, FlushNow
-from metadata.store import MetadataStore
+from metadata.records import encode_record, ledger_key
+from metadata.store import MetadataStore, Versioned
 from metadata.urls import open_store
 from native.digest import Digest
 from native.link import add_frame
@@ -232,3 +237,29 @@ async def test_another_entry_in_the_place_of_one_ends_the_writer(tmp_path: Path)
                     assert (await stream.receive_some(100))[8:12] == bytes(4)
                 await ledger.append(b"ours too")
         assert isinstance(told.value.__cause__, EntryConflict)
+
+
+@pytest.mark.parametrize("do", [Client.delete_ledger, Client.recover_ledger])
+async def test_who_means_the_former_ledger_changes_no_later_one(
+    do: Callable[[Client, int], Awaitable[object]],
+    monkeypatch: pytest.MonkeyPatch,
+    autojump_clock: MockClock,
+) -> None:
+    """The id is used again after the first look at the record."""
+    async with memory_cluster(2) as cluster, cluster.client() as writing, cluster.client() as other:
+        with suppress(LedgerError):
+            async with writing.create_ledger(2, 2, 2, ledger_id=LEDGER):
+                former = cluster.record(LEDGER)
+                later = msgspec.structs.replace(former, incarnation=former.incarnation + 1)
+                get, key = cluster.store.get, ledger_key(LEDGER)
+
+                async def get_and_use_again(asked: str) -> Versioned | None:
+                    found = await get(asked)
+                    if asked == key and cluster.record(LEDGER) == former:
+                        await cluster.store.put(key, encode_record(later))
+                    return found
+
+                monkeypatch.setattr(cluster.store, "get", get_and_use_again)
+                with pytest.raises(NoSuchLedger):
+                    await do(other, LEDGER)
+                assert cluster.record(LEDGER) == later
