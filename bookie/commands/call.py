@@ -9,7 +9,7 @@ from typing import TypeVar
 
 import trio
 
-from bookie.commands.outcome import Unreachable
+from bookie.commands.outcome import CommandFailed, Unreachable
 from metadata.access import Access
 from metadata.address import Address, parse_address
 from metadata.calls import BookieRequest, decode_reply, encode_request
@@ -39,12 +39,17 @@ class Asked:
         """Return the bookie's answer to *request*; wait up to *wait_s*, or for ever (inf).
 
         Raises:
+            CommandFailed: a number in *request* is larger than any that there is.
             MetadataError: the bookie says why it did not do it.
             Unreachable: the connection broke, or no answer came in time.
         """
+        try:
+            body = encode_request(request)
+        except OverflowError:
+            raise CommandFailed("a number is too large: 2**63 - 1 is the largest") from None
         with trio.move_on_after(wait_s):
             try:
-                response = await self._connection.perform(Call(encode_request(request)))
+                response = await self._connection.perform(Call(body))
             except ConnectionLost as cause:
                 raise Unreachable(f"{self.address}: {cause}") from cause
             return expect(decode_reply(response.body), kind)

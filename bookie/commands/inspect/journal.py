@@ -25,6 +25,7 @@ from bookie.inspection.journal import (
 )
 from bookie.mark import read_mark
 from metadata.calls import JournalFilePage, JournalFiles, JournalRecordPage, JournalRecords
+from metadata.limits import INTEGER_MAX
 from native.journal import Damage, End, Record
 
 
@@ -51,7 +52,7 @@ class Wanted(msgspec.Struct, frozen=True):
 @click.argument("file_id", metavar="[FILE]", required=False)
 @of_files_or_address
 @click.option(
-    "--from", "start", type=click.IntRange(0), default=0, metavar="OFFSET",
+    "--from", "start", type=click.IntRange(0, INTEGER_MAX), default=0, metavar="OFFSET",
     help="Begin at this group.",
 )  # fmt: skip
 @click.option("--ledger", type=int, help="Only records of this ledger.")

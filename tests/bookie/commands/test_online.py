@@ -62,6 +62,27 @@ def test_inspect_entry_reads_from_a_running_bookie(command: Command, bookie: Ann
     assert "NO_ENTRY" in told.err
 
 
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("ledger", str(1 << 64)),
+        ("entry", "1", str(1 << 64)),
+        ("journal", "1", "--from", str(1 << 64)),
+        ("journal", "1", "--ledger", str(1 << 64)),
+        ("journal", "f" * 17),
+        ("index", "f" * 17),
+        ("index", "1", "--ledger", str(1 << 64)),
+    ],
+    ids=" ".join,
+)
+def test_numbers_that_are_too_large_are_refused_in_words(
+    command: Command, bookie: Announcement, arguments: tuple[str, ...]
+) -> None:
+    told = command("inspect", *arguments, "--address", bookie.address)
+    assert told.code in {Exit.FAILED, Exit.USAGE}
+    assert told.err.count("\n") == 1
+
+
 def test_inspect_mark_asks_a_running_bookie(command: Command, bookie: Announcement) -> None:
     (told,) = command("inspect", "mark", "--address", bookie.address, "--json").json
     assert isinstance(told["journal_end"], int)
