@@ -220,6 +220,8 @@ def _lanes(text: str) -> tuple[int | str, ...]:
         except msgspec.MsgspecError as wrong:
             raise ValueError(f"{text!r} is no list of lanes: {wrong}") from wrong
     words = [word.strip() for word in text.split(",")]
+    if not all(words):
+        raise ValueError(f'{text!r} has a comma too many; lanes without a name are [""]')
     return tuple(int(word) if _NUMBER.fullmatch(word) else word for word in words)
 
 

@@ -82,6 +82,7 @@ def test_lanes_are_named_by_number_or_name(text: str, lanes: tuple[int | str, ..
         ("partitions", "a", "are no numbers"),
         ("columns", "key,key", "a column twice"),
         ("lanes", "[1.5]", "is no list of lanes"),
+        ("lanes", "3,", "a comma too many"),
         ("mode", "dropmalformed", "neither permissive nor failfast"),
         ("rowsPerBatch", "0", "is no count"),
         ("topics", "a/b", "named twice"),
