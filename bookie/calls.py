@@ -4,6 +4,9 @@ Calls about metadata are answered out of the bookie's own metadata store, so tha
 needs no access to it; those about the bookie are answered here. A call gives a reply
 whatever happens, within its deadline. What only reads answers a failure of the disk as a
 Failure; a call that flushes or compacts lets it end the bookie, as it does without a call.
+
+Calls have few threads, and their own: the flush needs one too, and a bookie whose flush gets
+none for long takes its disk for one that hangs (stall.py).
 """
 
 from __future__ import annotations
@@ -61,6 +64,9 @@ _READS = (
     calls.Indexes,
     calls.IndexExtents,
 )
+_LONG = (calls.CollectGarbage, calls.ScrubNow)
+_THREADS_MAX = 4
+_LOOKERS_MAX = 1  # it is Python that reads there, so a second one would only slow the loop down
 _QUICK_S = 10.0
 _FLUSH_S = 60.0
 _UPKEEP_S = 24 * 3600.0  # compaction is throttled and may take hours
@@ -83,6 +89,8 @@ class Calls:
         self._collector = collector
         self._scrubber = scrubber
         self._incarnations = incarnations
+        self._threads = trio.CapacityLimiter(_THREADS_MAX)
+        self._lookers = trio.CapacityLimiter(_LOOKERS_MAX)
         self._status: Status | None = None
         self._handlers: dict[type, Callable[[Any], Awaitable[BookieReply]]] = {
             calls.BookieInfo: self._info,
@@ -126,7 +134,7 @@ class Calls:
             return failure_of(error)
         room.may_ask_again = isinstance(request, _READS)
         waits = isinstance(request, calls.WatchSince) and request.wait_ms > 0
-        if not waits:
+        if not (waits or isinstance(request, _LONG)):
             await room.hold(reply_size_max(request))
         deadline_s = _deadline_s(request)
         with trio.move_on_after(deadline_s):
@@ -135,6 +143,8 @@ class Calls:
                     return await self._watch(request, room)
                 if isinstance(request, _METADATA):
                     return await self._metadata.answer(request)
+                if isinstance(request, _LONG):
+                    return await self._work_long(request, room)
                 return await self._handlers[type(request)](request)
             except Corrupt as error:
                 told = f"{error}: damaged here; the bookie's log names file and offset"
@@ -156,6 +166,15 @@ class Calls:
             await room.hold(reply_size_max(request))
             found = await self._metadata.answer(msgspec.structs.replace(request, wait_ms=0))
         return found
+
+    async def _work_long(
+        self, request: calls.CollectGarbage | calls.ScrubNow, room: CallRoom
+    ) -> Reply:
+        """Work for hours perhaps, with no room held; there is room before the reply is encoded."""
+        with room.parked():
+            reply = await self._handlers[type(request)](request)
+        await room.hold(reply_size_max(request))
+        return reply
 
     async def _info(self, _: calls.BookieInfo) -> BookieReply:
         if self._status is None:
@@ -184,7 +203,9 @@ class Calls:
         )
 
     async def _location(self, request: calls.EntryLocation) -> BookieReply:
-        return await trio.to_thread.run_sync(self._locate, request.ledger_id, request.entry_id)
+        return await trio.to_thread.run_sync(
+            self._locate, request.ledger_id, request.entry_id, limiter=self._threads
+        )
 
     def _locate(self, ledger_id: int, entry_id: int) -> BookieReply:
         engine = self._storage.engine
@@ -226,7 +247,7 @@ class Calls:
             raise CallRefused(f"ledger {ledger_id} is another one by now; read its record again")
         try:
             page = await trio.to_thread.run_sync(
-                runs, request.ledger_id, request.after, request.count
+                runs, request.ledger_id, request.after, request.count, limiter=self._threads
             )
         except NoLedger:
             page = []
@@ -240,7 +261,7 @@ class Calls:
         return await self._scrubber.check()
 
     async def _look(self, request: _Looked) -> BookieReply:
-        return await trio.to_thread.run_sync(self._look_into, request)
+        return await trio.to_thread.run_sync(self._look_into, request, limiter=self._lookers)
 
     def _look_into(self, request: _Looked) -> BookieReply:
         inspector = Inspector(*self._storage.own_folders)
@@ -255,7 +276,7 @@ class Calls:
                 return inspector.extents(request)
 
     async def _disk_use(self, _: calls.DiskUse) -> BookieReply:
-        files = await trio.to_thread.run_sync(measure, self._storage.folders)
+        files = await trio.to_thread.run_sync(measure, self._storage.folders, limiter=self._threads)
         store, engine = self._storage.engine.store.stats(), self._storage.engine.stats()
         return calls.DiskUsed(files, store.live_bytes, store.dead_bytes, engine.memtable_bytes)
 

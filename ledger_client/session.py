@@ -125,6 +125,7 @@ class Session:
     def detach(self, token: int) -> None:
         """Forget a writer and drop what it has queued."""
         attached = self._attached.pop(token, None)
+        self._owed.pop(token, None)
         if attached is not None:
             self._note_unanswered(attached)
             self._link.detach(attached.writer)
@@ -134,6 +135,7 @@ class Session:
     def leave(self, token: int) -> None:
         """Forget a writer; what it has queued still goes out, and is still to be answered."""
         attached = self._attached.pop(token, None)
+        self._owed.pop(token, None)
         if attached is not None:
             if self._note_unanswered(attached):
                 self._left_at = self._steps()

@@ -9,7 +9,8 @@ sinks/<uid>/<run>  ReplayMark, beside the target topic: how far workers are
 The record is put when the replay begins, and behind what its target acknowledged: so what
 the target has is that and perhaps a little more, and the target decides (its numbers of
 the producer of this run, the files that it has, or the mark). A mark is put by the transaction
-that shows what workers wrote, and goes when the record says that the replay is done.
+that shows what workers wrote. When the run is over it stays, small, until the topic goes: a
+process that was paused would take a mark that is gone for one that was never put.
 
 Decoders raise BadRecord, naming the key; unknown fields are let pass.
 """
@@ -108,9 +109,11 @@ class ReplayMark(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: Count
     """rounds"""
     at_ms: Count = 0
-    reached: list[LaneMark]
-    sent: list[Sent]
+    reached: list[LaneMark] = []
+    sent: list[Sent] = []
     bytes: Count = 0
+    over: bool = False
+    """the run is done, or was begun anew: nothing of it is shown any more"""
 
 
 def replay_key(name: str) -> str:

@@ -146,7 +146,7 @@ class Rebalancer:
     ) -> None:
         ledger = LedgerName(record.ledger_id, record.incarnation)
         share = _share(record, move.source)
-        presence, _ = await look(self._client, {*names, move.target}, ledger)
+        presence, _ = await look(self._client, sorted({*names, move.target}), ledger)
         needed = without(share, presence[move.target] or [])
         claim.expect(record.length * count(needed) // (record.last_entry + 1) if needed else 0)
 

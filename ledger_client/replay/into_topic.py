@@ -10,7 +10,7 @@ from ledger_client.replay.definition import check_target, find_target
 from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.replay import Aim, run_replay
 from ledger_client.replay.report import Report
-from ledger_client.replay.rounds import Rounds, Workers
+from ledger_client.replay.rounds import Rounds, Workers, check_partitions, end_mark
 from ledger_client.replay.target import Target
 from ledger_client.replay.topic_target import open_topic_target, read_back
 from ledger_client.topics.client import TopicClient
@@ -59,13 +59,15 @@ async def replay_into_topic(
         one_to_one=_alike(topic, topics),
         read_back=partial(read_back, there, topic),
         name_of="partition {}".format,
+        forget=partial(end_mark, there, topic),
     )
     if workers is not None:
         if options.speed:
             told = "workers do it at full speed; --speed needs --no-spark"
             raise BadTopic(told, topic=topic.name)
+        check_partitions(topic)
         rounds = Rounds(client, topics, there, topic, aim, options, workers, part_size=part_size)
-        aim = aim._replace(engine="workers", work=rounds.run, forget=rounds.forget)
+        aim = aim._replace(engine="workers", work=rounds.run)
     return await run_replay(client, topics, aim, options)
 
 

@@ -56,7 +56,7 @@ class Aim(NamedTuple):
     work: Callable[[ReplayLog, ReplayRecord], Awaitable[Report]] | None = None
     """does what is left of a record by workers; None: this process does it, by *open*"""
     forget: Callable[[ReplayRecord], Awaitable[None]] | None = None
-    """removes what workers keep beside the target of a replay that is done, or begun anew"""
+    """ends what workers keep beside the target of a replay that is done, or was begun anew"""
 
 
 async def run_replay(
@@ -149,7 +149,7 @@ async def _look_again(aim: Aim, record: ReplayRecord, options: ReplayOptions) ->
 
 
 async def _forget(aim: Aim, record: ReplayRecord) -> None:
-    if aim.forget is not None:
+    if aim.forget is not None and record.engine == "workers":
         await aim.forget(record)
 
 

@@ -6,9 +6,11 @@
 
 The mark is a row beside the target topic. It is put by the transaction that shows a round's
 ledgers, at the version that this process knows: so a round is shown once, and of two
-processes that run the replay, as when one was paused for long, one gets ReplayLost. Who begins
-again goes on behind the mark. What a killed process had staged for its round was never shown,
-and is given up with its job: at its end, or by the housekeeper when its lease is over.
+processes that run the replay, as when one was paused for long, one gets ReplayLost. A mark of no
+round is put before the first one, and gone when all is done: so without a mark nothing is shown,
+and whoever puts it checks its lease afterwards. Who begins again goes on behind the mark. What a
+killed process had staged for its round was never shown, and is given up with its job: at its end,
+or by the housekeeper when its lease is over.
 
 Parts follow one another in the order of the replay, and their ledgers in each partition of the
 target. So what the target has is what one process would have sent, in the same order, with the
@@ -19,7 +21,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from typing import Protocol
 
 import msgspec
@@ -34,11 +36,13 @@ from ledger_client.replay.replay import Aim, pin_of, report_of, verify
 from ledger_client.replay.report import Progress, Report
 from ledger_client.replay.target import WHOLE, sent_of, sums_of
 from ledger_client.topics.client import TopicClient
+from ledger_client.topics.errors import BadTopic
 from ledger_client.topics.jobs.job import open_job
 from ledger_client.topics.jobs.part_ids import ROLLS_MAX
 from ledger_client.topics.jobs.showing import Showing, ledgers_max
 from ledger_client.topics.jobs.writing_job import check_free
 from ledger_client.translation import translated
+from metadata.errors import VersionConflict
 from metadata.jobs import sink_key
 from metadata.replays import LaneMark, ReplayMark, ReplayRecord, decode_mark, encode_mark
 from metadata.store import ABSENT, Put, Versioned
@@ -139,12 +143,12 @@ class Rounds:
 
         Raises:
             ReplayLost: another process runs the replay.
-            TooManyLedgers: the target has more partitions than one transaction shows.
+            TooManyLedgers: parts made more ledgers than one transaction shows.
             Others: as run_replay().
         """
         started = time.monotonic()
-        record = first = await self._with_mark(record)
         await check_free(self._target, self._topic)
+        record = first = await self._with_mark(log, record)
         async with AsyncExitStack() as stack:
             for index, topic in enumerate(self._topics):
                 pins = [pin_of(mark) for mark in first.reached if mark.topic == index]
@@ -154,7 +158,7 @@ class Rounds:
                 await verify(self._aim, record)
         record = msgspec.structs.replace(record, state="done", updated_ms=self._now_ms())
         await log.save(record)
-        await self.forget(record)
+        await end_mark(self._target, self._topic, record)
         report = report_of(record, first, time.monotonic() - started)
         return msgspec.structs.replace(report, verified=self._options.verify)
 
@@ -222,31 +226,47 @@ class Rounds:
 
     # --- the mark ----------------------------------------------------------------------
 
-    async def _with_mark(self, record: ReplayRecord) -> ReplayRecord:
-        """Return a record that is as far as the target is."""
+    async def _with_mark(self, log: ReplayLog, record: ReplayRecord) -> ReplayRecord:
+        """Return a record that is as far as the target is.
+
+        The first mark is put before the first round: who is paused in that one while another
+        process does it all, and forgets the mark, must not find things as they were.
+        """
         found = await self._mark(record)
         if found is None:
+            await self._begin_mark(record)
+            await log.save(record)  # still ours, so nobody did it all before there was a mark
             return record
-        mark = decode_mark(sink_key(self._topic.uid, record.run), found.value)
+        with translated(self._target.options.metadata_timeout_s):
+            mark = decode_mark(sink_key(self._topic.uid, record.run), found.value)
+        if mark.over:
+            raise ReplayLost(record.sources[0].name, name=record.name)
         self._version, self._rounds = found.version, mark.batch_id
         return msgspec.structs.replace(
             record, reached=mark.reached, sent=mark.sent, bytes=mark.bytes
         )
 
+    async def _begin_mark(self, record: ReplayRecord) -> None:
+        """Put the mark of a replay of which no round is shown. Raises ReplayLost."""
+        mark = RoundShown(record, 0, ABSENT)
+        put = Put(mark.key(self._topic), mark.value, ABSENT)
+        with translated(self._target.options.metadata_timeout_s), suppress(VersionConflict):
+            await self._target.store.transact([put])
+        self._version = await self._version_of(record, mark)
+
     async def _note_shown(self, record: ReplayRecord, shown: RoundShown) -> None:
+        self._version, self._rounds = await self._version_of(record, shown), self._rounds + 1
+
+    async def _version_of(self, record: ReplayRecord, shown: RoundShown) -> int:
+        """Return the version of the mark that is there. Raises ReplayLost: it is another one."""
         found = await self._mark(record)
         if found is None or found.value != shown.value:
             raise ReplayLost(record.sources[0].name, name=record.name)
-        self._version, self._rounds = found.version, self._rounds + 1
+        return found.version
 
     async def _mark(self, record: ReplayRecord) -> Versioned | None:
         with translated(self._target.options.metadata_timeout_s):
             return await self._target.store.get(sink_key(self._topic.uid, record.run))
-
-    async def forget(self, record: ReplayRecord) -> None:
-        """Remove the mark of a replay that is done, or was begun anew since."""
-        with translated(self._target.options.metadata_timeout_s):
-            await self._target.store.delete(sink_key(self._topic.uid, record.run))
 
     # --- progress ----------------------------------------------------------------------
 
@@ -283,3 +303,18 @@ def _entries_left(record: ReplayRecord, reached: Sequence[LaneMark]) -> int:
     return sum(
         max(ends[mark.topic, mark.partition, mark.lane] - mark.version, 0) for mark in reached
     )
+
+
+async def end_mark(target: Client, topic: TopicRecord, record: ReplayRecord) -> None:
+    """Let nobody show a round of a run that is done, or was begun anew since."""
+    value = encode_mark(ReplayMark(batch_id=0, over=True))
+    with translated(target.options.metadata_timeout_s):
+        await target.store.put(sink_key(topic.uid, record.run), value)
+
+
+def check_partitions(topic: TopicRecord) -> None:
+    """Raise BadTopic for a target with too many partitions to show a part of each at once."""
+    count = len(topic.partition_indexes)
+    if ledgers_max(count) < count + ROLLS_MAX:
+        told = f"its {count} partitions are more than workers can show at once; use --no-spark"
+        raise BadTopic(told, topic=topic.name)

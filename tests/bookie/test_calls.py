@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import trio
+import trio.testing
 
+from bookie import calls as calls_module
 from bookie.bell import Bell
 from bookie.budget import Budget
 from bookie.calls import Calls
@@ -16,14 +19,18 @@ from bookie.outbox import Outbox
 from bookie.parked import CallRoom, ParkedCalls
 from metadata.calls import (
     CollectGarbage,
+    DiskUse,
     EntryLocation,
     Failure,
     FlushNow,
     GarbageReport,
+    JournalFiles,
     LedgerRuns,
     LogKept,
     Request,
     RunPage,
+    ScrubNow,
+    ScrubReport,
     decode_reply,
     encode_request,
 )
@@ -114,3 +121,82 @@ async def test_a_reply_that_fits_no_frame_becomes_a_failure() -> None:
     reply = decode_reply(encoded)
     assert isinstance(reply, Failure)
     assert reply.kind == "AnswerTooLarge"
+
+
+class HangingDisk:
+    """A bookie whose reads hang until *moves* is set."""
+
+    folders = ()
+
+    def __init__(self) -> None:
+        self.moves = threading.Event()
+        self.engine = SimpleNamespace(
+            store=SimpleNamespace(find=self._hang), runs=self._hang, ledger=lambda _: None
+        )
+
+    @property
+    def own_folders(self) -> tuple[str, str]:
+        self._hang()
+        raise AssertionError("it failed then")
+
+    def _hang(self, *_: object) -> None:
+        self.moves.wait()
+        raise OSError(5, "Input/output error")
+
+
+@pytest.mark.parametrize(
+    "request_", [EntryLocation(1, 0), LedgerRuns(1), DiskUse(), JournalFiles()], ids=repr
+)
+async def test_calls_that_hang_leave_threads_to_the_flush(
+    request_: Request, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without one the flush stands still, and the bookie ends as if its disk hung."""
+    disk = HangingDisk()
+    anything: Any = disk
+    incarnations = Incarnations(anything.engine, anything, anything, "b1")
+    calls = Calls(anything, anything, anything, anything, incarnations)
+    monkeypatch.setattr(calls_module, "measure", disk._hang)
+    replies: list[object] = []
+
+    async def ask() -> None:
+        replies.append(decode_reply(await calls.answer(encode_request(request_), room())))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        try:
+            assert trio.to_thread.current_default_thread_limiter().borrowed_tokens == 0
+        finally:
+            disk.moves.set()
+    assert replies == [Failure("ReadFailed", "[Errno 5] Input/output error")] * 50
+
+
+async def test_a_call_that_works_for_hours_holds_no_memory_of_answers() -> None:
+    """Else some of them would keep everybody's reads waiting as long."""
+
+    class SlowScrub:
+        ends = trio.Event()
+
+        async def check(self) -> ScrubReport:
+            await self.ends.wait()
+            return ScrubReport(7)
+
+    scrub: Any = SlowScrub()
+    budget = Budget(1 << 20)
+    outbox = Outbox(budget, "10.0.0.1", Bell())
+    answers: list[object] = []
+
+    async def ask() -> None:
+        with CallRoom(outbox, ParkedCalls(100), ParkedCalls()) as taken:
+            calls = Calls(scrub, scrub, scrub, scrub, scrub)
+            answers.append(decode_reply(await calls.answer(encode_request(ScrubNow()), taken)))
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(50):
+            nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        assert budget.held == 0
+        scrub.ends.set()
+    assert answers == [ScrubReport(7)] * 50
+    assert budget.held == 0

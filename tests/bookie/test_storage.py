@@ -212,3 +212,32 @@ async def test_a_thread_of_its_own_rolls_the_journal_by_size(tmp_path: Path) -> 
         assert newest > first
         assert (tmp_path / "journal" / f"{newest:016x}.journal").exists()
         assert (await peer.ask(v2.read(1, 0))).code == 0
+
+
+async def test_a_mark_that_cannot_be_written_leaves_the_journal_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each start that is cut short begins a journal file, and the mark still names the first."""
+    for entry_id in range(4):
+        storage = await Storage.open(settings(tmp_path))
+        connection = storage.engine.connect(1)
+        connection.feed(v2.add(1, entry_id))
+        await until(lambda: storage.engine.synced() > 0)  # noqa: B023 - used within the turn
+        connection.close()
+        await trio.to_thread.run_sync(storage.engine.close)  # without a checkpoint
+    storage = await Storage.open(settings(tmp_path))
+    before = sorted(path.name for path in (tmp_path / "journal").iterdir())
+
+    def fail(*_: object) -> None:
+        raise OSError(errno.EIO, "no mark")
+
+    with monkeypatch.context() as broken:
+        broken.setattr("bookie.storage.write_mark", fail)
+        with pytest.raises(OSError, match="the flush"):
+            await storage.checkpoint()
+        assert sorted(path.name for path in (tmp_path / "journal").iterdir()) == before
+        await storage.stop()
+    async with serving(settings(tmp_path)) as rig:
+        peer = rig.connect()
+        for entry_id in range(4):
+            assert (await peer.ask(v2.read(1, entry_id))).code == 0

@@ -248,6 +248,28 @@ async def test_all_that_was_sent_is_acknowledged_although_writers_come_and_go(
         assert len(cluster.dialled) == 4
 
 
+async def test_a_writer_that_never_rests_makes_no_connection_remember_those_that_ended(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        memory_cluster(1) as cluster,
+        cluster.client(QUIET) as client,
+        client.create_ledger(1, 1, 1) as busy,
+    ):
+        for bookie in cluster.bookies.values():
+            bookie.delay_s = lambda _request: 0.01
+        async with trio.open_nursery() as nursery:
+            for _ in range(4):
+                nursery.start_soon(keep_appending, busy, 0.001)
+            for _ in range(20):
+                async with client.create_ledger(1, 1, 1) as ledger:
+                    await ledger.append(b"x")
+            session = client._bookies.connection("b1")._session
+            assert session is not None
+            assert len(session._owed) <= 1
+            nursery.cancel_scope.cancel()
+
+
 async def test_a_bookie_that_says_that_it_stalls_gets_no_new_ledger(
     autojump_clock: MockClock,
 ) -> None:

@@ -12,10 +12,13 @@ from metadata.limits import VALUE_SIZE_MAX
 from metadata.replays import (
     PARTS_MAX,
     LaneMark,
+    ReplayMark,
     ReplayRecord,
     Sent,
     SourceTopic,
+    decode_mark,
     decode_replay,
+    encode_mark,
     encode_replay,
     replay_key,
 )
@@ -38,6 +41,15 @@ def test_a_record_survives_storage_and_can_be_read() -> None:
     stored = encode_replay(RECORD)
     assert decode_replay("replays/n", stored) == RECORD
     assert json.loads(stored)["end"] == [[0, -1, 0, 3, 17, 2, 55, 1017, 9]]
+
+
+def test_a_mark_survives_storage_and_one_that_is_over_is_small() -> None:
+    mark = ReplayMark(batch_id=3, at_ms=9, reached=RECORD.reached, sent=RECORD.sent, bytes=5)
+    assert decode_mark("sinks/x", encode_mark(mark)) == mark
+    assert decode_mark("sinks/x", b'{"batch_id":0,"over":true}').over
+    assert len(encode_mark(ReplayMark(batch_id=0, over=True))) < 100
+    with pytest.raises(BadRecord, match="sinks/x"):
+        decode_mark("sinks/x", b'{"reached":[]}')
 
 
 @pytest.mark.parametrize(

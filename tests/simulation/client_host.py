@@ -192,6 +192,17 @@ class ClientHost:
             except LedgerError:
                 return
 
+    async def read_whole(self, ledger_id: int, client: TopicClient) -> None:
+        """Read all that is confirmed of a ledger."""
+        with trio.move_on_after(PATIENCE_S):
+            try:
+                async with client.open_ledger(ledger_id, recover=False) as reader:
+                    if reader.last_confirmed >= 0:
+                        entries = await reader.read(0, reader.last_confirmed)
+                        self._note(reader, 0, [digest_of(entry.payload) for entry in entries])
+            except LedgerError:
+                return
+
     async def _read_all(self, reader: LedgerReader) -> None:
         last = reader.last_confirmed
         first = self.machine.chance.choice([0, self.machine.chance.randint(0, max(last, 0))])

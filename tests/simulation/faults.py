@@ -57,6 +57,7 @@ class Faults:
             "read": self._read,
             "level": self._level,
             "strangers": self._strangers,
+            "restore": self._restore,
             "slow disk": self._slow_disk,
             "hang": self._hang,
             "hang flush": self._hang_flush,
@@ -229,6 +230,19 @@ class Faults:
         if needed is not None:
             self._simulation.note(f"{name} is spared: it may have the last copy of {needed}")
         return needed is not None
+
+    async def _restore(self, step: Step) -> None:
+        """Everything is stopped, the metadata are set back to a backup, and all begins again."""
+        simulation = self._simulation
+        for bookie in simulation.bookies.values():
+            bookie.kill(Tail.CLEAN, silently=False)
+        for client in simulation.clients.values():
+            client.kill()
+        simulation.set_back(float(step.detail))
+        await trio.sleep(step.span_s)
+        for bookie in simulation.bookies.values():
+            bookie.start()
+        simulation.write_again()
 
     async def _drain(self, step: Step) -> None:
         """A bookie is to be decommissioned, and after a while that is taken back."""

@@ -97,6 +97,8 @@ def make_plan(seed: int) -> Plan:
     if "misdirected writes" in troubles.kinds:
         copies = 2  # else a bookie would have to be spared
     work = list(_works(chance, len(bookies), theme, copies=copies))
+    if "ids again" in troubles.kinds:  # clients of another kind name no incarnation
+        work = [msgspec.structs.replace(each, stubborn=False) for each in work]
     steps = [*_steps(chance, bookies, clients, work, theme), *more]
     return Plan(
         seed=seed,

@@ -20,6 +20,7 @@ from page_cache import PageCache
 from promises import Promises
 from replaced import replaced
 
+from ledger_client import creation
 from ledger_client.connection import BookieConnection
 from ledger_client.ensemble import Ensemble
 from ledger_client.operations.rebalance import Rebalancer
@@ -291,6 +292,13 @@ def _not_synced(suffix: str) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def name_no_incarnation() -> Iterator[None]:
+    """Write ledgers as if no id were ever given out again."""
+    with replaced(creation, "_new_incarnation", lambda: 0):
+        yield
+
+
 PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -305,5 +313,6 @@ PLANTS: dict[str, Plant] = {
         damage_is_absence,
         journal_not_synced,
         log_not_synced,
+        name_no_incarnation,
     )
 }

@@ -34,6 +34,11 @@ class Promises:
         """Whether the bookie has acknowledged the entry."""
         return entry in self._acknowledged.get(ledger, ())
 
+    def forget(self, ledger: int) -> None:
+        """Nobody holds the bookie to its word about a ledger: the metadata lost it."""
+        self._acknowledged.pop(ledger, None)
+        self._due.pop(ledger, None)
+
     def remember(self, engine: Engine) -> None:
         """The machine dies: what was acknowledged and is here now must be here again."""
         self._due = {}

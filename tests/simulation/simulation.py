@@ -37,6 +37,7 @@ from troubles import Clock
 from ledger_client import Client
 from metadata.records import (
     BOOKIES,
+    LEDGER_COUNTER,
     LEDGERS,
     UNDERREPLICATED,
     LedgerRecord,
@@ -44,6 +45,7 @@ from metadata.records import (
     decode_bookie,
     decode_ledger,
     ledger_key,
+    underreplicated_key,
 )
 from metadata.store import Versioned
 
@@ -90,6 +92,10 @@ class Simulation:
         self.happened: Counter[str] = Counter()
         self.violations: list[Violation] = []
         self.ledgers: list[int] = []
+        self.reused: list[int] = []
+        """ledgers with such ids"""
+        self.lost_ids: set[int] = set()
+        """of ledgers that the metadata lost"""
         self.bookies = {
             name: BookieHost(
                 name,
@@ -167,6 +173,32 @@ class Simulation:
             client = self.plan.clients[number % len(self.plan.clients)]
             self.clients[client].start_writing(work)
 
+    def set_back(self, share: float) -> None:
+        """Let metadata lose this share of the ledgers, those with the greatest ids.
+
+        Nothing is promised of them any more, and their ids are given to others.
+        """
+        ids = sorted(record.ledger_id for record in self.records())
+        lost = set(ids[len(ids) - round(len(ids) * share) :])
+        if not lost:
+            return
+        self.lost_ids |= lost
+        self.ledgers[:] = [each for each in self.ledgers if each not in lost]
+        for bookie in self.bookies.values():
+            for ledger in lost:
+                bookie.promises.forget(ledger)
+        names = [*map(ledger_key, lost), *map(underreplicated_key, lost)]
+        keys = sorted(self.store.values.keys() & set(names))
+        self.store.set_back(keys, LEDGER_COUNTER, min(lost))
+        events = self.history.events
+        events[:] = [each for each in events if getattr(each, "ledger", None) not in lost]
+
+    def write_again(self) -> None:
+        """Begin the work anew, whatever is left of it."""
+        for number, work in enumerate(self.plan.work):
+            client = self.plan.clients[number % len(self.plan.clients)]
+            self.clients[client].start_writing(msgspec.structs.replace(work, start_s=0.0))
+
     # --- the end -----------------------------------------------------------------------
 
     async def _heal(self) -> None:
@@ -196,6 +228,8 @@ class Simulation:
         await trio.sleep(LAST_CREATION_S)
         for ledger in self.ledgers:
             await self._do(partial(self.auditor.recover, ledger, attempts=20), over)
+        for ledger in self.reused:
+            await self._do(partial(self.auditor.read_whole, ledger), over)
         for name, bookie in self.bookies.items():
             if bookie.promises.void:
                 await self._do(partial(self.auditor.scrub, name), over)
@@ -272,6 +306,10 @@ class Simulation:
     def _note_record(self, key: str, found: Versioned | None) -> None:
         if key.startswith(LEDGERS) and found is not None:
             record = decode_ledger(key, found.value)
+            if record.ledger_id in self.lost_ids:
+                self.lost_ids.remove(record.ledger_id)
+                self.reused.append(record.ledger_id)
+                self.happened["ids again"] += 1
             self.history.add(
                 Listed(
                     ledger=record.ledger_id,

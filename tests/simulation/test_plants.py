@@ -16,11 +16,13 @@ FIRST = {
     "no_floor": 16,
     "fence_forgotten": 12,
     "late_mark": 12,
-    "forget_event_time": 140,
-    "pass_over_gaps": 9,
-    "move_without_copying": 138,
+    "forget_event_time": 235,
+    "pass_over_gaps": 45,
+    "move_without_copying": 36,
     "delete_too_much": 36,
     "journal_not_synced": 8,
+    "damage_is_absence": 28,
+    "name_no_incarnation": 197,
 }
 """Seeds from which on a mistake is looked for that only a few show: none before did."""
 
@@ -46,6 +48,7 @@ BREAKS = {
     "damage_is_absence": {1, 3, 5},
     "journal_not_synced": {6},
     "log_not_synced": {5},
+    "name_no_incarnation": {1, 3},
 }
 
 

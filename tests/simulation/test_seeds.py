@@ -87,12 +87,15 @@ def test_a_seed_gives_the_same_history_again() -> None:
     assert fingerprint(simulate(4).history) != first
 
 
-@pytest.mark.parametrize("world", ["ledgers", pytest.param("topic", marks=pytest.mark.slow)])
-def test_a_seed_gives_the_same_history_in_every_process(world: str) -> None:
+@pytest.mark.parametrize(
+    ("world", "seed"), [("ledgers", 199), pytest.param("topic", 148, marks=pytest.mark.slow)]
+)
+def test_a_seed_gives_the_same_history_in_every_process(world: str, seed: int) -> None:
+    """Troubled seeds: ids that are given out again, bookies that are levelled."""
     words, again = (["--topic"], simulate_topic) if world == "topic" else ([], simulate)
     processes = [
         subprocess.Popen(
-            [sys.executable, str(REPLAY), "7", *words],
+            [sys.executable, str(REPLAY), str(seed), *words],
             env=os.environ | {"PYTHONHASHSEED": hash_seed},
             stdout=subprocess.PIPE,
             text=True,
@@ -100,4 +103,4 @@ def test_a_seed_gives_the_same_history_in_every_process(world: str) -> None:
         for hash_seed in ("1", "2")
     ]
     last_lines = [process.communicate(timeout=60)[0].splitlines()[-1] for process in processes]
-    assert last_lines == [f"history {fingerprint(again(7).history)}"] * 2
+    assert last_lines == [f"history {fingerprint(again(seed).history)}"] * 2

@@ -157,6 +157,12 @@ def _misdirected(chance: random.Random, bookies: list[str], clients: list[str]) 
         yield Step(0, at_s + span_s + 2.0, "read", chance.choice(clients))
 
 
+def _ids_again(chance: random.Random, _bookies: list[str], _clients: list[str]) -> Iterator[Step]:
+    """The metadata are set back to a backup, and give out ids that bookies know already."""
+    share = str(chance.choice([0.5, 1.0]))
+    yield Step(0, chance.uniform(3.0, 10.0), "restore", "all", chance.uniform(0.2, 1.0), share)
+
+
 def _truncation(chance: random.Random, _bookies: list[str], clients: list[str]) -> Iterator[Step]:
     """Messages are deleted from some place of a lane to its end, whoever writes and reads it."""
     for _ in range(chance.randint(1, 3)):
@@ -168,6 +174,7 @@ _OF_LEDGERS: dict[str, Draw] = {
     "large entries": _large,
     "disks": _disks,
     "flushes that hang": _flushes,
+    "ids again": _ids_again,
     "levelling": _levelling,
     "limits": _limits,
     "lost pages": _lost_pages,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
 
 import trio
@@ -115,6 +115,14 @@ class MemoryStore:
         self.values[key] = Versioned(value, self._record_change(key))
         self.on_change(key, self.values[key])
         return self._revision
+
+    def set_back(self, keys: Iterable[str], counter: str, next_id: int) -> None:
+        """Lose *keys* and the ids from *next_id* on, as a restore from a backup does."""
+        self._counters[counter] = next_id
+        for key in keys:
+            del self.values[key]
+            self._record_change(key)
+            self.on_change(key, None)
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
         limits.check_page(prefix, after, limit)

@@ -19,6 +19,8 @@ from ledger_client.commands.bench import usage
 from metadata import calls
 from metadata.store import Put
 
+pytestmark = pytest.mark.slow
+
 SOME_SETTINGS = ("--port", 0, "--metrics-port", -1, "--json", "--set", "autorecovery=false")
 
 

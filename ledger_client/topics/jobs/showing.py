@@ -32,7 +32,7 @@ from ledger_client.topics.jobs.staging import JobStage, Staged, staged_ledgers
 from ledger_client.topics.lanes.lane_extension import LaneExtension, hold_extension
 from ledger_client.translation import translated
 from metadata.limits import OPS_MAX
-from metadata.store import Check, Op, Versioned
+from metadata.store import Check, Op, Put
 from metadata.topics import TopicRecord, topic_key
 
 SHOW_S = 120.0
@@ -106,7 +106,7 @@ class Showing:
         """Return whether it is shown now, or was before; None: somebody came in between."""
         ops: list[Op] = []
         if self._mark is not None:
-            put = self._mark.put(self._stage.topic, await self._marked(self._mark))
+            put = await self._marking(self._mark)
             if put is None:
                 return False
             ops.append(put)
@@ -167,10 +167,11 @@ class Showing:
             raise NoSuchTopic(topic.name)
         return topic, version
 
-    async def _marked(self, mark: Mark) -> Versioned | None:
-        """Return the mark that is there."""
+    async def _marking(self, mark: Mark) -> Put | None:
+        """Return what puts the mark; None: by the one that is there, all is shown."""
+        topic = self._stage.topic
         with translated(self._client.options.metadata_timeout_s):
-            return await self._client.store.get(mark.key(self._stage.topic))
+            return mark.put(topic, await self._client.store.get(mark.key(topic)))
 
     def _check_count(self) -> None:
         lanes = len(self._pieces)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -17,21 +18,22 @@ from topic_rig import ledger_ids, stored
 from trio.testing import MockClock
 
 from ledger_client import Client
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, MetadataBroken
 from ledger_client.replay.errors import ReplayBusy, ReplayDiffers, ReplayLost
 from ledger_client.replay.into_topic import replay_into_topic
 from ledger_client.replay.log import LEASE_S, ReplayLog
 from ledger_client.replay.options import ReplayOptions
 from ledger_client.replay.report import Progress, Report
+from ledger_client.replay.rounds import Rounds
 from ledger_client.topics.errors import BadTopic, ProducerBusy
 from ledger_client.topics.jobs.job import LEASE_S as JOB_S
 from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.topics.producing import batching, bulk
 from metadata.jobs import IDS, PINS, SINKS, STAGED
 from metadata.leadership import Term
-from metadata.replays import Order
+from metadata.replays import Order, ReplayMark, ReplayRecord, decode_mark
 from metadata.store import Delete, Put
-from metadata.topics import LANE_LEDGERS, decode_lane_ledger
+from metadata.topics import LANE_LEDGERS, decode_lane_ledger, topic_prefix
 from native.batch import encode
 
 WHOLE = "shop/whole"
@@ -92,8 +94,12 @@ async def leader(cluster: MemoryCluster, client: Client) -> None:
 
 
 def check_nothing_left(cluster: MemoryCluster) -> None:
-    left = [key for kind in (STAGED, PINS, IDS, SINKS) for key in stored(cluster.store, kind)]
+    left = [key for kind in (STAGED, PINS, IDS) for key in stored(cluster.store, kind)]
     assert left == []
+    marks = [
+        decode_mark(key, cluster.store.values[key].value) for key in stored(cluster.store, SINKS)
+    ]
+    assert all(mark == ReplayMark(batch_id=0, over=True) for mark in marks)
     rows = [item for item in cluster.store.values.items() if item[0].startswith(LANE_LEDGERS)]
     shown = {decode_lane_ledger(key, found.value).ledger_id for key, found in rows}
     assert set(ledger_ids(cluster.store)) <= shown
@@ -263,7 +269,7 @@ def without_leases(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ReplayLog, "_change", change)
 
 
-@pytest.mark.parametrize("rounds_before", [1, 2])
+@pytest.mark.parametrize("rounds_before", [0, 1, 2])
 async def test_of_two_processes_that_run_it_one_stops_and_nothing_is_there_twice(
     autojump_clock: MockClock, clock: None, monkeypatch: pytest.MonkeyPatch, rounds_before: int
 ) -> None:
@@ -281,9 +287,37 @@ async def test_of_two_processes_that_run_it_one_stops_and_nothing_is_there_twice
         slow = TaskWorkers(client, before=overtake)
         with pytest.raises(ReplayLost):
             await by_workers(client, slow)
-        assert (finished[0].messages, finished[0].resumed > 0) == (120, True)
+        assert (finished[0].messages, finished[0].resumed > 0) == (120, rounds_before > 0)
         assert len(await read(client, TARGET)) == 120
         check_nothing_left(cluster)
+
+
+async def test_paused_before_its_first_mark_it_does_not_do_again_what_is_done(
+    autojump_clock: MockClock, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """There is no mark of a replay that another process has done meanwhile; the lease tells."""
+    keep, begin_mark = ReplayLog.keep, Rounds._begin_mark
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client, SOURCE)
+        await client.create_topic(TARGET)
+        finished: list[Report] = []
+
+        async def keep_nothing(self: ReplayLog, scope: trio.CancelScope) -> None:
+            await trio.sleep_forever()
+
+        async def paused(self: Rounds, record: ReplayRecord) -> None:
+            monkeypatch.setattr(Rounds, "_begin_mark", begin_mark)
+            monkeypatch.setattr(ReplayLog, "keep", keep)
+            await trio.sleep(LEASE_S + 1)
+            finished.append(await by_workers(client, TaskWorkers(client)))
+            await begin_mark(self, record)
+
+        monkeypatch.setattr(Rounds, "_begin_mark", paused)
+        monkeypatch.setattr(ReplayLog, "keep", keep_nothing)
+        with pytest.raises(ReplayLost):
+            await by_workers(client, TaskWorkers(client))
+        assert finished[0].messages == 120
+        assert len(await read(client, TARGET)) == 120
 
 
 async def test_whoever_runs_it_holds_its_lease(autojump_clock: MockClock, clock: None) -> None:
@@ -367,6 +401,27 @@ async def test_what_one_engine_began_the_other_does_not_go_on_with(
         assert len(await read(client, TARGET)) == 120
 
 
+async def test_a_mark_that_is_damaged_is_told(autojump_clock: MockClock, clock: None) -> None:
+    """It is never taken for none: everything would be there twice."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client, SOURCE)
+        topic = await client.create_topic(TARGET)
+        await doomed(cluster, client, Cut(cluster, 200, is_done=False))
+        await trio.sleep(LEASE_S)
+        before = len(await read(client, TARGET))
+        prefix = topic_prefix(SINKS, topic.uid)
+        ((key, found),) = await client.store.list(prefix)
+        await client.store.put(key, found.value[:-9])
+        for _ in range(2):
+            with pytest.raises(MetadataBroken, match=re.escape(key)):
+                await by_workers(client, TaskWorkers(client))
+        assert len(await read(client, TARGET)) == before
+        await client.store.put(key, found.value)
+        report = await by_workers(client, TaskWorkers(client))
+        assert (report.messages, report.resumed) == (120, before)
+        assert len(await read(client, TARGET)) == 120
+
+
 async def test_begun_anew_it_forgets_how_far_it_was(autojump_clock: MockClock, clock: None) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         await fill(client, SOURCE)
@@ -438,6 +493,10 @@ async def test_what_cannot_be_is_told_before_anything_is_done(
         async with client.producer(TARGET, access="exclusive"):
             with pytest.raises(ProducerBusy):
                 await by_workers(client, workers)
+        await client.delete_topic(TARGET)
+        await client.create_topic(TARGET, 170)
+        with pytest.raises(BadTopic, match="170 partitions are more than workers can show"):
+            await by_workers(client, workers, restart=True)
         assert workers.rounds == []
 
 

@@ -11,9 +11,10 @@ from staged_rig import NAME, ledgers_count, made, read_all, rows, write_job
 from topic_rig import stored
 
 from ledger_client import Client
+from ledger_client.errors import MetadataBroken
 from ledger_client.topics.errors import SinkBatchDiffers
 from ledger_client.topics.jobs.marks import SinkBatch
-from metadata.jobs import SINKS
+from metadata.jobs import SINKS, sink_key
 
 
 @pytest.fixture
@@ -69,6 +70,18 @@ async def test_a_stream_whose_checkpoint_does_not_go_with_the_topic_is_told(
     assert ledgers_count(cluster) == 1  # what was staged is given up
     assert await write_job(client, NAME, {-1: rows("c")}, sink=SinkBatch("q", 8, "z", "/z", 1))
     assert await read_all(client, NAME) == ["a", "b", "c"]
+
+
+async def test_a_mark_that_is_damaged_is_told_and_nothing_is_shown(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    topic = await made(client)
+    assert await write_job(client, NAME, {-1: rows("a")}, sink=SinkBatch("q", 0))
+    await client.store.put(sink_key(topic.uid, "q"), b"{")
+    with pytest.raises(MetadataBroken, match="sinks/"):
+        await write_job(client, NAME, {-1: rows("b")}, sink=SinkBatch("q", 1))
+    assert await read_all(client, NAME) == ["a"]
+    assert ledgers_count(cluster) == 1
 
 
 async def test_one_batch_shown_by_two_at_once_is_there_once(client: Client) -> None:
