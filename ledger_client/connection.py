@@ -25,8 +25,8 @@ from ledger_client.errors import BookieUnavailable
 from ledger_client.introduction import Stranger, introduce
 from ledger_client.options import Options
 from ledger_client.outgoing import Buffer
-from ledger_client.replies import Key, Reply
-from ledger_client.session import PROBE, Attached, Listener, Session, first_line
+from ledger_client.replies import PROBE, Key, Reply
+from ledger_client.session import Attached, Listener, Session, first_line
 from ledger_client.statements import LedgerName
 from metadata.address import Address
 from metadata.errors import AccessDenied
@@ -80,12 +80,16 @@ class BookieConnection:
         *about*: the ledger that the request names; None when it names none.
         """
         reply = Reply(self.bookie_id, on_arrival)
+        incarnation = 0 if about is None else about.incarnation
         try:
             session = self._wake()
+            if session.replies.is_ambiguous(key, incarnation):
+                self._end(session, "the id of a ledger is used again")
+                session = self._wake()
         except BookieUnavailable as failure:
             reply.fail(failure)
             return reply
-        session.replies.add(key, reply)
+        session.replies.add(key, reply, incarnation)
         session.ask(request, about)
         return reply
 

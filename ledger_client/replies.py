@@ -2,7 +2,9 @@
 
 READ has no request id on the wire, so its answers are matched by ledger and
 entry, the oldest question first; two equal questions get equal answers, so it
-does not matter which gets which. Everything else carries a request id.
+does not matter which gets which. They would not if the ledger's id was used
+again between the two: then the second must be asked on another connection.
+Everything else carries a request id.
 """
 
 from __future__ import annotations
@@ -18,6 +20,10 @@ from native.link import Response
 
 Key = int | tuple[int, int]
 """A request id, or for READ the ledger and the entry."""
+
+
+PROBE = (0, (1 << 63) - 1)
+"""A ledger and an entry that no bookie has, and can say so without looking at the disk."""
 
 
 class Reply:
@@ -56,30 +62,53 @@ class Reply:
             self._abandon()
 
 
+class _Reads:
+    """READs of one ledger that are not answered, among them those that nobody waits for."""
+
+    __slots__ = ("count", "incarnation")
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.count = 0
+
+
 class ReplyBook:
     """The open questions of one connection."""
 
     def __init__(self) -> None:
         self._by_id: dict[int, Reply] = {}
         self._by_entry: dict[tuple[int, int], deque[Reply]] = {}
+        self._reads: dict[int, _Reads] = {}
 
     def __iter__(self) -> Iterator[Reply]:
         yield from self._by_id.values()
         for replies in self._by_entry.values():
             yield from replies
 
-    def add(self, key: Key, reply: Reply) -> None:
-        """Expect the answer of *key* for *reply*."""
+    def is_ambiguous(self, key: Key, incarnation: int) -> bool:
+        """True if a READ of another incarnation of its ledger may still be answered."""
+        if isinstance(key, int):
+            return False
+        reads = self._reads.get(key[0])
+        return reads is not None and reads.incarnation != incarnation
+
+    def add(self, key: Key, reply: Reply, incarnation: int = 0) -> None:
+        """Expect the answer of *key*, about that incarnation of its ledger, for *reply*."""
         if isinstance(key, int):
             self._by_id[key] = reply
         else:
             self._by_entry.setdefault(key, deque()).append(reply)
+            if key != PROBE:
+                self._reads.setdefault(key[0], _Reads(incarnation)).count += 1
         reply._abandon = lambda: self._forget(key, reply)
 
     def resolve(self, response: Response) -> None:
         """Hand *response* to who asked for it; nobody may want it any more."""
         if response.opcode == Opcode.READ:
-            reply = self._take_entry((response.ledger_id, response.entry_id))
+            key = (response.ledger_id, response.entry_id)
+            reply = self._take_entry(key)
+            if key != PROBE:
+                self._note_read(response.ledger_id)
         else:
             reply = self._by_id.pop(response.request_id, None)
         if reply is not None:
@@ -92,6 +121,14 @@ class ReplyBook:
         self._by_entry.clear()
         for reply in waiting:
             reply.fail(failure)
+
+    def _note_read(self, ledger_id: int) -> None:
+        """A READ of the ledger was answered, wanted or not."""
+        reads = self._reads.get(ledger_id)
+        if reads is not None:
+            reads.count -= 1
+            if reads.count == 0:
+                del self._reads[ledger_id]
 
     def _take_entry(self, key: tuple[int, int]) -> Reply | None:
         replies = self._by_entry.get(key)

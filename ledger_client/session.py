@@ -18,7 +18,7 @@ import trio
 
 from ledger_client.errors import BookieUnavailable
 from ledger_client.outgoing import Buffer, Outgoing
-from ledger_client.replies import ReplyBook
+from ledger_client.replies import PROBE, ReplyBook
 from ledger_client.statements import LedgerName, Statements
 from metadata.standstill import Standstill
 from native import frame
@@ -33,8 +33,6 @@ LOOKS = 16
 """How often the watch looks while it waits as long as it would for a bookie."""
 NO_OWNER = 0
 """Whose frames are those that no writer sent."""
-PROBE = (0, (1 << 63) - 1)
-"""A ledger and an entry that no bookie has, and can say so without looking at the disk."""
 
 
 UNANSWERED_MAX = 4096

@@ -42,6 +42,22 @@ async def test_an_abandoned_question_is_answered_to_nobody() -> None:
     assert list(book) == []
 
 
+async def test_reads_of_two_ledgers_with_one_id_are_not_asked_at_once() -> None:
+    """An answer names ledger and entry, and not the incarnation."""
+    book = ReplyBook()
+    reply = Reply("b1", lambda: None)
+    book.add((1, -1), reply, 5)
+    book.add((1, 4), Reply("b1", lambda: None), 5)
+    reply.abandon()
+    for _ in range(2):
+        assert book.is_ambiguous((1, -1), 6)
+        assert not book.is_ambiguous((1, -1), 5)
+        assert not book.is_ambiguous((2, -1), 6)
+        assert not book.is_ambiguous(1, 6), "a question with an id of its own"
+        book.resolve(answer(Opcode.READ, entry_id=-1))
+    assert not book.is_ambiguous((1, -1), 6)
+
+
 async def test_an_answer_is_freed_with_its_last_reference() -> None:
     """Answers are megabytes: a reference cycle would keep hundreds of them."""
     book = ReplyBook()

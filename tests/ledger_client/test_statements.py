@@ -227,6 +227,29 @@ async def test_a_slow_bookie_acknowledges_no_entry_of_a_ledger_that_it_has_not_g
             assert [len(bookie.entries(7)) for bookie in cluster.bookies.values()] == [1, 1]
 
 
+async def test_a_late_answer_about_the_former_ledger_reaches_nobody(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        bookie = cluster.bookies["b1"]
+        bookie.delay_s = lambda request: 0.5 if request.opcode == Opcode.READ else 0.0
+        connection = client.bookies.connection("b1")
+        await connection.ready()
+        dialled = len(cluster.dialled)
+        read = frame.read(7, 3)
+        arrived = trio.Event()
+        connection.ask(read, (7, 3), lambda: None, LedgerName(7, 1)).abandon()
+        connection.ask(read, (7, 3), lambda: None, LedgerName(7, 1))
+        assert len(cluster.dialled) == dialled
+        reply = connection.ask(read, (7, 3), arrived.set, LedgerName(7, 2))
+        await arrived.wait()
+        assert reply.response is not None
+        assert len(cluster.dialled) == dialled + 1
+        assert [incarnation for request, incarnation in bookie.meant if request.entry_id == 3][
+            -1
+        ] == 2
+
+
 async def _release_soon(bookie: MemoryBookie) -> None:
     await trio.sleep(0.1)
     with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
