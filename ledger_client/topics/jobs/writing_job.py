@@ -30,7 +30,7 @@ from ledger_client.topics.jobs.staged_piece import StagedPiece
 from ledger_client.topics.jobs.staging import JobStage, discard
 from ledger_client.topics.keeping.holdings import read_owners
 from ledger_client.translation import translated
-from metadata.errors import LeaseHeld
+from metadata.errors import LeaseHeld, LeaseLost
 from metadata.jobs import ids_key, job_lease, staged_prefix
 from metadata.store import Lease
 from metadata.topics import TopicRecord
@@ -116,7 +116,10 @@ async def abort_write(client: Client, plan: WritePlan) -> None:
 
 
 async def _stay(client: Client, plan: WritePlan, *, heard_ms: int) -> bool:
-    """Take the lease again, and return whether that could be done.
+    """Renew the lease, and return whether that could be done.
+
+    A lease that is there is renewed, never granted anew: it may end in this moment, and a
+    grant would bring the job back.
 
     Raises:
         JobLost: the lease is gone, and cannot have run out since *heard_ms*.
@@ -126,9 +129,14 @@ async def _stay(client: Client, plan: WritePlan, *, heard_ms: int) -> bool:
         with translated(client.options.metadata_timeout_s):
             found = await client.store.leases(job_lease(topic.uid, job_id))
             now_ms = 0 if found else await client.store.now_ms()
+            if found:
+                await client.store.renew(found[0])
         if not found and now_ms < heard_ms + WRITE_S * 1000:
             raise JobLost(topic.name, job_id=job_id, reason="it has ended")
-        await _hold(client, plan)
+        if not found:
+            await _hold(client, plan)
+    except LeaseLost:
+        return await _stay(client, plan, heard_ms=heard_ms)  # another worker's by now, or over
     except MetadataUnavailable as failure:
         _log.warning("the lease of job %s is not renewed: %s", job_id, failure)
         return False
@@ -160,10 +168,10 @@ async def _leave(client: Client, plan: WritePlan, lease: Lease | None) -> None:
     with trio.CancelScope(shield=True):
         try:
             with translated(LEAVE_S):
-                await discard(client.store, staged_prefix(uid, job_id))
-                await client.store.delete(ids_key(uid, job_id))
                 if lease is not None:
                     await client.store.release(lease)
+                await discard(client.store, staged_prefix(uid, job_id))
+                await client.store.delete(ids_key(uid, job_id))
         except LedgerError as failure:
             _log.warning("a job leaves something to the housekeeper: %s", failure)
 

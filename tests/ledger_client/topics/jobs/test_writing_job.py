@@ -58,6 +58,7 @@ from ledger_client.topics.lanes.lane import open_lane
 from metadata.jobs import IDS, STAGED
 from metadata.leadership import Term
 from metadata.records import LEDGER_COUNTER
+from metadata.store import Leases
 from metadata.topics import LANES, WRITERS, topic_prefix
 
 
@@ -516,6 +517,25 @@ async def test_a_worker_that_begins_or_goes_on_later_does_not_revive_a_job(
         await end(client, plan)
         await trio.sleep(2 * KEEP_S)
         assert not nursery.child_tasks
+    with pytest.raises(JobLost, match="it has ended"):
+        await join_write(client, plan)
+    assert await live_jobs(client.store) == set()
+
+
+async def test_a_worker_that_looks_while_a_job_ends_does_not_revive_it(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await made(client)
+    plan = await plan_write(client, NAME)
+    leases = client.store.leases
+
+    async def look_and_end(prefix: str, *, after: str = "") -> Leases:
+        found = await leases(prefix, after=after)
+        monkeypatch.undo()
+        await abort_write(client, plan)
+        return found
+
+    monkeypatch.setattr(client.store, "leases", look_and_end)
     with pytest.raises(JobLost, match="it has ended"):
         await join_write(client, plan)
     assert await live_jobs(client.store) == set()
