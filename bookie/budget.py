@@ -16,7 +16,7 @@ A peer that stands still is closed after peer_timeout_s. It has less time while 
 for a pool and hold nothing of it: when nothing came free for PRESSED_S, those that stood still
 as long are closed, the largest hoards first. Their addresses then have an eighth of each pool
 for PENALTY_S, so that coming back and doing it again holds up nobody but those addresses. A
-peer that is slow and lives is kept.
+slow peer is kept as long as it takes 256 KiB in PRESSED_S.
 """
 
 from __future__ import annotations
