@@ -8,12 +8,13 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TypeVar
 
 import trio
+from cluster_metadata import ClusterMetadata
 from disks import Disk, RingingConnection, SimulatedEngine, Tail, config_of
 from machines import MACHINE, Machine
-from memory_store import MemoryStore
 from metadata_view import MetadataView, Outages
 from network import Door, Network
 from page_cache import syncs_noted
@@ -23,6 +24,7 @@ from troubles import Troubles
 
 import bookie.daemon
 import bookie.storage
+import metadata.transactions
 import native.engine
 from bookie.disk import DiskGuard
 from bookie.errors import BookieError
@@ -58,7 +60,7 @@ class BookieHost:
         folder: Path,
         *,
         network: Network,
-        store: MemoryStore,
+        metadata: ClusterMetadata,
         outages: Outages,
         chance: random.Random,
         sync_s_max: float,
@@ -81,8 +83,8 @@ class BookieHost:
         self.serving = False
         self._note = note
         self._network = network
-        self._store = store
-        self._view = MetadataView(store, self.machine, outages)
+        self._metadata = metadata
+        self._view = MetadataView(metadata.observer, self.machine, outages)
         self._config = config_of(name, self.disk, chance, narrow="limits" in troubles.kinds)
         self._power = trio.Event()
         self._power.set()
@@ -112,7 +114,7 @@ class BookieHost:
         """Give the bookie's name to its empty folders, as `bookie replace` does."""
         while True:
             try:
-                await succeed(self._config, self._store)
+                await succeed(self._config, self._metadata.observer)
             except BookieServes:  # its registration outlives it
                 await trio.sleep(RESTART_S)
             else:
@@ -161,6 +163,10 @@ class BookieHost:
 
     async def _process(self) -> None:
         MACHINE.set(self.machine)
+        with self._metadata.at_bookie() as self._view.store:
+            await self._serve()
+
+    async def _serve(self) -> None:
         async with Background() as nursery:
             nursery.start_soon(self.disk.drive)
             await nursery.start(
@@ -228,6 +234,7 @@ def simulated_daemons(network: Network) -> Iterator[None]:
             (bookie.daemon, "DiskGuard", _guard),
             (bookie.storage, "Engine", SimulatedEngine),
             (native.engine, "Connection", RingingConnection),
+            (metadata.transactions, "time", SimpleNamespace(monotonic=trio.current_time)),
         ):
             stack.enter_context(replaced(owner, name, value))
         stack.enter_context(syncs_noted())

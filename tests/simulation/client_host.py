@@ -14,6 +14,7 @@ from itertools import count
 
 import trio
 from author import Author
+from cluster_metadata import ClusterMetadata
 from history import (
     Absent,
     History,
@@ -22,7 +23,6 @@ from history import (
     digest_of,
 )
 from machines import MACHINE, Machine
-from memory_store import MemoryStore
 from metadata_view import MetadataView, Outages
 from network import Network
 from plan import Work
@@ -64,7 +64,7 @@ class ClientHost:
         name: str,
         *,
         network: Network,
-        store: MemoryStore,
+        metadata: ClusterMetadata,
         outages: Outages,
         history: History,
         ledgers: list[int],
@@ -85,7 +85,8 @@ class ClientHost:
         self.happened = happened
         self.network = network
         self._options = options
-        self.view = MetadataView(store, self.machine, outages)
+        self._metadata = metadata
+        self.view = MetadataView(metadata.observer, self.machine, outages)
         self._numbers = count()
         self._scope = trio.CancelScope()
         self._client: TopicClient | None = None
@@ -118,6 +119,7 @@ class ClientHost:
 
     async def _process(self) -> None:
         MACHINE.set(self.machine)
+        self.view.store = self._metadata.at_client()
         async with Background() as background, trio.open_nursery() as nursery:
             self._client = TopicClient(
                 self.view,

@@ -246,11 +246,11 @@ class Faults:
 
     async def _drain(self, step: Step) -> None:
         """A bookie is to be decommissioned, and after a while that is taken back."""
-        store, key = self._simulation.store, draining_key(step.target)
+        metadata, key = self._simulation.metadata, draining_key(step.target)
         mark = Draining(step.target, time.time_ns() // 1_000_000)
-        store.change(key, encode_record(mark))
+        metadata.change(key, encode_record(mark))
         await trio.sleep(step.span_s)
-        await store.delete(key)
+        await metadata.observer.delete(key)
 
     async def _recover(self, step: Step) -> None:
         client = self._simulation.clients[step.target]

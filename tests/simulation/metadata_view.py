@@ -14,10 +14,18 @@ from typing import TypeVar
 
 import trio
 from machines import Machine
-from memory_store import MemoryStore
 
 from metadata.errors import MetadataUnavailable
-from metadata.store import Changes, Lease, Leases, Op, Page, Versioned, Versions
+from metadata.store import (
+    Changes,
+    Lease,
+    Leases,
+    MetadataStore,
+    Op,
+    Page,
+    Versioned,
+    Versions,
+)
 from metadata.watch import watching
 
 _PATIENCE_S = 1.0
@@ -35,50 +43,54 @@ class Outages:
 
 
 class MetadataView:
-    """A MetadataStore for one machine. MetadataStore says what each call does."""
+    """A MetadataStore for one machine. MetadataStore says what each call does.
 
-    def __init__(self, store: MemoryStore, machine: Machine, outages: Outages) -> None:
-        self._store = store
+    Attributes:
+        store: what the process that runs now has opened.
+    """
+
+    def __init__(self, store: MetadataStore, machine: Machine, outages: Outages) -> None:
+        self.store = store
         self._machine = machine
         self._outages = outages
 
     async def get(self, key: str) -> Versioned | None:
-        return await self._ask(lambda: self._store.get(key))
+        return await self._ask(lambda: self.store.get(key))
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None) -> int:
-        return await self._change(lambda: self._store.put(key, value, expected=expected))
+        return await self._change(lambda: self.store.put(key, value, expected=expected))
 
     async def delete(self, key: str, *, expected: int | None = None) -> None:
-        await self._change(lambda: self._store.delete(key, expected=expected))
+        await self._change(lambda: self.store.delete(key, expected=expected))
 
     async def transact(self, ops: Sequence[Op]) -> Versions:
-        return await self._change(lambda: self._store.transact(ops))
+        return await self._change(lambda: self.store.transact(ops))
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
-        return await self._ask(lambda: self._store.list(prefix, after=after, limit=limit))
+        return await self._ask(lambda: self.store.list(prefix, after=after, limit=limit))
 
     async def next_id(self, counter: str, count: int = 1) -> int:
-        return await self._change(lambda: self._store.next_id(counter, count))
+        return await self._change(lambda: self.store.next_id(counter, count))
 
     async def now_ms(self) -> int:
-        return await self._ask(self._store.now_ms)
+        return await self._ask(self.store.now_ms)
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
-        return await self._change(lambda: self._store.grant(name, owner, ttl_s=ttl_s, value=value))
+        return await self._change(lambda: self.store.grant(name, owner, ttl_s=ttl_s, value=value))
 
     async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        return await self._change(lambda: self._store.renew(lease, value=value))
+        return await self._change(lambda: self.store.renew(lease, value=value))
 
     async def release(self, lease: Lease) -> None:
-        await self._change(lambda: self._store.release(lease))
+        await self._change(lambda: self.store.release(lease))
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
-        return await self._ask(lambda: self._store.leases(prefix, after=after))
+        return await self._ask(lambda: self.store.leases(prefix, after=after))
 
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
-        return await self._ask(lambda: self._store.changes(prefix, since=since, wait_s=wait_s))
+        return await self._ask(lambda: self.store.changes(prefix, since=since, wait_s=wait_s))
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
         return watching(self, prefix)

@@ -13,6 +13,7 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -24,15 +25,16 @@ import virtual
 from bookie_host import BookieHost, simulated_daemons
 from checker import Violation, check
 from client_host import ClientHost
+from cluster_metadata import ClusterMetadata, InMemory
 from disks import Tail
 from faults import Faults
 from history import History, Listed
-from memory_store import MemoryStore
+from metadata_file import MetadataFile
 from metadata_view import Outages
 from network import Network
 from plan import Plan, make_plan
 from steps import DURATION_S
-from troubles import Clock
+from troubles import SQLITE, Clock
 
 from ledger_client import Client
 from metadata.records import (
@@ -53,6 +55,8 @@ HEALED_S = 180.0
 """After all faults are over, everything must be whole within so long."""
 LAST_CREATION_S = 1.0
 """A ledger whose creation had begun before is there after so long."""
+LAST_CREATION_BY_CALLS_S = 12.0
+"""As LAST_CREATION_S, when a client asks bookies: some of its calls may have to be made again."""
 _AUDITOR = "auditor"
 P = TypeVar("P", bound=Plan)
 # Memory: a sync costs nothing there, and nothing outlives the machine anyway.
@@ -80,8 +84,6 @@ class Simulation:
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
         self.history = History(clock=trio.current_time)
-        self.store = MemoryStore()
-        self.store.on_change = self._note_record
         self.outages = Outages(self.chance("outages"))
         self.network = Network(
             self.chance("network"),
@@ -90,6 +92,8 @@ class Simulation:
         )
         self.trace: list[str] = []
         self.happened: Counter[str] = Counter()
+        self.metadata = self._open_metadata(folder)
+        self.metadata.on_change = self._note_record
         self.violations: list[Violation] = []
         self.ledgers: list[int] = []
         self.reused: list[int] = []
@@ -101,7 +105,7 @@ class Simulation:
                 name,
                 folder / name,
                 network=self.network,
-                store=self.store,
+                metadata=self.metadata,
                 outages=self.outages,
                 chance=self.chance(name),
                 sync_s_max=plan.sync_s_max,
@@ -117,6 +121,12 @@ class Simulation:
             clock = plan.troubles.clocks.get(host.machine.name, Clock())
             host.machine.clock_ms, host.machine.clock_drift = clock.off_ms, clock.drift
 
+    def _open_metadata(self, folder: Path) -> ClusterMetadata:
+        if SQLITE not in self.plan.troubles.kinds:
+            return InMemory()
+        path, plan = folder / "metadata.sqlite", self.plan
+        return MetadataFile(path, plan.bookies, self.network, self.happened)
+
     def chance(self, what: str) -> random.Random:
         """Return a source of randomness for *what*, and for nothing else."""
         return random.Random(f"{what} {self.plan.seed}")
@@ -125,7 +135,7 @@ class Simulation:
         return ClientHost(
             name,
             network=self.network,
-            store=self.store,
+            metadata=self.metadata,
             outages=self.outages,
             history=self.history,
             ledgers=self.ledgers,
@@ -188,8 +198,8 @@ class Simulation:
             for ledger in lost:
                 bookie.promises.forget(ledger)
         names = [*map(ledger_key, lost), *map(underreplicated_key, lost)]
-        keys = sorted(self.store.values.keys() & set(names))
-        self.store.set_back(keys, LEDGER_COUNTER, min(lost))
+        keys = sorted(self.metadata.values.keys() & set(names))
+        self.metadata.set_back(keys, LEDGER_COUNTER, min(lost))
         events = self.history.events
         events[:] = [each for each in events if getattr(each, "ledger", None) not in lost]
 
@@ -225,8 +235,11 @@ class Simulation:
     async def _settle(self) -> None:
         """Recover all ledgers, and wait until repair has nothing left to do."""
         over = trio.current_time() + HEALED_S
-        await trio.sleep(LAST_CREATION_S)
+        by_calls = SQLITE in self.plan.troubles.kinds
+        await trio.sleep(LAST_CREATION_BY_CALLS_S if by_calls else LAST_CREATION_S)
         for ledger in self.ledgers:
+            await self._do(partial(self.auditor.recover, ledger, attempts=20), over)
+        for ledger in self._unclaimed():
             await self._do(partial(self.auditor.recover, ledger, attempts=20), over)
         for ledger in self.reused:
             await self._do(partial(self.auditor.read_whole, ledger), over)
@@ -235,6 +248,10 @@ class Simulation:
                 await self._do(partial(self.auditor.scrub, name), over)
         if not await wait_until(self._is_whole, over):
             self._violate(5, 0, f"not repaired: {await self._ailing()}")
+
+    def _unclaimed(self) -> list[int]:
+        """Return ledgers that are there, and whose creators were not told that they are."""
+        return sorted({record.ledger_id for record in self.records()} - set(self.ledgers))
 
     async def _do(self, work: Callable[[Client], Awaitable[object]], over: float) -> None:
         """Let the auditor do *work*, until the time *over* at most."""
@@ -254,8 +271,8 @@ class Simulation:
 
     async def _ailing(self) -> list[str]:
         """Return the ledgers that want repair, and the bookies that are in limbo."""
-        marks = [key for key in self.store.values if key.startswith(UNDERREPLICATED)]
-        leases = await self.store.leases(BOOKIES)
+        marks = [key for key in self.metadata.values if key.startswith(UNDERREPLICATED)]
+        leases = await self.metadata.observer.leases(BOOKIES)
         bookies = [decode_bookie(lease.name, lease.value) for lease in leases]
         return marks + [bookie.bookie_id for bookie in bookies if bookie.limbo]
 
@@ -281,12 +298,12 @@ class Simulation:
 
     def records(self) -> list[LedgerRecord]:
         """Return what metadata say of every ledger."""
-        found = self.store.values.items()
+        found = self.metadata.values.items()
         return [decode_ledger(key, value.value) for key, value in found if key.startswith(LEDGERS)]
 
     def _record(self, ledger: int) -> LedgerRecord:
         key = ledger_key(ledger)
-        return decode_ledger(key, self.store.values[key].value)
+        return decode_ledger(key, self.metadata.values[key].value)
 
     def _is_open(self, ledger: int) -> bool:
         return self._record(ledger).state is LedgerState.OPEN
@@ -363,7 +380,7 @@ def run_plan(
 
     async def main() -> Outcome:
         simulation = world(plan, folder)
-        with simulated_daemons(simulation.network):
+        with closing(simulation.metadata), simulated_daemons(simulation.network):
             return await simulation.run()
 
     try:

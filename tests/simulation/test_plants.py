@@ -23,6 +23,7 @@ FIRST = {
     "journal_not_synced": 8,
     "damage_is_absence": 28,
     "name_no_incarnation": 197,
+    "compare_no_versions": 7,
 }
 """Seeds from which on a mistake is looked for that only a few show: none before did."""
 
@@ -49,6 +50,7 @@ BREAKS = {
     "journal_not_synced": {6},
     "log_not_synced": {5},
     "name_no_incarnation": {1, 3},
+    "compare_no_versions": {3, 15},
 }
 
 

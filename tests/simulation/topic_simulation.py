@@ -196,7 +196,7 @@ class TopicSimulation(Simulation):
 
     async def _close_lanes(self, client: TopicClient) -> None:
         assert self._topic is not None
-        for key in sorted(self.store.values):
+        for key in sorted(self.metadata.values):
             if key.startswith(topic_prefix(LANES, self._topic.uid)):
                 await close_lane(client, self._topic, *lane_of(key))
 
@@ -234,7 +234,7 @@ class TopicSimulation(Simulation):
             )
 
     def _is_open(self, ledger: int) -> bool:
-        return ledger_key(ledger) in self.store.values and super()._is_open(ledger)
+        return ledger_key(ledger) in self.metadata.values and super()._is_open(ledger)
 
 
 class TopicFaults(Faults):

@@ -15,6 +15,7 @@ from steps import DURATION_S, Step, draw_time
 SHARE = 0.18
 """of the seeds has a kind"""
 HOURS_8_MS = 8 * 3600 * 1000
+SQLITE = "SQLite file"
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -95,6 +96,11 @@ def _growth(chance: random.Random, bookies: list[str], clients: list[str]) -> It
 
 def _large(*_: object) -> Iterator[Step]:
     """Entries are as large as they may be, and fill memtables: plan.py draws them."""
+    return iter(())
+
+
+def _sqlite(*_: object) -> Iterator[Step]:
+    """The metadata are in a file of the bookies, whom clients ask: simulation.py opens it."""
     return iter(())
 
 
@@ -180,6 +186,7 @@ _OF_LEDGERS: dict[str, Draw] = {
     "lost pages": _lost_pages,
     "misdirected writes": _misdirected,
     "read errors": _unreadable,
+    SQLITE: _sqlite,
 }
 _OF_TOPICS: dict[str, Draw] = {
     "clocks": _clocks,
@@ -190,6 +197,7 @@ _OF_TOPICS: dict[str, Draw] = {
     "levelling": _levelling,
     "limits": _limits,
     "read errors": _unreadable,
+    SQLITE: _sqlite,
     "truncation": _truncation,
 }
 TROUBLES = {"ledgers": _OF_LEDGERS, "topic": _OF_TOPICS}

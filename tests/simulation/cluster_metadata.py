@@ -1,0 +1,64 @@
+"""The metadata of a simulated cluster: what bookies and clients open, and what the harness sees.
+
+in memory   every machine has the same store                          (here)
+in a file   bookies open SQLite, and clients ask the bookies    (metadata_file.py)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Protocol
+
+from memory_store import MemoryStore
+
+from metadata.store import MetadataStore, Versioned
+
+
+class ClusterMetadata(Protocol):
+    """Metadata of one cluster.
+
+    Attributes:
+        values: every key as it is now.
+        on_change: called with each change of a key; None: it was deleted.
+    """
+
+    values: dict[str, Versioned]
+    on_change: Callable[[str, Versioned | None], None]
+
+    @property
+    def observer(self) -> MetadataStore:
+        """A store that no fault befalls, for the harness."""
+
+    def at_bookie(self) -> AbstractContextManager[MetadataStore]:
+        """The store of one process of a bookie."""
+
+    def at_client(self) -> MetadataStore:
+        """The store of one process of a client."""
+
+    def change(self, key: str, value: bytes) -> int:
+        """Put at once."""
+
+    def set_back(self, keys: Iterable[str], counter: str, next_id: int) -> None:
+        """Lose *keys* and the ids from *next_id* on, as a restore from a backup does."""
+
+    def close(self) -> None:
+        """Close what is open. Nothing uses the metadata any more."""
+
+
+class InMemory(MemoryStore):
+    """Metadata that every machine reaches by itself."""
+
+    @property
+    def observer(self) -> MetadataStore:
+        return self
+
+    @contextmanager
+    def at_bookie(self) -> Iterator[MetadataStore]:
+        yield self
+
+    def at_client(self) -> MetadataStore:
+        return self
+
+    def close(self) -> None:
+        """There is nothing to close."""
