@@ -2,9 +2,8 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import suppress
-from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -44,21 +43,13 @@ from ledger_client.topics.jobs.part_ids import ATTEMPTS, PARTS_MAX, share_of
 from ledger_client.topics.jobs.showing import SHOW_S, Showing
 from ledger_client.topics.jobs.staged_piece import StagedPiece
 from ledger_client.topics.jobs.writing_job import (
-    KEEP_S,
-    WRITE_S,
-    WritePlan,
     abort_write,
     commit_write,
-    join_write,
-    keep_write,
     plan_write,
 )
-from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.topics.lanes.lane import open_lane
 from metadata.jobs import IDS, STAGED
-from metadata.leadership import Term
 from metadata.records import LEDGER_COUNTER
-from metadata.store import Leases
 from metadata.topics import LANES, WRITERS, topic_prefix
 
 
@@ -484,100 +475,7 @@ async def test_too_few_bookies_are_told(cluster: MemoryCluster, client: Client) 
         await write_part(client, plan, 0, {-1: rows("a")})
 
 
-# --- leases, and the topic gone ----------------------------------------------------------------
-
-
-async def test_a_job_lives_while_somebody_works_for_it(
-    autojump_clock: MockClock, client: Client
-) -> None:
-    await made(client)
-    plan = await plan_write(client, NAME)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_write, client, plan)
-        await trio.sleep(3 * WRITE_S)
-        assert len(await live_jobs(client.store)) == 1
-        nursery.cancel_scope.cancel()
-    await trio.sleep(WRITE_S - 2 * KEEP_S)
-    assert len(await live_jobs(client.store)) == 1
-    await trio.sleep(3 * KEEP_S)
-    assert await live_jobs(client.store) == set()
-
-
-@pytest.mark.parametrize("end", [abort_write, partial(commit_write, pieces=[])])
-async def test_a_worker_that_begins_or_goes_on_later_does_not_revive_a_job(
-    autojump_clock: MockClock, client: Client, end: Callable[[Client, WritePlan], Awaitable[object]]
-) -> None:
-    await made(client)
-    plan = await plan_write(client, NAME)
-    await join_write(client, plan)
-    async with trio.open_nursery() as nursery:
-        nursery.start_soon(keep_write, client, plan)
-        await trio.sleep(1.5 * KEEP_S)
-        assert len(await live_jobs(client.store)) == 1
-        await end(client, plan)
-        await trio.sleep(2 * KEEP_S)
-        assert not nursery.child_tasks
-    with pytest.raises(JobLost, match="it has ended"):
-        await join_write(client, plan)
-    assert await live_jobs(client.store) == set()
-
-
-async def test_a_worker_that_looks_while_a_job_ends_does_not_revive_it(
-    client: Client, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    await made(client)
-    plan = await plan_write(client, NAME)
-    leases = client.store.leases
-
-    async def look_and_end(prefix: str, *, after: str = "") -> Leases:
-        found = await leases(prefix, after=after)
-        monkeypatch.undo()
-        await abort_write(client, plan)
-        return found
-
-    monkeypatch.setattr(client.store, "leases", look_and_end)
-    with pytest.raises(JobLost, match="it has ended"):
-        await join_write(client, plan)
-    assert await live_jobs(client.store) == set()
-
-
-async def test_a_worker_that_begins_after_the_lease_ran_out_takes_it_again(
-    autojump_clock: MockClock, client: Client
-) -> None:
-    await made(client)
-    plan = await plan_write(client, NAME)
-    await trio.sleep(WRITE_S + 1)
-    assert await live_jobs(client.store) == set()
-    await join_write(client, plan)
-    assert len(await live_jobs(client.store)) == 1
-
-
-async def test_a_job_that_was_taken_for_dead_shows_nothing(
-    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
-) -> None:
-    await made(client)
-    plan = await plan_write(client, NAME)
-    pieces = await write_part(client, plan, 0, {-1: rows("a")})
-    await trio.sleep(WRITE_S + 1)
-    keeper = Housekeeper(client, HousekeepingOptions())
-    term = Term(await cluster.store.grant("coordinator", "me", ttl_s=3600))
-    await keeper.look_after_all(term)
-    await keeper.look_after_all(term)
-    assert ledgers_count(cluster) == 0
-    with pytest.raises(JobLost, match="given up"):
-        await commit_write(client, plan, pieces)
-    assert await read_all(client, NAME) == []
-
-
-async def test_a_job_whose_lease_ran_out_unnoticed_shows_all(
-    autojump_clock: MockClock, client: Client
-) -> None:
-    await made(client)
-    plan = await plan_write(client, NAME)
-    pieces = await write_part(client, plan, 0, {-1: rows("a")})
-    await trio.sleep(2 * WRITE_S)
-    assert await commit_write(client, plan, pieces)
-    assert await read_all(client, NAME) == ["a"]
+# --- the topic gone, or altered ----------------------------------------------------------------
 
 
 async def test_a_topic_that_was_deleted_or_made_anew_gets_nothing(client: Client) -> None:
