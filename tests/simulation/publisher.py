@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 KEYS = [b"red", b"green", b"blue", b"grey", b"pink", b"teal"]
 PAUSE_S_MAX = 1.0
 SECOND_NS = 1_000_000_000
+GOES_BACK = 0.15
+"""The share of messages whose event time is before the last one's."""
 
 
 class Publisher:
@@ -53,15 +55,18 @@ class Publisher:
     def _draft_all(self) -> list[Draft]:
         publishing, chance = self.publishing, self._chance
         time_ns = round(publishing.start_s) * SECOND_NS
+        backward = random.Random(f"times of {publishing.name} {self._plan.seed}")
         drafts = []
         for number in range(publishing.count):
             time_ns += chance.choice([0, 0, 1, SECOND_NS // 10])
+            # Refused where times are ordered; most telling as the first message of a session.
+            goes_back = backward.random() < GOES_BACK
             label = f"{publishing.name}/{number}/".encode()
             drafts.append(
                 Draft(
                     value=label + chance.randbytes(chance.randint(0, publishing.payload_max)),
                     key=chance.choice([*KEYS, None]),
-                    event_time=time_ns if self._plan.ordered else None,
+                    event_time=time_ns - goes_back * SECOND_NS if self._plan.ordered else None,
                     sequence=number if publishing.named else None,
                 )
             )

@@ -16,7 +16,6 @@ FIRST = {
     "no_floor": 16,
     "fence_forgotten": 12,
     "late_mark": 12,
-    "forget_event_time": 235,
     "pass_over_gaps": 45,
     "move_without_copying": 36,
     "delete_too_much": 36,
