@@ -31,7 +31,7 @@ from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingO
 from ledger_client.topics.producing import batching, bulk
 from metadata.jobs import IDS, PINS, SINKS, STAGED
 from metadata.leadership import Term
-from metadata.replays import Order, ReplayMark, ReplayRecord, decode_mark
+from metadata.replays import Order, ReplayMark, ReplayRecord, decode_mark, replay_key
 from metadata.store import Delete, Put
 from metadata.topics import LANE_LEDGERS, decode_lane_ledger, topic_prefix
 from native.batch import encode
@@ -318,6 +318,68 @@ async def test_paused_before_its_first_mark_it_does_not_do_again_what_is_done(
             await by_workers(client, TaskWorkers(client))
         assert finished[0].messages == 120
         assert len(await read(client, TARGET)) == 120
+
+
+async def test_a_mark_is_there_before_the_first_round(
+    autojump_clock: MockClock, clock: None
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client, SOURCE)
+        await client.create_topic(TARGET)
+        marks: list[int] = []
+
+        async def look() -> None:
+            marks.append(len(stored(cluster.store, SINKS)))
+
+        await by_workers(client, TaskWorkers(client, before=look))
+        assert min(marks) == 1
+
+
+async def test_paused_before_it_reads_the_mark_it_does_not_do_again_what_is_done(
+    autojump_clock: MockClock, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A finished replay leaves a mark that says so, whatever became of the lease."""
+    without_leases(monkeypatch)
+    with_mark = Rounds._with_mark
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client, SOURCE)
+        await client.create_topic(TARGET)
+
+        async def paused(self: Rounds, log: ReplayLog, record: ReplayRecord) -> ReplayRecord:
+            monkeypatch.setattr(Rounds, "_with_mark", with_mark)
+            await by_workers(client, TaskWorkers(client))
+            return await with_mark(self, log, record)
+
+        monkeypatch.setattr(Rounds, "_with_mark", paused)
+        slow = TaskWorkers(client)
+        with pytest.raises(ReplayLost):
+            await by_workers(client, slow)
+        assert slow.rounds == []
+        assert len(await read(client, TARGET)) == 120
+
+
+async def test_paused_before_its_first_mark_it_begins_no_round_without_the_lease(
+    autojump_clock: MockClock, clock: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin_mark = Rounds._begin_mark
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await fill(client, SOURCE)
+        await client.create_topic(TARGET)
+
+        async def keep_nothing(self: ReplayLog, scope: trio.CancelScope) -> None:
+            await trio.sleep_forever()
+
+        async def paused(self: Rounds, record: ReplayRecord) -> None:
+            await trio.sleep(LEASE_S + 1)
+            await cluster.store.grant(replay_key(record.name), "host/1/other", ttl_s=3600)
+            await begin_mark(self, record)
+
+        monkeypatch.setattr(Rounds, "_begin_mark", paused)
+        monkeypatch.setattr(ReplayLog, "keep", keep_nothing)
+        slow = TaskWorkers(client)
+        with pytest.raises(ReplayLost):
+            await by_workers(client, slow)
+        assert slow.rounds == []
 
 
 async def test_whoever_runs_it_holds_its_lease(autojump_clock: MockClock, clock: None) -> None:
