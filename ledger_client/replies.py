@@ -20,8 +20,6 @@ from native.link import Response
 
 Key = int | tuple[int, int]
 """A request id, or for READ the ledger and the entry."""
-
-
 PROBE = (0, (1 << 63) - 1)
 """A ledger and an entry that no bookie has, and can say so without looking at the disk."""
 

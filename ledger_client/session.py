@@ -33,8 +33,6 @@ LOOKS = 16
 """How often the watch looks while it waits as long as it would for a bookie."""
 NO_OWNER = 0
 """Whose frames are those that no writer sent."""
-
-
 UNANSWERED_MAX = 4096
 """Ledgers that writers left with adds under way, of which a connection remembers the last."""
 ANSWERS = frozenset({Opcode.ADD, Opcode.PULSE})

@@ -292,6 +292,11 @@ async def test_of_two_processes_that_run_it_one_stops_and_nothing_is_there_twice
         check_nothing_left(cluster)
 
 
+async def keep_nothing(_log: ReplayLog, _scope: trio.CancelScope) -> None:
+    """Let the lease run out, as in a process that is paused."""
+    await trio.sleep_forever()
+
+
 async def test_paused_before_its_first_mark_it_does_not_do_again_what_is_done(
     autojump_clock: MockClock, clock: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -301,9 +306,6 @@ async def test_paused_before_its_first_mark_it_does_not_do_again_what_is_done(
         await fill(client, SOURCE)
         await client.create_topic(TARGET)
         finished: list[Report] = []
-
-        async def keep_nothing(self: ReplayLog, scope: trio.CancelScope) -> None:
-            await trio.sleep_forever()
 
         async def paused(self: Rounds, record: ReplayRecord) -> None:
             monkeypatch.setattr(Rounds, "_begin_mark", begin_mark)
@@ -365,9 +367,6 @@ async def test_paused_before_its_first_mark_it_begins_no_round_without_the_lease
     async with memory_cluster(3) as cluster, cluster.client() as client:
         await fill(client, SOURCE)
         await client.create_topic(TARGET)
-
-        async def keep_nothing(self: ReplayLog, scope: trio.CancelScope) -> None:
-            await trio.sleep_forever()
 
         async def paused(self: Rounds, record: ReplayRecord) -> None:
             await trio.sleep(LEASE_S + 1)

@@ -1,11 +1,10 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import AsyncIterator
 
 import pytest
 import trio
-from memory_cluster import MemoryCluster, memory_cluster
+from memory_cluster import MemoryCluster
 from topic_rig import begun, lay_lane, ledger_ids, row, stored
 from trio.testing import MockClock
 
@@ -19,18 +18,6 @@ from metadata.jobs import JOBS, PINS, PINS_MAX, STAGED, job_lease, staged_prefix
 from metadata.records import LedgerState, ledger_key
 from metadata.store import Lease, Op, Put
 from metadata.topics import Retention, TopicRecord
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[MemoryCluster]:
-    async with memory_cluster(3) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(cluster: MemoryCluster) -> AsyncIterator[Client]:
-    async with cluster.client() as connected:
-        yield connected
 
 
 @pytest.fixture

@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import Awaitable, Callable
 from functools import partial
 
 import pytest
 import trio
-from memory_cluster import MemoryCluster, memory_cluster
-from staged_rig import (
-    NAME,
-    ledgers_count,
-    made,
-    read_all,
-    rows,
-    write_part,
-)
+from memory_cluster import MemoryCluster
+from staged_rig import NAME, ledgers_count, made, read_all, rows, write_part
 from trio.testing import MockClock
 
 from ledger_client import Client
-from ledger_client.topics.errors import (
-    JobLost,
-)
+from ledger_client.topics.errors import JobLost
 from ledger_client.topics.jobs.job import live_jobs
 from ledger_client.topics.jobs.writing_job import (
     KEEP_S,
@@ -36,18 +27,6 @@ from ledger_client.topics.jobs.writing_job import (
 from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
 from metadata.leadership import Term
 from metadata.store import Leases
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[MemoryCluster]:
-    async with memory_cluster(3) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(cluster: MemoryCluster) -> AsyncIterator[Client]:
-    async with cluster.client() as connected:
-        yield connected
 
 
 async def test_a_job_lives_while_somebody_works_for_it(

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-
 import pytest
 import trio
-from memory_cluster import MemoryCluster, memory_cluster
+from memory_cluster import MemoryCluster
 from staged_rig import NAME, ledgers_count, made, read_all, rows, write_job
 from topic_rig import stored
 
@@ -15,18 +13,6 @@ from ledger_client.errors import MetadataBroken
 from ledger_client.topics.errors import SinkBatchDiffers
 from ledger_client.topics.jobs.marks import SinkBatch
 from metadata.jobs import SINKS, sink_key
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[MemoryCluster]:
-    async with memory_cluster(3) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(cluster: MemoryCluster) -> AsyncIterator[Client]:
-    async with cluster.client() as connected:
-        yield connected
 
 
 async def test_a_batch_of_a_stream_is_shown_once(cluster: MemoryCluster, client: Client) -> None:

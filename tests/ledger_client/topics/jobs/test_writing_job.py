@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import pickle
 import random
-from collections.abc import AsyncIterator
 from contextlib import suppress
 from itertools import pairwise
 
@@ -10,7 +9,7 @@ import pytest
 import trio
 from lane_process import Process
 from lane_rig import batch
-from memory_cluster import MemoryCluster, memory_cluster
+from memory_cluster import MemoryCluster
 from staged_rig import (
     NAME,
     Row,
@@ -51,19 +50,6 @@ from ledger_client.topics.lanes.lane import open_lane
 from metadata.jobs import IDS, STAGED
 from metadata.records import LEDGER_COUNTER
 from metadata.topics import LANES, WRITERS, topic_prefix
-
-
-@pytest.fixture
-async def cluster() -> AsyncIterator[MemoryCluster]:
-    async with memory_cluster(3) as running:
-        yield running
-
-
-@pytest.fixture
-async def client(cluster: MemoryCluster) -> AsyncIterator[Client]:
-    async with cluster.client() as connected:
-        yield connected
-
 
 # --- visible at once, or not at all ----------------------------------------------------------
 
