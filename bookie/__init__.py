@@ -1,1 +1,1 @@
-"""One node: accept entries, make them durable, serve them, clean up."""
+"""A bookie, the storage node of quire: it stores, serves and finally deletes entries."""

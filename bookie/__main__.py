@@ -1,4 +1,4 @@
-"""The command ``bookie``: run, look after and look into bookies."""
+"""The command ``bookie``: run, maintain and inspect bookies."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from bookie.commands.user import user
 @click.group()
 @click.version_option(package_name="quire", message="bookie of quire %(version)s")
 def bookie() -> None:
-    """Run, look after and look into bookies, the storage nodes of quire.
+    """Run, maintain and inspect bookies, the storage nodes of quire.
 
     \b
     A cluster on this machine:   bookie standalone --data DIR
     One bookie:                  bookie run --data DIR
 
     Exit codes: 0 done; 1 failed, or damage found; 2 wrong command line or setting;
-    3 nobody answers; 130 interrupted.
+    3 no bookie answers; 130 interrupted.
     """  # noqa: D301 - the backslash keeps lines
 
 

@@ -1,22 +1,21 @@
 """The memory that all connections together may hold, in four pools.
 
-    received    adds that are not synced        held as long as the disk takes
-    unfinished  frames that are not whole       held as long as their peer likes
-    unsent      answers that are not taken,     held as long as their peer likes
+    received    adds that are not synced           held until the disk has them
+    unfinished  incomplete frames                  held until their peer sends the rest
+    unsent      responses that are not taken,      held until their peer reads them
                 and calls until they are answered
-    making      bounds of answers being made    held until they are made
+    making      bounds of responses being made     held until they are made
 
-A pool that is spent stops only what fills that pool. So peers that read nothing, or stop in
-the middle of a frame, hold up nobody's adds. Of each pool one address has half, which leaves
-the other half to everybody else. A connection that holds no more than SMALL_SIZE goes on
-although the pool is spent: small frames are taken in, small answers are put. What is larger
-waits for the pool.
+A pool that is used up blocks only what fills that pool. So peers that read nothing, or stop in the
+middle of a frame, delay no other's adds. One address may hold half of each pool. A connection that
+holds at most SMALL_SIZE continues although the pool is used up: small frames and small
+responses pass, larger ones wait for the pool.
 
-A peer that stands still is closed after peer_timeout_s. It has less time while others wait
-for a pool and hold nothing of it: when nothing came free for PRESSED_S, those that stood still
-as long are closed, the largest hoards first. Their addresses then have an eighth of each pool
-for PENALTY_S, so that coming back and doing it again holds up nobody but those addresses. A
-slow peer is kept as long as it takes 256 KiB in PRESSED_S.
+A peer without progress is closed after peer_timeout_s, and sooner while others wait for a pool of
+which they hold nothing: if nothing is released for PRESSED_S, connections without progress for as
+long are closed, those that hold most first. Their addresses then get an eighth of each pool for
+PENALTY_S, so that reconnecting and repeating it delays only those addresses. A slow peer is kept
+as long as it takes 256 KiB in PRESSED_S.
 """
 
 from __future__ import annotations
@@ -27,22 +26,22 @@ from collections.abc import Callable
 import trio
 
 PRESSED_S = 5.0
-"""How long somebody waits for room before those that stand still are closed."""
+"""Wait for memory before connections without progress are closed."""
 PENALTY_S = 60.0
 SMALL_SIZE = 64 << 10
-"""What a connection may hold of a pool that is spent: it is no hoard."""
+"""Bytes that a connection may hold of a pool that is used up."""
 _SHARE, _PENALTY_SHARE = 1 / 2, 1 / 8
 
 Pressed = Callable[["Pool", str | None], None]
 
 
-class Budget:
+class MemoryBudget:
     """The four pools, which together hold *bytes_max*.
 
     Attributes:
         received, unfinished, unsent, making: the pools.
-        on_pressed: called with a pool somebody waits for, and the address that spent its share
-            of it, or None when the pool is spent as a whole.
+        on_pressed: called with a pool for which a connection waits, and the address that used up
+            its share, or None if the whole pool is used up.
     """
 
     def __init__(self, bytes_max: int) -> None:
@@ -66,7 +65,7 @@ class Budget:
         self._penalties[address] = now + PENALTY_S
 
     def share_of(self, address: str) -> float:
-        """Return which part of a pool *address* may hold."""
+        """Return the share of a pool that *address* may hold, 0 to 1."""
         if not self._penalties:
             return _SHARE
         return _PENALTY_SHARE if self._penalties.get(address, 0) > trio.current_time() else _SHARE
@@ -75,14 +74,14 @@ class Budget:
 class Pool:
     """Counts bytes held for peers, by their addresses.
 
-    The limits are checked before something is taken in, whatever its size: *bytes_max* may be
-    exceeded by one frame or answer.
+    Limits are checked before a frame or response of any size is taken in, so one of them may
+    exceed *bytes_max*.
 
     Attributes:
         held: bytes held at present.
     """
 
-    def __init__(self, budget: Budget, bytes_max: int) -> None:
+    def __init__(self, budget: MemoryBudget, bytes_max: int) -> None:
         self._budget = budget
         self._bytes_max = bytes_max
         self._shares: dict[str, int] = {}
@@ -92,14 +91,14 @@ class Pool:
         self.held = 0
 
     def has_room(self, address: str) -> bool:
-        """Whether a peer at *address* may bring more."""
+        """Return True if a peer at *address* may use more."""
         if self.held > self._bytes_max:
             return False
         mine = self._shares.get(address, 0)
         return mine == 0 or mine <= self._bytes_max * self._budget.share_of(address)
 
     def change(self, address: str, size: int) -> None:
-        """Hold *size* bytes more for *address*; less when it is negative."""
+        """Hold *size* bytes more for *address*, or fewer if it is negative."""
         if size == 0:
             return
         self.held += size
@@ -112,10 +111,10 @@ class Pool:
             self._waiting.unpark_all()
 
     def mark_unfinished(self, token: int, unfinished: bool) -> None:
-        """Note that a connection holds a part of a frame, or does so no longer.
+        """Record that a connection holds an incomplete frame, or no longer does.
 
-        If every connection stopped in the middle of a frame, none would ever be given back;
-        so the connection that began its frame first may always go on.
+        If every connection waited in the middle of a frame, no memory would ever be released.
+        So the connection that began its frame first may always continue.
         """
         if unfinished:
             self._unfinished.setdefault(token)
@@ -124,19 +123,20 @@ class Pool:
             self._waiting.unpark_all()
 
     def surplus(self, address: str | None) -> int:
-        """Bytes by which the pool, or the share of *address*, is overdrawn; below 0: by none."""
+        """Return bytes above the limit of the pool or of *address*; negative if below."""
         if address is None:
             return self.held - self._bytes_max
         share = int(self._bytes_max * self._budget.share_of(address))
         return self._shares.get(address, 0) - share
 
     async def room(self, address: str, token: int | None = None, *, may_press: bool = True) -> None:
-        """Wait until a peer at *address* may bring more.
+        """Wait until a peer at *address* may use more.
 
         Args:
-            address: of the peer.
-            token: of a connection in the middle of a frame.
-            may_press: whether others are closed for it; not for one that hoards itself.
+            address: the peer's address.
+            token: the connection's token if it is in the middle of a frame.
+            may_press: close other connections to get memory; False for a connection that holds
+                memory itself.
         """
         while not self.has_room(address) and not self._is_first(token):
             with trio.move_on_after(PRESSED_S if may_press else math.inf):
@@ -156,4 +156,4 @@ class Pool:
 
 
 def _nobody(_pool: Pool, _address: str | None) -> None:
-    """Nobody listens yet."""
+    """Do nothing: no callback was set."""

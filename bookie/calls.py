@@ -1,12 +1,12 @@
-"""CALL: what is asked of a bookie outside the data path (metadata/calls.py).
+"""CALL: requests to a bookie outside the data path (metadata/calls.py).
 
-Calls about metadata are answered out of the bookie's own metadata store, so that a client
-needs no access to it; those about the bookie are answered here. A call gives a reply
-whatever happens, within its deadline. What only reads answers a failure of the disk as a
-Failure; a call that flushes or compacts lets it end the bookie, as it does without a call.
+Calls about metadata are answered from the bookie's own metadata store, so that a client needs no
+access to it; calls about the bookie are answered here. Every call gets a reply within its
+deadline. A call that only reads returns a failure of the disk as a Failure. In a call that
+flushes or compacts, such a failure ends the bookie, as it does without a call.
 
-Calls have few threads, and their own: the flush needs one too, and a bookie whose flush gets
-none for long takes its disk for one that hangs (stall.py).
+Calls have a few threads of their own, because the flush needs one too: a bookie whose flush waits
+long for a thread would conclude that its disk hangs (stall.py).
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any, get_args
 import msgspec
 import trio
 
+from bookie.disk_usage import measure
 from bookie.errors import CallRefused
-from bookie.footprint import measure
 from bookie.garbage import Collector
 from bookie.incarnations import Incarnations
 from bookie.inspecting import Inspector
@@ -46,7 +46,7 @@ from native.frame import CALL_SIZE_MAX, Code, Opcode
 
 _Looked = calls.JournalFiles | calls.JournalRecords | calls.Indexes | calls.IndexExtents
 _METADATA = get_args(MetadataRequest)
-_ROW_SIZE = 128  # of a row, as objects, beside its texts and values
+_ROW_SIZE = 128  # of a row as objects, without its texts and values
 _FAILURE_SIZE = 16 << 10
 _LOOKED_SIZE = 2 << 20
 _CHANGES_SMALL = 4 << 10
@@ -66,7 +66,7 @@ _READS = (
 )
 _LONG = (calls.CollectGarbage, calls.ScrubNow)
 _THREADS_MAX = 4
-_LOOKERS_MAX = 1  # it is Python that reads there, so a second one would only slow the loop down
+_LOOKERS_MAX = 1  # they read in Python, so a second one would only slow the loop down
 _QUICK_S = 10.0
 _FLUSH_S = 60.0
 _UPKEEP_S = 24 * 3600.0  # compaction is throttled and may take hours
@@ -110,11 +110,11 @@ class Calls:
         }
 
     def tell_of(self, status: Status) -> None:
-        """Answer BookieInfo with *status* from now on; before, it is refused."""
+        """Answer BookieInfo with *status* from now on; before this call it is refused."""
         self._status = status
 
     async def answer(self, body: bytes, room: CallRoom) -> bytes:
-        """The reply to the request in *body*, both in msgpack, made once it has *room*.
+        """Return the reply to the request in *body*, both in msgpack; wait for *room* first.
 
         Raises:
             OSError: the bookie's disk failed while it was written.
@@ -147,8 +147,8 @@ class Calls:
                     return await self._work_long(request, room)
                 return await self._handlers[type(request)](request)
             except Corrupt as error:
-                told = f"{error}: damaged here; the bookie's log names file and offset"
-                return Failure(type(error).__name__, told)
+                message = f"{error}: damaged here; the bookie's log names file and offset"
+                return Failure(type(error).__name__, message)
             except (CallRefused, CoreError) as error:
                 return Failure(type(error).__name__, str(error))
             except OSError as error:
@@ -158,7 +158,7 @@ class Calls:
         return Failure("CallTimedOut", f"{type(request).__name__} took over {deadline_s:g} s")
 
     async def _watch(self, request: calls.WatchSince, room: CallRoom) -> Reply:
-        """Wait with no room held; what then is large is asked for again, with room."""
+        """Wait without memory held; request large changes again once there is memory."""
         with room.parked():
             found = await self._metadata.answer(request)
         if isinstance(found, Changes) and sum(map(len, found.keys)) > _CHANGES_SMALL:
@@ -170,7 +170,7 @@ class Calls:
     async def _work_long(
         self, request: calls.CollectGarbage | calls.ScrubNow, room: CallRoom
     ) -> Reply:
-        """Work for hours perhaps, with no room held; there is room before the reply is encoded."""
+        """Work without memory held, perhaps for hours; reserve it before the reply is encoded."""
         with room.parked():
             reply = await self._handlers[type(request)](request)
         await room.hold(reply_size_max(request))
@@ -179,7 +179,7 @@ class Calls:
     async def _info(self, _: calls.BookieInfo) -> BookieReply:
         if self._status is None:
             raise CallRefused("the bookie is starting")
-        return self._status.tell()
+        return self._status.report()
 
     async def _ledgers(self, request: calls.LedgerStates) -> BookieReply:
         engine = self._storage.engine
@@ -244,7 +244,7 @@ class Calls:
         runs = self._storage.engine.runs
         ledger_id, meant = request.ledger_id, request.incarnation
         if await self._incarnations.is_over(ledger_id, meant):
-            raise CallRefused(f"ledger {ledger_id} is another one by now; read its record again")
+            raise CallRefused(f"ledger {ledger_id} was replaced by another; read its record again")
         try:
             page = await trio.to_thread.run_sync(
                 runs, request.ledger_id, request.after, request.count, limiter=self._threads
@@ -252,8 +252,10 @@ class Calls:
         except NoLedger:
             page = []
         if not self._incarnations.is_here(ledger_id, meant):
-            raise CallRefused(f"which ledger has id {ledger_id} now is not known; ask again")
-        # Who asks may call the ledger whole because of it: a power cut must not undo that.
+            raise CallRefused(
+                f"the current incarnation of ledger {ledger_id} is unknown; ask again"
+            )
+        # Repair may rely on this, so a power cut must not undo it.
         await self._storage.events.synced(self._storage.engine.gathered())
         return calls.RunPage(page)
 
@@ -282,7 +284,7 @@ class Calls:
 
 
 def reply_size_max(request: calls.Request) -> int:
-    """Return a bound of the bytes of the reply, as it is before it is encoded."""
+    """Return a bound of the reply's bytes before it is encoded."""
     match request:
         case calls.Get():
             return VALUE_SIZE_MAX + _ROW_SIZE

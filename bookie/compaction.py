@@ -1,10 +1,10 @@
-"""Freeing space: entry logs that hold little or nothing alive.
+"""Frees space: deletes or rewrites entry logs with few or no live entries.
 
-A log without a live byte is deleted. A closed one with a smaller live share than the
-threshold is rewritten, emptiest first: copy, sync, switch the index, delete (native/store.h).
-Minor compaction looks for nearly empty logs often, major for half-empty ones seldom. None
-runs on a full disk, and no major one on a disk that is filling up: it needs space first.
-A log in which damage is met is left alone from then on, and the others go on.
+A log without a live byte is deleted. A closed one with a smaller live share than the threshold is
+rewritten, emptiest first: copy, sync, switch the index, delete (native/store.h). Minor compaction
+rewrites nearly empty logs and runs often; major compaction rewrites half-empty logs and runs
+rarely. Neither runs on a full disk, and major not on a disk that is filling up, because copying
+needs space first. A log with damage is left alone from then on.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FOREVER_S = float("inf")
 
 
 class Compactor:
-    """Decides which entry logs are deleted or rewritten, and has it done."""
+    """Decides which entry logs are deleted or rewritten, and does it."""
 
     def __init__(self, store: Store, config: BookieConfig, disk: DiskGuard) -> None:
         self._store = store
@@ -42,8 +42,8 @@ class Compactor:
         """The live share below which logs are rewritten now; 0 for none.
 
         Args:
-            major: as asked for by somebody; None: whichever is due, which then is not
-                due again for its interval.
+            major: True for major, False for minor compaction; None for the one that is due,
+                which then is not due again for its interval.
         """
         config = self._config
         if major is not None:
@@ -61,7 +61,7 @@ class Compactor:
     async def free(self, threshold: float) -> GarbageReport:
         """Delete dead logs and rewrite those with a live share below *threshold*.
 
-        A log that cannot be read or copied stays as it is, and the others go on.
+        A log that cannot be read or copied stays as it is; the others are still handled.
 
         Raises:
             OSError: a dead log cannot be deleted.
@@ -99,7 +99,7 @@ class Compactor:
         return sorted(worth, key=_live_share)
 
     def _reason(self, log: LogUsage, threshold: float) -> str:
-        """Why *log* is left as it is; "" when it is worth rewriting."""
+        """Return why *log* is kept as it is, "" if it is worth rewriting."""
         if log.open:
             return "it is being written"
         if log.damaged:
@@ -119,7 +119,7 @@ class Compactor:
         ]
 
     async def _compact(self, log: LogUsage) -> int | None:
-        """The bytes copied; None when the log was left as it is."""
+        """Return the bytes copied, or None if the log was kept as it is."""
         # A thread cannot be cancelled, so a cancellation asks it to end.
         stop = Stop()
         async with trio.open_nursery() as nursery:
@@ -132,7 +132,7 @@ class Compactor:
                 _log.warning("entry log %d is damaged; it is kept, and left alone", log.log_id)
                 return None
             except OSError as error:
-                # Nothing hangs on the copy: the log it was made from is still there.
+                # The copy is not needed, because the original log is still there.
                 _log.warning("entry log %d cannot be rewritten: %s", log.log_id, error)
                 return None
             finally:

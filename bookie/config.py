@@ -28,8 +28,8 @@ class ConfigError(BookieError):
     """A setting is unknown, of the wrong type or out of bounds.
 
     Attributes:
-        source: the file, or "the command line".
-        key: the setting, or "" when the file as a whole cannot be read.
+        source: the path of the file, or "the command line".
+        key: the name of the setting, or "" if the file cannot be read or parsed.
     """
 
     def __init__(self, source: str, key: str, problem: str) -> None:
@@ -39,17 +39,17 @@ class ConfigError(BookieError):
 
 
 class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
-    """The settings of one bookie. Sizes are bytes, ``_s`` is seconds.
+    """The settings of one bookie. Sizes are in bytes; names that end in ``_s`` are seconds.
 
-    ``load_config`` checks them and fills in the folders; one that is built directly is
-    taken as it is.
+    ``load_config`` checks the values and fills in the folders. A struct built directly is
+    not checked.
     """
 
     bookie_id: Annotated[
         str,
         Setting(
-            "Name of this bookie in ledger records; it never changes, wherever the bookie moves.\n"
-            'Empty: the one in the cookie; a new bookie is given "bookie-" and 8 random digits.',
+            "Name of this bookie in ledger records. It never changes, even if the bookie moves.\n"
+            'Empty: the name in the cookie; a new bookie gets "bookie-" and 8 random digits.',
             pattern=(_ID, "up to 128 letters, digits and . _ : - [ ]"),
             section="Who and where",
         ),
@@ -63,40 +63,44 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     advertised_address: Annotated[
         str,
         Setting(
-            'The "host:port" that clients are told. Empty: the host and port listened on, which\n'
-            "is wrong when the host is a wildcard or behind address translation."
+            'The "host:port" that clients connect to. Empty: the host and port listened on. Set\n'
+            "it if the host is a wildcard or behind address translation."
         ),
     ] = ""
     metadata: Annotated[
         str,
         Setting(
-            'Where ledger records live: "sqlite:///absolute/path". All bookies of a cluster name\n'
-            "the same store. Empty: metadata.db in the data folder, a cluster of one."
+            'Metadata store that holds the ledger records: "sqlite:///absolute/path". All bookies\n'
+            "of a cluster use the same one. Empty: metadata.db in the data folder, for a cluster\n"
+            "of one bookie."
         ),
     ] = ""
     data_folder: Annotated[
         str,
         Setting(
-            "Folder of this bookie; it may hold the folder security, which says who may call.\n"
-            "Must be set. A relative path counts from this file's folder."
+            "Folder of this bookie. Required. Its subfolder security, if present, holds the TLS\n"
+            "files and the users. Relative paths start at the folder of this file."
         ),
     ] = ""
     journal_folder: Annotated[
         str,
         Setting(
-            "Folder of the journal; best on a disk of its own. Empty: journal in the data folder."
+            "Folder of the journal, ideally on its own disk. Empty: journal in the data folder."
         ),
     ] = ""
     ledger_folder: Annotated[
         str,
-        Setting("Folder of entry logs, index and mark. Empty: ledgers in the data folder."),
+        Setting(
+            "Folder of the entry logs, their indexes and the mark. Empty: ledgers in the data\n"
+            "folder."
+        ),
     ] = ""
 
     memtable_size: Annotated[
         int,
         Setting(
-            "Size of one half of the memtable; there are two, so twice this is used. A full half\n"
-            "is flushed to the entry log while the other fills.",
+            "Size of one half of the memtable; the two halves use twice this much memory. A full\n"
+            "half is flushed to the entry log while the other one fills.",
             "bytes",
             10 * MiB,
             GiB,
@@ -106,8 +110,8 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     journal_size_max: Annotated[
         int,
         Setting(
-            "Start a new journal file after this many. Rolled between two halves of the\n"
-            "memtable, so a file may be larger by one half.",
+            "Start a new journal file at this size. That happens only when the memtable switches\n"
+            "halves, so a file may exceed the limit by one half.",
             "bytes",
             MiB,
             64 * GiB,
@@ -116,7 +120,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     journal_spares: Annotated[
         int,
         Setting(
-            "Journal files kept to be written again, which is faster than new ones. 0: none.",
+            "Old journal files to keep for reuse, which is faster than creating new ones. 0: none.",
             "files",
             0,
             1000,
@@ -124,17 +128,17 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 2
     log_size_max: Annotated[
         int,
-        Setting("Start a new entry log after this many.", "bytes", MiB, 2 * GiB),
+        Setting("Start a new entry log at this size.", "bytes", MiB, 2 * GiB),
     ] = GiB
     index_cache_size: Annotated[
         int,
-        Setting("Memory for pages of the index. 0: none are kept.", "bytes", 0, 64 * GiB),
+        Setting("Memory for cached index pages. 0: no cache.", "bytes", 0, 64 * GiB),
     ] = 32 * MiB
     checkpoint_interval_s: Annotated[
         float,
         Setting(
-            "Flush after this long although the memtable is not full; it bounds what a restart\n"
-            "replays. 0: only when it is full.",
+            "Flush the memtable this often even if it is not full. This bounds how much of the\n"
+            "journal a restart replays. 0: flush only when it is full.",
             "seconds",
             0,
             DAY_S,
@@ -144,10 +148,11 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: Annotated[
         int,
         Setting(
-            "Connections served at a time; more are closed at once. One address has three\n"
-            "quarters of them. Those that have not logged in or sent nothing yet do not count;\n"
-            "there are a quarter as many places for them beside. With too few file descriptors\n"
-            "(ulimit -n) fewer are served, and the log says so.",
+            "Connections served at the same time; the bookie closes further ones at once. One\n"
+            "client address may use three quarters of them. Connections that have not logged in,\n"
+            "or have sent nothing yet, do not count; a quarter as many of those are allowed in\n"
+            "addition. With too few file descriptors (ulimit -n), the bookie lowers the limit and\n"
+            "logs that.",
             "connections",
             1,
             100_000,
@@ -157,7 +162,8 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     connection_bytes_max: Annotated[
         int,
         Setting(
-            "Bytes of one connection that are unsynced or unsent; beyond, nothing is read from it.",
+            "Unsynced and unsent bytes allowed for one connection. At the limit, the bookie stops\n"
+            "reading from it.",
             "bytes",
             MiB,
             4 * GiB,
@@ -166,9 +172,9 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     bytes_in_flight_max: Annotated[
         int,
         Setting(
-            "The same for all connections together: half for adds, an eighth for frames that are\n"
-            "not whole, a quarter for answers not taken, an eighth for those being made. One\n"
-            "address has half of each.",
+            "The same limit for all connections together: half for adds, an eighth for incomplete\n"
+            "frames, a quarter for responses not yet sent, an eighth for responses being made.\n"
+            "One client address may use half of each share.",
             "bytes",
             MiB,
             64 * GiB,
@@ -177,9 +183,9 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     peer_timeout_s: Annotated[
         float,
         Setting(
-            "Close a connection that for this long leaves a frame unfinished, or does not take\n"
-            "its responses; 5 s while others wait for the memory that it holds. A login has 10 s\n"
-            "at most. 0: never, but for those.",
+            "Close a connection that leaves a frame unfinished or does not read its responses for\n"
+            "this long, or for 5 s while others wait for the memory it holds. A login may take\n"
+            "10 s at most. 0: only the limits of 5 s and 10 s apply.",
             "seconds",
             0,
             DAY_S,
@@ -188,21 +194,21 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     idle_timeout_s: Annotated[
         float,
         Setting(
-            "Close a connection on which nothing came for this long. 0: never.",
+            "Close a connection that has sent nothing for this long. 0: never.",
             "seconds",
             0,
             30 * DAY_S,
         ),
     ] = 0.0
     read_workers: Annotated[
-        int, Setting("Threads for reads that need the disk.", "threads", 1, 256)
+        int, Setting("Threads for reads that go to disk.", "threads", 1, 256)
     ] = 4
 
     gc_interval_s: Annotated[
         float,
         Setting(
-            "How often ledgers deleted from the metadata are looked for, and their space freed.\n"
-            "0: only on `bookie gc`.",
+            "How often to look for ledgers that were deleted from the metadata, and free their\n"
+            "space. 0: only when `bookie gc` asks for it.",
             "seconds",
             0,
             30 * DAY_S,
@@ -212,15 +218,15 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     gc_foreign_ledgers: Annotated[
         str,
         Setting(
-            "Ledgers here of which the metadata never knew, written by clients of their own kind:\n"
-            '"keep" them, or "delete" them as deleted ones.',
+            "What to do with ledgers that never were in the metadata, because a client used the\n"
+            'wire protocol alone: "keep" them, or "delete" them like deleted ledgers.',
             choices=("keep", "delete"),
         ),
     ] = "keep"
     minor_threshold: Annotated[
         float,
         Setting(
-            "Minor compaction rewrites entry logs with less than this share alive. 0: off.",
+            "Minor compaction rewrites entry logs with less than this share of live data. 0: off.",
             "share",
             0,
             1,
@@ -232,7 +238,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     major_threshold: Annotated[
         float,
         Setting(
-            "Major compaction rewrites entry logs with less than this share alive. 0: off.",
+            "Major compaction rewrites entry logs with less than this share of live data. 0: off.",
             "share",
             0,
             1,
@@ -242,13 +248,13 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         float, Setting("Time between major compactions. 0: off.", "seconds", 0, 365 * DAY_S)
     ] = 86400.0
     compaction_rate: Annotated[
-        int, Setting("How fast compaction copies. 0: no limit.", "bytes a second", 0, TiB)
+        int, Setting("How fast compaction copies data. 0: no limit.", "bytes a second", 0, TiB)
     ] = 100 * MiB
 
     disk_full_ratio: Annotated[
         float,
         Setting(
-            "Turn read-only when this share of the disk is used. 1: never.",
+            "Become read-only when this share of the disk is used. 1: never.",
             "share",
             0.01,
             1,
@@ -257,26 +263,31 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = 0.95
     disk_warn_ratio: Annotated[
         float,
-        Setting("Warn and put off major compaction from this share on.", "share", 0.01, 1),
+        Setting(
+            "Log a warning and postpone major compaction when this share of the disk is used.",
+            "share",
+            0.01,
+            1,
+        ),
     ] = 0.90
     disk_reserve: Annotated[
         int,
         Setting(
-            "While read-only, adds of a recovery are still taken with this many bytes free.",
+            "While read-only, accept the adds of a recovery as long as this many bytes are free.",
             "bytes",
             0,
             TiB,
         ),
     ] = GiB
     disk_check_s: Annotated[
-        float, Setting("Time between looks at the disk.", "seconds", 0.01, 3600)
+        float, Setting("How often to check how full the disk is.", "seconds", 0.01, 3600)
     ] = 10.0
 
     autorecovery: Annotated[
         bool,
         Setting(
-            "Take part in repair: in turn to lead it, and with others to copy entries of which\n"
-            "too few copies are left. Turn it off while several bookies are down on purpose.",
+            "Take part in repair: lead it when elected, and help to copy entries that have too\n"
+            "few copies left. Turn it off while several bookies are down on purpose.",
             choices=SWITCH,
             section="Repair",
         ),
@@ -284,8 +295,8 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     repair_rate_max: Annotated[
         int,
         Setting(
-            "How fast this bookie copies entries to others for repair; writes and reads of\n"
-            "clients go first. 0: no limit.",
+            "How fast this bookie copies entries to others for repair. Writes and reads of\n"
+            "clients take precedence. 0: no limit.",
             "bytes a second",
             0,
             TiB,
@@ -294,8 +305,9 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     lost_after_s: Annotated[
         float,
         Setting(
-            "A bookie that is not registered for this long is lost, and its copies are made\n"
-            "anew elsewhere. Longer than a restart takes. 0: as soon as its registration ends.",
+            "Treat a bookie as lost when it has not been registered for this long, and copy its\n"
+            "entries to other bookies. Set it longer than a restart takes. 0: lost as soon as its\n"
+            "registration ends.",
             "seconds",
             0,
             30 * DAY_S,
@@ -304,8 +316,8 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     open_grace_s: Annotated[
         float,
         Setting(
-            "A ledger that is still open and has a lost bookie is closed after this long, which\n"
-            "ends its writer; one that lives replaces the bookie by itself before. 0: at once.",
+            "Close an open ledger with a lost bookie after this long, which fences its writer. A\n"
+            "live writer replaces the bookie itself before that. 0: at once.",
             "seconds",
             0,
             30 * DAY_S,
@@ -314,7 +326,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     scrub_rate: Annotated[
         int,
         Setting(
-            "How fast closed entry logs are read through for damage, once a day at most. 0: never.",
+            "How fast to read closed entry logs in search of damage, at most once a day. 0: never.",
             "bytes a second",
             0,
             TiB,
@@ -324,7 +336,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     lease_ttl_s: Annotated[
         float,
         Setting(
-            "How long the registration of a bookie that died outlives it.",
+            "How long the registration of a bookie lasts after the bookie died.",
             "seconds",
             0.1,
             3600,
@@ -334,13 +346,17 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: Annotated[
         int,
         Setting(
-            "HTTP port of /metrics, /health, /ready. 0: none. -1: any free one.", "port", -1, 65535
+            "HTTP port for /metrics, /health and /ready. 0: none. -1: any free one.",
+            "port",
+            -1,
+            65535,
         ),
     ] = 0
     stop_timeout_s: Annotated[
         float,
         Setting(
-            "Time for an orderly stop; what is not flushed by then is replayed at the next start.",
+            "Time allowed for an orderly stop. Entries not flushed by then are replayed from the\n"
+            "journal at the next start.",
             "seconds",
             0,
             3600,
@@ -360,26 +376,26 @@ _SETTINGS: dict[str, Setting] = {key: hint.__metadata__[0] for key, hint in _HIN
 
 
 def sample_file() -> str:
-    """The text of bookie.toml: every setting with its default, explained."""
+    """Return the text of bookie.toml: every setting with its explanation and default."""
     return write_sample(settings())
 
 
 def settings() -> Iterator[tuple[str, Setting, Value]]:
-    """Every setting in the order of the sample file: key, what it is, default."""
+    """Yield key, declaration and default of every setting, in the order of the sample file."""
     defaults = BookieConfig()
     for key, setting in _SETTINGS.items():
         yield key, setting, getattr(defaults, key)
 
 
 def load_config(path: Path | None, overrides: Mapping[str, object] | None = None) -> BookieConfig:
-    """Read the settings from the file at *path*, if any, and then from *overrides*.
+    """Read the settings from the file at *path*, if any; *overrides* win over the file.
 
-    Values of overrides may be text, as a command line has them. Folders come out absolute
-    and filled in, and so does the metadata's address. Relative ones count from the folder
-    of the file, in overrides from the current one.
+    Values of *overrides* may be text, as on a command line. Empty folders and an empty
+    metadata URL are filled in. A relative folder counts from the folder of the file, or
+    from the current one if it comes from *overrides*. Blocks for one small file.
 
     Raises:
-        ConfigError: in one line, which setting is wrong and what is allowed.
+        ConfigError: a setting is wrong; the message fits one line and says what is allowed.
     """
     source = str(path) if path else _COMMAND_LINE
     values: dict[str, Any] = {}

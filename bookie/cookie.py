@@ -1,15 +1,16 @@
-"""Cookies: a bookie starts only on the folders that are its own, and on all of them.
+"""Cookies: a bookie starts only on its own folders, and only if all of them are there.
 
-A bookie that came back with an emptied disk would answer "no such entry" for entries
-that it acknowledged, and forget which ledgers are fenced. So one identity is written
-in three places, and all must agree:
+A bookie that came back with an empty disk would answer "no such entry" for entries that
+it acknowledged, and would not know which ledgers are fenced. So the same identity is
+written in three places, and all must agree:
 
     <journal folder>/cookie.json      <ledger folder>/cookie.json      cookies/<bookie id>
                                                                        in the metadata
 
-A new bookie, known nowhere, is given one. A crash on the way is told from damage by
-``complete``: both files are written incomplete, then the record, then both complete.
-While a file is incomplete the bookie never served, and the next start goes on from there.
+A new bookie, which has a cookie in none of them, gets one. ``complete`` distinguishes a
+crash during that from damage: both files are written as incomplete, then the record, then
+both files as complete. While a file is incomplete, the bookie has never served, and the
+next start continues from there.
 """
 
 from __future__ import annotations
@@ -23,12 +24,9 @@ import msgspec
 from bookie.config import BookieConfig
 from bookie.cookie_file import (
     FILE_NAME,
-    BookieUnknown,
     Cookie,
+    CookieRefused,
     Folder,
-    FolderEmptied,
-    FolderForeign,
-    FolderMoved,
     absolute,
     look,
     write_cookies,
@@ -47,17 +45,17 @@ INSTANCE_KEY = "instance"
 
 
 async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieRecord:
-    """Make sure that the folders of *config* are this bookie's; make a new bookie if none.
+    """Check that the folders of *config* belong to this bookie, or create a new bookie in them.
 
-    Call it with the folders held (lock.py). *store* is asked for the bookie's record, and
-    given one for a new bookie.
+    The caller must hold the locks of the folders (lock.py). A new bookie's record is written
+    to *store*.
 
     Returns:
         The bookie's record; its bookie_id is the name to serve under.
 
     Raises:
-        FolderEmptied, FolderForeign, FolderMoved, BookieUnknown: see there.
-        MetadataError: the store cannot be asked.
+        CookieRefused: the cookies disagree, with any fault except "serving".
+        MetadataError: the store did not answer.
         OSError: a folder cannot be read or written.
     """
     folders = await look(config)
@@ -68,7 +66,7 @@ async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieReco
     cookie = cookies[0]
     record = await find_bookie(store, cookie.bookie_id)
     if record is None and not any(each.complete for each in cookies):
-        # Cut off while it was made; perhaps for another cluster than the one named now.
+        # Its creation was interrupted, perhaps for another cluster than the present one.
         cookie = msgspec.structs.replace(cookie, instance_id=await cluster_instance(store))
         return await _complete(store, folders, cookie)
     _check_presence(folders, cookie)
@@ -82,15 +80,15 @@ async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieReco
 async def adopt_folders(config: BookieConfig, store: MetadataStore) -> CookieRecord:
     """Accept that the folders were moved: write their present paths into the cookies.
 
-    Safe to repeat after a crash. A copy that stayed behind refuses to start from then on.
+    Safe to repeat after a crash. From then on, a copy left at the old paths refuses to start.
 
     Raises:
-        CookieRefused: anything but the paths disagrees.
+        CookieRefused: the cookies disagree in more than the paths.
     """
     folders = await look(config)
     cookies = [folder.cookie for folder in folders if folder.cookie is not None]
     if not cookies:
-        raise FolderEmptied(config.ledger_folder, "no cookie here", "nothing to adopt")
+        raise CookieRefused("emptied", config.ledger_folder, "no cookie here", "nothing to adopt")
     _check_agreement(config, folders, cookies)
     _check_presence(folders, cookies[0])
     record = await find_bookie(store, cookies[0].bookie_id)
@@ -106,7 +104,7 @@ async def adopt_folders(config: BookieConfig, store: MetadataStore) -> CookieRec
 
 
 async def find_bookie(store: MetadataStore, bookie_id: str) -> CookieRecord | None:
-    """Return the record of a bookie, None when there is no such bookie. Raises MetadataError."""
+    """Return the record of a bookie, or None if there is no such bookie. Raises MetadataError."""
     key = cookie_key(bookie_id)
     found = await store.get(key)
     return decode_cookie(key, found.value) if found else None
@@ -117,7 +115,8 @@ async def _create(
 ) -> CookieRecord:
     for folder in folders:
         if folder.has_data:
-            raise FolderForeign(
+            raise CookieRefused(
+                "foreign",
                 str(folder.path),
                 f"holds files but no {FILE_NAME}, so it is no bookie's folder",
                 f"restore {FILE_NAME}, or name an empty folder",
@@ -137,14 +136,15 @@ async def _create(
 
 
 async def _check_not_emptied(config: BookieConfig, store: MetadataStore) -> None:
-    """Refuse when the metadata knows of a bookie that had data in these folders."""
+    """Raise CookieRefused if the metadata has a bookie that kept its data in these folders."""
     if config.bookie_id:
         known = await find_bookie(store, config.bookie_id)
     else:
         known = await find_bookie_of_folders(config, store)
     if known is None:
         return
-    raise FolderEmptied(
+    raise CookieRefused(
+        "emptied",
         absolute(config.ledger_folder),
         f"empty or missing, but bookie {known.bookie_id} had its data in {known.ledger_folder}",
         "mount the right disk; or, if it is lost, let it be refilled by `bookie replace`; "
@@ -153,7 +153,7 @@ async def _check_not_emptied(config: BookieConfig, store: MetadataStore) -> None
 
 
 async def find_bookie_of_folders(config: BookieConfig, store: MetadataStore) -> CookieRecord | None:
-    """Return the record that names a folder of *config*, None if none does."""
+    """Return the record that names a folder of *config*, if any. Reads all bookies' records."""
     places = {absolute(config.journal_folder), absolute(config.ledger_folder)}
     known = None
     async for page in pages(store, COOKIES):
@@ -169,26 +169,29 @@ async def _complete(
 ) -> CookieRecord:
     for folder in folders:
         if folder.has_data:
-            raise FolderForeign(
-                str(folder.path), "holds files that no bookie wrote", "name an empty folder"
+            raise CookieRefused(
+                "foreign",
+                str(folder.path),
+                "holds files that no bookie wrote",
+                "name an empty folder",
             )
     await write_cookies(folders, cookie, complete=False)
     key = cookie_key(cookie.bookie_id)
     try:
         await store.put(key, encode_record(cookie.record), expected=ABSENT)
     except VersionConflict as cause:
-        # Our own, when a former try was cut off after the store had done it.
+        # It is our own record if an earlier attempt was interrupted after writing it.
         record = await find_bookie(store, cookie.bookie_id)
         if record != cookie.record:
-            raise BookieUnknown(
-                key, "another bookie has this name already", "choose another --bookie-id"
+            raise CookieRefused(
+                "unknown", key, "another bookie has this name already", "choose another --bookie-id"
             ) from cause
     await write_cookies(folders, cookie, complete=True)
     return cookie.record
 
 
 async def cluster_instance(store: MetadataStore) -> str:
-    """Return the id of the cluster, made by its first bookie."""
+    """Return the id of the cluster; its first bookie creates it. Raises MetadataError."""
     found = await store.get(INSTANCE_KEY)
     if found is None:
         try:
@@ -205,21 +208,24 @@ def _check_agreement(
 ) -> None:
     for folder in folders:
         if folder.cookie is not None and folder.cookie.role != folder.role:
-            raise FolderForeign(
+            raise CookieRefused(
+                "foreign",
                 str(folder.path),
                 f"this is the {folder.cookie.role} folder of bookie {folder.cookie.bookie_id}",
                 "swap journal_folder and ledger_folder in the configuration",
             )
     if len({(each.bookie_id, each.cookie_id, each.instance_id) for each in cookies}) > 1:
         names = " and ".join(each.bookie_id for each in cookies)
-        raise FolderForeign(
+        raise CookieRefused(
+            "foreign",
             config.ledger_folder,
             f"the two folders belong to different bookies ({names})",
             "correct journal_folder or ledger_folder",
         )
     found = cookies[0].bookie_id
     if config.bookie_id not in ("", found):
-        raise FolderForeign(
+        raise CookieRefused(
+            "foreign",
             config.ledger_folder,
             f"this is the data of bookie {found}, not of {config.bookie_id}",
             "correct bookie_id, or the folders",
@@ -229,7 +235,8 @@ def _check_agreement(
 def _check_presence(folders: Sequence[Folder], cookie: Cookie) -> None:
     for folder in folders:
         if folder.cookie is None:
-            raise FolderEmptied(
+            raise CookieRefused(
+                "emptied",
                 str(folder.path),
                 f"the {folder.role} folder of bookie {cookie.bookie_id} is missing, or has no "
                 f"{FILE_NAME}",
@@ -239,13 +246,15 @@ def _check_presence(folders: Sequence[Folder], cookie: Cookie) -> None:
 
 def _check_record(cookie: Cookie, record: CookieRecord | None) -> None:
     if record is None:
-        raise BookieUnknown(
+        raise CookieRefused(
+            "unknown",
             cookie_key(cookie.bookie_id),
             "the metadata does not know this bookie",
             "it is probably the wrong store; check --metadata",
         )
     if record.cookie_id != cookie.cookie_id or record.instance_id != cookie.instance_id:
-        raise BookieUnknown(
+        raise CookieRefused(
+            "unknown",
             cookie_key(cookie.bookie_id),
             "the metadata knows another bookie by this name",
             "this data is from another cluster, or from before a format; check --metadata",
@@ -258,7 +267,8 @@ def _check_paths(
     here = (absolute(config.journal_folder), absolute(config.ledger_folder))
     for known in (*cookies, record):
         if known is not None and (known.journal_folder, known.ledger_folder) != here:
-            raise FolderMoved(
+            raise CookieRefused(
+                "moved",
                 here[1],
                 f"bookie {known.bookie_id} had its folders at {known.journal_folder} and "
                 f"{known.ledger_folder}",

@@ -1,6 +1,6 @@
-"""The cookie file of each folder: how it is found, read and written; what can be refused.
+"""The cookie file of each folder: finding, reading and writing it, and CookieRefused.
 
-``bookie.cookie`` decides whether what was found is right. The file, for example:
+``bookie.cookie`` decides whether the cookies found are right. An example of the file:
 
     {
       "bookie_id": "bookie-1",
@@ -32,34 +32,28 @@ from metadata.records import CookieRecord
 FILE_NAME = "cookie.json"
 _NOT_DATA = {FILE_NAME, f"{FILE_NAME}.new", "lock", "lost+found", LIMBO}
 Role = Literal["journal", "ledgers"]
+Fault = Literal["emptied", "foreign", "moved", "unknown", "serving"]
 
 
 class CookieRefused(BookieError):
-    """Cookies disagree, so the bookie does not start. Nothing was changed."""
+    """Cookies disagree, so the bookie does not start. Nothing was changed.
 
-    def __init__(self, place: str, problem: str, advice: str) -> None:
+    Attributes:
+        fault: "emptied": a folder that held the bookie's data is empty or missing; "foreign": a
+            folder holds other files, or another bookie's data; "moved": a folder is not where
+            it was at the last start; "unknown": the metadata has no such bookie, or a different
+            one with that name; "serving": a bookie with that name is registered.
+        place: the folder or the metadata key with the fault.
+    """
+
+    def __init__(self, fault: Fault, place: str, problem: str, advice: str) -> None:
         super().__init__(f"{place}: {problem}; {advice}")
+        self.fault = fault
         self.place = place
 
 
-class FolderEmptied(CookieRefused):
-    """A folder that held the bookie's data is empty or missing."""
-
-
-class FolderForeign(CookieRefused):
-    """A folder holds something else, or another bookie's data."""
-
-
-class FolderMoved(CookieRefused):
-    """The folders are not where they were when the bookie last started."""
-
-
-class BookieUnknown(CookieRefused):
-    """The metadata has no such bookie, or another one by that name."""
-
-
 class Cookie(msgspec.Struct, frozen=True, kw_only=True):
-    """The content of a cookie file."""
+    """Content of a cookie file; *complete* is False until the bookie's record is written."""
 
     bookie_id: str
     cookie_id: str
@@ -72,7 +66,7 @@ class Cookie(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def record(self) -> CookieRecord:
-        """The same as the metadata keeps it."""
+        """The bookie's record in the metadata that matches this cookie."""
         return CookieRecord(
             bookie_id=self.bookie_id,
             instance_id=self.instance_id,
@@ -83,7 +77,7 @@ class Cookie(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Folder(msgspec.Struct, frozen=True):
-    """What was found in one of the two folders."""
+    """The state of one of the two folders, as found."""
 
     path: Path
     role: Role
@@ -92,10 +86,10 @@ class Folder(msgspec.Struct, frozen=True):
 
 
 async def look(config: BookieConfig) -> Sequence[Folder]:
-    """Read what is in the journal folder and in the ledger folder.
+    """Read the cookies of the journal folder and of the ledger folder, in this order.
 
     Raises:
-        FolderForeign: a cookie file cannot be understood.
+        CookieRefused: a cookie file cannot be parsed (fault "foreign").
     """
     return await trio.to_thread.run_sync(_look, config)
 
@@ -114,21 +108,24 @@ def _look_into(path: Path, role: Role) -> Folder:
 
 
 def read_cookie(folder: Path) -> Cookie:
-    """Return the cookie kept in *folder*. Blocks.
+    """Return the cookie in *folder*. Blocks.
 
     Raises:
-        FolderForeign: it cannot be understood.
+        CookieRefused: the file cannot be parsed (fault "foreign").
     """
     try:
         return msgspec.json.decode((folder / FILE_NAME).read_bytes(), type=Cookie)
     except msgspec.MsgspecError as cause:
-        raise FolderForeign(
-            str(folder / FILE_NAME), f"not a cookie ({cause})", "restore this file from a backup"
+        raise CookieRefused(
+            "foreign",
+            str(folder / FILE_NAME),
+            f"not a cookie ({cause})",
+            "restore this file from a backup",
         ) from cause
 
 
 async def write_cookies(folders: Sequence[Folder], cookie: Cookie, *, complete: bool) -> None:
-    """Write *cookie* durably to both folders, the journal folder first; make them if missing."""
+    """Write *cookie* durably to both folders, journal folder first; create missing folders."""
     for folder in folders:
         content = msgspec.structs.replace(cookie, role=folder.role, complete=complete)
         await trio.to_thread.run_sync(_write_file, folder.path, content)
@@ -141,5 +138,5 @@ def _write_file(folder: Path, cookie: Cookie) -> None:
 
 
 def absolute(folder: str) -> str:
-    """Return the path under which a folder is known in cookies: absolute, links followed."""
+    """Return the path of a folder as cookies hold it: absolute, with links resolved. Blocks."""
     return str(Path(folder).resolve())

@@ -4,11 +4,11 @@
                cookie, pages     replay,    registered, takes connections,
                                  fences     hosts roles
 
-Its pages answer from the start, so that /ready tells the state. A failure of journal or
-flush ends it with that OSError; a cancellation ends it in good order: deregister, stop
-taking connections, flush, write the mark.
+Its pages answer from the start, so that /ready shows the state. A failure of journal or flush ends
+it with that OSError. A cancellation ends it in order: deregister, stop taking connections, flush,
+write the mark.
 
-In limbo it does not serve before the metadata told what is to be fenced (amnesia.py).
+In limbo it does not serve before it read from metadata which ledgers to fence (lost_records.py).
 """
 
 from __future__ import annotations
@@ -23,25 +23,24 @@ import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
-from bookie.amnesia import fence_forgotten, notice_amnesia
 from bookie.calls import Calls
 from bookie.config import BookieConfig
 from bookie.cookie import check_cookie
 from bookie.descriptors import fit_descriptors
 from bookie.disk import DiskGuard
-from bookie.drain import Drain
+from bookie.drain import DrainState
 from bookie.errors import cause_of
-from bookie.host import Host, Roles
+from bookie.host import Host, Roles, keep_roles
 from bookie.incarnations import Incarnations
-from bookie.listeners import address_of, listen, serve
+from bookie.listeners import address_of, listen
+from bookie.lost_records import fence_forgotten, notice_amnesia
 from bookie.metrics import BookieMetrics
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
-from bookie.roles import keep_roles
 from bookie.security import Security, read_security
 from bookie.server import Server
 from bookie.stall import StallWatch, raise_stall
-from bookie.status import Life, State, Status
+from bookie.status import BookieState, Life, Status
 from bookie.storage import Storage
 from bookie.upkeep import Upkeep
 from metadata.records import CookieRecord
@@ -51,7 +50,7 @@ _log = logging.getLogger(__name__)
 
 
 class Ready(msgspec.Struct, frozen=True):
-    """A bookie that serves. *metrics_port* is 0 when it has no pages."""
+    """A bookie that serves. *metrics_port* is 0 if it has no pages."""
 
     bookie_id: str
     address: str
@@ -71,16 +70,16 @@ async def run_bookie(
     Args:
         config: its settings, folders filled in. The caller holds them (bookie/lock.py).
         store: the metadata of its cluster; the caller closes it.
-        roles: run for the cluster while the bookie serves; their failure is not its own.
-        give_up: called when the disk hangs for good (bookie/stall.py). It should end the
+        roles: run for the cluster while the bookie serves; their failure does not end it.
+        give_up: called when the disk hangs for 60 s (bookie/stall.py). It should end the
             process, since a thread that hangs in the kernel cannot be waited for.
-        task_status: told the address that clients may use.
+        task_status: started with the address for clients.
 
     Raises:
-        BookieError: it does not start; nothing was changed.
+        BookieError: it cannot start; nothing was changed.
         MetadataError: the store did not answer during the start.
-        OSError: a port is taken, or a disk failed or hangs. Every acknowledged entry is in the
-            journal, and nothing that was not is acknowledged.
+        OSError: a port is taken, or a disk failed or hangs. The journal has every
+            acknowledged entry.
     """
     life = Life()
     try:
@@ -91,7 +90,7 @@ async def run_bookie(
             raise
         raise cause from group
     finally:
-        life.state = State.OFFLINE
+        life.state = BookieState.OFFLINE
     raise AssertionError("a bookie ends by cancellation or failure only")
 
 
@@ -120,14 +119,14 @@ class _Bookie:
         self._security = read_security(self._config)
         async with trio.open_nursery() as nursery:
             metrics_port = await self._open_pages(nursery)
-            self._enter(State.INITIALIZATION)
+            self._enter(BookieState.INITIALIZATION)
             cookie = await check_cookie(self._config, self._store)
             await notice_amnesia(self._config, self._store, cookie.bookie_id)
-            self._enter(State.SYNCING)
+            self._enter(BookieState.SYNCING)
             async with self._storage() as storage:
                 await self._serve(storage, cookie, metrics_port, task_status)
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: BookieState) -> None:
         self._life.state = state
         _log.info("%s", state.value)
 
@@ -137,8 +136,8 @@ class _Bookie:
         try:
             yield storage
         finally:
-            # Everybody who used the engine has ended: the nursery inside is closed. The
-            # pages go on, and must not ask it for metrics.
+            # The nursery inside is closed, so no task uses the engine any more. The pages
+            # are still served, and must not read its metrics.
             self._registry = CollectorRegistry()
             with trio.CancelScope(shield=True):
                 await storage.stop()
@@ -152,7 +151,7 @@ class _Bookie:
     ) -> None:
         config, store, bookie_id = self._config, self._store, cookie.bookie_id
         disk = self._disk = DiskGuard(storage.engine, config)
-        storage.on_flushed = disk.look_now.ring
+        storage.on_flushed = disk.look_now.set
         upkeep = Upkeep(storage, store, config, disk, bookie_id=bookie_id)
         incarnations = Incarnations(storage.engine, storage.events, store, bookie_id)
         calls = Calls(store, storage, upkeep.collector, upkeep.scrubber, incarnations)
@@ -168,7 +167,7 @@ class _Bookie:
             if storage.limbo.is_on:
                 await fence_forgotten(storage, store, bookie_id)
             listeners = await listen(config.host, config.port)
-            drain = Drain(store, disk, bookie_id, cookie_id=cookie.cookie_id)
+            drain = DrainState(store, disk, bookie_id, cookie_id=cookie.cookie_id)
             status = Status(
                 bookie_id=bookie_id,
                 address=config.advertised_address or address_of(listeners[0]),
@@ -184,18 +183,18 @@ class _Bookie:
             host = Host(bookie_id, status.address, storage, drain, disk.changed, registry)
             registry.register(BookieMetrics(storage, server, disk, stall, upkeep, host))
             calls.tell_of(status)
-            await nursery.start(serve, server.serve, listeners)
+            await nursery.start(trio.serve_listeners, server.serve, listeners)
             registration = Registration(
                 store, status, disk, drain, owner=cookie.cookie_id, ttl_s=config.lease_ttl_s
             )
             nursery.start_soon(upkeep.run)
             await nursery.start(registration.run)
-            self._enter(State.READY)
+            self._enter(BookieState.READY)
             task_status.started(Ready(bookie_id, status.address, metrics_port))
             try:
                 await self._host(host)
             finally:
-                self._enter(State.STOPPING)
+                self._enter(BookieState.STOPPING)
                 with trio.CancelScope(shield=True):
                     await registration.release()
 
@@ -212,7 +211,7 @@ class _Bookie:
             return 0
         pages = Pages({"/metrics": self._metrics, "/health": self._health, "/ready": self._ready})
         listeners = await listen(self._config.host, max(port, 0))
-        await nursery.start(serve, pages.serve, listeners)
+        await nursery.start(trio.serve_listeners, pages.serve, listeners)
         return int(listeners[0].socket.getsockname()[1])
 
     def _metrics(self) -> Page:
@@ -229,5 +228,5 @@ class _Bookie:
             "read_only": self._disk is not None and self._disk.is_read_only,
             "stalled": stalled,
         }
-        ready = state is State.READY and not stalled
+        ready = state is BookieState.READY and not stalled
         return 200 if ready else 503, "application/json", msgspec.json.encode(told)

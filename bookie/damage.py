@@ -1,17 +1,16 @@
-"""Damage that is met while a bookie serves: told once, and brought to repair.
+"""Damage found while a bookie serves: logged once, and marked for repair.
 
-Reads, compaction and scrubbing note damaged places in the core. Here they are fetched:
+Reads, compaction and scrubbing record damaged places in the core. Here they are fetched:
 
     ledger and entry known ──► the ledger's mark for repair names the entries
-    only the ledger known ──► the mark names this bookie: all of it is to be looked at
+    only the ledger known ──► the mark names this bookie: repair checks all of it
     a log's record of unknown content ──► limbo: an entry may be missing
-    a page of an index ──► nothing more: its entries answer an I/O error by themselves
+    a page of an index ──► nothing: reads of its entries return an I/O error anyway
 
-A place is logged once, however often it is read. An entry that is met again is marked again
-after a while: repair may have read it well in between, and dropped its mark. Scrubbing
-(scrub.py) deals again with all that is still there. An entry that was stored again has a
-sound place, and the old one is never noted. What cannot be told to the metadata now is told
-later.
+A place is logged once, however often it is read. An entry that is found again is marked again after
+a while, because repair may have read it successfully and dropped its mark. Scrubbing (scrub.py)
+reports everything that is still damaged. An entry that was stored again has a sound place, and the
+old one is never reported. Marks that metadata cannot take now are retried.
 """
 
 from __future__ import annotations
@@ -42,7 +41,7 @@ from native.store import Damage, Store
 
 LOOK_S = 1.0
 AGAIN_S = 60.0
-"""An entry that is read more often is marked once in this time."""
+"""An entry is marked at most once in this time."""
 PLACES_MAX = 1000
 # A mark is one small value; with more runs than this, one run spans them all.
 RUNS_MAX = 1000
@@ -56,7 +55,7 @@ class DamageLog:
     """The damaged places of one bookie, each logged once.
 
     Attributes:
-        count: places met since the start, again and again or for the first time.
+        count: places found since the start, including repetitions.
     """
 
     def __init__(self, store: Store) -> None:
@@ -66,7 +65,7 @@ class DamageLog:
         self.count = 0
 
     def fetch(self, now: float = -math.inf) -> list[DamagedPlace]:
-        """The places met since the last call that are to be dealt with at the time *now*."""
+        """Return the places found since the last call that need handling at the time *now*."""
         fresh: list[DamagedPlace] = []
         for place in map(place_of, self._store.take_damage()):
             self._latest.append(place)
@@ -80,26 +79,26 @@ class DamageLog:
         return fresh
 
     def forget(self) -> None:
-        """Deal once more with what is met from now on."""
+        """Handle places again that are found from now on."""
         self._told.clear()
 
     def met_since(self, count: int) -> list[DamagedPlace]:
-        """The different places met since *count* was what it was, the last PLACES_MAX."""
+        """Return the distinct places found after *count*, at most the last PLACES_MAX."""
         since = min(self.count - count, len(self._latest))
         return list(dict.fromkeys(list(self._latest)[len(self._latest) - since :]))
 
 
 class DamageWatch:
-    """Brings damage to repair while a bookie serves.
+    """Marks damaged ledgers for repair while a bookie serves.
 
     Args:
-        found: where the damage comes from.
+        found: source of the damaged places.
         limbo: entered when an entry may be missing.
-        store: where ledgers are marked.
-        bookie_id: this bookie, as marks name it.
+        store: the store in which ledgers are marked.
+        bookie_id: this bookie's name, for the marks.
 
     Attributes:
-        marked: entries that were named in marks.
+        marked: number of entries named in marks since the start.
     """
 
     def __init__(
@@ -114,20 +113,20 @@ class DamageWatch:
         self.marked = 0
 
     async def run(self) -> NoReturn:
-        """Look every second until cancelled.
+        """Check every second until cancelled.
 
         Raises:
-            OSError: limbo cannot be written down; the disk is failing.
+            OSError: the limbo file cannot be written; the disk is failing.
         """
         while True:
             await trio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Deal with what was met since.
+        """Handle the places found since the last call.
 
         Raises:
-            OSError: as run.
+            OSError: the limbo file cannot be written; the disk is failing.
         """
         async with self._one_at_a_time:
             fresh = self._found.fetch(trio.current_time())
@@ -149,19 +148,19 @@ class DamageWatch:
             try:
                 await mark_for_repair(self._store, ledger_id, self._bookie_id, "damaged", runs)
             except MetadataError as error:
-                _log.warning("damage of ledger %d is told later: %s", ledger_id, error)
+                _log.warning("damage of ledger %d is marked later: %s", ledger_id, error)
                 return
             del self._pending[ledger_id]
             self.marked += len(entries)
 
 
 def place_of(damage: Damage) -> DamagedPlace:
-    """Return *damage* as it is told to others."""
+    """Return *damage* as calls report it."""
     return DamagedPlace(str(damage.path), damage.offset, damage.ledger_id, damage.entry_id)
 
 
 def may_hide_entries(place: DamagedPlace) -> bool:
-    """Whether an entry may be missing that nothing else tells of."""
+    """Return True if an entry may be missing without any other trace."""
     return place.file.endswith(".log") and place.ledger_id < 0
 
 
@@ -174,12 +173,11 @@ async def mark_for_repair(
 ) -> None:
     """Make sure that the ledger's mark names the bookie and its *runs*, in one change.
 
-    A mark that says so already is written anew, so that nobody takes it off who looked at
-    the ledger before. A ledger that the metadata does not know is not marked: nobody has
-    another copy.
+    A mark that has them already is rewritten, so that a repair which checked the ledger before
+    cannot remove it. A ledger without a record is not marked: there is no other copy.
 
     Raises:
-        MetadataError: the store did not answer, or the mark cannot be understood.
+        MetadataError: the store did not answer, or the mark cannot be decoded.
     """
     key = underreplicated_key(ledger_id)
     now_ms = time.time_ns() // 1_000_000
@@ -197,7 +195,7 @@ async def mark_for_repair(
 
 
 def _merged(known: UnderReplicated, fresh: UnderReplicated) -> UnderReplicated:
-    # No bookies stands for any of them.
+    # An empty list means any of them.
     bookies = sorted({*known.bookies, *fresh.bookies}) if known.bookies else []
     damaged = _all_runs([*known.damaged, *fresh.damaged])
     return msgspec.structs.replace(known, bookies=bookies, damaged=damaged)

@@ -1,9 +1,9 @@
-"""File descriptors: enough for the disk, whoever connects.
+"""File descriptors: enough for the disk, however many peers connect.
 
 A flush that cannot open its files ends the bookie. So the soft limit is raised to the hard
 one at the start, and no more connections are taken than leave the disk its reserve:
 
-    limit of the process = connections served + strangers at the door + RESERVE
+    limit of the process = connections served + pending connections + RESERVE
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import resource
 import msgspec
 
 from bookie.config import BookieConfig
+from bookie.connection_limits import pending_max_of
 from bookie.errors import BookieError
-from bookie.places import door_max_of
 
 RESERVE = 256 + 128
 """256 files of entry logs stay open (store.c). The rest is for the journal, a flush, the
@@ -24,20 +24,16 @@ _SERVED_MIN = 8
 _log = logging.getLogger(__name__)
 
 
-class TooFewDescriptors(BookieError):
-    """The process may not open enough files to serve anybody."""
-
-
 def fit_descriptors(config: BookieConfig) -> BookieConfig:
     """Raise the limit of this process, and return settings that keep within it.
 
     Raises:
-        TooFewDescriptors: the message says how many are needed.
+        BookieError: the message says how many are needed.
     """
     limit = raise_limit()
     served = min(config.connections_max, served_max_of(limit))
     if served < min(config.connections_max, _SERVED_MIN):
-        raise TooFewDescriptors(
+        raise BookieError(
             f"this process may open {limit} files; {needed_for(_SERVED_MIN)} are the least. "
             "Raise the limit (ulimit -n, LimitNOFILE of systemd)"
         )
@@ -54,7 +50,7 @@ def fit_descriptors(config: BookieConfig) -> BookieConfig:
 
 
 def raise_limit() -> int:
-    """Raise the soft limit of descriptors to the hard one; return what it is then."""
+    """Raise the soft limit of descriptors to the hard one; return the new limit."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         try:
@@ -67,7 +63,7 @@ def raise_limit() -> int:
 
 def needed_for(served: int) -> int:
     """Return how many descriptors *served* connections take, with all that is beside them."""
-    return served + door_max_of(served) + RESERVE
+    return served + pending_max_of(served) + RESERVE
 
 
 def served_max_of(limit: int) -> int:

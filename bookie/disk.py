@@ -1,16 +1,16 @@
-"""The disk guard: a bookie turns read-only before its disk is full, and back by itself.
+"""The disk guard: makes a bookie read-only before its disk is full, and writable again later.
 
-A write that fails for want of space would end the bookie like any other failed write,
-since the journal may then hold half a group. So the guard acts while there is still room
-for everything that is under way: both halves of the memtable, and the reserve.
+A write that fails for lack of space would end the bookie like any other failed write, because the
+journal may then hold half a group. So the guard acts while there is still room for everything
+under way: both halves of the memtable, and the reserve.
 
     used >= disk_warn_ratio                          no major compaction
     used >= disk_full_ratio, or                      read-only: no adds, no compaction;
-    free < disk_reserve + 2 x memtable_size          reads and fences go on
+    free < disk_reserve + 2 x memtable_size          reads and fences continue
     and free > disk_reserve                          ... and so do adds of a recovery
 
-Both folders are looked at every disk_check_s, and after each flush, so that no more than
-a memtable goes to the disk between two looks, however fast it is. The worse folder counts.
+Both folders are checked every disk_check_s, and after each flush, so that at most one memtable is
+written between two checks. The fuller disk counts.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from typing import NamedTuple, NoReturn, Protocol
 
 import trio
 
-from bookie.bell import Bell
 from bookie.config import BookieConfig
+from bookie.events import Wakeup
 from native.engine import Engine
 
 _log = logging.getLogger(__name__)
 
 
 class Level(enum.IntEnum):
-    """How full the disk is."""
+    """Fill level of a disk; a higher level refuses more."""
 
     OK = 0
     WARN = 1
@@ -44,11 +44,11 @@ class Usage(Protocol):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Size of the whole file system."""
 
     @property
     def free(self) -> int:
-        """What this process may still write."""
+        """Bytes that this process may still write; root's reserve does not count."""
 
 
 class _Look(NamedTuple):
@@ -61,11 +61,11 @@ class DiskGuard:
     """Watches the disks of both folders.
 
     Attributes:
-        level: how full the fuller disk was at the last look.
+        level: of the fuller disk at the last check.
         free: bytes free on the disk that has fewer.
         capacity: bytes of the ledger folder's disk.
-        changed: rings when the registration should say something else.
-        look_now: to be rung when much was written.
+        changed: set when the registration must be updated.
+        look_now: set this after much was written.
     """
 
     def __init__(
@@ -85,21 +85,21 @@ class DiskGuard:
         self.level = Level.OK
         self.free = 0
         self.capacity = 0
-        self.changed = Bell()
-        self.look_now = Bell()
+        self.changed = Wakeup()
+        self.look_now = Wakeup()
 
     @property
     def is_read_only(self) -> bool:
-        """Whether ordinary adds are refused."""
+        """True while ordinary adds are refused."""
         return self._refused or self._stalled or self.level is Level.FULL
 
     async def refuse_adds(self, refused: bool) -> None:
-        """Be read-only whatever the disk says, or no longer."""
+        """Start or stop refusing adds, whatever the disk's level."""
         self._refused = refused
         await self.check()
 
     def refuse_stalled(self, stalled: bool) -> None:
-        """Refuse all adds because the disk hangs, or take them again; asks the disk nothing."""
+        """Start or stop refusing all adds because the disk hangs; does not touch the disk."""
         if stalled != self._stalled:
             self._stalled = stalled
             self._apply()
@@ -107,20 +107,20 @@ class DiskGuard:
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
     ) -> NoReturn:
-        """Look now, then every disk_check_s and whenever look_now rings.
+        """Check now, then every disk_check_s and whenever look_now is set.
 
         Raises:
-            OSError: a folder cannot be looked at; its disk is gone.
+            OSError: a folder cannot be read; its disk is gone.
         """
         await self.check()
         task_status.started()
         while True:
             with trio.move_on_after(self._config.disk_check_s):
-                await self.look_now.heard()
+                await self.look_now.wait()
             await self.check()
 
     async def check(self) -> None:
-        """Look at the disks once and act on it."""
+        """Check the disks once and act on the result."""
         look = await trio.to_thread.run_sync(self._look)
         before, self.level = self.level, look.level
         self.free, self.capacity = look.free, look.capacity
@@ -136,7 +136,7 @@ class DiskGuard:
         )
         if self._told != self.is_read_only:
             self._told = self.is_read_only
-            self.changed.ring()
+            self.changed.set()
 
     def _look(self) -> _Look:
         ledgers = self._measure(Path(self._config.ledger_folder))

@@ -1,11 +1,11 @@
 """Draining: this bookie is being decommissioned, so it takes no new entries.
 
-The key ``draining/<bookie id>`` says so; afterwards, that the bookie's cookie is gone: one
-that was decommissioned must not begin anew before somebody stops it. So must one whose
-name a successor took (succession.py) while it hung: what it still acknowledged, nobody
-would look for there, and no recovery would fence it. Both keys are looked at
-with every renewal of the registration, which then tells clients. Adds of a recovery are
-still taken: a ledger that has a copy here may have to be closed before the copy can move.
+The key ``draining/<bookie id>`` starts it. It continues while the bookie's cookie is gone from
+metadata, because a decommissioned bookie must not take new entries before an operator stops it. The
+same holds for a bookie that hung while a successor took its name (succession.py): no client would
+look there for entries that it still acknowledged, and no recovery would fence it. Both keys are
+read at every renewal of the registration, which then informs clients. Adds of a recovery are
+still taken, because a ledger with a copy here may have to be closed before the copy can move.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from metadata.store import MetadataStore
 _log = logging.getLogger(__name__)
 
 
-class Drain:
-    """Whether one bookie is draining, as last seen.
+class DrainState:
+    """The draining state of one bookie.
 
     Attributes:
-        is_on: what the metadata said when it last answered.
+        is_on: True while draining, by the last answer of metadata.
     """
 
     def __init__(
@@ -37,14 +37,14 @@ class Drain:
         self.is_on = False
 
     async def look(self) -> None:
-        """Ask the metadata, and refuse adds or take them again accordingly.
+        """Read the state from metadata, and refuse or take adds accordingly.
 
-        When it does not answer, everything stays as it is.
+        Without an answer nothing changes.
         """
         try:
             is_on = await self._is_asked_for()
         except MetadataError as error:
-            _log.warning("not known whether to drain: %s", error)
+            _log.warning("draining state unknown: %s", error)
             return
         if is_on != self.is_on:
             self.is_on = is_on

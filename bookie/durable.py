@@ -1,6 +1,6 @@
-"""Small files that are replaced as a whole and survive a crash at any point, and folders.
+"""Folders, and small files that are replaced as a whole and survive a crash at any point.
 
-Both are for the bookie's own user alone unless something else is asked for.
+Only the bookie's own user may read them, unless the caller passes another mode.
 """
 
 from __future__ import annotations
@@ -11,10 +11,10 @@ from pathlib import Path
 
 
 def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
-    """Make *data* the content of *path*. Blocks for two syncs.
+    """Replace the content of *path* by *data*. Blocks for two syncs.
 
-    A temporary file is synced and renamed, then the folder is synced. A crash in the
-    middle leaves the old content or the new one. *mode* is the new file's, less the umask.
+    A temporary file is synced and renamed, then the folder is synced. A crash leaves the
+    old content or the new one. *mode* applies to the new file, less the umask.
 
     Raises:
         OSError: the disk failed; either content may be there.
@@ -30,29 +30,29 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o600) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make *folder*, and those above it, if missing, durably; blocks for a sync of each parent.
+    """Create *folder* and its missing parents durably; blocks for a sync of each parent.
 
-    Only its owner may look into a new one.
+    Only the owner may read a new folder.
     """
     made = [each for each in folder.parents if not each.exists()]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    # Also one that was there: the process that made it may have died before this.
+    # An existing folder too: the process that made it may have died before this sync.
     for each in (*reversed(made), folder):
-        with contextlib.suppress(PermissionError):  # an operator made it, where we may not look
+        with contextlib.suppress(PermissionError):  # made by an operator, in an unreadable folder
             sync_folder(each.parent)
 
 
 def open_private(path: str, flags: int) -> int:
-    """Open a file for open() to use; one that is made is its owner's alone."""
+    """An opener for open(): only its owner may read a file that it creates."""
     return os.open(path, flags, 0o600)
 
 
 def settle_file(path: Path) -> None:
-    """Make *path*, if it is there, be read as the disk has it. Blocks for two syncs.
+    """Make sure that reads of *path*, if it exists, return what is on disk. Blocks for two syncs.
 
-    Call this before the first read of a file that a process replaced which then died. Its
-    rename may not have been synced yet; or a sync failed, after which the page cache shows
-    what never reached the disk.
+    Call this before the first read of a file that an earlier process may have replaced before
+    it died. Its rename may not be synced yet. Or a sync failed; then the page cache holds data
+    that never reached the disk.
 
     Raises:
         OSError: the disk failed.
@@ -70,7 +70,7 @@ def settle_file(path: Path) -> None:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in *folder* last. Blocks for one sync."""
+    """Make the names in *folder* durable. Blocks for one sync."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(fd)

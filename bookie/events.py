@@ -1,11 +1,11 @@
-"""News of the C core, brought into the event loop.
+"""Events of the C core, brought into the event loop.
 
-The journal thread writes an eventfd after each sync. Here the loop wakes, asks the
-engine what there is, and tells those who wait:
+The journal thread writes an eventfd after each sync. Here the loop wakes, polls the engine, and
+wakes the tasks that wait:
 
     journal thread ─► eventfd ─► Events.run ─┬─► on_ready(token)      responses to send
                                              ├─► on_woken(ledger id)  parked reads
-                                             ├─► space                feeding may go on
+                                             ├─► space                feeding may continue
                                              ├─► sealed               a half to flush
                                              └─► synced(ticket)       fences
 """
@@ -20,17 +20,33 @@ from typing import NoReturn
 
 import trio
 
-from bookie.bell import Bell
 from native.engine import Engine, Event
 
 
+class Wakeup:
+    """Wakes the one task that waits; set() before wait() is remembered, once."""
+
+    def __init__(self) -> None:
+        self._set = trio.Event()
+
+    def set(self) -> None:
+        """Wake the task that waits, or the next one to wait."""
+        self._set.set()
+
+    async def wait(self) -> None:
+        """Wait for a set() since the last wait returned."""
+        await self._set.wait()
+        self._set = trio.Event()
+
+
 class Events:
-    """What the engine reports, as events of the loop.
+    """The engine's events, as events and callbacks of the loop.
 
     Attributes:
-        sealed: rings when a half of the memtable is sealed.
+        sealed: set when a half of the memtable is sealed.
         on_ready: called with the token of a connection that has responses.
         on_woken: called with the id of a ledger whose watch came true.
+        on_failed: called when the journal failed, before run() raises; may raise instead.
     """
 
     def __init__(self, engine: Engine, fd: int) -> None:
@@ -39,9 +55,10 @@ class Events:
         self._space = trio.Event()
         self._tickets: list[tuple[int, int, trio.Event]] = []
         self._order = itertools.count()
-        self.sealed = Bell()
+        self.sealed = Wakeup()
         self.on_ready: Callable[[int], None] = _nobody
         self.on_woken: Callable[[int], None] = _nobody
+        self.on_failed: Callable[[OSError], None] = _nobody
 
     @property
     def space(self) -> trio.Event:
@@ -58,7 +75,7 @@ class Events:
         await durable.wait()
 
     async def run(self) -> NoReturn:
-        """Tell news until cancelled.
+        """Publish events until cancelled.
 
         Raises:
             OSError: the journal failed; nothing will be acknowledged any more.
@@ -66,14 +83,18 @@ class Events:
         while True:
             await trio.lowlevel.wait_readable(self._fd)
             os.eventfd_read(self._fd)
-            self._tell(self._engine.poll())
+            try:
+                self._publish(self._engine.poll())
+            except OSError as cause:
+                self.on_failed(cause)
+                raise
 
-    def _tell(self, events: Event) -> None:
+    def _publish(self, events: Event) -> None:
         if events & Event.READY:
             for token in self._engine.ready():
                 self.on_ready(token)
         if events & Event.FLUSH:
-            self.sealed.ring()
+            self.sealed.set()
         if events & Event.SPACE:
             self._space.set()
             self._space = trio.Event()
@@ -81,9 +102,9 @@ class Events:
             for ledger_id in self._engine.woken():
                 self.on_woken(ledger_id)
         if events & Event.SYNCED:
-            self._tell_synced()
+            self._publish_synced()
 
-    def _tell_synced(self) -> None:
+    def _publish_synced(self) -> None:
         synced = self._engine.synced()
         while self._tickets and self._tickets[0][0] <= synced:
             heapq.heappop(self._tickets)[2].set()
@@ -91,5 +112,5 @@ class Events:
             self._engine.notify(self._tickets[0][0])
 
 
-def _nobody(_: int) -> None:
-    """Nobody listens yet."""
+def _nobody(_: object) -> None:
+    """Do nothing: no callback was set."""

@@ -1,14 +1,14 @@
-"""Foreign ledgers: those that a client of its own kind made without asking the metadata.
+"""Foreign ledgers: ledgers on this bookie that were never in the metadata.
 
-A bookie creates a ledger it does not know on its first add. A client that speaks only
-the wire protocol picks ids itself, so its ledgers are absent from the metadata like
-deleted ones. They are told apart by the counter that issues ledger ids: an id above
-everything issued so far was never a ledger of the metadata.
+A bookie creates a ledger on the first add that names it. A client that speaks only the
+wire protocol picks its own ledger ids, so its ledgers are missing from the metadata, as
+deleted ledgers are. The counter that issues ledger ids distinguishes the two: an id above
+every issued id never belonged to a ledger in the metadata.
 
-That is decided when a collection first meets the ledger, and kept in the file
-``foreign.json``, since the counter may pass the id later. A foreign client that picks an
-id which was issued cannot be told from a deleted ledger; let it pick ids from the upper
-half of the range (2^62 and above).
+Garbage collection decides this when it first meets the ledger, and keeps the result in the
+file ``foreign.json``, since the counter may pass the id later. If a foreign client picks an
+id that was already issued, its ledger looks like a deleted one. Such clients should pick
+ids from the upper half of the range (2^62 and above).
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ FILE_NAME = "foreign.json"
 
 
 class ForeignLedgers:
-    """The foreign ledgers of one bookie, remembered in its ledger folder."""
+    """The foreign ledgers of one bookie, kept in ``foreign.json`` in its ledger folder."""
 
     def __init__(self, ledger_folder: Path) -> None:
         self._path = ledger_folder / FILE_NAME
         self._known: set[int] | None = None
 
     async def among(self, ledger_ids: Iterable[int], store: MetadataStore) -> set[int]:
-        """Those of *ledger_ids*, all absent from the metadata, that never were in it.
+        """Return those of *ledger_ids* that are foreign. All must be absent from the metadata.
 
-        Costs one ledger id when one of them is met for the first time.
+        If any of them is new, this takes one ledger id from the counter.
 
         Raises:
             MetadataError: the store did not answer.
@@ -47,7 +47,7 @@ class ForeignLedgers:
         known = await self._load()
         if fresh := absent - known:
             issued = await store.next_id(LEDGER_COUNTER)
-            # What is absent now and was foreign before stays; deleted ones drop out.
+            # A known foreign ledger stays while it is still reported absent; others are dropped.
             self._known = (known & absent) | {each for each in fresh if each > issued}
             if self._known != known:
                 data = msgspec.json.encode(sorted(self._known))

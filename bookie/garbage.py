@@ -1,17 +1,17 @@
-"""Garbage collection: ledgers that were deleted, and the space of their entries.
+"""Garbage collection: frees the space of deleted ledgers.
 
-    local ledgers, listed first ─► metadata: which are not there? ─► forget them
-                                             which are others now? ─► forget them (incarnations.py)
-                                             which are elsewhere?  ─► surplus.py
+    local ledgers, listed first ─► metadata: without a record?    ─► forget them
+                                             another incarnation? ─► forget them (incarnations.py)
+                                             copies elsewhere?    ─► surplus.py
     entry logs without a live byte ─► delete
     closed logs with few live bytes ─► copy what lives to a new log, delete the old one
 
-The order matters: a ledger made after the local listing is not in it, so it cannot be
-missed in the metadata. Nothing is deleted on any doubt: when the store does not answer,
-or does not know this very bookie (another cluster's store, or an emptied one), a
-collection only frees what earlier ones found dead.
+The order matters: a ledger created after the local listing is not in it, so its missing record
+does no harm. In doubt nothing is deleted: if the store does not answer, or does not have this
+bookie (another cluster's store, or an emptied one), a collection only frees space of ledgers
+that earlier ones forgot.
 
-`bookie gc` frees space here; `topic compact` and `purge` are other words for other things.
+`bookie gc` frees space on bookies; `topic compact` and `purge` are different operations.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Collector:
 
     Attributes:
         runs: collections by "ok" and "failed", when the metadata could not be asked.
-        total: what all of them did together.
+        total: sum of all their reports.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class Collector:
         self.total = GarbageReport()
 
     async def run(self) -> NoReturn:
-        """Collect every gc_interval_s until cancelled."""
+        """Collect every gc_interval_s until cancelled; never if that is 0."""
         interval_s = self._config.gc_interval_s
         while True:
             await trio.sleep(interval_s if interval_s > 0 else float("inf"))
@@ -84,11 +84,11 @@ class Collector:
         Args:
             major: compact now, with the threshold of major or minor compaction; the
                 memtable is flushed and the open log closed first, so that all space
-                counts. None: compact what is due.
+                counts. None runs the compaction that is due.
 
         Returns:
-            What was done. A store that does not answer, and a log that is damaged, are
-            logged, and the rest is done.
+            A report. If the store does not answer or a log is damaged, that is logged and the
+            rest is done.
         """
         async with self._one_at_a_time:
             deleted, moved = await self._delete_ledgers()
@@ -112,10 +112,10 @@ class Collector:
         )
 
     async def _delete_ledgers(self) -> tuple[int, int]:
-        """Forget what is not wanted here; how many are gone, and how many elsewhere."""
+        """Forget unneeded ledgers; return the numbers of deleted and of moved ones."""
         deleted = moved = 0
         try:
-            # The store's time: a host's clock that is set ahead makes no tombstone old.
+            # The store's time, so that a host's clock that is set ahead ages no tombstone.
             self._storage.engine.forget_tombstones(await self._store.now_ms())
             absent, elsewhere = await self._survey()
             for ledger_id in sorted(absent):
@@ -133,13 +133,13 @@ class Collector:
 
     async def _delete_absent(self, ledger_id: int, incarnation: int) -> bool:
         now_ms = await self._store.now_ms()
-        # A last look, for a listing of many pages is not one moment.
+        # A last check, because a listing of many pages is not one moment.
         found = await self._store.get(ledger_key(ledger_id))
         if found is not None and not _is_another(found.value, incarnation):
             return False
         try:
             self._storage.engine.delete_ledger(ledger_id, now_ms, incarnation)
-        except NoLedger:  # its id was used again meanwhile
+        except NoLedger:  # its id was reused meanwhile
             return False
         return True
 
@@ -150,9 +150,9 @@ class Collector:
             after = states[-1].ledger_id
 
     async def _survey(self) -> tuple[dict[int, int], set[int]]:
-        """The local ledgers that the metadata does not have, and those that it has elsewhere.
+        """Return the local ledgers without a record, and those with all copies elsewhere.
 
-        The first with their incarnations; it does not have one whose id is another's now.
+        The first come with their incarnations; a reused id counts as without a record.
         """
         local = list(self._local_ledgers())
         if not local:
@@ -162,7 +162,7 @@ class Collector:
             return {}, set()
         incarnations = {state.ledger_id: state.incarnation for state in local}
         absent, replaced = set(incarnations), set[int]()
-        # A ledger without entries takes no room, and keeps its fence.
+        # A ledger without entries takes no space, and keeps its fence.
         filled = {state.ledger_id for state in local if state.last_entry >= 0}
         elsewhere = set[int]()
         async for page in pages(self._store, LEDGERS):
@@ -183,7 +183,7 @@ class Collector:
 
 
 def _is_another(record: bytes, incarnation: int) -> bool:
-    """Whether *record* is that of another ledger than the one here; not on any doubt."""
+    """Return True if *record* is certainly of another ledger than the local one."""
     try:
         return decode_ledger("the record", record).is_another(incarnation)
     except BadRecord:

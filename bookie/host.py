@@ -1,32 +1,38 @@
-"""What a bookie lends to the roles that it hosts.
+"""The host of roles: a bookie's process, and the view of itself that it gives to them.
 
-A role is work for the whole cluster that any bookie can do, such as leading repair or
-taking part in it. It belongs to the ledger client, which knows many nodes; the bookie gives
-it a process to run in, and this view of itself.
+A role is work for the whole cluster that any bookie can do, such as leading repair or taking part
+in it. Its code belongs to the ledger client, which knows many nodes. A failure of the roles never
+ends the bookie.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Awaitable, Callable
 from functools import partial
+from typing import NoReturn
 
 import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
-from bookie.bell import Bell
-from bookie.drain import Drain
+from bookie.drain import DrainState
+from bookie.events import Wakeup
 from bookie.storage import Storage
 
+RESTART_S = 5.0
 
-class Figures(msgspec.Struct):
-    """What the roles of one bookie did and see; they set it, the metrics tell it.
+_log = logging.getLogger(__name__)
+
+
+class RoleFigures(msgspec.Struct):
+    """Figures of one bookie's roles; the roles set them, the metrics publish them.
 
     Attributes:
         leads: whether this bookie leads.
-        marks: ledgers that want repair, as the worker last saw.
-        repaired: ledgers made whole by this bookie.
-        failed: repairs that ended without success.
+        marks: ledgers that need repair, at the worker's last look.
+        repaired: ledgers repaired by this bookie.
+        failed: repairs that failed.
         copied_size: payload bytes copied from bookie to bookie.
         restarts: times that the roles failed and were started again.
     """
@@ -45,8 +51,8 @@ class Host:
     Attributes:
         bookie_id: its name.
         address: host:port for clients.
-        figures: what the roles tell.
-        registry: of the metrics that the bookie's page tells, for those of the roles.
+        figures: figures of the roles, for the metrics.
+        registry: registry of the bookie's metrics page, for further metrics of the roles.
     """
 
     def __init__(
@@ -54,13 +60,13 @@ class Host:
         bookie_id: str,
         address: str,
         storage: Storage,
-        drain: Drain,
-        changed: Bell,
+        drain: DrainState,
+        changed: Wakeup,
         registry: CollectorRegistry,
     ) -> None:
         self.bookie_id = bookie_id
         self.address = address
-        self.figures = Figures()
+        self.figures = RoleFigures()
         self.registry = registry
         self._storage = storage
         self._drain = drain
@@ -68,36 +74,47 @@ class Host:
 
     @property
     def limbo(self) -> bool:
-        """Whether it may have lost records, and so does not deny that an entry exists."""
+        """True if it may have lost records, and so never answers that an entry is absent."""
         return self._storage.limbo.is_on
 
     @property
     def draining(self) -> bool:
-        """Whether it is being decommissioned."""
+        """True while it is being decommissioned."""
         return self._drain.is_on
 
     @property
     def doubts(self) -> int:
-        """How often since the start there was a reason to be in limbo."""
+        """Reasons to be in limbo, counted since the start."""
         return self._storage.limbo.entered
 
     async def leave_limbo(self, *, doubts: int | None = None) -> bool:
-        """End limbo, durably; call it once every ledger here is known to be whole.
+        """End limbo, durably; call it once every ledger here is complete.
 
         Args:
-            doubts: what the property said before the ledgers were looked at. When there
-                was another reason since, the bookie stays in limbo.
+            doubts: the property before the ledgers were compared. If there was another reason
+                since, the bookie stays in limbo.
 
         Returns:
-            Whether limbo is over.
+            True if limbo is over.
 
         Raises:
             OSError: the disk failed; the bookie is still in limbo.
         """
         leave = partial(self._storage.limbo.leave, doubts=doubts)
         is_over = await trio.to_thread.run_sync(leave)
-        self._changed.ring()
+        self._changed.set()
         return is_over
 
 
 Roles = Callable[[Host], Awaitable[None]]
+
+
+async def keep_roles(host: Host, roles: Roles) -> NoReturn:
+    """Run *roles* until cancelled; start them again RESTART_S after they ended."""
+    while True:
+        try:
+            await roles(host)
+        except* Exception:  # noqa: BLE001 - a bug in a role must not end the bookie
+            _log.exception("the roles of this bookie failed; they start again in %g s", RESTART_S)
+        host.figures.restarts += 1
+        await trio.sleep(RESTART_S)

@@ -1,17 +1,17 @@
-"""Ledger ids that are used again: which ledger is the one of today.
+"""Reused ledger ids: decides which incarnation of a ledger is current.
 
-An id is used again when a ledger is deleted and another one made with its id, or when the
-metadata are restored from a backup and ids are given out a second time. A record of the
-metadata says which incarnation it is of (metadata/records.py), and a client tells its
-bookies which one it means (native/frame.h). When that is not the one that is here:
+An id is reused when a ledger is deleted and another one created with its id, or when metadata is
+restored from a backup and issues ids a second time. The ledger's record holds its incarnation
+(metadata/records.py), and a client declares to its bookies which one it means (native/frame.h).
+If that is not the stored one:
 
-    metadata: the client's is the one of today ─► what is here is forgotten, durably
-    metadata: the one that is here is          ─► the client hears OTHER_LEDGER
-    neither, or no answer                      ─► the client hears UNKNOWN_STATE, and may ask again
+    the record has the client's incarnation  ─► the stored ledger is forgotten, durably
+    the record has the stored incarnation    ─► the client gets OTHER_LEDGER
+    neither, or no answer                    ─► the client gets UNKNOWN_STATE, and may ask again
 
-Nobody is served entries of a ledger that is over, or told that an entry of one is not
-there. Nothing is forgotten on any doubt: a store that does not know this very bookie
-(another cluster's, or an emptied one) decides nothing.
+No client gets entries of a ledger that is over, or the answer that one of them is absent. In doubt
+nothing is forgotten: a store that does not have this bookie (another cluster's, or an emptied
+one) decides nothing.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from native.engine import Engine
 from native.errors import Full
 
 ASK_S = 1.0
-"""For the metadata; whoever waits for the bookie gives it up after two."""
+"""Wait for metadata; clients give the bookie up after two seconds."""
 
 _log = logging.getLogger(__name__)
 
 
 class Incarnations:
-    """Decides between the ledger that a client means and the one that is here."""
+    """Decides between the incarnation that a client declares and the stored one."""
 
     def __init__(
         self, engine: Engine, events: Events, store: MetadataStore, bookie_id: str
@@ -46,10 +46,10 @@ class Incarnations:
         self._bookie_id = bookie_id
 
     async def is_over(self, ledger_id: int, meant: int) -> bool:
-        """Whether the ledger of incarnation *meant* is over, since another is there today.
+        """Return True if incarnation *meant* is over, because another one is current.
 
-        If it is the one of today itself, the other one here is forgotten, and with False
-        it is the one that is here, unless nobody can tell.
+        If *meant* is current, the stored one is forgotten first. False means that *meant* is
+        stored now, or that it is unknown which one is current.
         """
         here = self._engine.ledger(ledger_id)
         if here is None or 0 in (meant, here.incarnation) or here.incarnation == meant:
@@ -60,12 +60,12 @@ class Incarnations:
         return today == here.incarnation
 
     def is_here(self, ledger_id: int, meant: int) -> bool:
-        """Whether the ledger here may be that of incarnation *meant*; if there is any."""
+        """Return True if the stored ledger, if any, may be incarnation *meant*."""
         here = self._engine.ledger(ledger_id)
         return here is None or 0 in (meant, here.incarnation) or here.incarnation == meant
 
     async def _of_today(self, ledger_id: int) -> int | None:
-        """The incarnation that the metadata have; None when they do not tell."""
+        """Return the ledger's incarnation in metadata, or None if it is unknown."""
         try:
             with trio.move_on_after(ASK_S):
                 if await self._store.get(cookie_key(self._bookie_id)) is None:
@@ -74,7 +74,7 @@ class Incarnations:
                 if found is not None:
                     return decode_ledger(ledger_key(ledger_id), found.value).incarnation
         except (MetadataError, msgspec.MsgspecError) as error:
-            _log.warning("which ledger has id %d now cannot be told: %s", ledger_id, error)
+            _log.warning("the current incarnation of ledger %d is unknown: %s", ledger_id, error)
         return None
 
     async def _renew(self, ledger_id: int, before: int, after: int) -> None:

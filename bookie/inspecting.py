@@ -1,10 +1,10 @@
-"""Looking into a running bookie's journal and indexes, page by page, for a CALL.
+"""Pages of a running bookie's journal and indexes, in reply to CALLs.
 
-The files are read as the commands read them (bookie/inspection/), beside the threads that write
-them. A page is bounded in records and in the bytes that are read for it; whoever asks comes back
-with where the last one ended, and nothing is kept here in between. A file that goes away
-meanwhile, as journals do once they are not needed and logs when they are compacted, is no damage:
-it is said to be gone.
+The files are read as the offline commands read them (bookie/inspection/), while other threads
+write them. The records of a page, and the bytes read for it, are bounded. The next request names
+the position where the last page ended, so nothing is kept here in between. A file may disappear
+meanwhile: journals are deleted when no longer needed, logs when they are compacted. That is no
+damage; the request fails with CallRefused.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from metadata import calls
 from native.journal import GROUP, Damage, End, Record
 
 SCAN_SIZE = 16 << 20
-"""Bytes of records that are read for one page."""
+"""Bytes of records to read for one page."""
 INDEXES_PAGE = 16
 
 
 class Inspector:
-    """Answers of one bookie. Every method blocks, for as long as reading SCAN_SIZE takes."""
+    """Reads the pages of one bookie. Every method blocks while it reads up to SCAN_SIZE bytes."""
 
     def __init__(self, journal_folder: Path, ledger_folder: Path) -> None:
         self._journal_folder = journal_folder
@@ -36,7 +36,7 @@ class Inspector:
     # --- journal -----------------------------------------------------------------------
 
     def journals(self) -> calls.JournalFilePage:
-        """Return the journal files, oldest first: there are a few."""
+        """Return all journal files, oldest first. One page holds them, as there are only a few."""
         mark = read_mark(self._ledger_folder)
         first_needed = mark.journal_id if mark else 0
         found = list_journals(self._journal_folder)
@@ -55,7 +55,7 @@ class Inspector:
         )
 
     def journal_records(self, request: calls.JournalRecords) -> calls.JournalRecordPage:
-        """Return records of a journal file from a place on. Raises CallRefused: it is gone."""
+        """Return the next records of a journal file. Raises CallRefused if the file is gone."""
         journal = self._journal(request.file_id)
         try:
             return _journal_page(request, read_records(journal, request.group, groups=True))
@@ -71,7 +71,7 @@ class Inspector:
     # --- indexes -----------------------------------------------------------------------
 
     def indexes(self, request: calls.Indexes) -> calls.IndexPage:
-        """Return what indexes say in all, of the logs with ids above *after*, some at a time."""
+        """Return the totals of the next indexes, of logs with ids above request.after."""
         rows: list[calls.IndexOnBookie] = []
         left = SCAN_SIZE
         for log in list_logs(self._ledger_folder):
@@ -83,7 +83,7 @@ class Inspector:
         return calls.IndexPage(rows)
 
     def extents(self, request: calls.IndexExtents) -> calls.ExtentPage:
-        """Return extents of the index of a log. Raises CallRefused: it is gone."""
+        """Return the next extents of a log's index. Raises CallRefused if the log is gone."""
         log = next((x for x in list_logs(self._ledger_folder) if x.file.id == request.log_id), None)
         if log is None:
             raise _gone("entry log", f"{request.log_id:08x}")
@@ -113,7 +113,7 @@ def _journal_page(
         if isinstance(each, End):
             return calls.JournalRecordPage(records, damages, group, seen, each.offset)
         if isinstance(each, Record) and each.entry_id == GROUP:
-            if left <= 0:  # between groups, where the next page can begin without reading more
+            if left <= 0:  # here, between groups, the next page can begin without reading more
                 return calls.JournalRecordPage(records, damages, each.offset, 0)
             group, seen = each.offset, 0
         seen += 1
@@ -138,7 +138,7 @@ def _is_wanted(request: calls.JournalRecords, record: Record) -> bool:
 
 
 def _summed(log: LogFile) -> calls.IndexOnBookie | None:
-    """Return what the index of a log says in all; None: the log went away meanwhile."""
+    """Return the totals of a log's index, or None if the log was deleted meanwhile."""
     extents = entries = entries_size = 0
     damages: list[int] = []
     for found in read_index(log, pages=True):

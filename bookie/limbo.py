@@ -1,22 +1,22 @@
-"""Limbo: this bookie may have lost records, and must not deny that entries exist.
+"""Limbo: this bookie may have lost records, so it never answers that an entry is absent.
 
-Recovery of a ledger takes "no such entry" for "never written" and cuts the ledger
-there. So a bookie that may have lost what it acknowledged answers an I/O error instead,
-until its ledgers were compared with their other copies. It gets there by
+Recovery of a ledger takes "no such entry" for "never written" and cuts the ledger there. So a
+bookie that may have lost acknowledged entries answers an I/O error instead, until its ledgers
+were compared with their other copies. The reasons are
 
-    damage that a start meets in the journal, the ledger table, or an index and its log
-    a rebuild (rebuild.py) that met damage, or had no mark to tell which journals there were
-    empty folders, while ledger records name the bookie (amnesia.py): it was given new disks
-    a damaged record of which nobody knows what it held
+    damage found at a start in the journal, the ledger table, or an index and its log
+    a rebuild (rebuild.py) that found damage, or had no mark that names the journals
+    empty folders although ledger records name the bookie (lost_records.py)
+    a damaged record of unknown content
 
-A damaged record that is known puts no bookie into limbo: its entry answers an I/O error by
-itself, and damage.py asks for its repair.
+A damaged record of a known entry is no reason: reads of the entry return an I/O error anyway, and
+damage.py marks it for repair.
 
 The file ``limbo`` in the ledger folder keeps limbo over restarts: one JSON line for each
-damaged place, perhaps none. Repair removes it, in the end. A bookie without peers stays in
-limbo; deleting the file ends that at the next start, for who knows that nothing is lost.
+damaged place, perhaps none. Repair removes it at the end. A bookie without peers stays in limbo;
+an operator who knows that nothing is lost may delete the file, which ends limbo at the next start.
 
-Only with a journal is an unclean stop harmless; there is no mode without one.
+An unclean stop is harmless because of the journal; there is no mode without one.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _log = logging.getLogger(__name__)
 
 
 def in_limbo(ledger_folder: Path) -> bool:
-    """Whether an earlier start, or a rebuild, left this bookie in limbo."""
+    """Return True if an earlier start or a rebuild left this bookie in limbo."""
     return (ledger_folder / FILE_NAME).exists()
 
 
@@ -59,11 +59,11 @@ def leave_limbo(ledger_folder: Path) -> None:
 
 
 class Limbo:
-    """Whether one bookie that runs is in limbo.
+    """The limbo state of a running bookie.
 
     Attributes:
-        is_on: what engine and file say too.
-        entered: how often there was a reason since the start.
+        is_on: True in limbo; engine and file agree.
+        entered: reasons found since the start.
     """
 
     def __init__(self, ledger_folder: Path, engine: Engine) -> None:
@@ -74,29 +74,29 @@ class Limbo:
         self.entered = 0
 
     def resume(self) -> None:
-        """Be in limbo if the file says so. Blocks."""
+        """Enter limbo if the file exists. Blocks."""
         if in_limbo(self._ledger_folder):
             self._switch(True)
 
     def enter(self, places: Sequence[DamagedPlace]) -> None:
-        """Deny nothing from now on, durably. Blocks for two syncs.
+        """Enter limbo, durably. Blocks for two syncs.
 
         Raises:
-            OSError: the file cannot be written; nothing is denied all the same.
+            OSError: the file cannot be written; the bookie is in limbo nevertheless.
         """
         with self._one_at_a_time:
             self._switch(True)
             enter_limbo(self._ledger_folder, places)
 
     def leave(self, *, doubts: int | None = None) -> bool:
-        """Deny again what is not here, once that is durable. Blocks for one sync.
+        """Leave limbo, durably. Blocks for one sync.
 
         Args:
-            doubts: what *entered* was before the ledgers were looked at; if that changed,
-                the bookie stays in limbo. None: whatever it was.
+            doubts: the value of *entered* before the ledgers were compared; if it changed, the
+                bookie stays in limbo. With None it leaves in any case.
 
         Returns:
-            Whether limbo is over.
+            True if limbo is over.
 
         Raises:
             OSError: the file cannot be removed; the bookie stays in limbo.

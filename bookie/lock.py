@@ -1,7 +1,7 @@
 """One process at a time: the lock on a bookie's folders.
 
-An flock on the file ``lock`` of each folder. The kernel lets go of it when the process
-ends, however it ends, so a lock never has to be cleaned up.
+It is an flock on the file ``lock`` of each folder. The kernel releases it when the process
+ends, even after a crash, so a lock never has to be cleaned up.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from pathlib import Path
 
 from bookie.config import BookieConfig
 from bookie.durable import make_folder, open_private
-from bookie.errors import FolderInUse
+from bookie.errors import BookieError
 
 FILE_NAME = "lock"
 
 
 @contextlib.contextmanager
 def hold_folders(config: BookieConfig) -> Iterator[None]:
-    """Hold the journal and the ledger folder of *config*.
+    """Hold the locks of the journal and ledger folders of *config* during the block.
 
-    When neither is there, both are created, so that two processes cannot make one bookie
-    twice. When one is missing it stays so, for check_cookie to complain of.
+    If both are missing, they are created, so that two processes cannot create one bookie
+    twice. If only one is missing, it stays so, and check_cookie refuses it.
 
     Raises:
-        FolderInUse: another process holds one of them.
+        BookieError: another process holds one of them.
         OSError: a folder cannot be created or written.
     """
     folders = [Path(config.journal_folder), Path(config.ledger_folder)]
@@ -47,7 +47,7 @@ def _hold(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
-            raise FolderInUse(folder) from cause
+            raise BookieError(f"{folder}: in use by another process") from cause
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -1,13 +1,13 @@
-"""How often passwords may be tried.
+"""The rate at which passwords may be tried.
 
-To check one costs 50 ms of a processor and 16 MiB (scrypt), by design, so whoever may ask for
-that without limit can stop the bookie. Each host, and all hosts together, have a number of
-checks at once and then so many a second; a check that would have to wait too long is
-refused, which costs nothing. A login that was found right lately is not checked again, so
-clients that reconnect are not held up by somebody who guesses.
+A check costs 50 ms of a processor and 16 MiB (scrypt), by design. Without a limit, any caller
+could overload the bookie with them. Each host, and all hosts together, may do a burst of checks
+and then a fixed number per second. A check that would have to wait too long is refused, which
+costs nothing. A recent correct login is not checked again, so guesses by others do not delay
+clients that reconnect.
 
-The rule for one host is the "generic cell rate algorithm": *due* is when its checks would be
-evenly spaced, and a check may come up to BURST intervals ahead of that.
+The rule for one host is the "generic cell rate algorithm": *due* is the time of the next check if
+they are evenly spaced, and a check may come up to BURST intervals before it.
 """
 
 from __future__ import annotations
@@ -26,28 +26,24 @@ _HOSTS_MAX = 10_000
 _ALL = "all hosts"
 
 
-class TooManyLogins(PeerAtFault):
-    """Passwords were tried too often; the connection ends without an answer."""
-
-
 class LoginRate:
-    """Turns for checking a password."""
+    """Decides when a password may be checked, by host and for all hosts together."""
 
     def __init__(self) -> None:
         self._due: OrderedDict[str, float] = OrderedDict()
 
     async def wait_turn(self, host: str) -> None:
-        """Return when a password that came from *host* may be checked.
+        """Wait until a password that came from *host* may be checked.
 
         Raises:
-            TooManyLogins: that would take more than WAIT_MAX_S; nothing is kept of it.
+            PeerAtFault: the wait would be longer than WAIT_MAX_S; this check does not count.
         """
         now = trio.current_time()
         network = network_of(host)
         limits = ((network, HOST_INTERVAL_S, HOST_BURST), (_ALL, ALL_INTERVAL_S, ALL_BURST))
         wait_s = max(self._wait_s(name, now, step, burst) for name, step, burst in limits)
         if wait_s > WAIT_MAX_S:
-            raise TooManyLogins(f"too many logins from {network or 'a host'}, or from all hosts")
+            raise PeerAtFault(f"too many logins from {network or 'a host'}, or from all hosts")
         for name, interval_s, _ in limits:
             self._due[name] = max(self._due.get(name, now), now) + interval_s
             self._due.move_to_end(name)
@@ -60,7 +56,7 @@ class LoginRate:
 
 
 def network_of(host: str) -> str:
-    """Return what stands for everybody at *host*: of IPv6 the /64, which one host may own."""
+    """Return *host*, or its /64 for IPv6, because one host may own a whole /64."""
     try:
         address = ipaddress.ip_address(host.partition("%")[0])
     except ValueError:
@@ -80,5 +76,5 @@ def host_of(stream: trio.abc.Stream) -> str:
         return ""
     try:
         return str(stream.socket.getpeername()[0])
-    except OSError:  # it has gone
+    except OSError:  # the peer has disconnected
         return ""

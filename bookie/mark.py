@@ -1,7 +1,7 @@
-"""The lastMark file: where a restart begins to replay the journal.
+"""The lastMark file: the journal position where a restart begins its replay.
 
-It is written after every flush, when entry log, index and ledger table are synced,
-and before the journal files ahead of it are deleted. A text that an operator can read:
+It is written after every flush, once entry log, index and ledger table are synced, and before older
+journal files are deleted. It is text, for operators:
 
     quire lastMark 1
     journal_id 2
@@ -15,7 +15,7 @@ and before the journal files ahead of it are deleted. A text that an operator ca
     crc32c 4a292107
 
 The last line is the CRC32C of every byte before it, in 8 hex digits. A file is accepted
-only when writing what was read gives the same bytes, so no flipped bit can pass.
+only if formatting the parsed mark gives the same bytes, so no flipped bit passes.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from bookie.durable import replace_file, settle_file, sync_folder
-from bookie.errors import BadMark, MarkBackwards
+from bookie.errors import BadMark, BookieError
 from native.digest import crc32c
 from native.mark import Mark
 
@@ -37,7 +37,7 @@ _SIZE_MAX = 1024
 
 
 def read_mark(ledger_folder: Path) -> Mark | None:
-    """The mark kept in *ledger_folder*; None when there is no file. Blocks.
+    """Return the mark in *ledger_folder*, or None if there is no file. Blocks.
 
     Raises:
         BadMark: the file is damaged.
@@ -47,10 +47,10 @@ def read_mark(ledger_folder: Path) -> Mark | None:
 
 
 def settle_mark(ledger_folder: Path) -> None:
-    """Make the mark durable that read_mark will find, before anything is done by it. Blocks.
+    """Make the mark durable that read_mark will return. Call it before using that mark. Blocks.
 
-    The process before may have died between the rename and its sync. Logs and journal files
-    that only the mark before needs would be deleted, and a power cut would bring that mark back.
+    The previous process may have died between the rename and its sync. Then a power cut could
+    bring the older mark back, after files that only this older mark needs were deleted.
 
     Raises:
         OSError: the disk failed.
@@ -76,21 +76,21 @@ def write_mark(ledger_folder: Path, mark: Mark, previous: Mark | None) -> None:
     A crash in the middle leaves the previous file.
 
     Raises:
-        MarkBackwards: *mark* is older than *previous*, the one on disk.
+        BookieError: *mark* is older than *previous*, the one on disk.
         OSError: the disk failed; either file may be there after a restart.
     """
     if previous is not None and _age(mark) < _age(previous):
-        raise MarkBackwards(f"{ledger_folder / FILE_NAME}: {mark} is older than {previous}")
+        raise BookieError(f"{ledger_folder / FILE_NAME}: {mark} is older than {previous}")
     replace_file(ledger_folder / FILE_NAME, format_mark(mark))
 
 
 def put_mark_aside(ledger_folder: Path) -> Mark | None:
-    """Take the mark away, so that the bookie does not start; return it. Blocks for a sync.
+    """Rename the mark, so that the bookie cannot start, and return it. Blocks for a sync.
 
-    A mark that an earlier call put aside is returned when there is none now.
+    If there is no mark now, this returns the one that an earlier call put aside.
 
     Returns:
-        None when it is missing or damaged.
+        The mark, or None if it is missing or damaged.
     """
     path, aside = ledger_folder / FILE_NAME, ledger_folder / _ASIDE_NAME
     if path.exists():
@@ -103,22 +103,22 @@ def put_mark_aside(ledger_folder: Path) -> Mark | None:
 
 
 def drop_mark_aside(ledger_folder: Path) -> None:
-    """Forget the mark that was put aside, once there is a new one."""
+    """Delete the mark that was put aside; call it once a new mark is written. Blocks."""
     (ledger_folder / _ASIDE_NAME).unlink(missing_ok=True)
 
 
 def format_mark(mark: Mark) -> bytes:
-    """The text of a mark file."""
+    """Return the content of a mark file, including its checksum."""
     lines = [f"{name} {value}\n" for name, value in msgspec.structs.asdict(mark).items()]
     text = (_TITLE + "".join(lines)).encode()
     return text + f"crc32c {crc32c(text):08x}\n".encode()
 
 
 def parse_mark(data: bytes) -> Mark:
-    """Read the text of a mark file back.
+    """Parse the content of a mark file.
 
     Raises:
-        ValueError: it is not, to the byte, what format_mark writes.
+        ValueError: *data* differs from the output of format_mark for the same mark.
     """
     words = [line.split(b" ") for line in data.split(b"\n")]
     names = Mark.__struct_fields__

@@ -1,4 +1,4 @@
-"""One bookie of a standalone cluster, over all the processes that it runs in."""
+"""One bookie of a standalone cluster, over all its processes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import trio
 
 
 class Running(msgspec.Struct, frozen=True):
-    """One bookie that serves."""
+    """One bookie that serves, as its ready line describes it."""
 
     bookie_id: str
     address: str
@@ -23,29 +23,29 @@ class Running(msgspec.Struct, frozen=True):
 
 
 class Member:
-    """Starts ``python -m bookie run``, reads what it says, and knows its process.
+    """Starts ``python -m bookie run``, and reads its output.
 
     Args:
         bookie_id: its name.
         folder: its data folder.
-        options: further words for the command line.
-        tell: takes each line of its log.
+        options: further arguments for the command line.
+        log: called with each line of its log.
 
     Attributes:
         last_words: the last line that it logged.
-        running: what it said when it last served; None before.
+        running: its last ready line; None before the first.
     """
 
     def __init__(
-        self, bookie_id: str, folder: Path, options: Sequence[str], tell: Callable[[str], None]
+        self, bookie_id: str, folder: Path, options: Sequence[str], log: Callable[[str], None]
     ) -> None:
         self.bookie_id = bookie_id
         self.last_words = ""
         self.running: Running | None = None
         self._folder = folder
-        self._tell = tell
+        self._log = log
         self._process: trio.Process | None = None
-        # -P: what is installed, although the current folder may hold quire's sources.
+        # -P: the installed package, even if the current folder holds quire's sources.
         self._command = [sys.executable, "-P", "-m", "bookie", "run"]
         self._command += ["--stop-with-parent", "--json"]
         self._command += ["--bookie-id", bookie_id, "--data", str(folder), *options]
@@ -54,7 +54,7 @@ class Member:
         """Run one process to its end; *ready* is called once it serves.
 
         Returns:
-            How it ended, in words.
+            A description of its end.
         """
         process = await trio.lowlevel.open_process(
             self._command,
@@ -67,7 +67,7 @@ class Member:
         assert process.stdout is not None
         assert process.stderr is not None
         self._process = process
-        if stopping.is_set():  # asked for while the process was made
+        if stopping.is_set():  # requested while the process was being created
             process.terminate()
         async with process.stdin, process.stdout, process.stderr, trio.open_nursery() as nursery:
             nursery.start_soon(self._forward_log, process.stderr)
@@ -90,12 +90,12 @@ class Member:
             if not data:
                 return
             text += data
-        told = msgspec.json.decode(text, type=dict[str, str | int])
+        ready_line = msgspec.json.decode(text, type=dict[str, str | int])
         self.running = Running(
             bookie_id=self.bookie_id,
-            address=str(told["address"]),
+            address=str(ready_line["address"]),
             process_id=process_id,
-            metrics_port=int(told["metrics_port"]),
+            metrics_port=int(ready_line["metrics_port"]),
             folder=str(self._folder),
         )
         ready()
@@ -111,11 +111,11 @@ class Member:
 
     def _say(self, line: str) -> None:
         self.last_words = line.removeprefix("bookie: ")
-        self._tell(f"{self.bookie_id} | {line}")
+        self._log(f"{self.bookie_id} | {line}")
 
 
 def how_it_ended(code: int | None) -> str:
-    """Say what an exit code of a process means."""
+    """Describe an exit code of a process."""
     if code is not None and code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with code {code}"

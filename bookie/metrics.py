@@ -1,7 +1,7 @@
-"""Metrics, collected when they are asked for.
+"""Prometheus metrics of a bookie, collected at each scrape.
 
-Counting happens in C; a scrape reads the counters of engine and store and puts names on
-them. Sizes are bytes, times seconds. Names that end in _total only rise.
+The C engine counts; a scrape reads the counters of engine and storage and gives them
+names. Sizes are in bytes, times in seconds. Metrics that end in _total only rise.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from prometheus_client.registry import Collector as PrometheusCollector
 
 from bookie.disk import DiskGuard
 from bookie.garbage import Collector
-from bookie.host import Figures, Host
+from bookie.host import Host, RoleFigures
 from bookie.server import Server
 from bookie.stall import StallWatch
 from bookie.storage import Storage
@@ -27,7 +27,7 @@ from native.engine import EngineStats, Histogram
 from native.store import StoreStats
 
 _PREFIX = "quire_bookie_"
-# EngineStats.add_errors counts these codes, the last slot all others.
+# EngineStats.add_errors has one slot for each of these codes; the last one counts all others.
 _ERROR_CODES = ("100", "101", "102", "103", "104", "105", "106", "other")
 _MICROSECOND = 1e-6
 
@@ -52,7 +52,7 @@ class BookieMetrics(PrometheusCollector):
         self._host = host
 
     def collect(self) -> Iterator[Metric]:
-        """All families, with values of one moment."""
+        """Yield all metric families; the engine's counters come from one snapshot."""
         engine = self._storage.engine
         stats = engine.stats()
         yield from _adds(stats)
@@ -74,7 +74,7 @@ class BookieMetrics(PrometheusCollector):
         yield _counter("connections_faults", "Connections ended by a bug here", server.faults)
         yield _gauge("held_bytes", "Bytes held for peers, all connections", server.budget.held)
         yield _gauge("unfinished_bytes", "Bytes of unfinished frames", stats.partial_bytes)
-        yield _gauge("parked_reads", "Reads parked until data comes", server.waits.parked)
+        yield _gauge("parked_reads", "Reads parked until data comes", server.parked_reads.parked)
         workers = server.read_workers
         waiting = workers.statistics().tasks_waiting
         yield _gauge("reads_queued", "Connections that wait for a read worker", waiting)
@@ -112,7 +112,7 @@ def _scrub(upkeep: Upkeep) -> Iterator[Metric]:
     yield _counter("repairs_asked", "Damaged entries named to repair", upkeep.watch.marked)
 
 
-def _roles(figures: Figures) -> Iterator[Metric]:
+def _roles(figures: RoleFigures) -> Iterator[Metric]:
     yield _gauge("leads", "1 while this bookie leads", int(figures.leads))
     yield _gauge("repair_marks", "Ledgers that want repair, as last seen", figures.marks)
     results = {"ok": figures.repaired, "failed": figures.failed}
@@ -214,7 +214,7 @@ def _histogram(name: str, text: str, histogram: Histogram, unit: float, sum_valu
 
 
 def _buckets(histogram: Histogram, unit: float) -> list[tuple[str, float]]:
-    """Cumulated, as Prometheus wants them; the core's last bucket has no upper bound."""
+    """Return cumulative buckets for Prometheus; the engine's last bucket has no upper bound."""
     buckets = []
     count = 0
     for power, here in enumerate(histogram.buckets):

@@ -1,4 +1,4 @@
-"""Answers of one connection that wait to be sent, or are being made, bounded in bytes."""
+"""Responses of one connection that are queued or being made, bounded in bytes."""
 
 from __future__ import annotations
 
@@ -8,15 +8,14 @@ from typing import Self
 
 import trio
 
-from bookie.bell import Bell
-from bookie.budget import SMALL_SIZE, Budget, Pool
+from bookie.budget import SMALL_SIZE, MemoryBudget, Pool
+from bookie.events import Wakeup
 
-# What a fast peer needs to keep its socket busy; a slow one pins no more than this
-# and one frame.
+# Enough to keep a fast peer's socket busy; a slow peer pins no more than this and one frame.
 ANSWERS_SIZE_MAX = 4 << 20
 RESERVED_SIZE_MAX = 16 << 20
-"""Held for answers that are being made, beside; exceeded by the bound of one."""
-# Small answers are joined up to this size, so that one send takes many of them.
+"""Held in addition for responses that are being made; one bound may exceed it."""
+# Small responses are joined up to this size for one send.
 _JOINED_SIZE = 256 << 10
 
 
@@ -24,12 +23,12 @@ class Outbox:
     """A queue of response frames of one connection at *address*.
 
     Attributes:
-        pool: of what is not sent.
+        pool: of responses that are not sent.
         size: bytes in the queue.
-        news: rings when there is something to send.
+        news: set when there is something to send.
     """
 
-    def __init__(self, budget: Budget, address: str, news: Bell) -> None:
+    def __init__(self, budget: MemoryBudget, address: str, news: Wakeup) -> None:
         self.pool = budget.unsent
         self._making = budget.making
         self._address = address
@@ -41,12 +40,12 @@ class Outbox:
 
     @property
     def has_room(self) -> bool:
-        """Whether an answer of any size may be put now."""
+        """True if a response of any size may be queued now."""
         return self._is_short and self.pool.has_room(self._address)
 
     @property
     def has_some_room(self) -> bool:
-        """Whether it is worth making an answer: a small one may be put at least."""
+        """True if at least a small response may be queued, so that making one is worth it."""
         return self._is_short and (self.size <= SMALL_SIZE or self.pool.has_room(self._address))
 
     @property
@@ -54,25 +53,25 @@ class Outbox:
         return self.size < ANSWERS_SIZE_MAX and self._reserved < RESERVED_SIZE_MAX
 
     def takes(self, size: int) -> bool:
-        """Whether an answer of *size* bytes that was made may be put."""
+        """Return True if a response of *size* bytes may be queued."""
         if self.size <= SMALL_SIZE and size <= SMALL_SIZE:
             return True
         return self.pool.has_room(self._address)
 
     async def room(self) -> None:
-        """Wait until an answer of any size may be put."""
+        """Wait until a response of any size may be queued."""
         while not self.has_room:
             if self._is_short:
-                # One that holds nothing may have those closed that stand still.
+                # A connection that holds nothing may have others without progress closed.
                 await self.pool.room(self._address, may_press=self.size == 0)
             else:
                 await self._waiting.park()
 
     async def reserve(self, size: int) -> Pool:
-        """Wait until an answer may be made; return the pool that holds *size* bytes for it.
+        """Wait until a response may be made; return the pool that holds *size* bytes for it.
 
-        The pool of what is not sent, if it has room: then the answer may be put, whatever
-        its size. Otherwise that of what is being made, and only a small answer may.
+        If the pool of unsent responses has room, it is that one, and a response of any size may
+        be queued. Otherwise it is the pool for making, and only a small one may.
         """
         while not (self.has_some_room and (self.has_room or self._making.has_room(self._address))):
             if self.has_some_room:
@@ -85,20 +84,20 @@ class Outbox:
         return pool
 
     def give_back(self, pool: Pool, size: int) -> None:
-        """Give back what was reserved."""
+        """Release *size* bytes that reserve() took from *pool*."""
         self._reserved -= size
         pool.change(self._address, -size)
         self._waiting.unpark_all()
 
     def put(self, frame: bytes) -> None:
-        """Queue a whole response frame."""
+        """Queue a whole response frame; never waits, so reserve memory for it first."""
         self._frames.append(frame)
         self.size += len(frame)
         self.pool.change(self._address, len(frame))
-        self.news.ring()
+        self.news.set()
 
     def take(self) -> bytes:
-        """The next bytes to send, which leave the queue; none when it is empty."""
+        """Take the next bytes to send from the queue, none if it is empty."""
         taken = [self._frames.popleft()] if self._frames else []
         size = sum(map(len, taken))
         while self._frames and size + len(self._frames[0]) <= _JOINED_SIZE:
@@ -111,30 +110,30 @@ class Outbox:
 
 
 class Reservation:
-    """Room for answers while they are made; leaving the block gives it back."""
+    """Memory for responses while they are made; the end of the block releases it."""
 
     def __init__(self, outbox: Outbox) -> None:
         self._outbox = outbox
         self._held: list[tuple[Pool, int]] = []
 
     async def hold(self, size: int) -> None:
-        """Wait for room, and hold *size* bytes: a bound of what is made next."""
+        """Wait for memory and hold *size* bytes, a bound of the next response."""
         self._held.append((await self._outbox.reserve(size), size))
 
     @property
     def is_express(self) -> bool:
-        """Whether only a small answer is sure to be taken."""
+        """True if only a small response is sure to be queued."""
         return any(pool is not self._outbox.pool for pool, _ in self._held)
 
     def put(self, frame: bytes) -> bool:
-        """Queue the answer that was made, if it may be."""
+        """Queue the response, if that is allowed; return whether it was."""
         if self.is_express and not self._outbox.takes(len(frame)):
             return False
         self._outbox.put(frame)
         return True
 
     def release(self) -> None:
-        """Give back what is held."""
+        """Release the memory that is held; harmless if there is none."""
         for pool, size in self._held:
             self._outbox.give_back(pool, size)
         self._held.clear()

@@ -1,11 +1,12 @@
 """The HTTP pages of a bookie: /metrics, /health, /ready.
 
     /metrics  200, Prometheus text
-    /health   200 while the process can answer at all
-    /ready    200 once the bookie serves, else 503; the state in JSON either way
+    /health   200 as long as the process answers at all
+    /ready    200 once the bookie serves, else 503; the body is the state in JSON
 
-One request a connection, GET and HEAD only. A request must be whole within seconds and
-fit a few kilobytes; beyond a handful of connections further ones are closed at once.
+Each connection serves one request, GET or HEAD. The request must be complete within seconds
+and fit a few kilobytes. Only a handful of connections are served at a time; further ones are
+closed at once.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ _REASONS = {200: "OK", 400: "Bad Request", 404: "Not Found", 405: "Method Not Al
 
 
 class Pages:
-    """Serves pages, each made anew by a function that gives (status, content type, body)."""
+    """Serves pages; a function makes each one per request, as (status, content type, body)."""
 
     def __init__(self, pages: dict[str, Callable[[], Page]]) -> None:
         self._pages = pages
@@ -40,7 +41,7 @@ class Pages:
         try:
             await self._answer(stream)
         except (trio.BrokenResourceError, trio.ClosedResourceError):
-            pass  # the visitor left
+            pass  # the client closed the connection
         finally:
             self._connections -= 1
             await trio.aclose_forcefully(stream)

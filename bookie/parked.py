@@ -1,22 +1,81 @@
-"""Calls that wait for something to change, and what any call may take of its connection."""
+"""Reads and calls that wait for something to change, and the memory that any call may use."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import trio
+
 from bookie.errors import CallRefused
 from bookie.outbox import Outbox, Reservation
+from native.engine import Engine
+from native.errors import NoLedger
 
 _PARKED_MAX = 4096
-"""Of all connections; a parked call is a task, some kilobytes."""
+"""Of all connections, reads and calls each; a parked one is a task of some kilobytes."""
+
+
+class _LedgerWatch:
+    """The parked reads of one ledger."""
+
+    def __init__(self) -> None:
+        self.woken = trio.Event()
+        self.readers = 0
+
+
+class ParkedReads:
+    """The reads of all connections that wait until a ledger's last confirmed entry moves on.
+
+    Attributes:
+        parked: number of these reads.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._watches: dict[int, _LedgerWatch] = {}
+        self.parked = 0
+
+    @property
+    def is_full(self) -> bool:
+        """True while no further read can be parked."""
+        return self.parked >= _PARKED_MAX
+
+    def is_over(self, ledger_id: int, known_lac: int) -> bool:
+        """True if a read of the ledger has nothing to wait for."""
+        try:
+            return not self._engine.watch(ledger_id, known_lac)
+        except NoLedger:
+            return True
+
+    async def park(self, ledger_id: int, known_lac: int, wait_s: float) -> None:
+        """Wait until the LAC is above *known_lac*, the ledger has ended, or *wait_s* passed."""
+        watch = self._watches.setdefault(ledger_id, _LedgerWatch())
+        watch.readers += 1
+        self.parked += 1
+        try:
+            with trio.move_on_after(wait_s):
+                while not self.is_over(ledger_id, known_lac):
+                    await watch.woken.wait()
+        finally:
+            self.parked -= 1
+            watch.readers -= 1
+            if watch.readers == 0:
+                del self._watches[ledger_id]
+
+    def wake(self, ledger_id: int) -> None:
+        """Let the parked reads of a ledger check again, because its watch came true."""
+        watch = self._watches.get(ledger_id)
+        if watch is not None:
+            watch.woken.set()
+            watch.woken = trio.Event()
 
 
 class ParkedCalls:
     """Counts calls that wait, up to *count_max*.
 
     Attributes:
-        count: how many there are.
+        count: calls that wait now.
     """
 
     def __init__(self, count_max: int = _PARKED_MAX) -> None:
@@ -25,7 +84,7 @@ class ParkedCalls:
 
     @contextmanager
     def one_more(self) -> Iterator[None]:
-        """Count one during the block. Raises CallRefused when there are too many."""
+        """Count one during the block. Raises CallRefused if there are too many."""
         if self.count >= self._count_max:
             raise CallRefused(f"{self.count} calls wait already; try again later")
         self.count += 1
@@ -36,11 +95,11 @@ class ParkedCalls:
 
 
 class CallRoom(Reservation):
-    """What one call takes of its connection: memory for its answer, and a place to wait.
+    """Resources of one call: memory for its response, and a place among the parked calls.
 
     Attributes:
-        may_ask_again: the call changes nothing, so an answer for which there is no room is
-            dropped, and made again when there is.
+        may_ask_again: the call changes nothing, so a response without memory for it is dropped
+            and made again later.
     """
 
     def __init__(self, outbox: Outbox, here: ParkedCalls, everywhere: ParkedCalls) -> None:
@@ -51,7 +110,7 @@ class CallRoom(Reservation):
 
     @contextmanager
     def parked(self) -> Iterator[None]:
-        """Wait during the block, with nothing held. Raises CallRefused."""
+        """Wait during the block, with no memory held. Raises CallRefused."""
         self.release()
         with self._here.one_more(), self._everywhere.one_more():
             yield

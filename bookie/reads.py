@@ -1,8 +1,8 @@
 """Reads that need the disk, off the event loop.
 
-What a connection asks for is gathered and answered in one hop to a worker thread,
-up to a bound of bytes, which are reserved before they are read. A
-connection has one hop under way at most, so it never occupies all workers.
+Reads of a connection are gathered and answered in one hop to a worker thread, up to a bound of
+bytes that is reserved first. A connection has at most one hop under way, so it never occupies
+all workers.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from native.engine import Engine, Request
 
 # The largest response: a frame with its length word.
 ANSWER_SIZE_MAX = (5 << 20) + 4
-# A hop costs some 55 microseconds; with this much to do that is nothing.
+# A hop costs some 55 microseconds, which is negligible for this many bytes.
 _HOP_SIZE = 1 << 20
 _QUEUE_MAX = 256
 
@@ -37,7 +37,7 @@ class DiskReads:
 
     @property
     def is_busy(self) -> bool:
-        """Whether a read has not been answered yet."""
+        """True while a read is not answered yet."""
         return self._running
 
     async def put(self, request: Request) -> None:
@@ -53,7 +53,7 @@ class DiskReads:
         while self._queue:
             with Reservation(self._outbox) as room:
                 await room.hold(_HOP_SIZE + ANSWER_SIZE_MAX)
-                # Only a small answer is sure to be taken: one is made at a time.
+                # Only a small response is sure to be queued, so make one at a time.
                 hop_size = 1 if room.is_express else _HOP_SIZE
                 answers = await trio.to_thread.run_sync(
                     self._answer, hop_size, limiter=self._workers
@@ -61,12 +61,12 @@ class DiskReads:
                 while answers and room.put(answers[0][1]):
                     answers.popleft()
             self._waiting.unpark_all()
-            if answers:  # made again, once there is room
+            if answers:  # made again once there is memory
                 self._queue.extendleft(request for request, _ in reversed(answers))
                 answers.clear()
                 await self._outbox.room()
         self._running = False
-        self._outbox.news.ring()
+        self._outbox.news.set()
 
     def _answer(self, hop_size: int) -> deque[tuple[Request, bytes]]:
         answers: deque[tuple[Request, bytes]] = deque()

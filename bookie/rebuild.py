@@ -1,19 +1,19 @@
-"""Rebuilding: from entry logs and journals to a bookie that can start.
+"""Rebuilds a bookie from its entry logs and journals.
 
-For when the mark, the ledger table or indexes are lost or damaged. In this order, so that
-a crash at any point leaves a bookie that refuses to start until it is rebuilt again:
+Use it when the mark, the ledger table or indexes are lost or damaged. The order of the steps makes
+sure that after a crash the bookie refuses to start until it is rebuilt again:
 
     1  put lastMark aside
-    2  build the index of every entry log anew from its records
-    3  close the logs that were open, at the end of what is sound in them
-    4  replay every journal file there is, over the ledger table that knows most
-    5  fence every ledger: a fence that is lost would let an old writer go on
+    2  rebuild the index of every entry log from its records
+    3  close the logs that were open, after their last sound record
+    4  replay every journal file, starting from the ledger table with most ledgers
+    5  fence every ledger, because a lost fence would let an old writer continue
     6  flush, and write the mark
 
-Where records were damaged or journal files are missing, the bookie ends up in limbo
-(limbo.py): it no longer denies that an entry exists. So it does when there was no mark, for
-nobody knows then which journal files there were. It is in limbo before an index is in place
-that lacks a damaged record, since after that the record is not missed.
+If records were damaged or journal files are missing, the bookie ends up in limbo (limbo.py): it no
+longer answers that an entry is absent. So it does if there was no mark, because then it is unknown
+which journal files there were. It enters limbo before an index without a damaged record is in
+place, because after that the record's loss is invisible.
 """
 
 from __future__ import annotations
@@ -43,12 +43,8 @@ _LEDGERS_PAGE = 1000
 _RECORD_HEADER_SIZE = 8
 
 
-class NothingToRebuild(BookieError):
-    """The folders hold neither journals nor entry logs."""
-
-
 class Rebuilt(msgspec.Struct):
-    """What was found and done."""
+    """Result of a rebuild, so far or at its end."""
 
     logs: int = 0
     entries: int = 0
@@ -61,33 +57,33 @@ class Rebuilt(msgspec.Struct):
 
 
 class Step(msgspec.Struct, frozen=True):
-    """A step of the work is done: *size* bytes more were read."""
+    """Progress of a rebuild: *size* more bytes were read."""
 
     text: str
     size: int
 
 
 def total_size(config: BookieConfig) -> int:
-    """Bytes that a rebuild reads."""
+    """Return the number of bytes that a rebuild reads; Step.size adds up to it. Blocks."""
     logs = list_files(Path(config.ledger_folder), "log")
     journals = list_files(Path(config.journal_folder), "journal")
     return sum(file.size for file in (*logs, *journals))
 
 
-def rebuild(config: BookieConfig, tell: Callable[[Step], None]) -> Rebuilt:
-    """Rebuild the bookie of *config*. Blocks for as long as reading everything takes.
+def rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
+    """Rebuild the bookie of *config*. Blocks until everything is read.
 
-    Call it with the folders held (lock.py). Safe to repeat after a crash.
+    The caller must hold the locks of the folders (lock.py). Safe to repeat after a crash.
 
     Raises:
-        NothingToRebuild: nothing was changed.
+        BookieError: nothing was changed.
         OSError: a file could not be read or written; nothing is lost.
     """
     journal_folder, ledger_folder = Path(config.journal_folder), Path(config.ledger_folder)
     logs = list_files(ledger_folder, "log")
     journals = list_files(journal_folder, "journal")
     if not logs and not journals:
-        raise NothingToRebuild(f"{ledger_folder}: neither entry logs here nor journals beside it")
+        raise BookieError(f"{ledger_folder}: neither entry logs here nor journals beside it")
     done = Rebuilt(logs=len(logs), journal_files=len(journals))
     was_in_limbo = in_limbo(ledger_folder)
     former = put_mark_aside(ledger_folder)
@@ -96,17 +92,17 @@ def rebuild(config: BookieConfig, tell: Callable[[Step], None]) -> Rebuilt:
         enter_limbo(ledger_folder, ())
     for log in logs:
         _rebuild_index(log, former, done)
-        tell(Step(log.path.name, log.size))
+        on_step(Step(log.path.name, log.size))
     next_log_id = max(_close_logs(config, done), former.next_log_id if former else 1)
     journal_id = _first_journal(config, journals, former, done)
     _replay(config, _starting_mark(ledger_folder, journal_id, next_log_id), done)
     if not (done.limbo or was_in_limbo):
-        leave_limbo(ledger_folder)  # the damage was in a copy that nobody needs
+        leave_limbo(ledger_folder)  # the damage was in an unneeded copy
     done.limbo |= was_in_limbo
     assert done.mark is not None
     write_mark(ledger_folder, done.mark, None)
     drop_mark_aside(ledger_folder)
-    tell(Step("journal", sum(file.size for file in journals)))
+    on_step(Step("journal", sum(file.size for file in journals)))
     return done
 
 
@@ -132,7 +128,7 @@ def _rebuild_index(log: DataFile, former: Mark | None, done: Rebuilt) -> None:
     entries, damaged = rebuild_index(log.path, fresh)
     done.entries += entries
     if damaged:
-        # Behind the mark lies a flush that was cut short; the journal has it all.
+        # After the mark lies an interrupted flush; the journal has all its entries.
         is_open = former is not None and former.log_id == log.id
         places = list(_damages_in(log, former.log_end if former and is_open else 0))
         if places:
@@ -152,10 +148,10 @@ def _damages_in(log: DataFile, end: int) -> Iterator[DamagedPlace]:
 
 
 def _close_logs(config: BookieConfig, done: Rebuilt) -> int:
-    """Let the store close what is open; return the id that the next log gets."""
+    """Let the store close open logs; return the id of the next log."""
     folder = Path(config.ledger_folder)
     with Store.open(folder, None, config.log_size_max, config.index_cache_size) as store:
-        # A copy that compaction did not finish is gone now, and its damage with it.
+        # An unfinished copy of compaction is gone now, and its damage with it.
         done.damages = [place for place in done.damages if Path(place.file).exists()]
         known = {(place.file, place.offset) for place in done.damages}
         for damage in store.take_damage():
@@ -172,10 +168,9 @@ def _place(damage: Damage) -> DamagedPlace:
 
 
 def _best_table(ledger_folder: Path) -> tuple[int, int]:
-    """Id and sound end of the table that knows most ledgers, the newest of equals.
+    """Return id and sound end of the table with most ledgers; of equals, the newest one.
 
-    Two are there when a crash came while the table was written anew: the new one may
-    have been cut short.
+    Two tables exist if a crash interrupted the writing of a new one, which may be incomplete.
     """
     best = (0, 0, 0)
     for file in list_files(ledger_folder, "table"):
@@ -185,7 +180,7 @@ def _best_table(ledger_folder: Path) -> tuple[int, int]:
 
 
 def _measure_table(path: Path) -> tuple[int, int]:
-    """How many ledgers a table knows, and where its sound part ends."""
+    """Return the number of ledgers in a table, and the offset where its sound part ends."""
     ledgers: set[int] = set()
     end = 0
     for found in scan_table(path):
@@ -198,7 +193,7 @@ def _measure_table(path: Path) -> tuple[int, int]:
 def _first_journal(
     config: BookieConfig, journals: list[DataFile], former: Mark | None, done: Rebuilt
 ) -> int:
-    """The oldest journal file; one is begun when there is none."""
+    """Return the id of the oldest journal file; create one if there is none."""
     ids = [journal.id for journal in journals]
     if former is not None and former.journal_id not in ids:
         name = f"{former.journal_id:016x}.journal"
@@ -207,7 +202,7 @@ def _first_journal(
 
 
 def _begin_journal(config: BookieConfig) -> int:
-    """Let an engine without entries make the first journal file."""
+    """Create the first journal file, with an engine that has no entries."""
     journal_folder = Path(config.journal_folder)
     for spare in list_files(journal_folder, "spare"):
         spare.path.unlink()  # ids begin at 1 again, and a spare may have been one of these
@@ -256,7 +251,7 @@ def _count_ledgers(engine: Engine) -> int:
 
 
 def _flush(engine: Engine) -> Mark | None:
-    """Flush what replay left sealed, then the rest."""
+    """Flush the half that replay sealed, if any, then the other one."""
     earlier = engine.flush()
     with contextlib.suppress(Full):
         engine.seal()

@@ -1,7 +1,7 @@
-"""Registration: the lease ``bookies/<id>`` that tells clients where a bookie is.
+"""Registration: the lease ``bookies/<id>``, where clients find a bookie's address.
 
-It is renewed three times in its lifetime. While the metadata store is away the bookie
-goes on serving those who know it, and asks again.
+It is renewed three times in its lifetime. While the metadata store is down, the bookie still
+serves clients that know its address, and retries.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import NoReturn
 import trio
 
 from bookie.disk import DiskGuard
-from bookie.drain import Drain
+from bookie.drain import DrainState
 from bookie.status import Status
 from metadata.errors import LeaseLost, MetadataError
 from metadata.records import bookie_lease, encode_record
@@ -27,12 +27,12 @@ class Registration:
     """The lease of one bookie.
 
     Args:
-        store: where the lease lives.
-        status: what the lease says.
-        disk: its changed bell asks for an update at once.
-        drain: looked at before each renewal.
-        owner: the cookie's id. It names the folders, which one process at a time
-            holds, so that a bookie that was killed is registered again at once.
+        store: the store that keeps the lease.
+        status: the lease's value.
+        disk: its signal *changed* requests an update at once.
+        drain: read before each renewal.
+        owner: the cookie's id. It identifies the folders, which only one process holds at a
+            time, so that a killed bookie can register again at once.
         ttl_s: how long the lease outlives the bookie.
     """
 
@@ -41,7 +41,7 @@ class Registration:
         store: MetadataStore,
         status: Status,
         disk: DiskGuard,
-        drain: Drain,
+        drain: DrainState,
         *,
         owner: str,
         ttl_s: float,
@@ -67,13 +67,13 @@ class Registration:
         task_status.started()
         while True:
             with trio.move_on_after(self._ttl_s / 3):
-                await self._disk.changed.heard()
+                await self._disk.changed.wait()
             self._status.sample_load()
             await self._drain.look()
             await self._keep()
 
     async def release(self) -> None:
-        """Leave, so that clients stop asking here before the lease runs out."""
+        """Release the lease, so that clients stop calling before it runs out."""
         if self._lease is None:
             return
         with trio.move_on_after(_RELEASE_S):
@@ -91,7 +91,7 @@ class Registration:
         except LeaseLost:
             _log.warning("the registration was lost; registering again")
             self._lease = None
-            self._disk.changed.ring()
+            self._disk.changed.set()
         except MetadataError as error:
             _log.warning("the registration is not renewed: %s", error)
 

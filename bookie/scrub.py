@@ -1,8 +1,8 @@
-"""Scrubbing: closed entry logs are read through for damage before anybody misses an entry.
+"""Scrubbing: reads closed entry logs to find damage before a reader does.
 
-One log after the other, slowly, each at most once a day. The core checks every record and
-notes what is damaged and still wanted; damage.py brings that to repair, anew in every round
-until it is done. Compaction, which leaves a damaged log alone, takes it up again after that.
+Logs are read one after the other, slowly, each at most once a day. The core checks every record and
+reports damage to live entries; damage.py marks it for repair in every round until it is repaired.
+After that, compaction takes up the log again, which it left alone while it was damaged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from metadata.calls import DamagedPlace, ScrubReport
 from native.store import LogUsage, Stop, Store
 
 ROUND_S = 86_400.0
-# Other things are more urgent after a start.
+# After a start, replay and repair are more urgent.
 FIRST_S = 300.0
 _PAGE = 1000
 
@@ -31,7 +31,7 @@ class Scrubber:
 
     Attributes:
         checked_size: bytes of records checked since the start.
-        damaged: damaged places that scrubbing met.
+        damaged: damaged places that scrubbing found.
         rounds: times that all logs were checked.
     """
 
@@ -63,10 +63,10 @@ class Scrubber:
             await trio.sleep_until(started + ROUND_S)
 
     async def check(self, bytes_per_s: int = 0, *, closed_only: bool = False) -> ScrubReport:
-        """Check the logs there are, at *bytes_per_s* (0: as fast as it goes).
+        """Check all closed logs, at *bytes_per_s* (0: unlimited).
 
         Returns:
-            What was met; repair knows of it.
+            The damage found; it is marked for repair.
 
         Raises:
             OSError: the disk failed.
@@ -77,7 +77,7 @@ class Scrubber:
             for log in self._logs():
                 if closed_only and log.open:
                     continue
-                await self._watch.look()  # what others met before is not ours
+                await self._watch.look()  # handles damage that reads found before this round
                 before = self._found.count
                 size += await self._check_log(log.log_id, bytes_per_s)
                 await self._watch.look()
@@ -102,7 +102,7 @@ class Scrubber:
         try:
             return self._store.check_log(log_id, bytes_per_s=bytes_per_s, stop=stop)
         except FileNotFoundError:
-            return 0  # garbage collection took it meanwhile
+            return 0  # garbage collection deleted the log meanwhile
 
     def _logs(self) -> list[LogUsage]:
         logs: list[LogUsage] = []

@@ -1,16 +1,17 @@
-"""What a bookie asks of who calls it: the folder ``security`` in its data folder.
+"""TLS and logins of a bookie: the folder ``security`` in its data folder.
 
-    certificate.pem, key.pem   the bookie speaks TLS, and nothing else. The certificate names the
-                               host or the address that clients are told
-    clients.pem                who calls needs a certificate that one of these signed
-    users                      who calls needs one of these names, and its password (`bookie user`)
-    ca.pem                     the authorities that sign bookies' certificates; without it those
-                               of the system
-    login                      user:password, as which this bookie calls the others
+    certificate.pem, key.pem   with them the bookie accepts TLS only. The certificate must name
+                               the host or the address that clients connect to
+    clients.pem                authorities; a caller needs a certificate signed by one of them
+    users                      a caller needs one of these names and its password (`bookie user`)
+    ca.pem                     authorities that sign bookies' certificates; without this file,
+                               those of the system
+    login                      user:password with which this bookie logs in at the others
 
-Without the folder anybody may call, unencrypted. With it, a bookie that finds something missing
-does not start: a lost file must not open the door. All bookies of a cluster want the same.
-Every user may do everything. Files are read at the start, *users* whenever it changes.
+Without the folder anybody may call, unencrypted. If the folder exists but a file it needs is
+missing, the bookie does not start: a lost file must not open the door. All bookies of a cluster
+need the same setup. Every user may do everything. Files are read at the start; *users* is read
+again whenever it changes.
 """
 
 from __future__ import annotations
@@ -30,17 +31,13 @@ CERTIFICATE, KEY, CLIENTS = "certificate.pem", "key.pem", "clients.pem"
 USERS, AUTHORITIES, LOGIN = "users", "ca.pem", "login"
 
 
-class BadSecurity(BookieError):
-    """The folder ``security`` lacks a file, or has one that cannot be used."""
-
-
 class Security(msgspec.Struct, frozen=True):
-    """What the folder says.
+    """Content of the folder, ready for use.
 
     Attributes:
-        context: of TLS; None: callers are not encrypted.
-        users: who may call; None: anybody.
-        access: how this bookie calls the others.
+        context: TLS context for callers, or None for plain TCP.
+        users: the users who may call, or None if anybody may.
+        access: TLS context and login with which this bookie calls the others.
     """
 
     context: ssl.SSLContext | None = None
@@ -49,12 +46,12 @@ class Security(msgspec.Struct, frozen=True):
 
 
 def folder_of(config: BookieConfig) -> Path:
-    """Return the folder of a bookie with these settings, there or not."""
+    """Return the path of the security folder; the folder need not exist."""
     return Path(config.data_folder) / FOLDER
 
 
 def scheme_of(folder: Path) -> str:
-    """Return the scheme of URLs to what runs over *folder*, of a bookie or a cluster."""
+    """Return the URL scheme for the bookie or cluster with this data folder. Blocks for a stat."""
     return "bookie+tls" if (folder / FOLDER / CERTIFICATE).exists() else "bookie"
 
 
@@ -62,12 +59,11 @@ def read_security(config: BookieConfig) -> Security:
     """Read the folder, if it is there. Blocks.
 
     Raises:
-        BadSecurity: what is in it cannot be used; the message names the file.
-        BadUsers: the file of users cannot be understood.
+        BookieError: a file in it cannot be used; the message names the file.
         OSError: a file cannot be read.
     """
     if not config.data_folder:
-        raise BadSecurity(
+        raise BookieError(
             f"data_folder: missing; a bookie looks there for the folder {FOLDER!r}, which says "
             "who may call it"
         )
@@ -84,42 +80,43 @@ def read_security(config: BookieConfig) -> Security:
 
 
 def _check_absent(folder: Path) -> None:
-    """Raise BadSecurity when the folder is not there because a disk or a link is missing."""
+    """Raise BookieError if the folder is missing because its disk or its link's target is."""
     if folder.is_symlink():
-        raise BadSecurity(f"{folder}: a link to {folder.readlink()}, which is missing")
+        raise BookieError(f"{folder}: a link to {folder.readlink()}, which is missing")
     if not folder.parent.is_dir():
-        raise BadSecurity(
+        raise BookieError(
             f"{folder.parent}: missing; it may hold the folder {FOLDER!r}, which says who may "
             "call. Mount it, or make it to let anybody call"
         )
 
 
 def _check_links(folder: Path) -> None:
-    """Raise BadSecurity when a file is a link to a disk that is missing: it was meant to be there.
+    """Raise BookieError if a file is a link whose target is missing.
 
-    It would count as one that was left out, so that callers need no password or certificate.
+    Without this check the file would count as left out on purpose, and callers would need no
+    password or certificate.
     """
     for name in (CERTIFICATE, KEY, CLIENTS, USERS, AUTHORITIES, LOGIN):
         path = folder / name
         if path.is_symlink() and not path.exists():
-            raise BadSecurity(f"{path}: a link to {path.readlink()}, which is missing")
+            raise BookieError(f"{path}: a link to {path.readlink()}, which is missing")
 
 
 def _check_complete(
     folder: Path, context: ssl.SSLContext | None, users: Users | None, login: Login | None
 ) -> None:
     if users is not None and login is None:
-        raise BadSecurity(
+        raise BookieError(
             f"{folder / LOGIN}: missing; with users, a bookie needs a line user:password "
             "there to call the others"
         )
     if users is None and login is not None:
-        raise BadSecurity(
+        raise BookieError(
             f"{folder / USERS}: missing, though there is {LOGIN}; without it anybody could call. "
             f"Add users with `bookie user add`, or remove {LOGIN}"
         )
     if users is None and context is None:
-        raise BadSecurity(
+        raise BookieError(
             f"{folder}: has neither {USERS} nor {CERTIFICATE} and {KEY}, so anybody could call. "
             "Put what is missing there, or remove the folder"
         )
@@ -130,7 +127,7 @@ def _read_context(folder: Path) -> ssl.SSLContext | None:
     if not certificate.exists() and not key.exists():
         for useless in (clients, folder / AUTHORITIES):
             if useless.exists():
-                raise BadSecurity(f"{useless}: of no use without {CERTIFICATE} and {KEY}")
+                raise BookieError(f"{useless}: of no use without {CERTIFICATE} and {KEY}")
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     try:
@@ -139,7 +136,7 @@ def _read_context(folder: Path) -> ssl.SSLContext | None:
             context.load_verify_locations(clients)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as wrong:
-        raise BadSecurity(f"{folder}: {CERTIFICATE}, {KEY} or {CLIENTS}: {wrong}") from wrong
+        raise BookieError(f"{folder}: {CERTIFICATE}, {KEY} or {CLIENTS}: {wrong}") from wrong
     return context
 
 
@@ -148,7 +145,7 @@ def _read_login(path: Path) -> Login | None:
         return None
     user, colon, password = path.read_text("utf-8", "replace").strip().partition(":")
     if not user or not colon or not password:
-        raise BadSecurity(f"{path}: not one line user:password")
+        raise BookieError(f"{path}: not one line user:password")
     return Login(user, password)
 
 

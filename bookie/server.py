@@ -6,22 +6,21 @@ An add from socket to disk and back:
     for the chunk: frames, memtable, journal buffer) ─► journal thread: write, sync ─►
     eventfd ─► Events (bookie/events.py) ─► Conversation.news ─► _send: one buffer
 
-Nothing here runs once per add. What is not an add comes out of feed as a Request: reads
-are answered at once from memory or in one hop to a worker thread for all that need the
-disk; fences, calls and parked reads get tasks of their own, so many at a time.
+No Python runs per add. feed() returns every other frame as a Request. A read is answered at once if
+memory has the entry; all others that wait for the disk share one hop to a worker thread. Fences,
+calls and parked reads run in tasks of their own, in bounded number.
 
-Failures. What goes wrong while one peer is served ends its connection and nothing else,
-a bug of ours too: no request may end the process. An OSError is not of a peer: the engine
-raises it when the journal, a flush or memory failed, and the bookie ends with it. What
-only reads the disk turns its OSError into an answer where that happens (answer.c, calls.py).
+Failures. An error while serving one peer, even a bug, ends that connection and nothing else: no
+request may end the process. An OSError is different: the engine raises it when the journal, a
+flush or memory failed, and the bookie ends with it. Code that only reads the disk turns its
+OSError into a response itself (answer.c, calls.py).
 
-Bounds. All connections together hold bytes_in_flight_max, in four pools (budget.py), so
-that who reads nothing holds up nobody's adds. A connection of which more than
-connection_bytes_max is unsynced or unsent is not read from. A frame must be whole within
-peer_timeout_s of waiting for its peer, a piece of a response must be taken within it too,
-and sooner while others wait for the memory. Room for the answer to a call is there before
-it is made. How many connections there are, and whose, is in places.py. While a connection
-is idle it holds no buffer.
+Bounds. All connections together hold bytes_in_flight_max, in four pools (budget.py), so that a peer
+that does not read its responses delays no other's adds. A connection with more than
+connection_bytes_max unsynced or unsent is not read from. A frame must be complete, and a chunk of
+a response taken, within peer_timeout_s; sooner while others wait for the memory. Memory for a
+call's response is reserved before the call is made. connection_limits.py bounds the number of
+connections. An idle connection holds no buffer.
 """
 
 from __future__ import annotations
@@ -33,20 +32,18 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-from bookie.bell import Bell
-from bookie.budget import PRESSED_S, SMALL_SIZE, Budget, Pool
+from bookie.admission import AdmittedPeer, admit
+from bookie.budget import PRESSED_S, SMALL_SIZE, MemoryBudget, Pool
 from bookie.config import BookieConfig
-from bookie.door import Admitted, admit
-from bookie.errors import PeerAtFault, PeerNotReading, PeerStalled
-from bookie.events import Events
+from bookie.connection_limits import ConnectionLimits, TooManyConnections
+from bookie.errors import PeerAtFault
+from bookie.events import Events, Wakeup
 from bookie.incarnations import Incarnations
 from bookie.listeners import peer_address
 from bookie.outbox import Outbox
-from bookie.parked import CallRoom, ParkedCalls
-from bookie.places import NoPlace, Places
+from bookie.parked import CallRoom, ParkedCalls, ParkedReads
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
 from bookie.security import Security
-from bookie.waits import Waits
 from native.engine import Connection, Engine, Request, Verdict
 from native.errors import BadKey, Full, OtherLedger
 from native.frame import (
@@ -63,31 +60,31 @@ from native.frame import (
 _log = logging.getLogger(__name__)
 
 _CHUNK_SIZE = 256 << 10
-# Each piece of a response has a deadline of its own, so a slow peer that moves on is kept.
+# Each chunk of a response has a deadline of its own, so a slow peer that makes progress is kept.
 _PIECE_SIZE = 256 << 10
 _PARKED_MAX = 256  # parked reads of one connection, and parked calls
 _TASKS_MAX = 64 + _PARKED_MAX  # fences and calls of one connection
 _CALL_SIZE = 4 << 10  # of the task of a call
 _LOGIN_S_MAX = 10.0
 _WAIT_S_MAX = 60.0
-_FENCE_S_MAX = 8.0  # less than clients wait: they hear that this bookie cannot tell
+_FENCE_S_MAX = 8.0  # less than clients wait, so that they get an answer: state unknown
 OPEN = Security()
 _FENCE = int(Flag.FENCE)  # an operation on an enum costs as much as the rest of a read here
 
 # A bookie without authentication answers AUTH with this: plugin "AuthDisabledPlugin" and
-# an empty payload, in protobuf, behind the header of version 2, opcode 3.
+# an empty payload, in protobuf, after the header of version 2, opcode 3.
 _AUTH_BODY = b"\x02\x03\x00\x00\x0a\x12AuthDisabledPlugin\x12\x00"
 _AUTH_ANSWER = len(_AUTH_BODY).to_bytes(4, "big") + _AUTH_BODY
 _PULSE = pulse()
 
 
 class Server:
-    """What all conversations of a bookie share.
+    """Serves all connections of a bookie.
 
     Attributes:
         refused: connections closed at once because there were too many.
-        dropped: connections ended for what their peer did or left undone.
-        faults: connections ended by an error of ours while their peer was served.
+        dropped: connections ended because their peer broke a rule or was too slow.
+        faults: connections ended by a bug of the bookie.
     """
 
     def __init__(
@@ -107,25 +104,25 @@ class Server:
         self.answer_call = answer_call
         self.config = config
         self.incarnations = incarnations
-        self.budget = Budget(config.bytes_in_flight_max)
+        self.budget = MemoryBudget(config.bytes_in_flight_max)
         self.budget.on_pressed = self._close_hoarders
-        self.places = Places(config.connections_max)
-        self.waits = Waits(engine)
+        self.limits = ConnectionLimits(config.connections_max)
+        self.parked_reads = ParkedReads(engine)
         self.parked_calls = ParkedCalls()
         self.read_workers = trio.CapacityLimiter(config.read_workers)
         self.refused = 0
         self.dropped = 0
         self.faults = 0
-        events.on_ready = self._tell_ready
-        events.on_woken = self.waits.wake
+        events.on_ready = self._notify_ready
+        events.on_woken = self.parked_reads.wake
 
     @property
     def connections(self) -> int:
-        """Connections at present, with those that are not admitted yet."""
-        return self.places.served + self.places.at_door
+        """Connections now, including those that are not admitted yet."""
+        return self.limits.served + self.limits.pending
 
     async def serve(self, stream: trio.abc.Stream) -> None:
-        """Talk with one peer until it leaves or breaks a rule; the stream is closed then.
+        """Serve one peer until it leaves or breaks a rule, then close the stream.
 
         Raises:
             OSError: the engine failed; the bookie must end.
@@ -133,11 +130,11 @@ class Server:
         token = next(self._tokens)
         address = peer_address(stream) or f"connection {token}"
         try:
-            with self.places.visit(token, address):
+            with self.limits.admit(token, address):
                 admitted = await self._admit(stream, token)
-            with self.places.serve(address):
+            with self.limits.serve(address):
                 await self._converse(admitted, token, address)
-        except* NoPlace as refused:
+        except* TooManyConnections as refused:
             self.refused += 1
             _log.debug("connection %d refused: %s", token, refused.exceptions[0])
         except* (PeerAtFault, trio.BrokenResourceError, trio.ClosedResourceError) as ended:
@@ -145,7 +142,7 @@ class Server:
             _log.debug("connection %d ended: %r", token, ended.exceptions)
         except* (OSError, trio.TrioInternalError):
             raise
-        except* Exception as fault:  # noqa: BLE001 - whatever one peer brings about stays its own
+        except* Exception as fault:  # noqa: BLE001 - an error of one connection must not end others
             self.faults += 1
             _log.error(
                 "connection %d is closed after an error in serving it; others go on. "
@@ -156,21 +153,21 @@ class Server:
         finally:
             await trio.aclose_forcefully(stream)
 
-    async def _admit(self, stream: trio.abc.Stream, token: int) -> Admitted:
+    async def _admit(self, stream: trio.abc.Stream, token: int) -> AdmittedPeer:
         patience_s = min(self.config.peer_timeout_s or math.inf, _LOGIN_S_MAX)
         idle_s = self.config.idle_timeout_s or math.inf
         try:
             return await admit(stream, self._security, patience_s=patience_s, idle_s=idle_s)
         except trio.TooSlowError as slow:
-            raise PeerStalled(f"connection {token}: it did not introduce itself in time") from slow
-        except OSError as error:  # nothing of the engine was touched yet
+            raise PeerAtFault(f"connection {token}: no login in time") from slow
+        except OSError as error:  # the engine was not involved yet
             raise PeerAtFault(f"connection {token}: no login: {error}") from error
 
     def _close_hoarders(self, pool: Pool, address: str | None) -> None:
-        """End conversations of *address*, or of all, that hoard *pool* and stand still.
+        """End conversations without progress of *address*, or of any, that hold memory of *pool*.
 
-        The largest hoards go first, until there is room again. The addresses of all of them
-        have less from now on, so what comes free goes to others.
+        Those that hold most go first, until there is room again. The addresses of all of them
+        get a smaller share from now on, so that the freed memory goes to others.
         """
         hoards = [
             (conversation.standing_hoard(pool), conversation)
@@ -182,10 +179,10 @@ class Server:
             if hoard > 0:
                 self.budget.punish(conversation.address)
             if hoard > 0 and left >= 0:
-                conversation.end(PeerNotReading("it stood still while others waited for memory"))
+                conversation.end(PeerAtFault("it made no progress while others waited for memory"))
             left -= hoard
 
-    async def _converse(self, admitted: Admitted, token: int, address: str) -> None:
+    async def _converse(self, admitted: AdmittedPeer, token: int, address: str) -> None:
         conversation = Conversation(self, admitted.stream, token, address)
         self._conversations[token] = conversation
         try:
@@ -195,25 +192,25 @@ class Server:
             conversation.close()
 
     def pulse(self, *, flushes: bool) -> None:
-        """Let peers whose adds wait know that the disk moves.
+        """Send pulses to peers whose adds wait, because the disk makes progress.
 
-        *flushes*: a full memtable is being flushed, too.
+        *flushes*: a full memtable is being flushed too.
         """
         for conversation in self._conversations.values():
             conversation.pulse(flushes=flushes)
 
-    def _tell_ready(self, token: int) -> None:
+    def _notify_ready(self, token: int) -> None:
         conversation = self._conversations.get(token)
         if conversation is not None:
-            conversation.news.ring()
+            conversation.news.set()
 
 
 class Conversation:
-    """One connection: a task that receives, one that sends, and what they started.
+    """One connection: a task that receives, one that sends, and the tasks of requests.
 
     Attributes:
-        address: whose share of the budget it takes.
-        news: rings when there may be something to send.
+        address: its share of the budget is used.
+        news: set when there may be something to send.
     """
 
     def __init__(self, server: Server, stream: trio.abc.Stream, token: int, address: str) -> None:
@@ -224,8 +221,8 @@ class Conversation:
         self._stream = stream
         self._token = token
         self._connection: Connection = server.engine.connect(token)
-        self.news = Bell()
-        self._eased = Bell()
+        self.news = Wakeup()
+        self._eased = Wakeup()
         self._outbox = Outbox(server.budget, address, self.news)
         self._tasks = trio.Semaphore(_TASKS_MAX)
         self._bytes_max = config.connection_bytes_max
@@ -236,22 +233,22 @@ class Conversation:
         self._partial = 0
         self._receiving_since = math.inf
         self._sending_since = math.inf
-        self._received = 0  # what of the pool received is this connection's
+        self._received = 0  # this connection's part of the pool *received*
         self._unfinished = 0
-        self._unsent = 0  # answers in the outbox not included
+        self._unsent = 0  # without the responses in the outbox
         self._in_send = 0
         self._asked = 0  # bytes of calls not yet answered
         self._parked = 0
         self._parked_here = ParkedCalls(_PARKED_MAX)
         self._ended = False
         self._pulsing = self._pulse_due = self._listening = self._full = False
-        self._acknowledged = False  # since the last look of pulse()
+        self._acknowledged = False  # since the last call of pulse()
         self._fault: PeerAtFault | None = None
 
     async def run(self, first: bytes) -> None:
-        """Serve until the peer closes or a rule is broken; what is owed is sent first.
+        """Serve until the peer closes or breaks a rule; send pending responses first.
 
-        *first* was received already.
+        *first*: bytes received during the login.
         """
         async with trio.open_nursery() as self._nursery:
             self._reads = DiskReads(
@@ -260,13 +257,13 @@ class Conversation:
             self._nursery.start_soon(self._send)
             await self._receive(first)
             self._ended = True
-            self.news.ring()
+            self.news.set()
             self._nursery.cancel_scope.deadline = trio.current_time() + self._send_s
         if self._fault is not None:
             raise self._fault
 
     def standing_hoard(self, pool: Pool) -> int:
-        """Bytes of *pool* about which the peer did nothing for PRESSED_S."""
+        """Return bytes held of *pool*, if the peer made no progress for PRESSED_S; else 0."""
         budget = self._server.budget
         if pool is budget.unfinished:
             hoard, since = self._unfinished, self._receiving_since
@@ -282,7 +279,7 @@ class Conversation:
         self._nursery.cancel_scope.cancel()
 
     def close(self) -> None:
-        """Give everything back. Adds not yet synced stay in the journal."""
+        """Release all memory. Adds that are not synced yet stay in the journal."""
         self._connection.close()
         while self._outbox.size:
             self._outbox.take()
@@ -294,14 +291,14 @@ class Conversation:
     async def _receive(self, first: bytes) -> None:
         if first and not await self._take_in(first):
             return
-        # The chunk is an argument and nothing else, so that none is held while waiting.
+        # The chunk is only an argument, so that no buffer is held while waiting.
         while await self._take_in(await self._next_chunk()):
             while self._received + self._unsent + self._outbox.size > self._bytes_max:
-                await self._eased.heard()
+                await self._eased.wait()
             await self._room()
 
     async def _room(self) -> None:
-        """Wait until what may come next has room."""
+        """Wait until there is memory for the next chunk."""
         budget = self._server.budget
         await budget.received.room(self.address)
         if self._unfinished > SMALL_SIZE:
@@ -309,22 +306,22 @@ class Conversation:
         await self._unsent_room()
 
     async def _unsent_room(self) -> None:
-        """Wait, when memory for answers is spent and this peer has its part of it.
+        """Wait while memory for responses is used up and this peer holds part of it.
 
-        Others may give it back while nothing of this peer goes on, so that is looked at too.
+        Others may release memory while this connection is idle, so the pool is checked too.
         """
         pool = self._server.budget.unsent
         while self._hoard > SMALL_SIZE and not pool.has_room(self.address):
             with trio.move_on_after(PRESSED_S):
-                await self._eased.heard()
+                await self._eased.wait()
 
     @property
     def _hoard(self) -> int:
-        """Bytes of answers that the peer did not take, and of calls that wait for room."""
+        """Bytes of responses that the peer has not taken, and of calls that wait for memory."""
         return self._unsent + self._outbox.size - self._parked_here.count * _CALL_SIZE
 
     async def _next_chunk(self) -> bytes:
-        """The next bytes; none at the end. Only time spent waiting for the peer counts."""
+        """Return the next bytes, none at the end. Only time waiting for the peer counts."""
         is_free = self._server.budget.unfinished.has_room(self.address)
         size = _CHUNK_SIZE if is_free or self._partial else SMALL_SIZE
         while True:
@@ -339,13 +336,13 @@ class Conversation:
                 self._frame_left_s -= trio.current_time() - started
                 return chunk
             if self._partial or self._is_drained():
-                raise PeerStalled(f"connection {self._token}: nothing came for {patience_s:g} s")
+                raise PeerAtFault(f"connection {self._token}: nothing came for {patience_s:g} s")
 
     async def _take_in(self, chunk: bytes) -> bool:
-        """Feed a chunk to the engine; False when nothing more is to be read."""
+        """Feed a chunk to the engine; return False if the connection must end."""
         rest = memoryview(chunk)
         verdict = Verdict.OK
-        # A frame that was put together and has to be tried again waits inside, without a rest.
+        # A completed frame that must be tried again waits in the engine, without a rest.
         while rest or verdict in (Verdict.FULL, Verdict.AGAIN):
             space = self._server.events.space
             fed = self._connection.feed(rest)
@@ -353,7 +350,7 @@ class Conversation:
             for request in fed.requests:
                 await _HANDLERS[request.opcode](self, request)
             if fed.requests:
-                await trio.lowlevel.checkpoint()  # answers from memory would never yield
+                await trio.lowlevel.checkpoint()  # responses from memory would never yield
             verdict = fed.verdict
             if verdict is Verdict.CLOSE:
                 return False
@@ -371,7 +368,7 @@ class Conversation:
 
     def _watch_frame(self, received: int) -> None:
         before, self._partial = self._partial, self._connection.backlog().partial
-        # All of the chunk went to the frame that had begun: its time runs on.
+        # The whole chunk belongs to the frame that had begun, so its deadline stays.
         if not (before and self._partial == before + received):
             self._frame_left_s = self._frame_s
         self._server.budget.unfinished.mark_unfinished(self._token, self._partial > 0)
@@ -405,16 +402,16 @@ class Conversation:
             frame = self._engine.answer(request, use_disk=False, size_max=ANSWER_SIZE_MAX)
         if frame is not None and self._outbox.takes(len(frame)):
             self._outbox.put(frame)
-        else:  # without room it waits there, and adds behind it go on
+        else:  # without memory it waits there, and adds behind it continue
             await self._reads.put(request)
 
     async def _fence(self, request: Request) -> None:
-        """Fence the ledger; answer when that is durable, or not for long."""
+        """Fence the ledger; respond once that is durable, or after _FENCE_S_MAX."""
         with trio.move_on_after(_FENCE_S_MAX) as patience:
             try:
                 ticket = await self._fence_ticket(request)
             except (BadKey, OtherLedger):
-                pass  # the answer checks it again and says so
+                pass  # the read checks it again and returns the error code
             else:
                 await self._server.events.synced(ticket)
         if patience.cancelled_caught:
@@ -434,10 +431,10 @@ class Conversation:
                 await space.wait()
 
     async def _on_read_wait(self, request: Request) -> None:
-        waits = self._server.waits
-        if request.wait_ms <= 0 or waits.is_over(request.ledger_id, request.known_lac):
+        parked = self._server.parked_reads
+        if request.wait_ms <= 0 or parked.is_over(request.ledger_id, request.known_lac):
             await self._read(request)
-        elif self._parked >= _PARKED_MAX or waits.is_full:
+        elif self._parked >= _PARKED_MAX or parked.is_full:
             await self._outbox.room()
             self._outbox.put(_too_many(request))
         else:
@@ -446,7 +443,7 @@ class Conversation:
 
     async def _park(self, request: Request) -> None:
         wait_s = min(request.wait_ms / 1000, _WAIT_S_MAX)
-        await self._server.waits.park(request.ledger_id, request.known_lac, wait_s)
+        await self._server.parked_reads.park(request.ledger_id, request.known_lac, wait_s)
         self._parked -= 1
         await self._read(request)
 
@@ -454,17 +451,17 @@ class Conversation:
         self._pulsing = True
 
     def pulse(self, *, flushes: bool) -> None:
-        """Send a pulse if adds of the peer wait, and none was answered since the last call."""
+        """Send a pulse if adds of the peer wait and none was acknowledged since the last call."""
         is_quiet, self._acknowledged = not self._acknowledged, False
         if not (self._pulsing and is_quiet) or (self._full and not flushes):
             return
         backlog = self._connection.backlog()
         if backlog.unsynced or backlog.partial or not self._listening:
             self._pulse_due = True
-            self.news.ring()
+            self.news.set()
 
     async def _on_incarnation(self, request: Request) -> None:
-        """The peer means another ledger than the one here; what it sent next waits."""
+        """Handle a declaration of another incarnation than the stored one; later frames wait."""
         incarnations = self._server.incarnations
         if incarnations and await incarnations.is_over(request.ledger_id, request.incarnation):
             self._connection.refuse(request.ledger_id, request.incarnation)
@@ -477,7 +474,7 @@ class Conversation:
         self._asked += _CALL_SIZE + len(request.body)
         self._account()
         await self._start(self._call, request)
-        await self._unsent_room()  # the call that has begun ends this, even if it is the only one
+        await self._unsent_room()  # the call that has begun ends this wait, even if alone
 
     async def _call(self, request: Request) -> None:
         with CallRoom(self._outbox, self._parked_here, self._server.parked_calls) as room:
@@ -504,17 +501,17 @@ class Conversation:
             await work(request)
         finally:
             self._tasks.release()
-            self.news.ring()
+            self.news.set()
 
     # --- sending -----------------------------------------------------------------------
 
     async def _send(self) -> None:
         while not (self._ended and self._is_drained()):
-            await self.news.heard()
+            await self.news.wait()
             while buffer := self._take_acks() or self._take_pulse() or self._outbox.take():
                 await self._send_all(buffer)
             self._account()
-            self._eased.ring()
+            self._eased.set()
         self._nursery.cancel_scope.cancel()
 
     def _take_acks(self) -> bytes:
@@ -535,7 +532,7 @@ class Conversation:
             with trio.move_on_after(self._send_s) as patience:
                 await self._stream.send_all(view[start : start + _PIECE_SIZE])
             if patience.cancelled_caught:
-                raise PeerNotReading(
+                raise PeerAtFault(
                     f"connection {self._token}: took no responses for {self._send_s:g} s"
                 )
         self._in_send = 0

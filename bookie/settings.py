@@ -1,7 +1,7 @@
-"""A setting: what is known of it, how its value is read and written.
+"""Declaration of a setting: its text, unit and bounds; parsing and writing of its value.
 
-``bookie.config`` declares the settings with this; the sample file is written from
-the same declarations.
+``bookie.config`` declares the settings with this module, and the sample file is written
+from the same declarations.
 """
 
 from __future__ import annotations
@@ -28,16 +28,16 @@ Value = str | bool | int | float
 
 
 class Setting(msgspec.Struct, frozen=True):
-    """What is known of a setting beside its type and default.
+    """Explanation, unit and bounds of a setting; its type and default stand beside it.
 
     Attributes:
-        text: what it does, and what its edge values mean.
+        text: effect of the setting and meaning of its edge values.
         unit: "" for plain text.
         low: smallest value allowed.
         high: largest value allowed.
-        choices: the values allowed, when there are few.
-        pattern: what a text must match, and the same in words.
-        section: the heading that starts here in the sample file.
+        choices: all values allowed; empty if *low* and *high* or *pattern* decide.
+        pattern: a regular expression for text values, and the same rule in words.
+        section: heading to print before this setting in the sample file, or "".
     """
 
     text: str
@@ -55,7 +55,7 @@ class Setting(msgspec.Struct, frozen=True):
 
     @property
     def allowed(self) -> str:
-        """The values allowed, in words."""
+        """The values allowed, in words, for the sample file and for ConfigError."""
         if self.choices == SWITCH:
             return "true or false"
         if self.choices:
@@ -67,7 +67,7 @@ class Setting(msgspec.Struct, frozen=True):
         return f"{self.low:g} to {self.high:.15g}"
 
     def parse(self, kind: type, value: object) -> Value | None:
-        """*value* as a *kind* within the bounds, or None when it is not allowed."""
+        """Convert *value* to *kind*. Return None if that fails or the result is out of bounds."""
         try:
             parsed = self._converted(kind, value)
         except ValueError:
@@ -98,7 +98,7 @@ class Setting(msgspec.Struct, frozen=True):
 
 
 def format_size(size: int) -> str:
-    """Write a size in bytes as it may stand in the file: 67108864 as "64MiB"."""
+    """Format a size in bytes as the TOML file accepts it: 67108864 becomes "64MiB"."""
     for unit, factor in (("TiB", TiB), ("GiB", GiB), ("MiB", MiB), ("KiB", KiB)):
         if size and size % factor == 0:
             return f"{size // factor}{unit}"
@@ -112,7 +112,7 @@ def _parse_size(text: str) -> int | None:
 
 
 def write_sample(settings: Iterable[tuple[str, Setting, Value]]) -> str:
-    """A TOML file with every one of *settings* (key, setting, default), explained."""
+    """Return a TOML file with all *settings* (key, declaration, default) and their texts."""
     lines = [
         "# Settings of a bookie. Every line shows the default.",
         '# Sizes: bytes as a number, or text such as "64KiB", "64MiB", "1GiB". Times: seconds.',

@@ -4,12 +4,12 @@
         ▲                                stdin:   a pipe; its end stops the bookie
         └── ready line, log lines ◄───── stdout, stderr: pipes
 
-The pipe on standard input is how bookies end with this process even when it is killed:
-the kernel closes our end. Each bookie leads a session of its own, so that Ctrl-C in a
-terminal comes here only, and bookies are stopped in order.
+The pipe on standard input makes bookies end with this process even if it is killed, because the
+kernel closes our end. Each bookie leads a session of its own, so that Ctrl-C in a terminal
+reaches this process only, and bookies are stopped in order.
 
-The names bookie-1, bookie-2, ... and their folders stay the same over restarts; ports
-need not, since clients learn them from the bookies' registrations.
+The names bookie-1, bookie-2, ... and their folders stay the same over restarts. Ports may change,
+because clients read them from the bookies' registrations.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ import trio
 from bookie.durable import make_folder
 from bookie.errors import BookieError
 from bookie.member import Member, Running
+from bookie.scrape_targets import write_targets
 from bookie.security import FOLDER as SECURITY
-from bookie.targets import write_targets
 from metadata.urls import open_store
 
 METADATA_NAME = "metadata.db"
@@ -42,29 +42,17 @@ _FREE_PORTS = range(16384, 32768)  # Linux gives connections 32768 and up
 _MEMBER = re.compile(r"bookie-([1-9][0-9]{0,3})")
 
 
-class BookieNotStarted(BookieError):
-    """A bookie of the cluster ended before it served; the others were stopped."""
-
-
-class NoBookieLeft(BookieError):
-    """Every bookie of the cluster ended, and none is to be started again."""
-
-
-class PortsTaken(BookieError):
-    """There are not as many ports as bookies from the first one on."""
-
-
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to run.
+    """Settings of a cluster on one machine.
 
     Attributes:
-        folder: of the whole cluster.
-        bookies: how many.
+        folder: folder of the whole cluster.
+        bookies: number of bookies.
         host: address to listen on.
-        port: of the first bookie, the others on the ports after it; 0: any free ones.
+        port: port of the first bookie; the others use the ports after it. 0: any free ones.
         metrics_port: the same for metrics; 0: none, -1: any free ones.
-        options: words given to every bookie's command line.
-        restart: start a bookie again that ended by itself.
+        options: arguments for every bookie's command line.
+        restart: restart a bookie that ended by itself.
         stop_timeout_s: time for all bookies to stop before they are killed.
     """
 
@@ -79,24 +67,24 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def count_members(folder: Path) -> int:
-    """How many bookies a former run left in *folder*."""
+    """Return the number of bookies that a former run left in *folder*."""
     if not folder.is_dir():
         return 0
     names = (_MEMBER.fullmatch(path.name) for path in folder.iterdir() if path.is_dir())
     return max((int(match[1]) for match in names if match), default=0)
 
 
-class Cluster:
+class LocalCluster:
     """The bookies of one folder. ``run`` keeps them until it is cancelled.
 
     Args:
-        plan: what to run.
-        tell: takes log lines of the bookies, and what happens to them.
+        plan: the settings of the cluster.
+        log: called with log lines of the bookies, and with their starts and ends.
     """
 
-    def __init__(self, plan: Plan, tell: Callable[[str], None]) -> None:
+    def __init__(self, plan: Plan, log: Callable[[str], None]) -> None:
         self._plan = plan
-        self._tell = tell
+        self._log = log
         self._members: list[Member] = []
         self._stopping = trio.Event()
         self._serving = trio.Event()
@@ -105,18 +93,16 @@ class Cluster:
     async def run(
         self, *, task_status: trio.TaskStatus[list[Running]] = trio.TASK_STATUS_IGNORED
     ) -> None:
-        """Start all bookies, say so when all serve, and watch over them until cancelled.
+        """Start all bookies, announce when all serve, and restart them until cancelled.
 
-        However it ends, the bookies were stopped in order, or killed when they did not
-        stop in time.
+        At the end all bookies were stopped in order, or killed if they did not stop in time.
 
         Raises:
-            BookieNotStarted: one did not start, so none runs.
-            NoBookieLeft: all ended by themselves.
-            PortsTaken, MetadataError, OSError: nothing was started.
+            BookieError: one did not start, so none runs; or all ended by themselves.
+            MetadataError, OSError: nothing was started.
         """
         self._plan.folder.mkdir(parents=True, exist_ok=True)
-        # Made here once, lest all bookies try at the same time.
+        # Created here once, so that the bookies do not try at the same time.
         async with open_store(self._metadata):
             pass
         self._members = [
@@ -124,7 +110,7 @@ class Cluster:
         ]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._stop_when_cancelled)
-            nursery.start_soon(self._tell_when_serving, task_status)
+            nursery.start_soon(self._start_when_serving, task_status)
             with trio.CancelScope(shield=True):
                 await self._keep_all()
             nursery.cancel_scope.cancel()
@@ -143,7 +129,7 @@ class Cluster:
         bookie_id = f"bookie-{number}"
         folder = plan.folder.absolute() / bookie_id
         _share_security(plan.folder.absolute(), folder)
-        return Member(bookie_id, folder, options, self._tell)
+        return Member(bookie_id, folder, options, self._log)
 
     async def _stop_when_cancelled(self) -> None:
         try:
@@ -151,7 +137,7 @@ class Cluster:
         finally:
             self._stopping.set()
 
-    async def _tell_when_serving(self, task_status: trio.TaskStatus[list[Running]]) -> None:
+    async def _start_when_serving(self, task_status: trio.TaskStatus[list[Running]]) -> None:
         await self._serving.wait()
         task_status.started([m.running for m in self._members if m.running is not None])
 
@@ -162,7 +148,7 @@ class Cluster:
                 for member in self._members:
                     members.start_soon(self._keep, member)
             if not self._stopping.is_set():
-                self._fail(NoBookieLeft("no bookie is left"))
+                self._fail(BookieError("no bookie is left"))
             nursery.cancel_scope.cancel()
 
     async def _keep(self, member: Member) -> None:
@@ -175,14 +161,14 @@ class Cluster:
                 return
             if member.running is None:
                 cause = member.last_words or ended
-                self._fail(BookieNotStarted(f"{member.bookie_id} did not start: {cause}"))
+                self._fail(BookieError(f"{member.bookie_id} did not start: {cause}"))
                 return
             if not self._plan.restart:
-                self._tell(f"{member.bookie_id} {ended}; the others go on")
+                self._log(f"{member.bookie_id} {ended}; the others go on")
                 return
             served = member.running is not before
             delay_s = RESTART_DELAY_S if served else min(2 * delay_s, RESTART_DELAY_MAX_S)
-            self._tell(f"{member.bookie_id} {ended}; starting it again in {delay_s:g} s")
+            self._log(f"{member.bookie_id} {ended}; starting it again in {delay_s:g} s")
             with trio.move_on_after(delay_s):
                 await self._stopping.wait()
                 return
@@ -191,7 +177,7 @@ class Cluster:
         if self._plan.metrics_port:
             self._write_targets()
         if self._serving.is_set() and member.running is not None:
-            self._tell(f"{member.bookie_id} serves again, process {member.running.process_id}")
+            self._log(f"{member.bookie_id} serves again, process {member.running.process_id}")
         if all(member.running is not None for member in self._members):
             self._serving.set()
 
@@ -199,8 +185,8 @@ class Cluster:
         running = (each.running for each in self._members)
         try:
             write_targets(self._plan.folder, [each for each in running if each is not None])
-        except OSError as failure:  # the bookies have their own ways with a full disk
-            self._tell(f"the targets for Prometheus are not written: {failure}")
+        except OSError as failure:  # the bookies handle a full disk themselves
+            self._log(f"the targets for Prometheus are not written: {failure}")
 
     def _fail(self, failure: BookieError) -> None:
         self._failure = self._failure or failure
@@ -211,13 +197,13 @@ class Cluster:
         for member in self._members:
             member.signal(signal.SIGTERM)
         await trio.sleep(self._plan.stop_timeout_s + KILL_MARGIN_S)
-        self._tell("not all bookies stopped in time; the rest is killed")
+        self._log("not all bookies stopped in time; the rest is killed")
         for member in self._members:
             member.signal(signal.SIGKILL)
 
 
 def _share_security(cluster: Path, member: Path) -> None:
-    """Let a bookie ask of its callers what the folder of the cluster says."""
+    """Give a bookie the security settings of the cluster's folder."""
     shared, link = cluster / SECURITY, member / SECURITY
     if shared.is_dir() and not link.exists():
         make_folder(member)
@@ -225,22 +211,22 @@ def _share_security(cluster: Path, member: Path) -> None:
 
 
 def _ports(plan: Plan) -> list[int]:
-    """The port of each bookie.
+    """Return the port of each bookie.
 
-    Free ones are chosen here, not by the bookies, so that one that is started again
-    has the address that it had.
+    Free ports are chosen here, not by the bookies, so that a restarted bookie keeps its
+    address.
     """
     if plan.port + plan.bookies - 1 > 65535:
-        raise PortsTaken(f"there are no {plan.bookies} ports from {plan.port} on")
+        raise BookieError(f"there are no {plan.bookies} ports from {plan.port} on")
     if plan.port:
         return list(range(plan.port, plan.port + plan.bookies))
     return _free_ports(plan)
 
 
 def _free_ports(plan: Plan) -> list[int]:
-    """Ports that nobody listens on, below those that the system gives to connections.
+    """Return free ports, below those that the system assigns to connections.
 
-    One of the latter may be taken by any client's connection while a bookie is away.
+    Any client's connection may take one of the latter while a bookie is down.
     """
     family = socket.AF_INET6 if ":" in plan.host else socket.AF_INET
     found: list[int] = []
@@ -251,4 +237,4 @@ def _free_ports(plan: Plan) -> list[int]:
             found.append(port)
         if len(found) == plan.bookies:
             return found
-    raise PortsTaken(f"there are no {plan.bookies} free ports on {plan.host}")
+    raise BookieError(f"there are no {plan.bookies} free ports on {plan.host}")

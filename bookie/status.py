@@ -1,4 +1,4 @@
-"""How a bookie is: its state, disk and load, as it tells them to others."""
+"""A bookie's state, disk and load, for the registration and BookieInfo."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import metadata as distributions
 import trio
 
 from bookie.disk import DiskGuard
-from bookie.drain import Drain
+from bookie.drain import DrainState
 from bookie.server import Server
 from bookie.stall import StallWatch
 from bookie.storage import Storage
@@ -17,8 +17,8 @@ from metadata.calls import BookieStatus
 from metadata.records import BookieRecord
 
 
-class State(enum.Enum):
-    """Where a bookie is in its life."""
+class BookieState(enum.Enum):
+    """State of a bookie, from start to stop."""
 
     OFFLINE = "offline"
     INITIALIZATION = "initialization"  # checks itself, takes no connections
@@ -28,10 +28,10 @@ class State(enum.Enum):
 
 
 class Life:
-    """The state of a bookie, kept from before there is anything else to tell."""
+    """Holds the state of a bookie from the start of its process."""
 
     def __init__(self) -> None:
-        self.state = State.OFFLINE
+        self.state = BookieState.OFFLINE
         self.since = trio.current_time()
 
 
@@ -54,7 +54,7 @@ class Status:
         storage: Storage,
         server: Server,
         disk: DiskGuard,
-        drain: Drain,
+        drain: DrainState,
         stall: StallWatch,
     ) -> None:
         self.bookie_id = bookie_id
@@ -79,7 +79,7 @@ class Status:
         self._sampled = (at, added)
 
     def record(self) -> BookieRecord:
-        """What the registration says."""
+        """Return the record for the registration."""
         return BookieRecord(
             bookie_id=self.bookie_id,
             address=self.address,
@@ -95,8 +95,8 @@ class Status:
             ledgers_size=self._storage.engine.store.stats().live_bytes,
         )
 
-    def tell(self) -> BookieStatus:
-        """What a client that asks is told."""
+    def report(self) -> BookieStatus:
+        """Return the reply to BookieInfo, with the present state and disk space."""
         stats = self._storage.engine.stats()
         return BookieStatus(
             bookie_id=self.bookie_id,
@@ -120,7 +120,7 @@ class Status:
 
 
 def installed_version() -> str:
-    """The version of the distribution; "" when it runs from a folder not installed."""
+    """Return the version of the distribution, "" if it is not installed."""
     try:
         return distributions.version("quire")
     except distributions.PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""Storage: the engine's life from opening to closing, and its checkpoints.
+"""Storage: opens and closes the engine, and takes its checkpoints.
 
     open     lastMark ─► engine replays the journal from there
     run      what was replayed ┐
@@ -7,8 +7,8 @@
              FlushNow ─────────┘        (worker thread, one at a time)
     stop     one more checkpoint, so that the next start replays nothing
 
-The mark is written after the flush is synced and before the journal is trimmed; a
-crash in between only makes the next start replay more.
+The mark is written after the flush is synced and before the journal is trimmed. After a crash in
+between, the next start only replays more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import trio
 from bookie.config import BookieConfig
 from bookie.damage import DamageLog
 from bookie.durable import make_folder
-from bookie.errors import JournalMissing, MarkMissing
+from bookie.errors import BookieError
 from bookie.events import Events
 from bookie.limbo import Limbo, enter_limbo
 from bookie.mark import read_mark, settle_mark, write_mark
@@ -36,7 +36,7 @@ from native.progress import Progress
 _log = logging.getLogger(__name__)
 _T = TypeVar("_T")
 
-# Journal files kept although their entries are in entry logs, for whoever looks into a loss.
+# Journal files kept although entry logs have their entries, to investigate a loss.
 JOURNALS_KEPT = 1
 
 
@@ -45,10 +45,10 @@ class Storage:
 
     Attributes:
         engine: the engine; closed by stop().
-        events: its news.
-        recovery: what opening found.
+        events: its events.
+        recovery: the result of the replay.
         limbo: whether "no such entry" is answered as an I/O error.
-        damage: the damaged places that were met.
+        damage: the damaged places that were found.
         mark: the checkpoint on disk; None only while a new bookie is opened.
         checkpoints: how many were taken since opening.
         on_flushed: called after each flush.
@@ -69,9 +69,10 @@ class Storage:
         self._flushed_at = trio.current_time()
         self._adds = 0
         self._failed = False
-        self._steps = 0  # writes that ended, of the mark and of what follows it
+        self._steps = 0  # finished writes of the mark, and finished trims of the journal
         self.engine = engine
         self.events = Events(engine, event_fd)
+        self.events.on_failed = self._fail
         self.recovery = recovery
         self.limbo = Limbo(self._ledger_folder, engine)
         self.damage = DamageLog(engine.store)
@@ -86,13 +87,13 @@ class Storage:
 
     @property
     def folders(self) -> list[Path]:
-        """Where files of this bookie lie."""
+        """Folders with files of this bookie."""
         own = [*self.own_folders]
         data = Path(self._config.data_folder)
         return [data, *own] if self._config.data_folder and data.is_dir() else own
 
     def progress(self) -> Progress:
-        """What waits for the disk, and whether that moves: mark and trim belong to the flush."""
+        """Return the progress of journal and flush; mark and trim belong to the flush."""
         seen = self.engine.progress()
         return Progress(
             journal_work=seen.journal_work,
@@ -105,12 +106,12 @@ class Storage:
     async def open(cls, config: BookieConfig, *, threaded: bool = True) -> Storage:
         """Open the folders of *config* and replay the journal.
 
-        A new bookie takes its first checkpoint; what was replayed is flushed by run().
+        A new bookie takes its first checkpoint; run() flushes replayed entries.
 
         Raises:
             BadMark: the mark is damaged.
-            MarkMissing: the folders hold data and no mark.
-            JournalMissing: the journal file that the mark names is gone.
+            BookieError: the folders hold data and no mark, or lack the journal file that the
+                mark names.
             OSError: the disk failed.
         """
         event_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -132,27 +133,27 @@ class Storage:
     async def _begin(self) -> None:
         await self._in_thread(self._note_recovery)
         if self.mark is None:
-            # Entries without a mark would stop the next start.
+            # Entries without a mark would make the next start fail.
             await self.checkpoint()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
-        """Tell news and flush until cancelled.
+        """Publish events and flush until cancelled.
 
         Raises:
-            OSError: journal or flush failed. Nothing of what failed is acknowledged.
+            OSError: journal or flush failed. The entries that failed are not acknowledged.
                 Let it end the process: a bookie that cannot sync must not look alive.
         """
         async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._tell)
+            nursery.start_soon(self.events.run)
             nursery.start_soon(self._flush_when_sealed)
             if self.recovery.replayed_records:
-                nursery.start_soon(self.checkpoint)  # while serving; the next start is quick
+                nursery.start_soon(self.checkpoint)  # while serving, so the next start is fast
             if self._config.checkpoint_interval_s > 0:
                 nursery.start_soon(self._checkpoint_regularly)
             task_status.started()
 
     async def checkpoint(self) -> bool:
-        """Flush everything stored so far and move the mark; False when there was nothing.
+        """Flush everything stored so far and move the mark; False if there was nothing.
 
         Raises:
             OSError: the disk failed; the mark on disk stays where it was.
@@ -183,16 +184,13 @@ class Storage:
             else:
                 _log.warning("the last flush takes too long; the next start replays the journal")
 
-    async def _tell(self) -> None:
-        try:
-            await self.events.run()
-        except OSError as cause:
-            self._failed = True
-            raise _failure(cause, f"the journal in {self._config.journal_folder}") from cause
+    def _fail(self, cause: OSError) -> None:
+        self._failed = True
+        raise _failure(cause, f"the journal in {self._config.journal_folder}") from cause
 
     async def _flush_when_sealed(self) -> None:
         while True:
-            await self.events.sealed.heard()
+            await self.events.sealed.wait()
             await self._flush(self._flush_sealed)
 
     async def _checkpoint_regularly(self) -> None:
@@ -200,7 +198,7 @@ class Storage:
         while True:
             await trio.sleep_until(self._flushed_at + interval_s)
             await self.checkpoint()
-            # Without news there was no flush, and the next look is an interval from now.
+            # Without new entries there was no flush; check again in an interval.
             self._flushed_at = trio.current_time()
             self._rest_when_idle()
 
@@ -223,8 +221,8 @@ class Storage:
             return flushed
 
     def _checkpoint(self) -> bool:
-        # A half that was sealed before comes first. Should the other one fill up and
-        # seal itself now, it holds all that this checkpoint is about.
+        # A half that is already sealed comes first. If the other one fills up and is sealed
+        # meanwhile, it contains all entries that this checkpoint must flush.
         flushed = self._flush_sealed()
         self.engine.seal()
         return self._flush_sealed() or flushed
@@ -258,7 +256,7 @@ class Storage:
             found.replayed_files,
         )
         damaged = self.damage.fetch()
-        # A damaged log may hide entries when its index had to be built from it.
+        # If an index had to be built from a damaged log, entries may be missing in it.
         if found.limbo or any(place.file.endswith(".log") for place in damaged):
             enter_limbo(self._ledger_folder, damaged)
         self.limbo.resume()
@@ -289,9 +287,16 @@ def _open(
             threaded=threaded,
         )
     except FileExistsError as cause:
-        raise MarkMissing(ledger_folder / "lastMark") from cause
+        raise BookieError(
+            f"{ledger_folder / 'lastMark'}: missing, though there are journals or entry logs; "
+            "restore it or run `bookie rebuild-index` on this bookie"
+        ) from cause
     except FileNotFoundError as cause:
-        raise JournalMissing(journal_folder, mark.journal_id if mark else 0) from cause
+        journal_id = mark.journal_id if mark else 0
+        raise BookieError(
+            f"{journal_folder}/{journal_id:016x}.journal: missing, though lastMark names it; "
+            "restore it or run `bookie rebuild-index` on this bookie"
+        ) from cause
     return engine, recovery, mark
 
 

@@ -1,11 +1,11 @@
-"""Succession: a bookie whose folders are lost goes on in empty ones, under its old name.
+"""Succession: a bookie that lost its folders continues in empty ones under its old name.
 
-Ledger records name bookies, not disks. So the successor takes the name, gets a cookie of
-its own (the old folders, should they turn up again, are refused from then on), and starts
-in limbo: it denies nothing until repair has given it every entry that it should hold.
+Ledger records name bookies, not disks. So the successor keeps the name and gets a new
+cookie; the old folders, should they turn up again, are refused. It starts in limbo: it
+never answers "no such entry" until repair has given it every entry that it should hold.
 
-The limbo file comes first and the complete cookie last, so that a crash in between leaves
-a bookie that refuses to start, or one in limbo; the command may be repeated.
+The limbo file is written first and the complete cookie last. A crash in between leaves
+either a bookie that refuses to start or one in limbo; the command can be repeated.
 """
 
 from __future__ import annotations
@@ -20,11 +20,9 @@ import trio
 from bookie.config import BookieConfig
 from bookie.cookie import cluster_instance, find_bookie, find_bookie_of_folders
 from bookie.cookie_file import (
-    BookieUnknown,
     Cookie,
     CookieRefused,
     Folder,
-    FolderForeign,
     absolute,
     look,
     write_cookies,
@@ -42,24 +40,20 @@ from metadata.records import (
 from metadata.store import ABSENT, MetadataStore
 
 
-class BookieServes(CookieRefused):
-    """A bookie of this name is registered, so it is not lost."""
-
-
 async def succeed(config: BookieConfig, store: MetadataStore) -> CookieRecord:
-    """Make the empty folders of *config* those of a bookie that lost its own.
+    """Assign the empty folders of *config* to a bookie that lost its own.
 
-    Call it with the folders held (lock.py). Which bookie: that of config.bookie_id, or the
-    one whose record names these folders.
+    The bookie is the one named by config.bookie_id, or else the one whose record names these
+    folders. The caller must hold the locks of the folders (lock.py).
 
     Returns:
-        The bookie's new record. Started, it is in limbo until it is refilled.
+        The bookie's new record. The bookie starts in limbo and leaves it once repair has
+        refilled it.
 
     Raises:
-        BookieUnknown: the metadata does not know the bookie.
-        BookieServes: it is registered.
-        FolderForeign: a folder is not empty. Nothing was changed.
-        MetadataError: the store cannot be asked, or somebody else replaced the bookie now.
+        CookieRefused: the metadata does not have the bookie (fault "unknown"), it is
+            registered ("serving"), or a folder is not empty ("foreign"). Nothing was changed.
+        MetadataError: the store did not answer, or another process replaced the bookie first.
         OSError: a folder cannot be written.
     """
     known = await _predecessor(config, store)
@@ -80,7 +74,8 @@ async def _predecessor(config: BookieConfig, store: MetadataStore) -> CookieReco
     else:
         known, what = await find_bookie_of_folders(config, store), "with these folders"
     if known is None:
-        raise BookieUnknown(
+        raise CookieRefused(
+            "unknown",
             config.metadata,
             f"no bookie {what} is known there",
             "check --metadata and --bookie-id; for a new bookie use `bookie run`",
@@ -91,19 +86,22 @@ async def _predecessor(config: BookieConfig, store: MetadataStore) -> CookieReco
 def _check_empty(folders: Sequence[Folder], bookie_id: str) -> None:
     for folder in folders:
         if folder.has_data:
-            raise FolderForeign(
+            raise CookieRefused(
+                "foreign",
                 str(folder.path),
                 "holds files",
                 f"start bookie {bookie_id} as it is, or name empty folders",
             )
         if folder.cookie is not None and folder.cookie.complete:
-            raise FolderForeign(
+            raise CookieRefused(
+                "foreign",
                 str(folder.path),
                 f"holds bookie {folder.cookie.bookie_id} already",
                 "`bookie run` starts it",
             )
         if folder.cookie is not None and folder.cookie.bookie_id != bookie_id:
-            raise FolderForeign(
+            raise CookieRefused(
+                "foreign",
                 str(folder.path),
                 f"was begun as bookie {folder.cookie.bookie_id}",
                 "correct bookie_id, or name empty folders",
@@ -113,7 +111,8 @@ def _check_empty(folders: Sequence[Folder], bookie_id: str) -> None:
 async def _check_away(store: MetadataStore, bookie_id: str) -> None:
     for lease in await store.leases(bookie_lease(bookie_id)):
         if lease.name == bookie_lease(bookie_id):
-            raise BookieServes(
+            raise CookieRefused(
+                "serving",
                 f"bookie {bookie_id}",
                 f"serves at {decode_bookie(lease.name, lease.value).address}, or did until now",
                 f"stop it, or wait {lease.expires_in_s:.0f} s, and try again",
@@ -121,7 +120,7 @@ async def _check_away(store: MetadataStore, bookie_id: str) -> None:
 
 
 def _begun(folders: Sequence[Folder]) -> Cookie | None:
-    """Return the cookie of a former try that was cut off."""
+    """Return the incomplete cookie of an earlier, interrupted attempt, if there is one."""
     return next((folder.cookie for folder in folders if folder.cookie is not None), None)
 
 
@@ -144,7 +143,7 @@ def _begin_in_limbo(ledger_folder: Path) -> None:
 
 
 async def _take_name(store: MetadataStore, record: CookieRecord) -> None:
-    """Put *record* in the place of the one that is there, unless somebody was faster."""
+    """Replace the bookie's record. Raises MetadataError if another process changed it first."""
     key = cookie_key(record.bookie_id)
     found = await store.get(key)
     expected = ABSENT if found is None else found.version

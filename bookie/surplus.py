@@ -1,11 +1,11 @@
-"""Surplus ledgers: closed ones whose record lists this bookie no more.
+"""Surplus ledgers: closed ledgers whose record no longer lists this bookie.
 
-Repair and rebalancing move copies by changing the record; the copy that stayed behind is
-deleted here. Who makes copies holds the ledger's lease, so this does too, looks again under
-it, and deletes at once. Whether that was in time is looked at afterwards: a process may be
-stopped for minutes between any two steps. A copy that was wanted again is asked for.
+Repair and rebalancing move copies by changing the record; the old copy is deleted here. Copying
+needs the ledger's lease, so this takes it too, checks again, and deletes at once. Afterwards it
+checks whether the lease still held, because a process may be stopped for minutes between any two
+steps; if not, and the copy is needed again, the ledger is marked for repair.
 
-A ledger that comes back later is taken in again: adds of a recovery revive it.
+A ledger that returns later is accepted: adds of a recovery revive it.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ class SurplusLedgers:
         self._owner = f"{bookie_id} garbage {secrets.token_hex(8)}"
 
     def is_surplus(self, record: bytes) -> bool:
-        """Whether the ledger of *record* is closed and has its copies on others only.
+        """Return True if the ledger of *record* is closed and all its copies are on other bookies.
 
-        Not when the record cannot be understood.
+        False if the record cannot be decoded.
         """
         try:
             ledger = decode_ledger("the record", record)
@@ -59,10 +59,11 @@ class SurplusLedgers:
         return ledger.state is LedgerState.CLOSED and not listed
 
     async def delete(self, ledger_id: int) -> bool:
-        """Delete the ledger here if it still is surplus; whether it was done.
+        """Delete the ledger here if it is still surplus; return True if it was deleted.
 
-        Not while somebody else holds its lease: it may be on its way here. Nor while it is
-        marked for repair: a copy that is listed may be lost, and this one the last.
+        It stays while another process holds its lease, which may be copying it to this bookie.
+        It also stays while it is marked for repair: a listed copy may be lost, and this copy may
+        be the last one.
 
         Raises:
             MetadataError: the store did not answer.
@@ -85,12 +86,12 @@ class SurplusLedgers:
                 return False  # too late to be sure; the next collection tries again
             try:
                 self._engine.delete_ledger(ledger_id, now_ms, here.incarnation)
-            except NoLedger:  # its id was used again meanwhile
+            except NoLedger:  # its id was reused meanwhile
                 return False
             _log.info("ledger %d has its copies elsewhere and was deleted here", ledger_id)
             await self._check(ledger_id)
         finally:
-            # Without an answer it runs out by itself.
+            # Without an answer, the lease expires by itself.
             with suppress(MetadataError), trio.move_on_after(RELEASE_S) as grace:
                 grace.shield = True
                 await self._store.release(lease)

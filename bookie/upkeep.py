@@ -1,8 +1,8 @@
-"""Upkeep: what a bookie does to its own disk while it serves, and nobody asked for.
+"""Upkeep: the background work of a bookie on its own disk while it serves.
 
-garbage   ledgers that are wanted here no more, and the space of their entries
-damage    what reads met is brought to repair
-scrub     closed logs are read through for damage
+garbage   deletes ledgers that are no longer needed here, and frees their space
+damage    marks ledgers for repair if a read found damage
+scrub     reads closed logs in search of damage
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Who may call a bookie: a file with a line for each user, ``name:salt:hash``.
+"""The users who may call a bookie: a file with one line for each, ``name:salt:hash``.
 
-The hash is scrypt's, of the password and the salt, both in hex. The file is read again when it
-changes, so that users come and go while the bookie runs; one that becomes unreadable refuses
-everybody, and says so in the log.
+The hash is scrypt of password and salt; salt and hash are in hex. The file is read again when
+it changes, so users can be added and removed while the bookie runs. If the file becomes
+unreadable, the bookie refuses every login and logs the reason.
 """
 
 from __future__ import annotations
@@ -27,19 +27,15 @@ _HASH_SIZE = 32
 _COST = {"n": 1 << 14, "r": 8, "p": 1}  # 16 MiB and about 50 ms
 _CHECKED_MAX = 1000
 _WORKERS_MAX = 1
-"""Of two processors one is left for entries."""
+"""On a machine with two processors, one stays free for entries."""
 _log = logging.getLogger(__name__)
 
 
-class BadUsers(BookieError):
-    """The file of users cannot be understood, or a name or password cannot be used."""
-
-
 def read_users(path: Path) -> dict[str, str]:
-    """Return salt and hash ("salt:hash") of each user.
+    """Return the "salt:hash" of each user, by name. Blocks.
 
     Raises:
-        BadUsers: a line is wrong.
+        BookieError: a line is malformed.
         OSError: the file cannot be read.
     """
     users: dict[str, str] = {}
@@ -49,50 +45,50 @@ def read_users(path: Path) -> dict[str, str]:
         name, _, secret = line.partition(":")
         salt, _, hashed = secret.partition(":")
         if not NAME.fullmatch(name) or not _is_hex(salt) or not _is_hex(hashed):
-            raise BadUsers(f"{path}: line {number} is not name:salt:hash; use `bookie user`")
+            raise BookieError(f"{path}: line {number} is not name:salt:hash; use `bookie user`")
         users[name] = secret
     return users
 
 
 def write_users(path: Path, users: dict[str, str]) -> None:
-    """Replace the file, which only its owner may read. Raises OSError."""
+    """Replace the file durably; only its owner may read it. Blocks. Raises OSError."""
     text = "".join(f"{name}:{secret}\n" for name, secret in sorted(users.items()))
     replace_file(path, text.encode(), mode=0o600)
 
 
 def secret_of(login: Login) -> str:
-    """Return the "salt:hash" to keep for a new login.
+    """Return the "salt:hash" to store for a new login. Blocks for about 50 ms.
 
     Raises:
-        BadUsers: the name has other characters, or the password is empty.
+        BookieError: the name has a character that is not allowed, or the password is empty.
     """
     if not NAME.fullmatch(login.user):
-        raise BadUsers(f"{login.user!r} is not 1 to 64 letters, digits, '_', '.', '@' or '-'")
+        raise BookieError(f"{login.user!r} is not 1 to 64 letters, digits, '_', '.', '@' or '-'")
     if not login.password or "\0" in login.password:
-        raise BadUsers("the password is empty, or has a zero byte in it")
+        raise BookieError("the password is empty, or has a zero byte in it")
     salt = secrets.token_bytes(_SALT_SIZE)
     return f"{salt.hex()}:{_hash(login.password, salt).hex()}"
 
 
 class Users:
-    """The users of a file, as it is when somebody calls."""
+    """The users of a file, which is read again when it has changed."""
 
     def __init__(self, path: Path) -> None:
-        """Raises BadUsers, OSError: the file cannot be used."""
+        """Read the file. Blocks. Raises BookieError or OSError if it cannot be used."""
         self._path = path
         self._users = read_users(path)
         self._stamp = _stamp(path)
         self._checked: dict[bytes, str] = {}
-        """what was found right, by a digest of it, and the secret it was checked against: a
-        client that connects again costs no 50 ms"""
+        """Maps the digest of a correct login to the secret it was checked against, so that a
+        client that connects again does not cost 50 ms."""
         self._rate = LoginRate()
         self._workers = trio.CapacityLimiter(_WORKERS_MAX)
 
     async def admit(self, login: Login, host: str = "") -> bool:
-        """Whether the password is the user's. Takes as long when there is no such user.
+        """Check the password of *login*. Takes as long if the user does not exist.
 
         Raises:
-            TooManyLogins: *host*, or all hosts together, tried too many passwords.
+            PeerAtFault: *host*, or all hosts together, tried too many passwords.
         """
         self._read_again()
         secret = self._users.get(login.user, "")
@@ -118,7 +114,7 @@ class Users:
         self._stamp = stamp
         try:
             self._users = read_users(self._path)
-        except (BadUsers, OSError) as wrong:
+        except (BookieError, OSError) as wrong:
             self._users = {}
             _log.error("nobody is admitted: %s", wrong)
 

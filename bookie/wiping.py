@@ -1,8 +1,8 @@
-"""Giving a bookie's copies up: its record, its cookies and every file it wrote.
+"""Deletion of a whole bookie: its record, its cookies and every file it wrote.
 
-The record goes first and the cookies last, so that a crash in between leaves a bookie
-that refuses to start, and a second try ends the work. Only files with names that a
-bookie gives are deleted; anything else in the folders makes the whole thing refuse.
+The record is deleted first and the cookies last. After a crash in between, the bookie
+refuses to start, and a second attempt completes the deletion. Only files with a bookie's
+file names are deleted; if there is any other file in the folders, nothing is deleted.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import trio
 
 from bookie import cookie_file, limbo, lock, mark
 from bookie.config import BookieConfig
-from bookie.cookie_file import FolderForeign
+from bookie.cookie_file import CookieRefused
 from metadata.records import cookie_key
 from metadata.store import MetadataStore
 
@@ -37,13 +37,13 @@ class Wiped(msgspec.Struct, frozen=True):
 
 
 async def wipe_bookie(config: BookieConfig, store: MetadataStore) -> Wiped:
-    """Delete the bookie of *config* for good. Call it with the folders held (lock.py).
+    """Delete the bookie of *config* for good. The caller must hold the locks (lock.py).
 
     Returns:
-        What was deleted; bookie_id is "" when there was no cookie to tell it.
+        What was deleted; bookie_id is "" if there was no cookie that names it.
 
     Raises:
-        FolderForeign: a folder holds files that are not a bookie's; nothing was deleted.
+        CookieRefused: a folder holds files that are not a bookie's; nothing was deleted.
     """
     data, cookies = await trio.to_thread.run_sync(_files, config)
     bookie_id = config.bookie_id or await trio.to_thread.run_sync(_known_id, cookies)
@@ -65,8 +65,11 @@ def _files(config: BookieConfig) -> tuple[list[Path], list[Path]]:
             elif path.name in _DATA_NAMES or _DATA.fullmatch(path.name):
                 data.append(path)
             elif path.name not in _KEPT_NAMES:
-                raise FolderForeign(
-                    str(path), "not a bookie's file", "move it away, or name another folder"
+                raise CookieRefused(
+                    "foreign",
+                    str(path),
+                    "not a bookie's file",
+                    "move it away, or name another folder",
                 )
     return data, cookies
 
@@ -75,6 +78,6 @@ def _known_id(cookies: list[Path]) -> str:
     for path in cookies:
         try:
             return cookie_file.read_cookie(path.parent).bookie_id
-        except FolderForeign:
-            continue  # damaged; the other one may be whole
+        except CookieRefused:
+            continue  # damaged; the other cookie may be readable
     return ""

@@ -1,4 +1,4 @@
-"""``python -m grafana``: write dashboards/ anew from what the modules here say."""
+"""``python -m grafana``: regenerate dashboards/ from the modules here."""
 
 from grafana.pages import write_all
 

@@ -1,8 +1,8 @@
-"""The dashboard of the cluster: who leads, which bookies are there, and what repair does."""
+"""The dashboard of the cluster: leader, bookies and repair."""
 
 from __future__ import annotations
 
-from grafana.panels import Dashboard, Row, graph, stat
+from grafana.panels import Dashboard, PanelRow, graph, stat
 
 B, C = "quire_bookie_", "quire_cluster_"
 
@@ -15,25 +15,25 @@ def _repairs(result: str) -> str:
     return f'sum by(bookie) (rate({B}repairs_total{{result="{result}"}}[$__rate_interval]))'
 
 
-GLANCE = Row(
+GLANCE = PanelRow(
     "Now",
     (
         stat(
             "Leader",
-            "The bookie that leads; none for a moment after it died.",
+            "The bookie that leads; none for a moment after a leader died.",
             "none",
             f"{B}leads == 1",
             "{{bookie}}",
         ),
         stat(
             "Registered",
-            "Bookies that serve, as the leader sees it.",
+            "Bookies registered with the cluster, as the leader sees it.",
             "none",
             f'max({C}bookies{{state="registered"}})',
         ),
         stat(
             "Lost",
-            "Bookies with a cookie that are gone for longer than lost_after_s.",
+            "Bookies with a cookie that have been gone for lost_after_s.",
             "none",
             f'max({C}bookies{{state="lost"}})',
         ),
@@ -45,13 +45,13 @@ GLANCE = Row(
         ),
         stat(
             "Bytes to repair",
-            "That may have to be copied for them, as far as known.",
+            "Bytes that may have to be copied for these, as far as known.",
             "bytes",
             f"sum({C}under_replicated_bytes)",
         ),
         stat(
             "Repair copies",
-            "Bytes a second, all bookies together.",
+            "Bytes copied a second, by all bookies together.",
             "Bps",
             f"sum({_rate('repair_copied_bytes_total')})",
         ),
@@ -59,13 +59,13 @@ GLANCE = Row(
     across=6,
 )
 
-BOOKIES = Row(
+BOOKIES = PanelRow(
     "Leader and bookies",
     (
         graph(
-            "Who leads",
-            "1 for the bookie that leads. Two at a time are the old and the new one, in the moment "
-            "of a change; what the old one does then counts for nothing.",
+            "Leading bookie",
+            "1 for the bookie that leads. During a change there may be two for a moment; changes "
+            "by the old one are rejected.",
             "none",
             (f"{B}leads", "{{bookie}}"),
             stacked=True,
@@ -73,12 +73,12 @@ BOOKIES = Row(
         graph(
             "Bookies by state",
             "As the leader sees them; one may be in several states. Read-only: its disk is full. "
-            "Limbo: it may have lost records, and denies no entry. Draining: it is to be emptied.",
+            "Limbo: it may have lost entries, and denies none. Draining: it is being emptied.",
             "none",
             (f"max by(state) ({C}bookies)", "{{state}}"),
         ),
         graph(
-            "What bookies say of themselves",
+            "States reported by bookies",
             "1 for a bookie in the state.",
             "none",
             (f"{B}read_only", "{{bookie}} read-only"),
@@ -87,85 +87,87 @@ BOOKIES = Row(
         ),
         graph(
             "Scraped",
-            "1 while a bookie's metrics can be had.",
+            "1 while a bookie's metrics page responds.",
             "none",
             ('up{job="quire-bookies"}', "{{bookie}}"),
             stacked=True,
         ),
         graph(
-            "Age of what the leader knows",
-            "Rises while nobody leads, or the metadata store does not answer.",
+            "Age of the leader's view",
+            "Rises while there is no leader, or the metadata store does not respond.",
             "s",
             (f"time() - max({C}looked_timestamp_seconds)", "age"),
         ),
         graph(
-            "Roles started again",
-            "Leading and repair are guests of a bookie, started again when they fail: a bug, or "
-            "damaged metadata. The log says which.",
+            "Role restarts",
+            "A bookie restarts its leader and repair roles when they fail, because of a bug or "
+            "damaged "
+            "metadata. Its log has the error.",
             "none",
             (f"{B}role_restarts_total", "{{bookie}}"),
         ),
     ),
 )
 
-REPAIR = Row(
+REPAIR = PanelRow(
     "Repair",
     (
         graph(
             "Bytes to be copied, by reason",
-            "Of ledgers that want repair; those of which it is not known count 0.",
+            "Bytes of ledgers waiting for repair; unknown sizes count as 0.",
             "bytes",
             (f"max by(reason) ({C}under_replicated_bytes)", "{{reason}}"),
             stacked=True,
         ),
         graph(
-            "Ledgers that want repair, by reason",
-            "They should become fewer within minutes.",
+            "Ledgers waiting for repair, by reason",
+            "Should decrease within minutes.",
             "none",
             (f"max by(reason) ({C}under_replicated_ledgers)", "{{reason}}"),
             stacked=True,
         ),
         graph(
             "Repairs under way",
-            "Repairs and moves; each bookie does a few at a time.",
+            "Repairs and moves; each bookie runs a few at once.",
             "none",
             (f"max({C}repairs)", "under way"),
         ),
         graph(
-            "Progress of these",
-            "Bytes that the repairs under way are to copy, and have copied.",
+            "Progress of repairs",
+            "Bytes that the repairs under way will copy, and have copied.",
             "bytes",
             (f"max({C}repair_bytes)", "to copy"),
             (f"max({C}repair_copied_bytes)", "copied"),
         ),
         graph(
             "Copied by each bookie",
-            "At most repair_rate_max each: clients go first.",
+            "Bytes a second, at most repair_rate_max each, to leave bandwidth to clients.",
             "Bps",
             (_rate("repair_copied_bytes_total"), "{{bookie}}"),
         ),
         graph(
             "Ledgers repaired",
-            "Made whole by each bookie.",
+            "Ledgers repaired a second by each bookie.",
             "ops",
             (_repairs("ok"), "{{bookie}}"),
         ),
         graph(
             "Repairs that failed",
-            "They are tried again later; `quire cluster status` says why they failed.",
+            "Each is tried again later; `quire cluster status` shows the reasons.",
             "ops",
             (_repairs("failed"), "{{bookie}}"),
         ),
         graph(
-            "Marks as each bookie saw them",
-            "Ledgers that want repair; a bookie that sees others than the rest is cut off from "
-            "the metadata.",
+            "Marks seen by each bookie",
+            "Ledgers waiting for repair; a bookie whose number differs from the others is cut off "
+            "from "
+            "the metadata store.",
             "none",
             (f"{B}repair_marks", "{{bookie}}"),
         ),
         graph(
-            "Damage met",
-            "Places on their disks where bookies found other bytes than they wrote.",
+            "Damage found",
+            "Places where bookies found corrupted bytes on their disks.",
             "none",
             (f"{B}damages_total + {B}scrub_damages_total", "{{bookie}}"),
         ),

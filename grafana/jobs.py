@@ -1,8 +1,8 @@
-"""The dashboard of jobs over topics: compaction, replay and writing, mostly by Spark."""
+"""The dashboard of jobs over topics: compaction, replay and writes, mostly by Spark."""
 
 from __future__ import annotations
 
-from grafana.panels import Dashboard, Row, graph, stat
+from grafana.panels import Dashboard, PanelRow, graph, stat
 
 J = "quire_job_"
 
@@ -11,25 +11,25 @@ def _last(name: str) -> str:
     return f"max by(kind,name) ({J}last_{name})"
 
 
-GLANCE = Row(
+GLANCE = PanelRow(
     "Now",
     (
-        stat("Running", "Jobs of all kinds.", "none", f"sum({J}running)"),
+        stat("Running", "Running jobs of all kinds.", "none", f"sum({J}running)"),
         stat(
-            "Compacted last",
-            "Since the last compaction of any topic ended.",
+            "Last compaction",
+            "Time since the last compaction of any topic ended.",
             "s",
             f'time() - max({J}last_success_timestamp_seconds{{kind="compaction"}})',
         ),
         stat(
             "Compacted keys",
-            "In all compacted sets.",
+            "Keys in all compacted sets.",
             "short",
             f'sum(max by(name) ({J}last_keys{{kind="compaction"}}))',
         ),
         stat(
             "Compacted bytes",
-            "Of these sets, one copy.",
+            "Bytes of these sets, one copy.",
             "bytes",
             f'sum(max by(name) ({J}last_bytes{{kind="compaction"}}))',
         ),
@@ -37,19 +37,19 @@ GLANCE = Row(
     across=4,
 )
 
-RUNNING = Row(
+RUNNING = PanelRow(
     "Running",
     (
         graph(
-            "Jobs that run now",
-            "By the leases that their drivers hold.",
+            "Running jobs",
+            "Jobs whose drivers hold a lease.",
             "none",
             (f"max by(kind) ({J}running)", "{{kind}}"),
             stacked=True,
         ),
         graph(
-            "For how long the oldest runs",
-            "Of each kind, while one runs. What it reads is kept from retention meanwhile.",
+            "Age of the oldest running job",
+            "By kind. Retention keeps the messages that it reads meanwhile.",
             "s",
             (f"time() - min by(kind) ({J}running_since_timestamp_seconds)", "{{kind}}"),
         ),
@@ -57,43 +57,44 @@ RUNNING = Row(
     across=2,
 )
 
-REPORTS = Row(
-    "The last ones that ended well",
+REPORTS = PanelRow(
+    "Last successful runs",
     (
         graph(
-            "How long ago",
-            "Since it ended, by topic or by the name of the replay.",
+            "Time since the end",
+            "Time since the last successful run ended, by topic or name of the replay.",
             "s",
             (f"time() - {_last('success_timestamp_seconds')}", "{{kind}} {{name}}"),
         ),
         graph(
-            "How long it took",
-            "From its beginning to what it published.",
+            "Duration",
+            "Time from the start to the published result.",
             "s",
             (_last("seconds"), "{{kind}} {{name}}"),
         ),
         graph(
             "Messages read a second",
-            "Of the last run.",
+            "Messages read a second in the last run.",
             "ops",
             (f"{_last('messages_in')} / {_last('seconds')}", "{{kind}} {{name}}"),
         ),
         graph(
             "Messages read and written",
-            "Compaction writes the latest of each key; the rest is what it saves readers.",
+            "Compaction writes the latest message of each key; the difference is what readers "
+            "save.",
             "short",
             (_last("messages_in"), "{{kind}} {{name}} read"),
             (_last("messages_out"), "{{kind}} {{name}} written"),
         ),
         graph(
             "Keys",
-            "That have a message after compaction.",
+            "Keys with a message after compaction.",
             "short",
             (f'max by(name) ({J}last_keys{{kind="compaction"}})', "{{name}}"),
         ),
         graph(
             "Bytes written",
-            "Of the last run, one copy.",
+            "Bytes written in the last run, one copy.",
             "bytes",
             (_last("bytes"), "{{kind}} {{name}}"),
         ),
@@ -103,7 +104,7 @@ REPORTS = Row(
 JOBS = Dashboard(
     "jobs",
     "quire / Jobs",
-    "Compaction, replay and other jobs over topics, in Spark or beside it. Told by the bookie "
-    "that leads.",
+    "Compaction, replay and other jobs over topics, with Spark or without. Published by the "
+    "leader.",
     (GLANCE, RUNNING, REPORTS),
 )

@@ -1,4 +1,4 @@
-"""All dashboards, and the files that they are in."""
+"""All dashboards, and the JSON files that Grafana loads them from."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ FOLDER = Path(__file__).resolve().parent / "dashboards"
 
 
 def file_of(dashboard: Dashboard) -> Path:
-    """Return where the dashboard's JSON is."""
+    """Return the path of the dashboard's JSON."""
     return FOLDER / f"{dashboard.name}.json"
 
 
 def text_of(dashboard: Dashboard) -> str:
-    """Return what is in that file."""
+    """Return the dashboard as JSON, as its file has it."""
     return json.dumps(to_json(dashboard), indent=1, ensure_ascii=False) + "\n"
 
 
 def write_all() -> None:
-    """Write every dashboard's file."""
+    """Write every dashboard's file, replacing the former ones."""
     for dashboard in DASHBOARDS:
         file_of(dashboard).write_text(text_of(dashboard), encoding="utf-8")

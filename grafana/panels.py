@@ -1,7 +1,7 @@
-"""Dashboards, from what is worth saying of a panel to the JSON that Grafana takes.
+"""Panels and dashboards, and their JSON for Grafana.
 
-A panel says its title, what it means and what to look for, its unit, and its queries. Where
-it stands follows: rows of panels from left to right, on a grid of 24 columns.
+A panel has a title, a description, a unit and queries. Its position follows: rows of panels
+from left to right, on a grid of 24 columns.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ COLUMNS = 24
 HEIGHT = 8
 STAT_HEIGHT = 4
 SCHEMA_VERSION = 39
-"""Of Grafana 10 and later."""
+"""The schema of Grafana 10 and later."""
 SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 Json = dict[str, Any]
 
@@ -26,7 +26,7 @@ class Query(NamedTuple):
 
 
 class Panel(NamedTuple):
-    """One panel; *text* is its description. *decimals* None: as Grafana likes."""
+    """One panel; *text* is its description. Without *decimals*, Grafana chooses."""
 
     title: str
     text: str
@@ -38,7 +38,7 @@ class Panel(NamedTuple):
     maximum: float | None = None
 
 
-class Row(NamedTuple):
+class PanelRow(NamedTuple):
     """Panels under a heading, *across* of them side by side."""
 
     title: str
@@ -47,7 +47,7 @@ class Row(NamedTuple):
 
 
 class Variable(NamedTuple):
-    """A label whose values the user may choose, one or several; all by default."""
+    """A label to filter by; the user chooses one value or several, by default all."""
 
     name: str
     label: str
@@ -55,12 +55,12 @@ class Variable(NamedTuple):
 
 
 class Dashboard(NamedTuple):
-    """A page. *name* is that of its file, and of its address in Grafana."""
+    """A page. *name* is that of its file and of its URL in Grafana."""
 
     name: str
     title: str
     text: str
-    rows: tuple[Row, ...]
+    rows: tuple[PanelRow, ...]
     variables: tuple[Variable, ...] = ()
 
 
@@ -112,7 +112,7 @@ def to_json(dashboard: Dashboard) -> Json:
     }
 
 
-def _panels(rows: Sequence[Row]) -> Iterable[Json]:
+def _panels(rows: Sequence[PanelRow]) -> Iterable[Json]:
     number, y = 1, 0
     for row in rows:
         yield {

@@ -1,8 +1,8 @@
-"""The dashboard of topics and of the clients that write and read them."""
+"""The dashboard of topics, and of the clients that write and read them."""
 
 from __future__ import annotations
 
-from grafana.panels import Dashboard, Row, Variable, graph, quantiles, stat
+from grafana.panels import Dashboard, PanelRow, Variable, graph, quantiles, stat
 
 C, T = "quire_client_", "quire_topic_"
 WHERE = '{topic=~"$topic"}'
@@ -28,120 +28,117 @@ def _age(name: str) -> str:
     return f"time() - min by(topic) ({T}{name}{WHERE})"
 
 
-GLANCE = Row(
+GLANCE = PanelRow(
     "Now",
     (
-        stat("Topics", "In the cluster.", "none", "max(quire_cluster_topics)"),
+        stat("Topics", "Topics in the cluster.", "none", "max(quire_cluster_topics)"),
         stat(
             "Sent",
-            "Messages acknowledged a second to the clients that are scraped.",
+            "Messages acknowledged a second, of the scraped clients.",
             "ops",
             f"sum({_rate('sent_messages_total')})",
         ),
         stat(
             "Read",
-            "Messages a second that readers handed out.",
+            "Messages delivered a second by readers.",
             "ops",
             f"sum({_rate('read_messages_total')})",
         ),
         stat(
             "Send p99",
-            "99 of 100 batches were acknowledged in this time after their first message.",
+            "99 % of batches were acknowledged within this time after their first message.",
             "s",
             f"histogram_quantile(0.99, {_rate('send_seconds_bucket', 'le')})",
         ),
         stat(
             "Closed messages",
-            "In the closed ledgers of all topics.",
+            "Messages in closed ledgers of all topics.",
             "short",
             f"sum({T}messages{WHERE})",
         ),
-        stat(
-            "Closed bytes", "Of these ledgers, one copy of each.", "bytes", f"sum({T}bytes{WHERE})"
-        ),
+        stat("Closed bytes", "Bytes of these ledgers, one copy.", "bytes", f"sum({T}bytes{WHERE})"),
     ),
     across=6,
 )
 
-PRODUCE = Row(
+PRODUCE = PanelRow(
     "Producers",
     (
         graph(
             "Messages acknowledged",
-            "Durable on the ack quorum.",
+            "Messages a second that are durable on the ack quorum.",
             "ops",
             (_rate("sent_messages_total"), "{{topic}}"),
         ),
         graph(
             "Bytes acknowledged",
-            "Of entries, one copy of each, as compressed as they are sent.",
+            "Bytes of entries as sent, after compression, one copy.",
             "Bps",
             (_rate("sent_bytes_total"), "{{topic}}"),
         ),
         graph(
             "Batches acknowledged",
-            "Each is one entry of a ledger.",
+            "Batches a second; each is one entry of a ledger.",
             "ops",
             (_rate("batch_bytes_count"), "{{topic}}"),
         ),
         graph(
             "From a message to its acknowledgement: median",
-            "Of a batch, from its first message on: linger, queue, network and the bookies' sync.",
+            "Time from a batch's first message: linger, queue, network and the bookies' sync.",
             "s",
             *quantiles(C + "send_seconds", WHERE, "topic", levels=(0.5,)),
         ),
         graph(
             "From a message to its acknowledgement: p99",
-            "Of the slowest batch in a hundred. Losing a bookie shows here.",
+            "Time of the slowest batch in a hundred. Losing a bookie shows here.",
             "s",
             *quantiles(C + "send_seconds", WHERE, "topic", levels=(0.99,)),
         ),
         graph(
             "Bytes in a batch",
-            "A batch is one entry. Small ones cost the bookies as much as large ones.",
+            "A batch is one entry. Small ones cost bookies as much as large ones.",
             "bytes",
             *quantiles(C + "batch_bytes", WHERE, "topic"),
         ),
         graph(
             "Messages in a batch",
-            "The mean.",
+            "Mean number of messages.",
             "none",
             (f"{_rate('sent_messages_total')} / {_rate('batch_bytes_count')}", "{{topic}}"),
         ),
         graph(
             "Bytes under way",
-            "Sent and not acknowledged. At a producer's limit, send() waits.",
+            "Bytes sent and not acknowledged. At a producer's limit, send() waits.",
             "bytes",
             (_sum("under_way_bytes", prefix=C), "{{topic}}"),
         ),
         graph(
             "Messages that failed",
-            "By the name of the error; SendUnknown: they may or may not be kept.",
+            "Failures a second by error. After SendUnknown, messages may or may not be stored.",
             "ops",
             (_rate("send_errors_total", "topic,kind"), "{{topic}} {{kind}}"),
         ),
     ),
 )
 
-ROLLS = Row(
-    "From ledger to ledger",
+ROLLS = PanelRow(
+    "Rolling from ledger to ledger",
     (
         graph(
             "Rolls",
-            "Lanes that went on in their next ledger.",
+            "Rolls a second of lanes to their next ledger.",
             "ops",
             (_rate("roll_seconds_count"), "{{topic}}"),
         ),
         graph(
-            "How long a roll takes",
-            "Batches wait meanwhile; some milliseconds, unless the ledger had failed.",
+            "Duration of a roll",
+            "The lane's batches wait meanwhile: some milliseconds, or longer if the ledger failed.",
             "s",
             *quantiles(C + "roll_seconds", WHERE, "topic"),
         ),
         graph(
             "Rolls after a failure, and takeovers",
-            "A ledger failed and was recovered; a lane was taken that its last writer had left "
-            "open.",
+            "Recovered: a ledger failed. Taken over: a lane whose last writer had left it open.",
             "ops",
             (_rate("recoveries_total"), "{{topic}} recovered"),
             (_rate("takeovers_total"), "{{topic}} taken over"),
@@ -149,107 +146,108 @@ ROLLS = Row(
     ),
 )
 
-READ = Row(
+READ = PanelRow(
     "Readers",
     (
         graph(
             "Messages read",
-            "Handed out by readers.",
+            "Messages delivered a second by readers.",
             "ops",
             (_rate("read_messages_total"), "{{topic}}"),
         ),
         graph(
             "Bytes read",
-            "Of these messages, not compressed.",
+            "Bytes of these messages, uncompressed.",
             "Bps",
             (_rate("read_bytes_total"), "{{topic}}"),
         ),
         graph(
-            "How far readers are behind",
-            "Age of the last batch when it was read, by the clock of its producer. A reader that "
-            "follows has some milliseconds.",
+            "Lag of readers",
+            "Age of the last batch when it was read, by its producer's clock. A reader that "
+            "follows "
+            "has some milliseconds.",
             "s",
             (_sum("read_lag_seconds", prefix=C).replace("sum", "max", 1), "{{topic}}"),
         ),
         graph(
             "Batches read",
-            "Batches, or parts of them, that were handed out at once.",
+            "Batches, or parts of them, delivered at once.",
             "ops",
             (_rate("read_batches_total"), "{{topic}}"),
         ),
         graph(
-            "Messages in what is handed out at once",
-            "The mean: a batch, or the part of one that was asked for.",
+            "Messages delivered at once",
+            "Mean number of messages: of a batch, or of the requested part of one.",
             "none",
             (f"{_rate('read_messages_total')} / {_rate('read_batches_total')}", "{{topic}}"),
         ),
         graph(
             "Gaps",
-            "Places at which readers found that messages had been removed: retention was faster "
-            "than they.",
+            "Positions where readers found messages removed: retention was faster than they were.",
             "none",
             (_sum("read_gaps_total", prefix=C), "{{topic}}"),
         ),
     ),
 )
 
-HELD = Row(
-    "What topics hold",
+HELD = PanelRow(
+    "Contents of topics",
     (
         graph(
             "Closed ledgers",
-            "Those that are not removed yet.",
+            "Closed ledgers that retention has not removed yet.",
             "none",
             (_closed(), "{{topic}}"),
         ),
         graph(
-            "Ledgers that are not closed",
-            "The one that each lane writes, and the next ones that are prepared.",
+            "Open and prepared ledgers",
+            "The ledger that each lane writes, and those prepared for the next roll.",
             "none",
             (_not_closed(), "{{topic}} {{state}}"),
         ),
         graph(
             "Bytes",
-            "Of closed ledgers, one copy of each.",
+            "Bytes of closed ledgers, one copy.",
             "bytes",
             (_sum("bytes"), "{{topic}}"),
             stacked=True,
         ),
         graph(
             "Messages",
-            "In closed ledgers.",
+            "Messages in closed ledgers.",
             "short",
             (_sum("messages"), "{{topic}}"),
             stacked=True,
         ),
         graph(
             "Lanes",
-            "Of all partitions of a topic.",
+            "Lanes of all partitions of a topic.",
             "none",
             (_sum("lanes"), "{{topic}}"),
         ),
         graph(
-            "Lanes that somebody writes",
-            "By the leases of their writers.",
+            "Lanes with a writer",
+            "Lanes whose writers hold a lease.",
             "none",
             (_sum("writers"), "{{topic}}"),
         ),
     ),
 )
 
-RETENTION = Row(
+RETENTION = PanelRow(
     "Retention",
     (
         graph(
             "Age of the oldest ledger",
-            "Since it was made.",
+            "Time since it was created.",
             "s",
             (_age("oldest_timestamp_seconds"), "{{topic}}"),
         ),
         graph(
-            "Beyond its time",
-            "How much longer the oldest closed ledger is there than retention by age keeps it. "
-            "Above 0: somebody needs it; `quire topic explain` says who.",
+            "Overdue",
+            "How far the oldest closed ledger is past its retention by age. Above 0, something "
+            "keeps "
+            "it: `quire topic explain` shows what.",
             "s",
             (
                 f"clamp_min(({_age('oldest_closed_timestamp_seconds')}) - "
@@ -259,7 +257,7 @@ RETENTION = Row(
         ),
         graph(
             "Ledgers removed",
-            "By retention.",
+            "Ledgers removed a second by retention.",
             "ops",
             (
                 f"sum by(topic) (rate({T}removed_ledgers_total{WHERE}[$__rate_interval]))",
@@ -268,8 +266,8 @@ RETENTION = Row(
         ),
         graph(
             "Bytes removed",
-            "By retention, one copy of each ledger. Bookies free the space when they collect "
-            "garbage.",
+            "Bytes removed by retention, one copy. Bookies free the space at their next garbage "
+            "collection.",
             "Bps",
             (
                 f"sum by(topic) (rate({T}removed_bytes_total{WHERE}[$__rate_interval]))",
@@ -283,8 +281,8 @@ RETENTION = Row(
 TOPICS = Dashboard(
     "topics",
     "quire / Topics and clients",
-    "Producing, reading, batches, rolls and retention by topic. What clients count is told by "
-    "those that serve metrics; what topics hold, by the bookie that leads.",
+    "Producing, reading, batches, rolls and retention by topic. Clients that serve metrics "
+    "publish what they count, and the leader publishes the contents of topics.",
     (GLANCE, PRODUCE, ROLLS, READ, HELD, RETENTION),
     (Variable("topic", "Topic", T + "ledgers"),),
 )

@@ -1,66 +1,169 @@
 """Topics and replicated ledgers for Python: write, read and follow them, on trio.
 
     async with ledger_client.connect("bookie://127.0.0.1:3181") as client:
-        await client.create_topic("shop/orders")
+        await client.topics.create("shop/orders")
         async with client.producer("shop/orders") as producer:
             message_id = await producer.send(b"one", key=b"k")
-        async with client.topic_reader("shop/orders") as reader:
+        async with client.reader("shop/orders") as reader:
             messages = [message async for message in reader]
 
-        async with client.create_ledger() as ledger:
+        async with client.ledgers.create() as ledger:
             entry_id = await ledger.append(b"one")
-        async with client.open_ledger(ledger.id) as reader:
+        async with client.ledgers.open(ledger.id) as reader:
             entries = await reader.read(0, reader.last_confirmed)
 
-``ledger_client.blocking`` has the same calls for code without trio;
-``ledger_client.errors`` says what can go wrong and what to do then.
+``ledger_client.blocking`` has the same calls for code without trio, ``ledger_client.aio`` for
+asyncio; ``ledger_client.errors`` lists every error and the remedy for it.
 """
 
-from ledger_client.connecting import connect
-from ledger_client.entries import Entries, Entry, EntryBatch
-from ledger_client.errors import LedgerError
-from ledger_client.follow import Follower
-from ledger_client.listing import LedgerInfo
+from ledger_client.client import Client, connect
+from ledger_client.errors import (
+    AccessDenied,
+    AckQuorumLost,
+    BadFrame,
+    BadOption,
+    BadSchema,
+    BadTopic,
+    BookieUnavailable,
+    BufferFull,
+    ChecksumDiffers,
+    ClientForked,
+    DrainRefused,
+    EntryLost,
+    EventTimeBack,
+    Gap,
+    InvalidAddress,
+    InvalidQuorum,
+    JobBusy,
+    JobLost,
+    LedgerClosed,
+    LedgerError,
+    LedgerExists,
+    LedgerFenced,
+    LedgerNotClosed,
+    MessagesLost,
+    MetadataBroken,
+    MetadataUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    NoSuchTopic,
+    NotEnoughBookies,
+    OutcomeUnknown,
+    PayloadTooLarge,
+    ProducerBusy,
+    ProducerClosed,
+    ProducerFailed,
+    ProducerFenced,
+    RangeNotKept,
+    RecoveryIncomplete,
+    ReplayConflict,
+    ReplicasUnavailable,
+    Retryable,
+    SchemaPackageMissing,
+    SendUnknown,
+    SparkError,
+    SparkFailed,
+    SparkMissing,
+    TooManyLedgers,
+    TopicBusy,
+    TopicError,
+    TopicExists,
+    UnreadableValue,
+    WriterFailed,
+    WrongPassword,
+)
+from ledger_client.ledgers.catalogue import LedgerInfo
+from ledger_client.ledgers.entries import Entries, Entry, EntryBatch
+from ledger_client.ledgers.reader import BatchReads, Follower, LedgerReader
+from ledger_client.ledgers.writer import LedgerWriter
+from ledger_client.message_id import MessageId, MessageIds
 from ledger_client.options import Options
-from ledger_client.reader import BatchReads, LedgerReader
-from ledger_client.topics.client import TopicClient as Client
-from ledger_client.topics.ledger_description import LedgerDescription
-from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.message_ids import MessageIds
 from ledger_client.topics.messages import Message
+from ledger_client.topics.positions import LanePlace
+from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Producer
-from ledger_client.topics.producing.tickets import Ticket
-from ledger_client.topics.reading.places import LanePlace
 from ledger_client.topics.reading.reader import TopicReader
-from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
-from ledger_client.writer import LedgerWriter
+from ledger_client.topics.retention.explanation import LedgerDescription
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.topics import Retention, RollPolicy, Schema
 
 __all__ = [
+    "AccessDenied",
+    "AckQuorumLost",
+    "BadFrame",
+    "BadOption",
+    "BadSchema",
+    "BadTopic",
     "BatchReads",
+    "BookieUnavailable",
+    "BufferFull",
+    "ChecksumDiffers",
     "Client",
+    "ClientForked",
+    "DrainRefused",
     "Entries",
     "Entry",
     "EntryBatch",
+    "EntryLost",
     "EventTime",
+    "EventTimeBack",
     "Follower",
+    "Gap",
+    "InvalidAddress",
+    "InvalidQuorum",
+    "JobBusy",
+    "JobLost",
     "LanePlace",
+    "LedgerClosed",
     "LedgerDescription",
     "LedgerError",
+    "LedgerExists",
+    "LedgerFenced",
     "LedgerInfo",
+    "LedgerNotClosed",
     "LedgerReader",
     "LedgerWriter",
     "Message",
     "MessageId",
     "MessageIds",
+    "MessagesLost",
+    "MetadataBroken",
+    "MetadataUnavailable",
+    "NoSuchEntry",
+    "NoSuchLedger",
+    "NoSuchTopic",
+    "NotEnoughBookies",
     "Options",
+    "OutcomeUnknown",
+    "PayloadTooLarge",
     "Producer",
+    "ProducerBusy",
+    "ProducerClosed",
+    "ProducerFailed",
+    "ProducerFenced",
     "PublishTime",
+    "RangeNotKept",
+    "RecoveryIncomplete",
+    "ReplayConflict",
+    "ReplicasUnavailable",
     "Retention",
+    "Retryable",
     "RollPolicy",
     "Schema",
+    "SchemaPackageMissing",
+    "SendUnknown",
+    "SparkError",
+    "SparkFailed",
+    "SparkMissing",
     "Ticket",
     "Timestamp",
+    "TooManyLedgers",
+    "TopicBusy",
+    "TopicError",
+    "TopicExists",
     "TopicReader",
+    "UnreadableValue",
+    "WriterFailed",
+    "WrongPassword",
     "connect",
 ]

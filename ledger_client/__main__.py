@@ -1,4 +1,4 @@
-"""The command ``quire``: topics, ledgers, the cluster, a demonstration, measurements."""
+"""The command ``quire``: topics, ledgers, the cluster, a demonstration and benchmarks."""
 
 from __future__ import annotations
 
@@ -6,19 +6,19 @@ import sys
 
 import click
 
-from ledger_client.commands.deferred import DeferredGroup
+from ledger_client.commands import DeferredGroup
 from ledger_client.commands.outcome import conclude
 
 _COMMANDS = {
     "topic": "ledger_client.commands.topic:topic",
     "produce": "ledger_client.commands.produce:produce",
-    "read": "ledger_client.commands.messages:read",
+    "read": "ledger_client.commands.read:read",
     "compact": "ledger_client.commands.compact:compact",
     "replay": "ledger_client.commands.replay:replay",
     "scrub": "ledger_client.commands.scrub:scrub",
     "ledger": "ledger_client.commands.ledger:ledger",
     "cluster": "ledger_client.commands.cluster:cluster",
-    "demo": "ledger_client.commands.demo:demo",
+    "demo": "ledger_client.commands.demo.story:demo",
     "monitoring": "ledger_client.commands.monitoring:monitoring",
     "bench": "ledger_client.commands.bench:bench",
 }
@@ -27,9 +27,10 @@ _COMMANDS = {
 @click.group(cls=DeferredGroup, places=_COMMANDS)
 @click.version_option(package_name="quire", message="quire %(version)s")
 def quire() -> None:
-    """Write and read topics and replicated ledgers.
+    """Write, read and look after topics and replicated ledgers.
 
-    Try `quire demo` first: it needs nothing but this installation.
+    New here? `quire demo` shows everything on this machine in a minute. For a cluster that
+    stays, run `bookie standalone --data DIR`.
     """
 
 

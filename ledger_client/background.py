@@ -1,13 +1,14 @@
-"""Background tasks: for the length of a block, or while there is work.
+"""Background tasks: for the length of a block, while there is work, or at given times.
 
-A nursery wraps whatever its body raises in an exception group, because it
-cannot know that the body is the one that matters. Here it is: the tasks serve
-the block, so an error of the block leaves unwrapped, after the tasks ended. An
-error of a task still ends the block, as a group.
+A nursery wraps an error of its body in an exception group, because it cannot know that the body
+matters more than the tasks. Here the tasks serve the block, so an error of the block leaves
+unwrapped, after the tasks ended. An error of a task still ends the block, as a group.
 """
 
 from __future__ import annotations
 
+import heapq
+import itertools
 from collections.abc import Awaitable, Callable
 from types import TracebackType
 
@@ -63,3 +64,35 @@ class OnDemand:
             await self._work()
         finally:
             self._running = False
+
+
+class Alarms:
+    """Calls back at given times, from one task that exists while an alarm is set.
+
+    With thousands of writers, a task for each of them costs more than writing the entries.
+    """
+
+    def __init__(self, nursery: trio.Nursery) -> None:
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._number = itertools.count()  # so that callbacks are never compared
+        self._sooner = trio.Event()
+        self._task = OnDemand(nursery, self._ring)
+
+    def set(self, when: float, callback: Callable[[], None]) -> None:
+        """Call *callback* at *when*, by trio's clock. It must not raise."""
+        first = not self._heap or when < self._heap[0][0]
+        heapq.heappush(self._heap, (when, next(self._number), callback))
+        if first:
+            self._sooner.set()
+        self._task.start()
+
+    async def _ring(self) -> None:
+        while self._heap:
+            when = self._heap[0][0]
+            if when <= trio.current_time():
+                _, _, callback = heapq.heappop(self._heap)
+                callback()
+                continue
+            self._sooner = trio.Event()
+            with trio.move_on_at(when):
+                await self._sooner.wait()

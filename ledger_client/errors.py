@@ -1,41 +1,75 @@
-"""What can go wrong with a ledger, and what the caller should do next.
+"""Every error that may be raised, and what the caller should do next.
 
 LedgerError
 ├── Retryable                nothing is wrong with the request; try again later
 │   ├── NotEnoughBookies     fewer healthy bookies than the ensemble needs
 │   ├── BookieUnavailable    one bookie cannot be reached or does not answer
 │   ├── ReplicasUnavailable  no replica of the entry could be asked
-│   ├── RecoveryIncomplete   too few bookies answer to tell where the ledger ends
+│   ├── RecoveryIncomplete   too few bookies answer to find where the ledger ends
 │   └── MetadataUnavailable  the metadata store did not answer in time
 ├── WriterFailed             this writer takes no more entries; open a new ledger
 │   ├── AckQuorumLost        too few of its bookies are left to acknowledge
-│   ├── AppendTimeout        an entry was not acknowledged in time
 │   ├── LedgerFenced         another client recovered the ledger; stop writing
-│   │   └── LedgerReplaced   it was deleted, and another ledger has its id; stop writing
-│   ├── EntryConflict        a bookie has another entry in its place; stop writing
 │   └── LedgerClosed         the ledger is sealed; open a new one to append
 ├── OutcomeUnknown           the entries may or may not be in the ledger: read it
 ├── LedgerExists             the ledger id is taken
 ├── NoSuchLedger             there is no such ledger, or it was deleted
 ├── NoSuchEntry              the entry is past the end, or no replica knows it
 ├── EntryLost                every replica of the entry is missing or damaged
-├── EntryTooLarge            the payload does not fit a frame
+├── PayloadTooLarge          an entry or a message does not fit a frame
 ├── WrongPassword            the password is not the ledger's
 ├── InvalidQuorum            not 1 <= ack quorum <= write quorum <= ensemble
 ├── InvalidAddress           the cluster's address cannot be understood
 ├── AccessDenied             a bookie refuses the login, or its certificate is not trusted
-└── MetadataBroken           metadata is damaged or refuses; a person must look
+├── MetadataBroken           metadata is damaged or refuses; a person must look
+├── LedgerNotClosed          its entries are not final; close or recover it first
+├── DrainRefused             the bookie cannot be decommissioned as asked; `reason` says why
+├── TopicError               errors that concern a topic
+│   ├── NoSuchTopic          it does not exist, or was deleted
+│   ├── TopicExists          the name is taken
+│   ├── BadTopic             the name or a setting is invalid; the message says which
+│   ├── BadSchema            the definition of its values cannot be used; read them as bytes
+│   ├── SchemaPackageMissing a package for values of this kind is missing; the message names it
+│   ├── TopicBusy            the messages to be deleted are in use; the message says what to do
+│   ├── ProducerBusy         the lane is another producer's; wait, take over, or choose "shared"
+│   ├── ProducerFailed       this producer takes nothing any more; open a new one
+│   │   ├── ProducerFenced   another producer took the lane over; stop writing
+│   │   └── ProducerClosed   it was closed
+│   ├── SendUnknown          the messages may or may not be kept: a named producer sends again
+│   ├── BufferFull           send_nowait found no room; wait with send(), or flush()
+│   ├── EventTimeBack        the event time is lower than one the lane has already
+│   ├── TooManyLedgers       more ledgers or lanes than a job can show at once: use fewer
+│   ├── JobBusy              another process runs the job: wait for it
+│   ├── JobLost              the job's lease is over; its staged ledgers are not shown: run it again
+│   ├── ReplayConflict       the replay's name or target is another's: restart it, or rename it
+│   ├── RangeNotKept         messages of the replay's range were removed: skip gaps, or begin later
+│   ├── ChecksumDiffers      the target of a replay does not hold what was sent
+│   ├── MessagesLost         messages are damaged, or no bookie has them; a person must look
+│   └── Gap                  the position was removed; the first remaining message is named
+└── SparkError               errors that concern Spark
+    ├── SparkMissing         PySpark or Java is missing or too old: install it
+    ├── SparkFailed          Spark did not start, or one of its jobs failed for a reason of its own
+    ├── BadOption            an option of the source or sink is invalid
+    ├── BadFrame             a frame's columns, or a row, cannot be written as messages
+    └── UnreadableValue      a value is not what the topic's schema says
 
-Every message is one line and names the ids, which are attributes too.
+ClientForked                 a RuntimeError: a client is used in a forked process; connect there
+
+All are exported by ledger_client. Each message is one line and names the ids, which are
+attributes too. A lost or slow bookie, a roll, or a metadata store that is away for a moment is
+dealt with inside; only a lasting failure is raised.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from ledger_client.message_id import MessageId
+from native.checksum import Checksum
 
 
 class LedgerError(Exception):
-    """Root of what this package raises."""
+    """Root of the errors of this package."""
 
     def __init__(self, message: str, *, ledger_id: int | None = None) -> None:
         super().__init__(message if ledger_id is None else f"ledger {ledger_id}: {message}")
@@ -76,13 +110,13 @@ class ReplicasUnavailable(Retryable):
 
 
 class RecoveryIncomplete(Retryable):
-    """The ledger could not be closed: what its bookies told leaves its end open.
+    """The ledger could not be closed: the answers of its bookies leave its end open.
 
     It stays fenced and in recovery; recover it again when more of them answer.
     """
 
     def __init__(self, *, ledger_id: int, entry_id: int | None, reasons: Mapping[str, str]) -> None:
-        """*entry_id*: the entry of which nobody knows whether it is there; None for all."""
+        """Pass the entry that was neither found nor proved absent; `None` if the fence failed."""
         told = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
         which = "it cannot be fenced" if entry_id is None else f"entry {entry_id} is undetermined"
         super().__init__(f"recovery is not complete, {which} ({told})", ledger_id=ledger_id)
@@ -95,7 +129,7 @@ class MetadataUnavailable(Retryable):
 
 
 class WriterFailed(LedgerError):
-    """The writer takes no more entries. What it acknowledged stays readable."""
+    """The writer takes no more entries. Acknowledged entries stay readable."""
 
 
 class AckQuorumLost(WriterFailed):
@@ -110,39 +144,11 @@ class AckQuorumLost(WriterFailed):
         self.lost = dict(lost)
 
 
-class AppendTimeout(WriterFailed):
-    """An entry was sent and not acknowledged within the time allowed."""
-
-    def __init__(self, *, ledger_id: int, entry_id: int, waited_s: float) -> None:
-        super().__init__(
-            f"entry {entry_id} was not acknowledged within {waited_s:g} s", ledger_id=ledger_id
-        )
-        self.entry_id = entry_id
-        self.waited_s = waited_s
-
-
 class LedgerFenced(WriterFailed):
     """Another client recovers, or recovered, the ledger. Stop writing to it."""
 
-    def __init__(self, ledger_id: int) -> None:
-        super().__init__("fenced by another client", ledger_id=ledger_id)
-
-
-class LedgerReplaced(LedgerFenced):
-    """The ledger was deleted, and another ledger has its id now. Stop writing to it."""
-
-    def __init__(self, ledger_id: int) -> None:
-        WriterFailed.__init__(self, "deleted, and its id is another's", ledger_id=ledger_id)
-
-
-class EntryConflict(WriterFailed):
-    """A bookie has an entry of the same id with other bytes, and keeps it.
-
-    Somebody else writes, or wrote, under the id of this ledger. Open a new ledger.
-    """
-
-    def __init__(self, ledger_id: int) -> None:
-        super().__init__("a bookie has another entry in the place of one", ledger_id=ledger_id)
+    def __init__(self, ledger_id: int, reason: str = "fenced by another client") -> None:
+        super().__init__(reason, ledger_id=ledger_id)
 
 
 class LedgerClosed(WriterFailed):
@@ -157,7 +163,7 @@ class LedgerClosed(WriterFailed):
 class OutcomeUnknown(LedgerError):
     """Entries were sent and not acknowledged: they may or may not be kept.
 
-    The cause (``__cause__``) tells why. Reading the closed ledger tells which
+    The cause (``__cause__``) is the reason. Read the closed ledger to see which
     entries it holds.
     """
 
@@ -207,15 +213,27 @@ class EntryLost(LedgerError):
         self.reasons = dict(reasons)
 
 
-class EntryTooLarge(LedgerError):
-    """A payload is larger than a frame can carry. Nothing was sent."""
+class PayloadTooLarge(LedgerError):
+    """An entry or a message is larger than a frame can carry. Nothing of the call was sent."""
 
-    def __init__(self, *, ledger_id: int, size: int, size_max: int) -> None:
-        super().__init__(
-            f"an entry of {size} bytes; at most {size_max} bytes fit", ledger_id=ledger_id
-        )
+    def __init__(
+        self, message: str, *, size: int, size_max: int, ledger_id: int | None = None
+    ) -> None:
+        super().__init__(f"{message}; at most {size_max} bytes fit", ledger_id=ledger_id)
         self.size = size
         self.size_max = size_max
+
+    @classmethod
+    def entry(cls, *, ledger_id: int, size: int, size_max: int) -> PayloadTooLarge:
+        """A payload is too large for an entry."""
+        told = f"an entry of {size} bytes"
+        return cls(told, size=size, size_max=size_max, ledger_id=ledger_id)
+
+    @classmethod
+    def message(cls, topic: str, *, size: int, size_max: int) -> PayloadTooLarge:
+        """A message is too large with its key and headers."""
+        told = f"topic {topic}: a message of {size} bytes with key and headers"
+        return cls(told, size=size, size_max=size_max)
 
 
 class WrongPassword(LedgerError):
@@ -247,4 +265,332 @@ class AccessDenied(LedgerError):
 
 
 class MetadataBroken(LedgerError):
-    """The metadata store holds what it should not, or refuses the request."""
+    """The metadata store holds a damaged record, or refuses the request."""
+
+
+class LedgerNotClosed(LedgerError):
+    """The ledger is open or in recovery. Only the copies of a closed one are final."""
+
+    def __init__(self, ledger_id: int) -> None:
+        super().__init__(
+            f"not closed; if its writer is gone, `quire ledger recover {ledger_id}` closes it",
+            ledger_id=ledger_id,
+        )
+
+
+class DrainRefused(LedgerError):
+    """A bookie cannot be decommissioned as asked. Its copies stay.
+
+    Attributes:
+        bookie_id: the bookie.
+        reason: "unknown", "not draining", "too few bookies" or "copies missing".
+        ledgers: for "too few bookies", the ledgers whose ensembles would not fit.
+    """
+
+    def __init__(
+        self, bookie_id: str, reason: str, message: str, *, ledgers: Sequence[int] = ()
+    ) -> None:
+        super().__init__(message)
+        self.bookie_id = bookie_id
+        self.reason = reason
+        self.ledgers = list(ledgers)
+
+
+class TopicError(LedgerError):
+    """Root of the errors of topics. `topic` is the topic's name."""
+
+    def __init__(self, message: str, *, topic: str) -> None:
+        super().__init__(f"topic {topic}: {message}")
+        self.topic = topic
+
+
+class NoSuchTopic(TopicError):
+    """The topic does not exist, was deleted, or is being deleted."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__(f"no such topic; make it: quire topic create {topic}", topic=topic)
+
+
+class TopicExists(TopicError):
+    """A topic of this name exists already."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__("exists already", topic=topic)
+
+
+class BadTopic(TopicError):
+    """The name or a setting is invalid; the message says which."""
+
+
+class BadSchema(TopicError):
+    """The definition of the topic's schema cannot be understood, or gives no columns."""
+
+
+class SchemaPackageMissing(TopicError):
+    """Values of this kind are decoded by a package that is not installed."""
+
+
+class TopicBusy(TopicError):
+    """A writer, a job or the compacted set needs the messages. The lane lost none of them."""
+
+    def __init__(self, topic: str, *, partition: int, lane: int, why: str) -> None:
+        super().__init__(f"lane {lane} of partition {partition} {why}", topic=topic)
+        self.partition = partition
+        self.lane = lane
+
+
+class ProducerBusy(TopicError):
+    """Another producer writes the lane; `owner` identifies it."""
+
+    def __init__(self, topic: str, *, partition: int, lane: int, owner: str) -> None:
+        super().__init__(
+            f"lane {lane} of partition {partition} is written by {owner}; "
+            'wait for it (access="wait"), take it over ("take-over"), or share it ("shared")',
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.owner = owner
+
+
+class ProducerFailed(TopicError):
+    """The producer takes no more messages. Acknowledged messages stay readable."""
+
+
+class ProducerFenced(ProducerFailed):
+    """Another producer took the lane over. Nothing more of this one is acknowledged."""
+
+    def __init__(self, topic: str, *, partition: int, lane: int) -> None:
+        super().__init__(f"lane {lane} of partition {partition} was taken over", topic=topic)
+        self.partition = partition
+        self.lane = lane
+
+
+class ProducerClosed(ProducerFailed):
+    """The producer was closed, or its block ended. Open a new one to go on."""
+
+    def __init__(self, topic: str) -> None:
+        super().__init__("the producer is closed", topic=topic)
+
+
+class SendUnknown(TopicError):
+    """Messages were sent and not acknowledged: they may or may not be kept.
+
+    The cause is the reason. A producer with a name sends them again with their sequence
+    numbers, and they are kept once.
+    """
+
+    def __init__(self, topic: str, *, partition: int, lane: int, count: int, reason: str) -> None:
+        super().__init__(
+            f"lane {lane} of partition {partition}: {count} messages, outcome unknown: {reason}",
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.count = count
+
+
+class BufferFull(TopicError):
+    """The producer's buffer is full of messages that are not acknowledged. Not sent."""
+
+    def __init__(self, topic: str, *, size_max: int) -> None:
+        super().__init__(f"{size_max} bytes are not acknowledged yet", topic=topic)
+        self.size_max = size_max
+
+
+class EventTimeBack(TopicError):
+    """The topic is ordered by event time, and this one is lower than the last. Not sent."""
+
+    def __init__(
+        self, topic: str, *, partition: int, lane: int, event_time: int, last_event_time: int
+    ) -> None:
+        super().__init__(
+            f"lane {lane} of partition {partition}: event time {event_time} ns is lower than "
+            f"the last accepted, {last_event_time} ns",
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.event_time = event_time
+        self.last_event_time = last_event_time
+
+
+class TooManyLedgers(TopicError):
+    """A job has more ledgers or lanes than can be shown at once. Nothing is shown."""
+
+    def __init__(
+        self, topic: str, *, count: int, count_max: int, what: str, advice: str | None = None
+    ) -> None:
+        if advice is None:
+            advice = (
+                "write with fewer tasks, in Spark: coalesce(n), or let ledgers be larger: "
+                f"quire topic alter {topic} --roll-size"
+            )
+        super().__init__(
+            f"{count} {what}, and at most {count_max} can be shown at once; {advice}", topic=topic
+        )
+        self.count = count
+        self.count_max = count_max
+
+
+class JobBusy(TopicError):
+    """Another process runs this job, or compacts the topic."""
+
+    def __init__(self, topic: str, *, owner: str, reason: str) -> None:
+        super().__init__(reason, topic=topic)
+        self.owner = owner
+
+
+class JobLost(TopicError):
+    """The job lost its lease, or another one was faster. Its staged ledgers are not shown."""
+
+    def __init__(
+        self, topic: str, *, job_id: str, reason: str, advice: str = "run it again"
+    ) -> None:
+        super().__init__(f"job {job_id} is over: {reason}; {advice}", topic=topic)
+        self.job_id = job_id
+
+
+class ReplayConflict(TopicError):
+    """Another replay has the name, or the target holds messages that this one did not write."""
+
+
+class RangeNotKept(TopicError):
+    """Messages at the beginning of a replay's range may have been removed, or a whole lane was."""
+
+
+class ChecksumDiffers(TopicError):
+    """A replay's target was read back, and its messages are not those that were sent."""
+
+    def __init__(
+        self, topic: str, *, part: str, sent: Checksum, found: Checksum, ordered: bool = True
+    ) -> None:
+        were, are = (each.text if ordered else each.total_text for each in (sent, found))
+        super().__init__(
+            f"{part}: {found.count} messages {are} were read back, and {sent.count} "
+            f"messages {were} were sent",
+            topic=topic,
+        )
+        self.sent = sent
+        self.found = found
+
+
+class MessagesLost(TopicError):
+    """Messages that should be there are damaged, or no bookie has them.
+
+    Attributes:
+        ledger_id: the ledger they were in, -1 if it is not known.
+        entry_id: the entry, -1 if all of the ledger is meant.
+    """
+
+    def __init__(
+        self, message: str, *, topic: str, ledger_id: int = -1, entry_id: int = -1
+    ) -> None:
+        super().__init__(message, topic=topic)
+        self.ledger_id = ledger_id
+        self.entry_id = entry_id
+
+    @classmethod
+    def tail(
+        cls, topic: str, *, partition: int, lane: int, ledger_id: int, entry_id: int
+    ) -> MessagesLost:
+        """No bookie has an entry that the lane's next writer must read. Nothing was given up."""
+        told = (
+            f"lane {lane} of partition {partition}: no bookie has entry {entry_id} of ledger "
+            f"{ledger_id}, which its next writer must read; bring a bookie back that had it, "
+            "or give up the ledger with all its messages, after which the lane goes on: "
+            f"quire ledger delete {ledger_id} --force"
+        )
+        return cls(told, topic=topic, ledger_id=ledger_id, entry_id=entry_id)
+
+    @classmethod
+    def compacted(cls, topic: str, *, reason: str, ledger_id: int = -1) -> MessagesLost:
+        """A compacted ledger is gone; readers do not fall back to older messages."""
+        told = f"the compacted messages are lost: {reason}"
+        return cls(told, topic=topic, ledger_id=ledger_id)
+
+    @classmethod
+    def batch(cls, topic: str, *, ledger_id: int, entry_id: int, reason: str) -> MessagesLost:
+        """An entry is not a batch that this version can read: damage, or a foreign writer."""
+        told = f"entry {entry_id} of ledger {ledger_id}: {reason}"
+        return cls(told, topic=topic, ledger_id=ledger_id, entry_id=entry_id)
+
+
+class Gap(TopicError):
+    """The messages at the position were removed; reading can go on at *first*.
+
+    *missing* counts the entries of the lane in between; `None` if their number is unknown.
+    """
+
+    def __init__(
+        self,
+        topic: str,
+        *,
+        partition: int,
+        lane: int,
+        position: MessageId,
+        first: MessageId | None,
+        missing: int | None,
+    ) -> None:
+        where = "nothing is left" if first is None else f"the first that is left is {first}"
+        count = "" if missing is None else f" ({missing} entries are gone)"
+        super().__init__(
+            f"lane {lane} of partition {partition}: {position} was removed{count}; {where}",
+            topic=topic,
+        )
+        self.partition = partition
+        self.lane = lane
+        self.position = position
+        self.first = first
+        self.missing = missing
+
+
+class SparkError(LedgerError):
+    """Root of the errors of Spark's data source and jobs."""
+
+
+class SparkMissing(SparkError):
+    """PySpark or Java is not installed, does not run, or is too old."""
+
+
+class SparkFailed(SparkError):
+    """Spark did not start, or a job failed for a reason that is Spark's own."""
+
+
+class BadOption(SparkError):
+    """An option of the source or sink is invalid; the message names it."""
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"option {name!r}: {reason}")
+        self.name = name
+        self.reason = reason
+
+    def __reduce__(self) -> tuple[type[BadOption], tuple[str, str]]:
+        return BadOption, (self.name, self.reason)
+
+
+class BadFrame(SparkError):
+    """A frame's columns, or one of its rows, cannot be written as messages. Nothing is shown."""
+
+    @classmethod
+    def unordered(cls, topic: str, *, partition: int, event_time: int, before: int) -> BadFrame:
+        """The topic is ordered by event time, and the rows are not. Nothing is shown."""
+        return cls(
+            f"topic {topic}: partition {partition}: event time {event_time} ns comes after "
+            f"{before} ns in the rows to be written; order all of them by event time first, in "
+            'Spark: orderBy("event_time")'
+        )
+
+
+class UnreadableValue(SparkError):
+    """A value is not what the topic's schema says it is."""
+
+
+class ClientForked(RuntimeError):
+    """The process was forked after the client connected, and the thread stayed in the parent."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "this client was connected before the process was forked, and works only in the "
+            "parent; call connect() again in the forked process"
+        )

@@ -1,4 +1,4 @@
-"""What a client counts of itself: a few additions for each batch, none for a message.
+"""Counters of one client: a few additions for each batch, none for a message.
 
 The client's own thread adds; any other may read meanwhile, as metrics.py does. A client that
 writes and reads many topics counts the first of them one by one, and the others together,
@@ -35,7 +35,7 @@ class Spread:
         self.total = 0
 
     def add(self, value: int) -> None:
-        """Count one value."""
+        """Count one value, in the unit of the bounds."""
         place = (value - 1).bit_length() - self._low if value > 0 else 0
         self.counts[min(max(place, 0), self._places)] += 1
         self.total += value
@@ -61,7 +61,7 @@ def times() -> Spread:
 
 
 class SendFigures:
-    """What was written to one topic. Bytes are those of entries, one copy of each.
+    """Writes to one topic. Bytes are those of entries, one copy of each.
 
     Attributes:
         messages: acknowledged.
@@ -71,8 +71,8 @@ class SendFigures:
         failed: messages of batches that failed, by the name of the error.
         under_way: bytes sent and not acknowledged.
         roll_times: from the end of a ledger until its lane goes on in the next.
-        recoveries: of these, how many because the ledger before had failed.
-        takeovers: lanes taken that whoever wrote them before had left open.
+        recoveries: how many of these rolls followed a failed ledger.
+        takeovers: lanes taken that their previous writer had left open.
     """
 
     __slots__ = (
@@ -104,14 +104,14 @@ class SendFigures:
 
 
 class ReadFigures:
-    """What was read of one topic. Bytes are those of batches that are not compressed.
+    """Reads of one topic. Bytes are those of uncompressed batches.
 
     Attributes:
-        messages: handed out; what was given back and comes again counts once.
+        messages: handed out; a message that is given back and handed out again counts once.
         size: bytes of them.
         runs: parts of batches that were handed out at once; mostly whole batches.
         gaps: places at which messages had been removed.
-        lag_s: how long before it was read the last batch was made, by the producer's clock.
+        lag_s: age of the last batch when it was read, by the producer's clock.
         given_back: messages that will be handed out again.
     """
 
@@ -133,18 +133,18 @@ class ReadFigures:
 
 
 class Figures:
-    """All that one client counts."""
+    """The counters of one client, by topic: at most TOPICS_MAX topics each, and OTHERS."""
 
     def __init__(self) -> None:
         self.sent: dict[str, SendFigures] = {}
         self.read: dict[str, ReadFigures] = {}
 
     def sending(self, topic: str) -> SendFigures:
-        """Return where to count what is written to *topic*."""
+        """Return the counters for writes to *topic*, those of OTHERS beyond TOPICS_MAX topics."""
         name = topic if topic in self.sent or len(self.sent) < TOPICS_MAX else OTHERS
         return self.sent.setdefault(name, SendFigures())
 
     def reading(self, topic: str) -> ReadFigures:
-        """Return where to count what is read of *topic*."""
+        """Return the counters for reads of *topic*, those of OTHERS beyond TOPICS_MAX topics."""
         name = topic if topic in self.read or len(self.read) < TOPICS_MAX else OTHERS
         return self.read.setdefault(name, ReadFigures())

@@ -62,7 +62,7 @@ class ClientMetrics(Collector):
         self._figures = figures
 
     def collect(self) -> Iterator[Metric]:
-        """All families. Another thread may count meanwhile."""
+        """Yield all metric families. Another thread may count meanwhile."""
         sent, read = dict(self._figures.sent), dict(self._figures.read)
         yield from _sent(sent)
         yield from _read(read)
@@ -116,7 +116,7 @@ def _read(topics: dict[str, ReadFigures]) -> Iterator[Metric]:
 
 
 def _buckets(spread: Spread, unit: int) -> list[tuple[str, float]]:
-    """Cumulated, as Prometheus wants them."""
+    """Return cumulative counts by upper bound; bounds are divided by *unit*."""
     bounds = [*(repr(bound / unit) for bound in spread.bounds), "+Inf"]
     buckets, total = [], 0
     for bound, count in zip(bounds, list(spread.counts), strict=True):

@@ -1,4 +1,4 @@
-"""What a client can be told, with units and edge values."""
+"""The options of a client, with units and edge values."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     speculative_s: float = 2.0
     """Without an answer for so long, the next replica is asked too; doubles each time."""
     explicit_lac_s: float = 0.01
-    """A writer quiet for so long tells the bookies its last confirmed entry; 0: never."""
+    """A writer idle for this long sends its last confirmed entry to the bookies; 0: never."""
     poll_s: float = 2.0
     """How long one long poll of a follower is parked at a bookie."""
     slow_bookie_s: float = 2.0
@@ -50,3 +50,6 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """Payload bytes that one batch read asks for; at most 2 MiB are used."""
     reads_in_flight: int = 4
     """Batches of one sequential read that are asked for ahead of the caller."""
+
+
+DEFAULT_OPTIONS = Options()

@@ -14,29 +14,24 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import trio
 
+from ledger_client.errors import ClientForked
+
 R = TypeVar("R")
 T = TypeVar("T")
-
-
-class ClientForked(RuntimeError):
-    """The process was forked after the client connected, and the thread stayed in the parent."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this client was connected before the process was forked, and works only in the "
-            "parent; call ledger_client.blocking.connect() in the forked process"
-        )
+P = ParamSpec("P")
+Settle: TypeAlias = Callable[[T | None, BaseException | None], None]
+"""Takes the result of a call, or its error."""
 
 
 class Portal(Generic[R]):
     """A running trio loop in a thread of its own, around one resource."""
 
     def __init__(self, open_resource: Callable[[], AbstractAsyncContextManager[R]]) -> None:
-        """Start the thread and wait for the resource. Raises what opening raises."""
+        """Start the thread and wait for the resource. Raises as opening it does."""
         self._open_resource = open_resource
         self._opened: Future[R] = Future()
         self._process_id = os.getpid()
@@ -47,48 +42,99 @@ class Portal(Generic[R]):
         self.value = self._opened.result()
 
     @property
+    def nursery(self) -> trio.Nursery:
+        """For tasks that live as long as the portal; to be used in its thread."""
+        return self._nursery
+
+    @property
     def is_forked(self) -> bool:
-        """Whether this process is a fork, so that the thread is in another one."""
+        """True if this process is a fork: the thread stayed in the parent."""
         return os.getpid() != self._process_id
 
-    def call(self, work: Callable[[], Awaitable[T]]) -> T:
+    def post(self, work: Callable[[], object]) -> None:
+        """Call *work*, which must not fail, in the loop's thread soon, and do not wait for it.
+
+        Raises:
+            ClientForked: this process is a fork of the one that has the thread.
+            RuntimeError: the portal is closed.
+        """
+        if self.is_forked:
+            raise ClientForked
+        try:
+            self._token.run_sync_soon(work)
+        except trio.RunFinishedError:
+            raise RuntimeError("the client is closed") from None
+
+    def spawn(self, work: Callable[[], Awaitable[T]], settle: Settle[T]) -> Callable[[], None]:
+        """Run *work* as a task of the loop, then call *settle* there. Return a cancel function.
+
+        *settle* is called once whatever happens, with a result or with an error. Raises as post().
+        """
+        scope = trio.CancelScope()
+        self.post(partial(self._spawn, work, scope, settle))
+
+        def cancel() -> None:
+            with suppress(RuntimeError):  # closed: that cancels it too
+                self.post(scope.cancel)
+
+        return cancel
+
+    def call(self, work: Callable[P, Awaitable[T]], *args: P.args, **kwargs: P.kwargs) -> T:
         """Run *work* in the loop and return what it returns, or raise what it raises.
 
         Raises:
             ClientForked: this process is a fork of the one that has the thread.
             RuntimeError: the portal is closed, or this is its own thread.
         """
-        if self.is_forked:
-            raise ClientForked
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a blocking call from the thread that serves it")
-        scope = trio.CancelScope()
+        self.check_thread()
         result: Future[T] = Future()
-        try:
-            self._token.run_sync_soon(self._spawn, work, scope, result)
-        except trio.RunFinishedError:
-            raise RuntimeError("the client is closed") from None
+        cancel = self.spawn(partial(work, *args, **kwargs), settled(result))
         try:
             return result.result()
         except BaseException:
             if not result.done():  # the caller was interrupted, not the work
-                with suppress(trio.RunFinishedError):
-                    self._token.run_sync_soon(scope.cancel)
+                cancel()
                 _outlast(result)
             raise
+
+    def call_sync(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a plain function in the loop's thread. Raises as call()."""
+        self.check_thread()
+        result: Future[T] = Future()
+
+        def run() -> None:
+            try:
+                result.set_result(work(*args, **kwargs))
+            except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
+                result.set_exception(error)
+
+        self.post(run)
+        return result.result()
+
+    def check_thread(self) -> None:
+        """Raise RuntimeError in the loop's own thread, where waiting for it would never end."""
+        if threading.current_thread() is self._thread and not self.is_forked:
+            raise RuntimeError("a blocking call from the thread that serves it")
 
     @contextmanager
     def hold(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
         """Enter *manager* for the block, and leave it in the same task: it may have tasks itself.
 
-        An error of the block, or an interruption, leaves it as a cancellation does.
+        *manager* gets an error of the block unchanged, and an interruption as a cancellation.
 
-        Raises what entering and leaving *manager* raise.
+        Raises as entering and leaving *manager* do.
         """
-        held = _Held(manager)
-        value: T = self.call(partial(self._nursery.start, held.run))
+        held = Held(manager)
+        value: T = self.call(self.start, held.run)
         try:
             yield value
+        except Exception as error:
+            if not self.is_forked:
+                trace = error.__traceback__
+                with suppress_same(error):
+                    self.call(held.leave, error)
+                error.__traceback__ = trace
+            raise
         except BaseException:
             if not self.is_forked:
                 self.call(held.cancel)
@@ -96,10 +142,14 @@ class Portal(Generic[R]):
         if not self.is_forked:
             self.call(held.leave)
 
+    async def start(self, run: Callable[..., Awaitable[object]]) -> Any:  # noqa: ANN401
+        """Start a task that lives as long as the portal; return what it reports as started."""
+        return await self._nursery.start(run)
+
     def close(self) -> None:
         """Cancel the calls under way, close the resource, end the thread.
 
-        In a forked process this does nothing: all of that is the parent's.
+        In a forked process this does nothing: thread and resource belong to the parent.
         """
         if self.is_forked:
             return
@@ -121,25 +171,26 @@ class Portal(Generic[R]):
             self._opened.set_exception(error)
 
     def _spawn(
-        self, work: Callable[[], Awaitable[T]], scope: trio.CancelScope, result: Future[T]
+        self, work: Callable[[], Awaitable[T]], scope: trio.CancelScope, settle: Settle[T]
     ) -> None:
         if self._stop.is_set():
-            result.set_exception(RuntimeError("the client is closed"))
+            settle(None, RuntimeError("the client is closed"))
         else:
-            self._nursery.start_soon(_complete, work, scope, result)
+            self._nursery.start_soon(_complete, work, scope, settle)
 
 
-class _Held(Generic[T]):
-    """A block of trio's that another thread is in."""
+class Held(Generic[T]):
+    """An async context manager held open in trio for another thread or an asyncio task."""
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
         self._manager = manager
         self._scope = trio.CancelScope()
         self._left, self._ended = trio.Event(), trio.Event()
+        self._error: Exception | None = None
         self._failure: Exception | None = None
 
     async def run(self, *, task_status: trio.TaskStatus[T]) -> None:
-        """Be in the block until it is to be left. Raises what entering it raises."""
+        """Enter the block and stay until leave() or cancel(). Raises as entering it does."""
         entered = False
         try:
             with self._scope:
@@ -147,6 +198,8 @@ class _Held(Generic[T]):
                     entered = True
                     task_status.started(value)
                     await self._left.wait()
+                    if self._error is not None:
+                        raise self._error  # noqa: TRY301  # into the block, where it happened
         except Exception as failure:
             if not entered:
                 raise
@@ -154,36 +207,62 @@ class _Held(Generic[T]):
         finally:
             self._ended.set()
 
-    async def leave(self) -> None:
-        """Leave the block. Raises what that raises."""
+    async def leave(self, error: Exception | None = None) -> None:
+        """Leave the block, with *error* if the caller's block failed. Raises as leaving it does."""
+        self._error = error
         self._left.set()
         await self._ended.wait()
         if self._failure is not None:
             raise self._failure
 
     async def cancel(self) -> None:
-        """Leave the block at once; there is another error to tell."""
+        """Leave the block at once. Its errors give way to the one that interrupted the caller."""
         self._scope.cancel()
         await self._ended.wait()
 
 
+def settled(result: Future[T]) -> Settle[T]:
+    """Return a function that settles *result*, from any thread."""
+
+    def settle(value: T | None, error: BaseException | None) -> None:
+        if error is not None:
+            result.set_exception(error)
+        else:
+            result.set_result(cast("T", value))
+
+    return settle
+
+
+@contextmanager
+def suppress_same(error: Exception) -> Iterator[None]:
+    """Suppress *error* itself; any other error replaces it."""
+    try:
+        yield
+    except Exception as other:
+        if other is not error:
+            raise
+
+
 async def _complete(
-    work: Callable[[], Awaitable[T]], scope: trio.CancelScope, result: Future[T]
+    work: Callable[[], Awaitable[T]], scope: trio.CancelScope, settle: Settle[T]
 ) -> None:
-    """Bring what becomes of *work* to the waiting thread; let no error end the loop."""
+    """Report the outcome of *work* once; no error of it ends the loop."""
     try:
         with scope:
-            result.set_result(await work())
+            value = await work()
     except trio.Cancelled:
-        result.set_exception(RuntimeError("the client was closed during the call"))
+        settle(None, RuntimeError("the client was closed during the call"))
         raise
-    except BaseException as error:  # noqa: BLE001  # it belongs to the thread that waits
-        result.set_exception(error)
-    if not result.done():
-        result.set_exception(InterruptedError("the call was cancelled"))
+    except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
+        settle(None, error)
+        return
+    if scope.cancelled_caught:
+        settle(None, InterruptedError("the call was cancelled"))
+    else:
+        settle(value, None)
 
 
 def _outlast(result: Future[T]) -> None:
-    """Wait until cancelled work has wound up, whatever becomes of it."""
+    """Wait until cancelled work has ended, and ignore its result."""
     with suppress(KeyboardInterrupt):  # a second Ctrl-C: stop waiting
         result.exception()

@@ -1,24 +1,15 @@
-"""How a bookie is reached: over TCP or TLS, and as whom.
+"""TLS files and login of a cluster's URL, and the AUTH frame that carries a login.
 
-Whoever calls a bookie says who it is before anything else, in an AUTH frame whose plugin is
-PLAIN: its payload is a zero byte, the user, a zero byte, the password (RFC 4616). A bookie that
-wants no login answers with the plugin AuthDisabledPlugin, which is as good.
+A login is the first frame of a connection. Its plugin is PLAIN, and its payload a zero byte,
+the user, a zero byte and the password (RFC 4616). A bookie without users answers with the plugin
+AuthDisabledPlugin, which counts as accepted.
 """
 
 from __future__ import annotations
 
-import ssl
-from collections.abc import Awaitable, Callable
-
 import msgspec
-import trio
 
-from metadata.errors import AccessDenied, BadAddress, BadRecord
-from native.errors import ProtocolBroken
-from native.frame import Opcode
-from native.link import Link, Response
-
-OpenTcp = Callable[[str, int], Awaitable[trio.abc.Stream]]
+from metadata.errors import BadRecord
 
 PLUGIN = "PLAIN"
 NO_PLUGIN = "AuthDisabledPlugin"
@@ -26,13 +17,12 @@ ACCEPTED = b""
 REFUSED = b"refused"
 MESSAGE_SIZE_MAX = 4096
 LOGIN_WANTED = "the bookie wants a login: bookie://USER:PASSWORD@HOST:PORT"
-_RECEIVE_SIZE = 4096
 _AUTH_HEAD = b"\x02\x03\x00\x00"  # version 2, opcode 3, no flags
 _PLUGIN_TAG, _PAYLOAD_TAG = 0x0A, 0x12
 
 
 class Login(msgspec.Struct, frozen=True):
-    """Who calls."""
+    """User and password of a caller."""
 
     user: str
     password: str
@@ -42,14 +32,14 @@ class Login(msgspec.Struct, frozen=True):
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):
-    """What it takes to talk with a cluster's bookies. Files are PEM.
+    """How a client connects to a cluster's bookies. Files are PEM.
 
     Attributes:
         tls: encrypt, and check the bookie's certificate and that it names its host.
-        ca: file of the authorities to trust; "": those of the system.
-        certificate: file of our own certificate, for bookies that want one; "": none.
+        ca: file of the authorities to trust; "" for those of the system.
+        certificate: file of the client's certificate, for bookies that want one; "" for none.
         key: file of its key.
-        login: who calls; None: nobody in particular.
+        login: user and password, or None to connect without a login.
     """
 
     tls: bool = False
@@ -58,91 +48,12 @@ class Access(msgspec.Struct, frozen=True, kw_only=True):
     key: str = ""
     login: Login | None = None
 
-    def opener(self, open_tcp: OpenTcp = trio.open_tcp_stream) -> OpenTcp:
-        """Return what opens a stream to a host and port, on which calls may be made.
-
-        It raises OSError when nobody is reached, AccessDenied when the bookie or its certificate
-        is refused; its caller sets the deadline.
-
-        Raises:
-            BadAddress: a file of certificates or keys cannot be used.
-        """
-        context = self._context() if self.tls else None
-        if context is None and self.login is None:
-            return open_tcp
-
-        async def open_stream(host: str, port: int) -> trio.abc.Stream:
-            stream = await open_tcp(host, port)
-            try:
-                if context is not None:
-                    stream = await _encrypt(stream, context, host, port)
-                if self.login is not None:
-                    await _log_in(stream, self.login, f"{host}:{port}")
-            except BaseException:
-                await trio.aclose_forcefully(stream)
-                raise
-            return stream
-
-        return open_stream
-
-    def _context(self) -> ssl.SSLContext:
-        try:
-            context = ssl.create_default_context(cafile=self.ca or None)
-            if self.certificate:
-                context.load_cert_chain(self.certificate, self.key or None)
-        except (OSError, ssl.SSLError) as wrong:
-            files = ", ".join(filter(None, (self.ca, self.certificate, self.key)))
-            raise BadAddress(f"{files}: {wrong}") from wrong
-        return context
-
-
-async def _encrypt(
-    stream: trio.abc.Stream, context: ssl.SSLContext, host: str, port: int
-) -> trio.abc.Stream:
-    encrypted = trio.SSLStream(stream, context, server_hostname=host, https_compatible=True)
-    try:
-        await encrypted.do_handshake()
-    except trio.BrokenResourceError as broken:
-        cause = broken.__cause__
-        if isinstance(cause, ssl.SSLCertVerificationError):
-            raise AccessDenied(
-                f"the certificate of {host}:{port} is not trusted: {cause.verify_message}"
-            ) from broken
-        raise ConnectionError(f"{host}:{port} does not speak TLS: {cause or broken}") from broken
-    return encrypted
-
-
-async def _log_in(stream: trio.abc.Stream, login: Login, where: str) -> None:
-    payload = b"\0" + login.user.encode() + b"\0" + login.password.encode()
-    try:
-        await stream.send_all(auth_frame(PLUGIN, payload))
-        plugin, answer = parse_auth(bytes((await _answer(stream, where)).body))
-    except (trio.BrokenResourceError, BadRecord, ProtocolBroken) as wrong:
-        raise ConnectionError(f"{where} did not answer the login: {wrong}") from wrong
-    if plugin not in {PLUGIN, NO_PLUGIN}:
-        raise AccessDenied(f"{where} wants a login of the kind {plugin!r}, not {PLUGIN}")
-    if answer != ACCEPTED:
-        raise AccessDenied(f"{where} refuses user {login.user!r} or the password")
-
-
-async def _answer(stream: trio.abc.Stream, where: str) -> Response:
-    link = Link()
-    try:
-        while data := await stream.receive_some(_RECEIVE_SIZE):
-            for response in link.feed(data):
-                if response.opcode != Opcode.AUTH:
-                    raise BadRecord(f"an answer with opcode {response.opcode}")
-                return response
-    finally:
-        link.close()
-    raise ConnectionError(f"{where} closed the connection during the login")
-
 
 # --- AuthMessage: protobuf with 1: plugin, 2: payload --------------------------------------
 
 
 def auth_frame(plugin: str, payload: bytes) -> bytes:
-    """Return an AUTH frame, which is the same as request and as response."""
+    """Return an AUTH frame; request and response have the same form."""
     body = _AUTH_HEAD + _field(_PLUGIN_TAG, plugin.encode()) + _field(_PAYLOAD_TAG, payload)
     return len(body).to_bytes(4, "big") + body
 
@@ -171,7 +82,7 @@ def parse_auth(body: bytes) -> tuple[str, bytes]:
 
 
 def parse_login(payload: bytes) -> Login | None:
-    """Return who a payload of PLAIN names; None when it names nobody."""
+    """Return user and password of a PLAIN payload, or None if it has another form."""
     try:
         _, user, password = payload.decode().split("\0")
     except ValueError:

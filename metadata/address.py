@@ -1,4 +1,4 @@
-"""Addresses of bookies: ``host:port``."""
+"""Addresses of bookies: ``host:port``, with an IPv6 host in brackets."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ DEFAULT_PORT = 3181
 
 
 class Address(NamedTuple):
-    """Where a bookie listens. An IPv6 *host* is held without its brackets."""
+    """The address of a bookie. An IPv6 *host* is held without its brackets."""
 
     host: str
     port: int

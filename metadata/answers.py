@@ -1,4 +1,4 @@
-"""The bookie's side of metadata calls: a request in, a reply out, never an exception."""
+"""The bookie's side of metadata calls: a request in, a reply or a Failure out."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from metadata.store import Delete, MetadataStore, Put
 
 
 class MetadataCalls:
-    """Answers metadata requests out of *store*."""
+    """Answers metadata requests from *store*, each as one call of MetadataStore."""
 
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
@@ -33,9 +33,9 @@ class MetadataCalls:
         }
 
     async def answer(self, request: MetadataRequest) -> MetadataReply:
-        """Return the reply to *request*; what goes wrong with metadata is a Failure.
+        """Return the reply to *request*; a MetadataError becomes a Failure.
 
-        WatchSince takes as long as it asks for: answer each request in a task of its own.
+        WatchSince takes up to its wait_ms, so answer each request in its own task.
         """
         try:
             return await self._handlers[type(request)](request)

@@ -1,12 +1,11 @@
-"""CALL messages: what a client asks a bookie outside the data path, in msgpack.
+"""CALL messages: requests to a bookie outside the data path, in msgpack.
 
-A CALL frame (native/frame.h) carries one request, its answer one reply. Both are
-maps with a "type" that names the struct; a reply is the one noted beside the
-request, or Failure. The ops of a transaction (metadata/store.py) are
-requests of their own too. Unknown fields are let pass, so that either side may
-be newer; an unknown type is answered with Failure.
+A CALL frame (native/frame.h) carries one request, and its response one reply. Both are maps with
+a "type" that names the struct. The reply is the one noted at the request, or Failure. The ops of a
+transaction (metadata/store.py) are requests too. Unknown fields are ignored, so that either
+side may be newer; an unknown type is answered with Failure.
 
-Bytes of a peer are never trusted: decoding gives a valid message or BadRecord.
+A peer's bytes are never trusted: decoding returns a valid message or raises BadRecord.
 """
 
 from __future__ import annotations
@@ -27,42 +26,42 @@ PAGE_MAX = 4000
 """Records or extents of one page."""
 
 
-class Message(msgspec.Struct, frozen=True, tag=True):
-    """Root of requests and replies; the tag is the name of the struct."""
+class CallMessage(msgspec.Struct, frozen=True, tag=True):
+    """Root of requests and replies; the tag on the wire is the name of the struct."""
 
 
 # --- requests to the metadata store ----------------------------------------------------
 
 
-class Get(Message, frozen=True):
-    """-> Found or Missing."""
+class Get(CallMessage, frozen=True):
+    """Read the value of a key. -> Found or Missing."""
 
     key: str
 
 
-class Transact(Message, frozen=True):
-    """-> Done."""
+class Transact(CallMessage, frozen=True):
+    """Do all ops or none. -> Done."""
 
     ops: Annotated[list[Put | Delete | Check | CheckLease], msgspec.Meta(max_length=OPS_MAX)]
 
 
-class ListKeys(Message, frozen=True):
-    """-> KeyPage."""
+class ListKeys(CallMessage, frozen=True):
+    """List keys under *prefix* that are greater than *after*. -> KeyPage."""
 
     prefix: str
     after: str = ""
     limit: Count = 1000
 
 
-class NextId(Message, frozen=True):
-    """-> Done, with the first id."""
+class NextId(CallMessage, frozen=True):
+    """Take *count* fresh ids of a counter. -> Done, with the first id."""
 
     counter: str
     count: Count = 1
 
 
-class Grant(Message, frozen=True):
-    """-> Granted."""
+class Grant(CallMessage, frozen=True):
+    """Take a lease, with a new epoch. -> Granted."""
 
     name: str
     owner: str
@@ -70,32 +69,35 @@ class Grant(Message, frozen=True):
     value: bytes = b""
 
 
-class Renew(Message, frozen=True):
-    """-> Granted."""
+class Renew(CallMessage, frozen=True):
+    """Extend a lease to its full time to live. -> Granted."""
 
     lease: Lease
     value: bytes | None = None
 
 
-class Release(Message, frozen=True):
-    """-> Done."""
+class Release(CallMessage, frozen=True):
+    """End a lease, if it is not over already. -> Done."""
 
     lease: Lease
 
 
-class ListLeases(Message, frozen=True):
-    """-> LeasePage."""
+class ListLeases(CallMessage, frozen=True):
+    """List live leases under *prefix* with names above *after*. -> LeasePage."""
 
     prefix: str
     after: str = ""
 
 
-class ReadClock(Message, frozen=True):
-    """What is the store's time? -> StoreTime."""
+class ReadClock(CallMessage, frozen=True):
+    """Read the store's time. -> StoreTime."""
 
 
-class WatchSince(Message, frozen=True):
-    """-> Changes, when there are some or *wait_ms* passed. Without *revision*: at once."""
+class WatchSince(CallMessage, frozen=True):
+    """Wait for changes. -> Changes, once there are some or *wait_ms* passed.
+
+    Without *revision*, the reply comes at once.
+    """
 
     prefix: str
     revision: Count | None = None
@@ -105,71 +107,71 @@ class WatchSince(Message, frozen=True):
 # --- requests to the bookie itself -----------------------------------------------------
 
 
-class BookieInfo(Message, frozen=True):
-    """Who are you, and how are you? -> BookieStatus."""
+class BookieInfo(CallMessage, frozen=True):
+    """Identity and state of the bookie. -> BookieStatus."""
 
 
-class LedgerStates(Message, frozen=True):
-    """Which ledgers with id > *after* are there, up to *count*? -> LedgerStatePage."""
+class LedgerStates(CallMessage, frozen=True):
+    """List up to *count* ledgers with id > *after*. -> LedgerStatePage."""
 
     after: Id = -1
     count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
 
 
-class EntryLocation(Message, frozen=True):
-    """Where does this entry lie? -> EntryPlace."""
+class EntryLocation(CallMessage, frozen=True):
+    """Locate an entry on disk or in memory. -> EntryPlace."""
 
     ledger_id: Count
     entry_id: Count
 
 
-class JournalMark(Message, frozen=True):
-    """Where does the journal stand, and where would replay start? -> JournalState."""
+class JournalMark(CallMessage, frozen=True):
+    """Read the journal's end, and the mark where replay would start. -> JournalState."""
 
 
-class Logs(Message, frozen=True):
-    """Which entry logs are there? -> LogPage."""
+class Logs(CallMessage, frozen=True):
+    """List entry logs with id > *after*. -> LogPage."""
 
     after: Id = -1
 
 
-class CollectGarbage(Message, frozen=True):
-    """Collect now, with minor or *major* compaction, and wait for the end. -> GarbageReport."""
+class CollectGarbage(CallMessage, frozen=True):
+    """Collect garbage, with minor or *major* compaction; replies at its end. -> GarbageReport."""
 
     major: bool = False
 
 
-class FlushNow(Message, frozen=True):
-    """Write the memtable to the entry logs and move the mark. -> JournalState."""
+class FlushNow(CallMessage, frozen=True):
+    """Flush the memtable to the entry logs and move the mark. -> JournalState."""
 
 
-class LedgerRuns(Message, frozen=True):
-    """Which entries with id > *after* of a ledger are there, up to *count* runs? -> RunPage.
+class LedgerRuns(CallMessage, frozen=True):
+    """List a ledger's entries with id > *after*, in up to *count* runs. -> RunPage.
 
-    Answered out of index and memtable, in limbo too, and once what is named is durable;
-    that a record is sound is not checked. Refused while the ledger there is another one.
+    Answered from index and memtable, in limbo too, once the listed entries are durable. Records
+    are not checked for damage. Refused if the bookie has another incarnation of the ledger.
     """
 
     ledger_id: Count
     after: Id = -1
     count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
     incarnation: Count = 0
-    """which ledger is meant by the id; 0: whatever is there"""
+    """of the ledger; 0: any"""
 
 
-class ScrubNow(Message, frozen=True):
-    """Check every record of every entry log now, and wait for the end. -> ScrubReport."""
+class ScrubNow(CallMessage, frozen=True):
+    """Check every record of every entry log now; replies at the end. -> ScrubReport."""
 
 
-class JournalFiles(Message, frozen=True):
-    """Which journal files are there? -> JournalFilePage."""
+class JournalFiles(CallMessage, frozen=True):
+    """List all journal files, in one page. -> JournalFilePage."""
 
 
-class JournalRecords(Message, frozen=True):
-    """What stands in a journal file? -> JournalRecordPage.
+class JournalRecords(CallMessage, frozen=True):
+    """List records of a journal file. -> JournalRecordPage.
 
-    From the group at offset *group* on (0: the first), behind its first *skip* records; both as
-    the page before gave them. *groups*: those that begin groups are wanted too.
+    Starts at the group at offset *group* (0: the first), after its first *skip* records; both
+    come from the previous page. *groups*: include the records that begin groups.
     """
 
     file_id: Count
@@ -180,14 +182,14 @@ class JournalRecords(Message, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
 
 
-class Indexes(Message, frozen=True):
-    """What do the indexes of logs with id > *after* say in all? -> IndexPage."""
+class Indexes(CallMessage, frozen=True):
+    """Sum up the indexes of logs with id > *after*. -> IndexPage."""
 
     after: Id = -1
 
 
-class IndexExtents(Message, frozen=True):
-    """Which extents with an offset > *after* are in the index of a log? -> ExtentPage."""
+class IndexExtents(CallMessage, frozen=True):
+    """List extents with offset > *after* in the index of a log. -> ExtentPage."""
 
     log_id: Count
     after: Id = -1
@@ -195,14 +197,14 @@ class IndexExtents(Message, frozen=True):
     count: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
 
 
-class DiskUse(Message, frozen=True):
-    """What lies on your disks, and why? -> DiskUsed."""
+class DiskUse(CallMessage, frozen=True):
+    """Measure the files on the bookie's disks, by kind. -> DiskUsed."""
 
 
 # --- replies ---------------------------------------------------------------------------
 
 
-class Failure(Message, frozen=True):
+class Failure(CallMessage, frozen=True):
     """The request was not done. *kind* is the name of the exception (metadata/failures.py)."""
 
     kind: str
@@ -210,57 +212,57 @@ class Failure(Message, frozen=True):
     attributes: dict[str, Attribute] = {}
 
 
-class Missing(Message, frozen=True):
-    """There is no such key."""
+class Missing(CallMessage, frozen=True):
+    """The key of a Get does not exist."""
 
 
-class Found(Message, frozen=True):
+class Found(CallMessage, frozen=True):
     """The value of a key and its version."""
 
     value: bytes
     version: int
 
 
-class Done(Message, frozen=True):
-    """The change is made. One number for each op, as MetadataStore.transact returns."""
+class Done(CallMessage, frozen=True):
+    """The change is made; one number for each op, as MetadataStore.transact returns."""
 
     numbers: list[int] = []
 
 
 class KeyItem(msgspec.Struct, frozen=True, array_like=True):
-    """One row of a KeyPage."""
+    """One row of a KeyPage, with the version of the key's last change."""
 
     key: str
     value: bytes
     version: int
 
 
-class KeyPage(Message, frozen=True):
-    """Keys in order; no items: the listing is over."""
+class KeyPage(CallMessage, frozen=True):
+    """Keys in order; an empty page means the end."""
 
     items: list[KeyItem]
 
 
-class Granted(Message, frozen=True):
-    """The lease is the caller's."""
+class Granted(CallMessage, frozen=True):
+    """The caller holds the lease, with this epoch."""
 
     lease: Lease
 
 
-class StoreTime(Message, frozen=True):
+class StoreTime(CallMessage, frozen=True):
     """The store's time, in Unix milliseconds."""
 
     now_ms: Count
 
 
-class LeasePage(Message, frozen=True):
-    """Live leases, ordered by name."""
+class LeasePage(CallMessage, frozen=True):
+    """Live leases, ordered by name; an empty page means the end."""
 
     leases: list[Lease]
 
 
-class BookieStatus(Message, frozen=True):
-    """A bookie about itself. Sizes in bytes."""
+class BookieStatus(CallMessage, frozen=True):
+    """A bookie's identity and state. Sizes in bytes."""
 
     bookie_id: str
     address: str
@@ -271,14 +273,14 @@ class BookieStatus(Message, frozen=True):
     capacity: int = 0
     free: int = 0
     load: float = 0.0
-    """bytes added a second, lately"""
+    """bytes added per second, recently"""
     ledgers: int = 0
     connections: int = 0
     uptime_s: float = 0.0
     metrics_port: int = 0
     process_id: int = 0
     limbo: bool = False
-    """it may have lost records, and does not deny that an entry exists"""
+    """it may have lost records, so it never answers that an entry is absent"""
     draining: bool = False
     stalled: bool = False
     """its disk hangs"""
@@ -287,7 +289,7 @@ class BookieStatus(Message, frozen=True):
 
 
 class LedgerOnBookie(msgspec.Struct, frozen=True):
-    """What a bookie knows of one ledger; -1 stands for none."""
+    """One ledger on a bookie; -1 means none."""
 
     ledger_id: int
     last_entry: int
@@ -296,17 +298,17 @@ class LedgerOnBookie(msgspec.Struct, frozen=True):
     fenced: bool = False
     bytes_in_logs: int = 0
     incarnation: int = 0
-    """0: not known"""
+    """0: unknown"""
 
 
-class LedgerStatePage(Message, frozen=True):
-    """Ledgers ordered by id; none: the listing is over."""
+class LedgerStatePage(CallMessage, frozen=True):
+    """Ledgers ordered by id; an empty page means the end."""
 
     ledgers: list[LedgerOnBookie]
 
 
-class EntryPlace(Message, frozen=True):
-    """*source*: "memtable", "log", or "absent". The rest holds for a log only."""
+class EntryPlace(CallMessage, frozen=True):
+    """*source*: "memtable", "log", or "absent". The other fields are for a log only."""
 
     source: str
     log_id: int = 0
@@ -314,7 +316,7 @@ class EntryPlace(Message, frozen=True):
     size: int = 0
 
 
-class JournalState(Message, frozen=True):
+class JournalState(CallMessage, frozen=True):
     """The journal's end, and the mark of the last checkpoint, if there was one."""
 
     journal_id: int
@@ -333,25 +335,25 @@ class LogOnBookie(msgspec.Struct, frozen=True):
     extents: int = 0
 
 
-class LogPage(Message, frozen=True):
-    """Entry logs ordered by id; none: the listing is over."""
+class LogPage(CallMessage, frozen=True):
+    """Entry logs ordered by id; an empty page means the end."""
 
     logs: list[LogOnBookie]
 
 
 class JournalFileOnBookie(msgspec.Struct, frozen=True):
-    """A journal file. Sizes in bytes; *end* is 0 for the newest one, which is written."""
+    """A journal file. Sizes in bytes; *end* is 0 for the newest, which is being written."""
 
     id: int
     size: int
     end: int
     needed: bool
-    """it holds entries that are in no entry log yet"""
+    """it holds entries that are not in an entry log yet"""
     damaged: bool = False
 
 
-class JournalFilePage(Message, frozen=True):
-    """All journal files, oldest first; *missing*: ids of those that were between them."""
+class JournalFilePage(CallMessage, frozen=True):
+    """All journal files, oldest first; *missing*: ids of gaps between them."""
 
     files: list[JournalFileOnBookie]
     missing: list[int] = []
@@ -366,11 +368,11 @@ class RecordOnBookie(msgspec.Struct, frozen=True, array_like=True):
     size: int
 
 
-class JournalRecordPage(Message, frozen=True):
-    """Records in file order, and offsets that are damaged.
+class JournalRecordPage(CallMessage, frozen=True):
+    """Records in file order, and offsets of damage.
 
-    The next page begins at *group* and *skip*; with an *end*, which is where the records of the
-    file end by now, this one is the last.
+    The next page begins at *group* and *skip*. The last page has an *end*, the offset where the
+    file's records end now.
     """
 
     records: list[RecordOnBookie]
@@ -381,7 +383,7 @@ class JournalRecordPage(Message, frozen=True):
 
 
 class IndexOnBookie(msgspec.Struct, frozen=True):
-    """The index of a log. *entries_size* is bytes of the records that it names."""
+    """The index of a log. *entries_size*: bytes of the records that it lists."""
 
     log_id: int
     size: int
@@ -391,8 +393,8 @@ class IndexOnBookie(msgspec.Struct, frozen=True):
     damages: list[int] = []
 
 
-class IndexPage(Message, frozen=True):
-    """Indexes ordered by log; none: the listing is over."""
+class IndexPage(CallMessage, frozen=True):
+    """Indexes ordered by log; an empty page means the end."""
 
     indexes: list[IndexOnBookie]
 
@@ -411,8 +413,8 @@ class ExtentOnBookie(msgspec.Struct, frozen=True, array_like=True):
     sparse: bool
 
 
-class ExtentPage(Message, frozen=True):
-    """Extents in file order; the next page is after *after*. The last one has the damages."""
+class ExtentPage(CallMessage, frozen=True):
+    """Extents in file order; the next page starts after *after*. The last one lists damage."""
 
     extents: list[ExtentOnBookie]
     damages: list[int]
@@ -421,7 +423,7 @@ class ExtentPage(Message, frozen=True):
 
 
 class LogKept(msgspec.Struct, frozen=True):
-    """An entry log that a collection left, and why. Sizes in bytes."""
+    """An entry log that a collection kept, with the reason. Sizes in bytes."""
 
     log_id: int
     size: int
@@ -429,11 +431,11 @@ class LogKept(msgspec.Struct, frozen=True):
     reason: str
 
 
-class GarbageReport(Message, frozen=True):
-    """What a collection did. Sizes in bytes.
+class GarbageReport(CallMessage, frozen=True):
+    """Result of a garbage collection. Sizes in bytes.
 
-    *ledgers_deleted* are gone from the metadata; *ledgers_moved_away* have all their copies
-    on other bookies.
+    *ledgers_deleted* counts ledgers deleted from metadata, *ledgers_moved_away* those with all
+    copies on other bookies.
     """
 
     ledgers_deleted: int = 0
@@ -445,17 +447,17 @@ class GarbageReport(Message, frozen=True):
     ledgers_moved_away: int = 0
 
 
-class RunPage(Message, frozen=True):
-    """Rising (first, last) of entries that follow each other without a gap.
+class RunPage(CallMessage, frozen=True):
+    """Runs of entries without a gap, as rising (first, last) pairs.
 
-    None: there are no more, or the ledger is not known there.
+    An empty page means the end, or that the bookie does not have the ledger.
     """
 
     runs: list[tuple[int, int]]
 
 
 class DamagedPlace(msgspec.Struct, frozen=True):
-    """Where bytes were found wrong. -1 stands for a ledger or entry not known."""
+    """Position of damaged bytes. -1: unknown ledger or entry."""
 
     file: str
     offset: int
@@ -463,10 +465,10 @@ class DamagedPlace(msgspec.Struct, frozen=True):
     entry_id: int = -1
 
 
-class ScrubReport(Message, frozen=True):
-    """What a check of all entry logs found. *checked_size* is bytes of records.
+class ScrubReport(CallMessage, frozen=True):
+    """Result of a check of all entry logs. *checked_size*: bytes of records.
 
-    The first 1000 damaged places are named; *damaged_count* counts all.
+    Lists the first 1000 damaged places; *damaged_count* counts all.
     """
 
     checked_size: int
@@ -475,7 +477,7 @@ class ScrubReport(Message, frozen=True):
 
 
 class FilesOnDisk(msgspec.Struct, frozen=True):
-    """Files of one kind. *size* is their length, *allocated* what they take, as du counts it."""
+    """Files of one kind. *size*: their length; *allocated*: disk space, as du counts it."""
 
     kind: str
     """log, index, journal, deleted, table, metadata, folder or other"""
@@ -484,12 +486,12 @@ class FilesOnDisk(msgspec.Struct, frozen=True):
     allocated: int
 
 
-class DiskUsed(Message, frozen=True):
+class DiskUsed(CallMessage, frozen=True):
     """All files of a bookie, each counted once. Sizes in bytes.
 
-    *live* and *dead* are bytes of records in entry logs: those of the ledgers that LedgerStates
-    tells, and those of ledgers that were given up, in logs that are not rewritten yet.
-    *unflushed* is in the memtable, and on disk in the journal alone.
+    *live* and *dead* are bytes of records in entry logs: of the ledgers that LedgerStates lists,
+    and of deleted ledgers, in logs that are not rewritten yet. *unflushed* is in the memtable,
+    and on disk in the journal only.
     """
 
     files: list[FilesOnDisk]
@@ -558,7 +560,7 @@ _reply_decoder: msgspec.msgpack.Decoder[Reply] = msgspec.msgpack.Decoder(Reply)
 
 
 def encode_request(request: Request) -> bytes:
-    """Return the body of the CALL frame that asks for *request*."""
+    """Return the body of the CALL frame for *request*."""
     return _encoder.encode(request)
 
 

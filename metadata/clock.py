@@ -1,10 +1,9 @@
 """The store's time, as a process that uses the store estimates it.
 
-What decides over data (what is too old to be kept, who was idle for too long) compares times
-that were taken on different hosts. So all of these are the store's time, and no host's wall
-clock. A process asks the store for it from time to time, and counts on by its own monotonic
-clock in between: the estimate costs no call, and is late by at most the time that the answer
-took, and ahead by less than that.
+Retention and idle checks compare times that were taken on different hosts, so they use the store's
+time and no host's wall clock. A process asks the store now and then, and counts on by its own
+monotonic clock in between. So the estimate costs no call, and its error is less than the time
+that the reply took.
 """
 
 from __future__ import annotations
@@ -16,18 +15,18 @@ import trio
 from metadata.store import MetadataStore
 
 RENEW_S = 300.0
-"""The store is asked again after so long: clocks of hosts differ by some ms in that time."""
+"""Interval between requests to the store; hosts' clocks drift by some ms in that time."""
 SLEPT_S = 0.1
-"""Less is no sleep: two clocks are read one after the other."""
+"""A shorter difference is no sleep, because the two clocks are read one after the other."""
 
 
 def host_wall_ms() -> int:
-    """Return this host's wall clock, in Unix milliseconds: it decides over nothing."""
+    """Return this host's wall clock in Unix milliseconds; no decision depends on it."""
     return time.time_ns() // 1_000_000
 
 
 def asleep_s() -> float:
-    """Return for how long this host slept since its start: trio's clock stood still meanwhile."""
+    """Return how many seconds this host slept since its boot; trio's clock stops during sleep."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) - time.clock_gettime(time.CLOCK_MONOTONIC)
 
 
@@ -45,20 +44,20 @@ class StoreClock:
         asked_at = trio.current_time()
         store_ms = await self._store.now_ms()
         self._read_at, self._asleep_s = trio.current_time(), asleep_s()
-        # Half of the way there and back: it is wrong by at most the other half.
+        # Half of the round trip; the error is at most the other half.
         self._offset_ms = store_ms - (asked_at + self._read_at) / 2 * 1000
         return store_ms
 
     async def refresh(self) -> None:
-        """Ask the store unless that was done lately. Raises MetadataError."""
+        """Ask the store unless the last reply is recent. Raises MetadataError."""
         if self._offset_ms is None or self._slept_s or self._age_s > RENEW_S:
             await self.read_ms()
 
     def now_ms(self) -> int:
         """Return the store's time, as estimated, in Unix milliseconds; it never goes back.
 
-        Call refresh() before, once at least. Before that it is this host's wall clock: good
-        to show to people, and nothing else.
+        Call refresh() at least once before; until then this is the host's wall clock, which is
+        good enough to show to people only.
         """
         if self._offset_ms is None:
             return host_wall_ms()
@@ -72,6 +71,6 @@ class StoreClock:
 
     @property
     def _slept_s(self) -> float:
-        """For how long the host slept since the store was asked; 0: not for long enough to tell."""
+        """Seconds that the host slept since the last reply; 0 if too short to measure."""
         slept_s = asleep_s() - self._asleep_s
         return slept_s if slept_s >= SLEPT_S else 0.0

@@ -1,20 +1,19 @@
 """The store's clock in SQLite. Each function runs inside a transaction.
 
-One row says what the store's time was at a moment of the host's own clock, CLOCK_BOOTTIME:
+One row holds the store's time at one moment of the host's own clock, CLOCK_BOOTTIME:
 
-    boot      which start of the host that clock counts from
-    boot_ms   the moment, in milliseconds since that start
-    store_ms  the store's time then, Unix milliseconds
-    slew_ms   added, or taken away, over the SPAN_MS that follow
+    boot      id of the boot from which that clock counts
+    boot_ms   the moment, in milliseconds since that boot
+    store_ms  the store's time at that moment, in Unix milliseconds
+    slew_ms   added (or subtracted, if negative) over the SPAN_MS that follow
 
-From there on the store's time goes as CLOCK_BOOTTIME does, which nobody sets: a step of the
-wall clock, forward or back, moves it not at all. Every SPAN_MS the row is written anew, and the
-store's time is led towards the wall clock, by at most a tenth of the time that passes; so after
-the wall clock was set eight hours ahead for an hour, the store's time is six minutes ahead.
+From that moment the store's time advances with CLOCK_BOOTTIME, which nobody can set, so a step of
+the wall clock does not move it. Every SPAN_MS the row is rewritten, and the store's time is slewed
+towards the wall clock by at most a tenth of the time that passes: if the wall clock is eight
+hours ahead for one hour, the store's time ends up six minutes ahead.
 
-When the host was started anew, the wall clock is believed, as nobody knows how long the host
-was down; but the store's time goes on behind the last that may have been read. It never goes
-back.
+After a reboot the wall clock is trusted, because the length of the outage is unknown. But the
+store's time continues above any value that may have been read before. It never goes back.
 """
 
 from __future__ import annotations
@@ -25,23 +24,23 @@ from typing import NamedTuple
 
 SPAN_MS = 60_000
 SLEW_PART = 10
-"""The store's time goes at most a tenth faster, or slower, than time."""
+"""The store's time runs at most a tenth faster or slower than real time."""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
 class Moment(NamedTuple):
-    """A moment by the clocks of the host."""
+    """One reading of the host's clocks."""
 
     boot: str
-    """which start of the host"""
+    """id of the boot"""
     boot_ms: int
-    """since then"""
+    """milliseconds since the boot"""
     wall_ms: int
-    """Unix time, as far as the host knows"""
+    """the wall clock, in Unix milliseconds"""
 
 
 def host_boot() -> str:
-    """Return what names this start of the host, "" where the host does not say."""
+    """Return an id of this boot of the host, "" if the host has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -49,7 +48,7 @@ def host_boot() -> str:
 
 
 def read(connection: sqlite3.Connection, now: Moment) -> int | None:
-    """Return the store's time; None: the row is to be written anew first, with advance()."""
+    """Return the store's time, or None if advance() must rewrite the row first."""
     row = _row(connection)
     if row is None or row[0] != now.boot or not 0 <= now.boot_ms - row[1] <= SPAN_MS:
         return None
@@ -57,14 +56,14 @@ def read(connection: sqlite3.Connection, now: Moment) -> int | None:
 
 
 def advance(connection: sqlite3.Connection, now: Moment) -> int:
-    """Write the row anew for this moment, and return the store's time."""
+    """Rewrite the row for this moment and return the store's time."""
     row = _row(connection)
     if row is None:
         store_ms = now.wall_ms
     elif row[0] == now.boot and now.boot_ms >= row[1]:
         store_ms = _time(row, now)
     elif row[0] == now.boot and row[0]:
-        return int(row[2])  # another process was faster by a moment
+        return int(row[2])  # another process was faster
     else:
         store_ms = max(now.wall_ms, row[2] + SPAN_MS + SPAN_MS // SLEW_PART)
     slew_max = SPAN_MS // SLEW_PART

@@ -1,10 +1,10 @@
-"""URLs of clusters: where some bookies listen, and how they are to be talked with.
+"""URLs of clusters: the addresses of some bookies, with TLS and a login if needed.
 
     bookie://host:port,host:port
     bookie://user:password@host:port|host:port
     bookie+tls://user:password@host:port?ca=/path/ca.pem
 
-User and password stand percent-encoded. Hosts are separated by a comma or a bar. With
+User and password are percent-encoded. Hosts are separated by a comma or a bar. With
 bookie+tls, *ca* names the file of the authorities to trust (by default the system's), *cert*
 and *key* those of the caller's own certificate.
 """
@@ -26,29 +26,29 @@ _SEPARATORS = re.compile("[,|]")
 
 
 class ClusterUrl(NamedTuple):
-    """What a URL says."""
+    """Addresses and access of a cluster."""
 
     addresses: list[Address]
     access: Access
 
     def __str__(self) -> str:
-        """The URL, without the password."""
+        """The URL without the password, so that it may be logged."""
         user = f"{quote(self.access.login.user)}@" if self.access.login else ""
         scheme = "bookie+tls" if self.access.tls else "bookie"
         return f"{scheme}://{user}{','.join(map(str, self.addresses))}"
 
 
 def is_cluster_url(url: str) -> bool:
-    """Whether the scheme of *url* is one of those."""
+    """Return True if the scheme of *url* is bookie or bookie+tls."""
     return url.partition("://")[0] in SCHEMES and "://" in url
 
 
 def parse_cluster_url(url: str) -> ClusterUrl:
-    """Take a cluster's URL apart; each address comes once, in order.
+    """Parse a cluster's URL; each address is listed once, in order.
 
     Raises:
-        BadAddress: another scheme, no address at all, or a part that is malformed. It does
-            not repeat the password.
+        BadAddress: another scheme, no address, or a malformed part. The message does not
+            contain the password.
     """
     scheme, _, rest = url.partition("://")
     if not is_cluster_url(url):
@@ -95,7 +95,7 @@ def _parse_files(query: str, *, tls: bool) -> Mapping[str, str]:
 
 
 def shown(url: str) -> str:
-    """Return *url* as others may see it, and as it may be kept: without the password.
+    """Return *url* without the password, to show or to store.
 
     Raises:
         BadAddress: as parse_cluster_url(), of a cluster's URL.
@@ -104,7 +104,7 @@ def shown(url: str) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return *url*, which nobody understands, without what may be a login."""
+    """Return *url*, which is malformed, without anything that may be a login."""
     before, at, after = url.rpartition("@")
     if not at:
         return url

@@ -1,23 +1,22 @@
-"""What compaction left of a topic: the latest message of each key, and where raw ledgers go on.
+"""Compacted topics: the latest message of each key, and the horizons where raw ledgers continue.
 
 key                       value
 ------------------------  ------------------------------------------------------------
 compacted/<uid>           CompactedSet: one generation, whole; uid has 20 digits
 
-A generation is published by one transaction, which expects the version of the one before it,
-checks the lease of the job that made it, and removes the rows by which its ledgers were
-staged. So readers see one generation or the next, and a crash leaves one of them.
+One transaction publishes a generation. It expects the version of the previous one, checks the lease
+of the job that made it, and removes the rows of its staged ledgers. So readers see one
+generation or the next, and a crash leaves one of them.
 
-Ledgers of a lane come in the order of what they hold, which is that of the lane. Behind a
-lane's horizon its raw ledgers go on; a lane without a horizon is raw from its beginning.
-The ledgers of the generation before stay listed as retired for RETIRED_MS, for who reads
-them, and are removed then.
+The ledgers of a lane are listed in the lane's order. After a lane's horizon its raw ledgers
+continue; a lane without a horizon is raw from its beginning. The ledgers of the previous
+generation stay listed as retired for RETIRED_MS, for their readers, and are then removed.
 
-What is listed is bounded, so that a set fits a value of the store and the rows of a
-generation's ledgers fit a transaction.
+The lists are bounded, so that a set fits a value of the store and the rows of a generation's
+ledgers fit a transaction.
 
-Decoders raise BadRecord, naming the key, for anything that breaks a rule stated here;
-unknown fields are let pass.
+Decoders raise BadRecord, naming the key, for a record that breaks a rule above. Unknown fields
+are ignored.
 """
 
 from __future__ import annotations
@@ -32,23 +31,23 @@ from metadata.topics import Count
 
 COMPACTED = "compacted/"
 LEDGERS_MAX = 900
-"""Ledgers of a generation: their staged rows are removed by the transaction that publishes."""
+"""Ledgers of a generation; the publishing transaction removes all their staged rows."""
 HORIZONS_MAX = 3000
-"""Lanes of a topic that is compacted."""
+"""Lanes of a compacted topic."""
 RETIRED_MAX = 3600
-"""Ledgers of former generations that wait to be removed."""
+"""Ledgers of former generations that are not removed yet."""
 RETIRED_MS = 600_000
-"""For so long a reader of a former generation may go on."""
+"""A reader of a former generation may continue for this long."""
 ORDER_MIN = -(1 << 63)
-"""The order of a lane in which nothing has one yet."""
+"""The order of a lane before its first message."""
 
 Partition = Annotated[int, msgspec.Meta(ge=-1, le=9999)]
 Lane = Annotated[int, msgspec.Meta(ge=0, le=(1 << 31) - 1)]
 Order = Annotated[int, msgspec.Meta(ge=ORDER_MIN, le=(1 << 63) - 1)]
 
 
-class Origin(msgspec.Struct, frozen=True, array_like=True):
-    """Where a message was written: the ledger by its number in the lane, and the entry."""
+class MessageOrigin(msgspec.Struct, frozen=True, array_like=True):
+    """Position of a message when it was written: the ledger's number in the lane, and the entry."""
 
     number: Count
     ledger_id: Count
@@ -57,22 +56,22 @@ class Origin(msgspec.Struct, frozen=True, array_like=True):
 
     @property
     def at(self) -> tuple[int, int]:
-        """What orders origins of one lane."""
+        """Sort key among the origins of one lane."""
         return self.number, self.entry_id
 
 
 class Horizon(msgspec.Struct, frozen=True, kw_only=True):
-    """Up to where the raw ledgers of a lane are in the set."""
+    """The raw entries of a lane up to here are in the set."""
 
     partition: Partition
     lane: Lane
     number: Count
-    """of the last raw ledger that is in it"""
+    """of the last raw ledger in the set"""
     ledger_id: Count
     version: Count
-    """of the first entry that is not in it"""
+    """of the first entry that is not in the set"""
     order_key: Order = ORDER_MIN
-    """the greatest of the lane: what comes behind the horizon counts as no older"""
+    """the greatest of the lane; messages after the horizon count as no older"""
 
 
 class CompactedLedger(msgspec.Struct, frozen=True, kw_only=True):
@@ -81,8 +80,8 @@ class CompactedLedger(msgspec.Struct, frozen=True, kw_only=True):
     partition: Partition
     lane: Lane
     ledger_id: Count
-    first: Origin
-    last: Origin
+    first: MessageOrigin
+    last: MessageOrigin
     entries: Annotated[int, msgspec.Meta(ge=1)]
     messages: Annotated[int, msgspec.Meta(ge=1)]
     size: Count
@@ -100,25 +99,25 @@ class Retired(msgspec.Struct, frozen=True, array_like=True):
     retired_ms: Count
 
 
-class Report(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job did that made a generation."""
+class CompactionReport(msgspec.Struct, frozen=True, kw_only=True):
+    """Figures of the job that made a generation."""
 
     at_ms: Count = 0
     seconds: Annotated[float, msgspec.Meta(ge=0)] = 0.0
     keys: Count = 0
-    """that have a message now"""
+    """keys that have a message now"""
     messages_in: Count = 0
-    """read: survivors of the generation before, and raw ones up to the new horizons"""
+    """messages read: survivors of the previous generation, and raw ones up to the new horizons"""
     messages_out: Count = 0
-    """of the whole set"""
+    """messages of the whole set"""
     bytes_in: Count = 0
     bytes_out: Count = 0
     ranges: Count = 0
-    """lanes that were compacted anew"""
+    """lanes that were compacted again"""
     shuffled: bool = False
     """a key was found in more partitions than its own, so keys were compared across all"""
     tombstones: Count = 0
-    """that are kept, for an older message of the key may be in a ledger that is not closed"""
+    """kept because a ledger that is not closed may hold an older message of the key"""
     engine: Literal["spark", "process"] = "process"
 
 
@@ -134,7 +133,7 @@ class CompactedSet(msgspec.Struct, frozen=True, kw_only=True):
     ledgers: Annotated[list[CompactedLedger], msgspec.Meta(max_length=LEDGERS_MAX)] = []
     """by partition, lane and place"""
     retired: Annotated[list[Retired], msgspec.Meta(max_length=RETIRED_MAX)] = []
-    report: Report = Report()
+    report: CompactionReport = CompactionReport()
 
     def __post_init__(self) -> None:
         places = [(each.partition, each.lane) for each in self.horizons]
@@ -152,11 +151,11 @@ class CompactedSet(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError("a ledger is listed twice")
 
     def horizon(self, partition: int, lane: int) -> Horizon | None:
-        """Return where the raw ledgers of a lane go on; None: at its beginning."""
+        """Return the horizon of a lane, or None if it is raw from its beginning."""
         return self._horizons.get((partition, lane))
 
     def lane_ledgers(self, partition: int, lane: int) -> list[CompactedLedger]:
-        """Return the ledgers of a lane's survivors, in their order."""
+        """Return the ledgers of a lane's survivors, in order."""
         return [one for one in self.ledgers if (one.partition, one.lane) == (partition, lane)]
 
     @property
@@ -172,7 +171,7 @@ class SetAt(NamedTuple):
 
 
 def compacted_key(uid: int) -> str:
-    """Return the key of what compaction left of the topic *uid*."""
+    """Return the key of the compacted set of the topic *uid*."""
     return f"{COMPACTED}{uid:020d}"
 
 

@@ -1,20 +1,19 @@
-"""What can go wrong with metadata, and what the caller should do next.
+"""Errors of the metadata store, and what the caller should do next.
 
-MetadataError
-├── VersionConflict       somebody changed the key first; read it again and decide
+MetadataError             of this class itself: a bookie failed at a call, see the message
+├── VersionConflict       the key was changed first; read it again and decide
 ├── LeaseHeld             another owner holds the lease; wait until it is over
 ├── LeaseLost             the lease is over or was granted again; stop acting on it
 ├── MetadataUnavailable   the store did not answer in time; try again later. With
 │                         outcome_unknown a change may have been made: read first
 ├── BadRequest            a key, value or count is outside the limits of the store
-├── BadRecord             bytes are not what they should be; a person must look
+├── BadRecord             a record or message cannot be decoded; an operator must look
 ├── BadStore              the file is not a metadata store that this version can use
 ├── BadAddress            a URL or address cannot be parsed
-├── AccessDenied          a bookie refuses the caller, or the caller the bookie's certificate:
-│                         mend the user, the password or the certificates of the URL
-└── CallFailed            a bookie answered with a failure that is not one of these
+└── AccessDenied          a bookie refuses the login, or its certificate is not trusted: correct
+                          the user, the password or the certificates of the URL
 
-Every attribute is a plain value, so that an error crosses the wire whole.
+Attributes are plain values, so an error crosses the wire complete.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ Attribute = str | int | float | bool | None
 
 
 class MetadataError(Exception):
-    """Root of what this package raises; *message* is one line for people."""
+    """Root of this package's errors; *message* is one line for people."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message)
@@ -65,17 +64,17 @@ class MetadataUnavailable(MetadataError):
     """The store did not answer, or not in time."""
 
     def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
-        """With *outcome_unknown*, the change may have been made or may still be."""
+        """With *outcome_unknown*, the change may have been made, or may be made later."""
         super().__init__(message)
         self.outcome_unknown = outcome_unknown
 
 
 class BadRequest(MetadataError):
-    """A key, value, count or time is outside what a store takes; nothing was done."""
+    """A key, value, count or time is beyond the store's limits; nothing was done."""
 
 
 class BadRecord(MetadataError):
-    """Bytes are not the record or the message that they should be."""
+    """Bytes are not a valid record or message."""
 
 
 class BadStore(MetadataError):
@@ -87,22 +86,11 @@ class BadStore(MetadataError):
 
 
 class BadAddress(MetadataError):
-    """The URL or address does not have the form that it should have."""
+    """A URL or address is malformed."""
 
 
 class AccessDenied(MetadataError):
-    """A bookie refuses who calls, or is not trusted by who calls; asking again changes nothing."""
-
-
-class CallFailed(MetadataError):
-    """A bookie could not do what it was asked; *kind* names its error."""
-
-    def __init__(
-        self, message: str, *, kind: str, attributes: dict[str, Attribute] | None = None
-    ) -> None:
-        super().__init__(message)
-        self.kind = kind
-        self.attributes = attributes or {}
+    """A bookie refuses the login, or its certificate is not trusted; a retry changes nothing."""
 
 
 def _version(version: int) -> str:

@@ -1,7 +1,7 @@
-"""Errors as replies: an exception becomes a Failure at the bookie, and itself again.
+"""Errors as replies: the bookie turns an exception into a Failure, and the client turns it back.
 
-The kind is the name of the exception's class, the attributes are its own. A kind
-that is not of this package becomes CallFailed, which keeps all of it.
+The kind is the name of the exception's class, and the attributes are its own. A kind that is not
+of this package becomes a MetadataError with the message alone.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from metadata import errors
 from metadata.calls import Failure, Reply
-from metadata.errors import Attribute, BadRecord, CallFailed, MetadataError
+from metadata.errors import Attribute, BadRecord, MetadataError
 
 T = TypeVar("T")
 
@@ -24,8 +24,6 @@ _KINDS: dict[str, type[MetadataError]] = {
 
 def failure_of(error: MetadataError) -> Failure:
     """Return *error* as a reply, with all its attributes."""
-    if isinstance(error, CallFailed):
-        return Failure(error.kind, error.message, error.attributes)
     attributes: dict[str, Attribute] = {
         name: value for name, value in vars(error).items() if name != "message"
     }
@@ -33,13 +31,13 @@ def failure_of(error: MetadataError) -> Failure:
 
 
 def error_of(failure: Failure) -> MetadataError:
-    """Return the exception that *failure* was made of.
+    """Return the exception that *failure* was made from.
 
-    BadRecord when its attributes are not those of its kind: the peer is at fault.
+    That is BadRecord if its attributes do not fit its kind, because the peer is at fault.
     """
     kind = _KINDS.get(failure.kind)
     if kind is None:
-        return CallFailed(failure.message, kind=failure.kind, attributes=failure.attributes)
+        return MetadataError(failure.message)
     attributes = failure.attributes
     try:
         if kind in _FROM_ATTRIBUTES:
@@ -52,10 +50,10 @@ def error_of(failure: Failure) -> MetadataError:
 
 
 def expect(reply: Reply, kind: type[T]) -> T:
-    """Return *reply* when it is a *kind*.
+    """Return *reply* if it is a *kind*.
 
     Raises:
-        MetadataError: the one that a Failure stands for.
+        MetadataError: the reply is a Failure, of this error.
         BadRecord: the reply is of another kind.
     """
     if isinstance(reply, kind):

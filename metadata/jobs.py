@@ -1,21 +1,21 @@
-"""Jobs over topics: who runs one, what it needs, and what it has written and not shown yet.
+"""Jobs over topics: their owner, the ledgers they pin, and the ledgers they have staged.
 
 key or lease                                    value
 ----------------------------------------------  --------------------------------------
 jobs/<uid>/<job id>                             a lease, held while the job runs: JobOwner
-pins/<uid>/<job id>                             JobPins: what must stay while the lease lives
-staged/<uid>/<job id>/<ledger id>               StagedLedger: no reader sees it
+pins/<uid>/<job id>                             JobPins: ledgers kept while the lease lives
+staged/<uid>/<job id>/<ledger id>               StagedLedger: invisible to readers
 ids/<uid>/<job id>                              JobIds: ledger ids reserved for its parts
-sinks/<uid>/<query>                             SinkProgress: what a stream wrote last
+sinks/<uid>/<query>                             SinkProgress: the last batch of a stream
 
-uid and ledger id have 20 digits. The lease says that the job lives; its pins have a row of
-their own, as a lease's value is small. A row of pins without a lease counts for nothing.
+uid and ledger id have 20 digits. The lease proves that the job lives. Its pins have a row of their
+own, because a lease's value is small; without the lease, that row has no effect.
 
-A staged ledger and its record are made by one transaction. The transaction that shows the
-ledger deletes the staged row at the version it has, and the one that gives it up deletes row
-and record: so of the two exactly one happens, whatever became of the lease meanwhile.
+One transaction creates a staged ledger and its record. The transaction that publishes the ledger
+deletes the staged row, expecting its version; the one that discards it deletes row and record. So
+exactly one of the two happens, even if the lease is lost meanwhile.
 
-Decoders raise BadRecord, naming the key; unknown fields are let pass.
+Decoders raise BadRecord, naming the key. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ STAGED = "staged/"
 IDS = "ids/"
 SINKS = "sinks/"
 PINS_MAX = 20_000
-"""Lanes that a job pins: their row fits a value with the longest numbers."""
+"""Lanes that a job may pin; their row fits a value even with the longest numbers."""
 JOB_KINDS = ("compaction", "replay", "write")
 
 JobKind = Literal["compaction", "replay", "write"]
@@ -45,7 +45,7 @@ _JOB_ID = re.compile(r"[A-Za-z0-9_.-]{1,100}")
 
 
 class JobOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who runs a job."""
+    """The process that runs a job."""
 
     kind: JobKind
     topic: str
@@ -55,7 +55,7 @@ class JobOwner(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class PinnedLane(msgspec.Struct, frozen=True, array_like=True):
-    """A job needs a lane's ledgers from *number* on."""
+    """Keeps a lane's ledgers from *number* on."""
 
     partition: Partition
     lane: Count
@@ -63,19 +63,19 @@ class PinnedLane(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JobPins(msgspec.Struct, frozen=True, kw_only=True):
-    """What a job needs; *kind* says to people who needs it."""
+    """The ledgers that a job keeps from retention; *kind* names the job to people."""
 
     kind: JobKind
     lanes: Annotated[list[PinnedLane], msgspec.Meta(max_length=PINS_MAX)]
 
 
 class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger that is to become part of a topic. Its record says whether it is sealed."""
+    """A ledger that will become part of a topic. Its record shows whether it is closed."""
 
     ledger_id: Count
     partition: Partition
     lane: int = -1
-    """-1: which one is decided when it is shown"""
+    """-1: chosen when it is published"""
     created_ms: Count = 0
 
 
@@ -89,29 +89,29 @@ class IdRun(msgspec.Struct, frozen=True, array_like=True):
 
 
 class JobIds(msgspec.Struct, frozen=True, kw_only=True):
-    """Which ledger ids are reserved for which parts of a job; both rise from run to run."""
+    """The ledger ids reserved for the parts of a job; both rise from run to run."""
 
     runs: list[IdRun]
 
 
 class SinkProgress(msgspec.Struct, frozen=True, kw_only=True):
-    """The last batch of a stream that is in the topic."""
+    """The last batch of a stream that the topic has."""
 
     batch_id: Count
     at_ms: Count = 0
     run: str = ""
-    """of the query that wrote it; "": not known"""
+    """of the query that wrote it; "" if unknown"""
     checkpoint: str = ""
-    """where that kept how far it is; "": not known"""
+    """checkpoint location of that query; "" if unknown"""
     messages: int = -1
-    """in the batch; -1: not known"""
+    """in the batch; -1 if unknown"""
 
 
 JobRow = JobOwner | JobPins | StagedLedger | JobIds | SinkProgress
 
 
 def check_job_id(job_id: str) -> None:
-    """Raise ValueError for what cannot be part of a key."""
+    """Raise ValueError if *job_id* cannot be part of a key."""
     if not _JOB_ID.fullmatch(job_id):
         raise ValueError(f"{job_id!a} is not 1 to 100 letters, digits, '_', '-' or '.'")
 
@@ -122,12 +122,12 @@ def job_lease(uid: int, job_id: str) -> str:
 
 
 def pins_key(uid: int, job_id: str) -> str:
-    """Return the key of what a job pins."""
+    """Return the key of a job's pins."""
     return topic_prefix(PINS, uid) + job_id
 
 
 def staged_prefix(uid: int, job_id: str) -> str:
-    """Return what the keys of a job's staged ledgers begin with."""
+    """Return the prefix of the keys of a job's staged ledgers."""
     return f"{topic_prefix(STAGED, uid)}{job_id}/"
 
 
@@ -142,7 +142,7 @@ def ids_key(uid: int, job_id: str) -> str:
 
 
 def sink_key(uid: int, query: str) -> str:
-    """Return the key of how far a stream is."""
+    """Return the key of a stream's progress."""
     return topic_prefix(SINKS, uid) + query
 
 
@@ -161,12 +161,12 @@ def encode_job_row(row: JobRow) -> bytes:
 
 
 def decode_job_owner(name: str, value: bytes) -> JobOwner:
-    """Return who holds the lease *name* of a job. Raises BadRecord."""
+    """Return the holder of the lease *name* of a job. Raises BadRecord."""
     return decode_row(name, value, JobOwner)
 
 
 def decode_pins(key: str, value: bytes) -> JobPins:
-    """Return what a job pins. Raises BadRecord."""
+    """Return a job's pins. Raises BadRecord."""
     return decode_row(key, value, JobPins)
 
 
@@ -176,7 +176,7 @@ def decode_staged(key: str, value: bytes) -> StagedLedger:
 
 
 def decode_ids(key: str, value: bytes) -> JobIds:
-    """Return which ledger ids are reserved for a job. Raises BadRecord."""
+    """Return the ledger ids reserved for a job. Raises BadRecord."""
     found = decode_row(key, value, JobIds)
     following = 0
     for run in found.runs:
@@ -187,5 +187,5 @@ def decode_ids(key: str, value: bytes) -> JobIds:
 
 
 def decode_sink(key: str, value: bytes) -> SinkProgress:
-    """Return how far a stream is. Raises BadRecord."""
+    """Return a stream's progress. Raises BadRecord."""
     return decode_row(key, value, SinkProgress)

@@ -1,14 +1,14 @@
-"""One of many leads: a campaign for a lease, and a term for as long as it is held.
+"""Leader election: candidates campaign for a lease; a term lasts as long as one holds it.
 
     campaign ──► grant ──► term: lead(term) beside the renewals ──► over ──► campaign
 
-Who holds the lease leads, and renews it three times in its lifetime. The term ends
-early, by the holder's own clock, so that as a rule two never lead at once. A holder
-that was paused may wake up and act before it notices; nothing comes of it, because
-each of its changes carries ``term.check`` in its own transaction.
+The lease's holder leads, and renews the lease three times in its lifetime. The term ends early, by
+the holder's own clock, so that two rarely lead at once. A holder that was paused may wake up and
+act before it notices; that does no harm, because each of its changes carries ``term.check`` in
+its own transaction.
 
-A leader that is killed is replaced within its lease's lifetime and a third of it; one that
-is stopped gives the lease back, and is replaced within that third.
+A killed leader is replaced within 4/3 of its lease's lifetime. A leader that stops releases the
+lease and is replaced within 1/3 of it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from metadata.store import CheckLease, Lease, MetadataStore
 
 TTL_S = 3.0
 PART_USED = 0.9
-"""Of a lease's lifetime: after it, a term that is not renewed is over."""
+"""Share of a lease's lifetime after which a term without a renewal ends."""
 RELEASE_S = 1.0
 
 
 class Term:
-    """The time for which one leader leads."""
+    """One leader's time in office: its lease, and the check that protects its changes."""
 
     def __init__(self, lease: Lease) -> None:
         self.lease = lease
 
     @property
     def check(self) -> CheckLease:
-        """Put it into every transaction whose effect is the leader's alone."""
+        """Add this to every transaction that only the leader may make."""
         return CheckLease.of(self.lease)
 
 
@@ -45,11 +45,11 @@ class Leadership:
     """A candidate for the lease *name*.
 
     Args:
-        store: where the lease lives.
-        name: what is led.
-        owner: names this run of this process, and no other.
-        value: what the lease shows of its holder, made when a term begins.
-        ttl_s: how long the lease outlives a leader that was killed.
+        store: the store of the lease.
+        name: name of the lease.
+        owner: identifies this run of this process, and no other.
+        value: returns the lease's value; called when a term begins.
+        ttl_s: lifetime of the lease after the last renewal.
     """
 
     def __init__(
@@ -68,13 +68,13 @@ class Leadership:
         self._ttl_s = ttl_s
 
     async def run(self, lead: Callable[[Term], Awaitable[None]]) -> NoReturn:
-        """Campaign for ever; in each term run *lead*, which is cancelled when it is over.
+        """Campaign until cancelled; in each term run *lead*, which is cancelled at its end.
 
-        That *lead* returns ends a term too, and so does LeaseLost for this lease,
-        raised by it. Whatever else it raises ends the campaign, as a group.
+        A term also ends if *lead* returns or raises LeaseLost for this lease. Any other
+        exception of *lead* ends the campaign, as a group.
 
         Raises:
-            MetadataError: the store refuses; while it is away the campaign goes on.
+            MetadataError: the store refuses a request; while it is down the campaign continues.
         """
         while True:
             asked_at = trio.current_time()
@@ -84,11 +84,11 @@ class Leadership:
             await trio.sleep(self._ttl_s / 3 * random.uniform(0.8, 1.0))
 
     async def _ask(self) -> Lease | None:
-        """Return a new grant; None while somebody else leads or the store is away."""
+        """Return a new grant, or None while another candidate leads or the store is down."""
         try:
             held = await holder(self._store, self._name)
             if held is not None and held.owner != self._owner:
-                return None  # found by reading: a grant that is refused costs a transaction
+                return None  # read first, because a refused grant costs a transaction
             return await self._store.grant(
                 self._name, self._owner, ttl_s=self._ttl_s, value=self._value()
             )
@@ -124,7 +124,7 @@ class Leadership:
             scope.deadline = self._until(asked_at)
 
     async def _release(self, lease: Lease) -> None:
-        """Let the next one lead at once; a lease that is over is left as it is."""
+        """Release the lease so that the next candidate leads at once."""
         until = trio.current_time() + RELEASE_S
         with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
             await self._store.release(lease)
@@ -137,6 +137,6 @@ class Leadership:
 
 
 async def holder(store: MetadataStore, name: str) -> Lease | None:
-    """Return the live lease *name*; None: nobody holds it. Raises MetadataUnavailable."""
+    """Return the live lease *name*, or None if nobody holds it. Raises MetadataUnavailable."""
     leases = await store.leases(name)
     return next((lease for lease in leases if lease.name == name), None)

@@ -1,12 +1,11 @@
 """Leases in SQLite. Each function runs inside a transaction.
 
-Times are milliseconds of CLOCK_BOOTTIME, which all processes of a host share,
-which no administrator or time server can set, and which goes on while the host
-sleeps. It starts again at 0 with the host. So a lease is live from when it was
-renewed until its time to live has passed, and a lease renewed "in the future"
-is one from before the last start, whose holder is gone. Should the clock differ
-between processes all the same (a container with a clock of its own), leases may end
-early, or live once more for their time to live at most; epochs keep that safe.
+Times are milliseconds of CLOCK_BOOTTIME. All processes of a host share this clock, nobody can set
+it, it runs while the host sleeps, and it starts at 0 when the host boots. A lease is live from its
+renewal until its time to live has passed. A lease renewed "in the future" is from before the
+last boot, so its holder is gone. If the clock differs between processes nevertheless (a
+container may have its own), a lease may end early, or live once more for its time to live; epochs
+keep that safe.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ def host_clock_ms() -> int:
 def grant(
     connection: sqlite3.Connection, name: str, owner: str, *, ttl_ms: int, value: bytes, now_ms: int
 ) -> Lease:
-    """Give the lease to *owner*. Raises LeaseHeld when another owner's is live."""
+    """Give the lease to *owner*. Raises LeaseHeld if another owner has it."""
     sweep(connection, now_ms)
     held = _find(connection, name, now_ms)
     if held is not None and held.owner != owner:
@@ -47,7 +46,7 @@ def grant(
 
 
 def renew(connection: sqlite3.Connection, lease: Lease, value: bytes | None, now_ms: int) -> Lease:
-    """Count the lease's time from *now_ms* on. Raises LeaseLost."""
+    """Renew the lease at *now_ms*. Raises LeaseLost if it is over."""
     held = _held(connection, lease, now_ms)
     new_value = held.value if value is None else value
     if new_value != held.value:
@@ -70,7 +69,7 @@ def release(connection: sqlite3.Connection, lease: Lease) -> None:
 
 
 def check(connection: sqlite3.Connection, op: CheckLease, now_ms: int) -> int:
-    """Return the epoch. Raises LeaseLost when the lease is over."""
+    """Return the epoch. Raises LeaseLost if the lease is over."""
     return _held(connection, op, now_ms).epoch
 
 
@@ -91,13 +90,13 @@ def live(connection: sqlite3.Connection, prefix: str, after: str, now_ms: int) -
 
 
 def any_over(connection: sqlite3.Connection, now_ms: int) -> bool:
-    """Tell whether there is a lease whose time has run out."""
+    """Return True if some lease has expired."""
     found = connection.execute(f"SELECT 1 FROM leases WHERE NOT ({_LIVE}) LIMIT 1", {"now": now_ms})
     return found.fetchone() is not None
 
 
 def sweep(connection: sqlite3.Connection, now_ms: int) -> None:
-    """Forget leases whose time has run out, and note each as a change."""
+    """Delete expired leases, and record each as a change."""
     over = connection.execute(
         f"DELETE FROM leases WHERE NOT ({_LIVE}) RETURNING name", {"now": now_ms}
     ).fetchall()

@@ -1,7 +1,7 @@
-"""What a store takes: the bounds of keys, values, counts and times.
+"""Limits of a store: sizes of keys and values, counts and times.
 
-Every driver checks with these before it does anything, so that a request is
-refused the same way wherever it is made, and a reply always fits a frame.
+Every driver checks them before it does anything, so all drivers refuse the same requests, and a
+reply always fits a frame.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def check_expected(expected: int | None) -> None:
 
 
 def check_ops(ops: Sequence[Op]) -> None:
-    """Check a transaction."""
+    """Raise BadRequest if a transaction has too many ops, too large values or a bad key."""
     check_range(len(ops), 0, OPS_MAX, "the number of ops")
     size = 0
     for op in ops:
@@ -76,20 +76,20 @@ def check_ops(ops: Sequence[Op]) -> None:
 
 
 def check_page(prefix: str, after: str, limit: int = PAGE_COUNT_MAX) -> None:
-    """Check a question for a page of keys or leases."""
+    """Check the arguments of a listing of keys or leases. Raises BadRequest."""
     check_prefix(prefix)
     check_prefix(after, "key to go on after")
     check_range(limit, 1, PAGE_COUNT_MAX, "the limit")
 
 
 def check_ids(counter: str, count: int) -> None:
-    """Check a request for fresh ids."""
+    """Check a request for fresh ids. Raises BadRequest."""
     check_key(counter, "counter")
     check_range(count, 1, IDS_MAX, "the count of ids")
 
 
 def check_grant(name: str, owner: str, ttl_s: float, value: bytes) -> None:
-    """Check a request for a lease."""
+    """Check a request for a lease. Raises BadRequest."""
     check_key(name, "lease name")
     check_key(owner, "owner")
     check_range(ttl_s, TTL_S_MIN, TTL_S_MAX, "the time to live")
@@ -97,7 +97,7 @@ def check_grant(name: str, owner: str, ttl_s: float, value: bytes) -> None:
 
 
 def check_lease(lease: Lease | CheckLease, value: bytes | None = None) -> None:
-    """Check what is to be done with a lease, and its new value."""
+    """Check the lease of a renewal or release, and its new value. Raises BadRequest."""
     check_key(lease.name, "lease name")
     check_key(lease.owner, "owner")
     check_range(lease.epoch, 1, INTEGER_MAX, "the epoch")
@@ -105,7 +105,7 @@ def check_lease(lease: Lease | CheckLease, value: bytes | None = None) -> None:
 
 
 def check_changes(prefix: str, since: int | None, wait_s: float) -> None:
-    """Check a question for changes."""
+    """Check the arguments of changes(). Raises BadRequest."""
     check_prefix(prefix)
     check_range(since or 0, 0, INTEGER_MAX, "the revision")
     check_range(wait_s, 0, WAIT_S_MAX, "the wait")

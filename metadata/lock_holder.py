@@ -1,10 +1,10 @@
-"""Which process holds SQLite's write lock, so that an error can name it.
+"""Finds the process that holds SQLite's write lock, so that an error can name it.
 
 SQLite locks byte 120 of the file ``-shm`` to write in WAL mode (wal.c, WAL_WRITE_LOCK), and
 the bytes from 0x40000000 on of the database itself to switch to that mode (os.h,
 PENDING_BYTE). Linux lists such locks in /proc/locks. A process that is paused in the middle
-of a change keeps its lock, and no other can take it away: whoever is blocked can only say
-who blocks it.
+of a change keeps its lock, and no other process can take it away. A blocked process can only
+name the one that blocks it.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ _STATES = {"T": "stopped", "t": "stopped by a debugger", "D": "waiting for a dis
 
 
 def describe_holder(store: Path, *, locks: Path = Path("/proc/locks")) -> str:
-    """Return what to do about another process that holds the write lock of *store*.
+    """Return advice about the other process that holds the write lock of *store*.
 
-    An empty text: none is seen, because it has let go by now, or cannot be seen from here
-    (another container).
+    The text is empty if there is none: it has released the lock by now, or is not visible from
+    here (another container).
     """
     with suppress(OSError, ValueError):
         places = {
@@ -42,7 +42,7 @@ def _inode(path: Path) -> str:
 
 
 def _writer(words: list[str], places: dict[str, int]) -> int | None:
-    """Return the process of a line like "1: POSIX ADVISORY WRITE 99 fe:01:12 120 120"."""
+    """Return the process id in a line like "1: POSIX ADVISORY WRITE 99 fe:01:12 120 120"."""
     if len(words) != 8 or words[1] != "POSIX" or words[3] != "WRITE" or words[5] not in places:
         return None
     first, last = int(words[6]), -1 if words[7] == "EOF" else int(words[7])

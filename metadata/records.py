@@ -1,21 +1,21 @@
-"""What is stored under which key, as JSON that people can read.
+"""Keys of the metadata store and their values, as readable JSON.
 
 key or lease             value
 -----------------------  ------------------------------------------------------
 ledgers/<20 digits>      LedgerRecord; ids come from the counter "ledgers"
-cookies/<bookie id>      CookieRecord: which folders belong to the bookie
-draining/<bookie id>     Draining: everything is to be moved off the bookie
-underreplicated/<20 d.>  UnderReplicated: a ledger that wants repair, and why
+cookies/<bookie id>      CookieRecord: the folders of the bookie
+draining/<bookie id>     Draining: the bookie is being decommissioned
+underreplicated/<20 d.>  UnderReplicated: a ledger that needs repair, and why
 bookies/<bookie id>      a lease, held while the bookie serves: BookieRecord
-repairs/<20 digits>      a lease, held by who copies or moves the ledger: RepairProgress
+repairs/<20 digits>      a lease, held during a repair or a move: RepairProgress
 coordinator              a lease, held by the bookie that leads: Leader
 
-Who copies entries of a ledger to a bookie that its record does not list, or changes the
-fragments of a closed ledger, or deletes a copy that is over-replicated, holds the lease
-repairs/<ledger> and makes its change together with a CheckLease.
+A process that copies entries of a ledger to a bookie that its record does not list, changes the
+fragments of a closed ledger, or deletes a surplus copy, must hold the lease repairs/<ledger>
+and make its change together with a CheckLease.
 
-Decoders raise BadRecord, naming the key, for anything that breaks a rule stated
-here; unknown fields are let pass, so that a newer version may add some.
+Decoders raise BadRecord, naming the key, for a record that breaks a rule below. Unknown fields
+are ignored, so that a newer version may add some.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ EntryId = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 
 
 class LedgerState(enum.Enum):
-    """Where a ledger is in its life: it only moves down this list."""
+    """State of a ledger; it only moves down this list."""
 
     OPEN = "open"
     IN_RECOVERY = "in_recovery"
@@ -55,7 +55,7 @@ class LedgerState(enum.Enum):
 
 
 class Fragment(msgspec.Struct, frozen=True):
-    """From *first_entry* on, the bookies that hold the entries, in ensemble order."""
+    """The bookies, in ensemble order, that hold the entries from *first_entry* on."""
 
     first_entry: Count
     bookies: list[str]
@@ -82,8 +82,8 @@ class LedgerRecord(msgspec.Struct, frozen=True):
     custom: dict[str, str] = {}
     replication: Literal["fanout", "chain"] = "fanout"
     incarnation: Count = 0
-    """drawn at random when the ledger is made, and never changed: tells it from another ledger
-    that had or will have the same id; 0: made by who does not know of it"""
+    """random, drawn when the ledger is created and never changed, so that a reused id can be
+    recognised; 0: created by a client that does not set it"""
 
     def __post_init__(self) -> None:
         if not self.ack_quorum <= self.write_quorum <= self.ensemble_size:
@@ -96,7 +96,7 @@ class LedgerRecord(msgspec.Struct, frozen=True):
         _decode_password(self.password)
 
     def is_another(self, incarnation: int) -> bool:
-        """Whether this cannot be the ledger of that incarnation, although it has its id."""
+        """Return True if this is another ledger with the same id."""
         return 0 not in (incarnation, self.incarnation) and incarnation != self.incarnation
 
     @property
@@ -114,13 +114,13 @@ class BookieRecord(msgspec.Struct, frozen=True):
     capacity: Count
     free: Count
     load: float = 0.0
-    """bytes added a second, lately"""
+    """bytes added per second, recently"""
     read_only: bool = False
     version: str = ""
     metrics_port: int = 0
     """0: no metrics are served"""
     limbo: bool = False
-    """it may have lost records, and must not say that an entry is absent"""
+    """it may have lost records, so it never answers that an entry is absent"""
     draining: bool = False
     stalled: bool = False
     """its disk hangs; it is read_only meanwhile"""
@@ -129,7 +129,7 @@ class BookieRecord(msgspec.Struct, frozen=True):
 
 
 class Draining(msgspec.Struct, frozen=True):
-    """A bookie that is being decommissioned: it gets no new entries, others take its copies."""
+    """A bookie that is being decommissioned: it gets no new entries, and its copies move."""
 
     bookie_id: str
     since_ms: Count
@@ -146,8 +146,8 @@ class DamagedRun(msgspec.Struct, frozen=True):
 class UnderReplicated(msgspec.Struct, frozen=True):
     """A ledger that has, or may have, fewer sound copies than its write quorum.
 
-    *bookies*: where copies may be missing; none: anywhere, all are to be looked at.
-    *size*: payload bytes that may have to be copied, as far as known.
+    *bookies*: those that may lack copies; an empty list means any of them.
+    *size*: payload bytes that may have to be copied, if known.
     """
 
     ledger_id: Count
@@ -158,7 +158,7 @@ class UnderReplicated(msgspec.Struct, frozen=True):
     size: Count = 0
     attempts: Count = 0
     last_failure: str = ""
-    """why the last attempt ended without success, in one line"""
+    """why the last attempt failed, in one line"""
 
 
 class RepairProgress(msgspec.Struct, frozen=True):
@@ -180,7 +180,7 @@ class Leader(msgspec.Struct, frozen=True):
 
 
 class CookieRecord(msgspec.Struct, frozen=True):
-    """What must be found in a bookie's folders before it may start."""
+    """The identity that a bookie's folders must have before it may start."""
 
     bookie_id: str
     instance_id: str
@@ -201,17 +201,17 @@ def ledger_key(ledger_id: int) -> str:
 
 
 def underreplicated_key(ledger_id: int) -> str:
-    """Return the key that says that a ledger wants repair."""
+    """Return the key that marks a ledger for repair."""
     return f"{UNDERREPLICATED}{ledger_id:020d}"
 
 
 def repair_lease(ledger_id: int) -> str:
-    """Return the name of the lease of who repairs or moves a ledger."""
+    """Return the name of the lease for repairing or moving a ledger."""
     return f"{REPAIRS}{ledger_id:020d}"
 
 
 def draining_key(bookie_id: str) -> str:
-    """Return the key that says that a bookie is being decommissioned."""
+    """Return the key that marks a bookie as being decommissioned."""
     return DRAINING + bookie_id
 
 
@@ -264,7 +264,7 @@ def decode_cookie(key: str, value: bytes) -> CookieRecord:
 
 
 def decode_underreplicated(key: str, value: bytes) -> UnderReplicated:
-    """Return what is wrong with a ledger. Raises BadRecord."""
+    """Return the mark of an under-replicated ledger. Raises BadRecord."""
     return decode_row(key, value, UnderReplicated)
 
 
@@ -274,12 +274,12 @@ def decode_draining(key: str, value: bytes) -> Draining:
 
 
 def decode_repair(name: str, value: bytes) -> RepairProgress:
-    """Return how far the repair with the lease *name* is. Raises BadRecord."""
+    """Return the progress in the lease *name* of a repair. Raises BadRecord."""
     return decode_row(name, value, RepairProgress)
 
 
 def decode_leader(name: str, value: bytes) -> Leader:
-    """Return who leads, by the lease *name*. Raises BadRecord."""
+    """Return the leader in the lease *name*. Raises BadRecord."""
     return decode_row(name, value, Leader)
 
 

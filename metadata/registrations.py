@@ -1,8 +1,7 @@
-"""Which bookies serve now: the leases under ``bookies/``.
+"""The bookies that serve now: the leases under ``bookies/``.
 
-A registration that cannot be decoded is that of one bookie, and must not hide the others:
-it is set aside and reported by name. Nobody knows its address, so to its peers that bookie
-is away.
+A registration that cannot be decoded must not hide the other bookies, so it is set aside and
+reported by name. Its address is unknown, so clients treat that bookie as down.
 """
 
 from __future__ import annotations
@@ -18,9 +17,9 @@ class Registrations(msgspec.Struct, frozen=True):
     """The bookies that hold a lease.
 
     Attributes:
-        bookies: what they say of themselves, by rising id.
-        epochs: of each one's lease, by id; a bookie that restarted has another.
-        unreadable: ids whose lease holds what is no registration, each with the reason.
+        bookies: their records, by rising id.
+        epochs: of their leases, by id; a restart changes it.
+        unreadable: ids whose registration cannot be decoded, each with the reason.
     """
 
     bookies: list[BookieRecord]

@@ -1,18 +1,18 @@
-"""Replays: which range goes where, and how far it is.
+"""Replays: source range, target and progress.
 
 key or lease       value
 -----------------  ---------------------------------------------------------------
 replays/<name>     a lease, held by the process that runs the replay, and
-                   ReplayRecord: what it is, and what is surely in its target
-sinks/<uid>/<run>  ReplayMark, beside the target topic: how far workers are
+                   ReplayRecord: its arguments, and its target's confirmed progress
+sinks/<uid>/<run>  ReplayMark, beside the target topic: the workers' progress
 
-The record is put when the replay begins, and behind what its target acknowledged: so what
-the target has is that and perhaps a little more, and the target decides (its numbers of
-the producer of this run, the files that it has, or the mark). A mark is put by the transaction
-that shows what workers wrote. When the run is over it stays, small, until the topic goes: a
-process that was paused would take a mark that is gone for one that was never put.
+The record is written when the replay begins, and again after its target acknowledged. So the
+target has what the record says and perhaps a little more; the target's own state decides (the
+sequence numbers of this run's producer, the files it has, or the mark). The transaction that
+publishes the workers' messages also writes the mark. After the run a small mark stays until the
+topic is deleted, because a process that was paused would take a missing mark for a new run.
 
-Decoders raise BadRecord, naming the key; unknown fields are let pass.
+Decoders raise BadRecord, naming the key. Unknown fields are ignored.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from metadata.topics import Count
 
 REPLAYS = "replays/"
 PARTS_MAX = 12_000
-"""Places of lanes, two of each, and parts of the target that fit a record: it has a bound."""
+"""Positions of lanes (two of each) and parts of the target in one record, so that it fits."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
 Order = Literal["event-time", "time", "arrival"]
@@ -37,31 +37,31 @@ Word = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1
 
 
 class LaneMark(msgspec.Struct, frozen=True, array_like=True):
-    """A place in a lane: before the message behind *skip* others of an entry."""
+    """A position in a lane: after the first *skip* messages of an entry."""
 
     topic: int
-    """which of the sources"""
+    """index among the sources"""
     partition: int
     lane: int
     number: int
-    """of the ledger in its lane; -1: before whatever is there first"""
+    """of the ledger in its lane; -1: the start of the lane"""
     entry: int = 0
     skip: int = 0
     ledger_id: int = -1
     version: int = -1
     clock: int = 0
-    """what the order of the replay keeps of the lane"""
+    """state of the replay's order for the lane"""
 
 
 class SourceTopic(msgspec.Struct, frozen=True):
-    """A topic that is replayed."""
+    """A source topic of a replay."""
 
     name: str
     uid: Count
 
 
-class Sent(msgspec.Struct, frozen=True, array_like=True):
-    """What went to a part of the target, such as a partition: its checksum."""
+class SentChecksum(msgspec.Struct, frozen=True, array_like=True):
+    """Checksum of the messages sent to one part of the target, such as a partition."""
 
     part: int
     count: Count = 0
@@ -74,27 +74,27 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     run: str
-    """of this run from its beginning; another one for the same name has another"""
+    """of this run; a new run under the same name has another"""
     sources: list[SourceTopic]
     order: Order
     engine: Engine = "process"
-    """one process sends it, or many workers do parts of it"""
+    """one process sends everything, or many workers send parts"""
     asked: str
-    """the range and what else decides on what is replayed, as it was asked for"""
+    """the range and the filters, as requested"""
     target: str
-    """where to, as it was asked for"""
+    """the target, as requested"""
     target_uid: int = -1
     """of a topic"""
     target_partitions: int = 0
     one_to_one: bool = False
-    """each message stays in the partition of its number"""
+    """each message keeps its partition number"""
     entries: Count = 0
-    """of the range, nearly"""
+    """estimate of the range"""
     end: list[LaneMark]
-    """behind the last message of each lane: it does not move"""
+    """the end of each lane, after its last message; it does not move"""
     reached: list[LaneMark]
-    """behind what is surely in the target"""
-    sent: list[Sent] = []
+    """the position after the last message that the target has for certain"""
+    sent: list[SentChecksum] = []
     """that much"""
     bytes: Count = 0
     """of values and keys"""
@@ -104,16 +104,16 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ReplayMark(msgspec.Struct, frozen=True, kw_only=True):
-    """What workers have shown of a replay: fields as those of ReplayRecord."""
+    """What workers have published of a replay; the fields are those of ReplayRecord."""
 
     batch_id: Count
     """rounds"""
     at_ms: Count = 0
     reached: list[LaneMark] = []
-    sent: list[Sent] = []
+    sent: list[SentChecksum] = []
     bytes: Count = 0
     over: bool = False
-    """the run is done, or was begun anew: nothing of it is shown any more"""
+    """the run is over or was restarted, so nothing more of it is published"""
 
 
 def replay_key(name: str) -> str:
@@ -133,7 +133,7 @@ def decode_replay(key: str, value: bytes) -> ReplayRecord:
     record = decode_row(key, value, ReplayRecord)
     marks = {(mark.topic, mark.partition, mark.lane) for mark in record.end}
     if {(mark.topic, mark.partition, mark.lane) for mark in record.reached} != marks:
-        raise BadRecord(f"{key}: its two places of each lane are not of the same lanes")
+        raise BadRecord(f"{key}: its start and end positions name different lanes")
     return record
 
 

@@ -1,7 +1,7 @@
 """Keys, changes and counters in SQLite. Each function runs inside a transaction.
 
-A change takes the next revision; it is the version of the key from then on. So
-versions rise across all keys, even when a key was deleted in between.
+Each change takes the next revision, which becomes the version of its key. So versions rise across
+all keys, even if a key was deleted in between.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from metadata.limits import PAGE_SIZE_MAX
 from metadata.store import ABSENT, Changes, Check, Delete, Page, Put, Versioned
 
 CHANGES_MAX = 10_000
-"""Changes that are remembered; a watch that fell behind is told to look everywhere."""
+"""Changes that are kept; a watch further behind gets one hint for everything."""
 
 KEYS_TOLD_MAX = 1000
-"""Keys in one answer about changes."""
+"""Keys in one reply about changes."""
 
 LAST_CHARACTER = "\U0010ffff"
 """Greater than every printable character: closes the range of a prefix."""
@@ -29,7 +29,7 @@ def get(connection: sqlite3.Connection, key: str) -> Versioned | None:
 
 
 def check(connection: sqlite3.Connection, op: Check | Put | Delete) -> int:
-    """Return the version that the op's key has. Raises VersionConflict when it may not."""
+    """Return the version of the op's key. Raises VersionConflict if another is expected."""
     row = connection.execute("SELECT version FROM keys WHERE key = ?", (op.key,)).fetchone()
     found: int = ABSENT if row is None else row[0]
     if op.expected is not None and found != op.expected:
@@ -76,7 +76,7 @@ def page(connection: sqlite3.Connection, prefix: str, after: str, limit: int) ->
 
 
 def next_id(connection: sqlite3.Connection, counter: str, count: int) -> int:
-    """Return the first of *count* ids that were never given."""
+    """Return the first of *count* ids that were never issued."""
     (following,) = connection.execute(
         "INSERT INTO counters VALUES (?1, 1 + ?2)"
         " ON CONFLICT (name) DO UPDATE SET next = next + ?2 RETURNING next",
@@ -86,7 +86,7 @@ def next_id(connection: sqlite3.Connection, counter: str, count: int) -> int:
 
 
 def record_change(connection: sqlite3.Connection, key: str) -> int:
-    """Note that *key* (or the lease of that name) changes; return the new revision."""
+    """Record a change of *key* (or of the lease of that name); return the new revision."""
     cursor = connection.execute("INSERT INTO changes (key) VALUES (?)", (key,))
     newest = cursor.lastrowid or 0
     connection.execute("DELETE FROM changes WHERE revision <= ?", (newest - CHANGES_MAX,))
@@ -100,7 +100,7 @@ def revision(connection: sqlite3.Connection) -> int:
 
 
 def changes(connection: sqlite3.Connection, prefix: str, since: int | None) -> Changes:
-    """Return what changed under *prefix* after revision *since*; None: nothing yet."""
+    """Return the changes under *prefix* after revision *since*, or None if there are none."""
     newest = revision(connection)
     if since is None or since == newest:
         return Changes(newest, [])

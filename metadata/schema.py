@@ -1,15 +1,15 @@
-"""The SQLite file: what it holds, how it is opened, and what its errors mean.
+"""The SQLite file: its tables, how it is opened, and the meaning of its errors.
 
-``application_id`` says that the file is ours, ``user_version`` which layout it
-has. A file that is neither ours nor empty is left as it is.
+``application_id`` marks the file as a metadata store, ``user_version`` is its layout. Another
+program's file is left unchanged.
 
 keys      key, value, version: the revision of its last change
 changes   revision, key: the last 10 000 changes; the newest row always stays,
-          for its revision is the store's
+          because its revision is the store's
 leases    name, owner, epoch: the revision of the grant; times in milliseconds
           of the host's clock (metadata/lease_rows.py)
-counters  name, next: the next id that was never given
-clock     one row: the store's time at a moment of the host's (metadata/clock_rows.py)
+counters  name, next: the next id to issue
+clock     one row that maps the host's clock to the store's time (metadata/clock_rows.py)
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from metadata.lock_holder import describe_holder
 
 APPLICATION_ID = 0x71756972  # "quir"
 SCHEMA_VERSION = 2
-"""1 had no clock; it is made when such a file is opened."""
+"""Version 1 had no clock; it is added when such a file is opened."""
 WAL_SIZE_KEPT = 64 << 20
 RESERVE_SIZE = 512 << 10
 
@@ -54,7 +54,7 @@ _OUTAGES = {
 
 
 def open_connection(path: Path, *, timeout_s: float) -> sqlite3.Connection:
-    """Open the store at *path*, making it when the file is missing or empty; blocks.
+    """Open the store at *path*, creating it if the file is missing or empty; blocks.
 
     Several processes may do so at once. The connection may move between threads, but
     serves one at a time, and leaves transactions to the caller.
@@ -75,9 +75,9 @@ def open_connection(path: Path, *, timeout_s: float) -> sqlite3.Connection:
 
 
 def translate(error: sqlite3.Error, path: Path, *, committing: bool = False) -> MetadataError:
-    """Return what *error* means to a caller; an error that is our own bug is raised again.
+    """Return *error* as a MetadataError; an error that is our own bug is raised again.
 
-    With *committing*, a failed write leaves open whether the transaction will be there.
+    With *committing*, the outcome of the transaction is unknown.
     """
     code = error_code(error)
     if code in _DAMAGE:
@@ -91,7 +91,7 @@ def translate(error: sqlite3.Error, path: Path, *, committing: bool = False) -> 
 
 
 def error_code(error: sqlite3.Error) -> int | None:
-    """Return the primary result code of *error*; None when it has none."""
+    """Return the primary result code of *error*, or None if it has none."""
     code: int | None = getattr(error, "sqlite_errorcode", None)
     return None if code is None else code & 0xFF
 
@@ -119,25 +119,25 @@ def _open_once(path: Path, timeout_s: float) -> sqlite3.Connection:
 
 
 def _make_private(path: Path) -> None:
-    """Make the file if it is missing, for its owner alone: it holds passwords of ledgers.
+    """Create the file if it is missing, readable by its owner only: it holds ledgers' passwords.
 
-    SQLite gives the same permissions to the files that it puts beside it. The file is closed
-    before it gets its name: to close a database drops this process's locks on it (fcntl).
+    SQLite creates its other files with the same permissions. The file is closed before it gets
+    its name, because closing a database drops this process's fcntl locks on it.
     """
     if path.exists():
         return
-    with suppress(OSError):  # SQLite reports what is wrong with the path
+    with suppress(OSError):  # SQLite reports the error of the path
         file, fresh = tempfile.mkstemp(prefix=f"{path.name}.", dir=path.parent)
         os.close(file)
         try:
-            os.link(fresh, path)  # fails when another process was quicker
+            os.link(fresh, path)  # fails if another process was faster
         finally:
             Path(fresh).unlink()
 
 
 def _create(connection: sqlite3.Connection) -> None:
     connection.execute("BEGIN IMMEDIATE")
-    if _is_empty(connection):  # else another process was quicker
+    if _is_empty(connection):  # else another process was faster
         for name, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
@@ -146,12 +146,12 @@ def _create(connection: sqlite3.Connection) -> None:
 
 
 def _reserve(connection: sqlite3.Connection) -> None:
-    """Make the file larger than it need be, for changes on a disk that is full later."""
+    """Make the file larger than needed, so that changes still fit when the disk is full."""
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("CREATE TABLE IF NOT EXISTS reserve (bytes BLOB)")
     connection.execute("INSERT INTO reserve VALUES (zeroblob(?))", (RESERVE_SIZE,))
     connection.execute("COMMIT")
-    # Written out before it is given up: a page that is free is not written at all.
+    # Written before it is freed, because SQLite never writes a free page.
     connection.execute("PRAGMA wal_checkpoint(PASSIVE)")
     connection.execute("BEGIN IMMEDIATE")
     connection.execute("DROP TABLE IF EXISTS reserve")

@@ -1,11 +1,11 @@
 """The SQLite driver: one file, shared by the processes of one host.
 
-Write-ahead log, synchronous=FULL: a change is one transaction and one fsync,
-and is there after power loss. Changes wait for each other, across processes too,
-up to the store's timeout; reads wait for nobody. The file must lie on a local
-disk: SQLite's locks and shared memory do not work over network file systems.
+With a write-ahead log and synchronous=FULL, a change is one transaction and one fsync, and
+survives power loss. Changes wait for each other, across processes too, up to the store's timeout;
+reads never wait. The file must be on a local disk, because SQLite's locks and shared memory do
+not work over network file systems.
 
-One connection changes, another reads; each runs on worker threads.
+One connection writes, another reads; each runs on worker threads.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import trio
 
 from metadata import clock_rows, lease_rows, limits, rows
 from metadata.clock import host_wall_ms
-from metadata.pulse import Pulse
+from metadata.revisions import RevisionPoll
 from metadata.store import (
     Changes,
     Check,
@@ -57,7 +57,7 @@ class SqliteStore:
         self._clock_ms = clock_ms
         self._wall_ms = wall_ms
         self._boot = boot
-        self._pulse = Pulse(self._read_revision)
+        self._pulse = RevisionPoll(self._read_revision)
 
     @classmethod
     async def open(
@@ -69,15 +69,15 @@ class SqliteStore:
         wall_ms: Callable[[], int] = host_wall_ms,
         boot: str | None = None,
     ) -> SqliteStore:
-        """Open the store, making the file when it is missing; its folder must exist.
+        """Open the store, creating the file if it is missing; its folder must exist.
 
         Args:
             path: the file.
-            timeout_s: the longest that a call waits for other processes.
-            clock_ms: milliseconds since the host was started, the clock of leases; every
-                process must have the same.
+            timeout_s: how long a call waits for other processes at most.
+            clock_ms: milliseconds since the boot, the clock of leases; it must be the same
+                for every process.
             wall_ms: the wall clock, which may be set at any time.
-            boot: names this start of the host; by default, as the host names it.
+            boot: id of this boot of the host; by default the kernel's.
 
         Raises:
             BadStore: the file is foreign, damaged, or of a newer version.
@@ -94,34 +94,34 @@ class SqliteStore:
         )
 
     async def get(self, key: str) -> Versioned | None:
-        """As MetadataStore.get."""
+        """Read a key, as MetadataStore.get specifies. Needs no sync."""
         limits.check_key(key)
         return await self._reader.read(lambda connection: rows.get(connection, key))
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None) -> int:
-        """As MetadataStore.put."""
+        """Write a key, as MetadataStore.put specifies. Costs one sync."""
         (version,) = await self.transact([Put(key, value, expected)])
         return version
 
     async def delete(self, key: str, *, expected: int | None = None) -> None:
-        """As MetadataStore.delete."""
+        """Delete a key, as MetadataStore.delete specifies. Costs one sync."""
         await self.transact([Delete(key, expected)])
 
     async def transact(self, ops: Sequence[Op]) -> Versions:
-        """As MetadataStore.transact."""
+        """Do all ops or none, as MetadataStore.transact specifies. Costs one sync."""
         ops = tuple(ops)
         limits.check_ops(ops)
         return await self._change(lambda connection: [self._apply(connection, op) for op in ops])
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
-        """As MetadataStore.list."""
+        """List keys, as MetadataStore.list specifies. Needs no sync."""
         limits.check_page(prefix, after, limit)
         return await self._reader.read(
             lambda connection: rows.page(connection, prefix, after, limit)
         )
 
     async def next_id(self, counter: str, count: int = 1) -> int:
-        """As MetadataStore.next_id."""
+        """Issue fresh ids, as MetadataStore.next_id specifies. Costs one sync."""
         limits.check_ids(counter, count)
         return await self._change(lambda connection: rows.next_id(connection, counter, count))
 
@@ -134,7 +134,7 @@ class SqliteStore:
         return found
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
-        """As MetadataStore.grant."""
+        """Take a lease, as MetadataStore.grant specifies. Costs one sync."""
         limits.check_grant(name, owner, ttl_s, value)
         return await self._change(
             lambda connection: lease_rows.grant(
@@ -148,19 +148,19 @@ class SqliteStore:
         )
 
     async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        """As MetadataStore.renew."""
+        """Extend a lease, as MetadataStore.renew specifies. Costs one sync."""
         limits.check_lease(lease, value)
         return await self._change(
             lambda connection: lease_rows.renew(connection, lease, value, self._clock_ms())
         )
 
     async def release(self, lease: Lease) -> None:
-        """As MetadataStore.release."""
+        """End a lease, as MetadataStore.release specifies. Costs one sync."""
         limits.check_lease(lease)
         await self._change(lambda connection: lease_rows.release(connection, lease))
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
-        """As MetadataStore.leases."""
+        """List live leases, as MetadataStore.leases specifies. Needs no sync."""
         limits.check_page(prefix, after)
         return await self._reader.read(
             lambda connection: lease_rows.live(connection, prefix, after, self._clock_ms())
@@ -169,7 +169,7 @@ class SqliteStore:
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
-        """As MetadataStore.changes."""
+        """Wait for changes, as MetadataStore.changes specifies. Polls while it waits."""
         limits.check_changes(prefix, since, wait_s)
         found = await self._changes(prefix, since)
         with trio.move_on_after(wait_s):
@@ -179,11 +179,11 @@ class SqliteStore:
         return found
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
-        """As MetadataStore.watch."""
+        """Watch a prefix, as MetadataStore.watch specifies. Polls while a task receives."""
         return watching(self, prefix)
 
     async def aclose(self) -> None:
-        """As MetadataStore.aclose; waits for the change that is under way."""
+        """As MetadataStore.aclose; waits for a change that is under way."""
         await self._reader.aclose()
         await self._writer.aclose()
 

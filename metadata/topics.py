@@ -1,37 +1,36 @@
-"""Topics, their lanes and the ledgers of these, as JSON that people can read.
+"""Topics, their lanes and the lanes' ledgers, as readable JSON.
 
 key or lease                                    value
 ----------------------------------------------  --------------------------------------
 topics/<namespace>/<name>                       TopicRecord; uids come from the counter "topics"
-topic-events/<namespace>/<20 digits>            TopicEvent: to be told on the namespace's
-                                                __events topic; gone once it is
+topic-events/<namespace>/<20 digits>            TopicEvent: not yet published on the
+                                                namespace's __events topic
 topic-event-last/<namespace>                    LastEvent: the number of the namespace's last
 lanes/<uid>/<partition>/<lane>                  LaneRecord
 lane-ledgers/<uid>/<partition>/<lane>/<number>  LaneLedger: the lane's ledgers, in order
-lane-removals/<uid>/<partition>/<lane>          LaneRemovals: what was deleted out of the lane
-lane-names/<uid>/<partition>/<name>             LaneName: which lane has the name
+lane-removals/<uid>/<partition>/<lane>          LaneRemovals: ledgers deleted out of the lane
+lane-names/<uid>/<partition>/<name>             LaneName: the lane of a named producer
 writers/<uid>/<partition>/<lane>                a lease, held by the lane's writer: LaneOwner
 
-uid and number have 20 digits, partition + 1 and lane 10. A topic that is deleted and made again
-has another uid, so nothing of the old one is ever taken for the new one's.
+uid and number have 20 digits, partition + 1 and lane 10. A topic that is deleted and created
+again gets another uid, so its data cannot be confused with the former topic's.
 
-A lane's writer is whoever made its epoch: every change of a lane's row or of the rows of its
-ledgers is one transaction that names the version of the LaneRecord which the writer put last.
-The lease only tells others that the lane is in use; nothing depends on its time.
+A lane's writer is the one that made its epoch. Every change of a lane's row or of its ledgers'
+rows is one transaction that expects the version of the LaneRecord which the writer wrote last. The
+lease only shows others that the lane is in use; nothing depends on its time.
 
-An event is written by the transaction that makes the change, and so is the number of the last
-one: numbers rise in the order of the changes, so who tells events can tell each of them once.
+The transaction that makes a change also writes its event and the number of the last event.
+Numbers rise in the order of the changes, so a publisher can publish each event once.
 
-Messages can be deleted out of a lane. A ledger that holds others too says in its row which of
-its messages are gone; of ledgers that held no others row and record are gone, and LaneRemovals
-says that this was meant. Versions and numbers of what was deleted are never used again.
+Messages can be deleted out of a lane. If a ledger keeps other messages, its row lists the deleted
+ones. If not, its row and record are removed, and LaneRemovals records that this was intended.
+Versions and numbers of deleted messages are never reused.
 
-The record of a ledger (metadata/records.py) and its row here are made by one transaction and
-removed by one transaction, so a crash leaves neither a ledger that no topic knows nor a row
-without its ledger.
+One transaction creates the record of a ledger (metadata/records.py) and its row here, and one
+removes both. So a crash leaves neither a ledger without a topic nor a row without a ledger.
 
-Decoders raise BadRecord, naming the key, for anything that breaks a rule stated here;
-unknown fields are let pass.
+Decoders raise BadRecord, naming the key, for a record that breaks a rule above. Unknown fields
+are ignored.
 """
 
 from __future__ import annotations
@@ -74,37 +73,42 @@ _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
 
 class RollPolicy(msgspec.Struct, frozen=True, kw_only=True):
-    """When a lane goes on in its next ledger: whichever comes first, not before age_min_s.
+    """When a lane rolls to its next ledger: at the first limit reached, not before age_min_s.
 
-    *size* counts payload bytes; *entries* 0 and *age_s* 0 stand for no limit. A lane of a topic
-    ordered by event time rolls where the event time rises, and at twice *size* in any case.
+    A lane of a topic ordered by event time rolls only where the event time rises, and at
+    twice *size* in any case.
     """
 
     size: Annotated[int, msgspec.Meta(ge=1)] = 100_000_000
+    """Roll to the next ledger after this many payload bytes."""
     entries: Count = 0
+    """Roll after this many entries (batches); 0 for no limit."""
     age_s: Seconds = 4 * 3600.0
+    """Roll at this age, if the ledger holds anything; 0 for no limit."""
     age_min_s: Seconds = 0.0
+    """Never roll before this age, whatever the other limits say."""
 
 
 class Retention(msgspec.Struct, frozen=True, kw_only=True):
-    """How long closed ledgers stay: removed when older than *age_s* OR over *size* a partition.
-
-    -1 stands for no limit.
-    """
+    """How long closed ledgers are kept. Exceeding either limit removes the oldest ones."""
 
     age_s: Annotated[float, msgspec.Meta(ge=-1)] = 7 * 24 * 3600.0
+    """Remove ledgers that were closed longer ago than this; -1 for no limit."""
     size: Limit = INFINITE
+    """Remove the oldest ledgers of a partition that holds more bytes; -1 for no limit."""
 
 
 class Schema(msgspec.Struct, frozen=True, kw_only=True):
-    """What the values are, for who reads them; the ledgers do not look at it."""
+    """The format of a topic's values, for its readers. Writing does not check it."""
 
     kind: Literal["bytes", "string", "json", "avro", "protobuf"] = "bytes"
+    """Format of the values; quire stores bytes either way."""
     definition: str = ""
+    """A JSON Schema, an Avro schema, or an encoded protobuf definition."""
 
 
 class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic. *partitions* 0: it is not partitioned, and has the partition -1 alone.
+    """A topic. If it is not partitioned, its only partition is -1.
 
     Every ledger has *replication* bookies (E = Qw) and needs *ack_quorum* acknowledgements.
     """
@@ -113,14 +117,20 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     """namespace/name"""
     uid: Count
     partitions: Annotated[int, msgspec.Meta(ge=0, le=PARTITIONS_MAX)] = 0
+    """Number of partitions; it can grow, never shrink. 0 for a topic without partitions."""
     replication: Annotated[int, msgspec.Meta(ge=1, le=64)] = 2
+    """Copies of each message, on different bookies."""
     ack_quorum: Annotated[int, msgspec.Meta(ge=1, le=64)] = 1
+    """Copies that must be durable before a message is acknowledged."""
     order: Literal["none", "event-time"] = "none"
+    """event-time: refuse messages with a lower event time than the last one of their lane."""
     compression: Literal["none", "zstd", "lz4"] = "none"
+    """Compression of batches, unless a producer chooses its own."""
     roll: RollPolicy = RollPolicy()
     retention: Retention = Retention()
     schema: Schema = Schema()
     properties: dict[str, str] = {}
+    """Free text kept with the topic, for applications."""
     created_ms: Count = 0
     state: Literal["active", "deleting"] = "active"
 
@@ -136,13 +146,13 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TopicEvent(msgspec.Struct, frozen=True, kw_only=True):
-    """What happened to a topic of a namespace."""
+    """A change of a topic in a namespace."""
 
     kind: Literal["created", "altered", "deleted"]
     topic: str
     at_ms: Count
     record: TopicRecord
-    """as it is after the event; of a deleted topic, as it was"""
+    """after the event; for a deleted topic, before it"""
 
 
 class LastEvent(msgspec.Struct, frozen=True):
@@ -154,31 +164,30 @@ class LastEvent(msgspec.Struct, frozen=True):
 class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One writer's sequence of ledgers in a partition.
 
-    *epoch* rises with every taking over. Ledgers are numbered from 0. *current*: the number of
-    the ledger that is written, -1 for none; those before it are closed, the one after it may
-    be prepared.
+    *epoch* rises with every takeover. Ledgers are numbered from 0. *current* is the number of the
+    open ledger, -1 for none; those before it are closed, the one after it may be prepared.
     """
 
     epoch: Count
     producer: str = ""
     """the named producer whose lane it is; "" for any"""
     writer: str = ""
-    """who made the epoch, in one run of one process: who comes back to the lane after a
-    failure sees whether another wrote it meanwhile"""
+    """the writer of the epoch, one run of one process: a writer that returns after a failure
+    sees whether another one wrote meanwhile"""
     current: Number = NONE
     next_version: Count = 0
-    """of the first entry of the next ledger, as far as its number is known"""
+    """of the first entry of the next ledger, if its number is known"""
     last_event_time: Nanoseconds | None = None
     """the greatest event time of all closed ledgers"""
     deleted: bool = False
-    """nobody's, and without messages: the next that is wanted. Numbers and versions go on, so
-    that no place in it is ever taken for another"""
+    """deleted and empty; the lane may be reused. Numbers and versions continue, so that no
+    position in it ever repeats"""
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True):
     """Messages that were deleted out of a ledger.
 
-    From behind the first *skip* messages of *entry*, to behind the first *stop_skip* of
+    From after the first *skip* messages of *entry* to after the first *stop_skip* messages of
     *stop_entry*.
     """
 
@@ -193,11 +202,11 @@ class Removed(msgspec.Struct, frozen=True, array_like=True):
 
 
 class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
-    """A ledger of a lane. What counts and times it holds is known once it is closed.
+    """A ledger of a lane. Counts and last times are set once it is closed.
 
-    An open one with messages has first times, those of its first batches; no last ones yet.
-    Versions of its entries: base_version + entry id. Messages and times are those that were
-    not deleted; entries and bytes are all that is stored.
+    An open ledger with messages has its first times, those of its first batch. The version of
+    an entry is base_version + entry id. Messages and times do not include deleted messages;
+    entries and bytes do.
     """
 
     ledger_id: Count
@@ -216,12 +225,12 @@ class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     first_event_time: Nanoseconds | None = None
     last_event_time: Nanoseconds | None = None
     shares_first: bool = False
-    """the ledger before ends with the event time with which this one begins"""
+    """the previous ledger ends with the event time with which this one begins"""
     named_ms: Count = 0
-    """Unix time of the last message of a producer with a name, here or before; 0: never. The
-    last ledger of a lane knows their sequence numbers."""
+    """Unix time of the last message of a named producer, here or before; 0: none. The last
+    ledger of a lane holds their sequence numbers."""
     removed: Annotated[list[Removed], msgspec.Meta(max_length=REMOVED_MAX)] = []
-    """what was deleted out of it, in order and apart from each other"""
+    """ranges deleted out of it, in order and not adjacent"""
 
     def __post_init__(self) -> None:
         if max(self.first_timestamp, self.last_timestamp) > TIMESTAMP_MAX:
@@ -236,26 +245,26 @@ class RemovedLedgers(msgspec.Struct, frozen=True, array_like=True):
     version: Count
     """of the first entry"""
     stop_version: Count
-    """of the first entry behind them"""
+    """of the first entry after them"""
     ledger_id: Count
     """of the first"""
     last_ledger_id: Count
 
 
 class LaneRemovals(msgspec.Struct, frozen=True):
-    """The ledgers that were deleted out of a lane, in order and apart from each other."""
+    """The ledgers deleted out of a lane, in order and not adjacent."""
 
     ranges: Annotated[list[RemovedLedgers], msgspec.Meta(max_length=REMOVALS_MAX)] = []
 
 
 class LaneName(msgspec.Struct, frozen=True):
-    """Which lane of the partition has a name."""
+    """The lane of a named producer in a partition."""
 
     lane: Count
 
 
 class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
-    """Who writes a lane."""
+    """The writer of a lane, as its lease shows it to others."""
 
     producer: str
     host: str = ""
@@ -264,7 +273,7 @@ class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     shared: bool = False
     """others may write other lanes of the partition"""
     closing: bool = False
-    """it writes nothing: it closes a lane that was left, which does not take long"""
+    """it only closes an abandoned lane, which is quick"""
 
 
 TopicRow = (
@@ -290,18 +299,18 @@ def split_topic(name: str) -> tuple[str, str]:
 
 
 def topic_key(name: str) -> str:
-    """Return the key of a topic. Raises ValueError for what is no topic's name."""
+    """Return the key of a topic. Raises ValueError if *name* is not a valid name."""
     split_topic(name)
     return TOPICS + name
 
 
 def namespace_prefix(namespace: str) -> str:
-    """Return what the keys of a namespace's topics begin with."""
+    """Return the prefix of the keys of a namespace's topics."""
     return f"{TOPICS}{namespace}/"
 
 
 def event_key(namespace: str, number: int) -> str:
-    """Return the key of an event that is to be told."""
+    """Return the key of an event that is not published yet."""
     return f"{TOPIC_EVENTS}{namespace}/{number:020d}"
 
 
@@ -311,12 +320,12 @@ def last_event_key(namespace: str) -> str:
 
 
 def topic_prefix(kind: str, uid: int) -> str:
-    """Return what the keys of everything of a topic begin with; *kind*: LANES and so on."""
+    """Return the prefix of a topic's keys of one *kind*, such as LANES."""
     return f"{kind}{uid:020d}/"
 
 
 def partition_prefix(kind: str, uid: int, partition: int) -> str:
-    """Return what the keys of a partition's lanes begin with; *kind*: LANES and so on.
+    """Return the prefix of a partition's keys of one *kind*, such as LANES.
 
     Partition -1 stands for the only one of a topic without partitions.
     """
@@ -329,7 +338,7 @@ def lane_key(uid: int, partition: int, lane: int) -> str:
 
 
 def lane_ledgers_prefix(uid: int, partition: int, lane: int) -> str:
-    """Return what the keys of a lane's ledgers begin with."""
+    """Return the prefix of the keys of a lane's ledgers."""
     return f"{partition_prefix(LANE_LEDGERS, uid, partition)}{lane:010d}/"
 
 
@@ -339,7 +348,7 @@ def lane_ledger_key(uid: int, partition: int, lane: int, number: int) -> str:
 
 
 def lane_removals_key(uid: int, partition: int, lane: int) -> str:
-    """Return the key of what was deleted out of a lane."""
+    """Return the key of a lane's removals."""
     return f"{partition_prefix(LANE_REMOVALS, uid, partition)}{lane:010d}"
 
 
@@ -404,15 +413,15 @@ def decode_lane_ledger(key: str, value: bytes) -> LaneLedger:
 
 
 def decode_lane_removals(key: str, value: bytes) -> LaneRemovals:
-    """Return what was deleted out of a lane, stored at *key*. Raises BadRecord."""
+    """Return a lane's removals, stored at *key*. Raises BadRecord."""
     return decode_row(key, value, LaneRemovals)
 
 
 def decode_lane_name(key: str, value: bytes) -> LaneName:
-    """Return which lane has the name at *key*. Raises BadRecord."""
+    """Return the LaneName stored at *key*. Raises BadRecord."""
     return decode_row(key, value, LaneName)
 
 
 def decode_owner(name: str, value: bytes) -> LaneOwner:
-    """Return who holds the lease *name* of a lane. Raises BadRecord."""
+    """Return the holder of the lease *name* of a lane. Raises BadRecord."""
     return decode_row(name, value, LaneOwner)

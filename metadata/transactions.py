@@ -1,8 +1,7 @@
 """Transactions on a worker thread: one connection, one transaction at a time.
 
-A limiter of one guards the connection. It is held until the thread is done, also
-when the caller was cancelled and went away: so a cancelled change is over before
-the next one starts.
+A limiter of one guards the connection. The thread holds it until it ends, even if its caller was
+cancelled, so a cancelled change is over before the next one starts.
 """
 
 from __future__ import annotations
@@ -33,30 +32,30 @@ class Transactions:
 
     @classmethod
     async def open(cls, path: Path, *, timeout_s: float) -> Transactions:
-        """Open a connection of its own. Raises as open_connection."""
+        """Open a new connection. Raises as open_connection."""
         connection = await trio.to_thread.run_sync(
             lambda: open_connection(path, timeout_s=timeout_s)
         )
         return cls(path, connection, timeout_s=timeout_s)
 
     async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what *work* returns, which sees one state of the store."""
+        """Return the result of *work*, which sees one state of the store."""
         return await self._run("BEGIN", work)
 
     async def change(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        """Return what *work* returns, once what it did is on disk.
+        """Return the result of *work* once its changes are on disk.
 
-        When *work* raises, nothing of it is done. Cancelled while the thread runs,
+        If *work* raises, nothing is changed. If the caller is cancelled while the thread runs,
         the change may still be made.
 
         Raises:
-            MetadataUnavailable: locked, full, or failing; within *timeout_s*.
+            MetadataUnavailable: the store is locked, full or failing, after *timeout_s* at most.
             BadStore: the file is damaged.
         """
         return await self._run("BEGIN IMMEDIATE", work)
 
     async def aclose(self) -> None:
-        """Close the connection, after the transaction that is under way."""
+        """Close the connection after the transaction that is under way."""
         self._closed = True
         with trio.CancelScope(shield=True):  # bounded: a transaction has a deadline
             await trio.to_thread.run_sync(self._connection.close, limiter=self._limiter)
@@ -97,10 +96,10 @@ class Transactions:
         return result
 
     def _reuse_log(self) -> bool:
-        """Let the next change overwrite the write-ahead log; False when it cannot.
+        """Let the next change overwrite the write-ahead log; return False if it cannot.
 
-        On a full disk the log cannot grow, yet what stands in it may go to the file and
-        make room. So bookies on a full disk keep their leases, and readers find them.
+        On a full disk the log cannot grow, but a checkpoint into the file makes room in it. So
+        bookies on a full disk keep their leases, and readers find them.
         """
         try:
             row = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()

@@ -1,45 +1,52 @@
-"""Which driver a URL means: ``sqlite:///absolute/path`` or ``bookie://host:port,...``."""
+"""Opens the store that a URL names: ``sqlite:///absolute/path``, or one of a driver given."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 
 import trio
 
-from metadata.address import Address
-from metadata.cluster_url import is_cluster_url, parse_cluster_url, without_password
+from metadata.cluster_url import is_cluster_url, shown, without_password
 from metadata.errors import BadAddress
-from metadata.remote import TIMEOUT_S, BookieStore
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
 
 SQLITE_SCHEME = "sqlite://"
+Driver = Callable[[str], AbstractAsyncContextManager[MetadataStore]]
 
 
 @asynccontextmanager
-async def open_store(url: str) -> AsyncIterator[MetadataStore]:
+async def open_store(
+    url: str, *, drivers: Mapping[str, Driver] | None = None
+) -> AsyncIterator[MetadataStore]:
     """Open the store that *url* names, and close it at the end of the context.
 
-    A SQLite file is made when it does not exist; its folder must. A bookie is first
-    called when the store is first used.
+    A SQLite file is created if it does not exist; its folder must exist. *drivers* open the
+    URLs of other schemes: ledger_client.wire.stores has the one that calls bookies.
 
     Raises:
         BadAddress: no driver takes this URL.
         BadStore: the file is not a metadata store.
         MetadataUnavailable: the file cannot be opened.
     """
-    store = await _open(url)
+    driver = (drivers or {}).get(url.partition("://")[0]) if "://" in url else None
+    if driver is not None:
+        async with driver(url) as store:
+            yield store
+        return
+    store = await SqliteStore.open(_path(url))
     try:
         yield store
     finally:
-        await store.aclose()
+        with trio.CancelScope(shield=True):
+            await store.aclose()
 
 
-async def _open(url: str) -> MetadataStore:
+def _path(url: str) -> Path:
     if is_cluster_url(url):
-        return bookie_store(url)
+        raise BadAddress(f"{shown(url)} is a cluster; expected sqlite:///path")
     path = url.removeprefix(SQLITE_SCHEME)
     if path == url:
         raise BadAddress(
@@ -48,19 +55,4 @@ async def _open(url: str) -> MetadataStore:
         )
     if not path.startswith("/"):
         raise BadAddress(f"{url!r} does not hold an absolute path; expected sqlite:///path")
-    return await SqliteStore.open(Path(path))
-
-
-def bookie_store(url: str, *, timeout_s: float = TIMEOUT_S) -> BookieStore:
-    """Return the store behind the bookies that *url* names; the caller closes it.
-
-    Raises:
-        BadAddress: it cannot be understood, or names files that cannot be used.
-    """
-    addresses, access = parse_cluster_url(url)
-    open_stream = access.opener()
-
-    async def open_address(address: Address) -> trio.abc.Stream:
-        return await open_stream(address.host, address.port)
-
-    return BookieStore(addresses, open_stream=open_address, timeout_s=timeout_s)
+    return Path(path)

@@ -1,7 +1,7 @@
-"""A watch over any store: a channel that asks for changes when somebody receives.
+"""A watch over any store: a channel that asks for changes while a task receives.
 
-No task runs in the background, so a watch costs nothing while its reader is
-busy, and what changed meanwhile comes merged, or as one hint for everything.
+No task runs in the background, so a watch costs nothing while its reader is busy. Changes made
+meanwhile arrive merged, or as one hint for everything.
 """
 
 from __future__ import annotations
@@ -21,18 +21,18 @@ PAUSE_S_MAX = 1.0
 
 
 @asynccontextmanager
-async def watching(store: MetadataStore, prefix: str) -> AsyncIterator[Watch]:
+async def watching(store: MetadataStore, prefix: str) -> AsyncIterator[StoreWatch]:
     """Watch *prefix* from now on; the contract is MetadataStore.watch."""
     start = await store.changes(prefix)
-    channel = Watch(store, prefix, start.revision)
+    channel = StoreWatch(store, prefix, start.revision)
     try:
         yield channel
     finally:
         await channel.aclose()
 
 
-class Watch(trio.abc.ReceiveChannel[str]):
-    """Hints about what changed under *prefix* after *revision*."""
+class StoreWatch(trio.abc.ReceiveChannel[str]):
+    """Hints about changes under *prefix* after *revision*."""
 
     def __init__(self, store: MetadataStore, prefix: str, revision: int) -> None:
         self._store = store
@@ -43,11 +43,11 @@ class Watch(trio.abc.ReceiveChannel[str]):
         self._closed = False
 
     async def receive(self) -> str:
-        """Return the next hint; *prefix* itself stands for everything under it.
+        """Return the next hint; *prefix* itself means everything under it.
 
         Raises:
-            trio.ClosedResourceError: the watch was left.
-            BadStore: the store is damaged for good.
+            trio.ClosedResourceError: the watch is closed.
+            BadStore: the store is damaged.
         """
         async with self._turn:
             while not self._hints:
@@ -55,7 +55,7 @@ class Watch(trio.abc.ReceiveChannel[str]):
             return self._hints.popleft()
 
     async def aclose(self) -> None:
-        """End the watch. Whoever is receiving notices with the next change."""
+        """End the watch. A task that is receiving notices it with the next change."""
         self._closed = True
         self._hints.clear()
         await trio.lowlevel.checkpoint()

@@ -29,7 +29,7 @@ static int copy_from_memory(bk_engine *engine, int64_t ledger_id, int64_t entry_
     return result;
 }
 
-static void count_read(bk_engine *engine, int from_log, uint64_t entries, uint64_t bytes,
+static void read_count(bk_engine *engine, int from_log, uint64_t entries, uint64_t bytes,
                        uint64_t begun)
 {
     uint64_t ns = bk_io_now_ns() - begun;
@@ -59,7 +59,7 @@ static int read_one(bk_engine *engine, int64_t ledger_id, int64_t entry_id, int 
             result = BK_ABSENT; /* the caller knows the ledger: it has no entry on disk */
     }
     if (result == BK_OK)
-        count_read(engine, from_log, 1, *size, begun);
+        read_count(engine, from_log, 1, *size, begun);
     return result;
 }
 
@@ -149,7 +149,7 @@ static int gather(bk_engine *engine, int64_t ledger_id, int64_t start, int64_t l
         size_t before_size = got->size;
         result = gather_memory(engine, ledger_id, &next, last, got, &absent);
         if (got->count > before)
-            count_read(engine, 0, got->count - before, got->size - before_size, begun);
+            read_count(engine, 0, got->count - before, got->size - before_size, begun);
         if (result != BK_ABSENT)
             continue;
         if (!use_disk) {
@@ -161,7 +161,7 @@ static int gather(bk_engine *engine, int64_t ledger_id, int64_t start, int64_t l
         begun = bk_io_now_ns();
         result = gather_store(engine, ledger_id, &next, absent, got);
         if (got->count > before)
-            count_read(engine, 1, got->count - before, got->size - before_size, begun);
+            read_count(engine, 1, got->count - before, got->size - before_size, begun);
     }
     if (got->count > 0 || result == BK_END)
         return BK_OK;
@@ -185,7 +185,7 @@ static int gather_logged(bk_engine *engine, int64_t ledger_id, int64_t start, in
     int result = gather_store(engine, ledger_id, &next, last, got);
     if (got->count == 0)
         return result;
-    count_read(engine, 1, got->count, got->size, begun);
+    read_count(engine, 1, got->count, got->size, begun);
     return BK_OK;
 }
 
@@ -203,8 +203,8 @@ static bk_view look_at(bk_engine *engine, const bk_request *request)
 {
     bk_view view = {0, 0, 0, -1, -1, 1, 0, 0};
     pthread_mutex_lock(&engine->lock);
-    view.limbo = engine->limbo;
-    view.renewals = engine->renewals;
+    view.limbo = engine->mode.limbo;
+    view.renewals = engine->changes.renewals;
     bk_ledger *ledger =
         request->ledger_id >= 0 ? bk_ledgers_find(&engine->ledgers, request->ledger_id) : NULL;
     if (ledger != NULL && !ledger->deleted) {
@@ -216,7 +216,7 @@ static bk_view look_at(bk_engine *engine, const bk_request *request)
     }
     if (request->ledger_id < 0 || request->entry_id < -1)
         view.code = BK_CODE_BAD_REQUEST;
-    else if (ledger != NULL && bk_is_other(ledger, request->incarnation))
+    else if (ledger != NULL && bk_ledger_is_other(ledger, request->incarnation))
         view.code = request->other_code;
     else if (!view.known)
         view.code = view.limbo ? BK_CODE_IO_ERROR : BK_CODE_NO_LEDGER;
@@ -235,9 +235,9 @@ static int32_t code_of(bk_engine *engine, int result)
 {
     int32_t code = BK_CODE_IO_ERROR;
     pthread_mutex_lock(&engine->lock);
-    if (result == BK_ABSENT && !engine->limbo)
+    if (result == BK_ABSENT && !engine->mode.limbo)
         code = BK_CODE_NO_ENTRY;
-    else if (result == BK_NO_LEDGER && !engine->limbo)
+    else if (result == BK_NO_LEDGER && !engine->mode.limbo)
         code = BK_CODE_NO_LEDGER;
     if (code == BK_CODE_IO_ERROR)
         engine->stats.read_errors++;
@@ -261,7 +261,7 @@ static size_t frame_room(size_t out_size, size_t head)
     return (out_size < ANSWER_SIZE_MAX ? out_size : ANSWER_SIZE_MAX) - head;
 }
 
-static int answer_read(bk_engine *engine, const bk_request *request, int use_disk, uint8_t *out,
+static int read_answer(bk_engine *engine, const bk_request *request, int use_disk, uint8_t *out,
                        size_t out_size, size_t *size)
 {
     uint32_t body_size = 0;
@@ -350,7 +350,7 @@ static int learn_lac(bk_engine *engine, int64_t ledger_id, bk_view *view, int us
     int64_t lac = size >= BK_ENTRY_HEADER_SIZE ? (int64_t)bk_get64be(out + 16) : -1;
     pthread_mutex_lock(&engine->lock);
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
-    if (ledger != NULL && engine->renewals == view->renewals) {
+    if (ledger != NULL && engine->changes.renewals == view->renewals) {
         if (lac > ledger->lac && lac < ledger->last_entry)
             ledger->lac = lac;
         ledger->lac_known = 1;
@@ -395,7 +395,7 @@ static int answer(bk_engine *engine, const bk_request *request, int32_t use_disk
 {
     switch (request->opcode) {
     case BK_OP_READ:
-        return answer_read(engine, request, use_disk, out, out_size, size);
+        return read_answer(engine, request, use_disk, out, out_size, size);
     case BK_OP_BATCH_READ:
         return answer_batch(engine, request, use_disk, out, out_size, size);
     case BK_OP_READ_WAIT:
@@ -407,7 +407,7 @@ static int answer(bk_engine *engine, const bk_request *request, int32_t use_disk
 
 static uint64_t renewals_of(const bk_engine *engine)
 {
-    return __atomic_load_n(&engine->renewals, __ATOMIC_ACQUIRE);
+    return __atomic_load_n(&engine->changes.renewals, __ATOMIC_ACQUIRE);
 }
 
 int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_disk, uint8_t *out,
@@ -440,7 +440,7 @@ static int fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, cons
 {
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
     int result = 0;
-    if (ledger != NULL && bk_is_other(ledger, incarnation))
+    if (ledger != NULL && bk_ledger_is_other(ledger, incarnation))
         return BK_OTHER_LEDGER;
     if (ledger != NULL && ledger->key_known && memcmp(ledger->key, key, BK_KEY_SIZE) != 0)
         return BK_BAD_KEY;
@@ -463,10 +463,10 @@ static int fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, cons
         ledger->key_known = 1;
     }
     ledger->fenced = 1;
-    ledger->fence_ticket = *ticket = engine->ticket;
+    ledger->fence_ticket = *ticket = engine->groups.ticket;
     engine->stats.fences++;
     bk_engine_wake(engine, ledger);
-    return bk_engine_dirty(engine, ledger);
+    return bk_engine_mark_dirty(engine, ledger);
 }
 
 int bk_engine_fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, const uint8_t *key,
@@ -489,7 +489,7 @@ void bk_engine_fence_all(bk_engine *engine)
         if (ledger == NULL)
             continue;
         ledger->fenced = 1;
-        (void)bk_engine_dirty(engine, ledger); /* without memory: fenced until the restart */
+        (void)bk_engine_mark_dirty(engine, ledger); /* without memory: fenced until the restart */
         bk_engine_wake(engine, ledger);
     }
     pthread_mutex_unlock(&engine->lock);

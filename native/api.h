@@ -18,7 +18,7 @@
  *   compacted.h  what compaction kept of many entries, in one
  *   latest.h   which message is the latest of its key
  *   gather.h   rows of many batches as columns of one
- *   checksum.h what tells whether copied messages are the same
+ *   checksum.h a checksum that is equal for equal messages
  *
  * result     0 on success; a negative errno when the operating system failed;
  *            a positive BK_ verdict when the bytes or the request are at fault.
@@ -37,14 +37,14 @@
 #define BK_OK 0
 #define BK_CORRUPT 1    /* checksum or structure is wrong: damage, never absence */
 #define BK_END 2        /* nothing more to scan; the end is a clean one */
-#define BK_FULL 3       /* no room now; try again when told that there is */
+#define BK_FULL 3       /* no room now; try again after the event that says so */
 #define BK_ABSENT 4     /* the ledger is known and does not hold the entry */
 #define BK_NO_LEDGER 5  /* the ledger is not known here */
 #define BK_FENCED 6     /* the ledger is fenced; only recovery may add */
 #define BK_BAD_KEY 7    /* the master key is not the ledger's */
 #define BK_CLOSE 8      /* the peer broke the protocol: send what is left, close */
 #define BK_AGAIN 9      /* needs the disk, and the caller forbade that */
-#define BK_SMALL 10     /* the buffer lent is too small; the needed size is told */
+#define BK_SMALL 10     /* the buffer lent is too small; the needed size is returned */
 #define BK_READ_ONLY 11 /* the bookie takes no adds at present */
 #define BK_OTHER_LEDGER 12 /* the id is that of another ledger here (table.h, INCARNATION) */
 

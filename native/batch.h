@@ -176,7 +176,7 @@ typedef struct {
  * offset or a row out of bounds, a header's name that is not UTF-8, or an event time
  * that is INT64_MIN. BK_SMALL: more than BK_BATCH_COUNT_MAX messages or, with a name
  * of header->producer_size bytes, more than BK_BATCH_SIZE_MAX bytes; layout->size
- * tells. */
+ * has the size. */
 int bk_batch_plan(const bk_columns *columns, const void *rows, uint64_t start, uint64_t stop,
                   bk_batch_header *header, bk_batch_layout *layout);
 /* Write the body that was planned, layout->size bytes. */

@@ -3,8 +3,7 @@
     sequences ──► Columns ──► route, cut ──► encode ──► payload of an entry
     memoryviews ◄── Columns ◄── decode ◄──────────────────┘
 
-Nothing here runs once per message in Python, but for what turns lists into
-columns and columns into lists.
+Nothing here runs once per message in Python, except the conversion between lists and columns.
 """
 
 from __future__ import annotations
@@ -17,6 +16,7 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from native._core import ffi, lib
+from native.cdata import CData
 from native.columns import Binary, Buffer, Columns, Headers, address_of_rows, check_columns, nulls
 from native.errors import Corrupt, TooLarge, check
 from native.route import NO_PARTITION, murmur3, route, rows_of
@@ -54,7 +54,7 @@ _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class BatchKind(enum.IntEnum):
-    """What an entry of a lane is."""
+    """The kind of a lane's entry: messages, or a control entry."""
 
     MESSAGES = lib.BK_BATCH_MESSAGES
     LANE_STATE = lib.BK_BATCH_LANE_STATE
@@ -62,7 +62,7 @@ class BatchKind(enum.IntEnum):
 
 
 class BatchHeader(msgspec.Struct, frozen=True):
-    """What can be told of a batch without decompressing it."""
+    """The facts about a batch that need no decompression."""
 
     kind: int
     """A BatchKind."""
@@ -84,12 +84,12 @@ class BatchHeader(msgspec.Struct, frozen=True):
 
     @property
     def last_sequence(self) -> int:
-        """The sequence number of the last message, -1 when they are not counted."""
+        """The sequence number of the last message, -1 if messages have none."""
         return -1 if self.sequence < 0 else self.sequence + self.count - 1
 
 
 class Decoded(NamedTuple):
-    """A batch of messages, taken apart."""
+    """A decoded batch of messages."""
 
     header: BatchHeader
     columns: Columns
@@ -113,14 +113,13 @@ def encode(
 ) -> bytes:
     """Return the payload of one batch: the messages from *start* to before *stop*.
 
-    With *rows*, an array "I" of places in *columns*, they are those that
-    ``rows[start:stop]`` names, in that order. A body that would not become smaller
-    is left as it is, whatever *compression* says. Buffers that belong to others must
-    not change meanwhile.
+    With *rows*, an array "I" of row numbers in *columns*, the batch has the rows
+    ``rows[start:stop]``, in that order. A body that compression would not make smaller is stored
+    uncompressed. The buffers must not change during the call.
 
     Raises:
-        TooLarge: the batch exceeds SIZE_MAX or COUNT_MAX; cut() makes ones that do not.
-        ValueError: no or too many messages are named, *batched* is False and it is not
+        TooLarge: the batch exceeds SIZE_MAX or COUNT_MAX; cut() prevents that.
+        ValueError: the batch has no messages or too many, *batched* is False and it has not exactly
             one, an event time is -2**63, or the columns do not fit together.
     """
     which = _rows(columns, start, stop, rows)
@@ -150,10 +149,10 @@ def encode_control(
     created_ms: int = 0,
     last_timestamp: int = 0,
 ) -> bytes:
-    """Return the payload of an entry that holds no messages but *body*.
+    """Return the payload of a control entry, which holds *body* and no messages.
 
     Raises:
-        TooLarge: it exceeds SIZE_MAX.
+        TooLarge: the payload exceeds SIZE_MAX.
     """
     header = ffi.new("bk_batch_header *")
     header.producer_size = _name_size(producer)
@@ -170,7 +169,7 @@ def encode_control(
     return _finish(header, producer, out, compression)
 
 
-def _fill(header: Any, kind: int, sequence: int, epoch: int, created_ms: int) -> None:  # noqa: ANN401 - a cffi pointer
+def _fill(header: CData, kind: int, sequence: int, epoch: int, created_ms: int) -> None:
     if not -1 <= sequence < 1 << 63:
         raise ValueError(f"{sequence} is no sequence number")
     header.kind = kind
@@ -179,8 +178,8 @@ def _fill(header: Any, kind: int, sequence: int, epoch: int, created_ms: int) ->
     header.created_ms = created_ms
 
 
-def _finish(header: Any, producer: bytes, out: Any, compression: Compression) -> bytes:  # noqa: ANN401 - cffi pointers
-    """Compress the body in *out* where that helps, and put the header before it."""
+def _finish(header: CData, producer: bytes, out: CData, compression: Compression) -> bytes:
+    """Compress the body in *out* if that makes it smaller, and write the header before it."""
     if compression != "none":
         body = ffi.buffer(out + header.body_offset, header.body_size)
         smaller = bytes(codec(compression).compress(body, asbytes=True))
@@ -201,13 +200,13 @@ def _name_size(producer: bytes) -> int:
 
 @cache
 def codec(compression: str) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Return pyarrow's codec; imported when first needed, for it takes long."""
+    """Return pyarrow's codec; the first call imports pyarrow, which takes long."""
     import pyarrow as pa
 
     return pa.Codec(_CODECS[compression])
 
 
-# --- which messages ---------------------------------------------------------------
+# --- selecting messages -----------------------------------------------------------
 
 
 def cut(
@@ -218,13 +217,13 @@ def cut(
     rows: array[int] | None = None,
     producer: bytes = b"",
 ) -> array[int]:
-    """Return where batches end: each is the messages from the end before to before its own.
+    """Return the ends of batches: each batch begins at the previous end and excludes its own.
 
-    A batch has at most *count_max* messages, and at most *size_max* bytes before it is
-    compressed, unless one message alone is larger. With *rows* the ends are places there.
+    A batch has at most *count_max* messages, and at most *size_max* uncompressed bytes unless a
+    single message is larger. With *rows*, ends are indexes in *rows*.
 
     Raises:
-        TooLarge: a message fits no batch; *index* is its place. Nothing else is known.
+        TooLarge: a message does not fit a batch; the error's *index* is its row.
         ValueError: the columns do not fit together.
     """
     total = columns.count if rows is None else len(rows)
@@ -248,8 +247,10 @@ def cut(
     return ends
 
 
-def _rows(columns: Columns, start: int, stop: int, rows: array[int] | None) -> tuple[Any, int, int]:
-    """Return the three arguments that say which messages."""
+def _rows(
+    columns: Columns, start: int, stop: int, rows: array[int] | None
+) -> tuple[CData, int, int]:
+    """Return the three C arguments that select messages."""
     total = columns.count if rows is None else len(rows)
     if not 0 <= start <= stop <= total:
         raise ValueError(f"messages {start} to {stop} of {total}")
@@ -263,45 +264,45 @@ def read_header(payload: Buffer) -> BatchHeader:
     """Return the header of a batch; nothing is decompressed.
 
     Raises:
-        Corrupt: it is no batch, or none of this version.
+        Corrupt: the entry is not a batch, or has another version.
     """
     return _take_header(_read_head(payload), payload)
 
 
 def decode(payload: Buffer) -> Decoded:
-    """Take a batch of messages apart; its columns are memoryviews of *payload*.
+    """Decode a batch of messages; its columns are memoryviews of *payload*.
 
-    So they keep the payload and what it is part of in memory. What has a width (offsets,
-    times) is copied if it does not lie at a multiple of 8, since Arrow and others may
-    count on that; keys and values never are. A compressed body gets a buffer of its own.
+    So they keep the payload, and the buffer it is part of, in memory. Offsets and times are copied
+    if they are not aligned to 8 bytes, as Arrow may rely on that; keys and values are never copied.
+    A compressed body is decompressed into a new buffer.
 
     Raises:
-        Corrupt: it is no sound batch of messages.
+        Corrupt: the entry is not a sound batch of messages.
     """
     return _decode(_read_head(payload), payload)
 
 
 def decode_messages(payload: Buffer) -> Decoded | None:
-    """Take an entry apart as decode() does if it holds messages; None: it is a control entry.
+    """Decode an entry as decode() does; return `None` for a control entry.
 
     Raises:
-        Corrupt: it is neither.
+        Corrupt: the entry is neither.
     """
     raw = _read_head(payload)
     if raw.kind == BatchKind.MESSAGES:
         return _decode(raw, payload)
-    _take_header(raw, payload)  # to find what is wrong with it
+    _take_header(raw, payload)  # to find the fault
     return None
 
 
-def _read_head(payload: Buffer) -> Any:  # noqa: ANN401 - a cffi pointer
+def _read_head(payload: Buffer) -> CData:
     raw = ffi.new("bk_batch_header *")
     with ffi.from_buffer(payload) as lent:
         check(lib.bk_batch_read_header(lent, len(lent), raw), "a batch's header")
     return raw
 
 
-def _decode(raw: Any, payload: Buffer) -> Decoded:  # noqa: ANN401 - a cffi pointer
+def _decode(raw: CData, payload: Buffer) -> Decoded:
     header = _take_header(raw, payload)
     body = _body(raw, payload)
     layout = ffi.new("bk_batch_layout *")
@@ -316,7 +317,7 @@ def decode_control(payload: Buffer) -> tuple[BatchHeader, bytes]:
     """Return header and body of an entry that holds no messages.
 
     Raises:
-        Corrupt: it is none.
+        Corrupt: the entry is not a control entry.
     """
     raw = ffi.new("bk_batch_header *")
     with ffi.from_buffer(payload) as lent:
@@ -326,7 +327,7 @@ def decode_control(payload: Buffer) -> tuple[BatchHeader, bytes]:
     return _take_header(raw, payload), bytes(_body(raw, payload))
 
 
-def _take_header(raw: Any, payload: Buffer) -> BatchHeader:  # noqa: ANN401 - a cffi pointer
+def _take_header(raw: CData, payload: Buffer) -> BatchHeader:
     producer = ""
     if raw.producer_size:
         head = int(lib.BK_BATCH_HEAD_SIZE)
@@ -352,7 +353,7 @@ def _take_header(raw: Any, payload: Buffer) -> BatchHeader:  # noqa: ANN401 - a 
     )
 
 
-def _body(raw: Any, payload: Buffer) -> memoryview:  # noqa: ANN401 - a cffi pointer
+def _body(raw: CData, payload: Buffer) -> memoryview:
     body = memoryview(payload).cast("B")[raw.body_offset :]
     if raw.compression == lib.BK_BATCH_PLAIN:
         return body
@@ -369,11 +370,11 @@ def _body(raw: Any, payload: Buffer) -> memoryview:  # noqa: ANN401 - a cffi poi
 def _take_columns(
     count: int,
     flags: int,
-    layout: Any,  # noqa: ANN401 - a cffi pointer
+    layout: CData,
     fixed: memoryview,
     body: memoryview,
 ) -> Columns:
-    """Return the columns of a body that was found sound; *fixed* is its aligned part."""
+    """Return the columns of a checked body; *fixed* is its aligned part."""
     offsets_size, bitmap_size = 4 * count + 4, (count + 7) // 8
 
     def bitmap(flag: int, at: int) -> memoryview | None:
@@ -408,7 +409,7 @@ def _take_columns(
 
 def _take_headers(
     count: int,
-    layout: Any,  # noqa: ANN401 - a cffi pointer
+    layout: CData,
     fixed: memoryview,
     body: memoryview,
 ) -> Headers:

@@ -22,31 +22,27 @@ typedef struct {
     uint32_t count, room;
 } check;
 
-static int row_take(check *c, int64_t ledger_id, const bk_row *row)
+static int take_row(check *c, int64_t ledger_id, const bk_row *row)
 {
-    if (c->count == c->room) {
-        uint32_t room = c->room * 2 + 64;
-        checked_row *grown = realloc(c->rows, room * sizeof *grown);
-        if (grown == NULL)
-            return -ENOMEM;
-        c->rows = grown;
-        c->room = room;
-    }
+    checked_row *rows = bk_array_grow32(c->rows, &c->room, c->count + 1, sizeof *rows);
+    if (rows == NULL)
+        return -ENOMEM;
+    c->rows = rows;
     c->rows[c->count++] = (checked_row){ledger_id, *row};
     return BK_OK;
 }
 
-static int ledger_take(check *c, const bk_ledger_rows *ledger)
+static int take_ledger(check *c, const bk_ledger_rows *ledger)
 {
     int result = BK_OK;
     for (uint32_t i = 0; i < ledger->count && result == BK_OK; i++)
         if (ledger->rows[i].log == c->walk.log)
-            result = row_take(c, ledger->id, &ledger->rows[i]);
+            result = take_row(c, ledger->id, &ledger->rows[i]);
     return result;
 }
 
 /* The extents of the next few ledgers. BK_END: there are no more ledgers. */
-static int rows_take(check *c)
+static int take_rows(check *c)
 {
     bk_store *store = c->walk.store;
     const bk_directory *d = &store->directory;
@@ -57,7 +53,7 @@ static int rows_take(check *c)
     uint32_t first = bk_directory_after(d, c->after), i = first;
     for (; i < d->count && i - first < LEDGERS_AT_ONCE && result == BK_OK; i++) {
         c->after = d->ledgers[i].id;
-        result = ledger_take(c, &d->ledgers[i]);
+        result = take_ledger(c, &d->ledgers[i]);
     }
     pthread_rwlock_unlock(&store->lock);
     return result == BK_OK && i == first ? BK_END : result;
@@ -75,7 +71,7 @@ static int nothing_more(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint
     return BK_OK;
 }
 
-static int pages_check(check *c, const checked_row *r)
+static int check_pages(check *c, const checked_row *r)
 {
     bk_store *store = c->walk.store;
     bk_ranges found = {NULL, 0, 0};
@@ -92,9 +88,9 @@ static int pages_check(check *c, const checked_row *r)
                            result);
 }
 
-static int row_check(check *c, const checked_row *r)
+static int check_row(check *c, const checked_row *r)
 {
-    int pages = pages_check(c, r);
+    int pages = check_pages(c, r);
     if (pages < 0 && pages != -EAGAIN)
         return pages;
     int records = bk_walk_extent(&c->walk, r->ledger_id, &r->row);
@@ -104,9 +100,9 @@ static int row_check(check *c, const checked_row *r)
 static int check_all(check *c)
 {
     int verdict = BK_OK, result;
-    while ((result = rows_take(c)) == BK_OK) {
+    while ((result = take_rows(c)) == BK_OK) {
         for (uint32_t i = 0; i < c->count; i++) {
-            result = row_check(c, &c->rows[i]);
+            result = check_row(c, &c->rows[i]);
             if (result == BK_CORRUPT)
                 verdict = BK_CORRUPT;
             else if (result != BK_OK)

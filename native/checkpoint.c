@@ -14,13 +14,13 @@
 int bk_engine_open_table(bk_engine *engine)
 {
     char path[BK_PATH_SIZE_MAX];
-    int result = bk_table_path(engine->ledger_folder, engine->table_id, path);
+    int result = bk_table_path(engine->ledger_folder, engine->table.id, path);
     if (result != 0)
         return result;
-    engine->table_fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, BK_FILE_MODE);
-    if (engine->table_fd < 0)
+    engine->table.fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, BK_FILE_MODE);
+    if (engine->table.fd < 0)
         return -errno;
-    if (ftruncate(engine->table_fd, (off_t)engine->table_end) != 0)
+    if (ftruncate(engine->table.fd, (off_t)engine->table.end) != 0)
         return -errno;
     return bk_io_sync_folder(engine->ledger_folder);
 }
@@ -31,16 +31,16 @@ static int collect_table(bk_engine *engine, bk_bytes *bytes, int *anew)
 {
     int result = 0;
     uint64_t fair = 2 * TABLE_BYTES_PER_LEDGER * (uint64_t)engine->ledgers.count;
-    *anew = engine->table_end > TABLE_REWRITE_MIN && engine->table_end > fair;
+    *anew = engine->table.end > TABLE_REWRITE_MIN && engine->table.end > fair;
     for (size_t i = 0; *anew && i < engine->ledgers.room && result == 0; i++)
         if (engine->ledgers.slots[i] != NULL)
             result = bk_table_describe(bytes, engine->ledgers.slots[i]);
-    for (size_t i = 0; i < engine->dirty_count && result == 0; i++) {
+    for (size_t i = 0; i < engine->flush.dirty_count && result == 0; i++) {
         if (!*anew)
-            result = bk_table_describe(bytes, engine->dirty[i]);
-        engine->dirty[i]->dirty = 0;
+            result = bk_table_describe(bytes, engine->flush.dirty[i]);
+        engine->flush.dirty[i]->dirty = 0;
     }
-    engine->dirty_count = 0;
+    engine->flush.dirty_count = 0;
     return result;
 }
 
@@ -48,21 +48,21 @@ static int write_table(bk_engine *engine, const bk_bytes *bytes, int anew)
 {
     int result = 0;
     if (anew) {
-        close(engine->table_fd);
-        engine->table_fd = -1;
-        engine->table_id++;
-        engine->table_end = 0;
+        close(engine->table.fd);
+        engine->table.fd = -1;
+        engine->table.id++;
+        engine->table.end = 0;
         result = bk_engine_open_table(engine);
-        __atomic_add_fetch(&engine->table_steps, 1, __ATOMIC_RELAXED);
+        __atomic_add_fetch(&engine->table.steps, 1, __ATOMIC_RELAXED);
     }
     if (result == 0 && bytes->size > 0)
-        result = bk_io_write(engine->table_fd, bytes->bytes, bytes->size, engine->table_end,
+        result = bk_io_write(engine->table.fd, bytes->bytes, bytes->size, engine->table.end,
                              BK_FAULT_TABLE_WRITE);
     if (result == 0 && bytes->size > 0)
-        result = bk_io_sync(engine->table_fd, BK_FAULT_TABLE_SYNC);
-    __atomic_add_fetch(&engine->table_steps, 1, __ATOMIC_RELAXED);
+        result = bk_io_sync(engine->table.fd, BK_FAULT_TABLE_SYNC);
+    __atomic_add_fetch(&engine->table.steps, 1, __ATOMIC_RELAXED);
     if (result == 0)
-        engine->table_end += bytes->size;
+        engine->table.end += bytes->size;
     return result;
 }
 
@@ -108,14 +108,14 @@ static void give_back(bk_engine *engine, bk_half *half, int which)
 int bk_engine_write_out(bk_engine *engine, bk_half *half, bk_mark *mark)
 {
     bk_bytes bytes = {NULL, 0, 0};
-    int which = half == &engine->halves[1], anew = 0, result = 0;
+    int which = half == &engine->memtable.halves[1], anew = 0, result = 0;
     uint64_t begun = bk_io_now_ns();
     pthread_mutex_lock(&engine->lock);
     for (size_t i = 0; i < half->ledger_count && result == 0; i++)
         result = bk_runs_merge(&half->ledgers[i]->halves[which]);
     if (result == 0)
         result = collect_table(engine, &bytes, &anew);
-    engine->table_ticket = engine->gathering ? engine->ticket : engine->ticket - 1;
+    engine->table.ticket = engine->groups.ticket - (engine->groups.gathering ? 0 : 1);
     pthread_mutex_unlock(&engine->lock);
     if (result == 0)
         result = write_entries(engine, half, which, mark);
@@ -126,8 +126,8 @@ int bk_engine_write_out(bk_engine *engine, bk_half *half, bk_mark *mark)
         return result;
     mark->journal_id = half->mark_file;
     mark->journal_offset = half->mark_offset;
-    mark->table_id = engine->table_id;
-    mark->table_end = engine->table_end;
+    mark->table_id = engine->table.id;
+    mark->table_end = engine->table.end;
     pthread_mutex_lock(&engine->lock);
     give_back(engine, half, which);
     bk_histogram_add_ns(&engine->stats.flush, bk_io_now_ns() - begun, 1);
@@ -138,9 +138,9 @@ int bk_engine_write_out(bk_engine *engine, bk_half *half, bk_mark *mark)
 /* Wait until all of the half is in the journal. With the lock held. */
 static int wait_synced(bk_engine *engine, uint64_t ticket)
 {
-    while (engine->synced < ticket) {
-        if (engine->failed != 0)
-            return -engine->failed;
+    while (engine->groups.synced < ticket) {
+        if (engine->events.failed != 0)
+            return -engine->events.failed;
         if (engine->stop)
             return -ECANCELED;
         if (engine->has_thread) {
@@ -162,26 +162,26 @@ int bk_engine_flush(bk_engine *engine, bk_mark *mark)
     memset(mark, 0, sizeof *mark);
     pthread_mutex_lock(&engine->lock);
     for (int i = 0; i < 2; i++)
-        if (engine->halves[i].state == BK_HALF_SEALED)
-            half = &engine->halves[i];
-    int result = engine->flush_error;
+        if (engine->memtable.halves[i].state == BK_HALF_SEALED)
+            half = &engine->memtable.halves[i];
+    int result = engine->flush.error;
     if (result == BK_OK)
-        result = half == NULL || engine->flushing ? BK_END
+        result = half == NULL || engine->flush.under_way ? BK_END
                                                   : wait_synced(engine, half->last_ticket);
     if (result == BK_OK)
-        engine->flushing = 1;
+        engine->flush.under_way = 1;
     pthread_mutex_unlock(&engine->lock);
     if (result != BK_OK)
         return result;
     result = bk_engine_write_out(engine, half, mark);
     pthread_mutex_lock(&engine->lock);
-    /* The table tells of ledgers that began a moment ago. Were their beginning not in the journal,
+    /* The table holds ledgers that began a moment ago. Were their beginning not in the journal,
      * a start from this mark would give them the entries of earlier ledgers, which are. */
     if (result == BK_OK)
-        result = wait_synced(engine, engine->table_ticket);
-    engine->flushing = 0;
+        result = wait_synced(engine, engine->table.ticket);
+    engine->flush.under_way = 0;
     /* What it had taken from the table's ledgers, a second try would not write. */
-    engine->flush_error = result;
+    engine->flush.error = result;
     pthread_mutex_unlock(&engine->lock);
     return result;
 }
@@ -189,11 +189,11 @@ int bk_engine_flush(bk_engine *engine, bk_mark *mark)
 int bk_engine_seal(bk_engine *engine)
 {
     pthread_mutex_lock(&engine->lock);
-    bk_half *half = &engine->halves[engine->active];
-    int idle = half->used == 0 && engine->dirty_count == 0 && !engine->unmarked;
+    bk_half *half = &engine->memtable.halves[engine->memtable.active];
+    int idle = half->used == 0 && engine->flush.dirty_count == 0 && !engine->groups.unmarked;
     int result = idle ? BK_END : bk_engine_swap(engine);
     if (result == BK_OK)
-        engine->unmarked = 0;
+        engine->groups.unmarked = 0;
     pthread_mutex_unlock(&engine->lock);
     return result;
 }

@@ -1,4 +1,4 @@
-"""Checksums of messages, as checksum.h defines them: by order, and whatever the order."""
+"""Checksums of messages, as checksum.h defines them: one depends on the order, one does not."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ FACTOR = int(lib.BK_CHECKSUM_FACTOR)
 
 
 class Checksum(msgspec.Struct, frozen=True):
-    """Of some messages: key, value, event time and headers of each.
+    """A checksum over the key, value, event time and headers of each message.
 
-    *total* is the same in whatever order they come, *chain* only in the same order.
+    *total* is the same for any order of the messages, *chain* only for the same order.
     """
 
     count: int = 0
@@ -24,9 +24,9 @@ class Checksum(msgspec.Struct, frozen=True):
     chain: int = 0
 
     def add(self, columns: Columns, rows: array[int] | None = None) -> Checksum:
-        """Return that of these messages and, behind them, those of *columns*.
+        """Return the checksum of these messages followed by those of *columns*.
 
-        With *rows*, an array "I" of places in *columns*, those that it names, in its order.
+        With *rows*, an array "I" of row numbers, only these rows, in that order.
 
         Raises:
             ValueError: the columns do not fit together, or a row is out of bounds.
@@ -38,7 +38,7 @@ class Checksum(msgspec.Struct, frozen=True):
         return Checksum(raw.count, raw.total, raw.chain)
 
     def join(self, behind: Checksum) -> Checksum:
-        """Return that of these messages and, behind them, those of another checksum."""
+        """Return the checksum of these messages followed by those of another checksum."""
         return Checksum(
             self.count + behind.count,
             (self.total + behind.total) & _WORD,
@@ -47,10 +47,10 @@ class Checksum(msgspec.Struct, frozen=True):
 
     @property
     def text(self) -> str:
-        """Both as people compare them: "5f…:03…", by 16 hexadecimal digits."""
+        """Both parts for people to compare: "5f…:03…", 16 hexadecimal digits each."""
         return f"{self.total_text}:{self.chain:016x}"
 
     @property
     def total_text(self) -> str:
-        """The sum alone, for messages that are in no one order: "5f…"."""
+        """The total alone, for messages without a single order: "5f…"."""
         return f"{self.total:016x}"

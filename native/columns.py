@@ -1,17 +1,18 @@
-"""Messages by columns, as Apache Arrow lays columns out, in buffers that C reads and writes."""
+"""Messages as columns in the layout of Apache Arrow, in buffers that C reads and writes."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import msgspec
 
 from native._core import ffi, lib
-from native.errors import TooLarge, check
+from native.cdata import CData
+from native.errors import TooLarge, raise_for
 
 Buffer = bytes | bytearray | memoryview
 _BYTES_MAX = (1 << 31) - 1
@@ -21,9 +22,9 @@ _ROW_SIZE = 4
 class Binary(NamedTuple):
     """Byte strings as one column.
 
-    *offsets*, a memoryview "i", says where each begins in *data*, and where the last ends;
-    the first need not be 0. *validity* has a bit for each, 0 for null, the lowest of a
-    byte first; None: none is null.
+    *offsets*, a memoryview "i", has the start of each string in *data*, and the end of the last;
+    the first need not be 0. *validity* has a bit for each string, 0 for null, lowest bit first;
+    `None` if no string is null.
     """
 
     offsets: memoryview
@@ -32,27 +33,28 @@ class Binary(NamedTuple):
 
     @property
     def length(self) -> int:
-        """How many there are."""
+        """The number of strings, nulls included."""
         return len(self.offsets) - 1
 
     @classmethod
     def of(cls, values: Sequence[bytes | None]) -> Binary:
-        """Return *values* as a column; costs a copy of their bytes.
+        """Return *values* as a column, which copies their bytes.
 
         Raises:
-            TypeError: one is neither bytes-like nor None.
-            TooLarge: they have 2 GiB or more.
+            TypeError: a value is neither bytes-like nor None.
+            TooLarge: the values have 2 GiB or more.
         """
         validity = None
+        present = cast("Sequence[bytes]", values)  # join() finds None faster than a loop would
         try:
-            data = b"".join(values)  # type: ignore[arg-type] # tried
+            data = b"".join(present)
         except TypeError:
             if None not in values:
                 raise
             validity = pack_bits(bytes([value is not None for value in values]))
-            values = [b"" if value is None else value for value in values]
-            data = b"".join(values)  # type: ignore[arg-type] # no None any more
-        return cls(_offsets(values, len(data)), memoryview(data), validity)
+            present = [b"" if value is None else value for value in values]
+            data = b"".join(present)
+        return cls(_offsets(present, len(data)), memoryview(data), validity)
 
     @classmethod
     def of_buffers(
@@ -64,10 +66,10 @@ class Binary(NamedTuple):
         first: int = 0,
         count: int | None = None,
     ) -> Binary:
-        """Return the *count* strings from *first* on of a column made elsewhere, as of Arrow.
+        """Return *count* strings from *first* on, of another library's buffers such as Arrow's.
 
-        *offsets* are 32 bits wide. Nothing is copied but, when *first* is no multiple of 8,
-        validity. Offsets are checked when they are used.
+        *offsets* are 32 bits wide. Only validity is copied, and only if *first* is not a multiple
+        of 8. Offsets are checked when C uses them.
 
         Raises:
             ValueError: a buffer is too small.
@@ -84,7 +86,7 @@ class Binary(NamedTuple):
         )
 
     def to_list(self) -> list[Any]:
-        """Return them as bytes objects, and None for null."""
+        """Return a list of bytes objects, with `None` for null."""
         data = bytes(self.data)
         found: list[Any] = [data[begin:end] for begin, end in pairwise(self.offsets.tolist())]
         if self.validity is not None:
@@ -94,14 +96,14 @@ class Binary(NamedTuple):
 
 
 def nulls(count: int) -> Binary:
-    """Return so many nulls."""
+    """Return a column of *count* nulls, which takes about 4 bytes for each."""
     return Binary(
         memoryview(bytes(4 * count + 4)).cast("i"), memoryview(b""), bytes(count // 8 + 1)
     )
 
 
 class Headers(NamedTuple):
-    """The headers of messages as columns: names and values, and for each message which."""
+    """The headers of messages as columns: names, values, and the range of each message."""
 
     offsets: memoryview
     """An "i" more than there are messages: places in the two below."""
@@ -110,10 +112,10 @@ class Headers(NamedTuple):
 
     @classmethod
     def of(cls, headers: Sequence[Mapping[str, bytes] | None]) -> Headers:
-        """Return the headers of each message as columns; None is the same as no headers.
+        """Return the headers of each message as columns; `None` stands for no headers.
 
         Raises:
-            TypeError: a name is no str, or a value no bytes.
+            TypeError: a name is not a str, or a value is not bytes.
         """
         given = [one or {} for one in headers]
         names = [name.encode() for name in chain.from_iterable(given)]
@@ -121,7 +123,7 @@ class Headers(NamedTuple):
         return cls(_offsets(given, len(names)), Binary.of(names), Binary.of(values))
 
     def to_list(self) -> list[dict[str, bytes]]:
-        """Return the headers of each message; of a name that comes twice, the last."""
+        """Return the headers of each message; the last one wins if a name is repeated."""
         pairs = list(
             zip(map(bytes.decode, self.names.to_list()), self.values.to_list(), strict=True)
         )
@@ -129,7 +131,7 @@ class Headers(NamedTuple):
 
 
 class Columns(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
-    """Messages by columns. A column that is None is null in each of them."""
+    """Messages as columns. A column that is `None` is null for every message."""
 
     count: int
     values: Binary
@@ -142,10 +144,10 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     headers: Headers | None = None
 
     def __post_init__(self) -> None:
-        """Check that the columns are as long as they say.
+        """Check that every column has *count* rows.
 
         Raises:
-            ValueError: one is not.
+            ValueError: a column has another length.
         """
         lengths = {
             "values": self.values.length,
@@ -168,11 +170,11 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         timestamps: Sequence[int] | None = None,
         headers: Sequence[Mapping[str, bytes] | None] | None = None,
     ) -> Columns:
-        """Return messages given by sequences, as columns.
+        """Return messages as columns, from one sequence for each column.
 
         Raises:
             ValueError: the sequences differ in length.
-            TypeError: an item is of a wrong type.
+            TypeError: an item has the wrong type.
             OverflowError: a time does not fit 64 bits.
             TooLarge: values or keys have 2 GiB or more.
         """
@@ -189,7 +191,7 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         )
 
     def event_times_list(self) -> list[int | None]:
-        """Return the event time of each message, None for none."""
+        """Return the event time of each message, `None` if it has none."""
         if self.event_times is None:
             return [None] * self.count
         times: list[int | None] = list(self.event_times)
@@ -200,12 +202,12 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
 
     @cached_property
     def loan(self) -> Loan:
-        """This as a bk_columns, for the other modules of this package."""
+        """The columns as a bk_columns, for the other modules of this package."""
         return Loan(self)
 
 
 class Loan:
-    """Buffers lent to C: *pointer* is good for as long as this lives."""
+    """Buffers lent to C; *pointer* is valid while this object lives."""
 
     def __init__(self, lender: Columns | Binary) -> None:
         self._kept: list[memoryview] = []
@@ -214,7 +216,7 @@ class Loan:
         else:
             self.pointer = ffi.new("bk_columns *", self._columns(lender))
 
-    def _columns(self, columns: Columns) -> dict[str, Any]:
+    def _columns(self, columns: Columns) -> dict[str, CData]:
         bitmap_size = (columns.count + 7) // 8
         lent = {
             "count": columns.count,
@@ -236,7 +238,7 @@ class Loan:
             lent["header_values"] = self._strings(values)
         return lent
 
-    def _strings(self, strings: Binary) -> dict[str, Any]:
+    def _strings(self, strings: Binary) -> dict[str, CData]:
         return {
             "offsets": self._lend(strings.offsets, 4 * strings.length + 4),
             "data": self._lend(strings.data, 0),
@@ -244,7 +246,7 @@ class Loan:
             "validity": self._lend(strings.validity, (strings.length + 7) // 8),
         }
 
-    def _lend(self, buffer: Buffer | None, size_min: int) -> Any:  # noqa: ANN401 - a cffi pointer
+    def _lend(self, buffer: Buffer | None, size_min: int) -> CData:
         if buffer is None:
             return ffi.NULL
         view = memoryview(buffer)
@@ -254,35 +256,39 @@ class Loan:
         return address(view)
 
 
-def address(buffer: Buffer | array[int]) -> Any:  # noqa: ANN401 - a cffi pointer
-    """Return where a buffer lies; the caller keeps it alive.
+def address(buffer: Buffer | array[int]) -> CData:
+    """Return a buffer's address; the caller keeps the buffer alive.
 
-    The pointer does not: an object that holds a buffer of a memoryview, both of them in a
-    cycle of garbage, brings CPython down before 3.12.7.
+    The pointer holds no reference: CPython before 3.12.7 crashes on garbage cycles with a
+    memoryview and an object that holds its buffer.
     """
     with ffi.from_buffer(buffer) as lent:
         return ffi.cast("uint8_t *", lent)
 
 
-def address_of_rows(rows: array[int]) -> Any:  # noqa: ANN401 - a cffi pointer
-    """Return where an array "I" lies; the caller keeps it. Raises ValueError for another."""
+def address_of_rows(rows: array[int]) -> CData:
+    """Return the address of an array "I"; the caller keeps the array alive.
+
+    Raises ValueError for an array with items of another size.
+    """
     if rows.itemsize != _ROW_SIZE:
         raise ValueError(f"an array {rows.typecode!r} where 'I' is needed")
     return ffi.cast("uint32_t *", address(rows))
 
 
 def check_columns(result: int) -> None:
-    """Return when C found the columns sound, else raise ValueError."""
+    """Raise ValueError if C found the columns unsound."""
     if result == lib.BK_CORRUPT:
         raise ValueError("columns do not fit together: an offset, a row or a time is out of bounds")
-    check(result, "columns of messages")
+    if result != lib.BK_OK:
+        raise_for(result, "columns of messages")
 
 
 # --- bits and offsets ---------------------------------------------------------------
 
 
 def pack_bits(flags: bytes) -> bytes:
-    """Return a bit for each byte, 1 where it is not 0; the lowest of a byte is the first."""
+    """Return a bit for each byte, 1 if the byte is not 0; lowest bit first."""
     bits = ffi.new("uint8_t[]", (len(flags) + 7) // 8)
     lib.bk_bits_pack(flags, len(flags), bits)
     return bytes(ffi.buffer(bits))
@@ -292,7 +298,7 @@ def slice_bits(bits: Buffer, first: int, count: int) -> Buffer:
     """Return *count* bits from *first* on; copies unless *first* is a multiple of 8.
 
     Raises:
-        ValueError: there are not so many.
+        ValueError: there are fewer bits.
     """
     view = memoryview(bits).cast("B")
     if first < 0 or first + count > 8 * len(view):
@@ -306,7 +312,7 @@ def slice_bits(bits: Buffer, first: int, count: int) -> Buffer:
 
 
 def null_places(validity: Buffer, count: int) -> list[int]:
-    """Return which of the first *count* bits are 0."""
+    """Return the indexes of the zeros among the first *count* bits."""
     bits = memoryview(validity).cast("B")[: (count + 7) // 8]
     found = [
         8 * place + bit
@@ -315,7 +321,7 @@ def null_places(validity: Buffer, count: int) -> list[int]:
         for bit in range(8)
         if not byte >> bit & 1
     ]
-    while found and found[-1] >= count:  # the bits behind the last message
+    while found and found[-1] >= count:  # bits after the last message
         found.pop()
     return found
 
@@ -323,7 +329,7 @@ def null_places(validity: Buffer, count: int) -> list[int]:
 def words_of(
     kind: Literal["q", "Q"], numbers: Sequence[int | None]
 ) -> tuple[memoryview, bytes | None]:
-    """Return *numbers* as a column of 64 bits each, and which are not None."""
+    """Return *numbers* as a column of 64 bits each, and its validity."""
     if isinstance(numbers, array | memoryview):
         return memoryview(numbers).cast("B").cast(kind), None
     try:
@@ -335,8 +341,8 @@ def words_of(
     return memoryview(array(kind, [number or 0 for number in numbers])), validity
 
 
-def _offsets(items: Sequence[Any], size: int) -> memoryview:
-    """Return where each of *items* begins, all of them having *size* parts."""
+def _offsets(items: Sequence[Sized], size: int) -> memoryview:
+    """Return the offsets of *items*, whose lengths add up to *size*."""
     if size > _BYTES_MAX:
         raise TooLarge("a column", size=size, size_max=_BYTES_MAX)
     lengths = array("I", list(map(len, items)))
@@ -344,5 +350,5 @@ def _offsets(items: Sequence[Any], size: int) -> memoryview:
     with ffi.from_buffer(lengths) as given, ffi.from_buffer(offsets) as out:
         result = lib.bk_offsets(given, len(lengths), out)
     if result != lib.BK_OK or offsets[-1] != size:
-        raise TypeError("items that are no bytes")  # a memoryview of longer items
+        raise TypeError("items that are no bytes")  # for example, a memoryview with wider items
     return memoryview(offsets)

@@ -39,7 +39,7 @@
  *   versions       8n      -1: not known
  *   created        8n      Unix milliseconds of the producer
  *   sequences      8n      of the first message that the entry had; -1: not counted
- *   orders         8n      what tells which message of a key is later, between lanes
+ *   orders         8n      which message of a key is later, between lanes
  *   starts         4(n+1)  its first message; the last start is m
  *   producers      4n      which name
  *   batch indexes  4m      of each message in the entry it was in; -1: it was no batch

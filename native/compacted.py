@@ -1,4 +1,4 @@
-"""Compacted entries, as compacted.h lays them out: what compaction kept, and where it was.
+"""Compacted entries, as compacted.h lays them out: kept messages and their origins.
 
 Origins, batch indexes, Columns ──► encode ──► payload of an entry
                   Compacted ◄── decode ◄──────────────┘
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from itertools import pairwise
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -22,6 +22,7 @@ from native.batch import (
     encode as encode_batch,
     read_header as read_batch_header,
 )
+from native.cdata import CData
 from native.columns import Buffer, Columns
 from native.errors import Corrupt, TooLarge, check
 from native.origins import Origin, Origins
@@ -47,7 +48,7 @@ _PLACE = 8
 
 
 class CompactedHeader(msgspec.Struct, frozen=True):
-    """What can be told of a compacted entry without decompressing anything."""
+    """The facts about a compacted entry that need no decompression."""
 
     count: int
     origins: int
@@ -60,7 +61,7 @@ class CompactedHeader(msgspec.Struct, frozen=True):
 
 
 class Compacted(NamedTuple):
-    """A compacted entry, taken apart."""
+    """A compacted entry as columns over its own bytes; nothing is copied."""
 
     header: CompactedHeader
     origins: Origins
@@ -71,7 +72,7 @@ class Compacted(NamedTuple):
 
 
 def is_compacted(payload: Buffer) -> bool:
-    """Whether an entry claims to be a compacted one; batches begin otherwise."""
+    """Whether an entry begins like a compacted one; batches begin differently."""
     return bytes(memoryview(payload)[:2]) == b"QC"
 
 
@@ -88,12 +89,12 @@ def encode(
 ) -> bytes:
     """Return the payload of one compacted entry.
 
-    Its messages are those of *columns*, or with *rows*, an array "I", those that it names, in
-    that order; *origins* and *batch_indexes*, 4 bytes signed for each, say where they were.
+    It has the messages of *columns*, or with *rows*, an array "I", only these rows in that order.
+    *origins* and *batch_indexes*, 4 signed bytes each, are where they were written first.
 
     Raises:
         TooLarge: the entry would exceed SIZE_MAX or COUNT_MAX of batches.
-        ValueError: the places are not in order, or the parts do not fit together.
+        ValueError: the origins are not in order, or the parts do not fit together.
     """
     count = columns.count if rows is None else len(rows)
     indexes = memoryview(batch_indexes).cast("B")
@@ -131,8 +132,8 @@ def _table(origins: Origins, indexes: memoryview) -> tuple[bytes, int]:
     return b"".join([*(column.cast("B") for column in columns), *names]), offsets[-1]
 
 
-def _check_table(header: Any, table: bytes, names_size: int) -> None:  # noqa: ANN401 - cffi
-    """Refuse what nobody could read, and note the places in the header."""
+def _check_table(header: CData, table: bytes, names_size: int) -> None:
+    """Refuse a table that no reader would accept, and record its offsets in the header."""
     layout = ffi.new("bk_compacted_layout *")
     if lib.bk_compacted_place(header, layout) + names_size != len(table):
         raise ValueError("columns of origins that differ in length")
@@ -141,7 +142,7 @@ def _check_table(header: Any, table: bytes, names_size: int) -> None:  # noqa: A
         raise ValueError("origins or batch indexes that are not in order, or out of bounds")
 
 
-def _finish(header: Any, table: bytes, batch: bytes, compression: Compression) -> bytes:  # noqa: ANN401
+def _finish(header: CData, table: bytes, batch: bytes, compression: Compression) -> bytes:
     if compression != "none":
         smaller = bytes(codec(compression).compress(table, asbytes=True))
         if len(smaller) < len(table):
@@ -168,27 +169,27 @@ def read_header(payload: Buffer) -> CompactedHeader:
     """Return the header of a compacted entry; nothing is decompressed.
 
     Raises:
-        Corrupt: it is none, or none of this version.
+        Corrupt: the entry is not compacted, or has another version.
     """
     return _take_header(_read(payload), payload)
 
 
 def read_origins(payload: Buffer) -> tuple[Origins, memoryview]:
-    """Return origins and batch indexes of a compacted entry; its batch is not touched.
+    """Return origins and batch indexes of a compacted entry, without decoding its batch.
 
     Raises:
-        Corrupt: it is none, or its table is damaged.
+        Corrupt: the entry is not compacted, or its table is damaged.
     """
     return _take_table(_read(payload), payload)
 
 
 def decode(payload: Buffer) -> Compacted:
-    """Take a compacted entry apart; its columns are memoryviews of *payload*.
+    """Decode a compacted entry; its columns are memoryviews of *payload*.
 
-    The same holds for them as for those of a batch that is decoded.
+    They keep the payload in memory, as those of batch.decode() do.
 
     Raises:
-        Corrupt: it is no sound compacted entry.
+        Corrupt: the entry is not a sound compacted entry.
     """
     raw = _read(payload)
     origins, indexes = _take_table(raw, payload)
@@ -196,7 +197,7 @@ def decode(payload: Buffer) -> Compacted:
     return Compacted(_take_header(raw, payload), origins, indexes, decoded)
 
 
-def _read(payload: Buffer) -> Any:  # noqa: ANN401 - a cffi pointer
+def _read(payload: Buffer) -> CData:
     raw, batch = ffi.new("bk_compacted_header *"), ffi.new("bk_batch_header *")
     with ffi.from_buffer(payload) as lent:
         result = lib.bk_compacted_read_header(lent, len(lent), raw, batch)
@@ -204,7 +205,7 @@ def _read(payload: Buffer) -> Any:  # noqa: ANN401 - a cffi pointer
     return raw
 
 
-def _take_header(raw: Any, payload: Buffer) -> CompactedHeader:  # noqa: ANN401 - a cffi pointer
+def _take_header(raw: CData, payload: Buffer) -> CompactedHeader:
     return CompactedHeader(
         raw.count,
         raw.origins,
@@ -214,7 +215,7 @@ def _take_header(raw: Any, payload: Buffer) -> CompactedHeader:  # noqa: ANN401 
     )
 
 
-def _take_table(raw: Any, payload: Buffer) -> tuple[Origins, memoryview]:  # noqa: ANN401
+def _take_table(raw: CData, payload: Buffer) -> tuple[Origins, memoryview]:
     layout = ffi.new("bk_compacted_layout *")
     table = _plain_table(raw, payload)
     with ffi.from_buffer(table) as lent:
@@ -242,13 +243,13 @@ def _take_table(raw: Any, payload: Buffer) -> tuple[Origins, memoryview]:  # noq
     return origins, column(layout.batch_indexes, raw.count, "i")
 
 
-def _take_names(offsets: memoryview, table: memoryview, layout: Any) -> tuple[str, ...]:  # noqa: ANN401
+def _take_names(offsets: memoryview, table: memoryview, layout: CData) -> tuple[str, ...]:
     text = bytes(table[layout.name_bytes :])
     ends = offsets.tolist()
     return tuple(text[a:b].decode() for a, b in pairwise(ends))
 
 
-def _plain_table(raw: Any, payload: Buffer) -> memoryview:  # noqa: ANN401 - a cffi pointer
+def _plain_table(raw: CData, payload: Buffer) -> memoryview:
     stored = memoryview(payload).cast("B")[_HEAD_SIZE : _HEAD_SIZE + raw.stored_size]
     if raw.compression == lib.BK_BATCH_PLAIN:
         return stored

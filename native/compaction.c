@@ -43,31 +43,28 @@ typedef struct {
 
 /* --- what to copy ------------------------------------------------------------------ */
 
-static int sources_add(compaction *c, const bk_ledger_rows *ledger, uint32_t *capacity)
+static int add_sources(compaction *c, const bk_ledger_rows *ledger, uint32_t *room)
 {
     for (uint32_t i = 0; i < ledger->count; i++) {
         if (ledger->rows[i].log != c->from)
             continue;
-        if (c->count == *capacity) {
-            *capacity = *capacity * 2 + 256;
-            source *larger = realloc(c->sources, *capacity * sizeof *larger);
-            if (larger == NULL)
-                return -ENOMEM;
-            c->sources = larger;
-        }
+        source *sources = bk_array_grow32(c->sources, room, c->count + 1, sizeof *sources);
+        if (sources == NULL)
+            return -ENOMEM;
+        c->sources = sources;
         c->sources[c->count++] = (source){ledger->id, ledger->rows[i]};
     }
     return BK_OK;
 }
 
-static int sources_list(compaction *c)
+static int list_sources(compaction *c)
 {
     const bk_directory *d = &c->store->directory;
     uint32_t capacity = 0;
     int result = BK_OK;
     pthread_rwlock_rdlock(&c->store->lock);
     for (uint32_t i = 0; i < d->count && result == BK_OK; i++)
-        result = sources_add(c, &d->ledgers[i], &capacity);
+        result = add_sources(c, &d->ledgers[i], &capacity);
     pthread_rwlock_unlock(&c->store->lock);
     return result;
 }
@@ -82,7 +79,7 @@ static int is_wanted(const compaction *c, int64_t ledger_id)
 
 /* --- records ----------------------------------------------------------------------- */
 
-static int record_copy(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
+static int copy_record(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
                        const uint8_t *record, uint32_t record_size)
 {
     compaction *c = walk->context;
@@ -93,20 +90,17 @@ static int record_copy(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint6
 
 /* --- entries that are stored twice ------------------------------------------------- */
 
-static int item_add(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
+static int add_item(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
                     const uint8_t *record, uint32_t record_size)
 {
     compaction *c = walk->context;
     (void)ledger_id;
     (void)record;
-    if (c->item_count == c->item_capacity) {
-        size_t capacity = c->item_capacity * 2 + 256;
-        copy_item *larger = realloc(c->items, capacity * sizeof *larger);
-        if (larger == NULL)
-            return -ENOMEM;
-        c->items = larger;
-        c->item_capacity = capacity;
-    }
+    copy_item *items =
+        bk_array_grow(c->items, &c->item_capacity, c->item_count + 1, sizeof *items);
+    if (items == NULL)
+        return -ENOMEM;
+    c->items = items;
     c->items[c->item_count++] = (copy_item){entry_id, offset, record_size};
     return BK_OK;
 }
@@ -129,22 +123,22 @@ static int item_copy(compaction *c, int64_t ledger_id, const copy_item *item)
                           item->entry_id);
     if (result != BK_OK)
         return result;
-    return record_copy(walk, ledger_id, item->entry_id, item->offset, walk->region, item->size);
+    return copy_record(walk, ledger_id, item->entry_id, item->offset, walk->region, item->size);
 }
 
-static int extents_walk(compaction *c, const source *cluster, uint32_t count)
+static int walk_extents(compaction *c, const source *cluster, uint32_t count)
 {
     int result = BK_OK;
-    c->walk.take = count == 1 ? record_copy : item_add;
+    c->walk.take = count == 1 ? copy_record : add_item;
     for (uint32_t i = 0; i < count && result == BK_OK; i++)
         result = bk_walk_extent(&c->walk, cluster[i].ledger_id, &cluster[i].row);
     return result;
 }
 
-static int cluster_copy(compaction *c, const source *cluster, uint32_t count)
+static int copy_cluster(compaction *c, const source *cluster, uint32_t count)
 {
     c->item_count = 0;
-    int result = extents_walk(c, cluster, count);
+    int result = walk_extents(c, cluster, count);
     if (result == BK_OK && c->item_count > 0)
         qsort(c->items, c->item_count, sizeof *c->items, item_order);
     for (size_t i = 0; i < c->item_count && result == BK_OK; i++)
@@ -179,7 +173,7 @@ static int copy_all(compaction *c)
         count = cluster_size(c, at);
         if (!is_wanted(c, c->sources[at].ledger_id))
             continue;
-        result = cluster_copy(c, &c->sources[at], count);
+        result = copy_cluster(c, &c->sources[at], count);
         if (result == BK_OK && c->copied - c->synced >= SYNC_SIZE)
             result = settle(c);
     }
@@ -189,7 +183,7 @@ static int copy_all(compaction *c)
 /* --- the switch -------------------------------------------------------------------- */
 
 /* The rows of a ledger go from the old log to the new one, unless it was deleted. */
-static int ledger_switch(compaction *c, const bk_extent *rows, uint32_t count)
+static int switch_ledger(compaction *c, const bk_extent *rows, uint32_t count)
 {
     bk_directory *d = &c->store->directory;
     bk_ledger_rows *ledger = bk_directory_ledger(d, rows->ledger_id);
@@ -202,14 +196,14 @@ static int ledger_switch(compaction *c, const bk_extent *rows, uint32_t count)
     return bk_directory_add(d, c->to, rows, count);
 }
 
-static int rows_switch(compaction *c)
+static int switch_rows(compaction *c)
 {
     int result = BK_OK;
     for (uint32_t i = 0, count; i < c->row_count && result == BK_OK; i += count) {
         count = 1;
         while (i + count < c->row_count && c->rows[i + count].ledger_id == c->rows[i].ledger_id)
             count++;
-        result = ledger_switch(c, c->rows + i, count);
+        result = switch_ledger(c, c->rows + i, count);
     }
     return result;
 }
@@ -221,7 +215,7 @@ static int publish(compaction *c)
     if (result == BK_OK) {
         c->to->size = c->writer.log_end;
         c->to->index_size = c->writer.index_end;
-        result = rows_switch(c);
+        result = switch_rows(c);
         if (result == BK_OK)
             bk_store_remove_log(c->store, c->from);
     }
@@ -245,7 +239,7 @@ static int copy_begin(compaction *c)
 
 static int copy_log(compaction *c)
 {
-    int result = sources_list(c);
+    int result = list_sources(c);
     if (result == BK_OK)
         result = copy_begin(c);
     if (result == BK_OK)
@@ -261,7 +255,7 @@ static int copy_log(compaction *c)
     return result;
 }
 
-static void compaction_free(compaction *c)
+static void free_compaction(compaction *c)
 {
     bk_log_writer_free(&c->writer);
     if (c->to != NULL)
@@ -279,8 +273,8 @@ static void mark_damaged(bk_store *store, bk_log *log)
     pthread_rwlock_unlock(&store->lock);
 }
 
-/* Pin a log that is closed, also by the durable mark; *live tells whether it holds anything. */
-static int log_claim(bk_store *store, uint32_t log_id, bk_log **log, uint64_t *live)
+/* Pin a log that is closed, also by the durable mark; *live: whether it holds anything. */
+static int claim_log(bk_store *store, uint32_t log_id, bk_log **log, uint64_t *live)
 {
     int result = BK_OK;
     pthread_rwlock_rdlock(&store->lock);
@@ -309,7 +303,7 @@ static int compact_log(bk_store *store, bk_log *log, uint64_t bytes_per_s,
     else if (result == BK_CORRUPT)
         mark_damaged(store, log);
     *copied = c.copied;
-    compaction_free(&c);
+    free_compaction(&c);
     return result;
 }
 
@@ -334,7 +328,7 @@ int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
     uint64_t live, freed;
     *copied = 0;
     pthread_mutex_lock(&store->compaction);
-    int result = log_claim(store, log_id, &log, &live);
+    int result = claim_log(store, log_id, &log, &live);
     if (result == BK_OK) {
         result = live > 0 ? compact_log(store, log, bytes_per_s, stop, copied)
                           : drop_log(store, log, &freed);
@@ -350,7 +344,7 @@ int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed)
     uint64_t live;
     *freed = 0;
     pthread_mutex_lock(&store->compaction);
-    int result = log_claim(store, log_id, &log, &live);
+    int result = claim_log(store, log_id, &log, &live);
     if (result == BK_OK) {
         result = drop_log(store, log, freed);
         bk_log_unpin(&store->files, log);

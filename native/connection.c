@@ -28,7 +28,7 @@ static void leave_waiting(bk_connection *connection)
     if (connection->previous != NULL)
         connection->previous->next = connection->next;
     else
-        connection->engine->waiting = connection->next;
+        connection->engine->events.waiting = connection->next;
     if (connection->next != NULL)
         connection->next->previous = connection->previous;
     connection->in_waiting = 0;
@@ -40,10 +40,10 @@ static void enter_waiting(bk_connection *connection)
     if (connection->in_waiting)
         return;
     connection->previous = NULL;
-    connection->next = engine->waiting;
-    if (engine->waiting != NULL)
-        engine->waiting->previous = connection;
-    engine->waiting = connection;
+    connection->next = engine->events.waiting;
+    if (engine->events.waiting != NULL)
+        engine->events.waiting->previous = connection;
+    engine->events.waiting = connection;
     connection->in_waiting = 1;
 }
 
@@ -64,7 +64,7 @@ void bk_connection_close(bk_connection *connection)
     pthread_mutex_lock(&engine->lock);
     leave_waiting(connection);
     drop_partial(connection);
-    bk_statements_free(&connection->statements, &engine->statement_slots);
+    bk_statements_free(&connection->statements, &engine->changes.statement_slots);
     engine->stats.connections--;
     pthread_mutex_unlock(&engine->lock);
     bk_original_forget(&connection->original);
@@ -140,7 +140,7 @@ static int respond(bk_connection *connection, int32_t opcode, int32_t code, int6
     bk_segment *segment = last_segment(connection);
     if (at == NULL)
         return -ENOMEM;
-    if (ticket > engine->synced &&
+    if (ticket > engine->groups.synced &&
         (segment == NULL || segment->ticket != ticket || segment->ns != ns)) {
         segment = begin_segment(connection, ticket, ns);
         if (segment == NULL)
@@ -150,7 +150,7 @@ static int respond(bk_connection *connection, int32_t opcode, int32_t code, int6
     connection->end += bk_frame_response(at, opcode, code, ledger_id, id, 0);
     if (segment == NULL) {
         connection->ready_end = connection->end;
-        return bk_engine_tell_ready(engine, connection);
+        return bk_engine_raise_ready(engine, connection);
     }
     segment->end = connection->end;
     if (bytes > 0) {
@@ -187,8 +187,8 @@ void bk_connection_publish(bk_connection *connection, uint64_t synced, uint64_t 
     if (connection->segment_count == 0)
         leave_waiting(connection);
     if (connection->ready_end > connection->taken &&
-        bk_engine_tell_ready(engine, connection) != 0) {
-        engine->failed = ENOMEM; /* acknowledgements that nobody hears of must not pile up */
+        bk_engine_raise_ready(engine, connection) != 0) {
+        engine->events.failed = ENOMEM; /* acknowledgements that nobody hears of must not pile up */
         bk_engine_raise(engine, BK_EVENT_FAILED);
     }
 }
@@ -203,7 +203,7 @@ size_t bk_connection_take(bk_connection *connection, uint8_t *out, size_t out_si
         size = out_size;
         /* What became ready meanwhile must not wait for the next sync. Without memory the
          * peer waits, and closes at its deadline. */
-        (void)bk_engine_tell_ready(engine, connection);
+        (void)bk_engine_raise_ready(engine, connection);
     }
     if (size > 0)
         memcpy(out, connection->out + connection->taken, size);
@@ -239,13 +239,14 @@ static bk_ledger *find_ledger(bk_connection *connection, int64_t ledger_id)
 {
     bk_engine *engine = connection->engine;
     bk_ledger *ledger = connection->last;
-    if (ledger != NULL && connection->removals == engine->removals && ledger->id == ledger_id)
+    if (ledger != NULL && ledger->id == ledger_id &&
+        connection->removals == engine->changes.removals)
         return ledger;
     const bk_statement *said = bk_statements_find(&connection->statements, ledger_id);
     connection->said = said != NULL ? *said : (bk_statement){ledger_id, 0, 0};
     ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
     connection->last = ledger;
-    connection->removals = engine->removals;
+    connection->removals = engine->changes.removals;
     return ledger;
 }
 
@@ -254,7 +255,7 @@ static int32_t verdict_on(const bk_connection *connection, const bk_ledger *ledg
                           const uint8_t *key, int32_t flags)
 {
     const bk_engine *engine = connection->engine;
-    if (ledger != NULL && bk_is_other(ledger, connection->said.incarnation))
+    if (ledger != NULL && bk_ledger_is_other(ledger, connection->said.incarnation))
         return connection->said.code;
     if (ledger != NULL && ledger->deleted && (flags & BK_FLAG_RECOVERY) == 0)
         return BK_CODE_FENCED;
@@ -262,7 +263,8 @@ static int32_t verdict_on(const bk_connection *connection, const bk_ledger *ledg
         return BK_CODE_UNAUTHORIZED;
     if (ledger != NULL && ledger->fenced && (flags & BK_FLAG_RECOVERY) == 0)
         return BK_CODE_FENCED;
-    if (engine->read_only && !(engine->priority_allowed && (flags & BK_FLAG_PRIORITY) != 0))
+    if (engine->mode.read_only &&
+        !(engine->mode.priority_allowed && (flags & BK_FLAG_PRIORITY) != 0))
         return BK_CODE_READ_ONLY;
     return 0;
 }
@@ -286,14 +288,14 @@ static int adopt(bk_connection *connection, int64_t ledger_id, const uint8_t *ke
     memcpy((*ledger)->key, key, BK_KEY_SIZE);
     (*ledger)->key_known = 1;
     connection->last = *ledger;
-    connection->removals = engine->removals;
-    return bk_engine_dirty(engine, *ledger);
+    connection->removals = engine->changes.removals;
+    return bk_engine_mark_dirty(engine, *ledger);
 }
 
 /* Everything in the journal up to now is synced when this ticket is. */
 static uint64_t ticket_now(const bk_engine *engine)
 {
-    return engine->gathering ? engine->ticket : engine->ticket - 1;
+    return engine->groups.gathering ? engine->groups.ticket : engine->groups.ticket - 1;
 }
 
 static int store_entry(bk_connection *connection, bk_ledger *ledger, int64_t entry_id,
@@ -302,12 +304,12 @@ static int store_entry(bk_connection *connection, bk_ledger *ledger, int64_t ent
     bk_engine *engine = connection->engine;
     uint64_t offset;
     uint32_t record_size = entry_size + BK_RECORD_HEADER_SIZE;
-    int result = bk_engine_room(engine, record_size);
+    int result = bk_engine_reserve(engine, record_size);
     if (result != 0)
         return result;
     uint8_t *at = bk_engine_append(engine, record_size, &offset);
-    bk_record_write(at, engine->halves[engine->active].salt, entry, entry_size);
-    engine->group_entries++;
+    bk_record_write(at, engine->memtable.halves[engine->memtable.active].salt, entry, entry_size);
+    engine->groups.entries++;
     return bk_engine_put(engine, ledger, entry_id, offset, record_size);
 }
 
@@ -370,7 +372,7 @@ static int write_lac(bk_connection *connection, const bk_request *request, uint6
     if (result == 0)
         result = bk_engine_append_special(engine, ledger_id, BK_RECORD_EXPLICIT_LAC, number, 8);
     if (result == 0)
-        result = bk_engine_dirty(engine, ledger);
+        result = bk_engine_mark_dirty(engine, ledger);
     if (result != 0)
         return result;
     if (lac > ledger->explicit_lac)
@@ -399,9 +401,10 @@ static int take_statement(bk_connection *connection, const bk_request *request, 
 {
     connection->last = NULL;
     const bk_ledger *ledger = bk_ledgers_find(&connection->engine->ledgers, request->ledger_id);
-    int result = bk_statements_put(&connection->statements, &connection->engine->statement_slots,
+    int result = bk_statements_put(&connection->statements,
+                                   &connection->engine->changes.statement_slots,
                                    request->ledger_id, request->incarnation);
-    if (result == BK_OK && ledger != NULL && bk_is_other(ledger, request->incarnation)) {
+    if (result == BK_OK && ledger != NULL && bk_ledger_is_other(ledger, request->incarnation)) {
         feed->count++;
         feed->stopped = 1;
     }
@@ -444,7 +447,7 @@ static int take_frame(bk_connection *connection, const uint8_t *frame, uint32_t 
 
 static int grow_partial(bk_connection *connection, size_t room)
 {
-    uint8_t *grown = realloc(connection->partial, room);
+    uint8_t *grown = bk_array_resize(connection->partial, room, 1);
     if (grown == NULL)
         return -ENOMEM;
     connection->engine->stats.partial_bytes += room - connection->partial_room;
@@ -544,7 +547,7 @@ int bk_connection_feed(bk_connection *connection, const uint8_t *data, size_t si
     if (connection->partial_done)
         drop_partial(connection);
     int result = feed_all(connection, data, size, used, &feed);
-    if (engine->gathering || engine->queue_count > 0)
+    if (engine->groups.gathering || engine->groups.queue_count > 0)
         pthread_cond_signal(&engine->work);
     pthread_mutex_unlock(&engine->lock);
     *count = feed.count;

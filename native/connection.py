@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import msgspec
 
 from native._core import ffi, lib
+from native.cdata import CData
 from native.errors import raise_for
 from native.frame import Request, take_request
 
@@ -16,7 +16,7 @@ _NOTHING = ffi.new("uint8_t[1]")
 
 
 class Verdict(enum.IntEnum):
-    """What a feed came to."""
+    """The end of a feed; the caller acts on it, see Connection.feed()."""
 
     OK = lib.BK_OK
     FULL = lib.BK_FULL
@@ -25,7 +25,7 @@ class Verdict(enum.IntEnum):
 
 
 class Fed(msgspec.Struct, frozen=True):
-    """What became of the bytes of one feed: *used* of them were dealt with."""
+    """The result of one feed; *used* bytes were consumed."""
 
     used: int
     verdict: Verdict
@@ -33,7 +33,7 @@ class Fed(msgspec.Struct, frozen=True):
 
 
 class Backlog(msgspec.Struct, frozen=True):
-    """Bytes a connection holds: unsynced adds, responses, a frame that is not whole."""
+    """Bytes that a connection holds: unsynced adds, responses, an incomplete frame."""
 
     unsynced: int
     ready: int
@@ -42,9 +42,9 @@ class Backlog(msgspec.Struct, frozen=True):
 
 
 class Connection:
-    """One peer of the engine: feed what it sends, send it what take returns."""
+    """One peer of the engine: feed() takes its bytes, take() returns the responses to send."""
 
-    def __init__(self, pointer: Any, requests: Any) -> None:  # noqa: ANN401 - cffi pointers
+    def __init__(self, pointer: CData, requests: CData) -> None:
         self._pointer = pointer
         self._requests = requests
         self._numbers = ffi.new("uint64_t[4]")
@@ -52,12 +52,12 @@ class Connection:
         self._count = ffi.new("uint32_t *")
 
     def feed(self, data: bytes | bytearray | memoryview) -> Fed:
-        """Take in bytes from the peer.
+        """Consume bytes from the peer.
 
-        With Verdict.FULL feed the rest after Event.SPACE (also when the rest is
-        empty); with Verdict.AGAIN after look(); with Verdict.OK and fewer than all
-        bytes used, feed the rest at once; with Verdict.CLOSE send what take gives, then
-        close. After an INCARNATION among the requests, renew the ledger or refuse() first.
+        After Verdict.FULL, feed the rest after Event.SPACE (even if the rest is empty); after
+        Verdict.AGAIN, feed it after look(); after Verdict.OK with bytes left, feed them at once;
+        after Verdict.CLOSE, send the responses of take(), then close. If the requests had an
+        INCARNATION, renew the ledger or refuse() first.
 
         Raises:
             OSError: no memory.
@@ -81,9 +81,9 @@ class Connection:
         return Fed(used, Verdict(result), requests)
 
     def look(self) -> None:
-        """Read what the entry logs hold of the entry that a feed met. Blocks.
+        """Read from the entry logs the entry that a feed needs. Blocks.
 
-        Not while something else is done with the connection but take() and backlog().
+        Only take() and backlog() may be called meanwhile.
 
         Raises:
             OSError: no memory.
@@ -93,16 +93,16 @@ class Connection:
             raise_for(result, "a repeated entry")
 
     def refuse(self, ledger_id: int, incarnation: int) -> None:
-        """Answer with OTHER_LEDGER while the ledger here is not the one the peer spoke of."""
+        """Answer with OTHER_LEDGER until the ledger here has the peer's incarnation."""
         lib.bk_connection_refuse(self._pointer, ledger_id, incarnation)
 
     def _release_pieces(self) -> None:
-        """Free a frame that came in pieces and was copied, though no more may come."""
+        """Free a frame that arrived in pieces and was copied, as no more bytes may come."""
         lib.bk_connection_feed(
             self._pointer, _NOTHING, 0, self._used, self._requests, REQUESTS_MAX, self._count
         )
 
-    def _request(self, raw: Any, fed: Any) -> Request:  # noqa: ANN401 - cffi pointers
+    def _request(self, raw: CData, fed: CData) -> Request:
         source = lib.bk_connection_partial(self._pointer) if raw.in_pieces else fed
         return take_request(raw, source)
 
@@ -114,13 +114,13 @@ class Connection:
         return bytes(ffi.buffer(out, size))
 
     def backlog(self) -> Backlog:
-        """Return how many bytes the connection holds."""
+        """Return the number of bytes that the connection holds."""
         n = self._numbers
         lib.bk_connection_backlog(self._pointer, n, n + 1, n + 2, n + 3)
         return Backlog(n[0], n[1], n[2], n[3])
 
     def close(self) -> None:
-        """Forget the connection. Adds that were taken in stay in the journal."""
+        """Free the connection. Adds that it delivered stay in the journal."""
         if self._pointer != ffi.NULL:
             lib.bk_connection_close(self._pointer)
             self._pointer = ffi.NULL

@@ -53,14 +53,14 @@ static void sha1_block(uint32_t state[5], const uint8_t *block)
     state[4] += e;
 }
 
-static void sha1_start(sha1 *sum)
+static void start_sha1(sha1 *sum)
 {
     static const uint32_t first[5] = {0x67452301, 0xefcdab89, 0x98badcfe, 0x10325476, 0xc3d2e1f0};
     memcpy(sum->state, first, sizeof first);
     sum->size = 0;
 }
 
-static void sha1_add(sha1 *sum, const uint8_t *data, size_t size)
+static void add_sha1(sha1 *sum, const uint8_t *data, size_t size)
 {
     while (size > 0) {
         size_t held = sum->size % SHA1_BLOCK;
@@ -74,14 +74,14 @@ static void sha1_add(sha1 *sum, const uint8_t *data, size_t size)
     }
 }
 
-static void sha1_end(sha1 *sum, uint8_t out[SHA1_SIZE])
+static void end_sha1(sha1 *sum, uint8_t out[SHA1_SIZE])
 {
     static const uint8_t padding[SHA1_BLOCK] = {0x80};
     uint8_t bits[8];
     bk_put64be(bits, sum->size * 8);
     size_t held = sum->size % SHA1_BLOCK;
-    sha1_add(sum, padding, held < 56 ? 56 - held : 120 - held);
-    sha1_add(sum, bits, sizeof bits);
+    add_sha1(sum, padding, held < 56 ? 56 - held : 120 - held);
+    add_sha1(sum, bits, sizeof bits);
     for (int i = 0; i < 5; i++)
         bk_put32be(out + 4 * i, sum->state[i]);
 }
@@ -90,10 +90,10 @@ static void sha1_of_two(const void *first, size_t first_size, const void *second
                         size_t second_size, uint8_t out[SHA1_SIZE])
 {
     sha1 sum;
-    sha1_start(&sum);
-    sha1_add(&sum, first, first_size);
-    sha1_add(&sum, second, second_size);
-    sha1_end(&sum, out);
+    start_sha1(&sum);
+    add_sha1(&sum, first, first_size);
+    add_sha1(&sum, second, second_size);
+    end_sha1(&sum, out);
 }
 
 void bk_sha1(const void *data, size_t size, uint8_t out[20])
@@ -115,11 +115,11 @@ static void hmac_of_two(const void *key, size_t key_size, const void *header, si
         inner[i] ^= 0x36;
     }
     sha1 sum;
-    sha1_start(&sum);
-    sha1_add(&sum, inner, sizeof inner);
-    sha1_add(&sum, header, header_size);
-    sha1_add(&sum, data, size);
-    sha1_end(&sum, out);
+    start_sha1(&sum);
+    add_sha1(&sum, inner, sizeof inner);
+    add_sha1(&sum, header, header_size);
+    add_sha1(&sum, data, size);
+    end_sha1(&sum, out);
     sha1_of_two(outer, sizeof outer, out, SHA1_SIZE, out);
 }
 

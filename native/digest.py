@@ -9,7 +9,7 @@ from native.errors import check
 
 
 def crc32c(data: bytes | bytearray | memoryview, seed: int = 0) -> int:
-    """Return the CRC-32C of *data*; *seed* is that of the bytes before it, or 0."""
+    """Return the CRC-32C of *data*; *seed* is the CRC of the bytes before it, or 0."""
     with ffi.from_buffer(data) as pointer:
         return int(lib.bk_crc32c(seed, pointer, len(pointer)))
 
@@ -24,13 +24,13 @@ class DigestKind(enum.IntEnum):
 
 
 class Digest:
-    """The digest of one ledger: its kind, and the keys that its password gives.
+    """The digest of one ledger: its kind, and the keys derived from its password.
 
     Attributes:
         kind: which checksum.
         size: bytes of the digest field between an entry's header and payload.
-        master_key: the 20 bytes that bookies ask of who writes or fences.
-        payload_size_max: bytes of the largest payload that bookies take (frame.h).
+        master_key: the 20 bytes that bookies require to write or fence the ledger.
+        payload_size_max: bytes of the largest payload that bookies accept (frame.h).
         pointer: for the other modules of this package.
     """
 
@@ -53,12 +53,12 @@ class Digest:
     def check(
         self, entry: bytes | bytearray | memoryview, ledger_id: int, entry_id: int = -1
     ) -> None:
-        """Return when the stored *entry* is sound and has these ids.
+        """Check that the stored *entry* is sound and has these ids.
 
-        A negative *entry_id* stands for any.
+        A negative *entry_id* accepts any.
 
         Raises:
-            Corrupt: it is cut short, damaged, or another entry.
+            Corrupt: the entry is cut short, damaged, or has other ids.
         """
         with ffi.from_buffer(entry) as pointer:
             result = lib.bk_digest_check(self.pointer, pointer, len(pointer), ledger_id, entry_id)

@@ -49,7 +49,7 @@ static uint32_t row_after(const bk_ledger_rows *ledger, int64_t entry_id)
     return low;
 }
 
-static void reach_update(bk_ledger_rows *ledger, uint32_t from)
+static void update_reach(bk_ledger_rows *ledger, uint32_t from)
 {
     for (uint32_t i = from; i < ledger->count; i++) {
         bk_row *row = &ledger->rows[i];
@@ -62,7 +62,7 @@ static int row_room(bk_directory *d, bk_ledger_rows *ledger)
     if (ledger->count < ledger->capacity)
         return BK_OK;
     uint32_t capacity = ledger->capacity + ledger->capacity / 2 + 1;
-    bk_row *rows = realloc(ledger->rows, capacity * sizeof *rows);
+    bk_row *rows = bk_array_resize(ledger->rows, capacity, sizeof *rows);
     if (rows == NULL)
         return -ENOMEM;
     d->row_bytes += (uint64_t)(capacity - ledger->capacity) * sizeof *rows;
@@ -71,7 +71,7 @@ static int row_room(bk_directory *d, bk_ledger_rows *ledger)
     return BK_OK;
 }
 
-static int row_insert(bk_directory *d, bk_ledger_rows *ledger, const bk_row *row)
+static int insert_row(bk_directory *d, bk_ledger_rows *ledger, const bk_row *row)
 {
     int result = row_room(d, ledger);
     if (result != BK_OK)
@@ -80,7 +80,7 @@ static int row_insert(bk_directory *d, bk_ledger_rows *ledger, const bk_row *row
     memmove(ledger->rows + at + 1, ledger->rows + at, (ledger->count - at) * sizeof *row);
     ledger->rows[at] = *row;
     ledger->count++;
-    reach_update(ledger, at);
+    update_reach(ledger, at);
     d->extents++;
     row->log->extents++;
     row->log->live += row->log_size;
@@ -88,7 +88,7 @@ static int row_insert(bk_directory *d, bk_ledger_rows *ledger, const bk_row *row
     return BK_OK;
 }
 
-static void rows_release(bk_directory *d, bk_ledger_rows *ledger)
+static void release_rows(bk_directory *d, bk_ledger_rows *ledger)
 {
     d->row_bytes -= (uint64_t)ledger->capacity * sizeof *ledger->rows;
     free(ledger->rows);
@@ -97,7 +97,7 @@ static void rows_release(bk_directory *d, bk_ledger_rows *ledger)
 }
 
 /* Row i goes, or is the kept-th of those that stay. */
-static uint32_t row_keep(bk_directory *d, bk_ledger_rows *ledger, uint32_t i, uint32_t kept,
+static uint32_t keep_row(bk_directory *d, bk_ledger_rows *ledger, uint32_t i, uint32_t kept,
                          int stays)
 {
     bk_row *row = &ledger->rows[i];
@@ -116,9 +116,9 @@ static uint32_t rows_kept(bk_directory *d, bk_ledger_rows *ledger, uint32_t kept
     uint32_t removed = ledger->count - kept;
     ledger->count = kept;
     if (kept == 0)
-        rows_release(d, ledger);
+        release_rows(d, ledger);
     else
-        reach_update(ledger, 0);
+        update_reach(ledger, 0);
     return removed;
 }
 
@@ -126,7 +126,7 @@ uint32_t bk_directory_remove(bk_directory *d, bk_ledger_rows *ledger, const bk_l
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < ledger->count; i++)
-        kept = row_keep(d, ledger, i, kept, ledger->rows[i].log != log);
+        kept = keep_row(d, ledger, i, kept, ledger->rows[i].log != log);
     return rows_kept(d, ledger, kept);
 }
 
@@ -137,7 +137,7 @@ uint32_t bk_directory_bury(bk_directory *d, bk_ledger_rows *ledger, uint32_t ori
         int stays = ledger->rows[i].log->origin >= origin;
         if (!stays)
             bk_directory_note_dead(ledger, ledger->rows[i].log);
-        kept = row_keep(d, ledger, i, kept, stays);
+        kept = keep_row(d, ledger, i, kept, stays);
     }
     return rows_kept(d, ledger, kept);
 }
@@ -150,16 +150,13 @@ void bk_directory_note_dead(bk_ledger_rows *ledger, bk_log *log)
 {
     if (log->dead_count > 0 && log->dead[log->dead_count - 1] == ledger->id)
         return; /* several extents of it lie here */
-    if (log->dead_count == log->dead_capacity) {
-        uint32_t capacity = log->dead_capacity * 2 + 16;
-        int64_t *dead = realloc(log->dead, capacity * sizeof *dead);
-        if (dead == NULL) {
-            ledger->dead_logs |= DEAD_FOR_EVER;
-            return;
-        }
-        log->dead = dead;
-        log->dead_capacity = capacity;
+    int64_t *dead =
+        bk_array_grow32(log->dead, &log->dead_capacity, log->dead_count + 1, sizeof *dead);
+    if (dead == NULL) {
+        ledger->dead_logs |= DEAD_FOR_EVER;
+        return;
     }
+    log->dead = dead;
     log->dead[log->dead_count++] = ledger->id;
     ledger->dead_logs++;
 }
@@ -204,7 +201,7 @@ static int merge_ledgers(bk_directory *d, const bk_extent *rows, uint32_t count)
     fresh = count_new(d, rows, count);
     if (d->count + fresh > d->capacity) {
         uint32_t capacity = (d->count + fresh) / 4 * 5 + 16;
-        bk_ledger_rows *ledgers = realloc(d->ledgers, capacity * sizeof *ledgers);
+        bk_ledger_rows *ledgers = bk_array_resize(d->ledgers, capacity, sizeof *ledgers);
         if (ledgers == NULL)
             return -ENOMEM;
         d->ledgers = ledgers;
@@ -250,7 +247,7 @@ int bk_directory_add(bk_directory *d, bk_log *log, const bk_extent *rows, uint32
         if (at > d->count || d->ledgers[at - 1].id != rows[i].ledger_id)
             at = bk_directory_after(d, rows[i].ledger_id);
         bk_row row = row_of(log, &rows[i]);
-        result = row_insert(d, &d->ledgers[at - 1], &row);
+        result = insert_row(d, &d->ledgers[at - 1], &row);
     }
     return result;
 }

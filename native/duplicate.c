@@ -69,12 +69,12 @@ int bk_connection_judge(bk_connection *connection, const bk_ledger *ledger, int6
     if ((flags & BK_FLAG_MEND) != 0 || !bk_store_spans(engine->store, ledger->id, entry_id))
         return BK_OK;
     if (original->wanted != 2 || original->ledger_id != ledger->id ||
-        original->entry_id != entry_id || original->removals != engine->removals ||
-        original->renewals != engine->renewals) {
+        original->entry_id != entry_id || original->removals != engine->changes.removals ||
+        original->renewals != engine->changes.renewals) {
         original->ledger_id = ledger->id;
         original->entry_id = entry_id;
-        original->removals = engine->removals;
-        original->renewals = engine->renewals;
+        original->removals = engine->changes.removals;
+        original->renewals = engine->changes.renewals;
         original->wanted = 1;
         return BK_AGAIN;
     }
@@ -92,7 +92,7 @@ static int room_for(bk_original *original, uint32_t size)
 {
     if (size <= original->room)
         return BK_OK;
-    uint8_t *larger = realloc(original->body, size);
+    uint8_t *larger = bk_array_resize(original->body, size, 1);
     if (larger == NULL)
         return -ENOMEM;
     original->body = larger;

@@ -27,8 +27,8 @@
  *     another, since recovery adds entries again with the LAC from before it, and then the
  *     digest is another too. An HMAC cannot be checked here, so what has neither a sound CRC32C
  *     nor a sound CRC32 counts as having one, and with another LAC its first 20 bytes are not
- *     compared. What differs is refused with BAD_REQUEST, and stays as it was. Where an
- *     entry log must tell, feed stops with BK_AGAIN until the caller had it looked up. A
+ *     compared. What differs is refused with BAD_REQUEST, and stays as it was. When the
+ *     entry is in an entry log, feed stops with BK_AGAIN until the caller had it looked up. A
  *     copy that is damaged there is replaced: the new one is stored, and read from then on. So is
  *     a sound one by an add with BK_FLAG_MEND, whose sender found it wrong, unless it is still in the
  *     memtable.
@@ -41,7 +41,7 @@
  *     forgotten while a log has such entries.
  *  7. An id may be used again (table.h). A request that says which incarnation it means is not
  *     answered from another one: it gets the code of its connection's statement. The
- *     caller, told by feed, finds out which of the two is over, and renews the ledger or
+ *     caller learns of it from feed, finds out which of the two is over, and renews the ledger or
  *     refuses the statement. A renewed ledger has no entries, no key, no fence and no LAC:
  *     those it had are dead, in memory, journal and logs, also after a restart, a rebuilt
  *     index and compaction. Incarnation 0 is not known, and never another.
@@ -94,9 +94,9 @@ void bk_engine_close(bk_engine *engine);
 
 /* --- connections ------------------------------------------------------------ */
 
-/* token: the caller's name for the connection, told back by bk_engine_ready. */
+/* token: the caller's name for the connection, given back by bk_engine_take_ready. */
 int bk_connection_open(bk_engine *engine, uint64_t token, bk_connection **out);
-/* Unsynced adds stay in the journal; nobody is told of them. */
+/* Unsynced adds stay in the journal and are never acknowledged. */
 void bk_connection_close(bk_connection *connection);
 /* Take in bytes from the peer. *used of them were dealt with; the requests that
  * are not for C stand in requests, *count of at most requests_max.
@@ -110,7 +110,7 @@ void bk_connection_close(bk_connection *connection);
 int bk_connection_feed(bk_connection *connection, const uint8_t *data, size_t size, size_t *used,
                        bk_request *requests, uint32_t requests_max, uint32_t *count);
 /* The buffer in which a request that came in pieces was put together; valid until
- * the next feed. bk_request.in_pieces tells which. */
+ * the next feed. bk_request.in_pieces marks it. */
 const uint8_t *bk_connection_partial(const bk_connection *connection);
 /* [blocks] Read what entry logs hold of the entry that feed met with BK_AGAIN. -ENOMEM. Not
  * while it is fed. */
@@ -127,30 +127,30 @@ void bk_connection_backlog(const bk_connection *connection, uint64_t *unsynced, 
 
 /* --- events ------------------------------------------------------------------- */
 
-#define BK_EVENT_READY 1  /* bk_engine_ready has connections */
+#define BK_EVENT_READY 1  /* bk_engine_take_ready has connections */
 #define BK_EVENT_FLUSH 2  /* a half is sealed: call bk_engine_flush */
 #define BK_EVENT_SPACE 4  /* a half was given back */
-#define BK_EVENT_WOKEN 8  /* bk_engine_woken has ledgers */
+#define BK_EVENT_WOKEN 8  /* bk_engine_take_woken has ledgers */
 #define BK_EVENT_SYNCED 16 /* the ticket given to bk_engine_notify is synced */
 #define BK_EVENT_FAILED 32 /* the journal failed: end the process */
 
 /* Events since the last call; 0 for none. After BK_EVENT_FAILED *error is the
  * errno, and nothing will ever be acknowledged again. */
 uint32_t bk_engine_poll(bk_engine *engine, int32_t *error);
-/* Tokens of connections that have responses to send; each is told once until
+/* Tokens of connections that have responses to send; each appears once until it is
  * taken. Returns how many were written; call again when it is out_count. */
-uint32_t bk_engine_ready(bk_engine *engine, uint64_t *out, uint32_t out_count);
+uint32_t bk_engine_take_ready(bk_engine *engine, uint64_t *out, uint32_t out_count);
 /* Ledgers whose watch came true; the watch is gone then. */
-uint32_t bk_engine_woken(bk_engine *engine, int64_t *out, uint32_t out_count);
+uint32_t bk_engine_take_woken(bk_engine *engine, int64_t *out, uint32_t out_count);
 /* Watch a ledger's LAC. BK_OK: watching. BK_END: no need, the LAC is greater than
  * known_lac already, or the ledger is fenced or deleted. BK_NO_LEDGER. */
 int bk_engine_watch(bk_engine *engine, int64_t ledger_id, int64_t known_lac);
 /* Ask for BK_EVENT_SYNCED once everything up to ticket is synced. */
 void bk_engine_notify(bk_engine *engine, uint64_t ticket);
 /* Everything up to this ticket is synced. */
-uint64_t bk_engine_synced(bk_engine *engine);
+uint64_t bk_engine_get_synced(bk_engine *engine);
 /* All that the memtable holds now is durable once this ticket is synced. */
-uint64_t bk_engine_gathered(bk_engine *engine);
+uint64_t bk_engine_get_gathered(bk_engine *engine);
 
 /* --- requests ------------------------------------------------------------------- */
 
@@ -197,7 +197,7 @@ uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *ou
  * with the last one's end. It costs a read of the index for each page with holes, none for
  * extents without; no record is read, so a damaged one counts as here. Entries added or deleted
  * meanwhile may be missing or not, and one may be here that is not synced: see
- * bk_engine_gathered. BK_OK; BK_NO_LEDGER: unknown or a tombstone; BK_CORRUPT: the
+ * bk_engine_get_gathered. BK_OK; BK_NO_LEDGER: unknown or a tombstone; BK_CORRUPT: the
  * index is damaged. */
 int bk_engine_runs(bk_engine *engine, int64_t ledger_id, int64_t after, bk_entry_run *out,
                    uint32_t out_count, uint32_t *count);

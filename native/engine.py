@@ -5,15 +5,15 @@ from __future__ import annotations
 import enum
 import os
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Self
 
 import msgspec
 
 from native._core import ffi, lib
+from native.cdata import CData
 from native.connection import (
     REQUESTS_MAX,
     Backlog as Backlog,
@@ -31,21 +31,10 @@ MEMTABLE_SIZE_MIN = int(lib.BK_MEMTABLE_SIZE_MIN)
 """Bytes of the smallest half of a memtable that takes every entry."""
 
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
-_FAULT_SITES = {
-    "journal_write": lib.BK_FAULT_JOURNAL_WRITE,
-    "journal_sync": lib.BK_FAULT_JOURNAL_SYNC,
-    "log_write": lib.BK_FAULT_LOG_WRITE,
-    "log_sync": lib.BK_FAULT_LOG_SYNC,
-    "index_write": lib.BK_FAULT_INDEX_WRITE,
-    "index_sync": lib.BK_FAULT_INDEX_SYNC,
-    "table_write": lib.BK_FAULT_TABLE_WRITE,
-    "table_sync": lib.BK_FAULT_TABLE_SYNC,
-    "entry_read": lib.BK_FAULT_ENTRY_READ,
-}
 
 
 class Event(enum.IntFlag):
-    """News of the engine; engine.h says what each asks for."""
+    """Events of the engine; engine.h describes the reaction to each."""
 
     READY = lib.BK_EVENT_READY
     FLUSH = lib.BK_EVENT_FLUSH
@@ -56,7 +45,7 @@ class Event(enum.IntFlag):
 
 
 class Recovery(msgspec.Struct, frozen=True):
-    """What opening found in the journal. *limbo*: records are missing."""
+    """The result of replaying the journal. *limbo* is set if records are missing."""
 
     replayed_files: int
     replayed_records: int
@@ -66,7 +55,7 @@ class Recovery(msgspec.Struct, frozen=True):
 
 
 class LedgerState(msgspec.Struct, frozen=True):
-    """What the engine knows of a ledger; -1 stands for none."""
+    """The engine's state of a ledger; -1 stands for none."""
 
     ledger_id: int
     last_entry: int
@@ -122,53 +111,17 @@ class EngineStats(msgspec.Struct, frozen=True):
     read_log: Histogram
 
 
-def plan_fault(site: str, nth: int = 1, error_number: int = 5, count: int = 1) -> None:
-    """Make the *nth* call of *site* from now on, and *count* - 1 after it, fail.
-
-    For tests. *site* is one of journal_write, journal_sync, log_write, log_sync,
-    index_write, index_sync, table_write, table_sync.
-    """
-    lib.bk_fault_plan(_FAULT_SITES[site], nth, error_number, count)
-
-
-def clear_fault() -> None:
-    """Forget what plan_fault planned."""
-    lib.bk_fault_plan(lib.BK_FAULT_NONE, 0, 0, 0)
-
-
-@contextmanager
-def syncs_heard(heard: Callable[[int], None]) -> Iterator[None]:
-    """Call *heard* with the descriptor behind each sync of the core that succeeded. For tests.
-
-    Whatever *heard* raises is raised when the block ends. No engine may be in use when the
-    block begins or ends.
-    """
-    failures: list[BaseException] = []
-
-    def note(_type: object, failure: BaseException, _trace: object) -> None:
-        failures.append(failure)
-
-    lib.bk_io_on_sync(callback := ffi.callback("void(int)", heard, onerror=note))
-    try:
-        yield
-    finally:
-        lib.bk_io_on_sync(ffi.NULL)
-        del callback
-    for failure in failures:
-        raise failure
-
-
 class _Desk:
-    """Where one thread works on answers: kept, because making these costs more than an answer."""
+    """One thread's buffers for answers, kept because allocating them costs more than an answer."""
 
     def __init__(self) -> None:
         self.request = ffi.new("bk_request *")
         self.size = ffi.new("size_t *")
         self._room = 0
-        self._paper: Any = None
+        self._paper: CData = None
 
     def lay(self, request: Request) -> None:
-        """Put *request* there in the form in which C takes it."""
+        """Copy *request* into the C struct."""
         raw = self.request
         raw.opcode = request.opcode
         raw.flags = request.flags
@@ -185,7 +138,7 @@ class _Desk:
         if request.key is not None:
             raw.key = request.key
 
-    def paper(self, size: int) -> Any:  # noqa: ANN401 - a cffi array
+    def paper(self, size: int) -> CData:
         """Return memory for an answer, of at least *size* bytes."""
         if self._room < size:
             self._paper = _new_uncleared("uint8_t[]", size)
@@ -199,7 +152,7 @@ class Engine:
     Calls that touch the disk say so; run those in a worker thread.
     """
 
-    def __init__(self, pointer: Any, event_fd: int) -> None:  # noqa: ANN401 - a cffi pointer
+    def __init__(self, pointer: CData, event_fd: int) -> None:
         self._pointer = pointer
         self._event_fd = event_fd
         self._tokens = ffi.new("uint64_t[]", 1024)
@@ -225,8 +178,8 @@ class Engine:
     ) -> tuple[Engine, Recovery]:
         """Open the folders at *mark* and replay the journal. Blocks.
 
-        After opening without a mark (a new bookie), seal, flush and persist the
-        mark before anything is taken in.
+        After opening without a mark (a new bookie), seal, flush and persist the mark before feeding
+        any request.
 
         Raises:
             FileNotFoundError: the journal file that the mark names is missing.
@@ -252,7 +205,6 @@ class Engine:
         recovery = ffi.new("bk_recovery *")
         out = ffi.new("bk_engine **")
         lent = ffi.NULL if mark is None else lend_mark(mark)
-        _plan_fault_of_environment()
         check(
             lib.bk_engine_open(options, lent, recovery, out),
             f"opening the bookie's folders {journal_folder} and {ledger_folder}",
@@ -268,7 +220,7 @@ class Engine:
     def close(self) -> None:
         """Stop the journal thread and free everything. Blocks; harmless twice.
 
-        What was not flushed stays in the journal. Close connections first.
+        Unflushed entries stay in the journal. Close connections first.
         """
         if self._pointer != ffi.NULL:
             lib.bk_engine_close(self._pointer)
@@ -288,7 +240,7 @@ class Engine:
     # --- connections and events ---------------------------------------------------
 
     def connect(self, token: int) -> Connection:
-        """Begin a connection; `ready` tells its news by *token*."""
+        """Open a connection, which ready() reports by its *token*."""
         out = ffi.new("bk_connection **")
         check(lib.bk_connection_open(self._pointer, token, out), "a new connection")
         return Connection(out[0], self._requests)
@@ -297,8 +249,7 @@ class Engine:
         """Return the events since the last poll.
 
         Raises:
-            OSError: the journal failed. Nothing will be acknowledged any more;
-                end the process.
+            OSError: the journal failed. Nothing more will be acknowledged: end the process.
         """
         error = ffi.new("int32_t *")
         events = Event(lib.bk_engine_poll(self._pointer, error))
@@ -308,14 +259,14 @@ class Engine:
 
     def ready(self) -> list[int]:
         """Return the tokens of connections that have responses to send."""
-        return list(_drain(lib.bk_engine_ready, self._pointer, self._tokens))
+        return list(_drain(lib.bk_engine_take_ready, self._pointer, self._tokens))
 
     def woken(self) -> list[int]:
-        """Return the ids of ledgers whose watch came true, and is over."""
-        return list(_drain(lib.bk_engine_woken, self._pointer, self._ids))
+        """Return the ids of ledgers whose LAC has passed the watched one; these watches end."""
+        return list(_drain(lib.bk_engine_take_woken, self._pointer, self._ids))
 
     def watch(self, ledger_id: int, known_lac: int) -> bool:
-        """Watch the ledger's LAC; False when it is past *known_lac* already.
+        """Watch the ledger's LAC; return False if it is past *known_lac* already.
 
         Raises:
             NoLedger: it is not known here.
@@ -326,25 +277,25 @@ class Engine:
         return bool(result == lib.BK_OK)
 
     def notify(self, ticket: int) -> None:
-        """Ask for Event.SYNCED once everything up to *ticket* is synced."""
+        """Request Event.SYNCED once everything up to *ticket* is synced."""
         lib.bk_engine_notify(self._pointer, ticket)
 
     def synced(self) -> int:
         """Return the ticket up to which everything is synced."""
-        return int(lib.bk_engine_synced(self._pointer))
+        return int(lib.bk_engine_get_synced(self._pointer))
 
     def gathered(self) -> int:
-        """Return the ticket with which all that the memtable holds now is durable."""
-        return int(lib.bk_engine_gathered(self._pointer))
+        """Return the ticket that, once synced, makes everything in the memtable durable."""
+        return int(lib.bk_engine_get_gathered(self._pointer))
 
     # --- requests -------------------------------------------------------------------
 
     def fence(self, ledger_id: int, key: bytes, incarnation: int = 0) -> int:
-        """Fence the ledger; the fence is durable when the ticket returned is synced.
+        """Fence the ledger; the fence is durable once the returned ticket is synced.
 
         Raises:
             BadKey: *key* is not the ledger's master key.
-            OtherLedger: the one here is of another incarnation; with 0, any is meant.
+            OtherLedger: the ledger here has another incarnation; 0 accepts any.
             Full: the memtable is full; try again after Event.SPACE.
         """
         ticket = ffi.new("uint64_t *")
@@ -355,10 +306,10 @@ class Engine:
         return int(ticket[0])
 
     def answer(self, request: Request, *, use_disk: bool, size_max: int) -> bytes | None:
-        """Return the response frame of a read, or None when the disk is needed.
+        """Return the response frame of a read, or `None` if the disk is needed.
 
-        An error is a response too. With *use_disk* it blocks. The frame has at
-        most *size_max* bytes, but for a single entry that is larger.
+        An error is a response too. With *use_disk* it blocks. The frame has at most *size_max*
+        bytes, unless a single entry is larger.
         """
         desk = self._desk()
         desk.lay(request)
@@ -393,7 +344,7 @@ class Engine:
     # --- ledgers -----------------------------------------------------------------------
 
     def ledger(self, ledger_id: int) -> LedgerState | None:
-        """Return what is known of a ledger, a deleted one too, or None."""
+        """Return the state of a ledger, deleted or not, or `None` if it is unknown."""
         out = ffi.new("bk_ledger_state *")
         if lib.bk_engine_ledger(self._pointer, ledger_id, out) != lib.BK_OK:
             return None
@@ -406,11 +357,11 @@ class Engine:
         return [_ledger_state(rows[i]) for i in range(n)]
 
     def runs(self, ledger_id: int, after: int = -1, count: int = 1000) -> list[tuple[int, int]]:
-        """Return which entries above *after* are here, as up to *count* runs (first, last).
+        """Return the stored entries above *after*, as up to *count* runs (first, last).
 
-        Runs rise and are maximal; to go on, ask again with the last one's end. It
-        reads no records, only index pages where entries are missing. Blocks. What was
-        just added may not be durable before the ticket gathered() is synced.
+        Runs rise and are maximal; to go on, call again with the end of the last one. Reads no
+        records, only index pages where entries are missing. Blocks. Recent entries may not be
+        durable before the ticket of gathered() is synced.
 
         Raises:
             NoLedger: the ledger is not known here, or was deleted.
@@ -428,7 +379,7 @@ class Engine:
         """Forget a ledger's entries; a tombstone keeps late writers away.
 
         Raises:
-            NoLedger: it is not known here, or of another *incarnation*.
+            NoLedger: the ledger is not known here, or has another *incarnation*.
         """
         meant = -1 if incarnation is None else incarnation
         result = lib.bk_engine_delete_ledger(self._pointer, ledger_id, meant, now_ms)
@@ -437,9 +388,9 @@ class Engine:
         check(result, f"deleting ledger {ledger_id}")
 
     def renew_ledger(self, ledger_id: int, before: int, after: int) -> bool:
-        """Let the ledger of incarnation *after* begin, with nothing, in the place of *before*.
+        """Replace the ledger of incarnation *before* by an empty one of incarnation *after*.
 
-        Returns False when the one here is not *before*.
+        Returns False if the ledger here is not of incarnation *before*.
 
         Raises:
             Full: the memtable is full; try again after Event.SPACE.
@@ -450,7 +401,7 @@ class Engine:
         return bool(result == lib.BK_OK)
 
     def forget_tombstones(self, now_ms: int) -> None:
-        """Drop the tombstones that are older than seven days, and of which no log has entries."""
+        """Drop tombstones that are older than seven days and have no entries left in any log."""
         lib.bk_engine_forget_tombstones(self._pointer, now_ms)
 
     def fence_all(self) -> None:
@@ -460,9 +411,9 @@ class Engine:
     # --- journal and flush ----------------------------------------------------------------
 
     def commit(self) -> bool:
-        """Without a journal thread: write and sync what gathered. Blocks.
+        """Write and sync the gathered entries, if there is no journal thread. Blocks.
 
-        Returns False when nothing had.
+        Returns False if there were none.
         """
         result = lib.bk_engine_commit(self._pointer)
         if result not in (lib.BK_OK, lib.BK_END):
@@ -470,9 +421,9 @@ class Engine:
         return bool(result == lib.BK_OK)
 
     def seal(self) -> bool:
-        """Seal the active half of the memtable, so that flush finds it.
+        """Seal the active half of the memtable for the next flush().
 
-        Returns False when there is nothing to flush, or a flush is under way.
+        Returns False if there is nothing to flush, or a flush is under way.
         """
         result = lib.bk_engine_seal(self._pointer)
         if result not in (lib.BK_OK, lib.BK_END, lib.BK_FULL):
@@ -482,11 +433,10 @@ class Engine:
     def flush(self) -> Mark | None:
         """Write the sealed half to log, index and table. Blocks.
 
-        Returns the mark to persist, or None when no half is sealed.
+        Returns the mark to persist, or `None` if no half is sealed.
 
         Raises:
-            OSError: a write or sync failed. The journal keeps everything; end
-                the process.
+            OSError: a write or sync failed. The journal keeps everything: end the process.
         """
         mark = ffi.new("bk_mark *")
         result = lib.bk_engine_flush(self._pointer, mark)
@@ -500,7 +450,7 @@ class Engine:
         check(lib.bk_engine_trim(self._pointer, lend_mark(mark), backups), "trimming the journal")
 
     def progress(self) -> Progress:
-        """Return what waits for the disk, and whether that moves; never blocks."""
+        """Return the amount of work waiting for the disk, and its steps so far; never blocks."""
         return take_progress(self._pointer)
 
     def release_memory(self) -> None:
@@ -511,7 +461,7 @@ class Engine:
         """Return the counters; cheap enough for every scrape."""
         out = ffi.new("bk_engine_stats *")
         lib.bk_engine_get_stats(self._pointer, out)
-        values: dict[str, Any] = {}
+        values: dict[str, CData] = {}
         for name in EngineStats.__struct_fields__:
             value = getattr(out, name)
             if name == "add_errors":
@@ -522,7 +472,7 @@ class Engine:
         return EngineStats(**values)
 
 
-def _drain(call: Any, engine: Any, buffer: Any) -> Iterator[int]:  # noqa: ANN401 - cffi
+def _drain(call: CData, engine: CData, buffer: CData) -> Iterator[int]:
     while True:
         count = call(engine, buffer, len(buffer))
         yield from ffi.unpack(buffer, count)
@@ -530,7 +480,7 @@ def _drain(call: Any, engine: Any, buffer: Any) -> Iterator[int]:  # noqa: ANN40
             return
 
 
-def _ledger_state(row: Any) -> LedgerState:  # noqa: ANN401 - a cffi struct
+def _ledger_state(row: CData) -> LedgerState:
     return LedgerState(
         row.ledger_id,
         row.last_entry,
@@ -541,15 +491,3 @@ def _ledger_state(row: Any) -> LedgerState:  # noqa: ANN401 - a cffi struct
         bytes(row.key) if row.key_known else None,
         row.incarnation,
     )
-
-
-def _plan_fault_of_environment() -> None:
-    """Plan the fault that a test names in QUIRE_FAULT, as site:nth:errno[:count]."""
-    plan = os.environ.get("QUIRE_FAULT")
-    if plan:
-        site, *numbers = plan.split(":")
-        plan_fault(site, *_numbers_of(numbers))
-
-
-def _numbers_of(texts: Sequence[str]) -> list[int]:
-    return [int(text) for text in texts]

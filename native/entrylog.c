@@ -91,7 +91,7 @@ void bk_log_writer_free(bk_log_writer *w)
     w->buffer = NULL;
 }
 
-static int writer_open(bk_log_writer *w, int flags)
+static int open_writer(bk_log_writer *w, int flags)
 {
     char path[BK_PATH_SIZE_MAX];
     bk_log_path(w->folder, w->header.log_id, BK_SUFFIX_LOG, path);
@@ -106,7 +106,7 @@ static int writer_open(bk_log_writer *w, int flags)
 int bk_log_writer_begin(bk_log_writer *w, uint32_t log_id, uint32_t origin)
 {
     w->header = (bk_log_header){.log_id = log_id, .origin = origin};
-    int result = writer_open(w, O_CREAT | O_EXCL);
+    int result = open_writer(w, O_CREAT | O_EXCL);
     /* The names are made to last first: an index whose log has no name would be
      * taken for a lost log. */
     if (result == BK_OK)
@@ -130,7 +130,7 @@ int bk_log_writer_resume(bk_log_writer *w, const bk_log_header *header, uint64_t
                          uint64_t index_end)
 {
     w->header = *header;
-    int result = writer_open(w, 0);
+    int result = open_writer(w, 0);
     if (result != BK_OK) {
         bk_log_writer_drop(w);
         return result;
@@ -154,7 +154,7 @@ static void step(const bk_log_writer *w)
         bk_count(w->steps, 1);
 }
 
-static int buffer_write(bk_log_writer *w)
+static int write_buffer(bk_log_writer *w)
 {
     int result = bk_io_write(w->log_fd, w->buffer, w->used, w->buffer_offset, BK_FAULT_LOG_WRITE);
     w->buffer_offset += w->used;
@@ -163,7 +163,7 @@ static int buffer_write(bk_log_writer *w)
     return result;
 }
 
-static int buffer_put(bk_log_writer *w, const uint8_t *data, size_t size)
+static int put_buffer(bk_log_writer *w, const uint8_t *data, size_t size)
 {
     while (size > 0) {
         size_t room = BUFFER_SIZE - w->used;
@@ -173,7 +173,7 @@ static int buffer_put(bk_log_writer *w, const uint8_t *data, size_t size)
         data += piece;
         size -= piece;
         if (w->used == BUFFER_SIZE) {
-            int result = buffer_write(w);
+            int result = write_buffer(w);
             if (result != BK_OK)
                 return result;
         }
@@ -190,19 +190,19 @@ int bk_log_writer_add(bk_log_writer *w, int64_t ledger_id, int64_t entry_id, con
     bk_put32le(head, bk_get32le(record));
     bk_put32le(head + 4, bk_get32le(record + 4) ^ salt);
     if (result == BK_OK)
-        result = buffer_put(w, head, sizeof head);
+        result = put_buffer(w, head, sizeof head);
     if (result == BK_OK)
-        result = buffer_put(w, record + sizeof head, record_size - sizeof head);
+        result = put_buffer(w, record + sizeof head, record_size - sizeof head);
     return result;
 }
 
 /* Fill up the block with zeros, write it, sync the log. */
-static int log_sync(bk_log_writer *w)
+static int sync_log(bk_log_writer *w)
 {
     uint32_t end = (uint32_t)bk_align_up(w->used, BK_BLOCK_SIZE);
     memset(w->buffer + w->used, 0, end - w->used);
     w->used = end;
-    int result = w->used > 0 ? buffer_write(w) : BK_OK;
+    int result = w->used > 0 ? write_buffer(w) : BK_OK;
     if (result == BK_OK)
         result = bk_io_sync(w->log_fd, BK_FAULT_LOG_SYNC);
     step(w);
@@ -211,10 +211,10 @@ static int log_sync(bk_log_writer *w)
     return result;
 }
 
-static int rows_take(const bk_extents *x, bk_extent **rows, uint32_t *count)
+static int take_rows(const bk_extents *x, bk_extent **rows, uint32_t *count)
 {
     size_t total = (size_t)*count + x->row_count;
-    bk_extent *larger = realloc(*rows, total * sizeof *larger);
+    bk_extent *larger = bk_array_resize(*rows, total, sizeof *larger);
     if (larger == NULL)
         return -ENOMEM;
     memcpy(larger + *count, x->rows, x->row_count * sizeof *larger);
@@ -228,13 +228,13 @@ int bk_log_writer_sync(bk_log_writer *w, bk_extent **rows, uint32_t *count)
     int result = bk_extents_end(&w->extents);
     if (result != BK_OK || w->extents.row_count == 0)
         return result;
-    result = log_sync(w);
+    result = sync_log(w);
     if (result == BK_OK)
         result = bk_index_write_block(w->index_fd, w->header.log_id, &w->extents, w->block_start,
                                       w->log_end, &w->index_end);
     step(w);
     if (result == BK_OK)
-        result = rows_take(&w->extents, rows, count);
+        result = take_rows(&w->extents, rows, count);
     w->block_start = w->log_end;
     bk_extents_clear(&w->extents);
     return result;
@@ -253,7 +253,7 @@ static int pair_order(const void *a, const void *b)
     return (left->ledger_id > right->ledger_id) - (left->ledger_id < right->ledger_id);
 }
 
-static uint32_t pairs_merge(map_pair *pairs, uint32_t count)
+static uint32_t merge_pairs(map_pair *pairs, uint32_t count)
 {
     uint32_t kept = 0;
     qsort(pairs, count, sizeof *pairs, pair_order);
@@ -266,20 +266,20 @@ static uint32_t pairs_merge(map_pair *pairs, uint32_t count)
     return kept;
 }
 
-static int pairs_append(map_pair **pairs, uint32_t *count, const bk_extent *rows, uint32_t more)
+static int append_pairs(map_pair **pairs, uint32_t *count, const bk_extent *rows, uint32_t more)
 {
-    map_pair *larger = realloc(*pairs, ((size_t)*count + more) * sizeof *larger);
+    map_pair *larger = bk_array_resize(*pairs, (size_t)*count + more, sizeof *larger);
     if (larger == NULL)
         return -ENOMEM;
     *pairs = larger;
     for (uint32_t i = 0; i < more; i++)
         larger[*count + i] = (map_pair){rows[i].ledger_id, rows[i].log_size};
-    *count = pairs_merge(larger, *count + more);
+    *count = merge_pairs(larger, *count + more);
     return BK_OK;
 }
 
 /* What the log holds, read back from its index. BK_CORRUPT: the index is damaged. */
-static int pairs_load(const bk_log_writer *w, map_pair **pairs, uint32_t *count)
+static int load_pairs(const bk_log_writer *w, map_pair **pairs, uint32_t *count)
 {
     char path[BK_PATH_SIZE_MAX];
     bk_index_scan *scan = NULL;
@@ -287,12 +287,12 @@ static int pairs_load(const bk_log_writer *w, map_pair **pairs, uint32_t *count)
     bk_log_path(w->folder, w->header.log_id, BK_SUFFIX_INDEX, path);
     int result = bk_index_scan_open(path, &scan, &log_id);
     while (result == BK_OK && (result = bk_index_scan_block(scan)) == BK_OK)
-        result = pairs_append(pairs, count, scan->rows, scan->block.rows);
+        result = append_pairs(pairs, count, scan->rows, scan->block.rows);
     bk_index_scan_close(scan);
     return result == BK_END ? BK_OK : result;
 }
 
-static int map_put(bk_log_writer *w, const map_pair *pairs, uint32_t count)
+static int put_map(bk_log_writer *w, const map_pair *pairs, uint32_t count)
 {
     uint32_t body_size = 16 + count * (uint32_t)sizeof *pairs;
     uint8_t *record = malloc(2 * ((size_t)body_size + BK_RECORD_HEADER_SIZE));
@@ -302,28 +302,28 @@ static int map_put(bk_log_writer *w, const map_pair *pairs, uint32_t count)
     bk_put64be(body, (uint64_t)-1);
     bk_put64be(body + 8, (uint64_t)(int64_t)BK_RECORD_MAP);
     memcpy(body + 16, pairs, count * sizeof *pairs);
-    int result = buffer_put(w, record, bk_record_write(record, 0, body, body_size));
+    int result = put_buffer(w, record, bk_record_write(record, 0, body, body_size));
     free(record);
     return result;
 }
 
-static int map_write(bk_log_writer *w)
+static int write_map(bk_log_writer *w)
 {
     map_pair *pairs = NULL;
     uint32_t count = 0, done = 0;
-    int result = pairs_load(w, &pairs, &count);
+    int result = load_pairs(w, &pairs, &count);
     while (result == BK_OK && done < count) {
         uint32_t piece = count - done < MAP_PAIRS_MAX ? count - done : MAP_PAIRS_MAX;
-        result = map_put(w, pairs + done, piece);
+        result = put_map(w, pairs + done, piece);
         done += piece;
     }
     free(pairs);
-    return result == BK_OK ? log_sync(w) : result;
+    return result == BK_OK ? sync_log(w) : result;
 }
 
 /* --- closing ----------------------------------------------------------------------- */
 
-static int header_patch(int fd, const bk_log_header *header, uint8_t *block)
+static int patch_header(int fd, const bk_log_header *header, uint8_t *block)
 {
     bk_log_header_write(block, header);
     int result = bk_io_write(fd, block, BK_BLOCK_SIZE, 0, BK_FAULT_LOG_WRITE);
@@ -333,7 +333,7 @@ static int header_patch(int fd, const bk_log_header *header, uint8_t *block)
 int bk_log_writer_close(bk_log_writer *w)
 {
     w->header.map_offset = w->log_end;
-    int result = map_write(w);
+    int result = write_map(w);
     if (result == BK_CORRUPT) {
         w->header.map_offset = 0;
         result = BK_OK;
@@ -341,7 +341,7 @@ int bk_log_writer_close(bk_log_writer *w)
     w->header.end = w->log_end;
     /* A header that says "closed" vouches for all before it, so it comes last. */
     if (result == BK_OK)
-        result = header_patch(w->log_fd, &w->header, w->buffer);
+        result = patch_header(w->log_fd, &w->header, w->buffer);
     bk_log_writer_drop(w);
     return result;
 }
@@ -355,7 +355,7 @@ int bk_log_header_save(const char *folder, uint32_t log_id, uint32_t origin, uin
     if (fd < 0)
         return errno == ENOENT ? BK_OK : -errno;
     uint8_t block[BK_BLOCK_SIZE];
-    int result = header_patch(fd, &header, block);
+    int result = patch_header(fd, &header, block);
     close(fd);
     return result;
 }

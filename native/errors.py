@@ -1,4 +1,4 @@
-"""What the core can answer beside success.
+"""The failures that the core can report.
 
 CoreError
 ├── Corrupt       checksum or structure is wrong: damage, never absence
@@ -23,7 +23,7 @@ from native._core import lib
 
 
 class CoreError(Exception):
-    """Root of what the core reports."""
+    """Root of all errors that the core reports."""
 
 
 class Corrupt(CoreError):
@@ -43,7 +43,7 @@ class Fenced(CoreError):
 
 
 class BadKey(CoreError):
-    """The master key shown is not the ledger's."""
+    """The given master key is not the ledger's."""
 
 
 class OtherLedger(CoreError):
@@ -51,7 +51,7 @@ class OtherLedger(CoreError):
 
 
 class TooLarge(CoreError):
-    """More bytes than can be stored as one."""
+    """The bytes exceed the largest entry, column or frame; nothing was stored."""
 
     def __init__(self, what: str, *, size: int, size_max: int, index: int | None = None) -> None:
         super().__init__(f"{what} of {size} bytes; {size_max} are the most")
@@ -62,7 +62,7 @@ class TooLarge(CoreError):
 
 
 class Full(CoreError):
-    """No room at present; the engine tells when there is."""
+    """No room now; an event of the engine says when there is."""
 
 
 class ProtocolBroken(CoreError):
@@ -82,13 +82,13 @@ _VERDICTS: dict[int, type[CoreError]] = {
 
 
 def raise_for(result: int, what: str) -> NoReturn:
-    """Raise what *result* (not 0) stands for; *what* names the thing it befell."""
+    """Raise the error for *result*, which is not 0; *what* names the object for the message."""
     if result < 0:
         raise OSError(-result, f"{what}: {os.strerror(-result)}")
     raise _VERDICTS.get(result, CoreError)(what)
 
 
 def check(result: int, what: str) -> None:
-    """Return when *result* is 0, else raise as raise_for."""
+    """Raise as raise_for() unless *result* is 0."""
     if result != 0:
         raise_for(result, what)

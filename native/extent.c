@@ -19,34 +19,18 @@
 _Static_assert(sizeof(bk_extent) == BK_EXTENT_SIZE, "rows are written as they are in memory");
 _Static_assert(BK_DENSE_SLOTS * 4 + BK_PAGE_TAIL == BK_BLOCK_SIZE, "a full page is a block");
 
-static int grow(void **memory, size_t *capacity, size_t needed, size_t item)
-{
-    if (needed <= *capacity)
-        return BK_OK;
-    size_t wanted = *capacity + *capacity / 2 + 64;
-    if (wanted < needed)
-        wanted = needed;
-    void *larger = realloc(*memory, wanted * item);
-    if (larger == NULL)
-        return -ENOMEM;
-    *memory = larger;
-    *capacity = wanted;
-    return BK_OK;
-}
-
 static int page_room(bk_extents *x, size_t size, uint8_t **out)
 {
-    void *pages = x->pages;
-    int result = grow(&pages, &x->pages_capacity, x->pages_size + size, 1);
-    if (result != BK_OK)
-        return result;
+    uint8_t *pages = bk_array_grow(x->pages, &x->pages_capacity, x->pages_size + size, 1);
+    if (pages == NULL)
+        return -ENOMEM;
     x->pages = pages;
     *out = x->pages + x->pages_size;
     x->pages_size += size;
     return BK_OK;
 }
 
-static void page_finish(uint8_t *page, size_t size, uint32_t end)
+static void finish_page(uint8_t *page, size_t size, uint32_t end)
 {
     bk_put32le(page + size, end);
     bk_put32le(page + size + 4, bk_crc32c(0, page, size + 4));
@@ -63,14 +47,14 @@ static int dense_page(bk_extents *x, uint32_t end)
     if (result != BK_OK)
         return result;
     memcpy(page, x->slots, size);
-    page_finish(page, size, end);
+    finish_page(page, size, end);
     memset(x->slots, 0xff, sizeof x->slots);
     x->slots_used = 0;
     x->page_number++;
     return BK_OK;
 }
 
-static int dense_put(bk_extents *x, int64_t entry_id, uint32_t offset)
+static int put_dense(bk_extents *x, int64_t entry_id, uint32_t offset)
 {
     uint64_t index = (uint64_t)(entry_id - x->row.first_entry);
     while (index / BK_DENSE_SLOTS > x->page_number) {
@@ -94,7 +78,7 @@ static int become_dense(bk_extents *x)
     x->row.kind = BK_KIND_DENSE;
     int result = BK_OK;
     for (uint32_t i = 0; i < x->row.entries && result == BK_OK; i++)
-        result = dense_put(x, x->entries[i], x->offsets[i]);
+        result = put_dense(x, x->entries[i], x->offsets[i]);
     return result;
 }
 
@@ -111,22 +95,20 @@ static int sparse_page(bk_extents *x)
         bk_put64le(page + (size_t)i * 12, (uint64_t)x->entries[i]);
         bk_put32le(page + (size_t)i * 12 + 8, x->offsets[i]);
     }
-    page_finish(page, size, x->end);
+    finish_page(page, size, x->end);
     x->row.kind = BK_KIND_SPARSE;
     return BK_OK;
 }
 
 /* --- the extent under way ---------------------------------------------------------- */
 
-static int row_append(bk_extents *x)
+static int append_row(bk_extents *x)
 {
-    size_t capacity = x->row_capacity;
-    void *rows = x->rows;
-    int result = grow(&rows, &capacity, (size_t)x->row_count + 1, sizeof *x->rows);
-    if (result != BK_OK)
-        return result;
+    bk_extent *rows =
+        bk_array_grow32(x->rows, &x->row_capacity, (size_t)x->row_count + 1, sizeof *rows);
+    if (rows == NULL)
+        return -ENOMEM;
     x->rows = rows;
-    x->row_capacity = (uint32_t)capacity;
     x->row.log_size = x->end;
     x->rows[x->row_count++] = x->row;
     return BK_OK;
@@ -142,12 +124,12 @@ int bk_extents_end(bk_extents *x)
     if (result == BK_OK)
         result = x->state == STATE_DENSE ? dense_page(x, x->end) : sparse_page(x);
     if (result == BK_OK)
-        result = row_append(x);
+        result = append_row(x);
     x->state = STATE_NONE;
     return result;
 }
 
-static void extent_start(bk_extents *x, int64_t ledger_id, int64_t entry_id, uint32_t log_offset)
+static void start_extent(bk_extents *x, int64_t ledger_id, int64_t entry_id, uint32_t log_offset)
 {
     x->row = (bk_extent){.ledger_id = ledger_id,
                          .first_entry = entry_id,
@@ -185,12 +167,12 @@ int bk_extents_add(bk_extents *x, int64_t ledger_id, int64_t entry_id, uint32_t 
     int result = BK_OK;
     if (!takes(x, ledger_id, entry_id, log_offset)) {
         result = bk_extents_end(x);
-        extent_start(x, ledger_id, entry_id, log_offset);
+        start_extent(x, ledger_id, entry_id, log_offset);
     }
     if (result == BK_OK && x->state == STATE_SHORT && x->row.entries == BK_SPARSE_ROWS)
         result = become_dense(x);
     if (result == BK_OK && x->state == STATE_DENSE)
-        result = dense_put(x, entry_id, x->end);
+        result = put_dense(x, entry_id, x->end);
     if (result != BK_OK)
         return result;
     if (x->state != STATE_DENSE) {

@@ -10,7 +10,7 @@
 
 #define INDEX_SIZE_MAX (2u << 30) /* offsets of pages have 32 bits */
 
-static void pending_free(bk_store *store)
+static void free_pending(bk_store *store)
 {
     bk_flush *flush = &store->flush;
     for (uint32_t i = 0; i < flush->pending_count; i++) {
@@ -25,7 +25,7 @@ static void pending_free(bk_store *store)
 
 /* --- one at a time ----------------------------------------------------------------- */
 
-static int flush_enter(bk_flush *flush)
+static int enter_flush(bk_flush *flush)
 {
     pthread_mutex_lock(&flush->lock);
     while (flush->busy)
@@ -36,10 +36,10 @@ static int flush_enter(bk_flush *flush)
     return result;
 }
 
-static int flush_leave(bk_store *store, int result)
+static int leave_flush(bk_store *store, int result)
 {
     bk_flush *flush = &store->flush;
-    pending_free(store);
+    free_pending(store);
     if (result != BK_OK) {
         bk_log_writer_drop(&flush->writer);
         if (flush->log != NULL)
@@ -56,7 +56,7 @@ static int flush_leave(bk_store *store, int result)
 
 /* --- logs -------------------------------------------------------------------------- */
 
-static int log_begin(bk_store *store)
+static int begin_log(bk_store *store)
 {
     bk_flush *flush = &store->flush;
     uint32_t id = bk_store_next_log_id(store);
@@ -75,11 +75,11 @@ static int log_begin(bk_store *store)
 }
 
 /* Sync the log and its index; its rows wait for the end of the flush. */
-static int log_settle(bk_store *store)
+static int settle_log(bk_store *store)
 {
     bk_flush *flush = &store->flush;
     bk_pending *pending =
-        realloc(flush->pending, (flush->pending_count + 1) * sizeof *flush->pending);
+        bk_array_resize(flush->pending, flush->pending_count + 1, sizeof *pending);
     if (pending == NULL)
         return -ENOMEM;
     flush->pending = pending;
@@ -91,10 +91,10 @@ static int log_settle(bk_store *store)
     return result;
 }
 
-static int log_close(bk_store *store)
+static int close_log(bk_store *store)
 {
     bk_flush *flush = &store->flush;
-    int result = log_settle(store);
+    int result = settle_log(store);
     if (result != BK_OK)
         return result;
     bk_pending *pending = &flush->pending[flush->pending_count - 1];
@@ -114,31 +114,31 @@ static int log_ready(bk_store *store, uint32_t record_size)
         if (offset == BK_BLOCK_SIZE || (offset + record_size <= store->log_size_max &&
                                         flush->writer.index_end <= INDEX_SIZE_MAX))
             return BK_OK;
-        int result = log_close(store);
+        int result = close_log(store);
         if (result != BK_OK)
             return result;
     }
-    return log_begin(store);
+    return begin_log(store);
 }
 
 /* --- begin, ledgers, commit -------------------------------------------------------- */
 
 int bk_store_flush_begin(bk_store *store)
 {
-    int result = flush_enter(&store->flush);
+    int result = enter_flush(&store->flush);
     store->flush.entries = store->flush.bytes = 0;
     return result;
 }
 
 /* Logs from first_log on: where a ledger begins whose id was used before. */
-static int log_leave(bk_store *store, uint32_t first_log)
+static int leave_log(bk_store *store, uint32_t first_log)
 {
     const bk_flush *flush = &store->flush;
     pthread_rwlock_wrlock(&store->lock);
     if (store->next_log_id < first_log)
         store->next_log_id = first_log;
     pthread_rwlock_unlock(&store->lock);
-    return flush->log != NULL && flush->log->id < first_log ? log_close(store) : BK_OK;
+    return flush->log != NULL && flush->log->id < first_log ? close_log(store) : BK_OK;
 }
 
 int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, uint32_t first_log,
@@ -148,9 +148,9 @@ int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, uint32_t first_log
     bk_flush *flush = &store->flush;
     if (flush->error != BK_OK)
         return flush->error;
-    int left = first_log > 0 ? log_leave(store, first_log) : BK_OK;
+    int left = first_log > 0 ? leave_log(store, first_log) : BK_OK;
     if (left != BK_OK)
-        return flush_leave(store, left);
+        return leave_flush(store, left);
     for (uint32_t i = 0; i < count; i++) {
         const bk_slot *slot = &slots[i];
         int result = log_ready(store, slot->record_size);
@@ -158,7 +158,7 @@ int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, uint32_t first_log
             result = bk_log_writer_add(&flush->writer, ledger_id, slot->entry_id,
                                        arena + slot->offset, slot->record_size, salt);
         if (result != BK_OK)
-            return flush_leave(store, result);
+            return leave_flush(store, result);
         flush->bytes += slot->record_size;
     }
     flush->entries += count;
@@ -166,7 +166,7 @@ int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, uint32_t first_log
 }
 
 /* With the store's lock held for writing. */
-static int pending_publish(bk_store *store, const bk_pending *pending)
+static int publish_pending(bk_store *store, const bk_pending *pending)
 {
     bk_log *log = pending->log;
     int result = bk_store_log(store, log->id) == log ? BK_OK : bk_store_add_log(store, log);
@@ -184,12 +184,12 @@ static int publish(bk_store *store)
     int result = BK_OK;
     pthread_rwlock_wrlock(&store->lock);
     for (uint32_t i = 0; i < flush->pending_count && result == BK_OK; i++)
-        result = pending_publish(store, &flush->pending[i]);
+        result = publish_pending(store, &flush->pending[i]);
     pthread_rwlock_unlock(&store->lock);
     return result;
 }
 
-static void mark_fill(bk_store *store, bk_mark *mark)
+static void fill_mark(bk_store *store, bk_mark *mark)
 {
     const bk_flush *flush = &store->flush;
     const bk_log_writer *w = &flush->writer;
@@ -207,28 +207,28 @@ int bk_store_flush_commit(bk_store *store, bk_mark *mark)
     bk_flush *flush = &store->flush;
     if (flush->error != BK_OK)
         return flush->error;
-    int result = flush->log != NULL ? log_settle(store) : BK_OK;
+    int result = flush->log != NULL ? settle_log(store) : BK_OK;
     if (result == BK_OK)
         result = publish(store);
     if (result == BK_OK) {
-        mark_fill(store, mark);
+        fill_mark(store, mark);
         bk_count(&store->flushes, 1);
         bk_count(&store->flushed_entries, flush->entries);
         bk_count(&store->flushed_bytes, flush->bytes);
     }
-    return flush_leave(store, result);
+    return leave_flush(store, result);
 }
 
 int bk_store_roll(bk_store *store, bk_mark *mark)
 {
-    int result = flush_enter(&store->flush);
+    int result = enter_flush(&store->flush);
     if (result != BK_OK)
         return result;
     if (store->flush.log != NULL)
-        result = log_close(store);
+        result = close_log(store);
     if (result == BK_OK)
         result = publish(store);
     if (result == BK_OK)
-        mark_fill(store, mark);
-    return flush_leave(store, result);
+        fill_mark(store, mark);
+    return leave_flush(store, result);
 }

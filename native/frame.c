@@ -44,7 +44,7 @@ static void take_key(bk_request *request, const uint8_t *key)
     memcpy(request->key, key, BK_KEY_SIZE);
 }
 
-static int parse_add(const uint8_t *frame, uint32_t size, bk_request *request)
+static int add_parse(const uint8_t *frame, uint32_t size, bk_request *request)
 {
     if (size < ADD_SIZE_MIN)
         return BK_CLOSE;
@@ -68,7 +68,7 @@ static int parse_fence(const uint8_t *frame, uint32_t size, uint32_t at, bk_requ
     return BK_OK;
 }
 
-static int parse_read(const uint8_t *frame, uint32_t size, bk_request *request)
+static int read_parse(const uint8_t *frame, uint32_t size, bk_request *request)
 {
     if (size < 24)
         return BK_CLOSE;
@@ -77,7 +77,7 @@ static int parse_read(const uint8_t *frame, uint32_t size, bk_request *request)
     return parse_fence(frame, size, 24, request);
 }
 
-static int parse_batch_read(const uint8_t *frame, uint32_t size, bk_request *request)
+static int read_parse_batch(const uint8_t *frame, uint32_t size, bk_request *request)
 {
     if (size < 44)
         return BK_CLOSE;
@@ -151,13 +151,13 @@ int bk_frame_parse_request(const uint8_t *frame, uint32_t frame_size, bk_request
     request->flags = get_number(frame + 4) & 0xffff;
     switch (request->opcode) {
     case BK_OP_ADD:
-        return parse_add(frame, frame_size, request);
+        return add_parse(frame, frame_size, request);
     case BK_OP_READ:
-        return parse_read(frame, frame_size, request);
+        return read_parse(frame, frame_size, request);
     case BK_OP_AUTH:
         return parse_auth(frame_size, request);
     case BK_OP_BATCH_READ:
-        return parse_batch_read(frame, frame_size, request);
+        return read_parse_batch(frame, frame_size, request);
     case BK_OP_READ_WAIT:
         return parse_read_wait(frame, frame_size, request);
     case BK_OP_WRITE_LAC:

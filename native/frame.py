@@ -1,13 +1,13 @@
-"""Frames, as frame.h lays them out: requests and responses, built and taken apart."""
+"""Frames, as frame.h lays them out: requests and responses, built and parsed."""
 
 from __future__ import annotations
 
 import enum
-from typing import Any
 
 import msgspec
 
 from native._core import ffi, lib
+from native.cdata import CData
 from native.errors import check
 
 _HEAD_SIZE_MAX = 68
@@ -18,7 +18,7 @@ CALL_SIZE_MAX = int(lib.BK_FRAME_SIZE_MAX) - int(lib.BK_READ_WAIT_HEADER_SIZE)
 
 
 class Opcode(enum.IntEnum):
-    """What a frame is."""
+    """The opcode of a request frame; frame.h lists them."""
 
     ADD = lib.BK_OP_ADD
     READ = lib.BK_OP_READ
@@ -32,7 +32,7 @@ class Opcode(enum.IntEnum):
 
 
 class Flag(enum.IntFlag):
-    """How a request is meant."""
+    """Bits of a request's flags; frame.h lists them."""
 
     FENCE = lib.BK_FLAG_FENCE
     RECOVERY = lib.BK_FLAG_RECOVERY
@@ -42,7 +42,7 @@ class Flag(enum.IntFlag):
 
 
 class Code(enum.IntEnum):
-    """What a response says; a peer may send others."""
+    """Result codes of responses; a peer may send others."""
 
     OK = lib.BK_CODE_OK
     NO_LEDGER = lib.BK_CODE_NO_LEDGER
@@ -59,11 +59,10 @@ class Code(enum.IntEnum):
 
 
 class Request(msgspec.Struct, frozen=True):
-    """A request frame. Fields that its opcode has not are 0 or empty.
+    """A request frame. Fields that its opcode lacks are 0 or empty.
 
-    *entry_id* is the start entry of a batch and the LAC of WRITE_LAC; *key* the
-    master key, None where the frame has none; *body* the bytes of AUTH and CALL
-    and the stored entry of ADD.
+    *entry_id* is the start entry of a batch and the LAC of WRITE_LAC; *key* is the master key,
+    `None` if the frame has none; *body* is the bytes of AUTH and CALL, or the stored entry of ADD.
     """
 
     opcode: int
@@ -83,7 +82,7 @@ class Request(msgspec.Struct, frozen=True):
     """the answer when the ledger is of another incarnation"""
 
 
-def take_request(raw: Any, source: Any) -> Request:  # noqa: ANN401 - cffi pointers
+def take_request(raw: CData, source: CData) -> Request:
     """Return a bk_request as a Request; its body offset counts from *source*."""
     return Request(
         raw.opcode,
@@ -105,10 +104,10 @@ def take_request(raw: Any, source: Any) -> Request:  # noqa: ANN401 - cffi point
 def find(data: bytes | bytearray | memoryview) -> tuple[int, bool]:
     """Return the size of the frame at the start of *data*, and whether it is whole.
 
-    The size counts the length word too; it is 0 while it is not known.
+    The size includes the length word; it is 0 until that has arrived.
 
     Raises:
-        ProtocolBroken: no frame has that length.
+        ProtocolBroken: the length is out of bounds.
     """
     size = ffi.new("uint32_t *")
     with ffi.from_buffer(data) as pointer:
@@ -119,11 +118,11 @@ def find(data: bytes | bytearray | memoryview) -> tuple[int, bool]:
 
 
 def parse_request(frame: bytes | bytearray | memoryview) -> Request:
-    """Take one whole request frame apart.
+    """Parse one whole request frame.
 
     Raises:
         Corrupt: its version is above 2.
-        ProtocolBroken: it is not a request frame.
+        ProtocolBroken: the bytes are not a request frame.
     """
     raw = ffi.new("bk_request *")
     with ffi.from_buffer(frame) as pointer:
@@ -188,7 +187,7 @@ def pulse() -> bytes:
 
 
 def incarnation(ledger_id: int, number: int) -> bytes:
-    """Return an INCARNATION: this one is meant from here on; 0 takes that back."""
+    """Return an INCARNATION, which later requests refer to; 0 accepts any again."""
     out = _head()
     return _cut(out, lib.bk_frame_incarnation(out, ledger_id, number))
 
@@ -197,7 +196,7 @@ def call(request_id: int, body: bytes) -> bytes:
     """Return a CALL with *body*.
 
     Raises:
-        ValueError: it is larger than a frame may be.
+        ValueError: the frame would be too large.
     """
     out = _head()
     return _cut(out, lib.bk_frame_call(out, request_id, _room_for(body))) + body
@@ -243,21 +242,21 @@ def call_response(code: int, request_id: int, body: bytes) -> bytes:
     """Return a response to CALL.
 
     Raises:
-        ValueError: *body* is larger than a frame may be.
+        ValueError: *body* does not fit a frame.
     """
     out = _head()
     return _cut(out, lib.bk_frame_call_response(out, code, request_id, _room_for(body))) + body
 
 
-def _head() -> Any:  # noqa: ANN401 - a cffi array
+def _head() -> CData:
     return ffi.new("uint8_t[]", _HEAD_SIZE_MAX)
 
 
-def _cut(out: Any, size: int) -> bytes:  # noqa: ANN401 - a cffi array
+def _cut(out: CData, size: int) -> bytes:
     return bytes(ffi.buffer(out, size))
 
 
-def _lend_key(key: bytes | None) -> Any:  # noqa: ANN401 - a cffi pointer
+def _lend_key(key: bytes | None) -> CData:
     if key is None:
         return ffi.NULL
     if len(key) != lib.BK_KEY_SIZE:
@@ -266,7 +265,7 @@ def _lend_key(key: bytes | None) -> Any:  # noqa: ANN401 - a cffi pointer
 
 
 def _room_for(body: bytes) -> int:
-    """Return the body's size, if a frame takes it behind the largest head."""
+    """Return the body's size, or raise ValueError if it may not fit a frame."""
     if len(body) > CALL_SIZE_MAX:
         raise ValueError(f"{len(body)} bytes in one frame; {CALL_SIZE_MAX} are the most")
     return len(body)

@@ -18,7 +18,7 @@ typedef struct {
 struct bk_gather {
     strings values, keys, names, header_values;
     buffer event_times, event_time_nulls, timestamps, header_offsets;
-    buffer bits[3]; /* validities as they were told last */
+    buffer bits[3]; /* validities of the last view */
     uint64_t count;
     int timed, lacks_time, stamped, headed;
 };
@@ -27,14 +27,11 @@ static int reserve(buffer *b, uint64_t more)
 {
     if (b->size + more <= b->room)
         return BK_OK;
-    uint64_t room = b->room ? b->room : 4096;
-    while (room < b->size + more)
-        room *= 2;
-    uint8_t *data = realloc(b->data, room);
+    size_t needed = b->size + more > 4096 ? b->size + more : 4096;
+    uint8_t *data = bk_array_grow(b->data, &b->room, needed, 1);
     if (data == NULL)
         return -ENOMEM;
     b->data = data;
-    b->room = room;
     return BK_OK;
 }
 
@@ -148,7 +145,7 @@ static uint64_t size_of(const bk_gather *g)
            g->header_values.data.size + 32 * g->count + 8 * g->names.count + 256;
 }
 
-/* What a message takes of that; 0 for one that is not sound, which adding it will tell. */
+/* What a message takes of that; 0 for one that is not sound; adding it fails. */
 static uint64_t size_of_row(const bk_columns *columns, uint64_t row)
 {
     int64_t begin, end, first = 0, last = 0;
@@ -261,36 +258,36 @@ static const uint8_t *bits_of(buffer *bits, const buffer *flags, uint64_t count,
     return bits->data;
 }
 
-void bk_gather_tell(bk_gather *g, bk_gather_view *told)
+void bk_gather_view_columns(bk_gather *g, bk_gather_view *view)
 {
-    memset(told, 0, sizeof *told);
-    told->count = g->count;
-    told->size = size_of(g);
-    told->header_count = g->names.count;
-    told->value_offsets = g->values.offsets.data;
-    told->value_data = g->values.data.data;
-    told->value_size = g->values.data.size;
-    told->value_validity = bits_of(&g->bits[0], &g->values.nulls, g->count, g->values.lacks);
+    memset(view, 0, sizeof *view);
+    view->count = g->count;
+    view->size = size_of(g);
+    view->header_count = g->names.count;
+    view->value_offsets = g->values.offsets.data;
+    view->value_data = g->values.data.data;
+    view->value_size = g->values.data.size;
+    view->value_validity = bits_of(&g->bits[0], &g->values.nulls, g->count, g->values.lacks);
     if (g->keys.some) {
-        told->key_offsets = g->keys.offsets.data;
-        told->key_data = g->keys.data.data;
-        told->key_size = g->keys.data.size;
-        told->key_validity = bits_of(&g->bits[1], &g->keys.nulls, g->count, g->keys.lacks);
+        view->key_offsets = g->keys.offsets.data;
+        view->key_data = g->keys.data.data;
+        view->key_size = g->keys.data.size;
+        view->key_validity = bits_of(&g->bits[1], &g->keys.nulls, g->count, g->keys.lacks);
     }
     if (g->timed) {
-        told->event_times = g->event_times.data;
-        told->event_time_validity =
+        view->event_times = g->event_times.data;
+        view->event_time_validity =
             bits_of(&g->bits[2], &g->event_time_nulls, g->count, g->lacks_time);
     }
     if (g->stamped)
-        told->timestamps = g->timestamps.data;
+        view->timestamps = g->timestamps.data;
     if (g->headed) {
-        told->header_offsets = g->header_offsets.data;
-        told->name_offsets = g->names.offsets.data;
-        told->name_data = g->names.data.data;
-        told->name_size = g->names.data.size;
-        told->header_value_offsets = g->header_values.offsets.data;
-        told->header_value_data = g->header_values.data.data;
-        told->header_value_size = g->header_values.data.size;
+        view->header_offsets = g->header_offsets.data;
+        view->name_offsets = g->names.offsets.data;
+        view->name_data = g->names.data.data;
+        view->name_size = g->names.data.size;
+        view->header_value_offsets = g->header_values.offsets.data;
+        view->header_value_data = g->header_values.data.data;
+        view->header_value_size = g->header_values.data.size;
     }
 }

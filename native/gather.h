@@ -1,7 +1,7 @@
 /* Rows of many batches gathered as columns of one.
  *
  * A gatherer owns growing buffers and copies into them: strings back to back, with offsets
- * from 0 on. What it tells is lent until the next call. Columns that no message had are not
+ * from 0 on. A view of it is lent until the next call. Columns that no message had are not
  * there; in a column that some had, the others are null. */
 typedef struct bk_gather bk_gather;
 
@@ -28,4 +28,5 @@ void bk_gather_clear(bk_gather *gather);
  * is unknown: clear it. */
 int bk_gather_add(bk_gather *gather, const bk_columns *columns, const void *rows, uint64_t count,
                   uint64_t size_max, uint64_t *taken);
-void bk_gather_tell(bk_gather *gather, bk_gather_view *told);
+/* The columns so far; valid until the next call. */
+void bk_gather_view_columns(bk_gather *gather, bk_gather_view *view);

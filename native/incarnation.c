@@ -3,7 +3,7 @@
 
 #include <errno.h>
 
-int bk_is_other(const bk_ledger *ledger, int64_t incarnation)
+int bk_ledger_is_other(const bk_ledger *ledger, int64_t incarnation)
 {
     return incarnation != 0 && ledger->incarnation != 0 && ledger->incarnation != incarnation;
 }
@@ -44,15 +44,15 @@ int bk_engine_make_ledger(bk_engine *engine, int64_t ledger_id, int64_t incarnat
     if (incarnation != 0)
         bk_ledger_renew(ledger, incarnation, first_log);
     *out = ledger;
-    return bk_engine_dirty(engine, ledger);
+    return bk_engine_mark_dirty(engine, ledger);
 }
 
 /* Room for the record first: the entries must not be gone while the old ledger is still here. */
 static int renew(bk_engine *engine, bk_ledger *ledger, int64_t incarnation)
 {
-    int result = bk_engine_room(engine, BK_RECORD_HEADER_SIZE + BK_SPECIAL_SIZE_MAX);
+    int result = bk_engine_reserve(engine, BK_RECORD_HEADER_SIZE + BK_SPECIAL_SIZE_MAX);
     if (result == BK_OK)
-        result = bk_engine_dirty(engine, ledger);
+        result = bk_engine_mark_dirty(engine, ledger);
     if (result == BK_OK)
         result = bk_engine_bury(engine, ledger);
     if (result != BK_OK)
@@ -64,8 +64,8 @@ static int renew(bk_engine *engine, bk_ledger *ledger, int64_t incarnation)
         return result;
     bk_engine_wake(engine, ledger);
     bk_ledger_renew(ledger, incarnation, first_log);
-    engine->removals++; /* connections look again */
-    __atomic_store_n(&engine->renewals, engine->renewals + 1, __ATOMIC_RELEASE);
+    engine->changes.removals++; /* connections look again */
+    __atomic_store_n(&engine->changes.renewals, engine->changes.renewals + 1, __ATOMIC_RELEASE);
     pthread_cond_signal(&engine->work);
     return BK_OK;
 }

@@ -26,7 +26,7 @@ int bk_index_write_header(int fd, uint32_t log_id, uint32_t origin)
     return bk_io_write(fd, block, sizeof block, 0, BK_FAULT_INDEX_WRITE);
 }
 
-static void block_header_write(uint8_t *out, uint32_t log_id, const bk_index_block *block,
+static void write_block_header(uint8_t *out, uint32_t log_id, const bk_index_block *block,
                                const bk_extent *rows)
 {
     memset(out, 0, BK_INDEX_BLOCK_HEADER);
@@ -46,15 +46,15 @@ static uint64_t block_pages(const bk_index_block *block)
     return block->offset + BK_INDEX_BLOCK_HEADER + (uint64_t)block->rows * BK_EXTENT_SIZE;
 }
 
-static uint64_t block_end(const bk_index_block *block)
+static uint64_t end_block(const bk_index_block *block)
 {
     return bk_align_up(block_pages(block) + block->pages_size, BLOCK_ALIGNMENT);
 }
 
-static int block_assemble(const bk_index_block *block, uint32_t log_id, bk_extents *x,
+static int assemble_block(const bk_index_block *block, uint32_t log_id, bk_extents *x,
                           uint8_t **out)
 {
-    size_t size = (size_t)(block_end(block) - block->offset);
+    size_t size = (size_t)(end_block(block) - block->offset);
     uint8_t *bytes = malloc(size);
     if (bytes == NULL)
         return -ENOMEM;
@@ -62,7 +62,7 @@ static int block_assemble(const bk_index_block *block, uint32_t log_id, bk_exten
     size_t used = BK_INDEX_BLOCK_HEADER + directory_size + x->pages_size;
     for (uint32_t i = 0; i < block->rows; i++)
         x->rows[i].page_offset += block_pages(block);
-    block_header_write(bytes, log_id, block, x->rows);
+    write_block_header(bytes, log_id, block, x->rows);
     if (block->rows > 0) { /* a log without a sound entry has none, and no memory for them */
         memcpy(bytes + BK_INDEX_BLOCK_HEADER, x->rows, directory_size);
         memcpy(bytes + BK_INDEX_BLOCK_HEADER + directory_size, x->pages, x->pages_size);
@@ -81,22 +81,22 @@ int bk_index_write_block(int fd, uint32_t log_id, bk_extents *x, uint64_t log_st
                             .log_start = log_start,
                             .log_end = log_end};
     uint8_t *bytes;
-    int result = block_assemble(&block, log_id, x, &bytes);
+    int result = assemble_block(&block, log_id, x, &bytes);
     if (result != BK_OK)
         return result;
-    result = bk_io_write(fd, bytes, (size_t)(block_end(&block) - block.offset), block.offset,
+    result = bk_io_write(fd, bytes, (size_t)(end_block(&block) - block.offset), block.offset,
                          BK_FAULT_INDEX_WRITE);
     free(bytes);
     if (result == BK_OK)
         result = bk_io_sync(fd, BK_FAULT_INDEX_SYNC);
     if (result == BK_OK)
-        *end = block_end(&block);
+        *end = end_block(&block);
     return result;
 }
 
 /* --- reading ----------------------------------------------------------------------- */
 
-static int file_header_read(bk_index_scan *scan)
+static int read_file_header(bk_index_scan *scan)
 {
     uint8_t header[FILE_HEADER_SIZE + 4];
     size_t got;
@@ -124,7 +124,7 @@ int bk_index_scan_open(const char *path, bk_index_scan **out, uint32_t *log_id)
     if (result == BK_OK) {
         scan->file_size = (uint64_t)status.st_size;
         scan->end = scan->log_end = BK_BLOCK_SIZE;
-        result = file_header_read(scan);
+        result = read_file_header(scan);
     }
     if (result != BK_OK) {
         bk_index_scan_close(scan);
@@ -135,7 +135,7 @@ int bk_index_scan_open(const char *path, bk_index_scan **out, uint32_t *log_id)
     return BK_OK;
 }
 
-static int block_header_read(bk_index_scan *scan, bk_index_block *block, uint32_t *rows_crc)
+static int read_block_header(bk_index_scan *scan, bk_index_block *block, uint32_t *rows_crc)
 {
     uint8_t header[BK_INDEX_BLOCK_HEADER];
     size_t got;
@@ -153,7 +153,7 @@ static int block_header_read(bk_index_scan *scan, bk_index_block *block, uint32_
     *rows_crc = bk_get32le(header + 20);
     if (block->offset != scan->end || bk_get32le(header + 48) != scan->log_id ||
         block->log_start != scan->log_end || block->log_end < block->log_start ||
-        block->pages_size > scan->file_size || block_end(block) > scan->file_size)
+        block->pages_size > scan->file_size || end_block(block) > scan->file_size)
         return BK_CORRUPT;
     return BK_OK;
 }
@@ -195,12 +195,12 @@ static int rows_are_sound(const bk_extent *rows, const bk_index_block *block)
     return 1;
 }
 
-static int rows_read(bk_index_scan *scan, const bk_index_block *block, uint32_t crc)
+static int read_rows(bk_index_scan *scan, const bk_index_block *block, uint32_t crc)
 {
     size_t size = (size_t)block->rows * BK_EXTENT_SIZE;
     size_t got;
     if (block->rows > scan->row_capacity) {
-        bk_extent *larger = realloc(scan->rows, size);
+        bk_extent *larger = bk_array_resize(scan->rows, block->rows, sizeof *larger);
         if (larger == NULL)
             return -ENOMEM;
         scan->rows = larger;
@@ -222,14 +222,14 @@ int bk_index_scan_block(bk_index_scan *scan)
     if (scan->result == BK_OK && scan->end >= scan->file_size)
         scan->result = BK_END;
     if (scan->result == BK_OK)
-        scan->result = block_header_read(scan, &block, &crc);
+        scan->result = read_block_header(scan, &block, &crc);
     if (scan->result == BK_OK)
-        scan->result = rows_read(scan, &block, crc);
+        scan->result = read_rows(scan, &block, crc);
     if (scan->result != BK_OK)
         return scan->result;
     scan->block = block;
     scan->row = 0;
-    scan->end = block_end(&block);
+    scan->end = end_block(&block);
     scan->log_end = block.log_end;
     return BK_OK;
 }
@@ -249,7 +249,7 @@ int bk_index_scan_next(bk_index_scan *scan, bk_extent *extent, uint64_t *offset)
     return BK_OK;
 }
 
-static int page_check(const bk_index_scan *scan, uint64_t offset, size_t size)
+static int check_page(const bk_index_scan *scan, uint64_t offset, size_t size)
 {
     uint8_t page[BK_BLOCK_SIZE];
     size_t got;
@@ -266,11 +266,11 @@ int bk_index_scan_pages(const bk_index_scan *scan, const bk_extent *extent, uint
     if (extent->kind == BK_KIND_SPARSE)
         return extent->entries > BK_SPARSE_ROWS
                    ? BK_CORRUPT
-                   : page_check(scan, *offset, extent->entries * 12 + BK_PAGE_TAIL);
+                   : check_page(scan, *offset, extent->entries * 12 + BK_PAGE_TAIL);
     uint64_t left = (uint64_t)(extent->last_entry - extent->first_entry) + 1;
     while (left > 0) {
         uint32_t slots = left < BK_DENSE_SLOTS ? (uint32_t)left : BK_DENSE_SLOTS;
-        int result = page_check(scan, *offset, slots * 4 + BK_PAGE_TAIL);
+        int result = check_page(scan, *offset, slots * 4 + BK_PAGE_TAIL);
         if (result != BK_OK)
             return result;
         left -= slots;

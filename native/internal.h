@@ -73,6 +73,15 @@ int bk_io_open_direct(const char *path, int flags, int *fd);
 void *bk_io_alloc(size_t size);
 uint64_t bk_io_now_ns(void);
 
+/* array.c. Change an array's room to so many items. The items, moved perhaps; NULL without memory,
+ * and then they stay where they are. */
+void *bk_array_resize(void *items, size_t room, size_t item_size);
+/* Make room for needed items, and at least twice as many as before where there is not enough. As
+ * bk_array_resize; *room changes only on success. */
+void *bk_array_grow(void *items, size_t *room, size_t needed, size_t item_size);
+/* The same where the room is counted in 32 bits; NULL also beyond 2^31 items. */
+void *bk_array_grow32(void *items, uint32_t *room, size_t needed, size_t item_size);
+
 /* journal.c: the ids of files named <16 hex digits>.<ending>, in rising order; the
  * caller frees *ids. */
 int bk_journal_list(const char *folder, const char *ending, uint64_t **ids, size_t *count);

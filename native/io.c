@@ -13,13 +13,14 @@ _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__, "layouts are read in p
 
 /* --- the fault plan ---------------------------------------------------------- */
 
+#ifdef BK_FAULTS
 static pthread_mutex_t fault_lock = PTHREAD_MUTEX_INITIALIZER;
 static int32_t fault_site = BK_FAULT_NONE;
 static uint32_t fault_skip;
 static uint32_t fault_left;
 static int32_t fault_errno;
 
-void bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count)
+int bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count)
 {
     pthread_mutex_lock(&fault_lock);
     fault_site = site;
@@ -27,6 +28,7 @@ void bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t co
     fault_left = count > 0 ? count : 1;
     fault_errno = error_number;
     pthread_mutex_unlock(&fault_lock);
+    return 0;
 }
 
 int bk_fault_at(int32_t site)
@@ -48,21 +50,46 @@ int bk_fault_at(int32_t site)
     return result;
 }
 
-/* --- who hears of syncs -------------------------------------------------------- */
-
 static void (*sync_heard)(int fd);
 
-void bk_io_on_sync(void (*heard)(int fd))
+int bk_io_on_sync(void (*heard)(int fd))
 {
     sync_heard = heard;
+    return 0;
 }
+
+static void sync_note(int fd)
+{
+    if (sync_heard != NULL)
+        sync_heard(fd);
+}
+#else
+int bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count)
+{
+    (void)site, (void)nth, (void)error_number, (void)count;
+    return -ENOSYS;
+}
+
+int bk_fault_at(int32_t site)
+{
+    (void)site;
+    return 0;
+}
+
+int bk_io_on_sync(void (*heard)(int fd))
+{
+    (void)heard;
+    return -ENOSYS;
+}
+
+static void sync_note(int fd) { (void)fd; }
+#endif
 
 static int synced(int fd, int result)
 {
     if (result != 0)
         return -errno;
-    if (sync_heard != NULL)
-        sync_heard(fd);
+    sync_note(fd);
     return 0;
 }
 

@@ -13,12 +13,16 @@
 #define BK_FAULT_TABLE_SYNC 8
 #define BK_FAULT_ENTRY_READ 9 /* of entries from a log, whatever they are read for */
 
+/* Faults are there only in a build with BK_FAULTS defined, as an editable one is; without it
+ * planning one returns -ENOSYS, and bk_fault_at is always 0. */
+
 /* For tests: the nth call (1 is the next) of that site from now on fails with
  * error_number (positive errno), and so do count - 1 after it. BK_FAULT_NONE
- * clears the plan. Safe to call from any thread. */
-void bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count);
+ * clears the plan. 0 or -ENOSYS. Safe to call from any thread. */
+int bk_fault_plan(int32_t site, uint32_t nth, int32_t error_number, uint32_t count);
 /* 0, or the negative errno that the plan has for this call of the site. */
 int bk_fault_at(int32_t site);
 /* For tests: heard(fd) is called behind each sync of a file or folder that succeeded, before
- * anything is done by it. NULL ends that. Not while an engine or a store is in use. */
-void bk_io_on_sync(void (*heard)(int fd));
+ * anything is done by it. NULL ends that. 0 or -ENOSYS. Not while an engine or a store is in
+ * use. */
+int bk_io_on_sync(void (*heard)(int fd));

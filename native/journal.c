@@ -64,17 +64,14 @@ int bk_journal_list(const char *folder, const char *ending, uint64_t **ids, size
         uint64_t id = strtoull(e->d_name, &rest, 16);
         if (rest != e->d_name + 16)
             continue;
-        if (*count == room) {
-            room = room ? room * 2 : 16;
-            uint64_t *grown = realloc(*ids, room * sizeof **ids);
-            if (grown == NULL) {
-                closedir(dir);
-                free(*ids);
-                *ids = NULL;
-                return -ENOMEM;
-            }
-            *ids = grown;
+        uint64_t *grown = bk_array_grow(*ids, &room, *count + 1, sizeof *grown);
+        if (grown == NULL) {
+            closedir(dir);
+            free(*ids);
+            *ids = NULL;
+            return -ENOMEM;
         }
+        *ids = grown;
         (*ids)[(*count)++] = id;
     }
     closedir(dir);
@@ -271,7 +268,7 @@ int bk_journal_prepare(bk_journal *journal)
         journal->preparing = 0;
         return BK_END;
     }
-    /* A full disk is no failure of the journal yet: the next write tells, if it must grow. */
+    /* A full disk is no failure of the journal yet: the next write fails, if it must grow. */
     if (pwrite(journal->fd, journal->zeros, size, (off_t)at) != (ssize_t)size) {
         journal->preparing = 0;
         return BK_END;

@@ -1,5 +1,5 @@
 /* The journal: every add, fence, key, explicit LAC and deletion, in the order in
- * which the engine took them, synced before anybody is told.
+ * which the engine took them, synced before it is acknowledged.
  *
  * Files are named <16 hex digits of the file id>.journal; ids rise by one. The
  * first block (4096 bytes) of a file is its header, the rest are groups.
@@ -22,8 +22,8 @@
  * 2 ... in the file), size 8 of the group without the zeros after it.
  *
  * The torn tail. The blocks of the last group reach the disk in any order, so a
- * crash can leave a hole anywhere in it. Nobody was told that its entries are
- * stored. So in the newest file the log ends, without error, at the first
+ * crash can leave a hole anywhere in it. None of its entries was
+ * acknowledged. So in the newest file the log ends, without error, at the first
  * record that does not fit or fails its check - unless a sound group of the
  * same file with a higher number follows: a group is written only after the one
  * before it was synced, so then this is damage (BK_CORRUPT), not a torn tail.

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
 from native._core import ffi, lib
+from native.cdata import CData
 from native.errors import Corrupt, check, raise_for
 
 GROUP = lib.BK_RECORD_GROUP
@@ -50,8 +50,8 @@ class JournalHeader(msgspec.Struct, frozen=True):
     previous_end: int
 
 
-def _open(path: Path, start: int, end: int) -> Any:  # noqa: ANN401 - a cffi pointer
-    """Return the scan, or None for a file that was only being created."""
+def _open(path: Path, start: int, end: int) -> CData:
+    """Return the scan, or `None` for a file whose creation was interrupted."""
     out = ffi.new("bk_journal_scan **")
     result = lib.bk_journal_scan_open(os.fsencode(path), start, end, out)
     if result == lib.BK_END:
@@ -61,7 +61,7 @@ def _open(path: Path, start: int, end: int) -> Any:  # noqa: ANN401 - a cffi poi
 
 
 def read_header(path: Path) -> JournalHeader | None:
-    """Return the header of a journal file; None if it was only being created.
+    """Return the header of a journal file, or `None` if its creation was interrupted.
 
     Raises:
         Corrupt: the header is damaged.
@@ -81,8 +81,8 @@ def scan_journal(path: Path, start: int = 0, end: int = 0) -> Iterator[Record | 
     Args:
         path: the file; its name carries the file id.
         start: begin at the group at this offset; 0 for the first.
-        end: where the file ends, as the next file's header says; 0 for the
-            newest file, whose torn tail is no damage.
+        end: the end of the file, from the next file's header; 0 for the newest file, whose torn
+            tail is not damage.
 
     Yields:
         Records and damages in file order; the End last.
@@ -131,7 +131,7 @@ def scan_table(path: Path, end: int = 0) -> Iterator[Record | Damage]:
         lib.bk_table_scan_close(out[0])
 
 
-def _record(raw: Any) -> Record:  # noqa: ANN401 - a cffi struct
+def _record(raw: CData) -> Record:
     return Record(
         raw.offset, raw.ledger_id, raw.entry_id, bytes(ffi.buffer(raw.body, raw.body_size))
     )

@@ -146,7 +146,7 @@ static int grow_blocks(bk_latest *latest)
     int result = reserve(latest, (room - latest->blocks_room) * sizeof(block));
     if (result != BK_OK)
         return result;
-    block *grown = realloc(latest->blocks, room * sizeof *grown);
+    block *grown = bk_array_resize(latest->blocks, room, sizeof *grown);
     if (grown == NULL)
         return -ENOMEM;
     latest->blocks = grown;
@@ -321,7 +321,7 @@ int bk_latest_add(bk_latest *latest, const bk_columns *columns, const void *orde
     return result;
 }
 
-void bk_latest_tell(const bk_latest *latest, bk_latest_state *state) { *state = latest->state; }
+void bk_latest_get_state(const bk_latest *latest, bk_latest_state *state) { *state = latest->state; }
 
 /* --- survivors ------------------------------------------------------------------ */
 

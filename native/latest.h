@@ -39,7 +39,7 @@ void bk_latest_close(bk_latest *latest);
 int bk_latest_add(bk_latest *latest, const bk_columns *columns, const void *orders, int64_t order,
                   uint64_t base, uint32_t lane);
 
-void bk_latest_tell(const bk_latest *latest, bk_latest_state *state);
+void bk_latest_get_state(const bk_latest *latest, bk_latest_state *state);
 
 /* Set in bits, the lowest of a byte first, those messages of a lane that are the latest of their
  * key: bit 0 is ordinal first, and there are count bits. Tombstones are set where asked for.

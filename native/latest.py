@@ -1,9 +1,9 @@
-"""The latest message of each key, as latest.h defines it; and the messages that are left.
+"""The latest message of each key, as latest.h defines it, and the messages that survive.
 
     Columns, lane by lane ──► Latest ──► Survivors of each lane ──► rows of each batch
 
-Keys that need more memory than was granted are taken a slice at a time: a Latest for each
-slice is shown all messages, and marks the same Survivors.
+Keys that need more memory than granted are processed a slice at a time: each slice has a Latest,
+which reads all messages and marks the same Survivors.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _ROW_SIZE = 4
 
 
 class LatestState(msgspec.Struct, frozen=True):
-    """What is in a table."""
+    """Counts of a table: keys, tombstones, bytes."""
 
     keys: int
     """with those whose latest message is a tombstone"""
@@ -37,7 +37,7 @@ class LatestState(msgspec.Struct, frozen=True):
 
 
 class Survivors:
-    """A bit for each of some messages of a lane: those from ordinal *first* on, *count* of them."""
+    """A bit for each of *count* messages of a lane, from ordinal *first* on."""
 
     def __init__(self, count: int, *, first: int = 0) -> None:
         self.first = first
@@ -47,10 +47,10 @@ class Survivors:
         self.bits = bytearray((count + 7) // 8)
 
     def rows(self, base: int, count: int) -> array[int]:
-        """Return which are left of the messages of ordinals *base* to *base* + *count*, "I".
+        """Return the survivors among *count* messages from ordinal *base* on, as rows "I".
 
         Raises:
-            ValueError: not all of them are among those of this.
+            ValueError: some of the messages are outside this range.
         """
         offset = self._offset(base, count)
         rows = array("I", bytes(_ROW_SIZE * count))
@@ -59,10 +59,10 @@ class Survivors:
         return rows
 
     def keep_null_keys(self, columns: Columns, base: int) -> None:
-        """Let messages without a key be left; *base* is the ordinal of the first of *columns*.
+        """Mark messages without a key as survivors; *base* is the first ordinal of *columns*.
 
         Raises:
-            ValueError: not all of them are among those of this.
+            ValueError: some of the messages are outside this range.
         """
         offset = self._offset(base, columns.count)
         lent = address(self.bits)
@@ -76,19 +76,19 @@ class Survivors:
 
 
 class Latest:
-    """A table of keys, and of each the latest message that was shown.
+    """A table of keys with the latest message of each that was added.
 
     Args:
-        memory_max: bytes that it may take, MEMORY_MIN at least.
-        slices: of the keys only those of the slice *slice_index* of so many are taken.
-        slice_index: which slice.
-        partitions: keys that are routed to another partition than *partition* of so many are
-            counted; 0: none are.
-        partition: whose keys these are.
+        memory_max: the most bytes that it may use, at least MEMORY_MIN.
+        slices: number of slices; only keys of the slice *slice_index* are added.
+        slice_index: the slice, from 0.
+        partitions: of the topic, to count keys that are routed to another partition than
+            *partition*; 0 counts none.
+        partition: the partition that the messages are from.
 
     Raises:
         ValueError: a number is out of bounds.
-        MemoryError: the system has not even the smallest table's.
+        MemoryError: the smallest table could not be allocated.
     """
 
     def __init__(
@@ -114,13 +114,13 @@ class Latest:
     def add(
         self, columns: Columns, *, base: int, lane: int, orders: Buffer | array[int] | int
     ) -> None:
-        """Show messages of a lane: those of *columns*, with ordinals from *base* on.
+        """Add messages of a lane: those of *columns*, with ordinals from *base* on.
 
-        *orders*, one number for all or 8 bytes signed for each, tells which of two messages of
-        different lanes is later; it never falls along a lane.
+        *orders*, one number for all or 8 signed bytes for each, decides which of two messages of
+        different lanes is later; it must never fall along a lane.
 
         Raises:
-            Full: there are too many keys. This table is good for nothing more.
+            Full: there are too many keys. The table cannot be used any more.
             ValueError: the columns do not fit together.
         """
         given, order = ffi.NULL, 0
@@ -138,14 +138,14 @@ class Latest:
         check_columns(result)
 
     def mark(self, survivors: Survivors, *, lane: int, tombstones: bool = False) -> None:
-        """Mark which messages of *lane* are the latest of their key; tombstones where asked."""
+        """Mark the messages of *lane* that are the latest of their key, tombstones if asked."""
         survivors.marked += lib.bk_latest_mark(
             self._table, lane, survivors.first, survivors.count, tombstones, address(survivors.bits)
         )
 
     @property
     def state(self) -> LatestState:
-        """What is in the table."""
+        """The counts so far; costs no pass over the table."""
         raw = ffi.new("bk_latest_state *")
-        lib.bk_latest_tell(self._table, raw)
+        lib.bk_latest_get_state(self._table, raw)
         return LatestState(raw.keys, raw.tombstones, raw.foreign, raw.null_keys, raw.memory)

@@ -1,5 +1,5 @@
 /* The ledgers in memory: a hash table by id. See engine_internal.h. */
-#include "engine_internal.h"
+#include "engine_state_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

@@ -69,7 +69,7 @@ static int reserve_bucket(bk_link *link)
     if (link->count < link->bucket_count)
         return BK_OK;
     uint32_t count = link->bucket_count != 0 ? 2 * link->bucket_count : 8;
-    bk_attachment **dirty = realloc(link->dirty, count * sizeof *dirty);
+    bk_attachment **dirty = bk_array_resize(link->dirty, count, sizeof *dirty);
     if (dirty == NULL)
         return -ENOMEM;
     link->dirty = dirty;
@@ -208,7 +208,7 @@ static int grow_partial(bk_link *link, uint32_t room)
 {
     if (room <= link->partial_room)
         return BK_OK;
-    uint8_t *grown = realloc(link->partial, room);
+    uint8_t *grown = bk_array_resize(link->partial, room, 1);
     if (grown == NULL)
         return -ENOMEM;
     link->partial = grown;

@@ -95,7 +95,7 @@ void bk_link_detach(bk_link *link, bk_writer *writer);
 int bk_link_feed(bk_link *link, const uint8_t *data, size_t size, size_t *used,
                  bk_response *responses, uint32_t responses_max, uint32_t *count);
 /* The buffer in which a response that came in pieces was put together, valid until the next
- * feed or room. bk_response.in_pieces tells which; there is one at most in a feed. */
+ * feed or room. bk_response.in_pieces marks it; a feed has one at most. */
 const uint8_t *bk_link_partial(const bk_link *link);
 /* The same buffer, now the caller's: what is large need not be copied. Give it back with
  * bk_link_release. */
@@ -105,7 +105,7 @@ void bk_link_release(void *taken);
  * no memory. Bytes that were received there are fed from there, and not copied; valid until the
  * next feed. */
 uint8_t *bk_link_room(bk_link *link, size_t *size);
-/* Tokens of writers whose LAC or error this link changed since they were last told. Returns
+/* Tokens of writers whose LAC or error this link changed since the last call. Returns
  * how many were written; call again when it is out_count. */
 uint32_t bk_link_dirty(bk_link *link, uint64_t *out, uint32_t out_count);
 /* How many ADD responses came for writers that were attached. */

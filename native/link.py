@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import msgspec
 
 from native._core import ffi, lib
+from native.cdata import CData
 from native.digest import Digest
 from native.errors import Corrupt, check, raise_for
 
@@ -86,7 +86,7 @@ class Writer:
         self._state = ffi.new("bk_writer_state *")
 
     @property
-    def pointer(self) -> Any:  # noqa: ANN401 - a cffi pointer
+    def pointer(self) -> CData:
         """The handle, for the other modules of this package; ValueError once closed."""
         if self._pointer is None:
             raise ValueError("the writer is closed")
@@ -94,7 +94,7 @@ class Writer:
 
     @property
     def is_open(self) -> bool:
-        """False after close()."""
+        """Whether close() was not called yet."""
         return self._pointer is not None
 
     def add(self, payloads: Sequence[bytes]) -> tuple[int, list[memoryview]]:
@@ -119,7 +119,8 @@ class Writer:
             self._outs[i] = buffer
         joined = b"".join(payloads)
         result = lib.bk_writer_add(pointer, joined, lent_sizes, len(sizes), self._outs, self._first)
-        check(result, "adding entries")
+        if result != lib.BK_OK:
+            raise_for(result, "adding entries")
         return self._first[0], [memoryview(ffi.buffer(b)) for b in buffers] * self._copies
 
     def state(self) -> WriterState:
@@ -211,9 +212,9 @@ class Link:
         self._count = ffi.new("uint32_t *")
         self._tokens = ffi.new("uint64_t[]", _TOKENS_MAX)
         self._room_size = ffi.new("size_t *")
-        self._chunk: Any = None
-        self._room: Any = None
-        self._orphan: Any = None
+        self._chunk: CData = None
+        self._room: CData = None
+        self._orphan: CData = None
 
     def attach(self, writer: Writer, bookie: int) -> None:
         """Count ADD responses of the writer's ledger for this index of its ensemble.
@@ -258,7 +259,7 @@ class Link:
         with ffi.from_buffer(data) as lent:
             return self._feed(lent, len(lent))
 
-    def _feed(self, start: Any, size: int) -> list[Response]:  # noqa: ANN401 - a cffi pointer
+    def _feed(self, start: CData, size: int) -> list[Response]:
         pointer, at = self._open(), ffi.cast("uint8_t *", start)
         responses: list[Response] = []
         while True:
@@ -272,7 +273,7 @@ class Link:
             if size == 0:
                 return responses
 
-    def _response(self, raw: Any, fed: Any) -> Response:  # noqa: ANN401 - cffi pointers
+    def _response(self, raw: CData, fed: CData) -> Response:
         return Response(
             raw.opcode,
             raw.code,
@@ -284,7 +285,7 @@ class Link:
             self._body(raw, fed),
         )
 
-    def _body(self, raw: Any, fed: Any) -> bytes | memoryview:  # noqa: ANN401 - cffi pointers
+    def _body(self, raw: CData, fed: CData) -> bytes | memoryview:
         start, size = raw.body_offset, raw.body_size
         if not raw.in_pieces:
             return bytes(ffi.buffer(fed + start, size))
@@ -315,7 +316,7 @@ class Link:
             ffi.release(self._pointer)
             self._pointer = None
 
-    def _open(self) -> Any:  # noqa: ANN401 - a cffi pointer
+    def _open(self) -> CData:
         if self._pointer is None:
             raise ValueError("the link is closed")
         return self._pointer

@@ -28,7 +28,7 @@ void bk_file_pool_init(bk_file_pool *pool, const char *folder, uint32_t open_max
     pool->ends.newer = pool->ends.older = &pool->ends;
 }
 
-static void file_link(bk_file_pool *pool, bk_file *file)
+static void link_file(bk_file_pool *pool, bk_file *file)
 {
     file->newer = &pool->ends;
     file->older = pool->ends.older;
@@ -36,32 +36,32 @@ static void file_link(bk_file_pool *pool, bk_file *file)
     pool->ends.older = file;
 }
 
-static void file_unlink(bk_file *file)
+static void unlink_file(bk_file *file)
 {
     file->newer->older = file->older;
     file->older->newer = file->newer;
 }
 
-static void file_close(bk_file_pool *pool, bk_file *file)
+static void close_file(bk_file_pool *pool, bk_file *file)
 {
-    file_unlink(file);
+    unlink_file(file);
     close(file->fd);
     file->fd = -1;
     pool->open_count--;
 }
 
-static void pool_trim(bk_file_pool *pool)
+static void trim_pool(bk_file_pool *pool)
 {
     bk_file *file = pool->ends.newer;
     while (pool->open_count >= pool->open_max && file != &pool->ends) {
         bk_file *newer = file->newer;
         if (file->users == 0)
-            file_close(pool, file);
+            close_file(pool, file);
         file = newer;
     }
 }
 
-static int file_open(bk_file_pool *pool, bk_log *log, int which)
+static int open_file(bk_file_pool *pool, bk_log *log, int which)
 {
     char path[BK_PATH_SIZE_MAX];
     bk_log_path(pool->folder, log->id, which == BK_FILE_LOG ? BK_SUFFIX_LOG : BK_SUFFIX_INDEX,
@@ -73,7 +73,7 @@ static int file_open(bk_file_pool *pool, bk_log *log, int which)
     posix_fadvise(fd, 0, 0, POSIX_FADV_RANDOM);
     log->files[which].fd = fd;
     pool->open_count++;
-    file_link(pool, &log->files[which]);
+    link_file(pool, &log->files[which]);
     return BK_OK;
 }
 
@@ -83,11 +83,11 @@ int bk_log_acquire(bk_file_pool *pool, bk_log *log, int which, int *fd)
     int result = BK_OK;
     pthread_mutex_lock(&pool->lock);
     if (file->fd < 0) {
-        pool_trim(pool);
-        result = file_open(pool, log, which);
+        trim_pool(pool);
+        result = open_file(pool, log, which);
     } else if (file->newer != &pool->ends) {
-        file_unlink(file);
-        file_link(pool, file);
+        unlink_file(file);
+        link_file(pool, file);
     }
     if (result == BK_OK) {
         file->users++;
@@ -130,7 +130,7 @@ void bk_log_unpin(bk_file_pool *pool, bk_log *log)
     pthread_mutex_lock(&pool->lock);
     for (int which = 0; which < 2; which++)
         if (log->files[which].fd >= 0)
-            file_close(pool, &log->files[which]);
+            close_file(pool, &log->files[which]);
     pthread_mutex_unlock(&pool->lock);
     free(log->dead);
     free(log);

@@ -21,7 +21,7 @@ struct bk_log_scan {
 };
 
 /* Make size bytes at offset readable at *out; *got is less at the end. */
-static int window_move(bk_log_scan *scan, uint64_t offset, size_t size, const uint8_t **out,
+static int move_window(bk_log_scan *scan, uint64_t offset, size_t size, const uint8_t **out,
                        size_t *got)
 {
     uint64_t left = offset < scan->end ? scan->end - offset : 0;
@@ -30,7 +30,7 @@ static int window_move(bk_log_scan *scan, uint64_t offset, size_t size, const ui
     if (offset < scan->window_offset ||
         offset + size > scan->window_offset + scan->window_size) {
         if (size > scan->capacity) {
-            uint8_t *larger = realloc(scan->window, size);
+            uint8_t *larger = bk_array_resize(scan->window, size, 1);
             if (larger == NULL)
                 return -ENOMEM;
             scan->window = larger;
@@ -70,7 +70,7 @@ static int look_padding(bk_log_scan *scan, uint64_t offset)
 {
     const uint8_t *data;
     size_t got;
-    int result = window_move(scan, offset, next_block(offset) - offset, &data, &got);
+    int result = move_window(scan, offset, next_block(offset) - offset, &data, &got);
     return result != BK_OK ? result : is_zero(data, got) ? BK_END : BK_CORRUPT;
 }
 
@@ -78,13 +78,13 @@ static int look_record(bk_log_scan *scan, uint64_t offset, const uint8_t **data,
                        uint32_t *record_size)
 {
     size_t got;
-    int result = window_move(scan, offset, 4, data, &got);
+    int result = move_window(scan, offset, 4, data, &got);
     if (result != BK_OK)
         return result;
     uint32_t body_size = got == 4 ? bk_get32le(*data) : UINT32_MAX;
     if (body_size > BK_RECORD_SIZE_MAX)
         return BK_CORRUPT;
-    result = window_move(scan, offset, (size_t)body_size + BK_RECORD_HEADER_SIZE, data, &got);
+    result = move_window(scan, offset, (size_t)body_size + BK_RECORD_HEADER_SIZE, data, &got);
     return result != BK_OK ? result : bk_record_read(*data, got, 0, record_size);
 }
 
@@ -106,7 +106,7 @@ static int resume(bk_log_scan *scan, uint64_t offset)
     const uint8_t *data;
     uint32_t record_size;
     size_t got;
-    int result = window_move(scan, offset, 4, &data, &got);
+    int result = move_window(scan, offset, 4, &data, &got);
     if (result == BK_OK && got == 4 && bk_get32le(data) <= BK_RECORD_SIZE_MAX) {
         uint64_t behind = offset + BK_RECORD_HEADER_SIZE + bk_get32le(data);
         result = look(scan, behind, &data, &record_size);
@@ -127,7 +127,7 @@ static int resume(bk_log_scan *scan, uint64_t offset)
     return BK_OK;
 }
 
-static void record_fill(bk_record *record, const uint8_t *data, uint32_t record_size)
+static void fill_record(bk_record *record, const uint8_t *data, uint32_t record_size)
 {
     record->body = data + BK_RECORD_HEADER_SIZE;
     record->body_size = record_size - BK_RECORD_HEADER_SIZE;
@@ -145,7 +145,7 @@ int bk_log_scan_next(bk_log_scan *scan, bk_record *record)
             return BK_END;
         int result = look(scan, scan->position, &data, &record_size);
         if (result == BK_OK) {
-            record_fill(record, data, record_size);
+            fill_record(record, data, record_size);
             scan->position += record_size;
             return BK_OK;
         }

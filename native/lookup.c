@@ -2,7 +2,7 @@
  *
  * The extent is found under the store's lock; page and record are read without
  * it, from a pinned log. When a file is gone by then, compaction moved the
- * entry: the epoch tells, and the lookup starts over. */
+ * entry: the epoch shows that, and the lookup starts over. */
 #include "store_internal.h"
 
 #include <errno.h>
@@ -19,12 +19,12 @@ typedef struct {
     int64_t limit;
     uint64_t epoch;
     bk_span span;
-    int quiet; /* damage is told, and not noted */
+    int quiet; /* damage is returned, and not noted */
 } place;
 
 /* --- extent and page --------------------------------------------------------------- */
 
-static int row_pin(bk_store *store, int64_t ledger_id, int64_t entry_id, const bk_row *than,
+static int pin_row(bk_store *store, int64_t ledger_id, int64_t entry_id, const bk_row *than,
                    place *out)
 {
     int result = BK_NO_LEDGER;
@@ -43,7 +43,7 @@ static int row_pin(bk_store *store, int64_t ledger_id, int64_t entry_id, const b
     return result;
 }
 
-static void place_release(bk_store *store, const place *p)
+static void release_place(bk_store *store, const place *p)
 {
     bk_log_unpin(&store->files, p->row.log);
 }
@@ -80,7 +80,7 @@ static int judge(bk_store *store, const place *p, const char *suffix, uint64_t o
 }
 
 /* The span of the entry in the extent of p. */
-static int span_find(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t count_max,
+static int find_span(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t count_max,
                      uint32_t size_max, place *p)
 {
     uint64_t offset;
@@ -98,23 +98,23 @@ static int seek_once(bk_store *store, int64_t ledger_id, int64_t entry_id, uint3
                      uint32_t size_max, place *p)
 {
     place older;
-    int result = row_pin(store, ledger_id, entry_id, NULL, p);
+    int result = pin_row(store, ledger_id, entry_id, NULL, p);
     if (result != BK_OK)
         return result;
-    result = span_find(store, ledger_id, entry_id, count_max, size_max, p);
+    result = find_span(store, ledger_id, entry_id, count_max, size_max, p);
     while (result == BK_ABSENT) {
         older.quiet = p->quiet;
-        result = row_pin(store, ledger_id, entry_id, &p->row, &older);
+        result = pin_row(store, ledger_id, entry_id, &p->row, &older);
         int moved = older.epoch != p->epoch;
-        place_release(store, p);
+        release_place(store, p);
         if (result != BK_OK)
             return moved ? -EAGAIN : result;
         *p = older;
         result = moved ? -EAGAIN
-                       : span_find(store, ledger_id, entry_id, count_max, size_max, p);
+                       : find_span(store, ledger_id, entry_id, count_max, size_max, p);
     }
     if (result != BK_OK)
-        place_release(store, p);
+        release_place(store, p);
     return result;
 }
 
@@ -129,7 +129,7 @@ static int seek(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t c
 
 /* --- one record -------------------------------------------------------------------- */
 
-static int head_check(const uint8_t *head, const uint8_t *body, uint32_t body_size,
+static int check_head(const uint8_t *head, const uint8_t *body, uint32_t body_size,
                       int64_t ledger_id, int64_t entry_id)
 {
     if (body_size < 16 || bk_get32le(head) != body_size ||
@@ -143,12 +143,12 @@ int bk_entry_check(const uint8_t *record, uint32_t record_size, int64_t ledger_i
 {
     if (record_size <= BK_RECORD_HEADER_SIZE)
         return BK_CORRUPT;
-    return head_check(record, record + BK_RECORD_HEADER_SIZE, record_size - BK_RECORD_HEADER_SIZE,
+    return check_head(record, record + BK_RECORD_HEADER_SIZE, record_size - BK_RECORD_HEADER_SIZE,
                       ledger_id, entry_id);
 }
 
 /* Read header and body to two places at once. */
-static int record_read(bk_store *store, const place *p, uint8_t *head, uint8_t *body,
+static int read_record(bk_store *store, const place *p, uint8_t *head, uint8_t *body,
                        uint32_t body_size)
 {
     int fd;
@@ -174,9 +174,9 @@ static int fetch(bk_store *store, const place *p, int64_t ledger_id, int64_t ent
 {
     uint8_t head[BK_RECORD_HEADER_SIZE];
     uint32_t body_size = p->span.size - BK_RECORD_HEADER_SIZE;
-    int result = record_read(store, p, head, out, body_size);
+    int result = read_record(store, p, head, out, body_size);
     if (result == BK_OK)
-        result = head_check(head, out, body_size, ledger_id, entry_id);
+        result = check_head(head, out, body_size, ledger_id, entry_id);
     return result == BK_OK ? BK_OK
                            : judge(store, p, BK_SUFFIX_LOG, p->span.offset, ledger_id, entry_id,
                                    result);
@@ -192,7 +192,7 @@ static int read_once(bk_store *store, int64_t ledger_id, int64_t entry_id, int q
         return result;
     *size = p.span.size - BK_RECORD_HEADER_SIZE;
     result = *size > out_size ? BK_SMALL : fetch(store, &p, ledger_id, entry_id, out);
-    place_release(store, &p);
+    release_place(store, &p);
     return result;
 }
 
@@ -228,7 +228,7 @@ int bk_store_find(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t
     *log_id = p.row.log->id;
     *offset = p.span.offset;
     *record_size = p.span.size;
-    place_release(store, &p);
+    release_place(store, &p);
     return BK_OK;
 }
 
@@ -268,7 +268,7 @@ static int more_follow(const run *r, const place *p)
     return r->count_max - r->count > p->span.count && r->last - r->next >= p->span.count;
 }
 
-static int piece_read(run *r, const place *p, size_t *got)
+static int read_piece(run *r, const place *p, size_t *got)
 {
     int fd;
     int result = bk_log_acquire(&r->store->files, p->row.log, BK_FILE_LOG, &fd);
@@ -286,7 +286,7 @@ static int piece_read(run *r, const place *p, size_t *got)
 
 /* Turn records at r->out + r->used into { size, entry }, in place: each shrinks
  * by four bytes. *offset: of the record that is damaged, from the first. */
-static int piece_convert(run *r, const place *p, size_t got, uint64_t *offset)
+static int convert_piece(run *r, const place *p, size_t got, uint64_t *offset)
 {
     const uint8_t *from = r->out + r->used, *end = from + got, *start = from;
     for (uint32_t i = 0; i < p->span.count; i++) {
@@ -296,7 +296,7 @@ static int piece_convert(run *r, const place *p, size_t got, uint64_t *offset)
         if (body_size < 16 || body_size > left - BK_RECORD_HEADER_SIZE)
             return BK_CORRUPT;
         const uint8_t *body = from + BK_RECORD_HEADER_SIZE;
-        if (head_check(from, body, body_size, r->ledger_id, r->next) != BK_OK)
+        if (check_head(from, body, body_size, r->ledger_id, r->next) != BK_OK)
             return BK_CORRUPT;
         from = body + body_size;
         uint8_t *to = r->out + r->used;
@@ -313,9 +313,9 @@ static int run_piece(run *r, const place *p)
 {
     size_t got = 0;
     uint64_t offset = 0;
-    int result = piece_read(r, p, &got);
+    int result = read_piece(r, p, &got);
     if (result == BK_OK)
-        result = piece_convert(r, p, got, &offset);
+        result = convert_piece(r, p, got, &offset);
     return result == BK_OK ? BK_OK
                            : judge(r->store, p, BK_SUFFIX_LOG, p->span.offset + offset,
                                    r->ledger_id, r->next, result);
@@ -362,7 +362,7 @@ static int run_step(run *r)
         result = run_piece(r, &p);
     else
         result = BK_SMALL;
-    place_release(r->store, &p);
+    release_place(r->store, &p);
     return result;
 }
 

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from native._core import ffi
+from native.cdata import CData
 
 
 class Mark(msgspec.Struct, frozen=True):
-    """Where journal, entry log, index and ledger table ended at a checkpoint.
+    """The ends of journal, entry log, index and ledger table at a checkpoint.
 
     Sizes and offsets are bytes. Replay starts at *journal_offset* of the journal
-    file *journal_id*; what lies beyond the three ends is a torn flush.
+    file *journal_id*; anything beyond the three ends is a torn flush.
     """
 
     journal_id: int
@@ -26,11 +25,11 @@ class Mark(msgspec.Struct, frozen=True):
     table_id: int
 
 
-def lend_mark(mark: Mark) -> Any:  # noqa: ANN401 - a cffi struct
+def lend_mark(mark: Mark) -> CData:
     """Return *mark* as the C struct, for the bindings of this package."""
     return ffi.new("bk_mark *", {name: getattr(mark, name) for name in Mark.__struct_fields__})
 
 
-def take_mark(raw: Any) -> Mark:  # noqa: ANN401 - a cffi struct
+def take_mark(raw: CData) -> Mark:
     """Return the C struct as a Mark."""
     return Mark(*(getattr(raw, name) for name in Mark.__struct_fields__))

@@ -1,5 +1,5 @@
 /* Entries of one ledger in one half of the memtable. See engine_internal.h. */
-#include "engine_internal.h"
+#include "engine_state_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -7,8 +7,9 @@
 static int push(bk_run *run, bk_slot slot)
 {
     if (run->count == run->room) {
+        /* Not bk_array_grow: a ledger with one entry in the memtable shall not pay for 16. */
         uint32_t room = run->room ? run->room * 2 : 4;
-        bk_slot *slots = realloc(run->slots, room * sizeof *slots);
+        bk_slot *slots = bk_array_resize(run->slots, room, sizeof *slots);
         if (slots == NULL)
             return -ENOMEM;
         run->slots = slots;
@@ -105,7 +106,7 @@ static int begin_run(bk_runs *runs, bk_slot slot)
             return result;
     }
     /* With n below 2^32 there are never more than 33 runs; one is the common case. */
-    bk_run *grown = realloc(runs->runs, (runs->count + 1) * sizeof *grown);
+    bk_run *grown = bk_array_resize(runs->runs, runs->count + 1, sizeof *grown);
     if (grown == NULL)
         return -ENOMEM;
     runs->runs = grown;

@@ -53,14 +53,10 @@ static found *found_at(opening *o, uint32_t id)
         at++;
     if (at < o->count && o->logs[at].id == id)
         return &o->logs[at];
-    if (o->count == o->capacity) {
-        uint32_t capacity = o->capacity * 2 + 64;
-        found *larger = realloc(o->logs, capacity * sizeof *larger);
-        if (larger == NULL)
-            return NULL;
-        o->logs = larger;
-        o->capacity = capacity;
-    }
+    found *logs = bk_array_grow32(o->logs, &o->capacity, o->count + 1, sizeof *logs);
+    if (logs == NULL)
+        return NULL;
+    o->logs = logs;
     memmove(o->logs + at + 1, o->logs + at, (o->count - at) * sizeof *o->logs);
     o->count++;
     o->logs[at] = (found){.id = id, .state = -ENOENT};
@@ -73,7 +69,7 @@ static void note_next_id(bk_store *store, uint32_t id)
         store->next_log_id = id + 1;
 }
 
-static int name_take(opening *o, const char *name)
+static int take_name(opening *o, const char *name)
 {
     char *dot, path[BK_PATH_SIZE_MAX];
     uint32_t id = (uint32_t)strtoul(name, &dot, 16);
@@ -96,19 +92,19 @@ static int name_take(opening *o, const char *name)
     return BK_OK;
 }
 
-static int folder_list(opening *o)
+static int list_folder(opening *o)
 {
     int result = BK_OK;
     DIR *folder = opendir(o->store->folder);
     if (folder == NULL)
         return -errno;
     for (struct dirent *entry; result == BK_OK && (entry = readdir(folder)) != NULL;)
-        result = name_take(o, entry->d_name);
+        result = take_name(o, entry->d_name);
     closedir(folder);
     return result;
 }
 
-static int header_load(const opening *o, found *f)
+static int load_header(const opening *o, found *f)
 {
     char path[BK_PATH_SIZE_MAX];
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, path);
@@ -146,7 +142,7 @@ static int is_doubtful(const opening *o, const found *f)
            (o->mark == NULL || f->id >= o->mark->next_log_id || has_sibling(o, f));
 }
 
-static int headers_load(opening *o)
+static int load_headers(opening *o)
 {
     int result = BK_OK;
     for (uint32_t i = 0; i < o->count && result == BK_OK; i++) {
@@ -154,7 +150,7 @@ static int headers_load(opening *o)
         if (f->has_log && is_marked(o, f))
             result = log_settle_files(o, f);
         if (f->has_log && result == BK_OK)
-            result = header_load(o, f);
+            result = load_header(o, f);
     }
     for (uint32_t i = 0; i < o->count && result == BK_OK; i++) {
         found *f = &o->logs[i];
@@ -162,14 +158,14 @@ static int headers_load(opening *o)
             continue;
         result = log_settle_files(o, f);
         if (result == BK_OK)
-            result = header_load(o, f);
+            result = load_header(o, f);
     }
     return result;
 }
 
 /* --- the index --------------------------------------------------------------------- */
 
-/* What a walk over an index file tells. */
+/* The result of a walk over an index file. */
 typedef struct {
     int result; /* BK_END: sound to its end */
     uint32_t origin;
@@ -179,7 +175,7 @@ typedef struct {
 } index_walk;
 
 /* log NULL: look only; otherwise its rows go to the directory. */
-static index_walk index_read(bk_store *store, uint32_t id, bk_log *log)
+static index_walk read_index(bk_store *store, uint32_t id, bk_log *log)
 {
     char path[BK_PATH_SIZE_MAX];
     uint32_t log_id;
@@ -222,7 +218,7 @@ static int ends_at(bk_store *store, const found *f, uint64_t log_end)
 }
 
 /* Where the records of the log must end; 0 when nothing says so. */
-static uint64_t records_end(const opening *o, const found *f)
+static uint64_t end_records(const opening *o, const found *f)
 {
     if (is_marked(o, f))
         return o->mark->log_end;
@@ -233,7 +229,7 @@ static uint64_t records_end(const opening *o, const found *f)
 
 static int is_whole(const opening *o, const found *f, const index_walk *walk)
 {
-    uint64_t end = records_end(o, f);
+    uint64_t end = end_records(o, f);
     if (walk->result != BK_END)
         return 0;
     if (end != 0)
@@ -241,8 +237,8 @@ static int is_whole(const opening *o, const found *f, const index_walk *walk)
     return !f->has_log || ends_at(o->store, f, walk->log_end);
 }
 
-/* The index that is about to be built will not tell that a record is missing. */
-static int limbo_enter(const char *folder)
+/* The index that is about to be built cannot show that a record is missing. */
+static int enter_limbo(const char *folder)
 {
     char path[BK_PATH_SIZE_MAX];
     snprintf(path, sizeof path, "%s/limbo", folder);
@@ -260,14 +256,14 @@ static int note_damage(void *context, const char *path, uint64_t offset)
 {
     bk_store *store = context;
     bk_store_note(store, path, offset, -1, -1);
-    return limbo_enter(store->folder);
+    return enter_limbo(store->folder);
 }
 
-static int index_rebuild(opening *o, const found *f, const index_walk *walk)
+static int rebuild_index(opening *o, const found *f, const index_walk *walk)
 {
     char log_path[BK_PATH_SIZE_MAX], index_path[BK_PATH_SIZE_MAX];
     uint64_t entries;
-    bk_log_header header = {.log_id = f->id, .origin = walk->origin, .end = records_end(o, f)};
+    bk_log_header header = {.log_id = f->id, .origin = walk->origin, .end = end_records(o, f)};
     if (f->state == BK_OK)
         header.origin = f->header.origin;
     bk_log_path(o->store->folder, f->id, BK_SUFFIX_LOG, log_path);
@@ -302,13 +298,13 @@ static int is_leftover(const opening *o, const found *f)
     if (f->state == BK_OK || is_bare(o, f))
         return 1;
     /* No sound header: being created, unless its index vouches for records. */
-    return f->id >= o->mark->next_log_id && index_read(o->store, f->id, NULL).rows == 0;
+    return f->id >= o->mark->next_log_id && read_index(o->store, f->id, NULL).rows == 0;
 }
 
 static int is_superseded(const opening *o, const found *f)
 {
     uint32_t origin = f->state == BK_OK ? f->header.origin
-                                        : index_read(o->store, f->id, NULL).origin;
+                                        : read_index(o->store, f->id, NULL).origin;
     for (const found *g = f + 1; g < o->logs + o->count; g++)
         if (g->superseding && g->header.origin == origin)
             return 1;
@@ -343,7 +339,7 @@ static int cut_at_mark(opening *o, found *f)
 /* --- one log ----------------------------------------------------------------------- */
 
 /* Check the log's own file; what it should hold is in its index. */
-static int log_check(opening *o, const found *f, uint64_t log_end)
+static int check_log(opening *o, const found *f, uint64_t log_end)
 {
     uint64_t end = is_closed(f) && !is_marked(o, f) ? f->header.end : log_end;
     if (f->state == BK_OK && f->size >= end)
@@ -353,7 +349,7 @@ static int log_check(opening *o, const found *f, uint64_t log_end)
 }
 
 /* Go on writing where the mark says. */
-static int log_resume(opening *o, bk_log *log, uint64_t index_end)
+static int resume_log(opening *o, bk_log *log, uint64_t index_end)
 {
     bk_flush *flush = &o->store->flush;
     bk_log_header header = {.log_id = log->id, .origin = log->origin};
@@ -374,10 +370,10 @@ static int log_resume(opening *o, bk_log *log, uint64_t index_end)
 
 /* Decide what becomes of a log that was open when the mark was taken, or about
  * which no mark says anything. */
-static int log_settle(opening *o, found *f, bk_log *log, const index_walk *walk, int sound)
+static int settle_log(opening *o, found *f, bk_log *log, const index_walk *walk, int sound)
 {
     if (is_marked(o, f) && sound == BK_OK && o->mark->log_end % BK_BLOCK_SIZE == 0)
-        return log_resume(o, log, walk->end);
+        return resume_log(o, log, walk->end);
     if (is_marked(o, f))
         return bk_log_header_save(o->store->folder, f->id, log->origin, o->mark->log_end);
     if (o->mark == NULL && !is_closed(f))
@@ -385,30 +381,30 @@ static int log_settle(opening *o, found *f, bk_log *log, const index_walk *walk,
     return BK_OK;
 }
 
-static int log_load(opening *o, found *f, bk_log *log)
+static int load_log(opening *o, found *f, bk_log *log)
 {
     bk_store *store = o->store;
-    index_walk walk = index_read(store, f->id, NULL);
+    index_walk walk = read_index(store, f->id, NULL);
     int clean = is_whole(o, f, &walk);
     if (!clean) {
         bk_store_note_log(store, f->id, BK_SUFFIX_INDEX, walk.end, -1, -1);
-        int result = f->has_log ? index_rebuild(o, f, &walk) : BK_OK;
+        int result = f->has_log ? rebuild_index(o, f, &walk) : BK_OK;
         if (result != BK_OK)
             return result;
     }
     log->origin = f->state == BK_OK ? f->header.origin : walk.origin;
-    walk = index_read(store, f->id, log);
+    walk = read_index(store, f->id, log);
     if (walk.result < 0 && walk.result != -ENOENT)
         return walk.result;
-    int sound = log_check(o, f, walk.log_end);
+    int sound = check_log(o, f, walk.log_end);
     log->damaged = sound != BK_OK && (f->state != BK_CORRUPT || f->size < walk.log_end);
     log->size = f->size;
     log->index_size = walk.end;
     f->superseding = clean && sound == BK_OK && is_closed(f);
-    return log_settle(o, f, log, &walk, sound);
+    return settle_log(o, f, log, &walk, sound);
 }
 
-static int log_take(opening *o, found *f)
+static int take_log(opening *o, found *f)
 {
     int result = BK_OK;
     if (f->is_dead || is_leftover(o, f) || is_superseded(o, f))
@@ -422,7 +418,7 @@ static int log_take(opening *o, found *f)
         return -ENOMEM;
     result = bk_store_add_log(o->store, log);
     if (result == BK_OK)
-        result = log_load(o, f, log);
+        result = load_log(o, f, log);
     bk_log_unpin(&o->store->files, log);
     return result;
 }
@@ -441,18 +437,61 @@ static void check_marked(opening *o)
     bk_store_note_log(o->store, id, BK_SUFFIX_LOG, 0, -1, -1);
 }
 
-int bk_store_load(bk_store *store, const bk_mark *mark)
+static int load(bk_store *store, const bk_mark *mark)
 {
     opening o = {.store = store, .mark = mark};
     store->next_log_id = mark != NULL && mark->next_log_id > 0 ? mark->next_log_id : 1;
     store->marked_log_id = mark != NULL ? mark->log_id : 0;
-    int result = folder_list(&o);
+    int result = list_folder(&o);
     if (result == BK_OK)
-        result = headers_load(&o);
+        result = load_headers(&o);
     for (uint32_t i = o.count; i > 0 && result == BK_OK; i--)
-        result = log_take(&o, &o.logs[i - 1]);
+        result = take_log(&o, &o.logs[i - 1]);
     if (result == BK_OK)
         check_marked(&o);
     free(o.logs);
     return result;
+}
+
+/* --- the store --------------------------------------------------------------------- */
+
+#define FILES_OPEN_MAX 256
+
+static void init_locks(bk_store *store)
+{
+    pthread_rwlockattr_t attributes;
+    pthread_rwlockattr_init(&attributes);
+    /* Readers come without end; a flush must not starve behind them. */
+    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
+    pthread_rwlock_init(&store->lock, &attributes);
+    pthread_rwlockattr_destroy(&attributes);
+    pthread_mutex_init(&store->flush.lock, NULL);
+    pthread_cond_init(&store->flush.idle, NULL);
+    pthread_mutex_init(&store->compaction, NULL);
+    pthread_mutex_init(&store->damage_lock, NULL);
+}
+
+int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max,
+                  uint64_t cache_size_max, bk_store **out)
+{
+    *out = NULL;
+    if (strlen(folder) > BK_PATH_SIZE_MAX - 32)
+        return -ENAMETOOLONG;
+    bk_store *store = calloc(1, sizeof *store);
+    if (store == NULL)
+        return -ENOMEM;
+    snprintf(store->folder, sizeof store->folder, "%s", folder);
+    store->log_size_max = log_size_max < BK_LOG_OFFSET_MAX ? log_size_max : BK_LOG_OFFSET_MAX;
+    store->flush.writer.log_fd = store->flush.writer.index_fd = -1;
+    init_locks(store);
+    bk_file_pool_init(&store->files, store->folder, FILES_OPEN_MAX);
+    int result = bk_page_cache_init(&store->pages, cache_size_max);
+    if (result == BK_OK)
+        result = load(store, mark);
+    if (result != BK_OK) {
+        bk_store_close(store);
+        return result;
+    }
+    *out = store;
+    return BK_OK;
 }

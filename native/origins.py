@@ -1,11 +1,11 @@
-"""Where the messages of a compacted entry were written; compacted.h has the layout."""
+"""The entries that messages of a compacted entry come from; compacted.h has the layout."""
 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
@@ -14,7 +14,7 @@ from native.columns import address
 
 
 class Origin(NamedTuple):
-    """An entry of which messages were kept, so many."""
+    """An original entry; *kept* is the number of its messages that were kept."""
 
     number: int
     """of its ledger in the lane"""
@@ -25,13 +25,13 @@ class Origin(NamedTuple):
     sequence: int = -1
     """of the first message that the entry had"""
     order: int = 0
-    """what tells, between lanes, which message of a key is later"""
+    """decides, between lanes, which message of a key is later"""
     producer: str = ""
     kept: int = 1
 
 
 class Origins(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
-    """Where messages were written, by columns: an item for each entry that they were in."""
+    """The original entries of messages as columns, with an item for each entry."""
 
     ledger_ids: memoryview
     """"q", as all up to *orders*"""
@@ -76,14 +76,14 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
 
     @property
     def count(self) -> int:
-        """How many messages they have."""
+        """The number of messages of all origins."""
         return int(self.starts[-1])
 
     def __iter__(self) -> Iterator[Origin]:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> Origin:
-        """Return one of them."""
+        """Return the origin at *index*, a new object on each call."""
         return Origin(
             self.numbers[index],
             self.ledger_ids[index],
@@ -97,16 +97,16 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
         )
 
     def spread(self, words: memoryview) -> memoryview:
-        """Return *words*, an item of 4 or 8 bytes for each origin, for each message instead."""
+        """Repeat *words*, 4 or 8 bytes for each origin, so that each message has its own."""
         return _spread(words, words.itemsize, self).cast(words.format)  # type: ignore[call-overload, no-any-return] # one of two
 
     @cached_property
     def index(self) -> memoryview:
-        """The place of each message's origin, "i"."""
+        """The index of each message's origin, as "i"."""
         return _spread(None, 4, self).cast("i")
 
 
-def _words(numbers: Any) -> memoryview:  # noqa: ANN401 - an iterable of integers
+def _words(numbers: Iterable[int]) -> memoryview:
     return memoryview(array("q", numbers))
 
 

@@ -2,7 +2,7 @@
  *
  * One lock guards the cache; a page is read from disk without it, so two readers
  * may read the same page, and the second copy is dropped. */
-#include "store_internal.h"
+#include "pages_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>
@@ -49,13 +49,13 @@ static bk_page **bucket_of(const bk_page_cache *cache, uint32_t log_id, uint32_t
     return &cache->buckets[(hash >> 32) & cache->mask];
 }
 
-static void page_unlink(bk_page_cache *cache, bk_page *page)
+static void unlink_page(bk_page_cache *cache, bk_page *page)
 {
     *(page->newer != NULL ? &page->newer->older : &cache->newest) = page->older;
     *(page->older != NULL ? &page->older->newer : &cache->oldest) = page->newer;
 }
 
-static void page_link(bk_page_cache *cache, bk_page *page)
+static void link_page(bk_page_cache *cache, bk_page *page)
 {
     page->newer = NULL;
     page->older = cache->newest;
@@ -68,46 +68,46 @@ static uint64_t page_cost(const bk_page *page)
     return sizeof *page + page->size + NODE_COST;
 }
 
-static void page_evict(bk_page_cache *cache)
+static void evict_page(bk_page_cache *cache)
 {
     bk_page *page = cache->oldest;
     bk_page **at = bucket_of(cache, page->log_id, page->offset);
     while (*at != page)
         at = &(*at)->next;
     *at = page->next;
-    page_unlink(cache, page);
+    unlink_page(cache, page);
     cache->size -= page_cost(page);
     free(page);
 }
 
-static bk_page *page_find(bk_page_cache *cache, uint32_t log_id, uint32_t offset)
+static bk_page *find_page(bk_page_cache *cache, uint32_t log_id, uint32_t offset)
 {
     bk_page *page = *bucket_of(cache, log_id, offset);
     while (page != NULL && (page->log_id != log_id || page->offset != offset))
         page = page->next;
     if (page != NULL && page != cache->newest) {
-        page_unlink(cache, page);
-        page_link(cache, page);
+        unlink_page(cache, page);
+        link_page(cache, page);
     }
     return page;
 }
 
 /* Takes the page over. */
-static void page_keep(bk_page_cache *cache, bk_page *page)
+static void keep_page(bk_page_cache *cache, bk_page *page)
 {
     pthread_mutex_lock(&cache->lock);
     if (page_cost(page) > cache->size_max ||
-        page_find(cache, page->log_id, page->offset) != NULL) {
+        find_page(cache, page->log_id, page->offset) != NULL) {
         pthread_mutex_unlock(&cache->lock);
         free(page);
         return;
     }
     while (cache->size + page_cost(page) > cache->size_max)
-        page_evict(cache);
+        evict_page(cache);
     bk_page **bucket = bucket_of(cache, page->log_id, page->offset);
     page->next = *bucket;
     *bucket = page;
-    page_link(cache, page);
+    link_page(cache, page);
     cache->size += page_cost(page);
     pthread_mutex_unlock(&cache->lock);
 }
@@ -115,7 +115,7 @@ static void page_keep(bk_page_cache *cache, bk_page *page)
 void bk_page_cache_free(bk_page_cache *cache)
 {
     while (cache->oldest != NULL)
-        page_evict(cache);
+        evict_page(cache);
     free(cache->buckets);
     cache->buckets = NULL;
     pthread_mutex_destroy(&cache->lock);
@@ -123,7 +123,7 @@ void bk_page_cache_free(bk_page_cache *cache)
 
 /* --- pages from disk --------------------------------------------------------------- */
 
-static int page_read(bk_page_cache *cache, bk_file_pool *pool, bk_log *log,
+static int read_page(bk_page_cache *cache, bk_file_pool *pool, bk_log *log,
                      const page_place *place, bk_page **out)
 {
     int fd;
@@ -171,7 +171,7 @@ static int64_t view_entry(const page_view *view, uint32_t slot)
 }
 
 /* Where the record before slot ends: where the next one begins. */
-static uint32_t view_end(const page_view *view, uint32_t slot)
+static uint32_t end_view(const page_view *view, uint32_t slot)
 {
     while (slot < view->slots && view_offset(view, slot) == BK_NO_OFFSET)
         slot++;
@@ -186,12 +186,12 @@ static int view_span(const page_view *view, const bk_row *row, uint32_t slot, ui
     if (start == BK_NO_OFFSET)
         return BK_ABSENT;
     int64_t entry_id = view_entry(view, slot);
-    uint32_t end = view_end(view, ++slot);
+    uint32_t end = end_view(view, ++slot);
     uint32_t count = 1;
     for (; count < count_max && slot < view->slots && view_offset(view, slot) != BK_NO_OFFSET &&
            view_entry(view, slot) == entry_id + count;
          count++) {
-        uint32_t longer = view_end(view, ++slot);
+        uint32_t longer = end_view(view, ++slot);
         if (longer < end || longer - start > size_max)
             break;
         end = longer;
@@ -265,12 +265,12 @@ typedef struct {
 typedef int (*page_answer)(const bk_page *page, const page_question *question);
 
 /* [blocks] Answer from the page in the cache, with its lock held, or from the disk. */
-static int page_ask(bk_page_cache *cache, bk_file_pool *pool, const page_question *question,
+static int ask_page(bk_page_cache *cache, bk_file_pool *pool, const page_question *question,
                     page_answer answer)
 {
     bk_log *log = question->row->log;
     pthread_mutex_lock(&cache->lock);
-    bk_page *page = page_find(cache, log->id, question->place.offset);
+    bk_page *page = find_page(cache, log->id, question->place.offset);
     int result = BK_OK;
     if (page != NULL) {
         cache->hits++;
@@ -279,11 +279,11 @@ static int page_ask(bk_page_cache *cache, bk_file_pool *pool, const page_questio
     pthread_mutex_unlock(&cache->lock);
     if (page != NULL)
         return result;
-    result = page_read(cache, pool, log, &question->place, &page);
+    result = read_page(cache, pool, log, &question->place, &page);
     if (result != BK_OK)
         return result;
     result = answer(page, question);
-    page_keep(cache, page);
+    keep_page(cache, page);
     return result;
 }
 
@@ -302,7 +302,7 @@ int bk_page_span(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, in
     page_question question = {.row = row, .place = place_of(row, entry_id), .entry_id = entry_id,
                               .count_max = count_max, .size_max = size_max, .span = span};
     *offset = question.place.offset;
-    return page_ask(cache, pool, &question, answer_span);
+    return ask_page(cache, pool, &question, answer_span);
 }
 
 /* --- ranges ------------------------------------------------------------------------ */
@@ -339,5 +339,5 @@ int bk_page_ranges(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, 
     *offset = place->offset;
     *limit = is_dense ? row->first + (int64_t)place->number * BK_DENSE_SLOTS + place->slots - 1
                       : row->last;
-    return page_ask(cache, pool, &question, answer_ranges);
+    return ask_page(cache, pool, &question, answer_ranges);
 }

@@ -4,7 +4,7 @@
 #define STRETCHES_MAX 128 /* of each run of slots, with the lock held */
 
 /* The last slot up to which entry ids rise by one from that of slot from on. */
-static uint32_t stretch_end(const bk_run *run, uint32_t from)
+static uint32_t end_stretch(const bk_run *run, uint32_t from)
 {
     uint32_t low = from, high = run->count - 1;
     while (low < high) {
@@ -22,7 +22,7 @@ static int slot_ranges(const bk_run *run, int64_t next, int64_t *bound, bk_range
 {
     uint32_t slot = bk_run_slot(run, next);
     for (int i = 0; i < STRETCHES_MAX && slot < run->count; i++) {
-        uint32_t end = stretch_end(run, slot);
+        uint32_t end = end_stretch(run, slot);
         int result = bk_ranges_add(found, run->slots[slot].entry_id, run->slots[end].entry_id);
         if (result != BK_OK)
             return result;

@@ -1,18 +1,17 @@
-"""Whether a bookie's disk moves, as engine.h defines it."""
+"""The progress of a bookie's disk, as engine.h defines it."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import msgspec
 
 from native._core import ffi, lib
+from native.cdata import CData
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """What waits for the disk, and how many steps the disk took since the start.
+    """The work waiting for the disk, and the steps that the disk completed since the start.
 
-    Where there is work and two looks show the same number of steps, nothing moved between.
+    If work waits and two readings have the same number of steps, the disk hung in between.
     """
 
     journal_work: bool
@@ -21,7 +20,7 @@ class Progress(msgspec.Struct, frozen=True):
     flush_steps: int
 
 
-def take_progress(engine: Any) -> Progress:  # noqa: ANN401 - a cffi pointer
+def take_progress(engine: CData) -> Progress:
     """Return the progress of a bk_engine."""
     raw = ffi.new("bk_progress *")
     lib.bk_engine_get_progress(engine, raw)

@@ -6,14 +6,11 @@
 
 int bk_ranges_add(bk_ranges *ranges, int64_t first, int64_t last)
 {
-    if (ranges->count == ranges->room) {
-        size_t room = ranges->room * 2 + 64;
-        bk_entry_run *grown = realloc(ranges->items, room * sizeof *grown);
-        if (grown == NULL)
-            return -ENOMEM;
-        ranges->items = grown;
-        ranges->room = room;
-    }
+    bk_entry_run *items =
+        bk_array_grow(ranges->items, &ranges->room, ranges->count + 1, sizeof *items);
+    if (items == NULL)
+        return -ENOMEM;
+    ranges->items = items;
     ranges->items[ranges->count++] = (bk_entry_run){first, last};
     return BK_OK;
 }

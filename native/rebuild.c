@@ -19,7 +19,7 @@ typedef struct {
     uint64_t entries;
 } rebuild;
 
-static int block_end(rebuild *r, uint64_t log_end)
+static int end_block(rebuild *r, uint64_t log_end)
 {
     int result = bk_extents_end(&r->extents);
     if (result == BK_OK && log_end > r->block_start)
@@ -37,14 +37,14 @@ static int is_in_order(const rebuild *r, const bk_record *record)
            (record->ledger_id == r->ledger_id && record->entry_id > r->entry_id);
 }
 
-static int entry_add(rebuild *r, const bk_record *record)
+static int add_entry(rebuild *r, const bk_record *record)
 {
     int result = BK_OK;
     if (!bk_ids_are_sound(record->ledger_id, record->entry_id) ||
         record->offset >= BK_LOG_OFFSET_MAX)
         return BK_OK;
     if (!is_in_order(r, record) || r->extents.pages_size > BLOCK_PAGES_MAX)
-        result = block_end(r, record->offset);
+        result = end_block(r, record->offset);
     if (result == BK_OK)
         result = bk_extents_add(&r->extents, record->ledger_id, record->entry_id,
                                 (uint32_t)record->offset,
@@ -60,7 +60,7 @@ static int is_map(const bk_record *record)
     return record->ledger_id == -1 && record->entry_id == BK_RECORD_MAP;
 }
 
-static int records_read(rebuild *r, bk_log_scan *scan, const char *log_path, bk_damage_note note,
+static int read_records(rebuild *r, bk_log_scan *scan, const char *log_path, bk_damage_note note,
                         void *context)
 {
     bk_record record;
@@ -69,9 +69,9 @@ static int records_read(rebuild *r, bk_log_scan *scan, const char *log_path, bk_
         if (result == BK_CORRUPT)
             result = note(context, log_path, record.offset);
         else if (result == BK_END || (result == BK_OK && is_map(&record)))
-            return block_end(r, record.offset);
+            return end_block(r, record.offset);
         else if (result == BK_OK)
-            result = entry_add(r, &record);
+            result = add_entry(r, &record);
         if (result != BK_OK)
             return result;
     }
@@ -105,7 +105,7 @@ int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk
     r.fd = open(temporary, O_RDWR | O_CREAT | O_TRUNC | O_CLOEXEC, BK_FILE_MODE);
     result = r.fd >= 0 ? bk_index_write_header(r.fd, header->log_id, header->origin) : -errno;
     if (result == BK_OK)
-        result = records_read(&r, scan, log_path, note, context);
+        result = read_records(&r, scan, log_path, note, context);
     if (result == BK_OK)
         result = bk_io_sync(r.fd, BK_FAULT_INDEX_SYNC);
     if (result == BK_OK)

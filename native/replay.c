@@ -36,18 +36,18 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
     char path[BK_PATH_SIZE_MAX];
     bk_table_scan *scan;
     bk_record record;
-    engine->table_id = mark != NULL ? mark->table_id : 1;
-    engine->table_end = mark != NULL ? mark->table_end : 0;
-    if (engine->table_id == 0)
-        engine->table_id = 1;
-    if (engine->table_end == 0)
+    engine->table.id = mark != NULL ? mark->table_id : 1;
+    engine->table.end = mark != NULL ? mark->table_end : 0;
+    if (engine->table.id == 0)
+        engine->table.id = 1;
+    if (engine->table.end == 0)
         return 0;
-    int result = bk_table_path(engine->ledger_folder, engine->table_id, path);
+    int result = bk_table_path(engine->ledger_folder, engine->table.id, path);
     if (result != 0)
         return result;
     result = bk_io_settle(path, BK_FAULT_TABLE_SYNC);
     if (result == 0)
-        result = bk_table_scan_open(path, engine->table_end, &scan);
+        result = bk_table_scan_open(path, engine->table.end, &scan);
     if (result == 0) {
         while ((result = bk_table_scan_next(scan, &record)) == BK_OK)
             if ((result = bk_table_apply(&engine->ledgers, &record)) != 0)
@@ -57,8 +57,8 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
     if (result == BK_CORRUPT || result == -ENOENT) {
         /* Fences are lost: the caller fences every ledger. A new file takes over. */
         note(replay, path, result == BK_CORRUPT ? record.offset : 0);
-        engine->table_id++;
-        engine->table_end = 0;
+        engine->table.id++;
+        engine->table.end = 0;
         return BK_CORRUPT;
     }
     return result == BK_END ? 0 : result;
@@ -174,7 +174,7 @@ static int change_half(bk_replay *replay)
     int result = join_flusher(replay);
     if (result != 0)
         return result;
-    replay->flushed_half = &engine->halves[engine->active];
+    replay->flushed_half = &engine->memtable.halves[engine->memtable.active];
     pthread_mutex_lock(&engine->lock);
     result = bk_engine_swap(engine);
     pthread_mutex_unlock(&engine->lock);
@@ -192,13 +192,13 @@ static int replay_entry(bk_replay *replay, const bk_record *record, uint32_t fil
     if (!bk_ids_are_sound(record->ledger_id, record->entry_id) ||
         record->body_size < BK_ENTRY_HEADER_SIZE)
         return 0;
-    if (engine->halves[engine->active].used + size > engine->half_size) {
+    if (engine->memtable.halves[engine->memtable.active].used + size > engine->memtable.half_size) {
         int result = change_half(replay);
         if (result != 0)
             return result;
     }
     pthread_mutex_lock(&engine->lock);
-    bk_half *half = &engine->halves[engine->active];
+    bk_half *half = &engine->memtable.halves[engine->memtable.active];
     bk_ledger *ledger = bk_ledgers_make(&engine->ledgers, record->ledger_id);
     int result = ledger != NULL ? 0 : -ENOMEM;
     if (result == 0)
@@ -283,7 +283,7 @@ static int replay_special(bk_replay *replay, const bk_record *record)
     if (result == 0 && ledger != NULL && renewed)
         begin_anew(engine, ledger, known);
     if (result == 0 && ledger != NULL)
-        result = bk_engine_dirty(engine, ledger);
+        result = bk_engine_mark_dirty(engine, ledger);
     int deleted = ledger != NULL && ledger->deleted;
     pthread_mutex_unlock(&engine->lock);
     if (result == 0 && deleted)
@@ -396,11 +396,11 @@ static int replay_journal(bk_replay *replay, const bk_mark *mark, uint64_t *last
     if (result != 0)
         return result;
     *last_id = replay->count > 0 ? replay->ids[replay->count - 1] : 0;
-    engine->plan_file = *last_id + 1;
-    engine->plan_offset = BK_BLOCK_SIZE;
-    engine->end_file = engine->plan_file;
-    engine->end_offset = engine->plan_offset;
-    engine->unmarked = mark == NULL;
+    engine->groups.plan_file = *last_id + 1;
+    engine->groups.plan_offset = BK_BLOCK_SIZE;
+    engine->groups.end_file = engine->groups.plan_file;
+    engine->groups.end_offset = engine->groups.plan_offset;
+    engine->groups.unmarked = mark == NULL;
     pthread_mutex_lock(&engine->lock);
     bk_engine_activate(engine, 0);
     pthread_mutex_unlock(&engine->lock);

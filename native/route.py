@@ -1,4 +1,4 @@
-"""Which partition a message goes to, the same in every process and as Pulsar's clients say."""
+"""The partition of each message: the same in every process, and in Pulsar's clients."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ NO_PARTITION = int(lib.BK_NO_PARTITION)
 def route(keys: Binary, partitions: int) -> array[int]:
     """Return the partition of each key, NO_PARTITION for null; the same in every process.
 
-    It is that of Pulsar's clients with Murmur3: the hash without its sign, modulo
-    *partitions*.
+    The same partition that Pulsar's clients choose with Murmur3: the hash without its sign bit,
+    modulo *partitions*.
     """
     _check_number(partitions)
     found = array("I", bytes(4 * keys.length))
@@ -25,10 +25,10 @@ def route(keys: Binary, partitions: int) -> array[int]:
 
 
 def rows_of(partition_of: array[int], partitions: int) -> list[array[int]]:
-    """Return for each partition the rows that go there, in order; NO_PARTITION is left out.
+    """Return the rows of each partition, in order; rows with NO_PARTITION are left out.
 
     Raises:
-        ValueError: another number is no partition, or there are none.
+        ValueError: a number is not a partition, or *partitions* is out of bounds.
     """
     _check_number(partitions)
     count = len(partition_of)
@@ -43,7 +43,7 @@ def rows_of(partition_of: array[int], partitions: int) -> list[array[int]]:
 
 
 def murmur3(data: bytes, seed: int = 0) -> int:
-    """Return MurmurHash3_x86_32 of *data*, unsigned."""
+    """Return MurmurHash3_x86_32 of *data* as an unsigned 32-bit number."""
     return int(lib.bk_murmur3(data, len(data), seed))
 
 

@@ -1,4 +1,4 @@
-/* Which entries of a ledger are in entry logs, told by the index alone.
+/* Which entries of a ledger are in entry logs, by the index alone.
  *
  * Extents may overlap and have holes, so no order of theirs gives the runs. The ids are gone
  * through in stretches: the next few extents, one page of each that has holes, and the entry up
@@ -17,22 +17,18 @@ typedef struct {
     uint64_t epoch;
 } stretch;
 
-static int row_take(stretch *s, const bk_row *row)
+static int take_row(stretch *s, const bk_row *row)
 {
-    if (s->count == s->room) {
-        uint32_t room = s->room * 2 + 32;
-        bk_row *grown = realloc(s->rows, room * sizeof *grown);
-        if (grown == NULL)
-            return -ENOMEM;
-        s->rows = grown;
-        s->room = room;
-    }
+    bk_row *rows = bk_array_grow32(s->rows, &s->room, s->count + 1, sizeof *rows);
+    if (rows == NULL)
+        return -ENOMEM;
+    s->rows = rows;
     bk_log_pin(row->log);
     s->rows[s->count++] = *row;
     return BK_OK;
 }
 
-static int rows_take(stretch *s, const bk_ledger_rows *ledger, int64_t next, int64_t *bound)
+static int take_rows(stretch *s, const bk_ledger_rows *ledger, int64_t next, int64_t *bound)
 {
     int result = BK_OK;
     uint32_t i = bk_directory_reaching(ledger, next);
@@ -45,23 +41,23 @@ static int rows_take(stretch *s, const bk_ledger_rows *ledger, int64_t next, int
             break;
         }
         if (row->last >= next)
-            result = row_take(s, row);
+            result = take_row(s, row);
     }
     return result;
 }
 
-static int stretch_take(bk_store *store, int64_t ledger_id, int64_t next, int64_t *bound,
+static int take_stretch(bk_store *store, int64_t ledger_id, int64_t next, int64_t *bound,
                         stretch *s)
 {
     pthread_rwlock_rdlock(&store->lock);
     s->epoch = store->epoch;
     const bk_ledger_rows *ledger = bk_directory_ledger(&store->directory, ledger_id);
-    int result = ledger != NULL ? rows_take(s, ledger, next, bound) : BK_NO_LEDGER;
+    int result = ledger != NULL ? take_rows(s, ledger, next, bound) : BK_NO_LEDGER;
     pthread_rwlock_unlock(&store->lock);
     return result;
 }
 
-static void stretch_release(bk_store *store, stretch *s)
+static void release_stretch(bk_store *store, stretch *s)
 {
     for (uint32_t i = 0; i < s->count; i++)
         bk_log_unpin(&store->files, s->rows[i].log);
@@ -91,10 +87,10 @@ static int ranges_once(bk_store *store, int64_t ledger_id, int64_t next, int64_t
                        bk_ranges *found)
 {
     stretch s = {NULL, 0, 0, 0};
-    int result = stretch_take(store, ledger_id, next, bound, &s);
+    int result = take_stretch(store, ledger_id, next, bound, &s);
     for (uint32_t i = 0; i < s.count && result == BK_OK && s.rows[i].first <= *bound; i++)
         result = row_ranges(store, &s, &s.rows[i], ledger_id, next, bound, found);
-    stretch_release(store, &s);
+    release_stretch(store, &s);
     return result;
 }
 

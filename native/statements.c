@@ -1,5 +1,5 @@
 /* What a connection said of ledgers: a hash table by id. See engine_internal.h. */
-#include "engine_internal.h"
+#include "engine_state_internal.h"
 
 #include <errno.h>
 #include <stdlib.h>

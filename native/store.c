@@ -1,53 +1,13 @@
-/* The store as a whole: open, close, its list of logs, damage, figures. */
+/* The store as a whole: its list of logs, damage, figures, closing. */
 #include "store_internal.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 
-#define FILES_OPEN_MAX 256
 #define DAMAGES_MAX 1000
 
-/* --- open and close ---------------------------------------------------------------- */
-
-static void locks_init(bk_store *store)
-{
-    pthread_rwlockattr_t attributes;
-    pthread_rwlockattr_init(&attributes);
-    /* Readers come without end; a flush must not starve behind them. */
-    pthread_rwlockattr_setkind_np(&attributes, PTHREAD_RWLOCK_PREFER_WRITER_NONRECURSIVE_NP);
-    pthread_rwlock_init(&store->lock, &attributes);
-    pthread_rwlockattr_destroy(&attributes);
-    pthread_mutex_init(&store->flush.lock, NULL);
-    pthread_cond_init(&store->flush.idle, NULL);
-    pthread_mutex_init(&store->compaction, NULL);
-    pthread_mutex_init(&store->damage_lock, NULL);
-}
-
-int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max,
-                  uint64_t cache_size_max, bk_store **out)
-{
-    *out = NULL;
-    if (strlen(folder) > BK_PATH_SIZE_MAX - 32)
-        return -ENAMETOOLONG;
-    bk_store *store = calloc(1, sizeof *store);
-    if (store == NULL)
-        return -ENOMEM;
-    snprintf(store->folder, sizeof store->folder, "%s", folder);
-    store->log_size_max = log_size_max < BK_LOG_OFFSET_MAX ? log_size_max : BK_LOG_OFFSET_MAX;
-    store->flush.writer.log_fd = store->flush.writer.index_fd = -1;
-    locks_init(store);
-    bk_file_pool_init(&store->files, store->folder, FILES_OPEN_MAX);
-    int result = bk_page_cache_init(&store->pages, cache_size_max);
-    if (result == BK_OK)
-        result = bk_store_load(store, mark);
-    if (result != BK_OK) {
-        bk_store_close(store);
-        return result;
-    }
-    *out = store;
-    return BK_OK;
-}
+/* --- closing ----------------------------------------------------------------------- */
 
 void bk_store_close(bk_store *store)
 {
@@ -77,14 +37,11 @@ bk_log *bk_store_log(const bk_store *store, uint32_t log_id)
 
 int bk_store_add_log(bk_store *store, bk_log *log)
 {
-    if (store->log_count == store->log_capacity) {
-        uint32_t capacity = store->log_capacity * 2 + 16;
-        bk_log **logs = realloc(store->logs, capacity * sizeof *logs);
-        if (logs == NULL)
-            return -ENOMEM;
-        store->logs = logs;
-        store->log_capacity = capacity;
-    }
+    bk_log **logs = bk_array_grow32(store->logs, &store->log_capacity, store->log_count + 1,
+                                    sizeof(bk_log *));
+    if (logs == NULL)
+        return -ENOMEM;
+    store->logs = logs;
     uint32_t at = store->log_count++;
     for (; at > 0 && store->logs[at - 1]->id > log->id; at--)
         store->logs[at] = store->logs[at - 1];
@@ -144,7 +101,7 @@ static bk_damage *damage_room(bk_store *store)
     uint32_t capacity = store->damage_capacity * 2 + 8;
     if (capacity > DAMAGES_MAX)
         capacity = DAMAGES_MAX;
-    bk_damage *damages = realloc(store->damages, capacity * sizeof *damages);
+    bk_damage *damages = bk_array_resize(store->damages, capacity, sizeof *damages);
     if (damages == NULL)
         return NULL;
     store->damages = damages;

@@ -61,7 +61,7 @@
  *           4 and a crc32c 4. Entries with wider gaps make several sparse extents.
  *
  * So a lookup costs one read of a page (none when the index cache has it) and
- * one of the record, whose size the page tells. The directory is held in memory,
+ * one of the record, whose size stands in the page. The directory is held in memory,
  * 48 bytes an extent: it grows with ledgers per flush, not with entries, and
  * compaction merges it. An entry that is stored twice is read from the newer
  * extent: the one of greater (origin, log id, offset).
@@ -125,7 +125,7 @@ typedef struct {
  * empty folder, or a rebuild: accept what is sound), load the directory; an
  * index file that is missing or damaged is rebuilt from its log and reported
  * as damage. When the log is damaged, too, an empty file "limbo" is made in folder,
- * durably, before that index is in place: nothing else would tell after a crash that
+ * durably, before that index is in place: after a crash nothing else would show that
  * a record is missing. log_size_max: roll a log at this many bytes (at most 2 GiB).
  * cache_size_max: bytes of the index cache. */
 int bk_store_open(const char *folder, const bk_mark *mark, uint64_t log_size_max,
@@ -190,8 +190,8 @@ typedef struct {
 uint32_t bk_store_ledgers(bk_store *store, int64_t after, bk_ledger_usage *out, uint32_t out_count);
 uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32_t out_count);
 /* Forget a ledger: its bytes become dead. BK_OK or BK_NO_LEDGER. The files do not
- * tell: until its logs are gone, the next start finds it again, and whoever
- * remembers the deletion deletes it once more. */
+ * record this: until its logs are gone, the next start finds the ledger again, and the
+ * caller, which remembers the deletion, deletes it once more. */
 int bk_store_delete_ledger(bk_store *store, int64_t ledger_id);
 /* Whether any log has entries of the ledger, forgotten ones too: the next start would find
  * these again. */
@@ -259,8 +259,8 @@ uint64_t bk_store_flush_steps(const bk_store *store);
 
 /* Scan an entry log's records in file order, the map included. */
 typedef struct bk_log_scan bk_log_scan;
-/* [blocks] BK_CORRUPT when the header is damaged. *closed tells whether the
- * header says that the log is closed. end: scan to here, 0 = to the end named in the header
+/* [blocks] BK_CORRUPT when the header is damaged. *closed: the header
+ * says that the log is closed. end: scan to here, 0 = to the end named in the header
  * or, in an open log, to the end of the file. */
 int bk_log_scan_open(const char *path, uint64_t end, bk_log_scan **out, uint32_t *log_id,
                      uint32_t *closed);

@@ -10,11 +10,12 @@ import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Self, TypeVar
 
 import msgspec
 
 from native._core import ffi, lib
+from native.cdata import CData
 from native.errors import Corrupt, check, raise_for
 from native.mark import Mark, lend_mark, take_mark
 
@@ -127,12 +128,12 @@ class Stop:
 
 
 class Store:
-    """Entry logs and index of one folder. Any thread may read; store.h has the rules.
+    """Entry logs and index of one folder. CData thread may read; store.h has the rules.
 
     All calls but the listings touch the disk.
     """
 
-    def __init__(self, pointer: Any, *, owned: bool) -> None:  # noqa: ANN401 - a cffi pointer
+    def __init__(self, pointer: CData, *, owned: bool) -> None:
         self._pointer = pointer
         self._owned = owned
 
@@ -163,7 +164,7 @@ class Store:
         return cls(out[0], owned=True)
 
     @classmethod
-    def wrap(cls, pointer: Any) -> Store:  # noqa: ANN401 - a cffi pointer
+    def wrap(cls, pointer: CData) -> Store:
         """Return the binding of a store that somebody else opened and will close."""
         return cls(pointer, owned=False)
 
@@ -418,7 +419,7 @@ class Store:
         return taken
 
     def stats(self) -> StoreStats:
-        """Return the counters; cheap."""
+        """Return the counters since open, without touching the disk."""
         out = ffi.new("bk_store_stats *")
         lib.bk_store_get_stats(self._pointer, out)
         return _fields(StoreStats, out)
@@ -468,7 +469,7 @@ def scan_index(path: Path, *, pages: bool = False) -> Iterator[Extent | Damage]:
     Args:
         path: the file.
         pages: also check the pages, which hold nearly all of the file. The first
-            damaged page of an extent is told after the extent.
+            damaged page of an extent follows the extent.
 
     Raises:
         Corrupt: the header is damaged.
@@ -510,7 +511,7 @@ def rebuild_index(log_path: Path, index_path: Path) -> tuple[int, int]:
     return int(entries[0]), int(damaged[0])
 
 
-def _open_log(path: Path, end: int) -> tuple[Any, LogHead]:
+def _open_log(path: Path, end: int) -> tuple[CData, LogHead]:
     out = ffi.new("bk_log_scan **")
     log_id = ffi.new("uint32_t *")
     closed = ffi.new("uint32_t *")
@@ -521,7 +522,7 @@ def _open_log(path: Path, end: int) -> tuple[Any, LogHead]:
     return out[0], LogHead(log_id[0], bool(closed[0]))
 
 
-def _extent(offset: int, raw: Any) -> Extent:  # noqa: ANN401 - a cffi struct
+def _extent(offset: int, raw: CData) -> Extent:
     return Extent(
         offset,
         raw.ledger_id,
@@ -535,9 +536,9 @@ def _extent(offset: int, raw: Any) -> Extent:  # noqa: ANN401 - a cffi struct
     )
 
 
-def _fields(kind: type[_Fields], raw: Any) -> _Fields:  # noqa: ANN401 - a cffi struct
+def _fields(kind: type[_Fields], raw: CData) -> _Fields:
     return kind(*(getattr(raw, name) for name in kind.__struct_fields__))
 
 
-def _path(raw: Any) -> Path:  # noqa: ANN401 - a cffi array
+def _path(raw: CData) -> Path:
     return Path(os.fsdecode(ffi.string(raw)))

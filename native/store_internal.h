@@ -15,78 +15,16 @@
  *   walk.c       the records of an extent, past damage
  *   check.c      checking all that a log holds
  *   compaction.c rewriting a log, deleting one
- *   store.c      open, close, damage, figures
+ *   store.c      the list of logs, damage, figures, closing
  */
 #ifndef BK_STORE_INTERNAL_H
 #define BK_STORE_INTERNAL_H
 
 #include <pthread.h>
 
-#include "internal.h"
+#include "pages_internal.h"
 
 #define BK_LOG_OFFSET_MAX 0x80000000u /* a record starts and ends below this */
-#define BK_EXTENT_SIZE 48
-#define BK_DENSE_SLOTS 1022
-#define BK_SPARSE_ROWS 340
-#define BK_PAGE_TAIL 8 /* end, crc32c */
-#define BK_NO_OFFSET 0xffffffffu
-#define BK_KIND_DENSE 0
-#define BK_KIND_SPARSE 1
-
-/* --- logfile.c --------------------------------------------------------------------- */
-
-#define BK_SUFFIX_LOG "log"
-#define BK_SUFFIX_INDEX "index"
-#define BK_SUFFIX_DEAD "dead"
-#define BK_FILE_LOG 0
-#define BK_FILE_INDEX 1
-
-/* A file that readers share. It stays open while somebody uses it; the pool
- * closes the one that was not used for longest when too many are open. */
-typedef struct bk_file {
-    int fd; /* -1: not open at present */
-    uint32_t users;
-    struct bk_file *newer, *older;
-} bk_file;
-
-typedef struct {
-    pthread_mutex_t lock;
-    const char *folder;
-    uint32_t open_count;
-    uint32_t open_max;
-    bk_file ends; /* .newer is the oldest, .older the newest */
-} bk_file_pool;
-
-/* A log that holds or held extents. Alive while the store or a reader pins it. */
-typedef struct {
-    uint32_t id;
-    uint32_t origin;
-    uint32_t pins; /* atomic */
-    /* Under the store's lock: */
-    uint32_t open;
-    uint32_t damaged;
-    uint32_t extents;
-    uint64_t size;
-    uint64_t index_size;
-    uint64_t live;
-    uint64_t records; /* bytes of all records that the index tells of, dead ones too */
-    int64_t *dead;    /* ledgers that were deleted and have records here; one may come twice */
-    uint32_t dead_count, dead_capacity;
-    /* Under the pool's lock: */
-    bk_file files[2];
-} bk_log;
-
-/* Where a file of the log lies. out has BK_PATH_SIZE_MAX bytes. */
-void bk_log_path(const char *folder, uint32_t log_id, const char *suffix, char *out);
-bk_log *bk_log_new(uint32_t id, uint32_t origin);
-void bk_log_pin(bk_log *log);
-void bk_log_unpin(bk_file_pool *pool, bk_log *log);
-void bk_file_pool_init(bk_file_pool *pool, const char *folder, uint32_t open_max);
-/* [blocks] A descriptor for reading, until released. */
-int bk_log_acquire(bk_file_pool *pool, bk_log *log, int which, int *fd);
-void bk_log_release(bk_file_pool *pool, bk_log *log, int which);
-/* [blocks] Delete the files of a log, in the order that a crash leaves clear. */
-int bk_log_erase(const char *folder, uint32_t log_id);
 
 /* --- extent.c ---------------------------------------------------------------------- */
 
@@ -210,25 +148,14 @@ int bk_log_scan_open_at(const char *path, uint64_t start, uint64_t end, bk_log_s
 
 /* --- rebuild.c --------------------------------------------------------------------- */
 
-/* Told of damage before the index is in place that lacks what was there; what is not 0 ends it. */
+/* Called with each damage before the new index, which lacks that record, is in place. A result
+ * other than 0 ends the rebuild. */
 typedef int (*bk_damage_note)(void *context, const char *path, uint64_t offset);
 /* [blocks] header: what is known of the log; an end of 0 means the file's end. */
 int bk_index_rebuild_from(const char *log_path, const char *index_path, const bk_log_header *header,
                           bk_damage_note note, void *context, uint64_t *entries);
 
 /* --- directory.c ------------------------------------------------------------------- */
-
-/* An extent in memory. */
-typedef struct {
-    int64_t first;
-    int64_t last;
-    int64_t reach; /* greatest last of this row and of those before it */
-    bk_log *log;
-    uint32_t page_offset;
-    uint32_t log_offset;
-    uint32_t log_size;
-    uint32_t entries_kind; /* entries * 2 + kind */
-} bk_row;
 
 typedef struct {
     int64_t id;
@@ -268,37 +195,6 @@ uint32_t bk_directory_reaching(const bk_ledger_rows *ledger, int64_t entry_id);
 const bk_row *bk_directory_row(const bk_ledger_rows *ledger, int64_t entry_id, const bk_row *than,
                                int64_t *limit);
 void bk_directory_free(bk_directory *d);
-
-/* --- pages.c ----------------------------------------------------------------------- */
-
-typedef struct bk_page bk_page;
-typedef struct {
-    pthread_mutex_t lock;
-    bk_page **buckets;
-    uint32_t mask;
-    uint64_t size, size_max;
-    uint64_t reads, hits;
-    bk_page *newest, *oldest;
-} bk_page_cache;
-
-/* Records that lie together. */
-typedef struct {
-    uint64_t offset; /* in the log */
-    uint32_t size;   /* of all */
-    uint32_t count;
-} bk_span;
-
-int bk_page_cache_init(bk_page_cache *cache, uint64_t size_max);
-void bk_page_cache_free(bk_page_cache *cache);
-/* [blocks] The records of entry_id and those after it without a gap: at most
- * count_max and size_max bytes, but at least the first. BK_OK; BK_ABSENT: the extent has
- * a hole there; BK_CORRUPT: the page is damaged, at *offset of the index. */
-int bk_page_span(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
-                 uint32_t count_max, uint32_t size_max, bk_span *span, uint64_t *offset);
-/* [blocks] Add the ranges of entries from entry_id on that stand in the same page as it would.
- * *limit: the last entry that the page could hold. BK_OK; BK_CORRUPT: as above. */
-int bk_page_ranges(bk_page_cache *cache, bk_file_pool *pool, const bk_row *row, int64_t entry_id,
-                   bk_ranges *found, int64_t *limit, uint64_t *offset);
 
 /* --- the store --------------------------------------------------------------------- */
 
@@ -346,11 +242,6 @@ struct bk_store {
     uint64_t flushes, flushed_entries, flushed_bytes, log_reads; /* atomic */
 };
 
-static inline void bk_count(uint64_t *counter, uint64_t n)
-{
-    __atomic_fetch_add(counter, n, __ATOMIC_RELAXED);
-}
-
 /* store.c */
 void bk_store_note_log(bk_store *store, uint32_t log_id, const char *suffix, uint64_t offset,
                        int64_t ledger_id, int64_t entry_id);
@@ -363,9 +254,6 @@ uint32_t bk_store_next_log_id(bk_store *store);
 /* Whether a log must stay: flushes go to it, or a start from the durable mark would miss it.
  * With the store's lock held. */
 uint32_t bk_store_is_held(const bk_store *store, const bk_log *log);
-
-/* opening.c */
-int bk_store_load(bk_store *store, const bk_mark *mark);
 
 /* lookup.c. The place of damage, or of a file that is gone: -EAGAIN when extents moved since
  * epoch, BK_CORRUPT, noted, when they did not. Other errors are handed back. */
@@ -394,11 +282,11 @@ struct bk_walk {
 
 int bk_walk_open(bk_walk *walk);
 void bk_walk_close(bk_walk *walk);
-/* [blocks] Take all sound records of an extent. BK_OK; BK_END: told to stop, or the log was
+/* [blocks] Take all sound records of an extent. BK_OK; BK_END: *stop was set, or the log was
  * deleted; BK_CORRUPT: some are damaged that reads would want, each noted with its entry.
  * A damaged one whose entry was stored again is passed over. */
 int bk_walk_extent(bk_walk *walk, int64_t ledger_id, const bk_row *row);
-/* [blocks] Read one record into walk->region. BK_OK, BK_CORRUPT, or BK_END: told to stop. */
+/* [blocks] Read one record into walk->region. BK_OK, BK_CORRUPT, or BK_END: *stop was set. */
 int bk_walk_read(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t offset,
                  uint32_t record_size);
 

@@ -8,18 +8,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int bytes_add(bk_bytes *bytes, const void *data, size_t size)
+static int add_bytes(bk_bytes *bytes, const void *data, size_t size)
 {
-    if (bytes->size + size > bytes->room) {
-        size_t room = bytes->room ? bytes->room : 4096;
-        while (room < bytes->size + size)
-            room *= 2;
-        uint8_t *grown = realloc(bytes->bytes, room);
-        if (grown == NULL)
-            return -ENOMEM;
-        bytes->bytes = grown;
-        bytes->room = room;
-    }
+    uint8_t *grown = bk_array_grow(bytes->bytes, &bytes->room, bytes->size + size, 1);
+    if (grown == NULL)
+        return -ENOMEM;
+    bytes->bytes = grown;
     memcpy(bytes->bytes + bytes->size, data, size);
     bytes->size += size;
     return 0;
@@ -39,7 +33,7 @@ static int describe(bk_bytes *bytes, int64_t ledger_id, int64_t kind, const void
                     uint32_t rest_size)
 {
     uint8_t record[BK_SPECIAL_SIZE_MAX + BK_RECORD_HEADER_SIZE];
-    return bytes_add(bytes, record,
+    return add_bytes(bytes, record,
                      bk_special_write(record, 0, ledger_id, kind, rest, rest_size));
 }
 
@@ -126,7 +120,7 @@ int bk_table_scan_open(const char *path, uint64_t end, bk_table_scan **out)
         size_t size = (size_t)st.st_size;
         if (end != 0 && end < size)
             size = (size_t)end;
-        /* What the mark promises and the file lacks is damage, told at its end. */
+        /* What the mark promises and the file lacks is damage, reported at its end. */
         scan->damaged = end != 0 && end > (uint64_t)st.st_size;
         scan->bytes = malloc(size + 1);
         result = scan->bytes != NULL ? bk_io_read(fd, scan->bytes, size, 0, &scan->size) : -ENOMEM;

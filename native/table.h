@@ -6,16 +6,16 @@
  * than twice the size of what it says, it is written anew under the next id
  * (sync, then the mark names it, then the old one is deleted).
  *
- * A deleted ledger is remembered for BK_TOMBSTONE_MS, so that a late writer is
- * told that the ledger is fenced, and cannot create it again. Recovery brings it
+ * A deleted ledger is remembered for BK_TOMBSTONE_MS, so that a late writer
+ * finds it fenced, and cannot create it again. Recovery brings it
  * back, fenced (engine.h, rule 6): a KEY after a DELETED ends it. So the records
  * of a tombstone end with DELETED, and those of a ledger that is here have a KEY.
  *
  * An id may be used again: the ledger is deleted and another one made with its id, or the
  * metadata are restored from a backup. So a ledger's record in the metadata has an
- * incarnation, a random number of 63 bits; 0 where nobody said it. An INCARNATION record
- * begins a ledger: all that was said of the id before is over, and its entries with it.
- * Entry logs do not tell to which of the two an entry belongs, so the record also has the
+ * incarnation, a random number of 63 bits; 0 where it is not known. An INCARNATION record
+ * begins a ledger: all records of the id before it are void, and its entries with it.
+ * Entry logs do not record to which of the two an entry belongs, so the record also has the
  * first log of the ledger: what lies in logs of a smaller origin (store.h) is of an earlier
  * one. It is 0 when no log had entries of the id. A replay that may have flushed entries of the
  * earlier ledger itself finds it anew.

@@ -17,12 +17,12 @@ static int delete_known(bk_engine *engine, bk_ledger *ledger, int64_t now_ms)
     /* Without room in memory it is in the table alone, at the next flush: a crash before
        that brings the ledger back, and whoever collects garbage deletes it again. */
     if (result == 0 || result == BK_FULL)
-        result = bk_engine_dirty(engine, ledger);
+        result = bk_engine_mark_dirty(engine, ledger);
     if (result != 0)
         return result;
     ledger->fenced = 1;
     bk_tombstone_set(ledger, 1, now_ms);
-    engine->removals++; /* what a connection looked up of it counts no more */
+    engine->changes.removals++; /* what a connection looked up of it counts no more */
     bk_engine_wake(engine, ledger);
     pthread_cond_signal(&engine->work);
     return BK_OK;
@@ -53,9 +53,9 @@ static void leave_half(bk_half *half, const bk_ledger *ledger)
 
 int bk_engine_bury(bk_engine *engine, bk_ledger *ledger)
 {
-    bk_half *half = &engine->halves[engine->active];
-    bk_runs *runs = &ledger->halves[engine->active];
-    if (ledger->halves[1 - engine->active].count > 0)
+    bk_half *half = &engine->memtable.halves[engine->memtable.active];
+    bk_runs *runs = &ledger->halves[engine->memtable.active];
+    if (ledger->halves[1 - engine->memtable.active].count > 0)
         return BK_FULL;
     if (runs->count > 0)
         leave_half(half, ledger);
@@ -75,12 +75,12 @@ int bk_engine_revive(bk_engine *engine, bk_ledger *ledger, const uint8_t *key)
     if (result == 0)
         result = bk_engine_append_special(engine, ledger->id, BK_RECORD_KEY, key, BK_KEY_SIZE);
     if (result == 0)
-        result = bk_engine_dirty(engine, ledger);
+        result = bk_engine_mark_dirty(engine, ledger);
     if (result != 0)
         return result;
     memcpy(ledger->key, key, BK_KEY_SIZE);
     ledger->key_known = ledger->fenced = 1;
-    ledger->fence_ticket = engine->ticket;
+    ledger->fence_ticket = engine->groups.ticket;
     bk_tombstone_set(ledger, 0, 0);
     return BK_OK;
 }
@@ -95,7 +95,7 @@ void bk_engine_forget_tombstones(bk_engine *engine, int64_t now_ms)
             now_ms - ledger->deleted_ms > BK_TOMBSTONE_MS &&
             !bk_store_remembers(engine->store, ledger->id)) {
             bk_ledgers_remove(&engine->ledgers, ledger->id);
-            engine->removals++;
+            engine->changes.removals++;
             continue; /* another one may have moved here */
         }
         i++;

@@ -1,7 +1,7 @@
 /* A walk over the records of an extent, in the order of the log, past damage.
  *
  * The records say themselves where they end, so no index is needed while they are sound. At one
- * that is not, the index tells which entry it is and where the next one begins; whether that
+ * that is not, the index knows which entry it is and where the next one begins; whether that
  * matters depends on whether reads would still come here for the entry. */
 #include "store_internal.h"
 
@@ -46,7 +46,7 @@ static int is_stopped(const bk_walk *walk)
     return walk->stop != NULL && *walk->stop != 0;
 }
 
-/* Sleep until as many bytes are allowed; BK_END when told to stop. */
+/* Sleep until as many bytes are allowed; BK_END once *stop is set. */
 static int keep_pace(const bk_walk *walk)
 {
     while (!is_stopped(walk) && walk->bytes_per_s > 0) {
@@ -64,7 +64,7 @@ static int keep_pace(const bk_walk *walk)
 
 /* --- sound records ------------------------------------------------------------------ */
 
-static int region_read(bk_walk *walk, uint64_t offset, size_t size, size_t *got)
+static int read_region(bk_walk *walk, uint64_t offset, size_t size, size_t *got)
 {
     int fd;
     int result = bk_log_acquire(&walk->store->files, walk->log, BK_FILE_LOG, &fd);
@@ -80,7 +80,7 @@ int bk_walk_read(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t of
 {
     size_t got = 0;
     int result = record_size > REGION_SIZE ? BK_CORRUPT
-                                           : region_read(walk, offset, record_size, &got);
+                                           : read_region(walk, offset, record_size, &got);
     if (result == BK_OK && got < record_size)
         result = BK_CORRUPT;
     if (result == BK_OK)
@@ -91,7 +91,7 @@ int bk_walk_read(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t of
 
 /* Take the whole records among size bytes at the region's start. BK_SMALL: the next one is not
  * whole; BK_CORRUPT: it is damaged. */
-static int region_take(extent *x, size_t size)
+static int take_region(extent *x, size_t size)
 {
     bk_walk *walk = x->walk;
     for (size_t used = 0; used < size;) {
@@ -124,9 +124,9 @@ static int take_sound(extent *x)
     while (x->at < x->end) {
         uint64_t before = x->at;
         size_t got = 0, size = x->end - x->at < wanted ? (size_t)(x->end - x->at) : wanted;
-        int result = region_read(x->walk, x->at, size, &got);
+        int result = read_region(x->walk, x->at, size, &got);
         if (result == BK_OK)
-            result = region_take(x, got);
+            result = take_region(x, got);
         if (result != BK_OK && result != BK_SMALL)
             return result;
         int moved = x->at > before;
@@ -193,7 +193,7 @@ static int damaged(const extent *x, int64_t entry_id)
     return BK_CORRUPT;
 }
 
-/* Neither log nor index tell what comes next. */
+/* Neither log nor index knows what comes next. */
 static int give_up(extent *x)
 {
     int result = damaged(x, -1);

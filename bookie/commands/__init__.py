@@ -1,5 +1,5 @@
-"""What the command ``bookie`` can do: run, look after and look into bookies.
+"""Commands of ``bookie``, to run, maintain and inspect bookies.
 
-One file for each command. ``options`` holds what several take, ``outcome`` turns
-errors into messages and exit codes, ``output`` writes tables and JSON.
+One file for each command. ``options`` holds the shared options, ``outcome`` turns errors
+into messages and exit codes, ``output`` writes tables and JSON.
 """

@@ -1,23 +1,28 @@
-"""Asking a running bookie: one connection, one question at a time."""
+"""Calls to one running bookie, over one connection.
+
+The client is loaded by the functions that need it: see stores.py.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from bookie.commands.outcome import CommandFailed, Unreachable
+from bookie.commands.outcome import ActionFailed, Unreachable
 from metadata.access import Access
 from metadata.address import Address, parse_address
 from metadata.calls import BookieRequest, decode_reply, encode_request
 from metadata.cluster_url import is_cluster_url, parse_cluster_url
-from metadata.connection import Call, CallConnection, ConnectionLost
 from metadata.failures import expect
 from native import frame
-from native.link import Link, Response
+from native.link import Response
+
+if TYPE_CHECKING:
+    from ledger_client.wire.session import Session
 
 FOR_EVER = math.inf
 CONNECT_TIMEOUT_S = 3.0
@@ -27,40 +32,45 @@ T = TypeVar("T")
 
 
 class Asked:
-    """A connection to one bookie. Make it with ``asking``."""
+    """A connection to one bookie, opened by ``asking``."""
 
-    def __init__(self, address: Address, connection: CallConnection) -> None:
+    def __init__(self, address: Address, session: Session) -> None:
         self.address = address
-        self._connection = connection
+        self._session = session
 
     async def ask(
         self, request: BookieRequest, kind: type[T], *, wait_s: float = ANSWER_TIMEOUT_S
     ) -> T:
-        """Return the bookie's answer to *request*; wait up to *wait_s*, or for ever (inf).
+        """Return the bookie's reply to *request*; wait at most *wait_s* (inf: without limit).
 
         Raises:
-            CommandFailed: a number in *request* is larger than any that there is.
-            MetadataError: the bookie says why it did not do it.
-            Unreachable: the connection broke, or no answer came in time.
+            ActionFailed: a number in *request* exceeds 2**63 - 1.
+            MetadataError: the bookie returned a Failure.
+            Unreachable: the connection broke, or no reply came in time.
         """
+        from ledger_client.errors import BookieUnavailable
+
         try:
             body = encode_request(request)
         except OverflowError:
-            raise CommandFailed("a number is too large: 2**63 - 1 is the largest") from None
+            raise ActionFailed("a number is too large: 2**63 - 1 is the largest") from None
         with trio.move_on_after(wait_s):
+            call = self._session.call(body, str(self.address))
             try:
-                response = await self._connection.perform(Call(body))
-            except ConnectionLost as cause:
-                raise Unreachable(f"{self.address}: {cause}") from cause
+                response = await call.wait()
+            except BookieUnavailable as cause:
+                raise Unreachable(f"{self.address}: {cause.reason}") from cause
+            finally:
+                self._session.withdraw(call)
             return expect(decode_reply(response.body), kind)
         raise Unreachable(f"{self.address}: no answer within {wait_s:g} s")
 
 
 def locate(text: str) -> tuple[Address, Access]:
-    """Return where "host:port" or a cluster's URL leads, of several bookies the first.
+    """Return the address in "host:port", or the first one in a cluster's URL.
 
     Raises:
-        BadAddress: it is neither.
+        BadAddress: *text* has neither form.
     """
     if not is_cluster_url(text):
         return parse_address(text), PLAIN
@@ -73,38 +83,39 @@ async def asking(address: Address, access: Access = PLAIN) -> AsyncIterator[Aske
     """Connect to the bookie at *address*.
 
     Raises:
-        Unreachable: nobody listens there.
-        AccessDenied: it refuses us.
+        Unreachable: no bookie answers at *address* within CONNECT_TIMEOUT_S.
+        AccessDenied: the bookie refuses the certificate or the login.
     """
-    connection = None
+    from ledger_client.wire.session import open_session
+
+    async with open_session(await _connect(address, access), str(address)) as session:
+        yield Asked(address, session)
+
+
+async def _connect(address: Address, access: Access) -> trio.abc.Stream:
+    from ledger_client.wire.streams import opener
+
     try:
         with trio.fail_after(CONNECT_TIMEOUT_S):
-            stream = await access.opener()(address.host, address.port)
-        connection = CallConnection(stream)
+            return await opener(access)(address.host, address.port)
     except (OSError, trio.TooSlowError) as cause:
         raise Unreachable(f"{address}: no bookie answers here; is it running?") from cause
-    try:
-        yield Asked(address, connection)
-    finally:
-        with trio.CancelScope(shield=True):
-            await connection.aclose()
 
 
 async def read_entry(address: str, ledger_id: int, entry_id: int) -> Response:
-    """Return what the bookie at *address* answers to a READ.
+    """Send a READ to the bookie at *address*, over a new connection, and return the response.
 
     Raises:
-        Unreachable: nobody listens there, or no answer came in time.
+        Unreachable: no bookie answers there, or no response came in time.
     """
+    from ledger_client.wire.streams import exchange
+
     where, access = locate(address)
-    link = Link()
-    try:
-        with trio.fail_after(ANSWER_TIMEOUT_S):
-            async with await access.opener()(where.host, where.port) as stream:
-                await stream.send_all(frame.read(ledger_id, entry_id))
-                async for data in stream:
-                    for response in link.feed(data):
-                        return response
-    except (OSError, trio.BrokenResourceError, trio.TooSlowError) as cause:
-        raise Unreachable(f"{address}: no bookie answers here; is it running?") from cause
-    raise Unreachable(f"{address}: the bookie closed the connection")
+    async with await _connect(where, access) as stream:
+        try:
+            with trio.fail_after(ANSWER_TIMEOUT_S):
+                return await exchange(stream, frame.read(ledger_id, entry_id))
+        except ConnectionError as cause:
+            raise Unreachable(f"{address}: {cause}") from cause
+        except trio.TooSlowError as cause:
+            raise Unreachable(f"{address}: no answer within {ANSWER_TIMEOUT_S:g} s") from cause

@@ -1,4 +1,4 @@
-"""``bookie config``: the settings there are, and those a bookie would run with."""
+"""``bookie config``: print a sample of all settings, or those a bookie would run with."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from bookie.config import sample_file
 
 
 @click.command()
-@click.option("--effective", is_flag=True, help="Print what a bookie would run with, as JSON.")
+@click.option("--effective", is_flag=True, help="Print the settings a bookie would use, as JSON.")
 @options.bookie_of_folder
 def config(
     *,
@@ -21,13 +21,13 @@ def config(
     settings: tuple[str, ...],
     **direct: str | None,
 ) -> None:
-    """Print a sample of bookie.toml: every setting with unit, default and bounds.
+    """Print a sample bookie.toml: every setting with unit, default and bounds.
 
     \b
-    Start from it:             bookie config > bookie.toml
-    Check a file you edited:   bookie config --effective --config bookie.toml
+    Create a file to edit:     bookie config > bookie.toml
+    Check an edited file:      bookie config --effective --config bookie.toml
 
-    Settings may also be given to a command, one at a time: --set memtable_size=128MiB.
+    Settings may also be given on the command line: --set memtable_size=128MiB.
     """  # noqa: D301 - the backslash keeps lines
     if not effective:
         click.echo(sample_file(), nl=False)

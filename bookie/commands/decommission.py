@@ -1,4 +1,4 @@
-"""``bookie decommission``: move everything off a bookie, then forget it."""
+"""``bookie decommission``: move all data off a bookie and remove it from the cluster."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from rich.status import Status
 from rich.text import Text
 
 from bookie.commands import options
-from bookie.commands.outcome import CommandFailed, Unreachable
+from bookie.commands.outcome import ActionFailed, Unreachable
 from bookie.commands.output import count, print_json, size
+from bookie.commands.stores import open_store
 from metadata.errors import MetadataUnavailable
-from metadata.urls import open_store
 
 if TYPE_CHECKING:
-    from ledger_client.operations.drain import DrainProgress
+    from ledger_client.cluster.operations.drain import DrainProgress
 
 
 class Decommissioned(msgspec.Struct, frozen=True):
-    """What ``--json`` prints. *ledgers* and *size* (payload bytes) were still there at first."""
+    """Output of ``--json``. *ledgers* and *size* (payload bytes) were on the bookie at first."""
 
     bookie_id: str
     ledgers: int = 0
@@ -32,8 +32,8 @@ class Decommissioned(msgspec.Struct, frozen=True):
     cancelled: bool = False
 
 
-class Watch:
-    """Tells how far it is: on a terminal in one line that changes, else a line a change."""
+class ProgressLine:
+    """Shows progress: on a terminal as one line that changes, else as a new line per change."""
 
     def __init__(self, line: Status | None) -> None:
         self.ledgers = 0
@@ -41,8 +41,8 @@ class Watch:
         self._line = line
         self._told = ""
 
-    def tell(self, progress: DrainProgress) -> None:
-        """Show *progress*."""
+    def show(self, progress: DrainProgress) -> None:
+        """Show *progress*, unless a log would repeat its last line; keep the greatest numbers."""
         if progress.step == "moving":
             self.ledgers = max(self.ledgers, progress.ledgers)
             self.size = max(self.size, progress.size)
@@ -56,20 +56,21 @@ class Watch:
 
 @click.command()
 @click.argument("bookie_id", metavar="BOOKIE")
-@click.option("--wait", is_flag=True, help="Wait for new bookies where too few are there.")
-@click.option("--cancel", is_flag=True, help="Take it back: the bookie gets new entries again.")
+@click.option("--wait", is_flag=True, help="If too few other bookies are there, wait for more.")
+@click.option("--cancel", is_flag=True, help="Stop draining: the bookie gets new entries again.")
 @options.cluster
 @options.as_json
 def decommission(*, bookie_id: str, wait: bool, cancel: bool, cluster: str, as_json: bool) -> None:
-    """Move everything off BOOKIE, and then take it out of the cluster.
+    """Move all data off BOOKIE, then remove it from the cluster.
 
-    From now on the bookie gets no new entries, and others take over its copies. When no
-    ledger names it any more, and every entry has its full number of copies elsewhere, the
-    bookie is forgotten: stop it then, and delete its folders. Works for a dead bookie too.
+    From now on the bookie gets no new entries, and other bookies take over its copies. Once
+    no ledger names it any more, and every entry has its full number of copies elsewhere, it
+    is removed from the metadata. Then stop it and delete its folders. Also works for a dead
+    bookie.
 
-    Refuses at once when the other bookies are too few for some ledger, and at the end while
-    anything lacks copies. May be interrupted: the bookie goes on draining, and the same
-    command waits for the rest. Exit code 3 when the cluster cannot be reached.
+    Fails at once if too few other bookies remain for some ledger, and at the end as long as
+    any entry lacks copies. If interrupted, the bookie continues to drain; run the command
+    again to wait for the rest. Exit code 3 if the cluster cannot be reached.
     """
     if wait and cancel:
         raise click.UsageError("--wait and --cancel exclude each other")
@@ -88,25 +89,27 @@ def decommission(*, bookie_id: str, wait: bool, cancel: bool, cluster: str, as_j
 
 
 async def _drain(bookie_id: str, wait: bool, cluster: str) -> Decommissioned:
-    # Loading the client takes a while, and other commands do without.
+    # Loading the client takes a while, and other commands do without it.
     import ledger_client
+    from ledger_client.cluster.operations.drain import drain
     from ledger_client.errors import LedgerError, MetadataUnavailable as ClusterUnavailable
-    from ledger_client.operations.drain import drain
 
     try:
         async with ledger_client.connect(cluster) as client, open_store(cluster) as store:
             with _watch() as watch:
-                await drain(client, store, bookie_id, wait=wait, tell=watch.tell)
+                await drain(
+                    client._context.ledgers, store, bookie_id, wait=wait, on_progress=watch.show
+                )
     except (ClusterUnavailable, MetadataUnavailable) as cause:
         raise Unreachable(str(cause)) from cause
     except LedgerError as cause:
-        raise CommandFailed(str(cause)) from cause
+        raise ActionFailed(str(cause)) from cause
     return Decommissioned(bookie_id, watch.ledgers, watch.size)
 
 
 async def _cancel(bookie_id: str, _wait: bool, cluster: str) -> Decommissioned:
+    from ledger_client.cluster.operations.drain import cancel
     from ledger_client.errors import LedgerError
-    from ledger_client.operations.drain import cancel
 
     try:
         async with open_store(cluster) as store:
@@ -114,18 +117,18 @@ async def _cancel(bookie_id: str, _wait: bool, cluster: str) -> Decommissioned:
     except MetadataUnavailable as cause:
         raise Unreachable(str(cause)) from cause
     except LedgerError as cause:
-        raise CommandFailed(str(cause)) from cause
+        raise ActionFailed(str(cause)) from cause
     return Decommissioned(bookie_id, cancelled=True)
 
 
 @contextmanager
-def _watch() -> Iterator[Watch]:
+def _watch() -> Iterator[ProgressLine]:
     console = Console(stderr=True)
     if not console.is_terminal:
-        yield Watch(None)
+        yield ProgressLine(None)
         return
     with console.status("") as line:
-        yield Watch(line)
+        yield ProgressLine(line)
 
 
 def _describe(progress: DrainProgress) -> str:

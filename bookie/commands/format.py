@@ -1,4 +1,4 @@
-"""``bookie format``: make a bookie, give one up, or accept that it was moved."""
+"""``bookie format``: create a bookie, reset one, or accept that its folders were moved."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.outcome import CommandFailed
+from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import count, print_json, size
+from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
 from bookie.cookie import adopt_folders, check_cookie
 from bookie.cookie_file import look
 from bookie.lock import hold_folders
 from bookie.wiping import Wiped, wipe_bookie
 from metadata.records import CookieRecord
-from metadata.urls import open_store
 
 
 class Formatted(msgspec.Struct, frozen=True):
-    """What ``--json`` prints."""
+    """Output of ``--json``: the bookie's name and its folders."""
 
     bookie_id: str
     journal_folder: str
@@ -32,9 +32,9 @@ class Formatted(msgspec.Struct, frozen=True):
 @click.command("format")
 @options.bookie_of_folder
 @options.bookie_id
-@click.option("--force", is_flag=True, help="Delete the bookie that is there, and all its copies.")
-@click.option("--moved", is_flag=True, help="The folders were moved: write their new place down.")
-@click.option("--yes", is_flag=True, help="Do not ask before --force deletes.")
+@click.option("--force", is_flag=True, help="Delete the bookie in the folders, and all its copies.")
+@click.option("--moved", is_flag=True, help="Accept that the folders were moved to a new place.")
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation before --force deletes.")
 @options.as_json
 def format_folders(
     *,
@@ -46,13 +46,13 @@ def format_folders(
     settings: tuple[str, ...],
     **direct: str | None,
 ) -> None:
-    """Make folders and identity of a new bookie, without starting it.
+    """Create the folders and the identity of a new bookie, without starting it.
 
-    `bookie run` does the same for a bookie that is known nowhere. This command is for
-    when it refuses to start: --moved after its folders were moved, --force to give up
-    what it holds and begin anew under the same name. Ledgers then lack the copies that
-    were here, and repair makes them anew; until then the bookie is in limbo. Those with
-    no other copy are lost. The bookie must not be running.
+    `bookie run` does this by itself for a new bookie. Use this command when a bookie refuses
+    to start: with --moved after its folders were moved, with --force to delete its data and
+    start again under the same name. Its ledgers then lack the copies that were here. Repair
+    restores them, and until then the bookie is in limbo. Entries without another copy are
+    lost. The bookie must not be running.
     """
     if force and moved:
         raise click.UsageError("--force and --moved exclude each other")
@@ -63,7 +63,7 @@ def format_folders(
     if as_json:
         print_json(formatted)
     else:
-        _tell(formatted)
+        _show(formatted)
 
 
 def _ask(config: BookieConfig) -> None:
@@ -88,7 +88,7 @@ async def _format(config: BookieConfig, force: bool, moved: bool) -> Formatted:
 async def _check_no_bookie(config: BookieConfig) -> None:
     for folder in await look(config):
         if folder.cookie is not None and folder.cookie.complete:
-            raise CommandFailed(
+            raise ActionFailed(
                 f"{folder.path}: holds bookie {folder.cookie.bookie_id} already; "
                 "`bookie run` starts it, --force deletes it"
             )
@@ -98,7 +98,7 @@ def _formatted(record: CookieRecord, wiped: Wiped | None = None) -> Formatted:
     return Formatted(record.bookie_id, record.journal_folder, record.ledger_folder, wiped)
 
 
-def _tell(formatted: Formatted) -> None:
+def _show(formatted: Formatted) -> None:
     if formatted.wiped is not None:
         wiped = formatted.wiped
         click.echo(f"deleted {count(wiped.files, 'file')}, {size(wiped.size)}")

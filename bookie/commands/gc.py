@@ -1,4 +1,4 @@
-"""``bookie gc``: collect garbage now instead of at the next interval."""
+"""``bookie gc``: collect garbage now instead of waiting for the next interval."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import trio
 
 from bookie.commands import options
 from bookie.commands.call import CONNECT_TIMEOUT_S, FOR_EVER, asking
-from bookie.commands.outcome import CommandFailed, Unreachable
+from bookie.commands.outcome import ActionFailed, Unreachable
 from bookie.commands.output import print_json, print_table, size
 from metadata.access import Access
 from metadata.address import parse_address
@@ -17,11 +17,10 @@ from metadata.cluster_url import parse_cluster_url
 from metadata.errors import MetadataUnavailable
 from metadata.records import BookieRecord
 from metadata.registrations import list_registrations
-from metadata.urls import bookie_store
 
 
 class Collected(msgspec.Struct, frozen=True):
-    """What one bookie did; *error* says why it did not."""
+    """Result of one bookie; *error* is "" on success."""
 
     bookie_id: str
     address: str
@@ -31,31 +30,31 @@ class Collected(msgspec.Struct, frozen=True):
 
 @click.command()
 @options.cluster
-@click.option("--bookie", "only", metavar="NAME", help="Only this one. [default: all that serve]")
+@click.option("--bookie", "only", metavar="NAME", help="Only this bookie. [default: all serving]")
 @click.option(
-    "--major", is_flag=True, help="Rewrite all logs under the major threshold, not the minor one."
+    "--major", is_flag=True, help="Rewrite all logs below the major threshold, not the minor one."
 )
 @options.as_json
 def gc(*, cluster: str, only: str | None, major: bool, as_json: bool) -> None:
-    """Free the space of deleted ledgers on the bookies of a cluster, now.
+    """Free the space of deleted ledgers now, on the bookies of a cluster.
 
-    Each bookie looks for ledgers that the metadata no longer has, deletes entry logs in
-    which nothing is alive, and rewrites those in which little is: minor compaction takes
-    logs with less than minor_threshold alive, --major those with less than
-    major_threshold. Waits for the end, which can take minutes: compaction is throttled
-    (compaction_rate). Bookies do the same by themselves every gc_interval_s.
+    Each bookie looks for ledgers that the metadata no longer has, deletes entry logs without
+    live data, and rewrites those with little of it: less than the share minor_threshold, or
+    with --major less than major_threshold. The command waits until all are done. That can
+    take minutes, because compaction is throttled (compaction_rate). Bookies also do this by
+    themselves every gc_interval_s.
 
-    Exit code 1 when a bookie failed, 3 when none answers.
+    Exit code 1 if a bookie failed, 3 if none answers.
     """
     collected = trio.run(_collect_all, cluster, only, major)
     if as_json:
         for each in collected:
             print_json(each)
     else:
-        _tell(collected)
+        _show(collected)
     failed = [each for each in collected if each.error]
     if failed:
-        raise CommandFailed(f"{failed[0].bookie_id} at {failed[0].address}: {failed[0].error}")
+        raise ActionFailed(f"{failed[0].bookie_id} at {failed[0].address}: {failed[0].error}")
 
 
 async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Collected]:
@@ -63,7 +62,7 @@ async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Coll
     bookies = [b for b in await _serving(cluster) if only in (None, b.bookie_id)]
     if not bookies:
         what = f"bookie {only}" if only else "no bookie"
-        raise CommandFailed(f"{what} is not registered; leave --bookie out to see who is")
+        raise ActionFailed(f"{what} is not registered; leave --bookie out to see who is")
     collected: list[Collected] = []
 
     async def collect(bookie: BookieRecord) -> None:
@@ -76,14 +75,13 @@ async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Coll
 
 
 async def _serving(cluster: str) -> list[BookieRecord]:
-    store = bookie_store(cluster, timeout_s=CONNECT_TIMEOUT_S)
+    from ledger_client.wire.stores import open_bookie_store  # see stores.py
+
     try:
-        found = await list_registrations(store)
+        async with open_bookie_store(cluster, timeout_s=CONNECT_TIMEOUT_S) as store:
+            return (await list_registrations(store)).bookies
     except MetadataUnavailable as cause:
         raise Unreachable(f"no bookie answers: {cause}") from cause
-    finally:
-        await store.aclose()
-    return found.bookies
 
 
 async def _collect(bookie: BookieRecord, access: Access, major: bool) -> Collected:
@@ -95,7 +93,7 @@ async def _collect(bookie: BookieRecord, access: Access, major: bool) -> Collect
     return Collected(bookie.bookie_id, bookie.address, report)
 
 
-def _tell(collected: list[Collected]) -> None:
+def _show(collected: list[Collected]) -> None:
     heads = (
         "bookie",
         "ledgers deleted",

@@ -1,4 +1,4 @@
-"""Options that several commands share, each written once."""
+"""Command-line options that several commands share."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ config_file = click.option(
     "config_file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="Settings as `bookie config` prints them. [default: none]",
+    help="TOML file with settings, as `bookie config` prints one. [default: none]",
 )
 settings = click.option(
     "--set",
     "settings",
     multiple=True,
     metavar="KEY=VALUE",
-    help="Any other setting, over that of the file; may be given often.",
+    help="Any other setting; wins over the file. May be given several times.",
 )
 data_folder = click.option("--data", "data_folder", metavar="DIR", help="The bookie's folder.")
 metadata = click.option(
-    "--metadata", metavar="URL", help="Where ledger records live: sqlite:///absolute/path."
+    "--metadata", metavar="URL", help="Store of the ledger records: sqlite:///absolute/path."
 )
 bookie_id = click.option(
-    "--bookie-id", metavar="NAME", help="Its name for ever. [default: that in its cookie]"
+    "--bookie-id", metavar="NAME", help="Its permanent name. [default: the name in its cookie]"
 )
 log_level = click.option(
     "--log-level", metavar="LEVEL", help="debug, info, warning or error. [default: info]"
@@ -49,7 +49,7 @@ log_level = click.option(
 
 
 def bookie_of_folder(command: Command) -> Command:
-    """Add the options that say which bookie on this machine is meant."""
+    """Add the options that select a bookie on this machine: --config, --data, --metadata, --set."""
     for option in (settings, metadata, data_folder, config_file):
         command = option(command)
     return command
@@ -58,7 +58,7 @@ def bookie_of_folder(command: Command) -> Command:
 def read_config(
     config_file: Path | None, settings: tuple[str, ...], **direct: object
 ) -> BookieConfig:
-    """Put file, --set and direct options together; a later one of the three wins.
+    """Merge file, --set and direct options; direct options win over --set, and that over the file.
 
     Raises:
         ConfigError: a setting is wrong.
@@ -68,7 +68,7 @@ def read_config(
 
 
 def overrides(settings: tuple[str, ...], **direct: object) -> dict[str, object]:
-    """The settings that were given on the command line."""
+    """Return the settings given on the command line; *direct* wins. None means not given."""
     values: dict[str, object] = {}
     for setting in settings:
         key, equals, value = setting.partition("=")

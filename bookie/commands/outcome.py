@@ -1,4 +1,4 @@
-"""How a command ends: at most one line on stderr, and an exit code.
+"""The end of a command: at most one line on stderr, and an exit code.
 
     0  done
     1  the operation failed, or damage was found
@@ -6,8 +6,8 @@
     3  the bookie or the cluster cannot be reached
   130  interrupted
 
-A reader that closed its end of our output wants no more, which is no failure.
-A bug is none of these: it keeps its traceback.
+If the reader of our output closes its end, the command ends with 0: that is no failure.
+A bug is none of these; it ends with a traceback.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from metadata.errors import MetadataError
 from native.errors import CoreError
 
 
-class Exit(enum.IntEnum):
-    """Exit codes."""
+class ExitCode(enum.IntEnum):
+    """Exit codes of every command; the module's text explains them."""
 
     DONE = 0
     FAILED = 1
@@ -35,47 +35,47 @@ class Exit(enum.IntEnum):
     INTERRUPTED = 130
 
 
-class CommandFailed(Exception):
-    """A command cannot go on; the message says why and what to do next."""
+class ActionFailed(Exception):
+    """A command cannot continue; the message says why and what to do next."""
 
 
 class DamageFound(Exception):
-    """The command came to its end and met damage, which it has reported already."""
+    """The command is done and found damage, which it has already reported."""
 
 
 class Unreachable(Exception):
-    """Nobody answers at the address given."""
+    """No bookie answers at the given address; exit code 3."""
 
 
 def conclude(command: click.Command, arguments: Sequence[str]) -> int:
     """Run *command* and return its exit code; an error becomes one line on stderr."""
-    code = Exit.DONE
+    code = ExitCode.DONE
     _fill_streams()
     try:
         _invoke(command, arguments)
-    # An error in a nursery comes as a group: this takes it apart, and lets through
-    # what is not named here.
+    # A nursery raises its errors as a group. except* takes the group apart, and lets
+    # errors that are not named here through.
     except* (
         click.ClickException,
         BookieError,
         MetadataError,
         CoreError,
         OSError,
-        CommandFailed,
+        ActionFailed,
         Unreachable,
     ) as group:
         code = _report(_first(group))
     except* DamageFound:
-        code = Exit.FAILED
+        code = ExitCode.FAILED
     except* (KeyboardInterrupt, click.Abort):
-        code = Exit.INTERRUPTED
+        code = ExitCode.INTERRUPTED
     return code
 
 
 def _fill_streams() -> None:
-    """Lead standard streams that were closed by whoever started us to nowhere.
+    """Open /dev/null in place of standard streams that the parent process closed.
 
-    Else the next file or socket takes their number, and what is printed goes into it.
+    Otherwise the next file or socket gets their descriptor, and output goes into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -97,20 +97,20 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
-def _report(error: BaseException) -> Exit:
+def _report(error: BaseException) -> ExitCode:
     if isinstance(error, BrokenPipeError):
-        # What is left in the buffer has no reader: keep the exit from trying again.
+        # The buffered rest has no reader; keep Python from writing it again at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
+        return ExitCode.DONE
     if isinstance(error, click.ClickException):
         return _report_usage(error)
     click.echo(f"bookie: {one_line(error)}", err=True)
     if isinstance(error, ConfigError):
-        return Exit.USAGE
-    return Exit.UNREACHABLE if isinstance(error, Unreachable) else Exit.FAILED
+        return ExitCode.USAGE
+    return ExitCode.UNREACHABLE if isinstance(error, Unreachable) else ExitCode.FAILED
 
 
-def _report_usage(error: click.ClickException) -> Exit:
+def _report_usage(error: click.ClickException) -> ExitCode:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "bookie"
     message = error.format_message()
@@ -118,11 +118,11 @@ def _report_usage(error: click.ClickException) -> Exit:
         click.echo(message, err=True)
     else:
         click.echo(f"bookie: {message} (`{path} --help` shows what there is)", err=True)
-    return Exit.USAGE
+    return ExitCode.USAGE
 
 
 def one_line(error: BaseException) -> str:
-    """What *error* says, on one line; an operating system's error without its number."""
+    """Return the message of *error* as one line; an OSError comes without its errno."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     if isinstance(error, OSError) and error.strerror:

@@ -1,4 +1,4 @@
-"""What commands print: tables for people, one JSON value a line for programs."""
+"""Output of commands: tables for people, one JSON value per line for programs."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ import msgspec
 
 
 def print_json(value: object) -> None:
-    """Print *value* as one line of JSON."""
+    """Print *value* as one line of JSON on stdout."""
     click.echo(msgspec.json.encode(value))
 
 
 def print_table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print *rows* under *heads*."""
+    """Print *rows* under *heads*; reads all rows before the first line is printed."""
     for line in table_lines(heads, rows):
         click.echo(line)
 
 
 def table_lines(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> Iterator[str]:
-    """Yield the lines of a table; columns of numbers are aligned to the right."""
+    """Yield the lines of a table; columns of numbers are right-aligned."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(map(len, column)) for column in zip(heads, *cells, strict=True)]
     right = [
@@ -47,7 +47,7 @@ def _cell(value: object) -> str:
 
 
 def announce(line: str) -> None:
-    """Print *line* at once. A daemon goes on when nobody reads it."""
+    """Print *line* and flush it. A closed stdout is ignored, so that a daemon continues."""
     with contextlib.suppress(BrokenPipeError):
         click.echo(line)
         return
@@ -55,7 +55,7 @@ def announce(line: str) -> None:
 
 
 def log_line(line: str) -> None:
-    """Print *line* on stderr. A daemon goes on when nobody reads it, or its disk is full."""
+    """Print *line* on stderr. A closed stderr or a full disk is ignored."""
     with contextlib.suppress(OSError):
         click.echo(line, err=True)
 

@@ -1,4 +1,4 @@
-"""The process that started a command, when it asked to be outlived by nobody."""
+"""The parent process of a command that must stop when its parent ends."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ stop_with_parent = click.option(
 
 
 def is_watchable() -> bool:
-    """Return whether standard input is a pipe; a terminal or a file tells nothing."""
+    """Check that standard input is a pipe; a terminal or a file shows no end of the parent."""
     return stat.S_ISFIFO(os.fstat(sys.stdin.fileno()).st_mode)
 
 
 async def gone() -> None:
-    """Wait until the parent ended, however it did.
+    """Wait until the parent has ended, even if it crashed.
 
-    Our end of the pipe is read-only and the parent never writes: the read ends when the
-    last holder of the other end is gone.
+    The parent never writes to the pipe, so a read returns only when the last process that
+    holds the other end is gone.
     """
     async with trio.lowlevel.FdStream(os.dup(sys.stdin.fileno())) as pipe:
         while await pipe.receive_some(4096):

@@ -1,4 +1,4 @@
-"""``bookie rebuild-index``: bring a bookie back whose mark, table or indexes are lost."""
+"""``bookie rebuild-index``: restore a bookie that lost its mark, ledger table or indexes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bookie.commands import options
-from bookie.commands.outcome import CommandFailed, DamageFound
+from bookie.commands.outcome import ActionFailed, DamageFound
 from bookie.commands.output import count, print_json
 from bookie.config import BookieConfig
 from bookie.lock import hold_folders
@@ -24,28 +24,28 @@ from bookie.rebuild import Rebuilt, Step, rebuild, total_size
 def rebuild_index(
     *, data_folder: str | None, config_file: Path | None, settings: tuple[str, ...], as_json: bool
 ) -> None:
-    """Build indexes, ledger table and mark anew from entry logs and journals.
+    """Rebuild indexes, ledger table and mark from entry logs and journals.
 
-    For a bookie that does not start because its lastMark is missing or damaged, or whose
-    indexes are. The bookie must be stopped. Every ledger ends up fenced on this bookie,
-    since a fence may be among what was lost: writers go on in a new ledger, and readers
-    notice nothing. May be repeated, also after it was interrupted.
+    Use it for a bookie that does not start because its lastMark or its indexes are missing
+    or damaged. The bookie must be stopped. Afterwards every ledger is fenced on this bookie,
+    since fences may be among the lost data: writers continue in a new ledger, and readers
+    are not affected. May be repeated, also after an interruption.
 
-    Exit code 1 when damage was met. The work is done all the same, and the bookie starts;
-    but it is in limbo: it answers "I/O error" instead of "no such entry", until repair has
-    compared its ledgers with their other copies. So it is after the mark was lost, for then
-    nobody knows whether journal files are missing.
+    Exit code 1 if damage was found. The rebuild is complete even then, and the bookie
+    starts, but in limbo: it answers "I/O error" instead of "no such entry" until repair has
+    compared its ledgers with their other copies. The bookie is also in limbo if the mark was
+    lost, because journal files may then be missing without a trace.
     """
     config = options.read_config(config_file, settings, data_folder=data_folder)
     for folder in (config.journal_folder, config.ledger_folder):
         if not Path(folder).is_dir():
-            raise CommandFailed(f"{folder} is not there; --data names a bookie's folder")
+            raise ActionFailed(f"{folder} is not there; --data names a bookie's folder")
     with hold_folders(config):
         rebuilt = _rebuild(config)
     if as_json:
         print_json(rebuilt)
     else:
-        _tell(rebuilt)
+        _show(rebuilt)
     if rebuilt.damages:
         raise DamageFound
 
@@ -55,13 +55,13 @@ def _rebuild(config: BookieConfig) -> Rebuilt:
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("reading", total=total_size(config))
 
-        def tell(step: Step) -> None:
+        def show(step: Step) -> None:
             progress.update(task, advance=step.size, description=step.text)
 
-        return rebuild(config, tell)
+        return rebuild(config, show)
 
 
-def _tell(rebuilt: Rebuilt) -> None:
+def _show(rebuilt: Rebuilt) -> None:
     for damage in rebuilt.damages:
         click.echo(f"damaged: {damage.file} at offset {damage.offset}", err=True)
     logs = count(rebuilt.logs, "entry log")

@@ -1,4 +1,4 @@
-"""``bookie replace``: a bookie whose disks are lost goes on with empty ones."""
+"""``bookie replace``: a bookie that lost its disks continues with empty ones."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import trio
 
 from bookie.commands import options
 from bookie.commands.output import print_json
+from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
 from bookie.lock import hold_folders
 from bookie.succession import succeed
 from metadata.records import CookieRecord
-from metadata.urls import open_store
 
 
 class Replaced(msgspec.Struct, frozen=True):
-    """What ``--json`` prints."""
+    """Output of ``--json``: the bookie's name and its folders."""
 
     bookie_id: str
     journal_folder: str
@@ -36,15 +36,15 @@ def replace(
     settings: tuple[str, ...],
     **direct: str | None,
 ) -> None:
-    """Let a bookie whose folders are lost go on in empty ones, under its own name.
+    """Continue a bookie that lost its folders in empty ones, under its old name.
 
-    Needs both folders empty, and the bookie stopped and known to the metadata. Writes it a
-    new cookie; the old disks, should they come back, are refused from then on. Started, the
-    bookie is in limbo: it serves what it has and denies nothing, until it got all its
-    entries back from the others. `quire cluster status` shows how far that is.
+    Both folders must be empty, and the bookie stopped and known to the metadata. It gets a
+    new cookie; the old disks, should they come back, are refused. The bookie then starts in
+    limbo: it serves the entries it has, and never answers "no such entry" until it got all
+    its entries back from other bookies. `quire cluster status` shows the progress.
 
-    Without a replacement its ledgers are copied to other bookies after a while, and
-    `bookie decommission` forgets it.
+    If you do not replace the bookie, repair copies its ledgers to other bookies after
+    lost_after_s, and `bookie decommission` removes it from the cluster.
     """
     config = options.read_config(config_file, settings, **direct)
     record = trio.run(_replace, config)

@@ -1,8 +1,8 @@
-"""What ``bookie run`` hosts for its cluster: leading when elected, and repair.
+"""The roles that ``bookie run`` hosts for its cluster: leader, if elected, and repair.
 
-Here bookie and ledger client meet. The client works on the bookie's own metadata store and
-lives as long as the roles do. This module is imported by a bookie that hosts roles only, so
-that no other command waits for the client to load.
+Bookie and ledger client meet in this module. The client uses the bookie's own metadata store
+and lives as long as the roles do. Only a bookie that hosts roles imports this module, so that
+no other command waits for the client to load.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from bookie.config import BookieConfig
 from bookie.host import Host, Roles
 from bookie.security import read_security
 from ledger_client.background import Background
-from ledger_client.repair.roles import run_roles
-from ledger_client.repair.settings import RepairOptions
-from ledger_client.topics.client import TopicClient
+from ledger_client.cluster.repair.host import RepairOptions
+from ledger_client.cluster.roles import run_roles
+from ledger_client.topics.context import TopicContext
+from ledger_client.wire.streams import opener
 from metadata.store import MetadataStore
 
 
@@ -27,11 +28,11 @@ def roles_of(config: BookieConfig, store: MetadataStore) -> Roles:
         repair_rate=config.repair_rate_max or math.inf,
     )
 
-    open_stream = read_security(config).access.opener()
+    open_stream = opener(read_security(config).access)
 
     async def run(host: Host) -> None:
         async with Background() as nursery:
-            client = TopicClient(store, nursery, open_stream=open_stream)
-            await run_roles(client, store, host, options, registry=host.registry)
+            context = TopicContext(store, nursery, open_stream=open_stream)
+            await run_roles(context, store, host, options, registry=host.registry)
 
     return run

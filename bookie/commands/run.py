@@ -15,21 +15,21 @@ import msgspec
 import trio
 
 from bookie.commands import options, parent
-from bookie.commands.outcome import Exit
+from bookie.commands.outcome import ExitCode
 from bookie.commands.output import announce
+from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
 from bookie.daemon import Ready, run_bookie
 from bookie.host import Roles
 from bookie.lock import hold_folders
 from bookie.security import scheme_of
 from metadata.store import MetadataStore
-from metadata.urls import open_store
 
 _log = logging.getLogger("bookie")
 
 
-class Announcement(msgspec.Struct):
-    """What ``--json`` prints when the bookie serves."""
+class BookieStarted(msgspec.Struct):
+    """Output of ``--json``, printed once the bookie serves."""
 
     ready: str
     bookie_id: str
@@ -48,7 +48,7 @@ class Announcement(msgspec.Struct):
 @click.option(
     "--metrics-port",
     type=int,
-    help="Port of /metrics, /health, /ready; 0: none, -1: any free one. [default: 0]",
+    help="Port for /metrics, /health and /ready; 0: none, -1: any free one. [default: 0]",
 )
 @options.log_level
 @options.settings
@@ -65,13 +65,13 @@ def run(
     """Run one bookie until SIGTERM or Ctrl-C.
 
     \b
-    The shortest way:     bookie run --data /var/lib/quire
+    A single bookie:      bookie run --data /var/lib/quire
     One of a cluster:     bookie run --data DIR --metadata sqlite:///shared/metadata.db
     Three on a laptop:    bookie standalone --data DIR
 
     Prints "ready bookie://HOST:PORT" once it serves; logs go to standard error. A stop
-    flushes what is in memory and takes the bookie off the list of the cluster. Exit code
-    0 after a stop; 1 when it cannot start, or its disk fails or hangs; 2 for a wrong setting.
+    flushes the memtable and ends the bookie's registration. Exit code 0 after a stop; 1 if
+    the bookie cannot start, or its disk fails or hangs; 2 if a setting is wrong.
     """  # noqa: D301 - the backslash keeps lines
     config = options.read_config(config_file, settings, **direct)
     logging.basicConfig(
@@ -101,7 +101,7 @@ async def _serve(config: BookieConfig, as_json: bool) -> None:
 def _roles(config: BookieConfig, store: MetadataStore) -> Roles | None:
     if not config.autorecovery:
         return None
-    # Loading the client takes a while, and other commands do without.
+    # Loading the client takes a while, and other commands do without it.
     from bookie.commands.roles import roles_of
 
     return roles_of(config, store)
@@ -110,8 +110,10 @@ def _roles(config: BookieConfig, store: MetadataStore) -> Roles | None:
 def _announce(ready: Ready, scheme: str, as_json: bool) -> None:
     url = f"{scheme}://{ready.address}"
     if as_json:
-        told = Announcement(url, ready.bookie_id, ready.address, ready.metrics_port, os.getpid())
-        announce(msgspec.json.encode(told).decode())
+        started = BookieStarted(
+            url, ready.bookie_id, ready.address, ready.metrics_port, os.getpid()
+        )
+        announce(msgspec.json.encode(started).decode())
     else:
         announce(f"ready {url}")
 
@@ -138,15 +140,15 @@ async def _stop_with_parent(scope: trio.CancelScope, timeout_s: float) -> None:
 
 
 def _end_stalled(failure: OSError) -> None:
-    """End the process without waiting for the thread that hangs."""
+    """End the process at once, without waiting for the thread that hangs on the disk."""
     _log.error("%s", failure.strerror)
-    os._exit(Exit.FAILED)
+    os._exit(ExitCode.FAILED)
 
 
 def _give_up_after(timeout_s: float) -> None:
-    """End the process for good if it is still there after *timeout_s*.
+    """Kill the process if it is still running after *timeout_s*.
 
-    A thread, since the event loop may be what hangs.
+    This uses a thread, since the event loop itself may hang.
     """
     timer = threading.Timer(timeout_s, _give_up, [timeout_s])
     timer.daemon = True
@@ -155,4 +157,4 @@ def _give_up_after(timeout_s: float) -> None:
 
 def _give_up(timeout_s: float) -> None:
     _log.error("not stopped in %g s; what is not flushed is replayed at the next start", timeout_s)
-    os._exit(Exit.FAILED)
+    os._exit(ExitCode.FAILED)

@@ -15,11 +15,11 @@ from bookie.commands.output import announce, log_line, table_lines
 from bookie.config import load_config
 from bookie.member import Running
 from bookie.security import scheme_of
-from bookie.standalone import METADATA_NAME, Cluster, Plan, count_members
+from bookie.standalone import METADATA_NAME, LocalCluster, Plan, count_members
 
 
-class Announcement(msgspec.Struct):
-    """What ``--json`` prints when all bookies serve."""
+class ClusterStarted(msgspec.Struct):
+    """Output of ``--json``, printed once all bookies serve."""
 
     ready: str
     process_id: int
@@ -34,12 +34,12 @@ class Announcement(msgspec.Struct):
     required=True,
     type=click.Path(path_type=Path, file_okay=False),
     metavar="DIR",
-    help="Folder of the cluster; made when missing, used again when there.",
+    help="Folder of the cluster; created if missing, reused if it exists.",
 )
 @click.option(
     "--bookies",
     type=click.IntRange(1, 999),
-    help="How many. [default: as many as DIR has, or 3]",
+    help="Number of bookies. [default: as many as DIR has, or 3]",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -47,23 +47,23 @@ class Announcement(msgspec.Struct):
     type=click.IntRange(0, 65535),
     default=3181,
     show_default=True,
-    help="Port of the first bookie, the others follow; 0: any free ones.",
+    help="Port of the first bookie; the others use the next ports. 0: any free ones.",
 )
 @click.option(
     "--metrics-port",
     type=click.IntRange(-1, 65535),
     default=0,
     show_default=True,
-    help="The same for /metrics, /health, /ready, told Prometheus in DIR/targets.json; 0: none, "
-    "-1: any free ones.",
+    help="The same for /metrics, /health, /ready, listed for Prometheus in DIR/targets.json; "
+    "0: none, -1: any free ones.",
 )
 @click.option(
     "--restart/--no-restart",
     default=True,
     show_default=True,
-    help="Start a bookie again that ended by itself, after a second.",
+    help="Restart a bookie that ended by itself, after one second.",
 )
-@click.option("--log-level", default="warning", show_default=True, help="Of each bookie.")
+@click.option("--log-level", default="warning", show_default=True, help="Log level of each bookie.")
 @options.config_file
 @options.settings
 @parent.stop_with_parent
@@ -84,17 +84,17 @@ def standalone(
 ) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C.
 
-    One SQLite file for the metadata, DIR/metadata.db, and several bookies as processes,
-    with their data in DIR/bookie-1, DIR/bookie-2 and so on. Started again over the same
-    DIR, everything is there; a bookie's port may be another one.
+    The metadata is one SQLite file, DIR/metadata.db. Each bookie is a process with its data
+    in DIR/bookie-1, DIR/bookie-2 and so on. Start it again with the same DIR to continue
+    with the same data; a bookie's port may differ.
 
     \b
     Try:   bookie standalone --data /tmp/quire &
            quire ledger create --cluster bookie://127.0.0.1:3181
 
-    Prints "ready bookie://..." once all serve, then a table of processes and folders.
-    Logs of the bookies go to standard error. All bookies end with this process, however
-    it ends. Exit code 0 after a stop, 1 when a bookie does not start.
+    Prints "ready bookie://..." once all bookies serve, then a table of processes and
+    folders. Logs of the bookies go to standard error. All bookies end with this process,
+    even if it is killed. Exit code 0 after a stop, 1 if a bookie does not start.
     """  # noqa: D301 - the backslash keeps lines
     given = {"data_folder": str(folder), "log_level": log_level}
     config = load_config(config_file, options.overrides(settings, **given))
@@ -115,7 +115,7 @@ def standalone(
 
 
 async def _run(plan: Plan, stop_with_parent: bool, as_json: bool) -> None:
-    cluster = Cluster(plan, tell=log_line)
+    cluster = LocalCluster(plan, log=log_line)
     async with trio.open_nursery() as nursery:
         await nursery.start(_stop_on_signal, nursery.cancel_scope)
         if stop_with_parent and parent.is_watchable():
@@ -127,8 +127,10 @@ async def _run(plan: Plan, stop_with_parent: bool, as_json: bool) -> None:
 def _announce(plan: Plan, running: list[Running], as_json: bool) -> None:
     url = f"{scheme_of(plan.folder)}://" + ",".join(each.address for each in running)
     if as_json:
-        told = Announcement(url, os.getpid(), f"sqlite://{plan.folder / METADATA_NAME}", running)
-        announce(msgspec.json.encode(told).decode())
+        started = ClusterStarted(
+            url, os.getpid(), f"sqlite://{plan.folder / METADATA_NAME}", running
+        )
+        announce(msgspec.json.encode(started).decode())
         return
     announce(f"ready {url}")
     rows = [

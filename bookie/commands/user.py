@@ -1,4 +1,4 @@
-"""``bookie user``: who may call the bookies."""
+"""``bookie user``: add, remove and list the users who may call a bookie."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import msgspec
 
-from bookie.commands.outcome import CommandFailed
+from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json
 from bookie.security import FOLDER, LOGIN, USERS
 from bookie.users import read_users, secret_of, write_users
@@ -20,35 +20,35 @@ _folder = click.option(
     required=True,
     type=click.Path(path_type=Path, file_okay=False, exists=True),
     metavar="DIR",
-    help="A bookie's folder, or that of `bookie standalone`, for all its bookies.",
+    help="Folder of a bookie, or of `bookie standalone` for all its bookies.",
 )
 
 
 class Listed(msgspec.Struct, frozen=True):
-    """What ``list --json`` prints."""
+    """Output of ``list --json``: names only, no hashes."""
 
     users: list[str]
 
 
 @click.group()
 def user() -> None:
-    """Say who may call a bookie: DIR/security/users.
+    """Manage the users who may call a bookie, kept in DIR/security/users.
 
-    Once there is a user, every caller needs a name and a password: clients name them in the
-    cluster's URL, bookie://USER:PASSWORD@HOST:PORT, and bookies, which call each other, in
-    the file DIR/security/login. Put certificate.pem and key.pem beside them, and use
-    bookie+tls://, or passwords cross the network as they are. A running bookie notices
-    changed users; the first one, and other files, need a restart.
+    Once there is a user, every caller needs a name and a password. Clients give them in the
+    cluster's URL, bookie://USER:PASSWORD@HOST:PORT. Bookies, which call each other, read them
+    from DIR/security/login. Put certificate.pem and key.pem into the same folder and use
+    bookie+tls://; without TLS, passwords cross the network unencrypted. A running bookie
+    notices changes to its users, but the first user and the other files need a restart.
     """
 
 
 @user.command()
 @click.argument("name")
-@click.option("--stdin", "from_stdin", is_flag=True, help="Take the password from standard input.")
+@click.option("--stdin", "from_stdin", is_flag=True, help="Read the password from standard input.")
 @click.option("--login", "as_login", is_flag=True, help="Bookies call each other as this user.")
 @_folder
 def add(*, name: str, from_stdin: bool, as_login: bool, folder: Path) -> None:
-    """Add NAME, or give it another password."""
+    """Add the user NAME, or change its password. A running bookie notices a changed user."""
     password = (
         sys.stdin.readline().rstrip("\r\n")
         if from_stdin
@@ -70,14 +70,14 @@ def add(*, name: str, from_stdin: bool, as_login: bool, folder: Path) -> None:
 @click.argument("name")
 @_folder
 def remove(*, name: str, folder: Path) -> None:
-    """Take NAME away; connections that stand are kept."""
+    """Remove the user NAME. Its open connections stay open."""
     security = folder / FOLDER
     users = _read(security)
     if users.pop(name, None) is None:
-        raise CommandFailed(f"there is no user {name}; `bookie user list` shows those there are")
+        raise ActionFailed(f"there is no user {name}; `bookie user list` shows those there are")
     login = security / LOGIN
     if login.exists() and login.read_text().partition(":")[0] == name:
-        raise CommandFailed(f"bookies call each other as {name}; `bookie user add --login` another")
+        raise ActionFailed(f"bookies call each other as {name}; `bookie user add --login` another")
     write_users(security / USERS, users)
     click.echo(f"{name} may not call any more")
 
@@ -86,7 +86,7 @@ def remove(*, name: str, folder: Path) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 @_folder
 def list_users(*, as_json: bool, folder: Path) -> None:
-    """Show who may call."""
+    """List the names of the users who may call."""
     names = sorted(_read(folder / FOLDER))
     if as_json:
         print_json(Listed(names))

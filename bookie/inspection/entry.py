@@ -1,4 +1,4 @@
-"""A stored entry taken apart, as digest.h lays it out."""
+"""Parsing of a stored entry: header, digest and payload, as digest.h lays them out."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ class StoredEntry(msgspec.Struct, frozen=True):
     """An entry with its header.
 
     Attributes:
-        lac: last add confirmed when the writer sent it; -1 for none.
-        length: payload bytes of the ledger up to and with this entry.
+        lac: last add confirmed when the writer sent the entry; -1 for none.
+        length: payload bytes of the ledger up to and including this entry.
         digest: in hex, as stored.
-        sound: whether the digest is right, for the kind and password given.
+        sound: whether the stored digest is correct for the given kind and password.
     """
 
     ledger_id: int
@@ -30,7 +30,7 @@ class StoredEntry(msgspec.Struct, frozen=True):
 
 
 def take_apart(body: bytes, digest: Digest) -> StoredEntry | None:
-    """The entry in *body*; None when it is too short for one."""
+    """Return the entry in *body*, or None if *body* is too short for its header."""
     payload_offset = _HEADER_SIZE + digest.size
     if len(body) < payload_offset:
         return None
@@ -57,7 +57,7 @@ def _is_sound(body: bytes, digest: Digest, ledger_id: int, entry_id: int) -> boo
 
 
 def hexdump(data: bytes) -> list[str]:
-    """Sixteen bytes a line: offset, hex, and the characters that can be printed."""
+    """Return lines of sixteen bytes each: offset, hex, and the printable characters."""
     lines = []
     for offset in range(0, len(data), 16):
         row = data[offset : offset + 16]

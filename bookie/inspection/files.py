@@ -1,4 +1,4 @@
-"""Which files a bookie has: journals, spares, ledger tables, entry logs, indexes."""
+"""List the files of a bookie: journals, spares, ledger tables, entry logs, indexes."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import msgspec
 
 
 class DataFile(msgspec.Struct, frozen=True):
-    """One file. *size* in bytes, as the file system tells it."""
+    """One file; *size* is its apparent size in bytes, as stat() reports it."""
 
     id: int
     path: Path
@@ -16,16 +16,19 @@ class DataFile(msgspec.Struct, frozen=True):
 
 
 def list_files(folder: Path, suffix: str) -> list[DataFile]:
-    """The files <id in hex>.<suffix> of *folder*, by id; none when it is missing. Blocks."""
+    """Return the files <id in hex>.<suffix> of *folder*, sorted by id. Blocks.
+
+    The list is empty if the folder is missing.
+    """
     files = []
     for path in folder.glob(f"*.{suffix}"):
         try:
             files.append(DataFile(int(path.stem, 16), path, path.stat().st_size))
         except (ValueError, FileNotFoundError):
-            continue  # not one of ours, or deleted by the running bookie meanwhile
+            continue  # not our file, or the running bookie deleted it meanwhile
     return sorted(files, key=lambda file: file.id)
 
 
 def find_file(folder: Path, suffix: str, file_id: int) -> DataFile | None:
-    """The file with this id, if there is one. Blocks."""
+    """Return the file with this id, or None if there is none. Blocks."""
     return next((file for file in list_files(folder, suffix) if file.id == file_id), None)

@@ -1,4 +1,4 @@
-"""The journal as found: its files, and what each record says."""
+"""The journal as found on disk: its files and their records."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from native.journal import (
 )
 
 MISSING_MAX = 1000
-"""A stray file may have any id, and a running bookie must not run out of memory over it."""
+"""A stray file may have any id; the list of gaps must not fill a running bookie's memory."""
 _KINDS = {
     DELETED: "deleted",
     EXPLICIT_LAC: "explicit LAC",
@@ -43,8 +43,8 @@ class JournalFile(msgspec.Struct, frozen=True):
 
     Attributes:
         file: id, path and allocated size.
-        header: None when it is damaged, or was only being created.
-        end: bytes in use, as the file after it says; 0 for the newest one.
+        header: None if it is damaged, or the creation of the file was not finished.
+        end: bytes in use, recorded in the header of the next file; 0 for the newest file.
         damaged: whether the header is damaged.
     """
 
@@ -55,10 +55,10 @@ class JournalFile(msgspec.Struct, frozen=True):
 
 
 def list_journals(folder: Path) -> list[JournalFile]:
-    """The journal files of *folder*, oldest first. Blocks; reads one block of each."""
+    """Return the journal files of *folder*, oldest first. Blocks; reads one block of each."""
     found = []
     for file in list_files(folder, "journal"):
-        with suppress(FileNotFoundError):  # the running bookie needs it no more
+        with suppress(FileNotFoundError):  # the running bookie deleted it meanwhile
             found.append((file, *_header(file.path)))
     journals = []
     for number, (file, header, damaged) in enumerate(found):
@@ -70,7 +70,7 @@ def list_journals(folder: Path) -> list[JournalFile]:
 
 
 def missing_ids(journals: Sequence[JournalFile]) -> list[int]:
-    """Ids of files that must have been between those in *journals*; the first MISSING_MAX."""
+    """Return the ids missing between those of *journals*, at most MISSING_MAX of them."""
     ids = (journal.file.id for journal in journals)
     missing = chain.from_iterable(range(before + 1, after) for before, after in pairwise(ids))
     return list(islice(missing, MISSING_MAX))
@@ -79,10 +79,10 @@ def missing_ids(journals: Sequence[JournalFile]) -> list[int]:
 def read_records(
     journal: JournalFile, start: int = 0, *, groups: bool = False
 ) -> Iterator[Record | Damage | End]:
-    """Yield what is in a journal file from the group at *start* on. Blocks.
+    """Yield the records of a journal file, from the group at offset *start* on. Blocks.
 
-    Damages stand where they were met; the End comes last. Group records are left out
-    unless *groups*.
+    Damages are yielded where they were found; the End comes last. Records of groups are
+    omitted unless *groups* is set.
     """
     try:
         for found in scan_journal(journal.file.path, start, journal.end):
@@ -94,7 +94,7 @@ def read_records(
 
 
 def kind_of(entry_id: int) -> str:
-    """What a record with this entry id is, in a word or two."""
+    """Return a word or two for the kind of a record with this entry id, such as "fence"."""
     return "entry" if entry_id >= 0 else _KINDS.get(entry_id, "unknown")
 
 

@@ -1,4 +1,4 @@
-"""What the files tell about ledgers: the table, the indexes, and the journal behind the mark."""
+"""The state of ledgers according to the files: table, indexes, and the journal after the mark."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from native.journal import (
 
 
 class LedgerFacts(msgspec.Struct):
-    """One ledger on this bookie; -1 stands for none.
+    """State of one ledger on this bookie; -1 stands for none.
 
-    *entries*, *size* (bytes) and *extents* count what entry logs hold, *unflushed*
-    the entries that only the journal has.
+    *entries*, *size* (bytes) and *extents* count what the entry logs hold; *unflushed*
+    counts entries that are in the journal only.
     """
 
     ledger_id: int
@@ -42,25 +42,25 @@ class LedgerFacts(msgspec.Struct):
     deleted: bool = False
     key: str = ""
     incarnation: int = 0
-    """0: not known"""
+    """0 if unknown"""
     first_log: int = 0
-    """what older logs hold of its id is of an earlier ledger"""
+    """entries with its id in older logs belong to an earlier ledger"""
 
 
-class Ledgers(msgspec.Struct):
-    """All ledgers by id, and the damages met on the way to them."""
+class LedgersOnDisk(msgspec.Struct):
+    """All ledgers by id, and the damages found while reading."""
 
     by_id: dict[int, LedgerFacts]
     damages: list[Damage]
 
     def of(self, ledger_id: int) -> LedgerFacts:
-        """The facts about a ledger; new ones when there are none yet."""
+        """Return the state of a ledger; creates an empty one if there is none yet."""
         return self.by_id.setdefault(ledger_id, LedgerFacts(ledger_id))
 
 
-def read_ledgers(journal_folder: Path, ledger_folder: Path) -> Ledgers:
-    """Gather what the files tell. Blocks: reads tables, indexes and the unflushed journal."""
-    ledgers = Ledgers({}, [])
+def read_ledgers(journal_folder: Path, ledger_folder: Path) -> LedgersOnDisk:
+    """Return all ledgers in the files. Blocks: reads table, indexes and the unflushed journal."""
+    ledgers = LedgersOnDisk({}, [])
     for record in read_table(ledger_folder):
         if isinstance(record, Damage):
             ledgers.damages.append(record)
@@ -87,7 +87,7 @@ def read_ledgers(journal_folder: Path, ledger_folder: Path) -> Ledgers:
 
 
 def read_table(ledger_folder: Path) -> Iterator[Record | Damage]:
-    """Yield the records of the ledger table that the mark names. Blocks."""
+    """Yield the records of the ledger table that the mark names, and its damages. Blocks."""
     mark = read_mark(ledger_folder)
     if mark is None:
         tables = list_files(ledger_folder, "table")
@@ -101,7 +101,7 @@ def read_table(ledger_folder: Path) -> Iterator[Record | Damage]:
 
 
 def read_unflushed(journal_folder: Path, ledger_folder: Path) -> Iterator[Record | Damage]:
-    """Yield the journal's records that are behind the mark. Blocks."""
+    """Yield the journal's records after the mark, and its damages. Blocks."""
     mark = read_mark(ledger_folder)
     for journal in list_journals(journal_folder):
         if mark is not None and journal.file.id < mark.journal_id:
@@ -112,7 +112,7 @@ def read_unflushed(journal_folder: Path, ledger_folder: Path) -> Iterator[Record
                 yield found
 
 
-def _apply(ledgers: Ledgers, record: Record) -> None:
+def _apply(ledgers: LedgersOnDisk, record: Record) -> None:
     facts = ledgers.of(record.ledger_id)
     if record.entry_id >= 0:
         facts.unflushed += 1
@@ -136,9 +136,9 @@ def _reach(facts: LedgerFacts, first: int, last: int) -> None:
 
 
 def _begun(record: Record, before: LedgerFacts) -> LedgerFacts:
-    """A ledger that begins; what was said of its id before is over."""
+    """Return the state of a ledger that begins here; earlier state of its id is void."""
     incarnation = int.from_bytes(record.body[16:24], "big")
     first_log = int.from_bytes(record.body[24:28], "big")
     if before.incarnation == incarnation:
-        return before  # the table tells of it again
+        return before  # this repeats the table's record
     return LedgerFacts(record.ledger_id, incarnation=incarnation, first_log=first_log)

@@ -1,8 +1,8 @@
-"""Entry logs and their indexes as found, up to where they are vouched for.
+"""Entry logs and their indexes as found on disk, up to the last checkpoint.
 
-A log that is closed is sound to its end. Of the open one only what lies before the mark
-is: behind it may be a flush under way, or one that a crash cut short, which is no
-damage. The same goes for a log that compaction is writing.
+A closed log must be sound to its end. The open log must be sound up to the mark only:
+after it there may be a flush in progress, or one that a crash interrupted, which is no
+damage. The same holds for a log that compaction is writing.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ class LogFile(msgspec.Struct, frozen=True):
 
     Attributes:
         file: id, path and size.
-        closed: nothing will be written to it any more.
-        log_end: bytes vouched for; 0 for all of them.
-        index_end: the same of its index.
-        damaged: its header is damaged.
+        closed: whether it is complete, so that nothing more will be written to it.
+        log_end: bytes covered by the checkpoint; 0 for all of them.
+        index_end: the same for its index.
+        damaged: whether its header is damaged.
     """
 
     file: DataFile
@@ -40,12 +40,12 @@ class LogFile(msgspec.Struct, frozen=True):
 
     @property
     def index_path(self) -> Path:
-        """Its index, whether it is there or not."""
+        """The path of its index; the file may be missing."""
         return self.file.path.with_suffix(".index")
 
 
 def list_logs(folder: Path) -> list[LogFile]:
-    """The entry logs of *folder*, oldest first. Blocks; reads one block of each."""
+    """Return the entry logs of *folder*, oldest first. Blocks; reads one block of each."""
     mark = read_mark(folder)
     found = []
     for file in list_files(folder, "log"):
@@ -55,7 +55,7 @@ def list_logs(folder: Path) -> list[LogFile]:
 
 
 def read_log(log: LogFile) -> Iterator[Record | Damage]:
-    """Yield the records of a log, its ledger map too, and the damages. Blocks."""
+    """Yield the records of a log, including its ledger map, and its damages. Blocks."""
     try:
         for found in scan_log(log.file.path, log.log_end):
             if isinstance(found, LogRecord):
@@ -67,7 +67,7 @@ def read_log(log: LogFile) -> Iterator[Record | Damage]:
 
 
 def read_index(log: LogFile, *, pages: bool = False) -> Iterator[Extent | Damage]:
-    """Yield the extents of a log's index, and its damage; with *pages* all of it. Blocks."""
+    """Yield the extents of a log's index and its damage; *pages* checks all pages too. Blocks."""
     try:
         for found in scan_index(log.index_path, pages=pages):
             if isinstance(found, Extent):
@@ -82,7 +82,7 @@ def read_index(log: LogFile, *, pages: bool = False) -> Iterator[Extent | Damage
 
 
 def kind_of(record: Record) -> str:
-    """What a record of a log is, in a word or two."""
+    """Return a word or two for the kind of a record in a log, such as "entry"."""
     if record.entry_id >= 0:
         return "entry"
     return "ledger map" if record.entry_id == MAP else "unknown"

@@ -1,4 +1,4 @@
-"""``quire compact``: the latest message of each key of a topic."""
+"""``quire compact``: keep the latest message of each key."""
 
 from __future__ import annotations
 
@@ -11,50 +11,47 @@ import click
 import msgspec
 import trio
 
-import ledger_client
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.outcome import advising, finish
 from ledger_client.commands.progress import show_part
-from ledger_client.commands.quantity import count, size
-from ledger_client.commands.spark_advice import advising
-from ledger_client.commands.topic.settings import name
-from ledger_client.compaction.job import Compaction
-from ledger_client.compaction.runner import LocalRunner, Runner
-from ledger_client.topics.client import TopicClient
+from ledger_client.commands.tables import count, size
+from ledger_client.jobs.compaction.job import Compaction, Runner
+from ledger_client.jobs.compaction.runner import LocalRunner
 
 MEMORY_MIB = 256
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for."""
+class CompactRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options and arguments of the command line."""
 
     name: str
     cluster: str
     null_keys: Literal["keep", "drop"] | None
     master: str | None
-    """None: without Spark"""
+    """`None`: without Spark"""
     memory: int
     dry_run: bool
 
 
 class Dropped(msgspec.Struct, frozen=True, kw_only=True):
-    """What --drop --json prints."""
+    """The output of `compact --drop --json`; *size* is payload bytes of one copy."""
 
     topic: str
     dropped: bool
-    """False: there was nothing"""
+    """False if there was nothing to drop"""
     ledgers: int = 0
     messages: int = 0
     size: int = 0
 
 
 @click.command()
-@name
+@options.topic
 @click.option(
     "--null-keys",
     type=click.Choice(["keep", "drop"]),
-    show_default="as the last time, at first drop",
-    help="What becomes of messages without a key.",
+    show_default="as last time; at first, drop",
+    help="Whether to keep messages without a key.",
 )
 @click.option(
     "--master",
@@ -63,18 +60,18 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     metavar="URL",
     help="Where Spark runs: local[N] within this process, or a Spark cluster.",
 )
-@click.option("--no-spark", is_flag=True, help="Do it in this process alone.")
+@click.option("--no-spark", is_flag=True, help="Run in this process instead of Spark.")
 @click.option(
     "--memory",
     type=click.IntRange(1, 1 << 20),
     default=MEMORY_MIB,
     show_default=True,
     metavar="MIB",
-    help="Of the table of keys, for each partition that is under way; more keys than fit are "
-    "taken in several passes.",
+    help="Memory for the table of keys, per partition being compacted; more keys than fit take "
+    "several passes.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be read.")
-@click.option("--drop", is_flag=True, help="Remove what compaction left, and keep nothing for it.")
+@click.option("--dry-run", is_flag=True, help="Only show how much would be read.")
+@click.option("--drop", is_flag=True, help="End compaction: remove the compacted messages.")
 @options.cluster
 @options.as_json
 def compact(
@@ -89,16 +86,18 @@ def compact(
     cluster: str,
     as_json: bool,
 ) -> None:
-    """Keep the latest message of each key of a topic, for `quire read --compacted`.
+    """Keep the latest message of each key of a topic.
 
-    Closed ledgers are compacted, together with what the last compaction left. Messages keep
-    their ids, timestamps, keys and headers. A message with an empty value removes its key. Of two
-    messages in different lanes the one with the later event time is the latest, in topics
-    ordered by it; in others the one that was published later. What is not compacted yet is
-    kept until it is, whatever the topic's retention says; --drop ends that. Readers see the
-    former result or the new one, also when this is interrupted.
+    `quire read --compacted` reads the result. Compacts all closed ledgers, together with the
+    result of the last compaction. Messages keep their ids, timestamps, keys and headers. A
+    message with an empty value removes its key. Across lanes, the latest message is the one
+    with the latest event time in topics ordered by it, and the one published last in others.
+
+    From the first compaction on, retention removes messages only after they were compacted;
+    --drop ends that. Readers see either the old result or the new one, even if this command is
+    interrupted.
     """
-    asked = Asked(
+    asked = CompactRequest(
         name=name,
         cluster=cluster,
         null_keys=null_keys,
@@ -121,27 +120,27 @@ def _print(result: Compaction | Dropped, line: str, *, as_json: bool) -> None:
     click.echo(msgspec.json.encode(result).decode() if as_json else line)
 
 
-async def _compact(asked: Asked) -> Compaction:
+async def _compact(asked: CompactRequest) -> Compaction:
     async with (
-        ledger_client.connect(asked.cluster) as client,
+        connect(asked.cluster) as client,
         _runner(client, asked) as runner,
     ):
-        with show_part() as tell:
-            return await client.compact_topic(
+        with show_part() as advance:
+            return await client.topics.compact(
                 asked.name,
                 null_keys=asked.null_keys,
                 runner=runner,
                 dry_run=asked.dry_run,
-                on_progress=tell,
+                on_progress=advance,
             )
 
 
 @asynccontextmanager
-async def _runner(client: TopicClient, asked: Asked) -> AsyncIterator[Runner]:
+async def _runner(client: Client, asked: CompactRequest) -> AsyncIterator[Runner]:
     if asked.master is None:
-        yield LocalRunner(client, memory_max=asked.memory)
+        yield LocalRunner(client._context, memory_max=asked.memory)
         return
-    from ledger_client.spark.compaction import spark_runner  # PySpark only for who uses it
+    from ledger_client.spark.compaction import spark_runner  # imports PySpark
 
     runner = spark_runner(asked.cluster, master=asked.master, memory_max=asked.memory)
     async with runner as made:
@@ -149,8 +148,8 @@ async def _runner(client: TopicClient, asked: Asked) -> AsyncIterator[Runner]:
 
 
 async def _drop(cluster: str, name: str) -> Dropped:
-    async with ledger_client.connect(cluster) as client:
-        found = await client.drop_compacted(name)
+    async with connect(cluster) as client:
+        found = await client.topics.drop_compacted(name)
     if found is None:
         return Dropped(topic=name, dropped=False)
     return Dropped(
@@ -167,7 +166,7 @@ def _told(done: Compaction, *, dry_run: bool) -> str:
     if not done.published:
         if dry_run and done.partitions:
             return f"would read {size(done.bytes_in)} of {count(done.partitions, 'partition')}"
-        return "nothing new to compact: no ledger was closed since the last time"
+        return "nothing to compact: no ledger was closed since the last time"
     assert report is not None
     kept = f"{count(report.messages_out, 'message')} of {report.messages_in:,} kept"
     parts = [

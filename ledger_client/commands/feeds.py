@@ -1,4 +1,4 @@
-"""Messages from a stream of bytes: lines, CSV with a header, or JSON lines.
+"""Input of ``quire produce``: messages from lines, CSV with a header, or JSON lines.
 
 form     value                                     key, event time
 -------  ----------------------------------------  ----------------------------------
@@ -6,29 +6,35 @@ lines    the line without its ending               none
 csv      the row as a JSON object, or one column   of a column
 json     the line as it is, or one field           of a field; "a.b" is field b of a
 
-A value, key or time that is missing or empty in CSV, missing or null in JSON, is null. What
-is no string becomes JSON. CSV is that of RFC 4180: quotes are doubled within quotes, which
-may hold line ends.
+A value, key or time is null if it is missing or empty in CSV, or missing or null in JSON.
+Anything but a string is stored as JSON. CSV follows RFC 4180: a quoted cell may contain line
+ends, and quotes within it are doubled.
 """
 
 from __future__ import annotations
 
 import csv
+import re
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple, Protocol
+from datetime import datetime
+from decimal import Decimal, InvalidOperation
+from typing import Any, Literal, NamedTuple, Protocol
 
 import msgspec
 
-from ledger_client.commands.errors import RecordCut, RecordUnreadable
-from ledger_client.commands.field_times import TimeUnit, parse_time
-from ledger_client.commands.records import Lines
+from ledger_client.commands.options import nanoseconds_of
+from ledger_client.commands.outcome import BadInput
+from ledger_client.commands.streams import Lines
 
 REMEDY = "cut it up"
-"""What to do about a line that is too large."""
+"""The advice for a line that is too large."""
 
 
 class Fields(NamedTuple):
-    """Which columns or fields make a message; None: the whole row, or nothing."""
+    """The columns or fields that make up a message.
+
+    Without *value*, the whole row is the value; without the others, messages have none.
+    """
 
     value: str | None = None
     key: str | None = None
@@ -37,39 +43,38 @@ class Fields(NamedTuple):
 
 
 class Messages(NamedTuple):
-    """Columns for send_many."""
+    """The columns to pass to send_many()."""
 
     values: list[bytes | None]
     keys: list[bytes | None] | None = None
     event_times: list[int | None] | None = None
 
     def size_from(self, first: int) -> int:
-        """Return the bytes of values and keys from the message *first* on."""
+        """Count the bytes of values and keys from message *first* on."""
         columns = (self.values, self.keys or [])
         return sum(sum(map(len, filter(None, column[first:]))) for column in columns)
 
 
 class Feed(Protocol):
-    """Takes bytes as they come, gives messages."""
+    """Turns a stream of bytes into messages."""
 
     def feed(self, data: bytes) -> Messages:
         """Return the messages that *data* completes.
 
         Raises:
-            RecordTooLarge: one has more than the limit's bytes.
-            RecordUnreadable: one is not what it should be.
+            BadInput: a message is too large, or not in the expected form.
         """
 
     def finish(self) -> Messages:
-        """Return what is left at the end of the stream.
+        """Return the rest at the end of the stream.
 
         Raises:
-            RecordCut: it is no whole message.
+            BadInput: the stream ends within a message.
         """
 
 
 class LineFeed:
-    """Each line is a value."""
+    """Makes each line a value, without its ending."""
 
     def __init__(self, size_max: int) -> None:
         self._lines = Lines(size_max, REMEDY)
@@ -84,9 +89,9 @@ class LineFeed:
 
 
 class RowFeed:
-    """Messages of rows, which have fields."""
+    """Makes each row of CSV or JSON a message."""
 
-    def __init__(self, fields: Fields, rows: Rows) -> None:
+    def __init__(self, fields: Fields, rows: InputRows) -> None:
         self._fields = fields
         self._rows = rows
 
@@ -95,10 +100,10 @@ class RowFeed:
         return self._messages(self._rows.feed(data))
 
     def finish(self) -> Messages:
-        """Return the last one if its line has no ending."""
+        """Return the last message if its line has no ending."""
         return self._messages(self._rows.finish())
 
-    def _messages(self, rows: Iterator[Row]) -> Messages:
+    def _messages(self, rows: Iterator[InputRow]) -> Messages:
         value, key, event_time, unit = self._fields
         values: list[bytes | None] = []
         keys: list[bytes | None] = []
@@ -112,31 +117,31 @@ class RowFeed:
         return Messages(values, keys if key else None, times if event_time else None)
 
 
-class Row(Protocol):
-    """One row, and the number of its first line."""
+class InputRow(Protocol):
+    """A row of the input, with the number of its first line."""
 
     line: int
 
     @property
     def text(self) -> bytes:
-        """The whole row as a value. Raises RecordUnreadable."""
+        """The whole row, as a value. Raises BadInput."""
 
     def take(self, field: str) -> Any:  # noqa: ANN401 - what JSON has
-        """Return a field, None if there is nothing. Raises RecordUnreadable."""
+        """Return a field, or `None` if the row lacks it. Raises BadInput."""
 
 
-class Rows(Protocol):
-    """Takes bytes as they come, gives rows; raises as Feed."""
+class InputRows(Protocol):
+    """Turns a stream of bytes into rows; raises as Feed."""
 
-    def feed(self, data: bytes) -> Iterator[Row]:
+    def feed(self, data: bytes) -> Iterator[InputRow]:
         """Yield the rows that *data* completes."""
 
-    def finish(self) -> Iterator[Row]:
-        """Yield what is left at the end of the stream."""
+    def finish(self) -> Iterator[InputRow]:
+        """Yield the rest at the end of the stream."""
 
 
 class JsonRow:
-    """A line of JSON, taken apart once: what is no object is no message."""
+    """A line with a JSON object, parsed when first needed."""
 
     def __init__(self, text: bytes, line: int) -> None:
         self.line = line
@@ -145,12 +150,12 @@ class JsonRow:
 
     @property
     def text(self) -> bytes:
-        """The line as it is. Raises RecordUnreadable."""
+        """The line unchanged. Raises BadInput if it is not an object."""
         self._parsed = self._parsed or self._parse()
         return self._text
 
     def take(self, field: str) -> Any:  # noqa: ANN401 - what JSON has
-        """Return a field; "a.b" is field b of a."""
+        """Return a field; "a.b" names field b of a."""
         found = self._parsed = self._parsed or self._parse()
         for name in field.split("."):
             found = found.get(name) if isinstance(found, dict) else None
@@ -160,14 +165,14 @@ class JsonRow:
         try:
             parsed = msgspec.json.decode(self._text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-            raise RecordUnreadable(f"line {self.line} is no JSON: {wrong}") from wrong
+            raise BadInput(f"line {self.line} is not JSON: {wrong}") from wrong
         if not isinstance(parsed, dict):
-            raise RecordUnreadable(f"line {self.line} is no JSON object")
+            raise BadInput(f"line {self.line} is not a JSON object")
         return parsed
 
 
 class JsonRows:
-    """JSON lines; empty lines are passed over."""
+    """JSON lines; empty lines are skipped."""
 
     def __init__(self, size_max: int) -> None:
         self._lines = Lines(size_max, REMEDY)
@@ -189,7 +194,7 @@ class JsonRows:
 
 
 class CsvRow:
-    """A row of CSV, by the names of the header."""
+    """A row of CSV, with columns named by the header."""
 
     def __init__(self, names: list[str], cells: list[str], line: int) -> None:
         self._cells = dict(zip(names, cells, strict=True))
@@ -201,12 +206,12 @@ class CsvRow:
         return msgspec.json.encode(self._cells)
 
     def take(self, field: str) -> str | None:
-        """Return a column, None if it is empty."""
+        """Return a column, or `None` if it is empty."""
         return self._cells[field] or None
 
 
 class CsvRows:
-    """CSV; the first row has the names of the columns, which must hold *needed*."""
+    """CSV whose first row names the columns; these must include *needed*."""
 
     def __init__(self, size_max: int, delimiter: str, needed: Sequence[str]) -> None:
         self._lines = Lines(size_max, REMEDY)
@@ -226,7 +231,7 @@ class CsvRows:
         """Yield the last row if it has no ending."""
         yield from self._rows(self._lines.finish())
         if self._begun:
-            raise RecordCut(f"the input ends within the quotes that line {self._first} opens")
+            raise BadInput(f"the input ends within the quotes opened in line {self._first}")
 
     def _rows(self, lines: Sequence[bytes]) -> Iterator[CsvRow]:
         for line in lines:
@@ -234,25 +239,25 @@ class CsvRows:
             if not self._begun:
                 self._first = self._line
             self._begun += line
-            if self._begun.count(b'"') % 2 == 0:  # else a line end within quotes
+            if self._begun.count(b'"') % 2 == 0:  # otherwise the line ends within quotes
                 record, self._begun = self._begun, b""
                 yield from self._row(record)
             elif len(self._begun) > self._size_max:
-                raise RecordUnreadable(f"the quotes that line {self._first} opens do not end")
+                raise BadInput(f"the quotes opened in line {self._first} do not end")
 
     def _row(self, record: bytes) -> Iterator[CsvRow]:
         try:
             text = record.decode("utf-8-sig" if self._names is None else "utf-8")
             found = list(csv.reader([text], delimiter=self._delimiter, strict=True))
         except (UnicodeDecodeError, csv.Error) as wrong:
-            raise RecordUnreadable(f"line {self._first} is no CSV: {wrong}") from wrong
+            raise BadInput(f"line {self._first} is not CSV: {wrong}") from wrong
         cells = found[0] if found else []
         if not cells:  # an empty line
             return
         if self._names is None:
             self._take_header(cells)
         elif len(cells) != len(self._names):
-            raise RecordUnreadable(
+            raise BadInput(
                 f"line {self._first} has {len(cells)} columns, the header {len(self._names)}"
             )
         else:
@@ -261,11 +266,9 @@ class CsvRows:
     def _take_header(self, names: list[str]) -> None:
         missing = [name for name in self._needed if name not in names]
         if missing:
-            raise RecordUnreadable(
-                f"there is no column {missing[0]!r}; the header has {', '.join(names)}"
-            )
+            raise BadInput(f"there is no column {missing[0]!r}; the header has {', '.join(names)}")
         if len(set(names)) < len(names):
-            raise RecordUnreadable("two columns have the same name")
+            raise BadInput("two columns have the same name")
         self._names = names
 
 
@@ -279,11 +282,49 @@ def _bytes_of(field: Any) -> bytes | None:  # noqa: ANN401
     return field.encode() if isinstance(field, str) else msgspec.json.encode(field)
 
 
-def _time_of(row: Row, field: str, unit: TimeUnit) -> int | None:
+def _time_of(row: InputRow, field: str, unit: TimeUnit) -> int | None:
     found = row.take(field)
     if found is None:
         return None
     try:
         return parse_time(found, unit)
     except ValueError as wrong:
-        raise RecordUnreadable(f"line {row.line}: {field}: {wrong}") from wrong
+        raise BadInput(f"line {row.line}: {field}: {wrong}") from wrong
+
+
+# --- Event times ------------------------------------------------------------------------
+
+
+TimeUnit = Literal["ns", "us", "ms", "s"]
+UNITS_NS: dict[TimeUnit, int] = {"ns": 1, "us": 10**3, "ms": 10**6, "s": 10**9}
+TIME_MAX = (1 << 63) - 1
+_FRACTION = re.compile(r"(.*\d\d:\d\d:\d\d)[.,](\d{1,9})(.*)")
+
+
+def parse_time(field: object, unit: TimeUnit) -> int:
+    """Parse a date, or a number of *unit*, as nanoseconds since 1970, exactly.
+
+    Raises:
+        ValueError: it is not a time, or exceeds 64 bits.
+    """
+    if isinstance(field, bool) or not isinstance(field, int | float | str):
+        raise ValueError(f"{field!r} is not a time")  # noqa: TRY004 - of data, not of a call
+    try:
+        at_ns = int(Decimal(str(field)) * UNITS_NS[unit])
+    except (InvalidOperation, ValueError, OverflowError):
+        at_ns = _parse_date(str(field).strip())
+    if not -TIME_MAX <= at_ns <= TIME_MAX:
+        raise ValueError(f"{field!r} does not fit 64 bits of nanoseconds")
+    return at_ns
+
+
+def _parse_date(text: str) -> int:
+    found = _FRACTION.fullmatch(text)
+    fraction_ns = 0
+    if found is not None:  # datetime has no nanoseconds
+        text, fraction_ns = found[1] + found[3], int(found[2].ljust(9, "0"))
+    try:
+        return nanoseconds_of(datetime.fromisoformat(text)) + fraction_ns
+    except (ValueError, OverflowError):
+        forms = "write 2024-05-01T12:00:00Z, or a number"
+        raise ValueError(f"{text!r} is not a time; {forms}") from None

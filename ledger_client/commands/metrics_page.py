@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
 from wsgiref.simple_server import WSGIServer
 
 import click
 import trio
 
-from ledger_client import Client
-from ledger_client.commands.errors import CommandFailed
+from ledger_client.commands.outcome import CommandFailed
+
+if TYPE_CHECKING:
+    from prometheus_client.registry import Collector
 
 HOST = "127.0.0.1"
 
@@ -19,15 +22,16 @@ metrics_port = click.option(
     type=click.IntRange(-1, 65535),
     default=0,
     show_default=True,
-    help="Port of /metrics while it runs, here on 127.0.0.1. 0: none, -1: any free one.",
+    help="Serve /metrics on this port of 127.0.0.1 meanwhile; -1 picks a free one, 0 none.",
 )
 
 
 @asynccontextmanager
-async def metrics_page(client: Client, port: int) -> AsyncIterator[None]:
-    """Serve what *client* counts for the block; 0: nowhere, -1: at a port that is told on stderr.
+async def metrics_page(metrics: Callable[[], Collector], port: int) -> AsyncIterator[None]:
+    """Serve the text that *metrics* returns, for the length of the block.
 
-    A thread answers, so that a scrape waits for nothing that the client does.
+    Port 0 serves nothing, and -1 a free port, which is printed on standard error.
+    A thread answers, so that scrapes never wait for the client.
 
     Raises:
         CommandFailed: the port is taken.
@@ -35,10 +39,10 @@ async def metrics_page(client: Client, port: int) -> AsyncIterator[None]:
     if not port:
         yield
         return
-    from prometheus_client import CollectorRegistry, start_http_server  # seldom wanted
+    from prometheus_client import CollectorRegistry, start_http_server  # rarely needed
 
     registry = CollectorRegistry()
-    registry.register(client.metrics)
+    registry.register(metrics())
     try:
         server, _ = start_http_server(max(port, 0), HOST, registry)
     except OSError as cause:
@@ -53,6 +57,6 @@ async def metrics_page(client: Client, port: int) -> AsyncIterator[None]:
 
 
 def _stop(server: WSGIServer) -> None:
-    """Takes up to half a second."""
+    """Stop the server; blocks for up to half a second."""
     server.shutdown()
     server.server_close()

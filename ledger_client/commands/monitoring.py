@@ -1,4 +1,4 @@
-"""``quire monitoring``: dashboards, alert rules and a scrape configuration for one cluster."""
+"""``quire monitoring``: write configuration for Prometheus and Grafana."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import click
 import msgspec
 import trio
 
-import ledger_client
+from ledger_client.client import connect
 from ledger_client.commands import options
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.outcome import finish
 from metadata.records import BookieRecord
 
 PACKAGE = "grafana"
@@ -25,8 +25,8 @@ PROMETHEUS = "http://127.0.0.1:9090"
 TARGETS = "targets/bookies.json"
 
 
-class Target(msgspec.Struct, frozen=True):
-    """Pages to scrape, as Prometheus reads them from a file."""
+class ScrapeTarget(msgspec.Struct, frozen=True):
+    """Pages to scrape, in the form of Prometheus's file-based service discovery."""
 
     targets: list[str]
     labels: dict[str, str] = {}
@@ -40,22 +40,22 @@ class Target(msgspec.Struct, frozen=True):
     type=click.Path(path_type=Path, dir_okay=False),
     multiple=True,
     metavar="FILE",
-    help="Scrape the bookies that FILE names, now and when it changes, as DIR/targets.json of "
-    "`bookie standalone`; the cluster is not asked.",
+    help="Scrape the bookies listed in FILE, which Prometheus watches, such as DIR/targets.json "
+    "of `bookie standalone`. The cluster is not asked then.",
 )
 @click.option(
     "--client",
     "clients",
     multiple=True,
     metavar="HOST:PORT",
-    help="Scrape this, too: where a command or program serves a client's metrics.",
+    help="Also scrape the metrics of a client here. May be repeated.",
 )
 @click.option(
     "--prometheus",
     default=PROMETHEUS,
     show_default=True,
     metavar="URL",
-    help="Where Grafana will find Prometheus.",
+    help="Address of Prometheus, for Grafana.",
 )
 @options.cluster
 def monitoring(
@@ -66,12 +66,13 @@ def monitoring(
     prometheus: str,
     cluster: str,
 ) -> None:
-    """Write to DIR what Prometheus and Grafana need to watch the cluster.
+    """Write configuration for Prometheus and Grafana to DIR.
 
-    The bookies are those that are registered now; call it again when others come. What was
-    changed in DIR by hand is written over, targets/clients.json only with --client.
+    It contains dashboards, alerts and scrape targets. Targets are the bookies registered now;
+    run it again after adding some. Files in DIR are overwritten, except for
+    targets/clients.json, which only --client replaces.
 
-    Prints how to start the two.
+    Prints the commands that start both programs.
     """
     trio.run(finish, partial(_write, folder.absolute(), files, clients, prometheus, cluster))
 
@@ -81,20 +82,20 @@ async def _write(
 ) -> None:
     bookies: list[BookieRecord] = []
     if not files:
-        async with ledger_client.connect(cluster) as client:
-            bookies = await client.list_bookies()
+        async with connect(cluster) as client:
+            bookies = await client.cluster.bookies()
     _copy_all(folder, {FOLDER_MARK: str(folder), PROMETHEUS: prometheus, **_scraped(files)})
     (folder / "targets").mkdir(exist_ok=True)
     if not files:
         _put_targets(folder / TARGETS, map(_target, filter(_has_page, bookies)))
     known = folder / "targets" / "clients.json"
     if clients or not known.exists():
-        _put_targets(known, [Target([client]) for client in clients])
-    _tell(folder, [bookie.bookie_id for bookie in bookies if not _has_page(bookie)])
+        _put_targets(known, [ScrapeTarget([client]) for client in clients])
+    _show(folder, [bookie.bookie_id for bookie in bookies if not _has_page(bookie)])
 
 
 def _copy_all(folder: Path, replaced: dict[str, str]) -> None:
-    """Write our files to *folder*, with these words in them replaced."""
+    """Copy the packaged files to *folder*, replacing these words in them."""
     source = resources.files(PACKAGE)
     for name in FILES:
         _copy(source / name, folder / name, replaced)
@@ -113,7 +114,7 @@ def _copy(source: Traversable, target: Path, replaced: dict[str, str]) -> None:
 
 
 def _scraped(files: Sequence[Path]) -> dict[str, str]:
-    """Return what is to stand in prometheus.yml for the file of targets."""
+    """Return the replacement for the file of targets in prometheus.yml."""
     if not files:
         return {}
     names = [msgspec.json.encode(os.fspath(file.absolute())).decode() for file in files]
@@ -124,19 +125,19 @@ def _has_page(bookie: BookieRecord) -> bool:
     return bool(bookie.metrics_port)
 
 
-def _target(bookie: BookieRecord) -> Target:
+def _target(bookie: BookieRecord) -> ScrapeTarget:
     host = bookie.address.rpartition(":")[0]
-    return Target([f"{host}:{bookie.metrics_port}"], {"bookie": bookie.bookie_id})
+    return ScrapeTarget([f"{host}:{bookie.metrics_port}"], {"bookie": bookie.bookie_id})
 
 
-def _put_targets(path: Path, targets: Iterable[Target]) -> None:
+def _put_targets(path: Path, targets: Iterable[ScrapeTarget]) -> None:
     path.write_bytes(msgspec.json.format(msgspec.json.encode(list(targets))) + b"\n")
 
 
-def _tell(folder: Path, pageless: Sequence[str]) -> None:
+def _show(folder: Path, pageless: Sequence[str]) -> None:
     if pageless:
         names = ", ".join(pageless)
-        told = f"quire: not scraped, as they serve no metrics: {names}; set their metrics_port"
+        told = f"quire: not scraped, as they serve no metrics: {names} (set metrics_port)"
         click.echo(told, err=True)
     click.echo(
         f"prometheus --config.file={folder}/prometheus.yml "

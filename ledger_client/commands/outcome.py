@@ -6,50 +6,60 @@
     3  the cluster cannot be reached
   130  interrupted
 
-A reader that closed its end of our output wants no more, which is no failure.
-A bug is none of these: it keeps its traceback.
+If the reader of our output goes away (`| head`), the command ends with 0. A bug keeps its
+traceback.
+
+CommandFailed          the command cannot go on; the message gives the reason and a remedy
+└── BadInput           its input is not in the form it expects
+Interrupted            Ctrl-C or SIGTERM arrived; the command has tidied up
 """
 
 from __future__ import annotations
 
 import enum
 import os
+import signal
 import sys
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeVar
 
 import click
+import trio
 
-from ledger_client.commands.errors import CommandFailed, Interrupted, first_of
 from ledger_client.errors import (
     AckQuorumLost,
+    BadTopic,
+    Gap,
     InvalidAddress,
     LedgerError,
     MetadataUnavailable,
     NoSuchLedger,
     NotEnoughBookies,
     ReplicasUnavailable,
+    SparkMissing,
+    TopicExists,
     WrongPassword,
 )
-from ledger_client.topics.errors import BadTopic, Gap, TopicExists
 from metadata import errors as metadata_errors
 
 _START_ONE = "start one with `bookie standalone --data DIR` or name the cluster with --cluster"
-# What to do next, where the message itself does not say.
+# The next step, for errors whose own message does not name it.
 ADVICE: dict[type[BaseException], str] = {
     MetadataUnavailable: _START_ONE,
     metadata_errors.MetadataUnavailable: _START_ONE,
     NoSuchLedger: "`quire ledger list` shows those that exist",
-    WrongPassword: "give the one it was created with by --password or QUIRE_PASSWORD",
-    NotEnoughBookies: "start more bookies, or ask for fewer: --ensemble, of topics --replication",
+    WrongPassword: "pass the one it was created with by --password or QUIRE_PASSWORD",
+    NotEnoughBookies: "start more bookies, or ask for fewer: --ensemble, for topics --replication",
     TopicExists: "`quire topic describe` shows it",
     Gap: "`quire read --skip-gaps` goes on with what is left",
     AckQuorumLost: "what was acknowledged stays readable; write the rest to a new ledger",
-    ReplicasUnavailable: "start the bookies that are named",
+    ReplicasUnavailable: "start the bookies named here",
 }
 
 
 class Exit(enum.IntEnum):
-    """Exit codes."""
+    """Exit codes of all commands; scripts may rely on them."""
 
     DONE = 0
     FAILED = 1
@@ -73,8 +83,8 @@ def conclude(command: click.Command, arguments: Sequence[str]) -> int:
     _fill_streams()
     try:
         _invoke(command, arguments)
-    # An error in a nursery comes as a group: this takes it apart, and lets through
-    # what is not named here.
+    # Errors from nurseries come in groups; except* takes these apart and lets any
+    # unexpected error through.
     except* (
         click.ClickException,
         LedgerError,
@@ -83,15 +93,15 @@ def conclude(command: click.Command, arguments: Sequence[str]) -> int:
         CommandFailed,
     ) as group:
         code = _report(first_of(group))
-    except* (KeyboardInterrupt, Interrupted, click.Abort):  # Abort: a question, answered no
+    except* (KeyboardInterrupt, Interrupted, click.Abort):  # Abort: a question answered "no"
         code = Exit.INTERRUPTED
     return code
 
 
 def _fill_streams() -> None:
-    """Lead standard streams that were closed by whoever started us to nowhere.
+    """Open /dev/null for standard streams that are closed.
 
-    Else the next file or socket takes their number, and what is printed goes into it.
+    Otherwise the next file or socket gets their descriptor, and output goes into it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -109,7 +119,7 @@ def _invoke(command: click.Command, arguments: Sequence[str]) -> None:
 
 def _report(error: BaseException) -> Exit:
     if isinstance(error, BrokenPipeError):
-        # What is left in the buffer has no reader: keep the exit from trying again.
+        # Keep the interpreter from flushing what is left in the buffer when it exits.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return Exit.DONE
     if isinstance(error, click.ClickException):
@@ -122,7 +132,7 @@ def _report_usage(error: click.ClickException) -> Exit:
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "quire"
     message = error.format_message()
-    if "\n" in message:  # a group without a command: the message is its help
+    if "\n" in message:  # a group without a command: its help is the message
         click.echo(message, err=True)
     else:
         click.echo(f"quire: {message} (`{path} --help` shows what there is)", err=True)
@@ -137,6 +147,97 @@ def _one_line(error: BaseException) -> str:
 
 
 def _text(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:  # without its number
+    if isinstance(error, OSError) and error.strerror:  # leaves out the errno
         return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
     return str(error) or type(error).__name__
+
+
+# --- Errors -----------------------------------------------------------------------------
+
+
+class CommandFailed(Exception):
+    """The command cannot go on. The message gives the reason and, if known, a remedy."""
+
+
+class BadInput(CommandFailed):
+    """The input of the command is not in the form it expects; the message names the line.
+
+    Lines shortly before it may have been dropped too.
+    """
+
+
+class Interrupted(Exception):
+    """Ctrl-C or SIGTERM arrived. The command has tidied up and reported what it did."""
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return *error*, or the first error in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+# --- Interruption -----------------------------------------------------------------------
+
+
+T = TypeVar("T")
+
+
+async def interrupted(work: Callable[[], Awaitable[None]]) -> bool:
+    """Run *work*, and cancel it on SIGINT, SIGTERM or SIGHUP.
+
+    Only the first signal is handled: afterwards, Ctrl-C raises KeyboardInterrupt again.
+
+    Returns:
+        True if a signal cut the work short.
+    """
+    came = False
+
+    async def watch() -> None:
+        nonlocal came
+        async for _ in signals:
+            came = True
+            nursery.cancel_scope.cancel()
+            return
+
+    with trio.open_signal_receiver(*_signals()) as signals:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(watch)
+            await work()
+            nursery.cancel_scope.cancel()
+    return came
+
+
+async def finish(work: Callable[[], Awaitable[T]]) -> T:
+    """Run *work* and return its result.
+
+    Raises:
+        Interrupted: a signal cut it short.
+    """
+    results: list[T] = []
+
+    async def keep_result() -> None:
+        results.append(await work())
+
+    if await interrupted(keep_result):
+        raise Interrupted
+    return results[0]
+
+
+def _signals() -> list[signal.Signals]:
+    """Return the signals that end a command; under nohup, SIGHUP is none of them."""
+    hangup = [] if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN else [signal.SIGHUP]
+    return [signal.SIGINT, signal.SIGTERM, *hangup]
+
+
+# --- A machine without Spark ------------------------------------------------------------
+
+
+@contextmanager
+def advising(way_around: str = "run it without Spark: --no-spark") -> Iterator[None]:
+    """Add *way_around* to an error in the block about missing Spark or Java."""
+    try:
+        yield
+    except* SparkMissing as missing:
+        first_of(missing).add_note(f"or {way_around}")
+        raise

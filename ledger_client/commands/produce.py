@@ -1,9 +1,9 @@
-"""``quire produce``: a file or standard input becomes the messages of a topic.
+"""``quire produce``: send a file or standard input to a topic.
 
 source ──thread──► feed ──► messages ──► send_many
 one task                    a few        another task
 
-Ctrl-C ends the reading: what was read is sent, and told, before the command ends.
+After Ctrl-C nothing more is read, but what was read is still sent and counted.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ import click
 import msgspec
 import trio
 
-import ledger_client
+from ledger_client.client import connect
 from ledger_client.commands import options
-from ledger_client.commands.errors import CommandFailed, Interrupted, first_of
 from ledger_client.commands.feeds import (
+    UNITS_NS,
     CsvRows,
     Feed,
     Fields,
@@ -30,29 +30,28 @@ from ledger_client.commands.feeds import (
     LineFeed,
     Messages,
     RowFeed,
+    TimeUnit,
 )
-from ledger_client.commands.field_times import UNITS_NS, TimeUnit
-from ledger_client.commands.interruption import interrupted
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
+from ledger_client.commands.outcome import CommandFailed, Interrupted, first_of, interrupted
 from ledger_client.commands.progress import show_progress
-from ledger_client.commands.pump import chunks
-from ledger_client.commands.quantity import count
-from ledger_client.errors import LedgerError
-from ledger_client.topics.errors import TopicExists
+from ledger_client.commands.streams import chunks
+from ledger_client.commands.tables import count
+from ledger_client.errors import LedgerError, TopicExists
+from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
 from ledger_client.topics.producing.producer import Producer
-from ledger_client.topics.producing.producer_options import ACCESSES, Access
-from ledger_client.writer import PAYLOAD_SIZE_MAX
+from ledger_client.topics.producing.producer_options import Access, ProducerOptions
 
 Form = Literal["lines", "csv", "json"]
 FORMS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
 AHEAD = 2
-"""Pieces that are read while one is sent."""
+"""Chunks to read ahead while one is sent."""
 GRACE_S = 5.0
-"""For what was read before an interruption."""
+"""Time after an interruption to send what was already read."""
 
 
 class Produced(msgspec.Struct):
-    """What was sent; *bytes* are those of values and keys, *duplicates* were kept already."""
+    """The messages sent. *bytes* counts values and keys; *duplicates* were stored already."""
 
     topic: str
     messages: int = 0
@@ -61,8 +60,8 @@ class Produced(msgspec.Struct):
     complete: bool = False
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for."""
+class ProduceRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options and arguments of the command line."""
 
     cluster: str
     topic: str
@@ -85,31 +84,38 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     "form",
     type=click.Choice(["lines", "csv", "json"]),
     show_default="by the file's name, else lines",
-    help="json: an object on each line.",
+    help="Form of the input; json means one object per line.",
 )
-@click.option("--value", metavar="FIELD", show_default="the whole row", help="Column or field.")
-@click.option("--key", metavar="FIELD", help="Column or field; a key decides the partition.")
-@click.option("--event-time", metavar="FIELD", help="Column or field: a number or a date.")
+@click.option(
+    "--value",
+    metavar="FIELD",
+    show_default="the whole row",
+    help="Column or field with the value.",
+)
+@click.option("--key", metavar="FIELD", help="Column or field with the key.")
+@click.option(
+    "--event-time", metavar="FIELD", help="Column or field with the event time: a number or date."
+)
 @click.option(
     "--time-unit",
     type=click.Choice(list(UNITS_NS)),
     default="ns",
     show_default=True,
-    help="Of event times that are numbers, since 1970.",
+    help="Unit of event times that are numbers, counted from 1970.",
 )
-@click.option("--delimiter", default=",", show_default=True, metavar="CHAR", help="Of CSV.")
-@click.option("--create", is_flag=True, help="Make the topic if there is none.")
-@click.option("--partition", type=int, metavar="INDEX", help="Write to this one alone.")
 @click.option(
-    "--lane", "lane_name", default="", metavar="NAME", help="Write the lane of this name."
+    "--delimiter", default=",", show_default=True, metavar="CHAR", help="Separator of CSV columns."
 )
-@click.option("--access", type=click.Choice(ACCESSES), help="Who else may write.")
-@click.option("--compression", type=click.Choice(["none", "zstd", "lz4"]), help="Of batches.")
-@click.option("--name", "producer_name", default="", metavar="TEXT", help="The producer's name.")
+@click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
+@options.field_option(ProducerOptions, "partition", "--partition", metavar="INDEX")
+@options.field_option(ProducerOptions, "lane_name", "--lane", "lane_name", metavar="NAME")
+@options.field_option(ProducerOptions, "access", "--access")
+@options.field_option(ProducerOptions, "compression", "--compression")
+@options.field_option(ProducerOptions, "producer_name", "--name", "producer_name", metavar="TEXT")
 @click.option(
     "--resume",
     is_flag=True,
-    help="FILE is the same as before, from its beginning: send what is not kept. With --name.",
+    help="Send the same FILE again, skipping messages stored already. Needs --name.",
 )
 @metrics_port
 @options.cluster
@@ -125,14 +131,14 @@ def produce(
     delimiter: str,
     **asked: object,
 ) -> None:
-    """Send FILE, or standard input, to TOPIC as messages.
+    """Send FILE, or standard input, to TOPIC.
 
-    Each line is a message; of CSV each row, as a JSON object, or the column --value. How many
-    messages are durable is told at the end, also of Ctrl-C.
+    Each line becomes a message; of CSV each row does, as a JSON object or just its column
+    --value. At the end, even after Ctrl-C, the number of durable messages is reported.
     """
-    order = msgspec.convert(asked, Order)
+    order = msgspec.convert(asked, ProduceRequest)
     if order.resume and not order.producer_name:
-        raise click.UsageError("--resume needs the --name of the producer that was there before")
+        raise click.UsageError("--resume needs the --name of the producer that sent FILE before")
     fields = Fields(value, key, event_time, time_unit)
     feed = _feed(form or _form_of(file), fields, delimiter)
     source = sys.stdin.fileno() if file == "-" else os.open(file, os.O_RDONLY)
@@ -147,27 +153,31 @@ def _feed(form: Form, fields: Fields, delimiter: str) -> Feed:
     needed = [field for field in fields[:3] if field is not None]
     if form == "lines":
         if needed:
-            raise click.UsageError("lines have no fields; choose --format csv or json")
+            raise click.UsageError("lines have no fields; use --format csv or json")
         return LineFeed(PAYLOAD_SIZE_MAX)
     if form == "json":
         return RowFeed(fields, JsonRows(PAYLOAD_SIZE_MAX))
     if len(delimiter) != 1:
-        raise click.UsageError(f"--delimiter is one character, not {delimiter!r}")
+        raise click.UsageError(f"--delimiter must be one character, not {delimiter!r}")
     return RowFeed(fields, CsvRows(PAYLOAD_SIZE_MAX, delimiter, needed))
 
 
-async def _produce(source: int, feed: Feed, order: Order) -> None:
+async def _produce(source: int, feed: Feed, order: ProduceRequest) -> None:
     done = Produced(order.topic)
     async with (
-        ledger_client.connect(order.cluster) as client,
-        metrics_page(client, order.metrics_port),
+        connect(order.cluster) as client,
+        metrics_page(lambda: client.metrics, order.metrics_port),
     ):
         if order.create:
             with suppress(TopicExists):
-                await client.create_topic(order.topic)
+                await client.topics.create(order.topic)
         partition = order.partition
-        if order.resume and partition is None and (await client.topic(order.topic)).partitions == 1:
-            partition = 0  # numbers count there, also when partitions are added meanwhile
+        if (
+            order.resume
+            and partition is None
+            and (await client.topics.info(order.topic)).partitions == 1
+        ):
+            partition = 0  # sequence numbers count there, even if partitions are added meanwhile
         async with client.producer(
             order.topic,
             producer_name=order.producer_name,
@@ -181,13 +191,13 @@ async def _produce(source: int, feed: Feed, order: Order) -> None:
             except* (LedgerError, CommandFailed) as failed:
                 first_of(failed).add_note(f"{count(done.messages, 'message')} acknowledged")
                 raise
-    _tell(done, as_json=order.as_json)
+    _show(done, as_json=order.as_json)
     if not done.complete:
         raise Interrupted
 
 
 class Transfer:
-    """From the descriptor *source* to the topic; *done* counts what is acknowledged."""
+    """Sends the descriptor *source* to the topic; *done* counts what is acknowledged."""
 
     def __init__(
         self, source: int, feed: Feed, producer: Producer, resume: bool, done: Produced
@@ -199,9 +209,9 @@ class Transfer:
         self._done = done
 
     async def run(self) -> bool:
-        """Return when all is acknowledged, or what was read before an interruption is.
+        """Return True once everything is acknowledged.
 
-        Returns whether it was not interrupted.
+        After an interruption, return False once what was read by then is acknowledged.
         """
         pieces, taken = trio.open_memory_channel[tuple[int, Messages]](AHEAD)
         with show_progress(self._source) as advance:
@@ -238,12 +248,12 @@ class Transfer:
         self._done.bytes += messages.size_from(duplicates)
 
 
-def _tell(done: Produced, *, as_json: bool) -> None:
+def _show(done: Produced, *, as_json: bool) -> None:
     if as_json:
         click.echo(msgspec.json.encode(done).decode())
         return
     begin = "" if done.complete else "interrupted; "
-    known = f", {done.duplicates:,} were kept already" if done.duplicates else ""
+    known = f", {done.duplicates:,} were stored already" if done.duplicates else ""
     click.echo(
         f"{begin}{count(done.messages, 'message')}, {done.bytes:,} bytes acknowledged in "
         f"{done.topic}{known}",

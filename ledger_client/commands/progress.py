@@ -1,4 +1,7 @@
-"""Progress bars on standard error, where somebody sits who can see them."""
+"""Progress bars on standard error, if it is a terminal.
+
+Each function yields the callback that moves its bar.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,7 @@ from rich.console import Console
 
 @contextmanager
 def show_progress(source: int) -> Iterator[Callable[[int], None]]:
-    """Show how many bytes of the file descriptor *source* were taken; yield who counts them.
-
-    Of a pipe only what was taken is known, of a file also what is left.
-    """
+    """Show the bytes read from the descriptor *source*; of a file, also the time left."""
     columns = (
         progress.DownloadColumn(),
         progress.TransferSpeedColumn(),
@@ -31,7 +31,7 @@ def show_progress(source: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def show_entries(total: int) -> Iterator[Callable[[int], None]]:
-    """Show how many of *total* entries are done; yield who counts them."""
+    """Show how many of *total* entries are done; the callback takes their number."""
     with _bar(progress.MofNCompleteColumn(), progress.TimeRemainingColumn()) as bar:
         task = bar.add_task("", total=total)
         yield lambda count: bar.advance(task, count)
@@ -39,21 +39,21 @@ def show_entries(total: int) -> Iterator[Callable[[int], None]]:
 
 @contextmanager
 def show_messages() -> Iterator[Callable[[int, int, int], None]]:
-    """Show how far messages are; yield who is told messages, entries, and entries in all."""
+    """Show a count of messages; the callback takes messages, entries, and entries in total."""
     text = progress.TextColumn("{task.fields[messages]:,} messages", markup=False)
     columns = (progress.TaskProgressColumn(), progress.TimeRemainingColumn(), text)
     with _bar(*columns) as bar:
         task = bar.add_task("", total=None, messages=0)
 
-        def tell(messages: int, entries: int, entries_total: int) -> None:
+        def update(messages: int, entries: int, entries_total: int) -> None:
             bar.update(task, completed=entries, total=entries_total, messages=messages)
 
-        yield tell
+        yield update
 
 
 @contextmanager
 def show_part() -> Iterator[Callable[[float], None]]:
-    """Show which part of a work is done; yield who is told, 0 to 1."""
+    """Show which part of a job is done; the callback takes a fraction, 0 to 1."""
     with _bar(progress.TaskProgressColumn(), progress.TimeElapsedColumn()) as bar:
         task = bar.add_task("", total=1.0)
         yield lambda part: bar.update(task, completed=part)
@@ -61,7 +61,7 @@ def show_part() -> Iterator[Callable[[float], None]]:
 
 @contextmanager
 def show_ledgers() -> Iterator[Callable[[int], None]]:
-    """Show how many ledgers were seen, of nobody knows how many; yield who counts them."""
+    """Show how many ledgers were seen, of an unknown total; the callback takes their number."""
     text = progress.TextColumn("{task.completed:,} ledgers", markup=False)
     with _bar(progress.TimeElapsedColumn(), text) as bar:
         task = bar.add_task("", total=None)
@@ -69,24 +69,24 @@ def show_ledgers() -> Iterator[Callable[[int], None]]:
 
 
 class SizeBar:
-    """A bar of bytes whose total and text change on the way."""
+    """A bar of bytes whose total and text may change."""
 
     def __init__(self, bar: progress.Progress) -> None:
         self._bar = bar
         self._task = bar.add_task("", total=None)
 
     def advance(self, size: int) -> None:
-        """*size* more bytes are done."""
+        """Count *size* more bytes as done."""
         self._bar.advance(self._task, size)
 
     def show(self, text: str, *, total: int, done: int | None = None) -> None:
-        """Say what is under way, how much there is, and how much of it is done."""
+        """Set the text and total, and how much is done."""
         self._bar.update(self._task, description=text, total=total, completed=done)
 
 
 @contextmanager
 def show_sizes() -> Iterator[SizeBar]:
-    """Show bytes of a work that explains itself."""
+    """Show a bar of bytes with a text that the caller sets."""
     text = progress.TextColumn("{task.description}", markup=False)
     columns = (progress.DownloadColumn(), progress.TransferSpeedColumn())
     with _bar(*columns, text) as bar:

@@ -1,105 +1,135 @@
-"""``quire ledger read`` and ``follow``: entries to standard output, exactly as they were sent."""
+"""``quire read``: print the messages of topics."""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from functools import partial
+from typing import Any, NamedTuple
 
 import click
 import trio
 
-import ledger_client
+from ledger_client.client import connect
 from ledger_client.commands import options
-from ledger_client.commands.output import Form, form_for, put
+from ledger_client.commands.forms import FORMS, MessageFields
+from ledger_client.commands.metrics_page import metrics_page, metrics_port
+from ledger_client.commands.outcome import finish
+from ledger_client.commands.places import BYS, By, PlaceOrTime, Point, ReadRange, kind_of_time
+from ledger_client.commands.streams import put
+from ledger_client.topics.reading.options import ReadOptions, ReadSettings
 
-_framed = click.option("--framed", is_flag=True, help="A 4-byte big-endian size before each entry.")
-_first = click.option(
-    "--from", "first", type=click.IntRange(min=0), default=0, show_default=True, metavar="ENTRY"
-)
+
+def _place(*names: str, text: str) -> Callable[[options.Command], options.Command]:
+    return click.option(*names, type=PlaceOrTime(), metavar="PLACE", help=text)
+
+
+field = partial(options.field_option, ReadOptions)
 
 
 @click.command()
-@options.ledger_id
-@_first
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@_place("--from", "from_", text="Begin at PLACE.")
+@_place("--after", text="Begin right after PLACE.")
+@_place("--to", text="End at PLACE.")
+@_place("--before", text="End right before PLACE.")
 @click.option(
-    "--to",
-    "last",
-    type=click.IntRange(min=0),
-    metavar="ENTRY",
-    show_default="the last confirmed one",
-    help="The last entry to read.",
+    "--by",
+    type=click.Choice(BYS),
+    show_default="event-time for topics ordered by it, else publish-time",
+    help="Kind of the times in PLACE.",
 )
-@_framed
+@field("follow", "-f", "--follow")
+@field("reverse", "--reverse")
+@field("partitions", "--partition", "partitions", metavar="INDEX")
+@field("lanes", "--lane", "lanes", metavar="NUMBER|NAME")
+@field("order", "--order")
+@field("compacted", "--compacted")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="COUNT", help="Stop after this many messages."
+)
+@click.option(
+    "--skip-gaps", is_flag=True, help="Skip messages that were removed, instead of failing."
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(list(FORMS)),
+    show_default="text",
+    help="Values as lines, a JSON object per line, or an Arrow IPC stream.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
+@metrics_port
 @options.cluster
-@options.password
-@options.as_json
 def read(
     *,
-    ledger_id: int,
-    first: int,
-    last: int | None,
-    framed: bool,
-    cluster: str,
-    password: str,
+    topics: tuple[str, ...],
+    from_: Point | None,
+    after: Point | None,
+    to: Point | None,
+    before: Point | None,
+    by: By | None,
+    limit: int | None,
+    skip_gaps: bool,
+    form: str | None,
     as_json: bool,
+    metrics_port: int,
+    cluster: str,
+    **asked: Any,  # noqa: ANN401 - follow, reverse, partitions, lanes, order, compacted
 ) -> None:
-    """Write the entries of LEDGER to standard output.
+    """Print the messages of TOPIC, from first to last.
 
-    Without --framed they stand one after the other, so that a file written line by
-    line comes back byte for byte. With --json each is an object on a line of its own, the
-    payload in base64. Of a ledger that is not closed, what is acknowledged by now is read.
+    PLACE is earliest, latest, the id of a message (ledger:entry:partition:batch), or a time: a
+    date and time (UTC unless it has an offset), nanoseconds since 1970, or a duration such as
+    15min for that long ago. A time stands for the first message at that time or later.
+    With --reverse, reading goes from --from back to --to.
+
+    For topics with an Avro or protobuf schema, JSON objects include the decoded "fields", and
+    an Arrow stream has a column for each. A value that does not fit the schema yields null.
     """
-    form = form_for(framed=framed, json=as_json)
-    trio.run(partial(_read, ledger_id, first, last, form, cluster, password))
+    if (from_ and after) or (to and before):
+        raise click.UsageError("--from and --after, --to and --before exclude each other")
+    if as_json and form not in {None, "json"}:
+        raise click.UsageError(f"--json and --format {form} exclude each other")
+    form = form or ("json" if as_json else "text")
+    if form == "arrow" and sys.stdout.isatty():
+        raise click.UsageError("an Arrow stream is binary: redirect it to a file")
+    span = ReadRange(from_ or after, after is None, to or before, before is None, by)
+    settings: ReadSettings = {
+        "on_gap": "skip" if skip_gaps else "raise",
+        "follow": asked["follow"],
+        "reverse": asked["reverse"],
+        "order": asked["order"],
+        "partitions": asked["partitions"] or None,
+        "lanes": [int(lane) if lane.isdecimal() else lane for lane in asked["lanes"]] or None,
+        "compacted": asked["compacted"],
+    }
+    order = ReadRequest(cluster, topics, span, form, limit, metrics_port)
+    trio.run(finish, partial(_read, order, settings))
 
 
-async def _read(
-    ledger_id: int, first: int, last: int | None, form: Form, cluster: str, password: str
-) -> None:
+class ReadRequest(NamedTuple):
+    """The options and arguments of the command line, apart from the reader's settings."""
+
+    cluster: str
+    topics: tuple[str, ...]
+    span: ReadRange
+    form: str
+    limit: int | None
+    metrics_port: int
+
+
+async def _read(order: ReadRequest, settings: ReadSettings) -> None:
+    topics, span = order.topics, order.span
     async with (
-        ledger_client.connect(cluster) as client,
-        client.open_ledger(ledger_id, password=password.encode(), recover=False) as reader,
+        connect(order.cluster) as client,
+        metrics_page(lambda: client.metrics, order.metrics_port),
     ):
-        end = reader.last_confirmed if last is None else last
-        if last is None and not reader.closed:
-            _hint(ledger_id, end)
-        if last is None and first == end + 1:
-            return  # nothing there yet, and nothing in particular was asked for
-        async for batch in reader.read_batches(first, max(end, first)):
-            await put(form(batch))
-
-
-def _hint(ledger_id: int, end: int) -> None:
-    click.echo(
-        f"ledger {ledger_id} is not closed: this ends with entry {end}, the last one known to be "
-        f"acknowledged; `quire ledger follow {ledger_id}` waits for more, and if its writer is "
-        f"gone `quire ledger recover {ledger_id}` closes it",
-        err=True,
-    )
-
-
-@click.command()
-@options.ledger_id
-@_first
-@_framed
-@options.cluster
-@options.password
-@options.as_json
-def follow(
-    *, ledger_id: int, first: int, framed: bool, cluster: str, password: str, as_json: bool
-) -> None:
-    """Write the entries of LEDGER as they are acknowledged, until it is closed.
-
-    Ends with Ctrl-C too. The output is that of `quire ledger read`.
-    """
-    form = form_for(framed=framed, json=as_json)
-    trio.run(partial(_follow, ledger_id, first, form, cluster, password))
-
-
-async def _follow(ledger_id: int, first: int, form: Form, cluster: str, password: str) -> None:
-    async with (
-        ledger_client.connect(cluster) as client,
-        client.open_ledger(ledger_id, password=password.encode(), recover=False) as reader,
-    ):
-        entries = reader.follow(first)
-        while (batch := await entries.next_batch()) is not None:
-            await put(form(batch))
+        by = span.by or await kind_of_time(client.topics.info, topics, span)
+        settings |= span.settings(by)
+        async with client.reader(topics, **settings) as reader:
+            decoded = () if order.form == "text" else topics
+            fields = MessageFields([await client.topics.info(name) for name in decoded])
+            await FORMS[order.form](reader, order.limit, put, fields)
+            for gap in reader.gaps:
+                click.echo(f"quire: {gap}", err=True)

@@ -1,8 +1,9 @@
-"""``quire replay``: a range of topics into a topic, Parquet files, or standard output."""
+"""``quire replay``: copy a range of topics into a topic, Parquet files, or standard output."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import sys
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -12,28 +13,31 @@ import click
 import msgspec
 import trio
 
-import ledger_client
-from ledger_client import Client
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.errors import Interrupted
-from ledger_client.commands.interruption import finish
-from ledger_client.commands.messages import BYS, By, PlaceOrTime, Point, Span, kind_of_time
+from ledger_client.commands.forms import arrow_stream, json_of, text_of
+from ledger_client.commands.options import SizeParam
+from ledger_client.commands.outcome import Interrupted, advising, finish
+from ledger_client.commands.places import BYS, By, PlaceOrTime, Point, ReadRange, kind_of_time
 from ledger_client.commands.progress import show_messages
-from ledger_client.commands.quantity import count, size
-from ledger_client.commands.replay_stream import write_stream
-from ledger_client.commands.size import Size
-from ledger_client.commands.spark_advice import advising
-from ledger_client.replay.options import ORDERS, ReplayOptions
-from ledger_client.replay.parquet_target import FILE_SIZE
-from ledger_client.replay.report import Progress, Report
+from ledger_client.commands.streams import put
+from ledger_client.commands.tables import count, size
+from ledger_client.jobs.replay.log import ReplayProgress, ReplayReport
+from ledger_client.jobs.replay.options import ReplayOptions
+from ledger_client.jobs.replay.parquet_target import FILE_SIZE
+from ledger_client.jobs.replay.replay import replay_into_stream
+from ledger_client.jobs.replay.target import StreamBatch
 from metadata.replays import Order
 
 if TYPE_CHECKING:
-    from ledger_client.replay.rounds import Workers
+    from ledger_client.jobs.replay.rounds import Workers
 
 
 class Bound(NamedTuple):
-    """A place, and how it was written: what is so long ago is so when a replay begins."""
+    """A place, and the text it was given by.
+
+    A resumed replay is recognized by the text, as "7d ago" is another moment each time.
+    """
 
     point: Point
     text: str
@@ -45,7 +49,7 @@ class _Place(click.ParamType[Bound]):
     def convert(
         self, value: object, param: click.Parameter | None, ctx: click.Context | None
     ) -> Bound:
-        """Return the place that *value* names."""
+        """Parse a place, and keep the text that it was given by."""
         if isinstance(value, Bound):
             return value
         return Bound(PlaceOrTime().convert(value, param, ctx), str(value).strip())
@@ -55,14 +59,14 @@ def _place(*names: str, text: str) -> Callable[[options.Command], options.Comman
     return click.option(*names, type=_Place(), metavar="PLACE", help=text)
 
 
-class Course(msgspec.Struct):
-    """How far a run is, for whoever interrupts it."""
+class ReplayCourse(msgspec.Struct):
+    """How far a run has come, for the message after an interruption."""
 
-    last: Progress | None = None
+    last: ReplayProgress | None = None
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for, beside the range."""
+class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options and arguments of the command line, beside the range."""
 
     cluster: str
     to: str | None
@@ -88,35 +92,35 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def by_spark(self) -> bool:
-        """Whether Spark does it."""
+        """True if Spark does the work."""
         return bool(self.use_spark or self.master)
 
     def check(self) -> None:
-        """Raise UsageError for what does not go together."""
+        """Raise UsageError for options that exclude each other."""
         if self.to and self.to_parquet:
             raise click.UsageError("--to and --to-parquet exclude each other")
         is_stream = not (self.to or self.to_parquet)
         wrong = {
-            "--format is for standard output": self.form and not is_stream,
-            "--to-cluster, --with-definition, --replication and --keep-ids are for --to": (
+            "--format applies to standard output only": self.form and not is_stream,
+            "--to-cluster, --with-definition, --replication and --keep-ids need --to": (
                 not self.to
                 and (self.to_cluster or self.with_definition or self.replication or self.keep_ids)
             ),
-            "--replication is for the topic that --with-definition makes": (
+            "--replication needs --with-definition": (
                 self.replication and not self.with_definition
             ),
-            "what goes to standard output is not kept, and so not resumed nor verified: "
-            "--name, --restart and --verify are for --to and --to-parquet": (
+            "a replay to standard output cannot be resumed or verified: "
+            "--name, --restart and --verify need --to or --to-parquet": (
                 is_stream and (self.name or self.restart or self.verify)
             ),
-            "--spark and --master are for --to and --to-parquet": is_stream and self.by_spark,
+            "--spark and --master need --to or --to-parquet": is_stream and self.by_spark,
             "--no-spark and --master exclude each other": self.use_spark is False and self.master,
-            "--part-size is for --to by Spark": (
+            "--part-size needs --to and Spark": (
                 self.part_size and not (self.to and self.by_spark)
             ),
-            "Spark replays at full speed: --speed is for --no-spark": self.by_spark and self.speed,
-            "Spark writes all files anew, lanes side by side: --name, --restart, --order and "
-            "--file-size are for --no-spark": (
+            "Spark replays at full speed: --speed needs --no-spark": self.by_spark and self.speed,
+            "Spark always writes all files anew, one lane beside the other: --name, --restart, "
+            "--order and --file-size need --no-spark": (
                 self.by_spark
                 and self.to_parquet
                 and (self.name or self.restart or self.order or self.file_size != FILE_SIZE)
@@ -127,84 +131,81 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
                 raise click.UsageError(message)
 
 
+field = partial(options.field_option, ReplayOptions)
+
+
 @click.command()
 @click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
-@_place("--from", "from_", text="Begin with it.")
-@_place("--after", text="Begin behind it.")
-@_place("--until", text="End with it.")
-@_place("--before", text="End in front of it.")
+@_place("--from", "from_", text="Begin at PLACE.")
+@_place("--after", text="Begin right after PLACE.")
+@_place("--until", text="End at PLACE.")
+@_place("--before", text="End right before PLACE.")
 @click.option(
     "--by",
     type=click.Choice(BYS),
-    show_default="event-time where topics are ordered by it, else publish-time",
-    help="What times in PLACE mean.",
+    show_default="event-time for topics ordered by it, else publish-time",
+    help="Kind of the times in PLACE.",
 )
-@click.option("--to", metavar="TOPIC", help="Into this topic.")
+@click.option("--to", metavar="TOPIC", help="Write into this topic.")
 @click.option(
-    "--to-cluster", metavar="URL", show_default="the same cluster", help="Where that topic is."
+    "--to-cluster", metavar="URL", show_default="the same cluster", help="Cluster of that topic."
 )
 @click.option(
     "--with-definition",
     is_flag=True,
-    help="Make that topic like the one that is replayed: settings, partitions, schema, properties.",
+    help="Create that topic with the settings, partitions, schema and properties of TOPIC.",
 )
 @click.option(
     "--replication",
     type=click.IntRange(1, 64),
     metavar="COPIES",
-    show_default="as there",
-    help="Of the topic that is made.",
+    show_default="as in TOPIC",
+    help="Copies in the topic that --with-definition creates.",
 )
 @click.option(
     "--to-parquet",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Into Parquet files in this folder.",
+    help="Write Parquet files into this folder.",
 )
 @click.option(
     "--file-size",
-    type=Size(),
+    type=SizeParam(),
     default=FILE_SIZE,
     show_default="256 MiB",
-    help="Values and keys in each Parquet file, about.",
+    help="Approximate bytes of values and keys in each Parquet file.",
 )
 @click.option(
     "--part-size",
-    type=Size(),
+    type=SizeParam(),
     default=0,
     show_default="128 MiB, and more for many partitions",
-    help="By Spark into a topic: what a task does, about.",
+    help="Approximate bytes that one task of Spark writes into a topic.",
 )
 @click.option(
     "--format",
     "form",
     type=click.Choice(["text", "json", "arrow"]),
     show_default="text",
-    help="Of standard output: values as lines, JSON objects as lines, an Arrow IPC stream.",
+    help="Form of standard output: values as lines, a JSON object per line, or an Arrow stream.",
 )
+@field("order", "--order")
+@field("partitions", "--partition", "partitions", metavar="INDEX")
+@field("lanes", "--lane", "lanes", type=click.IntRange(0), metavar="NUMBER")
+@field("speed", "--speed", type=click.FloatRange(0), metavar="FACTOR")
 @click.option(
-    "--order",
-    type=click.Choice(ORDERS),
-    show_default="event-time where topics are ordered by it, else time",
-    help="How lanes are merged: by event time, by timestamp or publish time, or entries in turn.",
+    "--skip-gaps", is_flag=True, help="Skip messages that were removed, instead of failing."
 )
-@click.option("--partition", "partitions", type=int, multiple=True, metavar="INDEX")
-@click.option("--lane", "lanes", type=click.IntRange(0), multiple=True, metavar="NUMBER")
+@field("keep_ids", "--keep-ids")
+@field("verify", "--verify")
+@field("name", "--name", metavar="TEXT")
+@field("restart", "--restart")
+@click.option("--spark/--no-spark", "use_spark", default=None, help="Run the replay in Spark.")
 @click.option(
-    "--speed",
-    type=click.FloatRange(0),
-    default=0.0,
-    show_default="0: full speed",
-    metavar="FACTOR",
-    help="1: as far apart as the messages were; 10: ten times as fast.",
+    "--master",
+    metavar="URL",
+    help="Where Spark runs: local[2], spark://HOST:7077; implies --spark.",
 )
-@click.option("--skip-gaps", is_flag=True, help="Take what is left where messages were removed.")
-@click.option("--keep-ids", is_flag=True, help="Tell in headers which id and publish time it had.")
-@click.option("--verify", is_flag=True, help="Read the target back and compare checksums.")
-@click.option("--name", default="", metavar="TEXT", help="Of the replay, to resume it by.")
-@click.option("--restart", is_flag=True, help="Begin anew what was begun or done.")
-@click.option("--spark/--no-spark", "use_spark", default=None, help="Let Spark do it.")
-@click.option("--master", metavar="URL", help="Of Spark, as local[2] or spark://host:7077.")
 @options.cluster
 @options.as_json
 def replay(
@@ -215,58 +216,62 @@ def replay(
     until: Bound | None,
     before: Bound | None,
     by: By | None,
-    **asked: Any,  # noqa: ANN401 - click's values; Asked says which
+    **asked: Any,  # noqa: ANN401 - click's values; ReplayRequest says which
 ) -> None:
-    """Replay a range of TOPIC: into another topic, Parquet files, or standard output.
+    """Copy a range of TOPIC to a topic, Parquet or standard output.
 
-    PLACE is that of `quire read`. The range is fixed when the replay begins. Into a topic or
-    Parquet it may be interrupted: the same command goes on where it was, and each message is
-    there once. Spark (--master) does the same into a topic, part by part, each part in a task;
-    Parquet files it begins anew.
+    See `quire read --help` for PLACE. The range is fixed when the replay begins. A replay into
+    a topic or Parquet files may be interrupted: the same command resumes it, and each message
+    arrives exactly once. With Spark, each task copies a part of the range; Spark resumes
+    replays into topics, and writes Parquet files from scratch.
     """
     if (from_ and after) or (until and before):
         raise click.UsageError("--from and --after, --until and --before exclude each other")
-    wanted = msgspec.convert(asked, Asked, dec_hook=lambda _kind, value: value)
+    wanted = msgspec.convert(asked, ReplayRequest, dec_hook=lambda _kind, value: value)
     wanted.check()
     begin, end = from_ or after, until or before
-    span = Span(begin and begin.point, after is None, end and end.point, before is None, by)
+    span = ReadRange(begin and begin.point, after is None, end and end.point, before is None, by)
     words = {"from": from_, "after": after, "until": until, "before": before}
     parts = [f"{word} {bound.text}" for word, bound in words.items() if bound is not None]
     parts += [f"by {by}"] if by else []
     parts += [f"partition {index}" for index in wanted.partitions]
     parts += [f"lane {number}" for number in wanted.lanes]
     text = ", ".join(parts) or "everything"
-    course = Course()
+    course = ReplayCourse()
     to_files = wanted.by_spark and wanted.to_parquet
     run = _parquet_by_spark if to_files else partial(_replay, course)
     try:
-        with advising("do it without Spark: leave out --spark and --master"):
+        with advising("run it without Spark: leave out --spark and --master"):
             report = trio.run(finish, partial(run, topics, span, text, wanted))
     except Interrupted:
-        _tell_interrupted(course, wanted)
+        _show_interrupted(course, wanted)
         raise
-    _tell(report, wanted)
+    _show(report, wanted)
 
 
 async def _replay(
-    course: Course, topics: tuple[str, ...], span: Span, text: str, asked: Asked
-) -> Report:
-    async with ledger_client.connect(asked.cluster) as client:
-        with show_messages() as tell:
+    course: ReplayCourse,
+    topics: tuple[str, ...],
+    span: ReadRange,
+    text: str,
+    asked: ReplayRequest,
+) -> ReplayReport:
+    async with connect(asked.cluster) as client:
+        with show_messages() as advance:
 
-            def on_progress(progress: Progress) -> None:
+            def on_progress(progress: ReplayProgress) -> None:
                 course.last = progress
-                tell(progress.messages, progress.entries, progress.entries_total)
+                advance(progress.messages, progress.entries, progress.entries_total)
 
             how = await _options(client, topics, span, text, asked)
             if asked.to is None and asked.to_parquet is None:
                 return await write_stream(client, topics, how, asked.form or "text")
             how = msgspec.structs.replace(how, on_progress=on_progress)
             if asked.to_parquet is not None:
-                from ledger_client.replay.into_parquet import replay_into_parquet
+                from ledger_client.jobs.replay.replay import replay_into_parquet
 
                 return await replay_into_parquet(
-                    client, topics, asked.to_parquet, how, file_size=asked.file_size
+                    client._context, topics, asked.to_parquet, how, file_size=asked.file_size
                 )
             async with _workers(asked) as workers:
                 return await _into_topic(client, topics, how, asked, workers)
@@ -276,36 +281,36 @@ async def _into_topic(
     client: Client,
     topics: tuple[str, ...],
     how: ReplayOptions,
-    asked: Asked,
+    asked: ReplayRequest,
     workers: Workers | None,
-) -> Report:
-    from ledger_client.replay.into_topic import replay_into_topic
+) -> ReplayReport:
+    from ledger_client.jobs.replay.replay import replay_into_topic
 
     assert asked.to is not None
     into = partial(
         replay_into_topic,
-        client,
+        client._context,
         topics,
         asked.to,
         how,
-        with_definition=asked.with_definition,
         replication=asked.replication,
         workers=workers,
         part_size=asked.part_size,
     )
     if asked.to_cluster is None or asked.to_cluster == asked.cluster:
-        return await into()
-    async with ledger_client.connect(asked.to_cluster) as target:
-        return await into(target=target, cluster=asked.to_cluster)
+        return await into(create=client.topics.create if asked.with_definition else None)
+    async with connect(asked.to_cluster) as target:
+        create = target.topics.create if asked.with_definition else None
+        return await into(target=target._context, cluster=asked.to_cluster, create=create)
 
 
 @asynccontextmanager
-async def _workers(asked: Asked) -> AsyncIterator[Workers | None]:
-    """Lend Spark's workers for the block, if Spark is asked for."""
+async def _workers(asked: ReplayRequest) -> AsyncIterator[Workers | None]:
+    """Provide Spark's workers for the block, if the request asks for Spark."""
     if not asked.by_spark:
         yield None
         return
-    from ledger_client.spark.replay_workers import spark_workers  # PySpark only for who uses it
+    from ledger_client.spark.replay import spark_workers  # imports PySpark
 
     elsewhere = asked.to_cluster if asked.to_cluster != asked.cluster else None
     master = asked.master or "local[*]"
@@ -313,22 +318,24 @@ async def _workers(asked: Asked) -> AsyncIterator[Workers | None]:
         yield workers
 
 
-async def _parquet_by_spark(topics: tuple[str, ...], span: Span, text: str, asked: Asked) -> Report:
-    from ledger_client.spark.replay import replay_by_spark  # PySpark only for who uses it
+async def _parquet_by_spark(
+    topics: tuple[str, ...], span: ReadRange, text: str, asked: ReplayRequest
+) -> ReplayReport:
+    from ledger_client.spark.replay import replay_by_spark  # imports PySpark
 
     assert asked.to_parquet is not None
-    async with ledger_client.connect(asked.cluster) as client:
+    async with connect(asked.cluster) as client:
         how = await _options(client, topics, span, text, asked)
         master = asked.master or "local[*]"
         return await replay_by_spark(
-            client, asked.cluster, topics, asked.to_parquet, how, master=master
+            client._context, asked.cluster, topics, asked.to_parquet, how, master=master
         )
 
 
 async def _options(
-    client: Client, topics: tuple[str, ...], span: Span, text: str, asked: Asked
+    client: Client, topics: tuple[str, ...], span: ReadRange, text: str, asked: ReplayRequest
 ) -> ReplayOptions:
-    by = span.by or await kind_of_time(client, topics, span)
+    by = span.by or await kind_of_time(client.topics.info, topics, span)
     settings = span.settings(by)
     return ReplayOptions(
         start=settings.get("start"),
@@ -348,23 +355,23 @@ async def _options(
     )
 
 
-def _tell_interrupted(course: Course, asked: Asked) -> None:
-    """Say what is there and how to go on, unless nothing is kept: Spark's files, or a stream."""
+def _show_interrupted(course: ReplayCourse, asked: ReplayRequest) -> None:
+    """Report what is stored and how to resume; Spark's files and streams cannot be resumed."""
     if not asked.to and (asked.by_spark or not asked.to_parquet):
         return
     if course.last is None or course.last.kept == 0:
-        next_ = "begins anew" if asked.restart else "goes on where it was"
-        told = f"interrupted before anything more was kept; the same command {next_}"
+        next_ = "starts over" if asked.restart else "resumes"
+        told = f"interrupted before anything more was stored; the same command {next_}"
     else:
         kept = count(course.last.kept, "message")
         where = f"topic {asked.to}" if asked.to else f"folder {asked.to_parquet}"
         same = "the same command without --restart" if asked.restart else "the same command"
         has = f"{where} has at least {kept} of the replay"
-        told = f"interrupted; {has}, and {same} goes on behind them"
+        told = f"interrupted; {has}, and {same} resumes after them"
     click.echo(told, err=True)
 
 
-def _tell(report: Report, asked: Asked) -> None:
+def _show(report: ReplayReport, asked: ReplayRequest) -> None:
     is_stream = not (asked.to or asked.to_parquet)
     if asked.as_json:
         told = msgspec.json.encode(report).decode()
@@ -374,14 +381,43 @@ def _tell(report: Report, asked: Asked) -> None:
     if report.finished_before:
         click.echo(
             f"replay {report.name} was done before: {count(report.messages, 'message')} in "
-            f"{report.target}{checked}; --restart begins it anew",
+            f"{report.target}{checked}; --restart repeats it",
             err=True,
         )
         return
-    before = f", {report.resumed:,} of them by former runs" if report.resumed else ""
-    known = f", {report.repeated:,} were there already" if report.repeated else ""
+    before = f", {report.resumed:,} of them by earlier runs" if report.resumed else ""
+    known = f", {report.repeated:,} were stored already" if report.repeated else ""
     click.echo(
         f"{count(report.messages, 'message')}, {size(report.bytes)} replayed into "
         f"{report.target}{before}{known}{checked}; checksum {report.checksum}",
         err=is_stream,
     )
+
+
+# --- A replay to standard output --------------------------------------------------------
+
+
+FormName = Literal["text", "json", "arrow"]
+
+
+async def write_stream(
+    client: Client, topics: Sequence[str], how: ReplayOptions, form: FormName
+) -> ReplayReport:
+    """Print the messages and return the report. Raises as replay_into_stream()."""
+    if form == "arrow":
+        if sys.stdout.isatty():
+            raise click.UsageError("an Arrow stream is binary: redirect it to a file")
+        async with arrow_stream(put) as write_batch:
+
+            async def write_part(part: StreamBatch) -> None:
+                await write_batch(part.batch)
+
+            return await replay_into_stream(
+                client._context, topics, write_part, how, as_objects=False
+            )
+    encode = text_of if form == "text" else json_of
+
+    async def write(part: StreamBatch) -> None:
+        await put(encode(part.messages))
+
+    return await replay_into_stream(client._context, topics, write, how, as_objects=True)

@@ -1,8 +1,8 @@
-"""A cluster of our own: bookies on this machine, in a folder that goes away with them.
+"""A temporary cluster for ``quire demo`` and ``quire bench``: bookies on this machine.
 
-``python -m bookie standalone`` runs as a child in a session of its own, so that a
-Ctrl-C in the terminal reaches only us and we decide what happens to it. However
-the block ends, no process and no folder is left, unless the folder shall be kept.
+``python -m bookie standalone`` runs as a child in its own session, so that Ctrl-C in the
+terminal reaches only this process. However the block ends, no process is left, and no
+folder unless it is to be kept.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from pathlib import Path
 import msgspec
 import trio
 
-from ledger_client.commands.errors import SandboxFailed
+from ledger_client.commands.outcome import CommandFailed
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0
 
 
 class Bookie(msgspec.Struct, frozen=True):
-    """One bookie process, as it announced itself when it served."""
+    """One bookie process, as it announced itself once it was serving."""
 
     bookie_id: str
     address: str
@@ -36,30 +36,30 @@ class Bookie(msgspec.Struct, frozen=True):
 
 
 class _Ready(msgspec.Struct, frozen=True):
-    """What `bookie standalone --json` prints when all bookies serve."""
+    """The output of `bookie standalone --json` once all bookies are serving."""
 
     ready: str
     bookies: list[Bookie]
 
 
 class Sandbox:
-    """The bookies in *folder*. Make it with open_sandbox.
+    """The bookies in *folder*. Use open_sandbox() to create one.
 
     Args:
-        folder: of the whole cluster.
-        count: how many bookies.
-        settings: of each of them, in the form KEY=VALUE.
+        folder: holds the whole cluster.
+        count: number of bookies.
+        settings: settings for each bookie, in the form KEY=VALUE.
 
     Attributes:
         cluster: the URL for clients.
-        bookies: the processes, those started again included.
+        bookies: the processes, including restarted ones.
     """
 
     def __init__(self, folder: Path, count: int, settings: Sequence[str] = ()) -> None:
         self.folder = folder
         self.cluster = ""
         self.bookies: list[Bookie] = []
-        # -P: what is installed, although the current folder may hold quire's sources.
+        # -P prefers the installed quire to sources in the current folder.
         self._command = [sys.executable, "-P", "-m", "bookie", "standalone"]
         self._command += ["--json", "--no-restart", "--data", str(folder), "--bookies", str(count)]
         self._command += ["--port", "0", "--metrics-port", "-1", "--stop-with-parent"]
@@ -69,32 +69,32 @@ class Sandbox:
         self._restarted: list[trio.Process] = []
 
     async def start(self) -> None:
-        """Start all bookies over what the folder holds, and wait until they serve.
+        """Start all bookies on the folder's data, and wait until they serve.
 
         Raises:
-            SandboxFailed: they did not start.
+            CommandFailed: they did not start.
         """
         self._standalone = await self._open(self._command)
-        told = msgspec.json.decode(await self._first_line(self._standalone), type=_Ready)
-        self.cluster, self.bookies = told.ready, told.bookies
+        ready = msgspec.json.decode(await self._first_line(self._standalone), type=_Ready)
+        self.cluster, self.bookies = ready.ready, ready.bookies
 
     def kill(self, bookie: Bookie) -> list[str]:
-        """End the bookie's process with SIGKILL, at once; return the command it ran by."""
+        """Send SIGKILL to a bookie, and return the command line that it was started with."""
         words = Path(f"/proc/{bookie.process_id}/cmdline").read_bytes().split(b"\0")[:-1]
         os.kill(bookie.process_id, signal.SIGKILL)
         return [os.fsdecode(word) for word in words]
 
     async def kill_all(self) -> None:
-        """End every process with SIGKILL."""
+        """Send SIGKILL to every process, and wait until all have exited."""
         for bookie in self.bookies:
             _signal(bookie.process_id, signal.SIGKILL)
         await self._end(signal.SIGKILL)
 
     async def restart(self, bookie: Bookie, command: Sequence[str]) -> Bookie:
-        """Start a bookie again by the *command* it ran by, and wait until it serves.
+        """Start a bookie again with *command*, and wait until it serves.
 
         Raises:
-            SandboxFailed: it did not start.
+            CommandFailed: it did not start.
         """
         process = await self._open(command)
         self._restarted.append(process)
@@ -103,12 +103,12 @@ class Sandbox:
         return restarted
 
     async def ended(self) -> None:
-        """Wait until all bookies have ended by themselves."""
+        """Wait until all bookies have exited."""
         assert self._standalone is not None
         await self._standalone.wait()
 
     async def stop(self) -> None:
-        """Stop all bookies in order; those that do not end in time are killed."""
+        """Stop all bookies gracefully; those that take too long are killed."""
         await self._end(signal.SIGTERM)
 
     async def _end(self, number: signal.Signals) -> None:
@@ -131,7 +131,7 @@ class Sandbox:
         with self._log.open("ab") as log:
             return await trio.lowlevel.open_process(
                 command,
-                stdin=subprocess.PIPE,  # whose end, however we end, stops a bookie
+                stdin=subprocess.PIPE,  # its end of file stops a bookie, even if we are killed
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
@@ -144,10 +144,10 @@ class Sandbox:
             while not line.endswith(b"\n"):
                 data = await process.stdout.receive_some()
                 if not data:
-                    raise SandboxFailed(f"the bookies did not start: {self._last_words()}")
+                    raise CommandFailed(f"the bookies did not start: {self._last_words()}")
                 line += data
             return line
-        raise SandboxFailed(f"the bookies do not serve after {START_TIMEOUT_S:g} s")
+        raise CommandFailed(f"the bookies did not start within {START_TIMEOUT_S:g} s")
 
     def _last_words(self) -> str:
         lines = self._log.read_text(errors="replace").splitlines()
@@ -162,10 +162,10 @@ async def open_sandbox(
     keep: bool = False,
     settings: Sequence[str] = (),
 ) -> AsyncGenerator[Sandbox]:
-    """Start *count* bookies in a new folder in *parent*, by default the system's temporary one.
+    """Start *count* bookies in a new folder below *parent*, by default the temporary folder.
 
     Raises:
-        SandboxFailed: they did not start.
+        CommandFailed: they did not start.
     """
     folder = Path(tempfile.mkdtemp(prefix="quire-", dir=parent))
     sandbox = Sandbox(folder, count, settings)
@@ -183,4 +183,4 @@ def _signal(process_id: int, number: signal.Signals) -> None:
     try:
         os.kill(process_id, number)
     except ProcessLookupError:
-        return  # ended already, as wished
+        return  # it has exited already

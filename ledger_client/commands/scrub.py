@@ -1,4 +1,4 @@
-"""``quire scrub``: compare the payloads of all copies of closed ledgers, by Spark or without."""
+"""``quire scrub``: compare all copies of closed ledgers, with Spark or without."""
 
 from __future__ import annotations
 
@@ -9,33 +9,29 @@ import msgspec
 import trio
 from rich.table import Table
 
-import ledger_client
-from ledger_client import Client
-from ledger_client.commands import options
-from ledger_client.commands.console import Output
-from ledger_client.commands.errors import CommandFailed
-from ledger_client.commands.interruption import finish
-from ledger_client.commands.progress import show_part
-from ledger_client.commands.quantity import count, size
-from ledger_client.commands.spark_advice import advising
-from ledger_client.operations.remedy import mend
-from ledger_client.operations.scrubbing import (
+from ledger_client.client import Client, connect
+from ledger_client.cluster.operations.scrubbing import (
     Chosen,
-    Part,
+    OnProgress,
     Scrubbed,
     ScrubbedLedger,
     choose_ledgers,
+    mend,
     scrub as scrub_here,
     scrubbed_of,
     summary,
 )
+from ledger_client.commands import options
+from ledger_client.commands.outcome import CommandFailed, advising, finish
+from ledger_client.commands.progress import show_part
+from ledger_client.commands.tables import Output, count, size
 
 SHOWN_MAX = 50
 WIDTH = 100
 
 
-class Asked(msgspec.Struct, frozen=True, kw_only=True):
-    """What the command line asks for."""
+class ScrubRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """The options and arguments of the command line."""
 
     topics: tuple[str, ...]
     ledgers: tuple[int, ...]
@@ -46,17 +42,23 @@ class Asked(msgspec.Struct, frozen=True, kw_only=True):
     as_json: bool
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints: how ledgers are, in the end with --repair."""
+class ScrubResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The output of --json: the state of the ledgers, after repairs if --repair was given."""
 
     whole: bool
     found: Scrubbed
     mended: list[int] = []
-    """ledgers that were not whole, and are by --repair"""
+    """ledgers that --repair made whole"""
 
 
 @click.command()
-@click.option("--topic", "topics", multiple=True, metavar="TOPIC", help="Only ledgers of topics.")
+@click.option(
+    "--topic",
+    "topics",
+    multiple=True,
+    metavar="TOPIC",
+    help="Only ledgers of this topic. May be repeated.",
+)
 @click.option(
     "--ledger",
     "--ledgers",
@@ -64,7 +66,7 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     multiple=True,
     type=click.IntRange(0, 2**63 - 1),
     metavar="LEDGER",
-    help="Only these.",
+    help="Only this ledger. May be repeated.",
 )
 @click.option(
     "--master",
@@ -73,37 +75,39 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     metavar="URL",
     help="Where Spark runs: local[N] within this process, or a Spark cluster.",
 )
-@click.option("--no-spark", is_flag=True, help="Do it in this process alone.")
-@click.option("--repair", is_flag=True, help="Copy what is faulty from a bookie that has it right.")
+@click.option("--no-spark", is_flag=True, help="Run in this process instead of Spark.")
+@click.option("--repair", is_flag=True, help="Replace bad copies by good ones from other bookies.")
 @options.cluster
 @options.as_json
 def scrub(**asked: object) -> None:
-    """Compare the payloads of all copies of closed ledgers.
+    """Compare all copies of closed ledgers.
 
-    Tells of each ledger that is not whole how many copies of entries are missing, damaged (they
-    cannot be read, or their checksum is wrong), different from what most bookies hold,
-    or unreachable. All closed ledgers are looked at, or those of --topic and --ledger.
+    For each ledger that is not whole, shows how many copies of entries are missing, damaged
+    (unreadable, or with a wrong checksum), different from what most bookies hold, or
+    unreachable. Checks all closed ledgers, or those named by --topic and --ledger.
 
-    Exit code 1 unless every copy is whole; with --repair, unless every copy is whole in the end.
+    Exit code 1 unless every copy is whole, with --repair after the repair.
     """
-    wanted = msgspec.convert(asked, Asked)
+    wanted = msgspec.convert(asked, ScrubRequest)
     with advising():
         result = trio.run(finish, partial(_scrub, wanted))
     if wanted.as_json:
         click.echo(msgspec.json.encode(result).decode())
     else:
-        _tell(result)
+        _show(result)
     if not result.whole:
         raise CommandFailed(_verdict(result.found, repaired=wanted.repair))
 
 
-async def _scrub(asked: Asked) -> Result:
-    async with ledger_client.connect(asked.cluster) as client:
+async def _scrub(asked: ScrubRequest) -> ScrubResult:
+    async with connect(asked.cluster) as client:
         for topic in asked.topics:
-            await client.topic(topic)
-        chosen = await choose_ledgers(client, topics=asked.topics, ids=asked.ledgers)
-        with show_part() as told:
-            found = await _look(client, asked, chosen, told)
+            await client.topics.info(topic)
+        chosen = await choose_ledgers(
+            client._context.ledgers, topics=asked.topics, ids=asked.ledgers
+        )
+        with show_part() as advance:
+            found = await _look(client, asked, chosen, advance)
         mended: list[int] = []
         if asked.repair:
             by_id = {one.ledger_id: one for one in chosen}
@@ -111,26 +115,26 @@ async def _scrub(asked: Asked) -> Result:
                 if each.faulty and not each.gone:
                     found[number] = await _mend(client, by_id[each.ledger_id])
                     mended += [each.ledger_id] if found[number].whole else []
-    told_all = summary(found)
-    return Result(whole=told_all.whole, found=told_all, mended=sorted(mended))
+    sums = summary(found)
+    return ScrubResult(whole=sums.whole, found=sums, mended=sorted(mended))
 
 
 async def _look(
-    client: Client, asked: Asked, chosen: list[Chosen], told: Part
+    client: Client, asked: ScrubRequest, chosen: list[Chosen], on_progress: OnProgress
 ) -> list[ScrubbedLedger]:
     if asked.no_spark:
-        return await scrub_here(client, chosen, told)
-    from ledger_client.spark.scrub import scrub_by_spark  # PySpark only for who uses it
+        return await scrub_here(client._context.ledgers, chosen, on_progress)
+    from ledger_client.spark.scrub import scrub_by_spark  # imports PySpark
 
-    return await scrub_by_spark(asked.cluster, chosen, told, master=asked.master)
+    return await scrub_by_spark(asked.cluster, chosen, on_progress, master=asked.master)
 
 
 async def _mend(client: Client, one: Chosen) -> ScrubbedLedger:
-    _, after = await mend(client, client.store, one.ledger_id)
+    _, after = await mend(client._context.ledgers, client._context.store, one.ledger_id)
     return scrubbed_of(after, one)
 
 
-def _tell(result: Result) -> None:
+def _show(result: ScrubResult) -> None:
     found = result.found
     if found.faulty:
         table = Table(box=None, pad_edge=False, header_style="")
@@ -147,7 +151,7 @@ def _tell(result: Result) -> None:
         if len(found.faulty) > SHOWN_MAX:
             click.echo(f"and {len(found.faulty) - SHOWN_MAX} more; --json names them")
     if result.mended:
-        click.echo(f"mended {count(len(result.mended), 'ledger')}")
+        click.echo(f"repaired {count(len(result.mended), 'ledger')}")
     click.echo(
         f"{count(found.ledgers, 'ledger')}, {count(found.entries, 'entry')} in "
         f"{found.copies:,} copies, {size(found.size)}: "
@@ -165,9 +169,9 @@ def _verdict(found: Scrubbed, *, repaired: bool) -> str:
     parts = [f"not every copy is whole: ledger {ids}{more}"]
     silent = sorted({name for each in found.faulty for name in each.silent})
     if found.lost:
-        parts.append(f"of {count(found.lost, 'entry')} no copy is known to be right")
+        parts.append(f"{count(found.lost, 'entry')} without a copy known to be right")
     if silent:
         parts.append(f"no answer from {', '.join(silent)}")
     if not repaired and any(each.faulty for each in found.faulty):
-        parts.append("--repair mends what another bookie has right")
+        parts.append("--repair replaces bad copies by good ones from other bookies")
     return "; ".join(parts)

@@ -1,9 +1,9 @@
-"""Errors on their way through Spark: short when they leave Python, and found again on arrival.
+"""Errors on their way through Spark: short when they leave Python, and restored on arrival.
 
-Spark tells an error of a Python data source as a text, with the whole stack of the process in
-which it was raised, and of its own where there is none of ours. So where our errors leave, one
-place of their stack stays, and behind it the one line that says what is wrong. Our commands
-take that line out again; users hide the rest by Spark's setting hideTraceback.
+Spark reports an error of a Python data source as text, with the whole stack of the process that
+raised it, or with its own stack if there is none of ours. So where our errors leave a process,
+their stack is cut to one line, followed by the line that says what is wrong. Our commands extract
+that line; users hide the rest by Spark's setting hideTraceback.
 """
 
 from __future__ import annotations
@@ -14,8 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 
-from ledger_client.errors import LedgerError
-from ledger_client.spark.errors import SparkFailed
+from ledger_client.errors import LedgerError, SparkFailed
 
 _OURS = re.compile(r"^((?:ledger_client|metadata)(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
 _LAST = re.compile(r"^[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
@@ -23,13 +22,13 @@ _NOISE = re.compile(r" SQLSTATE: \w{5}$")
 
 
 class without_stack:  # noqa: N801  # read as a word: with without_stack()
-    """Let errors of ours leave the block with no more of their stack than the block itself.
+    """Cut the stack of our errors that leave the block to the block itself.
 
-    A class, since a generator's manager would put the stack back.
+    A class, since a generator-based context manager would restore the stack.
     """
 
     def __enter__(self) -> None:
-        """Nothing is to be done."""
+        """Do nothing: all of the work is in __exit__()."""
 
     def __exit__(
         self,
@@ -46,11 +45,11 @@ class without_stack:  # noqa: N801  # read as a word: with without_stack()
 
 @contextmanager
 def unwrapped() -> Iterator[None]:
-    """Raise what Spark raises in the block as an error of ours, in one line.
+    """Raise Spark's errors in the block as errors of ours, with one-line messages.
 
     Raises:
         MetadataUnavailable, SparkError: as tasks or the planner raised them.
-        SparkFailed: anything else; the message is the line that says why.
+        SparkFailed: for anything else.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -61,13 +60,13 @@ def unwrapped() -> Iterator[None]:
         raise error_in(str(failure)) from failure
 
 
-def error_in(told: str) -> LedgerError:
-    """Return the error that a text of Spark's tells."""
-    found = _OURS.findall(told)
+def error_in(text: str) -> LedgerError:
+    """Return the error that Spark's text reports."""
+    found = _OURS.findall(text)
     if not found:
-        last = _LAST.findall(told)
-        lines = [line for line in told.strip().splitlines() if line.strip()]
-        return SparkFailed(_plain(last[-1] if last else next(iter(lines), "it says nothing")))
+        last = _LAST.findall(text)
+        lines = [line for line in text.strip().splitlines() if line.strip()]
+        return SparkFailed(_plain(last[-1] if last else next(iter(lines), "it gave no reason")))
     module, name, message = found[-1]
     kind = _kind(module, name)
     return SparkFailed(_plain(message)) if kind is None else kind(_plain(message))
@@ -78,7 +77,7 @@ def _plain(line: str) -> str:
 
 
 def _kind(module: str, name: str) -> type[LedgerError] | None:
-    """Return the error's own class, if a message is all that it is made of."""
+    """Return the error's own class if it is constructed from a message alone."""
     try:
         kind = getattr(importlib.import_module(module), name, None)
     except ImportError:
@@ -90,5 +89,5 @@ def _kind(module: str, name: str) -> type[LedgerError] | None:
 
 
 def _below(kind: type[LedgerError]) -> Sequence[type]:
-    """Return the class and those it is made of, up to LedgerError."""
+    """Return the class and its bases below LedgerError."""
     return kind.__mro__[: kind.__mro__.index(LedgerError)]

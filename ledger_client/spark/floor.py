@@ -1,8 +1,8 @@
-"""The floor of a read by Spark: the same Arrow batches, from memory.
+"""The floor of a read by Spark: the same Arrow batches from memory.
 
-A Python data source can be no faster than one that has its batches already, so figures of
-``quire`` mean something beside it. Every task makes one batch of the columns that are asked
-for, as a topic with keys and event times has them, and yields it again and again.
+No Python data source can be faster than one that has its batches ready, so figures of ``quire``
+are compared with it. Every task builds one batch of the wanted columns, as of a topic with keys
+and event times, and yields it again and again.
 """
 
 from __future__ import annotations
@@ -27,21 +27,21 @@ NAME = "quire-floor"
 
 
 class FloorSource(DataSource):
-    """Options: columns, rows, valueSize, batchRows and tasks."""
+    """The benchmark's data source, with options columns, rows, valueSize, batchRows and tasks."""
 
     @classmethod
     def name(cls) -> str:
-        """Return what the format is called."""
+        """Return NAME, which a session registers it under."""
         return NAME
 
     def schema(self) -> StructType:
-        """Return the columns of a topic, or those that are asked for."""
+        """Return the columns of a topic, or those of the option columns."""
         wanted = self.options.get("columns")
         topic = TopicRecord(name="bench/floor", uid=0)
         return columns_of([topic], wanted.split(",") if wanted else None).schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what yields them."""
+        """Return a reader whose tasks build one batch each and yield it repeatedly."""
         return _FloorReader(
             schema,
             rows=int(self.options["rows"]),
@@ -76,10 +76,10 @@ class _FloorReader(DataSourceReader):
     def _batch(self, rows: int) -> pa.RecordBatch:
         import pyarrow as pa
 
-        from ledger_client.spark import columns
+        from ledger_client.jobs import arrow_columns
         from ledger_client.spark.rows import arrow_schema
-        from ledger_client.topics.messages import Batch, Slice
-        from ledger_client.topics.reading.places import LaneRef, Place
+        from ledger_client.topics.messages import MessageBatch, MessageRange
+        from ledger_client.topics.positions import LaneRef, Place
 
         given = Columns(
             count=rows,
@@ -89,8 +89,8 @@ class _FloorReader(DataSourceReader):
         )
         decoded = native_batch.decode(native_batch.encode(given, 0, rows, created_ms=1))
         lane = LaneRef(0, 0, 0, "bench/floor", 0, ordered=False)
-        piece = Slice(Batch(lane, Place(0, 1, 0, 1, 1), decoded), 0, rows)
-        built = columns.columns_of([piece], self._schema.fieldNames())
+        piece = MessageRange(MessageBatch(lane, Place(0, 1, 0, 1, 1), decoded), 0, rows)
+        built = arrow_columns.columns_of([piece], self._schema.fieldNames())
         return pa.RecordBatch.from_arrays(built, schema=arrow_schema(self._schema))
 
 

@@ -1,33 +1,41 @@
-"""What a read of topics by Spark can be told, from the strings that Spark gives.
+"""The options of a read by Spark, parsed from strings, and the offsets of a streaming query.
 
 option                      meaning
 --------------------------  --------------------------------------------------------------
 cluster                     the cluster's URL; else QUIRE_CLUSTER, else this host's port 3181
 topic, topics               namespace/name, one or several with commas
 startingIds, endingIds      "earliest", "latest", a message id (ledger:entry:partition[:batch]),
-                            or JSON: a position as TopicReader.position() gives it, or an offset
-                            of a streaming query
+                            or JSON: a position as TopicReader.position() returns it, or an
+                            offset of a streaming query
 startingVersion, endingV…   an entry of each lane
 startingTime, endingTime    publish time: ISO 8601, or Unix milliseconds
-startingTimestamp, ending…  timestamps as the topic gives them
+startingTimestamp, ending…  timestamps of the topic
 startingEventTime, ending…  ISO 8601, or Unix nanoseconds
-startingInclusive, ending…  whether what is named belongs to it; true
+startingInclusive, ending…  whether the named place belongs to the range; true
 partitions                  only these numbers, with commas
 lanes                       only these numbers or names, with commas; or a JSON list, where a
                             number in quotes is a name too: ["7", "a,b", 3]
 columns                     only these columns, with commas, in this order
-compacted                   the latest message of each key where the topic is compacted; false
-mode                        values that are not what the schema says: "permissive", their
-                            columns are null, or "failfast"
-failOnDataLoss              whether it is an error that messages were removed; true
-rowsPerBatch                rows that an Arrow batch has at least, unless it has 4 MiB or nothing is
+compacted                   only the latest message per key from the compacted part; false
+mode                        for values that do not match the schema: "permissive" makes their
+                            columns null, "failfast" raises
+failOnDataLoss              whether removed messages are an error; true
+rowsPerBatch                minimum rows of an Arrow batch, unless it has 4 MiB or nothing is
                             left; 10000
-bytesPerPartition           what a task reads, nearly; 128 MiB
-minPartitions               tasks at least; by default those of this machine's cores
-maxMessagesPerTrigger       of a streaming query: messages of a micro-batch, nearly
+bytesPerPartition           approximate bytes that a task reads; 128 MiB
+minPartitions               minimum number of tasks; by default this machine's cores
+maxMessagesPerTrigger       of a streaming query: approximate messages of a micro-batch
 maxBytesPerTrigger          the same in bytes
 
-Names are taken in any case. At most one way says where to begin, and one where to end.
+Names match in any case. At most one option says where to begin, and one where to end.
+
+An offset is JSON that Spark keeps in its checkpoint:
+
+    {"shop/orders": {"uid": 7, "0/0": "3:1200:17:881:5203", "0/1": "0:4:0:884:4"}}
+
+It has for each topic its uid and, for each partition/lane, the place: the ledger's number in the
+lane, entry, messages of the entry before the place, ledger id, version. A lane without a place
+is read from its beginning.
 """
 
 from __future__ import annotations
@@ -35,17 +43,21 @@ from __future__ import annotations
 import difflib
 import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Literal, TypeVar
 
 import msgspec
 
-from ledger_client.spark.errors import BadOption
-from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.reading.places import LanePlace
-from ledger_client.topics.reading.starting import Start, Version
-from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
+from ledger_client.errors import BadOption, BadTopic
+from ledger_client.message_id import MessageId
+from ledger_client.topics.positions import LanePlace, Place, Version
+from ledger_client.topics.reading.options import Start
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+
+Offset = Mapping[str, Mapping[str, str | int]]
+_LANE = re.compile(r"(-1|\d{1,10})/(\d{1,10})", re.ASCII)
+_PLACE = re.compile(r"(-1|\d{1,19}):(\d{1,19}):(\d{1,19}):(-1|\d{1,19}):(-1|\d{1,19})", re.ASCII)
 
 DEFAULT_CLUSTER = "bookie://127.0.0.1:3181"
 ROWS_PER_BATCH = 10_000
@@ -64,7 +76,7 @@ T = TypeVar("T")
 
 
 class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """The options of a read, checked."""
+    """The options of a read, validated."""
 
     cluster: str
     topics: tuple[str, ...]
@@ -82,20 +94,20 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     bytes_per_partition: int = BYTES_PER_PARTITION
     partitions_min: int | None = None
     messages_max: int | None = None
-    """of a micro-batch"""
+    """messages of a micro-batch"""
     bytes_max: int | None = None
 
     @property
     def on_gap(self) -> Literal["raise", "skip"]:
-        """What becomes of messages that were removed."""
+        """Whether removed messages raise or are skipped."""
         return "raise" if self.fail_on_data_loss else "skip"
 
 
 def parse_options(given: Mapping[str, str]) -> SourceOptions:
-    """Return what *given* says.
+    """Parse the options that Spark passes.
 
     Raises:
-        BadOption: one cannot be; the message names it.
+        BadOption: an option is invalid; the message names it.
     """
     options = GivenOptions(given, _NAMES)
     rows = options.one("rowsPerBatch", _count, ROWS_PER_BATCH)
@@ -121,10 +133,10 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
 
 
 class GivenOptions:
-    """Options as Spark gives them, each by one of the *names* there are."""
+    """Options as Spark passes them, restricted to known *names*."""
 
     def __init__(self, given: Mapping[str, str], names: Sequence[str]) -> None:
-        """Raises BadOption for a name that there is not."""
+        """Raises BadOption for an unknown name."""
         known = {name.lower(): name for name in names}
         self._values: dict[str, str] = {}
         for name, value in given.items():
@@ -133,7 +145,7 @@ class GivenOptions:
             self._values[known[name.lower()]] = value.strip()
 
     def text(self, name: str) -> str:
-        """Return what is given, "" for nothing."""
+        """Return the option's text, "" if it is not set."""
         return self._values.get(name, "")
 
     def cluster(self) -> str:
@@ -141,7 +153,7 @@ class GivenOptions:
         return self.text("cluster") or os.environ.get("QUIRE_CLUSTER") or DEFAULT_CLUSTER
 
     def one(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Return what *parse* makes of an option. Raises BadOption where it raises ValueError."""
+        """Parse an option. Raises BadOption if *parse* raises ValueError."""
         text = self._values.get(name, "")
         if not text:
             return default
@@ -151,7 +163,7 @@ class GivenOptions:
             raise BadOption(name, str(wrong)) from wrong
 
     def topics(self) -> tuple[str, ...]:
-        """Return the topics to be read. Raises BadOption."""
+        """Return the names of the topics. Raises BadOption."""
         both = [self.text(name) for name in ("topic", "topics", "path")]
         names = tuple(name.strip() for text in both for name in text.split(",") if name.strip())
         if not names:
@@ -161,7 +173,7 @@ class GivenOptions:
         return names
 
     def place(self, end: str) -> Start | None:
-        """Return where reading begins or ends. Raises BadOption."""
+        """Return the begin or end of the range, `None` if unset. Raises BadOption."""
         named = [f"{end}{place}" for place in _PLACES if self.text(f"{end}{place}")]
         if not named:
             return None
@@ -254,7 +266,7 @@ def _event_time(text: str) -> Start:
 
 
 def _timestamp(text: str) -> Start:
-    """Take it as Spark shows it too: what does not fit a long is negative there."""
+    """Accept the number as Spark shows it too, negative if it exceeds a signed long."""
     return Timestamp(_whole(text, -_LONG_MAX - 1, (1 << 64) - 1) % (1 << 64))
 
 
@@ -273,12 +285,12 @@ def _ids(text: str) -> Start:
 
 
 def parse_position(text: str) -> tuple[LanePlace, ...]:
-    """Return a position from JSON: as position() gives it, or as a streaming query keeps it.
+    """Parse a position from JSON: as position() returns it, or an offset of a streaming query.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is neither.
     """
-    from ledger_client.spark.offsets import position_of  # which needs nothing of Spark
+    from ledger_client.spark.options import position_of  # which needs nothing of Spark
 
     try:
         if text.startswith("["):
@@ -295,3 +307,58 @@ _PARSERS: dict[str, Callable[[str], Start | None]] = {
     "Timestamp": _timestamp,
     "EventTime": _event_time,
 }
+
+
+def offset_of(
+    position: Iterable[LanePlace], uids: Mapping[str, int]
+) -> dict[str, dict[str, str | int]]:
+    """Return a position as an offset; *uids* also has the topics without lanes yet."""
+    offset: dict[str, dict[str, str | int]] = {name: {"uid": uids[name]} for name in sorted(uids)}
+    for each in sorted(position):
+        lane = f"{each.partition}/{each.lane}"
+        offset.setdefault(each.topic, {"uid": each.uid})[lane] = ":".join(map(str, each.place))
+    return offset
+
+
+def position_of(offset: Offset) -> tuple[LanePlace, ...]:
+    """Return an offset as a position.
+
+    Raises:
+        ValueError: it is not an offset.
+    """
+    found: list[LanePlace] = []
+    for topic, uid in _uids(offset).items():
+        lanes = offset[topic]
+        named = [lane for lane in lanes if lane != "uid"]
+        found += [_lane_place(topic, uid, lane, lanes[lane]) for lane in named]
+    return tuple(sorted(found))
+
+
+def check_topics(offset: Offset, uids: Mapping[str, int]) -> None:
+    """Check that an offset belongs to these topics, by their uids.
+
+    Raises:
+        ValueError: it is not an offset.
+        BadTopic: a topic was deleted and created again since.
+    """
+    for topic, uid in _uids(offset).items():
+        if uids.get(topic, uid) != uid:
+            reason = "the offset is of another topic of this name, which was deleted"
+            raise BadTopic(reason, topic=topic)
+
+
+def _uids(offset: Offset) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for topic, lanes in offset.items():
+        uid = lanes.get("uid") if isinstance(lanes, Mapping) else None
+        if not isinstance(uid, int):
+            raise ValueError(f"the offset of {topic} has no uid")  # noqa: TRY004 - it came as JSON
+        found[topic] = uid
+    return found
+
+
+def _lane_place(topic: str, uid: int, lane: str, text: str | int) -> LanePlace:
+    where, place = _LANE.fullmatch(lane), _PLACE.fullmatch(str(text))
+    if where is None or place is None:
+        raise ValueError(f"{topic}: {lane!r}: {text!r} is no place in a lane")
+    return LanePlace(topic, uid, int(where[1]), int(where[2]), Place(*map(int, place.groups())))

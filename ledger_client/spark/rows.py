@@ -1,4 +1,7 @@
-"""Rows of a task: spans read from the bookies, as the Arrow batches that Spark takes."""
+"""Rows of a task: ranges read from the bookies as the Arrow batches that Spark takes.
+
+pyarrow takes long to import, so import this module where it is first needed.
+"""
 
 from __future__ import annotations
 
@@ -10,35 +13,35 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import StructType
 
-from ledger_client.spark import columns
+from ledger_client.jobs import arrow_columns
 from ledger_client.spark.failures import without_stack
 from ledger_client.spark.options import ROWS_MAX, SourceOptions
-from ledger_client.spark.schema import Columns
+from ledger_client.spark.schema import SourceColumns
 from ledger_client.spark.values import ValueParser, texts_of
-from ledger_client.topics.reading.span_reader import iterate_spans
-from ledger_client.topics.reading.spans import Span
+from ledger_client.topics.reading.range_reader import iterate_ranges
+from ledger_client.topics.reading.ranges import LedgerRange
 from ledger_client.topics.values.decoder import open_decoder
 
 
 def read_rows(
-    spans: Sequence[Span], wanted: Columns, options: SourceOptions
+    ranges: Sequence[LedgerRange], wanted: SourceColumns, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of the spans; raises as SpanReader.batches, and UnreadableValue."""
-    if not spans:
+    """Yield the messages of ranges. Raises as RangeReader.entries(), and UnreadableValue."""
+    if not ranges:
         return
     forming = _Forming(wanted, options)
-    slices = iterate_spans(options.cluster, spans, on_gap=options.on_gap)
+    slices = iterate_ranges(options.cluster, ranges, on_gap=options.on_gap)
     with without_stack(), closing(slices):
-        for rows, arrays in columns.batches_of(
+        for rows, arrays in arrow_columns.batches_of(
             slices, forming.built, rows_min=options.rows_per_batch, rows_max=ROWS_MAX
         ):
             yield forming.batch(rows, arrays)
 
 
 class _Forming:
-    """Makes batches of the built columns, exactly as the schema says."""
+    """Builds batches with exactly the columns of the schema."""
 
-    def __init__(self, wanted: Columns, options: SourceOptions) -> None:
+    def __init__(self, wanted: SourceColumns, options: SourceOptions) -> None:
         names = wanted.schema.fieldNames()
         self._schema = arrow_schema(wanted.schema)
         self.built = [name for name in names if name not in wanted.fields]
@@ -57,7 +60,7 @@ class _Forming:
             self._parser = ValueParser(self._topic, fields, options.mode, decoder)
 
     def batch(self, rows: int, arrays: list[pa.Array]) -> pa.RecordBatch:
-        """Return a batch of all columns that are wanted."""
+        """Return a batch of all wanted columns."""
         if not self._names:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
         found: dict[str, Any] = dict(zip(self.built, arrays, strict=True))
@@ -72,5 +75,5 @@ class _Forming:
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """Return the Arrow schema that Spark wants for its own."""
+    """Return the Arrow schema that Spark expects for its own."""
     return to_arrow_schema(schema, timezone="UTC")

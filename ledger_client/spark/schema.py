@@ -1,11 +1,10 @@
 """The columns that Spark sees: those of every message, and those of the topic's schema.
 
-A topic whose schema is of kind "string" has text for values. One of kind "json" with a
-definition has a column more for each field: the definition is a JSON Schema of an object, or a
-schema as Spark writes it (``frame.schema.json()``). So has one of kind "avro" or "protobuf":
-topics/values/kinds.py says how these are defined. One that tells nothing of its fields adds no
-column. A field that is called as a column of every message becomes value_<name>. Several topics
-that are read at once have such columns if their schemas are the same.
+A topic with a schema of kind "string" has text values. Kind "json" with a definition adds a
+column for each field; the definition is a JSON Schema of an object, or a schema as Spark writes
+it (``frame.schema.json()``). So do kinds "avro" and "protobuf" (topics/values/kinds.py). A schema
+without fields adds no column. A field with the name of a message column becomes value_<name>.
+Several topics read together have such columns if their schemas are equal.
 """
 
 from __future__ import annotations
@@ -31,8 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ledger_client.spark.errors import BadOption, SparkError
-from ledger_client.topics.errors import BadSchema
+from ledger_client.errors import BadOption, BadSchema, SparkError
 from ledger_client.topics.values.kinds import PACKAGES
 from metadata.topics import Schema, TopicRecord
 
@@ -66,24 +64,24 @@ _CLASH = "value_"
 _AS_BYTES = "read it as bytes with the option columns, such as columns=key,value"
 
 
-class Columns(msgspec.Struct, frozen=True):
-    """What a read gives."""
+class SourceColumns(msgspec.Struct, frozen=True):
+    """The columns of a read, and which of them are decoded from values. Pickled for tasks."""
 
     schema: StructType
     fields: Mapping[str, str]
-    """column by column, the field of the value that it has"""
+    """the field of the value in each column that has one"""
     text: bool
-    """values are text"""
+    """whether values are text"""
     decoded: Schema | None = None
-    """of kind "avro" or "protobuf": how values become fields; else they are JSON"""
+    """the schema that decodes values, of kind "avro" or "protobuf"; otherwise they are JSON"""
 
 
-def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> Columns:
-    """Return the columns of these topics, all or those that are wanted, in that order.
+def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> SourceColumns:
+    """Return the columns of these topics: all, or the wanted ones in their order.
 
     Raises:
         BadOption: there is no such column.
-        SparkError: a topic's schema cannot be understood.
+        SparkError: a topic's schema cannot be converted.
     """
     schemas = {topic.schema for topic in topics}
     schema = topics[0].schema if len(schemas) == 1 else Schema()
@@ -103,7 +101,7 @@ def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> C
     for name in chosen:
         if name not in known:
             raise BadOption("columns", f"there is no column {name!r}; there are {', '.join(known)}")
-    return Columns(
+    return SourceColumns(
         StructType([known[name] for name in chosen]),
         {name: fields[name] for name in chosen if name in fields},
         text,
@@ -126,15 +124,15 @@ def _decoded(topic: str, schema: Schema) -> list[StructField]:
         found = from_arrow_schema(pa.schema(open_decoder(topic, schema).fields))
         return _unique(StructType([StructField(f.name, _nullable(f.dataType)) for f in found]))
     except (BadSchema, ValueError, PySparkException) as wrong:
-        told = str(wrong) if isinstance(wrong, BadSchema) else f"topic {topic}: {_line(wrong)}"
-        raise SparkError(f"{told}; {_AS_BYTES}") from wrong
+        reason = str(wrong) if isinstance(wrong, BadSchema) else f"topic {topic}: {_line(wrong)}"
+        raise SparkError(f"{reason}; {_AS_BYTES}") from wrong
 
 
 def _defined(topic: str, definition: str) -> list[StructField]:
     try:
-        told = msgspec.json.decode(definition)
-        is_sparks = isinstance(told, dict) and told.get("type") == "struct"
-        found = _nullable(StructType.fromJson(told)) if is_sparks else _type_of(told, "")
+        decoded = msgspec.json.decode(definition)
+        is_sparks = isinstance(decoded, dict) and decoded.get("type") == "struct"
+        found = _nullable(StructType.fromJson(decoded)) if is_sparks else _type_of(decoded, "")
         fields = _checked(topic, found)
     except (ValueError, TypeError, KeyError, PySparkException) as wrong:
         raise SparkError(
@@ -144,7 +142,7 @@ def _defined(topic: str, definition: str) -> list[StructField]:
 
 
 def _nullable(kind: DataType) -> DataType:
-    """Return the type with null allowed everywhere: a value may lack whatever a frame had."""
+    """Return the type with null allowed everywhere, since values may lack any field."""
     if isinstance(kind, StructType):
         return StructType([StructField(each.name, _nullable(each.dataType)) for each in kind])
     if isinstance(kind, ArrayType):
@@ -155,7 +153,7 @@ def _nullable(kind: DataType) -> DataType:
 
 
 def _checked(topic: str, found: DataType) -> list[StructField]:
-    """Return the fields. Raises TypeError where there can be none, ValueError if one cannot be."""
+    """Return the fields. Raises TypeError for a type without fields, ValueError for a bad one."""
     if not isinstance(found, StructType):
         raise TypeError("it defines no fields")
     _check_parsed(topic, found)
@@ -163,7 +161,7 @@ def _checked(topic: str, found: DataType) -> list[StructField]:
 
 
 def _unique(found: StructType) -> list[StructField]:
-    """Return the fields. Raises ValueError if two differ by case at most."""
+    """Return the fields. Raises ValueError if two differ only in case."""
     low = [name.lower() for name in found.fieldNames()]
     twice = next((name for name in low if low.count(name) > 1), None)
     if twice is not None:
@@ -172,13 +170,13 @@ def _unique(found: StructType) -> list[StructField]:
 
 
 def _check_parsed(topic: str, found: StructType) -> None:
-    """Raise ValueError for a type that values are not parsed into."""
-    from ledger_client.spark.values import ValueParser  # it takes pyarrow, which takes long
+    """Raise ValueError for a type that Arrow cannot parse JSON into."""
+    from ledger_client.spark.values import ValueParser  # imports pyarrow, which takes long
 
     for field in to_arrow_schema(found, timezone="UTC"):
         try:
             ValueParser(topic, [field], "failfast").check()
-        except NotImplementedError as wrong:  # Arrow's, for: no such type is parsed
+        except NotImplementedError as wrong:  # Arrow's, if it cannot parse this type
             raise ValueError(f"{field.name} is a {field.type}, which is not parsed") from wrong
 
 
@@ -187,12 +185,12 @@ def _line(wrong: Exception) -> str:
 
 
 def _type_of(schema: Any, where: str) -> DataType:  # noqa: ANN401 - anything may be in JSON
-    """Return the type that a JSON Schema describes. Raises ValueError for one that is none."""
+    """Return the type that a JSON Schema describes. Raises ValueError if it cannot."""
     named = schema.get("type") if isinstance(schema, dict) else None
     kinds = [kind for kind in (named if isinstance(named, list) else [named]) if kind != "null"]
     kind = kinds[0] if len(kinds) == 1 else None
     if kind == "object" and not where and "properties" not in schema:
-        return StructType()  # objects of any fields: of a column they could not be told
+        return StructType()  # objects of any fields: a column needs known fields
     if kind == "object" and isinstance(schema.get("properties"), dict):
         return StructType(
             [

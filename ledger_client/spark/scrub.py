@@ -1,93 +1,70 @@
-"""Scrubbing by Spark: a task for each group of ledgers, which asks the bookies by itself."""
+"""Scrubbing by Spark: a task for each group of ledgers reads all copies from the bookies."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
-from ledger_client import connecting
-from ledger_client.operations.scrubbing import Chosen, Part, ScrubbedLedger, group, scrub
-from ledger_client.spark.failures import unwrapped, without_stack
-from ledger_client.spark.session import open_session
+from ledger_client.cluster.operations.scrubbing import (
+    Chosen,
+    OnProgress,
+    ScrubbedLedger,
+    group,
+    scrub,
+)
+from ledger_client.spark.failures import without_stack
+from ledger_client.spark.session import collected, start_spark
+from ledger_client.topics.context import open_context
+
+if TYPE_CHECKING:
+    from pyspark import SparkContext
 
 TASKS_MAX = 64
 TASK_SIZE = 256 << 20
-"""Payload bytes of all copies that one task looks at, about; each task costs some 30 ms."""
-LOOK_S = 0.2
-"""Between two looks at how far Spark is."""
+"""Approximate payload bytes, of all copies, for one task; a task costs about 30 ms."""
 
 
-class Task:
-    """What an executor does; pickled. *url* is the cluster's, as executors reach it."""
+class ScrubTask:
+    """The work of an executor; pickled. *url* is the cluster as executors reach it."""
 
     def __init__(self, url: str) -> None:
         self._url = url
 
     def __call__(self, groups: Iterable[list[Chosen]]) -> Iterator[bytes]:
-        """Yield what was found in each group, as msgpack."""
+        """Yield the findings for each group, as msgpack."""
         for chosen in groups:
             with without_stack():
                 found = trio.run(self._scrub, chosen)
             yield msgspec.msgpack.encode(found)
 
     async def _scrub(self, chosen: list[Chosen]) -> list[ScrubbedLedger]:
-        async with connecting.connect(self._url) as client:
-            return await scrub(client, chosen)
+        async with open_context(self._url) as context:
+            return await scrub(context.ledgers, chosen)
 
 
 async def scrub_by_spark(
-    url: str, chosen: Sequence[Chosen], told: Part, *, master: str
+    url: str, chosen: Sequence[Chosen], on_progress: OnProgress, *, master: str
 ) -> list[ScrubbedLedger]:
-    """Compare the copies of these ledgers in Spark at *master*; cancelled, its job ends.
+    """Compare the copies of ledgers in Spark at *master*; cancelling it ends the job.
 
     Raises:
         SparkError: Spark is missing, did not start, or failed.
         LedgerError: as tasks raised it.
     """
-    opening = open_session(master, app="quire scrub")
-    with opening as session:
-        spark: Any = session.sparkContext
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(_watch, spark, told)
-            try:
-                run = partial(_run, spark, url, chosen)
-                rows = await trio.to_thread.run_sync(run, abandon_on_cancel=True)
-            except trio.Cancelled:
-                with trio.CancelScope(shield=True):
-                    await trio.to_thread.run_sync(spark.cancelAllJobs)
-                raise
-            nursery.cancel_scope.cancel()
+    with start_spark(master, app="quire scrub") as session:
+        run = partial(_run, url=url, chosen=chosen)
+        rows = await collected(session.sparkContext, run, on_progress)
     return [each for row in rows for each in msgspec.msgpack.decode(row, type=list[ScrubbedLedger])]
 
 
-def _run(spark: Any, url: str, chosen: Sequence[Chosen]) -> list[bytes]:  # noqa: ANN401
+def _run(spark: SparkContext, *, url: str, chosen: Sequence[Chosen]) -> list[bytes]:
     total = sum(each.size for each in chosen)
     count = max(-(-total // TASK_SIZE), spark.defaultParallelism)
     groups = group(chosen, min(count, TASKS_MAX))
     if not groups:
         return []
-    with unwrapped():
-        rdd = spark.parallelize(groups, len(groups)).mapPartitions(Task(url))
-        found: list[bytes] = rdd.collect()
-        return found
-
-
-async def _watch(spark: Any, told: Part) -> None:  # noqa: ANN401 - PySpark's has few types
-    tracker = spark.statusTracker()
-    while True:
-        await trio.sleep(LOOK_S)
-        part = await trio.to_thread.run_sync(_part, tracker, abandon_on_cancel=True)
-        if part is not None:
-            told(part)
-
-
-def _part(tracker: Any) -> float | None:  # noqa: ANN401
-    stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
-    known = [stage for stage in stages if stage is not None and stage.numTasks]
-    if not known:
-        return None
-    return float(sum(s.numCompletedTasks for s in known) / sum(s.numTasks for s in known))
+    return spark.parallelize(groups, len(groups)).mapPartitions(ScrubTask(url)).collect()

@@ -1,8 +1,8 @@
-"""A Spark session with the data source ``quire``, for the length of a block.
+"""A Spark session for the length of a block.
 
-What Spark needs is looked for first, so that what is missing is told in one line and not by a
-stack of two languages. What Spark itself prints goes to a file, and is told only when it does
-not start. At the end of the block, however it ends, the JVM is gone too.
+Python packages and Java are checked first, so that a missing one is reported in one line and not
+by stack traces of two languages. What Spark prints goes to a file, and is shown only if Spark does
+not start. When the block ends, for any reason, the JVM has ended too.
 """
 
 from __future__ import annotations
@@ -10,21 +10,87 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, TYPE_CHECKING, Any, TypeVar
 
-from ledger_client.spark.errors import SparkFailed, SparkMissing
-from ledger_client.spark.java import check_java
+import trio
+
+from ledger_client.background import Background
+from ledger_client.errors import SparkFailed, SparkMissing
+from ledger_client.spark.failures import unwrapped
 
 if TYPE_CHECKING:
+    from pyspark import SparkContext
     from pyspark.sql import SparkSession
+
+VERSION_MIN = 17
+MODULE = "jdk.incubator.vector"
+"""Spark loads it; reduced Java runtimes lack it."""
+TRY_S = 30.0
+_VERSION = re.compile(r'version "(?:1\.)?(\d+)')
+_NEXT = f"install Java {VERSION_MIN} or later, or let JAVA_HOME name it"
+
+
+def check_java() -> None:
+    """Check that Spark can run on this machine's Java; takes a quarter of a second.
+
+    Raises:
+        SparkMissing: there is none, it does not run, it is of a version before 17, or it
+            lacks a module.
+    """
+    java = _find()
+    if _run(java, "--add-modules", MODULE, "-version").returncode == 0:
+        version = _version(_run(java, "-version").stderr)
+        if version is not None and version >= VERSION_MIN:
+            return
+    tried = _run(java, "-version")
+    version = _version(tried.stderr)
+    if tried.returncode != 0 or version is None:
+        raise SparkMissing(f"{java} does not run: {_last_line(tried.stderr)}; {_NEXT}")
+    if version < VERSION_MIN:
+        raise SparkMissing(f"{java} is Java {version}, and Spark needs {VERSION_MIN}; {_NEXT}")
+    raise SparkMissing(f"{java} lacks the module {MODULE}, which Spark needs; {_NEXT}")
+
+
+def _find() -> str:
+    home = os.environ.get("JAVA_HOME")
+    if home:
+        java = Path(home) / "bin" / "java"
+        if not java.is_file():
+            raise SparkMissing(f"JAVA_HOME is {home}, and there is no bin/java in it; {_NEXT}")
+        return str(java)
+    found = shutil.which("java")
+    if found is None:
+        raise SparkMissing(f"there is no Java here, and Spark needs it; {_NEXT}")
+    return found
+
+
+def _run(java: str, *words: str) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(
+            [java, *words], capture_output=True, text=True, timeout=TRY_S, check=False
+        )
+    except (OSError, subprocess.TimeoutExpired) as failure:
+        raise SparkMissing(f"{java} does not run: {failure}; {_NEXT}") from failure
+
+
+def _version(text: str) -> int | None:
+    found = _VERSION.search(text)
+    return None if found is None else int(found[1])
+
+
+def _last_line(text: str) -> str:
+    lines = text.strip().splitlines()
+    return lines[-1].strip() if lines else "it printed nothing"
+
 
 SPARK_MIN = (4, 3)
 STOP_S = 20.0
@@ -37,47 +103,46 @@ _QUIET = {
     "spark.sql.session.timeZone": "UTC",
     "spark.sql.execution.pyspark.udf.simplifiedTraceback.enabled": "true",
 }
-# Of one machine: nothing depends on what its name resolves to.
+# On one machine nothing should depend on how its host name resolves.
 _LOCAL = {"spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1"}
 _EXCEPTION = re.compile(r"^(?:\S+ )*?[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
 _NOTHING: Mapping[str, str] = {}
 
 
 @contextmanager
-def open_session(
+def start_spark(
     master: str = "local[*]", *, app: str = "quire", conf: Mapping[str, str] = _NOTHING
 ) -> Iterator[SparkSession]:
-    """Start Spark for the block. One session at a time is in a process.
+    """Start Spark for the block. A process can have one session at a time.
 
     Args:
         master: "local[N]" in this process's own JVM, or the URL of a cluster.
-        app: what the session is called.
-        conf: Spark's settings, over ours: no UI, errors alone in the log, times in UTC.
+        app: name of the session.
+        conf: settings of Spark that override ours: no UI, only errors logged, times in UTC.
 
     Raises:
-        SparkMissing: PySpark is not installed, or is too old.
-        JavaMissing, JavaTooOld: see check_java().
-        SparkFailed: Spark did not start, or one runs in this process already.
+        SparkMissing: PySpark or Java is not installed, or is too old.
+        SparkFailed: Spark did not start, or this process has a session already.
     """
     check_spark()
     check_java()
     check_master(master)
     from pyspark import SparkContext
 
-    if SparkContext._active_spark_context is not None:  # there is no other way
+    if SparkContext._active_spark_context is not None:  # PySpark offers no public way
         raise SparkFailed("a Spark session is open in this process already; use that one")
-    kept = signal.getsignal(signal.SIGINT)  # Spark puts its own in the place, for good
+    kept = signal.getsignal(signal.SIGINT)  # Spark installs its own and never restores it
     with tempfile.TemporaryDirectory(prefix="quire-spark-") as folder, _python(master):
         try:
             yield _start(_settings(master, app, conf), Path(folder) / "spark.log")
         finally:
-            with suppress(ValueError):  # another thread than the first: there is none of ours
+            with suppress(ValueError):  # not the main thread, which alone has handlers
                 signal.signal(signal.SIGINT, kept)
             _stop()
 
 
 def check_spark() -> None:
-    """Raise SparkMissing unless there is a PySpark that is new enough."""
+    """Raise SparkMissing unless PySpark is installed and new enough."""
     if importlib.util.find_spec("pyspark") is None:
         raise SparkMissing(f"PySpark is not installed: {_INSTALL}")
     from pyspark.version import __version__ as version
@@ -88,9 +153,9 @@ def check_spark() -> None:
 
 
 def check_master(master: str) -> None:
-    """Raise SparkFailed unless a master of a Spark cluster listens; Spark would try for a minute.
+    """Raise SparkFailed unless a spark:// master listens; Spark would retry for a minute.
 
-    Of other kinds of clusters nothing is asked.
+    Other kinds of masters are not checked.
     """
     if not master.startswith("spark://"):
         return
@@ -114,10 +179,10 @@ def _settings(master: str, app: str, conf: Mapping[str, str]) -> dict[str, str]:
 
 @contextmanager
 def _python(master: str) -> Iterator[None]:
-    """Let workers run this Python; on a cluster, another if PYSPARK_PYTHON names one.
+    """Let workers run this Python, or on a cluster the one that PYSPARK_PYTHON names.
 
-    They look for modules in the current folder only if this process does: there may be sources
-    of quire in it, and what is installed is meant.
+    Workers import from the current folder only if this process does: it may hold sources of
+    quire that would shadow the installed package.
     """
     words: dict[str, str] = {}
     if "PYSPARK_PYTHON" not in os.environ or master.startswith("local"):
@@ -142,41 +207,38 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
 
-    from ledger_client.spark import register
-
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
-    with log.open("wb") as told:
+    with log.open("wb") as output:
         try:
-            gateway = launch_gateway(conf, _popen(told))  # type: ignore[no-untyped-call] # as it is
+            gateway = launch_gateway(conf, _popen(output))  # type: ignore[no-untyped-call] # as it is
             session = SparkSession(SparkContext(conf=conf, gateway=gateway))
         except (PySparkException, Py4JError, OSError) as failure:
             raise SparkFailed(f"Spark did not start: {_reason(failure, log)}") from failure
-    register(session)
     return session
 
 
-def _popen(told: IO[bytes]) -> dict[str, Any]:
-    return {"stdout": told, "stderr": subprocess.STDOUT}
+def _popen(output: IO[bytes]) -> dict[str, Any]:
+    return {"stdout": output, "stderr": subprocess.STDOUT}
 
 
 def _reason(failure: Exception, log: Path) -> str:
-    """Return what Spark says of the first exception in its log."""
-    told = _EXCEPTION.search(log.read_text(errors="replace"))
-    if told is not None:
-        return told[1].strip()
-    with suppress(Exception):  # what Py4J says it asks of the JVM, which may be gone
+    """Return the message of the first exception in Spark's log."""
+    found = _EXCEPTION.search(log.read_text(errors="replace"))
+    if found is not None:
+        return found[1].strip()
+    with suppress(Exception):  # Py4J asks the JVM for the message, which may be gone
         return str(failure).splitlines()[0]
     return type(failure).__name__
 
 
 def _stop() -> None:
-    """End Spark and its JVM, and let the process start another."""
+    """Stop Spark and its JVM, so that the process can start another."""
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    gateway: Any = SparkContext._gateway  # PySpark keeps it for ever otherwise
+    gateway: Any = SparkContext._gateway  # otherwise PySpark keeps it for ever
     session = SparkSession.getActiveSession() if gateway is not None else None
-    with suppress(Exception):  # the JVM may be gone: then so is all that it would stop
+    with suppress(Exception):  # if the JVM is gone there is nothing to stop
         if session is not None:
             session.stop()
         elif SparkContext._active_spark_context is not None:
@@ -191,7 +253,7 @@ def _stop() -> None:
 
 
 def _end(process: subprocess.Popen[bytes] | None) -> None:
-    """Let the JVM end: it does so when its input is closed, or else by SIGKILL."""
+    """End the JVM by closing its input, or after STOP_S by SIGKILL."""
     if process is None:
         return
     with suppress(OSError):
@@ -202,3 +264,48 @@ def _end(process: subprocess.Popen[bytes] | None) -> None:
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+
+
+LOOK_S = 0.2
+"""Interval between reports of progress."""
+T = TypeVar("T")
+
+
+async def collected(
+    spark: SparkContext, collect: Callable[[SparkContext], T], on_progress: Callable[[float], None]
+) -> T:
+    """Run *collect* in a thread and return its result; cancelling it ends the session's jobs.
+
+    Raises:
+        SparkError: Spark failed.
+        LedgerError: as tasks raised it, if it is constructed from a message alone.
+    """
+
+    def run() -> T:
+        with unwrapped():
+            return collect(spark)
+
+    async with Background() as nursery:
+        nursery.start_soon(_watch, spark, on_progress)
+        try:
+            return await trio.to_thread.run_sync(run, abandon_on_cancel=True)
+        except trio.Cancelled:
+            with trio.CancelScope(shield=True):
+                await trio.to_thread.run_sync(spark.cancelAllJobs)
+            raise
+
+
+async def _watch(spark: SparkContext, on_progress: Callable[[float], None]) -> None:
+    """Report the fraction of done tasks in the running stages."""
+    tracker: Any = spark.statusTracker()
+    while True:
+        await trio.sleep(LOOK_S)
+        done, total = await trio.to_thread.run_sync(_tasks, tracker, abandon_on_cancel=True)
+        if total:
+            on_progress(done / total)
+
+
+def _tasks(tracker: Any) -> tuple[int, int]:  # noqa: ANN401 - PySpark's tracker has no types
+    stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
+    known = [stage for stage in stages if stage is not None]
+    return sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)

@@ -1,34 +1,33 @@
-"""Writing a topic from Spark: a frame is in the topic as a whole, or nothing of it is.
+"""Writing a topic from Spark: the whole frame is shown in the topic, or nothing of it.
 
-    driver   writer()     begins a job: says that it lives (writing_job.py)
-    tasks    write()      stage ledgers, say every minute that the job lives
+    driver   writer()     begins a job and takes its lease (writing_job.py)
+    tasks    write()      stage ledgers, renew the job's lease every minute
     driver   commit()     shows the ledgers of one attempt at each task, by one transaction
-             abort()      gives all up
+             abort()      discards all of them
 
-Each of the three is a process of its own; what they need goes from one to the other by pickling.
-What failed and speculative tasks staged is never shown. When the driver is killed, nothing of
-the frame is shown, and what is staged is given up by the bookie that leads, once nobody has said
-for 15 minutes that the job lives. A frame that waits longer than that between its last
-row and its commit is lost, and told so.
+Each of the three runs in a process of its own; state goes from one to the next by pickling.
+Ledgers of failed and speculative tasks are never shown. If the driver is killed, nothing of the
+frame is shown, and the leader discards the ledgers once the lease was not renewed for 15 minutes.
+A frame that waits longer than that between its last row and its commit is lost, with an error.
 
-Rows of a Spark partition keep their order in each partition of the topic, and Spark's
-partitions follow one another. A topic ordered by event time takes a frame that is ordered
-by it. At most about 500 ledgers can be shown at once: each task makes one for each partition of
-the topic that it has rows for, or more where it writes more than the topic's roll size.
+Rows of a Spark partition keep their order in each partition of the topic, and Spark's partitions
+follow one another. A topic ordered by event time takes a frame ordered by it. One commit can show
+about 500 ledgers: each task makes one for each partition of the topic that it has rows for, or
+more where it writes more than the topic's roll size.
 
-A streaming query writes each micro-batch so. What it wrote last is kept with the topic, under
-the query's id, by that same transaction: a batch that is written again, after a restart from the
-checkpoint, is in the topic once. A checkpoint that does not go with what the topic has is told
-(topics/jobs/marks.py).
+A streaming query writes each micro-batch the same way. The last batch is recorded with the
+topic, under the query's id, by that transaction: a batch that is written again, after a restart
+from the checkpoint, is in the topic once. A checkpoint that does not match the topic is an error
+(SinkBatch in jobs/staging/writing_job.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -37,18 +36,11 @@ from pyspark.sql.datasource import (
     WriterCommitMessage,
 )
 
-from ledger_client import connecting
 from ledger_client.background import Background
-from ledger_client.portal import Portal
-from ledger_client.spark.failures import without_stack
-from ledger_client.spark.planning import ask
-from ledger_client.spark.sink_options import SinkOptions
-from ledger_client.spark.sink_schema import RowPlan
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.jobs.marks import SinkBatch
-from ledger_client.topics.jobs.staged_piece import StagedPiece
-from ledger_client.topics.jobs.staged_writer import Part, StagedWriter, open_staged_writer
-from ledger_client.topics.jobs.writing_job import (
+from ledger_client.jobs.staging.staged_writer import JobPart, StagedWriter, open_staged_writer
+from ledger_client.jobs.staging.staging import SealedLedger
+from ledger_client.jobs.staging.writing_job import (
+    SinkBatch,
     WritePlan,
     abort_write,
     commit_write,
@@ -56,22 +48,29 @@ from ledger_client.topics.jobs.writing_job import (
     keep_write,
     plan_write,
 )
+from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.portal import Portal
+from ledger_client.spark.failures import without_stack
+from ledger_client.spark.reader import ask
+from ledger_client.spark.sink_plan import RowPlan, SinkOptions
+from ledger_client.topics.context import TopicContext, open_context
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
+T = TypeVar("T")
 QUERY_ID = "sql.streaming.queryId"
-"""Of Spark's properties of a task; it is kept in the checkpoint."""
+"""Spark's task property with the query's id, which is kept in the checkpoint."""
 RUN_ID = "spark.jobGroup.id"
-"""Of a streaming query that was started once: another one after each restart."""
+"""Spark's task property with the run's id, new after each restart."""
 
 
 @dataclass(frozen=True)
 class WrittenPart(WriterCommitMessage):
-    """What a task staged."""
+    """The ledgers that a task staged."""
 
     index: int
-    pieces: tuple[StagedPiece, ...]
+    ledgers: tuple[SealedLedger, ...]
     plan: WritePlan
     query: str
     """id of the streaming query, or "" """
@@ -80,36 +79,36 @@ class WrittenPart(WriterCommitMessage):
 
 
 class QuireWriter(DataSourceArrowWriter):
-    """Writes a frame."""
+    """Writes a frame in one job; Spark pickles it into each task."""
 
     def __init__(self, options: SinkOptions, rows: RowPlan) -> None:
         """Begin the job. Raises as plan_write()."""
         self._options = options
         self._rows = rows
-        self._plan = ask(options.cluster, partial(plan_write, name=options.topic))
+        self._plan = call(options.cluster, partial(plan_write, name=options.topic))
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
-        """Stage what a task has; runs where the task does."""
+        """Stage the rows of a task; runs in the task's process."""
         with without_stack():
             return write_part(self._options, self._rows, self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Show what the tasks staged. Raises as commit_write()."""
+        """Show the tasks' ledgers. Raises as commit_write()."""
         with without_stack():
-            work = partial(commit_write, plan=self._plan, pieces=_pieces(_parts(messages)))
-            ask(self._options.cluster, work)
+            work = partial(commit_write, plan=self._plan, sealed=_ledgers(_parts(messages)))
+            call(self._options.cluster, work)
 
     def abort(self, messages: list[WriterCommitMessage | None]) -> None:
-        """Give everything up."""
+        """Discard all staged ledgers; on failure the leader discards them later."""
         with without_stack():
-            ask(self._options.cluster, partial(abort_write, plan=self._plan))
+            call(self._options.cluster, partial(abort_write, plan=self._plan))
 
 
 class QuireStreamWriter(DataSourceStreamArrowWriter):
     """Writes the micro-batches of a streaming query.
 
-    Spark makes one for each micro-batch, and sends it to the tasks; it makes another one to
-    commit, and that one begins no job: the tasks' messages tell which it is.
+    Spark creates one for each micro-batch and sends it to the tasks. It creates another to
+    commit, which begins no job: the tasks' messages carry the plan.
     """
 
     def __init__(self, options: SinkOptions, rows: RowPlan) -> None:
@@ -118,60 +117,65 @@ class QuireStreamWriter(DataSourceStreamArrowWriter):
         self._plan: WritePlan | None = None
 
     def __getstate__(self) -> dict[str, Any]:
-        """Begin the job, as tasks are to work on it. Raises as plan_write()."""
+        """Begin the job, since pickling means that tasks will follow. Raises as plan_write()."""
         if self._plan is None:
-            self._plan = ask(self._options.cluster, partial(plan_write, name=self._options.topic))
+            self._plan = call(self._options.cluster, partial(plan_write, name=self._options.topic))
         return self.__dict__.copy()
 
     def write(self, iterator: Iterator[pa.RecordBatch]) -> WrittenPart:
-        """Stage what a task has; runs where the task does."""
+        """Stage the rows of a task; runs in the task's process."""
         assert self._plan is not None
         with without_stack():
             return write_part(self._options, self._rows, self._plan, iterator)
 
     def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Show what the tasks staged, unless it was shown before.
+        """Show the tasks' ledgers, unless the batch was shown before.
 
         Raises:
-            SinkBatchDiffers: the topic has another batch of this number, or later ones.
+            ReplayConflict: the topic has a different batch of this number, or a later one.
             Others: as commit_write().
         """
         parts = _parts(messages)
         if parts:
-            pieces = _pieces(parts)
+            ledgers = _ledgers(parts)
             batch = SinkBatch(
                 query=self._options.query_of(parts[0].query),
                 batch_id=batchId,
                 run=parts[0].run,
                 checkpoint=self._options.checkpoint,
-                messages=sum(piece.figures.messages for piece in pieces),
+                messages=sum(ledger.figures.messages for ledger in ledgers),
             )
-            work = partial(commit_write, plan=parts[0].plan, pieces=pieces, mark=batch)
+            work = partial(commit_write, plan=parts[0].plan, sealed=ledgers, mark=batch)
             with without_stack():
-                ask(self._options.cluster, work)
+                call(self._options.cluster, work)
 
     def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
-        """Give everything up; where no task is known, the leader does it by and by."""
+        """Discard all ledgers; if no task's message is known, the leader does later."""
         parts = _parts(messages)
         if parts:
             with without_stack():
-                ask(self._options.cluster, partial(abort_write, plan=parts[0].plan))
+                call(self._options.cluster, partial(abort_write, plan=parts[0].plan))
+
+
+def call(url: str, work: Callable[[Ledgers], Awaitable[T]]) -> T:
+    """Connect for one call of a job that writes. Raises as *work*."""
+    return ask(url, lambda context: work(context.ledgers))
 
 
 def write_part(
     options: SinkOptions, rows: RowPlan, plan: WritePlan, batches: Iterator[pa.RecordBatch]
 ) -> WrittenPart:
-    """Stage what a task has, and return when it is durable.
+    """Stage the rows of a task, and return when they are durable.
 
     Raises:
-        BadRow: a row cannot be a message.
+        BadFrame: a row cannot be a message.
         LedgerError: as StagedWriter.write(). Spark tries again, with another attempt.
     """
     from ledger_client.spark.sink_rows import RowRouter, gather_size, gathered  # pyarrow
 
     context = TaskContext.get()
     assert context is not None
-    part = Part(index=context.partitionId(), attempt=context.attemptNumber())
+    part = JobPart(index=context.partitionId(), attempt=context.attemptNumber())
     query = context.getLocalProperty(QUERY_ID) or ""
     run = context.getLocalProperty(RUN_ID) or ""
     topic = plan.stage.topic
@@ -186,17 +190,17 @@ def write_part(
             for share in router.shares(table):
                 portal.call(partial(writer.write, *share))
             table = next(tables, None)
-        pieces = portal.call(writer.finish)
-    return WrittenPart(part.index, tuple(pieces), plan, query, run)
+        ledgers = portal.call(writer.finish)
+    return WrittenPart(part.index, tuple(ledgers), plan, query, run)
 
 
 class _connected:  # noqa: N801  # read as a word: with _connected(url)
     """A client of a cluster for the block, in a thread of its own."""
 
     def __init__(self, url: str) -> None:
-        self._portal: Portal[TopicClient] = Portal(partial(connecting.connect, url))
+        self._portal: Portal[TopicContext] = Portal(partial(open_context, url))
 
-    def __enter__(self) -> Portal[TopicClient]:
+    def __enter__(self) -> Portal[TopicContext]:
         return self._portal
 
     def __exit__(self, *_: object) -> None:
@@ -205,24 +209,24 @@ class _connected:  # noqa: N801  # read as a word: with _connected(url)
 
 @asynccontextmanager
 async def _work(
-    portal: Portal[TopicClient], plan: WritePlan, part: Part
+    portal: Portal[TopicContext], plan: WritePlan, part: JobPart
 ) -> AsyncIterator[StagedWriter]:
-    """Work on a part of the job for the block, and let others know that it lives.
+    """Write a part of the job for the block, renewing the job's lease.
 
-    Raises JobLost: it has ended, as when another task failed for good.
+    Raises JobLost if the job has ended, for example since another task failed for good.
     """
-    await join_write(portal.value, plan)
+    await join_write(portal.value.ledgers, plan)
     async with Background() as nursery:
-        nursery.start_soon(keep_write, portal.value, plan)
-        async with open_staged_writer(portal.value, plan.stage, part=part) as writer:
+        nursery.start_soon(keep_write, portal.value.ledgers, plan)
+        async with open_staged_writer(portal.value.ledgers, plan.stage, part=part) as writer:
             yield writer
 
 
 def _parts(messages: Sequence[WriterCommitMessage | None]) -> list[WrittenPart]:
-    """Return what tasks staged, in the order of the tasks; that of failed ones is unknown."""
+    """Return the messages of tasks in task order, without those of failed tasks."""
     parts = [message for message in messages if isinstance(message, WrittenPart)]
     return sorted(parts, key=lambda part: part.index)
 
 
-def _pieces(parts: Sequence[WrittenPart]) -> list[StagedPiece]:
-    return [piece for part in parts for piece in part.pieces]
+def _ledgers(parts: Sequence[WrittenPart]) -> list[SealedLedger]:
+    return [ledger for part in parts for ledger in part.ledgers]

@@ -1,10 +1,10 @@
-"""Arrow batches of a frame as columns of messages, shared out over the partitions of a topic.
+"""Arrow batches of a frame as columns of messages, routed to the partitions of a topic.
 
-    batches ──► gathered, some MiB ──► Columns ──► explicit partition, key, or in turn ──► shares
+    batches ──► gathered, some MiB ──► Columns ──► explicit partition, key, or in turn
 
-A batch of a topic holds what came of one gathering for one partition. So the more partitions,
-the more is gathered: else each would get a few rows at a time. Nothing is done row by row but
-with JSON, whose objects are made one by one.
+A batch of a topic holds the rows of one gathering for one partition. So the more partitions, the
+more is gathered, or each would get a few rows at a time. Nothing is done row by row except for
+JSON, whose objects are built one by one.
 
 pyarrow takes long to import, so import this module where it is first needed.
 """
@@ -19,22 +19,22 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledger_client.spark.errors import BadRow
-from ledger_client.spark.sink_schema import RowPlan
+from ledger_client.errors import BadFrame
+from ledger_client.spark.sink_plan import RowPlan
 from ledger_client.topics.arrow import HEADERS, columns_of
 from metadata.topics import TopicRecord
 from native.batch import Columns
 from native.route import NO_PARTITION, route, rows_of
 
 GATHER_SIZE = 64 << 10
-"""Bytes for each partition, at least a MiB and at most 16 in all."""
+"""Bytes for each partition; in all at least GATHER_MIN and at most GATHER_MAX."""
 GATHER_MIN = 1 << 20
 GATHER_MAX = 16 << 20
 TURN_SIZE = 16 << 20
-"""Rows without key go to one partition, and to the next after so many bytes."""
+"""Bytes of rows without a key that go to one partition before the next has its turn."""
 
 
-class Share(NamedTuple):
+class PartitionRows(NamedTuple):
     """Messages of one partition: all of *columns*, or those at *rows*."""
 
     partition: int
@@ -43,7 +43,7 @@ class Share(NamedTuple):
 
 
 def gathered(batches: Iterable[pa.RecordBatch], size_min: int) -> Iterator[pa.Table]:
-    """Yield the batches joined, each time at least so many bytes but the last; none empty."""
+    """Yield the batches joined into tables of at least *size_min* bytes, except the last."""
     waiting: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -58,14 +58,14 @@ def gathered(batches: Iterable[pa.RecordBatch], size_min: int) -> Iterator[pa.Ta
 
 
 def gather_size(topic: TopicRecord) -> int:
-    """Return how many bytes are gathered for a topic."""
+    """Return the number of bytes to gather for a topic."""
     return min(max(GATHER_SIZE * len(topic.partition_indexes), GATHER_MIN), GATHER_MAX)
 
 
 class RowRouter:
-    """Makes messages of rows, and says which partition each goes to.
+    """Converts rows to messages and routes them to partitions.
 
-    *turn*: where rows without key begin, so that tasks do not all begin at the same partition.
+    *turn* is the first partition for rows without a key; it differs between tasks.
     """
 
     def __init__(self, topic: TopicRecord, plan: RowPlan, *, turn: int) -> None:
@@ -75,25 +75,25 @@ class RowRouter:
         self._turn = turn % len(self._indexes)
         self._turn_size = 0
 
-    def shares(self, table: pa.Table) -> list[Share]:
-        """Return the messages by partition; those of each in the order of the rows.
+    def shares(self, table: pa.Table) -> list[PartitionRows]:
+        """Return the messages by partition, each in the order of the rows.
 
         Raises:
-            BadRow: a partition that there is not, a header without a name or value, or what
-                no JSON can be made of.
+            BadFrame: a row names a partition that does not exist, has a header without a name or
+                value, or cannot be written as JSON.
             TooLarge: values or keys have 2 GiB or more.
         """
         columns = self._columns(table)
         explicit = self._explicit(table)
         count = len(self._indexes)
         if count == 1:
-            return [Share(self._indexes[0], columns, None)]
+            return [PartitionRows(self._indexes[0], columns, None)]
         found = self._places(columns, explicit)
         if found is None:
-            return [Share(self._indexes[self._next_turn(table.nbytes)], columns, None)]
+            return [PartitionRows(self._indexes[self._next_turn(table.nbytes)], columns, None)]
         grouped = rows_of(found, count)
         return [
-            Share(index, columns, rows)
+            PartitionRows(index, columns, rows)
             for index, rows in zip(self._indexes, grouped, strict=True)
             if rows
         ]
@@ -108,7 +108,9 @@ class RowRouter:
                 headers=_headers(_column(table, plan.headers)),
             )
         except (ValueError, TypeError) as wrong:  # Arrow's errors are such, too
-            raise BadRow(f"rows cannot be written to topic {self._topic.name}: {wrong}") from wrong
+            raise BadFrame(
+                f"rows cannot be written to topic {self._topic.name}: {wrong}"
+            ) from wrong
 
     def _values(self, table: pa.Table) -> pa.Array:
         if not self._plan.json:
@@ -118,7 +120,7 @@ class RowRouter:
         return pa.array(list(map(encode, rows)), pa.binary())
 
     def _explicit(self, table: pa.Table) -> pa.Array | None:
-        """Return the partitions that rows name, null for any. Raises BadRow."""
+        """Return the partitions that rows name, null where a row names none. Raises BadFrame."""
         found = _column(table, self._plan.partition)
         if found is None or found.null_count == len(found):
             return None
@@ -127,11 +129,11 @@ class RowRouter:
             if named not in self._indexes:
                 first, last = self._indexes[0], self._indexes[-1]
                 has = f"{first} to {last}" if first < last else f"{first} alone"
-                raise BadRow(f"topic {self._topic.name} has no partition {named}, but {has}")
+                raise BadFrame(f"topic {self._topic.name} has no partition {named}, but {has}")
         return found
 
     def _places(self, columns: Columns, explicit: pa.Array | None) -> array[int] | None:
-        """Return for each row the place of its partition; None: it may be any for all."""
+        """Return each row's partition index, or `None` if any partition will do for all."""
         if columns.keys is None and explicit is None:
             return None
         count = len(self._indexes)
@@ -153,7 +155,7 @@ class RowRouter:
         return places
 
     def _next_turn(self, size: int) -> int:
-        """Return the place of the partition whose turn it is, for so many bytes."""
+        """Return the index of the partition whose turn it is for these bytes."""
         if self._turn_size >= TURN_SIZE:
             self._turn = (self._turn + 1) % len(self._indexes)
             self._turn_size = 0
@@ -162,7 +164,7 @@ class RowRouter:
 
 
 def _column(table: pa.Table, name: str | None) -> Any:  # noqa: ANN401 - pyarrow has no types
-    """Return a column in one piece, as if it had been made alone; None: there is none."""
+    """Return a column as one array without an offset, or `None` if there is no such column."""
     if name is None:
         return None
     found = table.column(name).combine_chunks()
@@ -174,9 +176,9 @@ def _column(table: pa.Table, name: str | None) -> Any:  # noqa: ANN401 - pyarrow
 
 
 def _headers(found: Any) -> Any:  # noqa: ANN401
-    """Return headers as Arrow data of ours has them, however the frame has them.
+    """Return headers in our Arrow type, from any of the types that a frame may use.
 
-    Raises ValueError for one without a name or a value.
+    Raises ValueError for a header without a name or a value.
     """
     if found is None or found.type == pa.binary():  # as _column() gives a column of nulls
         return None

@@ -2,9 +2,9 @@
 
     spark.read.format("quire").option("cluster", url).option("topic", "shop/orders").load()
 
-options.py has all options, schema.py the columns; sink_options.py and sink_schema.py have those
-of a write. Spark makes this object in processes of its own, as often as it likes, and sends it
-to others: it holds its options and nothing else.
+options.py lists the options of a read and schema.py its columns; sink_plan.py has those of a
+write. Spark creates this object in several processes, repeatedly, and pickles it: it holds its
+options and nothing else.
 """
 
 from __future__ import annotations
@@ -20,64 +20,63 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ledger_client.spark.errors import BadOption
+from ledger_client.errors import BadOption
 from ledger_client.spark.failures import without_stack
 from ledger_client.spark.options import SourceOptions, parse_options
-from ledger_client.spark.planning import topics_of
-from ledger_client.spark.reader import QuireReader
-from ledger_client.spark.schema import Columns, columns_of
+from ledger_client.spark.reader import QuireReader, QuireStreamReader, topics_of
+from ledger_client.spark.schema import SourceColumns, columns_of
 from ledger_client.spark.sink import QuireStreamWriter, QuireWriter
-from ledger_client.spark.sink_options import SinkOptions, parse_sink_options
-from ledger_client.spark.sink_schema import RowPlan, plan_rows
-from ledger_client.spark.stream_reader import QuireStreamReader
+from ledger_client.spark.sink_plan import RowPlan, SinkOptions, parse_sink_options, plan_rows
 
 
 class QuireSource(DataSource):
-    """``spark.read.format("quire")`` and its three siblings."""
+    """``format("quire")`` for read, readStream, write and writeStream."""
 
     @classmethod
     def name(cls) -> str:
-        """Return what the format is called."""
+        """Return "quire", the name that ``format()`` takes."""
         return "quire"
 
     def schema(self) -> StructType:
         """Return the columns of the topics that the options name.
 
         Raises:
-            BadOption: an option cannot be.
-            NoSuchTopic, MetadataUnavailable: as TopicClient.topic().
+            BadOption: an option is invalid.
+            NoSuchTopic, MetadataUnavailable: as Topics.info().
         """
         with without_stack():
             return self._columns.schema
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        """Return what reads once. Raises as schema()."""
+        """Return the reader of a batch query. Raises as schema()."""
         with without_stack():
             return QuireReader(self._wanted(schema), self._options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return what reads as the topics grow. Raises as schema(), and BadOption for an end."""
+        """Return the reader of a streaming query. Raises as schema(), and BadOption for an end."""
         with without_stack():
             if self._options.end is not None:
                 raise BadOption("ending...", "a streaming query has no end: stop it, or read once")
             if self._options.compacted:
-                told = "a streaming query reads every message: what is compacted changes; read once"
-                raise BadOption("compacted", told)
+                reason = (
+                    "a streaming query reads every message: what is compacted changes; read once"
+                )
+                raise BadOption("compacted", reason)
             return QuireStreamReader(self._wanted(schema), self._options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
-        """Return what writes a frame once, and begin to: sink.py says how.
+        """Begin a job that writes a frame, and return its writer (sink.py).
 
         Raises:
-            BadOption: an option cannot be, or the frame is to take the topic's place.
-            BadColumns: its columns are not those of messages.
+            BadOption: an option is invalid, or the mode is overwrite.
+            BadFrame: the frame's columns cannot be written as messages.
             NoSuchTopic, ProducerBusy, MetadataUnavailable: as plan_write().
         """
         with without_stack():
             return QuireWriter(*self._sink(schema, overwrite))
 
     def streamWriter(self, schema: StructType, overwrite: bool) -> DataSourceStreamWriter:  # noqa: N802
-        """Return what writes the micro-batches of a query. Raises as writer()."""
+        """Return the writer of a query's micro-batches. Raises as writer()."""
         with without_stack():
             return QuireStreamWriter(*self._sink(schema, overwrite))
 
@@ -92,14 +91,14 @@ class QuireSource(DataSource):
         return parse_options(self.options)
 
     @cached_property
-    def _columns(self) -> Columns:
+    def _columns(self) -> SourceColumns:
         return columns_of(topics_of(self._options), self._options.columns)
 
-    def _wanted(self, schema: StructType) -> Columns:
-        """Return the columns; the user may have given them as a schema of his own.
+    def _wanted(self, schema: StructType) -> SourceColumns:
+        """Return the columns; *schema* may be one that the user passed.
 
         Raises:
-            BadOption: that schema is not what the topics have.
+            BadOption: *schema* is not that of the topics.
         """
         if schema != self._columns.schema:
             raise BadOption("schema", "columns are chosen by the option columns, not by a schema")

@@ -1,8 +1,8 @@
-"""Values as columns of their own, where the topic's schema says what they are.
+"""Values as columns of their own, as the topic's schema defines them.
 
-JSON is parsed by Arrow, thousands of values at once; Avro and protobuf are decoded one by one
-(topics/values/). JSON values are put into an object of their own each, so that none can end
-within the next nor count as two. Where some do not parse, the others are found by halving.
+Arrow parses JSON, thousands of values at once; Avro and protobuf are decoded one by one
+(topics/values/). Each JSON value is wrapped in an object of its own, so that none can run into
+the next or count as two. Where some do not parse, bisection finds the others.
 
 pyarrow takes long to import, so import this module where it is first needed.
 """
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ledger_client.spark.errors import UnreadableValue
+from ledger_client.errors import UnreadableValue
 from ledger_client.topics.values.decoder import Decoder, struct_array
 
 Mode = Literal["permissive", "failfast"]
@@ -26,11 +26,11 @@ class ValueParser:
     """Parses values into *fields*.
 
     Args:
-        topic: whose values; for errors.
-        fields: what is wanted of each value.
-        mode: what becomes of a value that does not parse: "permissive": all of its fields
-            are null, as those of a value that is null are.
-        decoder: of values that are no JSON.
+        topic: name for error messages.
+        fields: the fields wanted of each value.
+        mode: with "permissive" all fields of a value that does not parse are null, like those
+            of a null value; with "failfast" it is an error.
+        decoder: decodes values that are not JSON.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class ValueParser:
         """Return the fields of binary *values*, by name.
 
         Raises:
-            UnreadableValue: one does not parse, and that is an error.
+            UnreadableValue: a value does not parse, with mode "failfast".
         """
         if self._decoder is None:
             parsed = self._whole_or_halves(values)
@@ -73,7 +73,7 @@ class ValueParser:
             return pa.nulls(1, self._kind)
 
     def _parse(self, values: pa.Array) -> pa.Array:
-        """Return the values parsed. Raises pa.ArrowInvalid where one is not sound."""
+        """Return the parsed values. Raises pa.ArrowInvalid if one does not parse."""
         texts = pc.fill_null(values.cast(pa.string()), "null")  # the cast checks UTF-8
         lines = pc.binary_join_element_wise('{"v":', texts, "}\n", "")
         text = pa.py_buffer(b"") if lines.buffers()[2] is None else lines.buffers()[2]
@@ -104,10 +104,10 @@ class ValueParser:
 
 
 def texts_of(topic: str, values: pa.Array, mode: Mode) -> pa.Array:
-    """Return binary *values* as strings; what is no UTF-8 is null.
+    """Return binary *values* as strings, null where they are not UTF-8.
 
     Raises:
-        UnreadableValue: one is no UTF-8, and that is an error.
+        UnreadableValue: a value is not UTF-8, with mode "failfast".
     """
     try:
         return values.cast(pa.string())
@@ -118,5 +118,5 @@ def texts_of(topic: str, values: pa.Array, mode: Mode) -> pa.Array:
             return pa.concat_arrays([texts_of(topic, half, mode) for half in halves])
         if mode == "failfast":
             shown = repr(values[0].as_py()[:_SHOWN])
-            raise UnreadableValue(f"topic {topic}: {shown} is no UTF-8") from wrong
+            raise UnreadableValue(f"topic {topic}: {shown} is not UTF-8") from wrong
         return pa.nulls(1, pa.string())

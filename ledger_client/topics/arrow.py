@@ -1,10 +1,10 @@
-"""Batches as Arrow data, and Arrow data as messages; the bytes of values and keys stay in place.
+"""Batches as Arrow data, and Arrow data as messages, without copying values or keys.
 
-A RecordBatch made here points into the payload of its entry and keeps it, and the response it
-came in, in memory. Arrow lets an array lie anywhere in memory, but its own C++ may not load
-what is not aligned: decode() sees to that for everything that has a width.
+A RecordBatch made here points into the payload of its entry, so it keeps the response that the
+entry came in in memory. Arrow arrays may lie anywhere in memory, but Arrow's C++ code must not
+load unaligned numbers: decode() aligns every column of fixed width.
 
-pyarrow takes long to import, so import this module where it is first needed.
+pyarrow takes long to import, so import this module only inside functions that need it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,17 @@ SCHEMA = pa.schema(
         pa.field("headers", HEADERS),
     ]
 )
-"""Of every RecordBatch of messages. event_time is in nanoseconds, publish_time in Unix
-milliseconds; timestamp, event_time, producer, key and headers are null where there is none."""
+"""The schema of every RecordBatch of messages. event_time is in nanoseconds, publish_time in Unix
+milliseconds; timestamp, event_time, producer, key and headers are null if a message has none."""
 
-_KEPT_BITS_MAX = 16  # arrays of so many items (2**16) and fewer are made once
+_KEPT_BITS_MAX = 16  # constant arrays of at most 2**16 items are built once and sliced
 _NOT_BATCHED = -1
 
 
 def record_batch(
     decoded: Decoded, *, ledger_id: int, entry_id: int, partition: int = -1
 ) -> pa.RecordBatch:
-    """Return the messages of one entry with SCHEMA; copies neither values nor keys."""
+    """Return the messages of one entry, with SCHEMA."""
     header, columns = decoded
     count = columns.count
     return pa.RecordBatch.from_arrays(
@@ -68,7 +68,7 @@ def record_batch(
 def compacted_record_batch(
     decoded: Decoded, origins: Origins, batch_indexes: memoryview, *, partition: int = -1
 ) -> pa.RecordBatch:
-    """Return the messages of a compacted entry with SCHEMA; copies neither values nor keys."""
+    """Return the messages of a compacted entry, with SCHEMA."""
     columns = decoded.columns
     count = columns.count
 
@@ -101,11 +101,11 @@ def columns_of(
     timestamps: Any = None,  # noqa: ANN401
     headers: Any = None,  # noqa: ANN401
 ) -> Columns:
-    """Return messages given by sequences, Arrow arrays or what gives such, as columns.
+    """Return the columns of messages from sequences, Arrow arrays, or objects convertible to them.
 
-    Of Arrow arrays with 32-bit offsets nothing is copied. Values and keys may be binary or
-    strings of any kind; event times whole nanoseconds, or times of any unit; headers
-    dictionaries, or lists of structs with name and value, or maps.
+    Arrow arrays with 32-bit offsets are not copied. Values and keys may be binary or strings of
+    any Arrow type; event times integers (nanoseconds) or times of any unit; headers
+    dictionaries, lists of structs with name and value, or maps.
 
     Raises:
         ValueError: the columns differ in length, or a number is out of bounds.
@@ -199,7 +199,7 @@ def _producers(producer: str, count: int) -> pa.Array:
 
 
 def _names(origins: Origins, count: int) -> pa.Array:
-    """Return the producer of each message, null for none."""
+    """Return the producer's name of each message, null if it has none."""
     if len(origins.names) == 1:
         return _producers(origins.names[0], count)
     names = pa.array([name or None for name in origins.names], pa.string())
@@ -234,7 +234,7 @@ def _headers(headers: Headers | None, count: int) -> pa.Array:
 
 
 def _take_array(given: Any) -> pa.Array | None:  # noqa: ANN401 - anything may be given
-    """Return what was given as one Arrow array, None for an ordinary sequence."""
+    """Return *given* as one Arrow array, `None` if it is an ordinary sequence."""
     if isinstance(given, pa.ChunkedArray):
         return given.combine_chunks()
     if isinstance(given, pa.Array):
@@ -247,7 +247,7 @@ def _take_array(given: Any) -> pa.Array | None:  # noqa: ANN401 - anything may b
 def _cast(found: pa.Array, kind: pa.DataType) -> pa.Array:
     try:
         return found if found.type == kind else found.cast(kind)
-    except pa.ArrowNotImplementedError as wrong:  # Arrow's name for: no cast between these
+    except pa.ArrowNotImplementedError as wrong:  # Arrow has no cast between these types
         raise TypeError(f"a column of {found.type} where {kind} is needed") from wrong
 
 
@@ -274,7 +274,7 @@ def _take_words(
     kind: pa.DataType,
     given: Any,  # noqa: ANN401
 ) -> tuple[memoryview | None, Any]:
-    """Return numbers of 64 bits, and which of them are there where some are not."""
+    """Return 64-bit numbers, and a validity bitmap if some are null."""
     if given is None:
         return None, None
     found = _take_array(given)
@@ -301,7 +301,7 @@ def _take_headers(given: Any) -> Headers:  # noqa: ANN401
     is_map = isinstance(found, pa.MapArray)
     if not is_map:
         found = _cast(found, HEADERS)
-    if found.null_count or not len(found):  # a null may still count some headers as its own
+    if found.null_count or not len(found):  # a null list may still own some headers
         return Headers.of([_one(given, is_map) for given in found.to_pylist()])
     pairs = (found.keys, found.items) if is_map else found.values.flatten()
     names, values = pairs

@@ -1,27 +1,29 @@
-"""The topics that metadata knows: made, altered, listed and taken away.
+"""The topics in the metadata store: create, alter, list, delete.
 
 Each change is one transaction, by compare-and-set, together with its event (events.py).
-A topic that is deleted is marked first. From then on nobody finds it, and whoever comes by
-can end the deletion (deletion.py): its name is free again when nothing of it is left.
+Deletion marks the topic first, which hides it. From then on any client may finish the deletion
+(retention/deletion.py); the name is free again when nothing of the topic is left.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 import msgspec
 
-from ledger_client.topics.alteration import Alteration, altered
-from ledger_client.topics.errors import BadTopic, NoSuchTopic, TopicExists
+from ledger_client.errors import BadTopic, NoSuchTopic, TopicExists
+from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.events import Kind, event_ops, is_own
-from ledger_client.topics.keeping.holdings import items_under
-from ledger_client.translation import translated
 from metadata.clock import StoreClock
 from metadata.errors import VersionConflict
-from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Put
+from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Put, items_under
 from metadata.topics import (
     TOPIC_COUNTER,
     TOPICS,
+    Retention,
+    RollPolicy,
+    Schema,
     TopicRecord,
     decode_topic,
     encode_row,
@@ -29,21 +31,90 @@ from metadata.topics import (
     topic_key,
 )
 
+REPLICATION = 2
+Compression = Literal["none", "zstd", "lz4"]
+Order = Literal["none", "event-time"]
+
+
+class Alteration(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of a topic to change; `None` leaves one as it is.
+
+    Replication, quorum and limits apply to ledgers begun afterwards. The order of a topic cannot
+    change, since written messages cannot be sorted again.
+    """
+
+    partitions: int | None = None
+    replication: int | None = None
+    ack_quorum: int | None = None
+    compression: Compression | None = None
+    roll: RollPolicy | None = None
+    retention: Retention | None = None
+    schema: Schema | None = None
+    properties: dict[str, str] | None = None
+
+
+def altered(record: TopicRecord, alteration: Alteration) -> TopicRecord:
+    """Return *record* with the changes of *alteration*.
+
+    Raises:
+        BadTopic: partitions would become fewer, or a topic without partitions would get some; or
+            a value is invalid.
+    """
+    changes = {
+        name: value
+        for name, value in msgspec.structs.asdict(alteration).items()
+        if value is not None
+    }
+    if alteration.replication is not None and alteration.ack_quorum is None:
+        changes["ack_quorum"] = majority(alteration.replication)
+    _check_partitions(record, alteration.partitions)
+    return checked(record.name, msgspec.structs.asdict(record) | changes)
+
+
+def checked(name: str, fields: dict[str, object]) -> TopicRecord:
+    """Return the topic with these fields. Raises BadTopic, which names an invalid field."""
+    try:
+        # Encoded and decoded as it is stored, which refuses values such as an infinite age.
+        return msgspec.json.decode(msgspec.json.encode(fields), type=TopicRecord)
+    except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as wrong:
+        raise BadTopic(_described(str(wrong)), topic=name) from wrong
+
+
+def majority(replication: int) -> int:
+    """Return the default ack quorum of a write quorum."""
+    return replication // 2 + 1
+
+
+def _check_partitions(record: TopicRecord, partitions: int | None) -> None:
+    if partitions is None or partitions == record.partitions:
+        return
+    if record.partitions == 0:
+        raise BadTopic("it is not partitioned, and stays so", topic=record.name)
+    if partitions < record.partitions:
+        reason = f"it has {record.partitions} partitions, which cannot become fewer"
+        raise BadTopic(reason, topic=record.name)
+
+
+def _described(message: str) -> str:
+    """Turn "Expected `int` >= 1 - at `$.roll.size`" into "roll.size: expected int >= 1"."""
+    what, at, where = message.replace("`", "").partition(" - at $.")
+    return f"{where}: {what[:1].lower()}{what[1:]}" if at else message
+
+
 TopicInfo = TopicRecord
-"""What may be shown of a topic is all that is stored of it."""
+"""The public form of a topic. Its record holds nothing secret."""
 
 
 class TopicCatalogue:
     """The topics of one cluster.
 
-    Every call may raise MetadataUnavailable and MetadataBroken; BadTopic for what is no
-    topic's name; others are named where they can happen.
+    Every call may raise MetadataUnavailable and MetadataBroken, and BadTopic for an invalid name.
     """
 
     def __init__(
         self, store: MetadataStore, *, timeout_s: float, clock: StoreClock | None = None
     ) -> None:
-        """*clock*: the store's, if there is an estimate of it already."""
+        """Pass the store's *clock* if an estimate of it exists already."""
         self.store = store
         self.timeout_s = timeout_s
         self.clock = StoreClock(store) if clock is None else clock
@@ -55,10 +126,10 @@ class TopicCatalogue:
         return self.clock.now_ms()
 
     async def create(self, wanted: TopicRecord) -> TopicRecord:
-        """Make a topic like *wanted*, with an uid of its own, and return it.
+        """Create a topic like *wanted*, with a uid of its own, and return it.
 
         Raises:
-            TopicExists: the name is taken, or still taken: its deletion is not over.
+            TopicExists: the name is taken, perhaps by a topic whose deletion is not finished.
         """
         while True:
             if await self.find(wanted.name) is not None:
@@ -74,7 +145,7 @@ class TopicCatalogue:
         """Return a topic and the version of its record.
 
         Raises:
-            NoSuchTopic: there is none, or it is being deleted.
+            NoSuchTopic: there is no such topic, or it is being deleted.
         """
         found = await self.find(name)
         if found is None or found[0].state != "active":
@@ -82,31 +153,31 @@ class TopicCatalogue:
         return found
 
     async def find(self, name: str) -> tuple[TopicRecord, int] | None:
-        """Return what is stored of a topic, also while it is being deleted."""
+        """Return a topic and its record's version, even while it is being deleted."""
         key = _key(name)
         with translated(self.timeout_s):
             found = await self.store.get(key)
             return None if found is None else (decode_topic(key, found.value), found.version)
 
     async def alter(self, name: str, alteration: Alteration) -> TopicRecord:
-        """Alter a topic and return it; what is so already is no change, and no event.
+        """Alter a topic and return it. If nothing changes, no event is written.
 
         Raises:
-            NoSuchTopic: there is none.
-            BadTopic: it cannot become so.
+            NoSuchTopic: there is no such topic.
+            BadTopic: a change is invalid; see altered().
         """
         return await self._replace(name, "altered", lambda record: altered(record, alteration))
 
     async def mark_deleting(self, name: str) -> TopicRecord:
-        """Let nobody find the topic any more. Raises NoSuchTopic: nobody does."""
+        """Mark the topic as deleting, which hides it. Raises NoSuchTopic if already hidden."""
         return await self._replace(
             name, "deleted", lambda record: msgspec.structs.replace(record, state="deleting")
         )
 
     async def forget(self, record: TopicRecord, *, checks: Sequence[CheckLease] = ()) -> None:
-        """Remove the record of a topic of which nothing else is left.
+        """Remove the record of a topic, the last that is left of it.
 
-        Nothing happens when somebody else did so. Raises LeaseLost.
+        Does nothing if it is removed already. Raises LeaseLost if one of *checks* fails.
         """
         found = await self.find(record.name)
         if found is None or found[0].uid != record.uid:
@@ -115,12 +186,12 @@ class TopicCatalogue:
             with translated(self.timeout_s):
                 await self.store.transact([*checks, Delete(_key(record.name), found[1])])
         except VersionConflict:
-            return  # it is changed no more, but by removing it
+            return  # only its removal changes the record of a topic that is being deleted
 
     async def list(self, namespace: str | None = None, *, own: bool = True) -> list[TopicRecord]:
-        """Return the topics of a namespace, or all, by name, without those being deleted.
+        """Return the topics of a namespace, or of all, sorted by name, without those being deleted.
 
-        *own* False: without this layer's own, such as ``__events``.
+        With *own* False, internal topics such as ``__events`` are left out.
         """
         prefix = TOPICS if namespace is None else namespace_prefix(namespace)
         with translated(self.timeout_s):
@@ -139,11 +210,11 @@ class TopicCatalogue:
                 return changed
 
     async def _change(self, record: TopicRecord, version: int, kind: Kind) -> bool:
-        """Put *record* in the place of *version*; False if somebody was faster: look again."""
-        told = record if kind != "deleted" else msgspec.structs.replace(record, state="active")
+        """Replace *version* by *record*; False if another client changed it first."""
+        shown = record if kind != "deleted" else msgspec.structs.replace(record, state="active")
         try:
             with translated(self.timeout_s):
-                events = await event_ops(self.store, kind, told)
+                events = await event_ops(self.store, kind, shown)
                 put = Put(topic_key(record.name), encode_row(record), version)
                 await self.store.transact([put, *events])
         except VersionConflict:
@@ -152,7 +223,7 @@ class TopicCatalogue:
 
 
 def check_users(name: str) -> None:
-    """Raise BadTopic for a name that users cannot give: it is none, or it is our own."""
+    """Raise BadTopic for an invalid name, or one that is reserved for internal topics."""
     _key(name)
     if is_own(name):
         raise BadTopic("names that begin with '__' are quire's own", topic=name)

@@ -1,13 +1,13 @@
-"""What happened to the topics of a namespace, told on its topic ``__events``.
+"""Events of the topics of a namespace, published on its topic ``__events``.
 
     create, alter, delete ──► one transaction: the topic, its TopicEvent, the last number
                                                     │
-    whoever made the change, or else the leader ────┴──► message on <namespace>/__events
+    the client that made the change, or the leader ─┴──► message on <namespace>/__events
                                                          then the TopicEvent is removed
 
-Events are numbered in the order of the changes, and the number is the sequence of the
-message: a teller that is killed between the two steps, or two tellers at once, still tell
-each event once. A topic whose name begins with ``__`` is this layer's own and has no events.
+Events are numbered in the order of the changes, and the number is the message's sequence number.
+So each event is published once, even if a publisher is killed between the two steps, or two
+publish at the same time. A topic whose name begins with ``__`` is internal and has no events.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ from metadata.topics import (
     split_topic,
 )
 
-TELLER = "__events"
-"""The producer's name: it has one lane, and its sequence numbers outlive it."""
+PUBLISHER = "__events"
+"""The producer's name. It gives the producer one lane, and sequence numbers that outlive it."""
 PAGE_COUNT = 100
 
 Kind = Literal["created", "altered", "deleted"]
 
 
 class EventSender(Protocol):
-    """A producer on a topic of events."""
+    """A producer on an events topic."""
 
     async def send(self, value: bytes, *, key: bytes | None, sequence: int | None) -> object:
-        """Return once the message is durable; one with an old sequence is not kept again."""
+        """Return once the message is durable. A *sequence* sent before is deduplicated."""
 
 
 OpenSender = Callable[[str], AbstractAsyncContextManager[EventSender]]
-"""Opens a producer for the topic of events of a namespace, which it makes when it is missing."""
+"""Opens a producer on a namespace's events topic, which is created if it is missing."""
 
 
 class Pending(NamedTuple):
-    """An event that is to be told."""
+    """An event that is not published yet."""
 
     key: str
     value: bytes
@@ -61,25 +61,25 @@ class Pending(NamedTuple):
 
     @property
     def namespace(self) -> str:
-        """Of the topic."""
+        """The namespace of the topic that the event is about."""
         return self.key.removeprefix(TOPIC_EVENTS).partition("/")[0]
 
 
 def is_own(topic: str) -> bool:
-    """Whether a topic is this layer's own, which users do not make and of which none is told."""
+    """True if a topic is internal: users cannot create it, and it has no events."""
     return split_topic(topic)[1].startswith("__")
 
 
 def events_topic(namespace: str) -> str:
-    """Return the name of the topic on which a namespace's events are told."""
+    """Return the name of a namespace's events topic."""
     return f"{namespace}/{EVENTS_NAME}"
 
 
 async def event_ops(store: MetadataStore, kind: Kind, record: TopicRecord) -> list[Op]:
-    """Return what writes the event into the transaction that makes the change.
+    """Return the operations that write the event, for the transaction that makes the change.
 
-    Another change in the namespace meanwhile is a VersionConflict: begin again, from
-    reading the topic on. Raises MetadataError.
+    If another topic of the namespace changes meanwhile, the transaction raises VersionConflict:
+    begin again by reading the topic. Raises MetadataError.
     """
     if is_own(record.name):
         return []
@@ -97,42 +97,42 @@ async def event_ops(store: MetadataStore, kind: Kind, record: TopicRecord) -> li
 
 
 async def pending_events(store: MetadataStore, namespace: str | None = None) -> list[Pending]:
-    """Return some of the events that are to be told, oldest first. Raises MetadataError."""
+    """Return up to PAGE_COUNT unpublished events, oldest first. Raises MetadataError."""
     prefix = TOPIC_EVENTS if namespace is None else f"{TOPIC_EVENTS}{namespace}/"
     page = await store.list(prefix, limit=PAGE_COUNT)
     return [Pending(key, found.value, found.version) for key, found in page]
 
 
-async def tell_events(store: MetadataStore, namespace: str, open_sender: OpenSender) -> int:
-    """Publish what is to be told of *namespace*; return how many events that were.
+async def publish_events(store: MetadataStore, namespace: str, open_sender: OpenSender) -> int:
+    """Publish the pending events of *namespace* and return their number.
 
     Raises:
-        MetadataError, LedgerError: some may be told already; nothing is told twice.
+        MetadataError, LedgerError: some events may be published; none is published twice.
     """
-    told = 0
+    count = 0
     events = await pending_events(store, namespace)
     if not events:
-        return told
+        return count
     async with open_sender(namespace) as sender:
         while events:
             for event in events:
-                await _tell(store, event, sender)
-                told += 1
+                await _publish(store, event, sender)
+                count += 1
             events = await pending_events(store, namespace)
-    return told
+    return count
 
 
-async def _tell(store: MetadataStore, event: Pending, sender: EventSender) -> None:
+async def _publish(store: MetadataStore, event: Pending, sender: EventSender) -> None:
     try:
         topic = decode_event(event.key, event.value).topic
     except BadRecord:
-        topic = ""  # told as it is: it would keep all others from being told
+        topic = ""  # publish it as it is, so that it does not block the others
     await sender.send(event.value, key=topic.encode() or None, sequence=last_number(event.key))
     await store.transact([Delete(event.key)])
 
 
 async def waiting_namespaces(store: MetadataStore) -> list[str]:
-    """Return the namespaces that have something to tell. Raises MetadataError."""
+    """Return the namespaces with unpublished events. Raises MetadataError."""
     found: list[str] = []
     page = await store.list(TOPIC_EVENTS, limit=1)
     while page:

@@ -1,4 +1,4 @@
-"""Messages as readers hand them out: tuples, built by the batch at the speed of C."""
+"""Messages as readers return them: named tuples, built a batch at a time at the speed of C."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 from functools import cached_property, partial
 from itertools import repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
-from ledger_client.topics.errors import BadBatch
-from ledger_client.topics.message_id import NOT_BATCHED, MessageId
-from ledger_client.topics.reading.places import LaneRef, Place
+from ledger_client.errors import MessagesLost
+from ledger_client.message_id import NOT_BATCHED, MessageId
+from ledger_client.topics.positions import LaneRef, Place
 from native.batch import BatchHeader, BatchKind, Decoded, decode_messages, read_header
 from native.columns import null_places
 from native.errors import Corrupt
@@ -20,35 +20,35 @@ if TYPE_CHECKING:
 
 
 class Message(NamedTuple):
-    """One message, and where it is."""
+    """One message, with its id and its place in the topic."""
 
     id: MessageId
     key: bytes | None
     value: bytes | None
     event_time: int | None
-    """nanoseconds, given by the producer"""
+    """nanoseconds, set by the producer"""
     timestamp: int
-    """0: the topic gives none"""
+    """0 if the topic has no timestamps"""
     publish_ms: int
-    """Unix milliseconds of the producer, when it made the batch"""
+    """when the producer made the batch, in Unix milliseconds of its clock"""
     headers: Mapping[str, bytes]
     producer: str
     sequence: int
-    """the producer's own count; -1: it does not count"""
+    """the producer's own number, -1 if it does not number messages"""
     version: int
-    """rises along the lane; messages of one batch share it"""
+    """rises along the lane; all messages of a batch have the same"""
     topic: str
     lane: int
 
 
-# Tuples of their fields, without a call into Python code.
+# Build the tuples without running Python code, which matters at a million messages a second.
 message_of = partial(tuple.__new__, Message)
 id_of = partial(tuple.__new__, MessageId)
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
 
 
-class Batch:
-    """The messages of one entry, as columns; as objects once somebody asks."""
+class MessageBatch:
+    """The messages of one entry, as columns, and on demand as objects."""
 
     __slots__ = ("__dict__", "decoded", "lane", "place")
 
@@ -60,17 +60,17 @@ class Batch:
 
     @property
     def header(self) -> BatchHeader:
-        """What the batch says of itself."""
+        """The header, which the producer wrote with the batch."""
         return self.decoded.header
 
     @property
     def count(self) -> int:
-        """How many messages there are."""
+        """The number of messages, those deleted since included."""
         return self.decoded.header.count
 
     @cached_property
     def event_times(self) -> list[int | None]:
-        """Of each message."""
+        """The event time of each message in nanoseconds, `None` for those without; decoded once."""
         columns = self.decoded.columns
         if columns.event_times is None:
             return [None] * self.count
@@ -82,20 +82,20 @@ class Batch:
 
     @property
     def timestamps(self) -> list[int]:
-        """Of each message, 0 for none."""
+        """The timestamp of each message, 0 for those without."""
         stamps = self.decoded.columns.timestamps
         return [0] * self.count if stamps is None else stamps.tolist()
 
     def publish_times(self) -> list[int]:
-        """Return when each message was published, in Unix milliseconds."""
+        """Return the publish time of each message, in Unix milliseconds."""
         return [self.header.created_ms] * self.count
 
     def before(self, index: int) -> Place:
-        """Return the place before a message."""
+        """Return the place before message *index*."""
         return self.place._replace(skip=index)
 
     def after(self, count: int) -> Place:
-        """Return the place behind the first *count* messages."""
+        """Return the place after the first *count* messages."""
         place = self.place
         if count < self.count:
             return place._replace(skip=count)
@@ -103,33 +103,33 @@ class Batch:
         return place._replace(entry=place.entry + 1, skip=0, version=version)
 
     def reach(self, count: int) -> tuple[int, int, int]:
-        """Return what orders the place behind the first *count* messages, in their entry."""
+        """Return the sort key of the place after the first *count* messages, within the entry."""
         return (*self.place.at[:2], count)
 
     def count_before(self, place: Place) -> int:
-        """Return how many messages lie before a place of the lane."""
+        """Return the number of messages before a place of the lane."""
         if place.at[:2] == self.place.at[:2]:
             return min(place.skip, self.count)
         return 0 if place.at < self.place.at else self.count
 
     @cached_property
     def rising_times(self) -> list[int]:
-        """Event times of a batch of a lane that is ordered by them.
+        """The event times of a batch in a lane that is ordered by them.
 
         Raises:
-            BadBatch: one is missing, or they are not in order.
+            MessagesLost: a message has none, or they decrease.
         """
         times = self.event_times
         if None in times:
             raise self.bad("a message without an event time in a topic ordered by it")
-        known: list[int] = times  # type: ignore[assignment] # none of them is None
+        known = cast("list[int]", times)
         if sorted(known) != known:
             raise self.bad("event times go back in a topic ordered by them")
         return known
 
     @cached_property
     def messages(self) -> list[Message]:
-        """All of them as objects."""
+        """The messages as objects, built once."""
         header, columns, lane = self.decoded.header, self.decoded.columns, self.lane
         count = header.count
         indexes: Iterable[int] = range(count) if header.batched else (NOT_BATCHED,)
@@ -152,8 +152,8 @@ class Batch:
         return list(map(message_of, fields))
 
     def record_batch(self) -> pa.RecordBatch:
-        """Return the messages as a RecordBatch over this batch's own memory."""
-        from ledger_client.topics import arrow  # pyarrow is imported by whoever wants it
+        """Return the messages as a RecordBatch; keys and values are not copied."""
+        from ledger_client.topics import arrow  # imports pyarrow, which takes long
 
         return arrow.record_batch(
             self.decoded,
@@ -162,29 +162,29 @@ class Batch:
             partition=self.lane.partition,
         )
 
-    def bad(self, reason: str) -> BadBatch:
-        """Return the error that names this entry."""
+    def bad(self, reason: str) -> MessagesLost:
+        """Return a MessagesLost that names this entry."""
         return _bad(self.lane, self.place, reason)
 
 
-def open_batch(lane: LaneRef, place: Place, payload: memoryview) -> Batch | None:
-    """Return the messages of an entry, None if it is a control entry.
+def open_batch(lane: LaneRef, place: Place, payload: memoryview) -> MessageBatch | None:
+    """Return the messages of an entry, `None` for a control entry.
 
     Raises:
-        BadBatch: it is neither.
+        MessagesLost: the entry is damaged, or not written by a producer.
     """
     try:
         decoded = decode_messages(payload)
     except Corrupt as wrong:
         raise _bad(lane, place, str(wrong)) from wrong
-    return None if decoded is None else Batch(lane, place, decoded)
+    return None if decoded is None else MessageBatch(lane, place, decoded)
 
 
 def message_header(lane: LaneRef, place: Place, payload: memoryview) -> BatchHeader | None:
-    """Return the header of an entry with messages, None of a control entry.
+    """Return the header of an entry with messages, `None` for a control entry.
 
     Raises:
-        BadBatch: it is neither.
+        MessagesLost: the entry is damaged, or not written by a producer.
     """
     try:
         header = read_header(payload)
@@ -193,28 +193,30 @@ def message_header(lane: LaneRef, place: Place, payload: memoryview) -> BatchHea
     return header if header.kind == BatchKind.MESSAGES else None
 
 
-def _bad(lane: LaneRef, place: Place, reason: str) -> BadBatch:
-    return BadBatch(lane.topic, ledger_id=place.ledger_id, entry_id=place.entry, reason=reason)
+def _bad(lane: LaneRef, place: Place, reason: str) -> MessagesLost:
+    return MessagesLost.batch(
+        lane.topic, ledger_id=place.ledger_id, entry_id=place.entry, reason=reason
+    )
 
 
-class Slice(NamedTuple):
-    """Some consecutive messages of a batch: from *start* to before *stop*."""
+class MessageRange(NamedTuple):
+    """Consecutive messages of a batch, from *start* to before *stop*."""
 
-    batch: Batch
+    batch: MessageBatch
     start: int
     stop: int
 
     @property
     def messages(self) -> list[Message]:
-        """They as objects."""
+        """Return the messages as objects. The list of a whole batch is shared: do not change it."""
         found = self.batch.messages
         if self.stop - self.start == len(found):
             return found
         return found[self.start : self.stop]
 
     @property
-    def record_batch(self) -> Any:  # noqa: ANN401 - pyarrow has no types
-        """They as a RecordBatch."""
+    def record_batch(self) -> pa.RecordBatch:
+        """The messages as a RecordBatch; nothing is copied."""
         found = self.batch.record_batch()
         if self.stop - self.start == self.batch.count:
             return found
@@ -222,10 +224,10 @@ class Slice(NamedTuple):
 
     @property
     def before(self) -> Place:
-        """The place before the first of them."""
+        """The place before the first message."""
         return self.batch.before(self.start)
 
     @property
     def after(self) -> Place:
-        """The place after the last of them."""
+        """The place after the last message."""
         return self.batch.after(self.stop)

@@ -86,13 +86,13 @@ def test_consuming_is_measured_in_every_way(tmp_path: Path, words: list[str]) ->
 def test_what_is_no_size_is_refused(size: str) -> None:
     done = quire("bench", "disk", "--bytes", size)
     assert done.returncode == 2
-    assert b"is no size" in done.stderr or b"No such option" in done.stderr
+    assert b"is not a size" in done.stderr or b"No such option" in done.stderr
 
 
 def test_more_than_fits_the_disk_is_refused_before_it_is_written(tmp_path: Path) -> None:
     done = quire("bench", "disk", "--bytes", "10000TB", "--folder", tmp_path)
     assert done.returncode == 1
-    assert b"free: ask for fewer" in done.stderr
+    assert b"free; write fewer" in done.stderr
     assert not list(tmp_path.iterdir())
 
 

@@ -49,12 +49,12 @@ async def test_a_bookie_serves_all_of_a_journal_that_it_replayed(tmp_path: Path)
         ledger_client.connect(sandbox.cluster) as client,
     ):
         empty_s = await timed_restart(sandbox)
-        async with client.create_ledger(1, 1, 1) as ledger:
+        async with client.ledgers.create(1, 1, 1) as ledger:
             for _ in range(500):
                 await ledger.append_many(PAYLOADS)
         reading_s = time_to_read(sandbox.folder)
         replay_s = await timed_restart(sandbox) - empty_s
-        async with client.open_ledger(ledger.id) as reader:
+        async with client.ledgers.open(ledger.id) as reader:
             assert reader.last_confirmed == 500 * len(PAYLOADS) - 1
     sys.stdout.write(
         f"\nan empty bookie serves after {empty_s:.2f} s; replaying a journal takes "

@@ -6,14 +6,14 @@ import pytest
 import trio
 import trio.testing
 
-from bookie.budget import PENALTY_S, PRESSED_S, Budget, Pool
+from bookie.budget import PENALTY_S, PRESSED_S, MemoryBudget, Pool
 
 HERE, THERE = "10.0.0.1", "10.0.0.2"
 
 
 def pool(bytes_max: int = 100) -> Pool:
     """The pool of what is not sent, of this size."""
-    return Budget(4 * bytes_max).unsent
+    return MemoryBudget(4 * bytes_max).unsent
 
 
 async def waits(pool: Pool, address: str, token: int | None = None) -> bool:
@@ -46,7 +46,7 @@ async def test_one_address_leaves_half_of_a_pool_to_the_others() -> None:
 
 
 def test_one_pool_that_is_spent_leaves_room_in_the_others() -> None:
-    budget = Budget(800)
+    budget = MemoryBudget(800)
     for address in (HERE, THERE):
         budget.unsent.change(address, 1000)
         budget.unfinished.change(address, 1000)
@@ -92,7 +92,7 @@ async def test_who_waits_long_has_those_closed_that_stand_still(
 async def test_an_address_whose_peers_stood_still_has_less_for_a_while(
     autojump_clock: trio.testing.MockClock,
 ) -> None:
-    budget = Budget(800)
+    budget = MemoryBudget(800)
     budget.punish(HERE)
     for address in (HERE, THERE):
         budget.unsent.change(address, 200 // 8 + 1)

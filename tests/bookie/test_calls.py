@@ -11,9 +11,9 @@ import trio
 import trio.testing
 
 from bookie import calls as calls_module
-from bookie.bell import Bell
-from bookie.budget import Budget
+from bookie.budget import MemoryBudget
 from bookie.calls import Calls
+from bookie.events import Wakeup
 from bookie.incarnations import Incarnations
 from bookie.outbox import Outbox
 from bookie.parked import CallRoom, ParkedCalls
@@ -37,7 +37,7 @@ from metadata.calls import (
 
 
 def room(bytes_max: int = 1 << 30, parked_max: int = 10) -> CallRoom:
-    outbox = Outbox(Budget(bytes_max), "10.0.0.1", Bell())
+    outbox = Outbox(MemoryBudget(bytes_max), "10.0.0.1", Wakeup())
     return CallRoom(outbox, ParkedCalls(parked_max), ParkedCalls())
 
 
@@ -183,8 +183,8 @@ async def test_a_call_that_works_for_hours_holds_no_memory_of_answers() -> None:
             return ScrubReport(7)
 
     scrub: Any = SlowScrub()
-    budget = Budget(1 << 20)
-    outbox = Outbox(budget, "10.0.0.1", Bell())
+    budget = MemoryBudget(1 << 20)
+    outbox = Outbox(budget, "10.0.0.1", Wakeup())
     answers: list[object] = []
 
     async def ask() -> None:

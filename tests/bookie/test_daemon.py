@@ -19,7 +19,7 @@ from metadata.errors import MetadataUnavailable
 from metadata.records import BOOKIES
 from metadata.sqlite import SqliteStore
 from metadata.urls import open_store
-from native.engine import clear_fault, plan_fault
+from native.faults import clear_fault, plan_fault
 
 
 @pytest.fixture(autouse=True)

@@ -9,12 +9,12 @@ from rig import settings
 from bookie import descriptors
 from bookie.descriptors import (
     RESERVE,
-    TooFewDescriptors,
     fit_descriptors,
     needed_for,
     raise_limit,
     served_max_of,
 )
+from bookie.errors import BookieError
 
 
 @pytest.mark.parametrize("limit", [*range(380, 480), 1024, 4096, 65_536, 1 << 30])
@@ -25,8 +25,8 @@ def test_as_many_are_served_as_leave_the_disk_its_reserve(limit: int) -> None:
 
 
 def test_the_reserve_covers_what_the_store_keeps_open() -> None:
-    """FILES_OPEN_MAX of native/store.c, and 128 beside."""
-    store = Path(descriptors.__file__).parents[1] / "native" / "store.c"
+    """FILES_OPEN_MAX of native/opening.c, and 128 beside."""
+    store = Path(descriptors.__file__).parents[1] / "native" / "opening.c"
     assert "#define FILES_OPEN_MAX 256\n" in store.read_text()
     assert RESERVE == 256 + 128
 
@@ -47,7 +47,7 @@ def test_with_too_few_descriptors_the_bookie_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "raise_limit", lambda: 400)
-    with pytest.raises(TooFewDescriptors, match="may open 400 files; 408 are the least"):
+    with pytest.raises(BookieError, match="may open 400 files; 408 are the least"):
         fit_descriptors(settings(tmp_path))
 
 

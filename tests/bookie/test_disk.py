@@ -91,12 +91,12 @@ async def test_the_worse_of_both_disks_counts(tmp_path: Path) -> None:
 async def test_a_change_rings_the_bell_and_a_repetition_does_not(tmp_path: Path) -> None:
     disk = Disk(tmp_path)
     await disk.look(GIB)
-    await disk.guard.changed.heard()
+    await disk.guard.changed.wait()
     await disk.look(GIB)
     await disk.look(10 * GIB)
-    await disk.guard.changed.heard()
+    await disk.guard.changed.wait()
     with trio.move_on_after(0.01) as quiet:
-        await disk.guard.changed.heard()
+        await disk.guard.changed.wait()
     assert quiet.cancelled_caught
 
 
@@ -105,9 +105,9 @@ async def test_a_flush_makes_the_guard_look_before_its_time(tmp_path: Path) -> N
     async with trio.open_nursery() as nursery:
         await nursery.start(disk.guard.run)
         disk.free = GIB
-        disk.guard.look_now.ring()
+        disk.guard.look_now.set()
         with trio.fail_after(30):
-            await disk.guard.changed.heard()
+            await disk.guard.changed.wait()
         assert disk.guard.is_read_only
         nursery.cancel_scope.cancel()
 

@@ -82,7 +82,7 @@ async def test_news_reach_those_they_are_for(events: Events, engine: FakeEngine)
     engine.tokens, engine.ledgers = [3, 5], [7]
     engine.tell(Event.READY | Event.WOKEN | Event.SPACE | Event.FLUSH)
     await space.wait()
-    await events.sealed.heard()
+    await events.sealed.wait()
     assert told == [("ready", 3), ("ready", 5), ("woken", 7)]
     assert not events.space.is_set()
 

@@ -14,10 +14,10 @@ import v2
 from rig import MIB, Peer, settings
 from running import ask, connected, running
 
-from bookie.amnesia import fence_forgotten
 from bookie.config import BookieConfig
 from bookie.inspection.ledgers import read_ledgers
 from bookie.limbo import enter_limbo
+from bookie.lost_records import fence_forgotten
 from bookie.storage import Storage
 from metadata import calls
 from metadata.errors import MetadataUnavailable

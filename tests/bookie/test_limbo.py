@@ -11,10 +11,10 @@ import v2
 from rig import serving, settings
 from running import ask, connected, page, registered, running
 
-from bookie.amnesia import fence_forgotten
 from bookie.config import BookieConfig
 from bookie.host import Host
 from bookie.limbo import Limbo, enter_limbo, in_limbo, leave_limbo
+from bookie.lost_records import fence_forgotten
 from metadata import calls
 from metadata.errors import MetadataUnavailable
 from metadata.records import BOOKIES, Fragment, LedgerRecord, LedgerState, encode_record, ledger_key

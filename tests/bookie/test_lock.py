@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import rig
 
-from bookie.errors import FolderInUse
+from bookie.errors import BookieError
 from bookie.lock import hold_folders
 
 
@@ -31,7 +31,7 @@ def test_a_folder_is_held_once(tmp_path: Path, shared: str) -> None:
     other = rig.settings(tmp_path / "two", **kept)
     with (
         hold_folders(config),
-        pytest.raises(FolderInUse, match=shared),
+        pytest.raises(BookieError, match=shared),
         hold_folders(other),
     ):
         pass
@@ -55,7 +55,7 @@ def test_a_folder_is_free_again_after_its_holder_was_killed(tmp_path: Path) -> N
     ) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(FolderInUse), hold_folders(config):
+        with pytest.raises(BookieError), hold_folders(config):
             pass
         holder.kill()
         holder.wait()

@@ -9,6 +9,7 @@ import trio
 from trio.testing import MockClock
 
 from bookie import login_rate
+from bookie.errors import PeerAtFault
 from bookie.login_rate import (
     ALL_BURST,
     ALL_INTERVAL_S,
@@ -16,7 +17,6 @@ from bookie.login_rate import (
     HOST_INTERVAL_S,
     WAIT_MAX_S,
     LoginRate,
-    TooManyLogins,
     network_of,
 )
 from bookie.users import Users, secret_of, write_users
@@ -45,7 +45,7 @@ async def test_a_host_that_asks_too_often_holds_nobody_else_up(autojump_clock: M
         nonlocal refused
         try:
             await rate.wait_turn("10.0.0.1")
-        except TooManyLogins:
+        except PeerAtFault:
             refused += 1
 
     async with trio.open_nursery() as nursery:
@@ -65,7 +65,7 @@ async def test_many_hosts_share_what_the_processor_can_do(autojump_clock: MockCl
         nonlocal taken
         try:
             await rate.wait_turn(f"10.0.{number // 250}.{number % 250}")
-        except TooManyLogins:
+        except PeerAtFault:
             return
         taken += 1
 
@@ -82,7 +82,7 @@ async def test_a_refused_turn_is_not_counted(autojump_clock: MockClock) -> None:
             for _ in range(30):
                 nursery.start_soon(rate.wait_turn, "10.0.0.1")
     for _ in range(100):
-        with pytest.raises(TooManyLogins):
+        with pytest.raises(PeerAtFault):
             await rate.wait_turn("10.0.0.1")
     await trio.sleep(HOST_INTERVAL_S)
     await rate.wait_turn("10.0.0.1")
@@ -133,7 +133,7 @@ async def test_guesses_are_not_hashed_once_there_are_too_many_and_known_logins_p
         with trio.move_on_after(0.001):
             try:
                 assert not await users.admit(Login("alice", f"guess {number}"), "10.0.0.1")
-            except TooManyLogins:
+            except PeerAtFault:
                 refused += 1
     assert hashed < HOST_BURST
     assert refused > 0

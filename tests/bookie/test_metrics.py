@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from rig import Peer, serving, settings, until
 
 from bookie.disk import DiskGuard
-from bookie.drain import Drain
+from bookie.drain import DrainState
 from bookie.host import Host
 from bookie.metrics import BookieMetrics
 from bookie.stall import StallWatch
@@ -60,7 +60,7 @@ async def scraped(folder: Path) -> AsyncIterator[Scrape]:
         await disk.check()
         upkeep = Upkeep(rig.storage, store, config, disk, bookie_id="b1")
         registry = CollectorRegistry()
-        drain = Drain(store, disk, "b1", cookie_id="")
+        drain = DrainState(store, disk, "b1", cookie_id="")
         host = Host("b1", "h:1", rig.storage, drain, disk.changed, registry)
         stall = StallWatch(rig.storage, rig.server, disk, config)
         registry.register(BookieMetrics(rig.storage, rig.server, disk, stall, upkeep, host))

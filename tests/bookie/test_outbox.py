@@ -3,8 +3,8 @@ from __future__ import annotations
 import trio
 import trio.testing
 
-from bookie.bell import Bell
-from bookie.budget import SMALL_SIZE, Budget, Pool
+from bookie.budget import SMALL_SIZE, MemoryBudget, Pool
+from bookie.events import Wakeup
 from bookie.outbox import ANSWERS_SIZE_MAX, RESERVED_SIZE_MAX, Outbox, Reservation
 
 KIB = 1 << 10
@@ -12,8 +12,8 @@ HERE, THERE = "10.0.0.1", "10.0.0.2"
 
 
 def outbox(bytes_max: int = 1 << 30) -> tuple[Outbox, Pool]:
-    budget = Budget(bytes_max)
-    return Outbox(budget, HERE, Bell()), budget.unsent
+    budget = MemoryBudget(bytes_max)
+    return Outbox(budget, HERE, Wakeup()), budget.unsent
 
 
 async def has_room(box: Outbox) -> bool:
@@ -27,7 +27,7 @@ async def test_small_answers_leave_together_and_large_ones_alone() -> None:
     box, pool = outbox()
     for size in (100, 200, 300 * KIB, 50, 256 * KIB):
         box.put(bytes(size))
-    await box.news.heard()
+    await box.news.wait()
     assert pool.held == box.size == 350 + 556 * KIB
     assert [len(box.take()) for _ in range(5)] == [300, 300 * KIB, 50, 256 * KIB, 0]
     assert pool.held == box.size == 0
@@ -76,10 +76,10 @@ async def test_answers_that_are_being_made_take_room_until_they_are_made() -> No
 
 
 async def test_with_the_pool_spent_an_answer_is_made_and_put_if_it_is_small() -> None:
-    budget = Budget(800)
+    budget = MemoryBudget(800)
     budget.unsent.change(THERE, 201)
     budget.making.change(THERE, 101)
-    box = Outbox(budget, HERE, Bell())
+    box = Outbox(budget, HERE, Wakeup())
     room = Reservation(box)
     async with trio.open_nursery() as nursery:
         nursery.start_soon(room.hold, 50)
@@ -94,8 +94,8 @@ async def test_with_the_pool_spent_an_answer_is_made_and_put_if_it_is_small() ->
 
 
 async def test_an_answer_for_which_there_was_room_is_put_whatever_its_size() -> None:
-    budget = Budget(800)
-    box = Outbox(budget, HERE, Bell())
+    budget = MemoryBudget(800)
+    box = Outbox(budget, HERE, Wakeup())
     with Reservation(box) as room:
         await room.hold(500)
         assert not room.is_express

@@ -11,10 +11,10 @@ import v2
 from rig import settings
 from running import connected, running
 
-from bookie.bell import Bell
-from bookie.budget import Budget
+from bookie.budget import MemoryBudget
 from bookie.calls import Calls
 from bookie.errors import CallRefused
+from bookie.events import Wakeup
 from bookie.outbox import Outbox
 from bookie.parked import CallRoom, ParkedCalls
 from metadata import calls
@@ -62,20 +62,20 @@ class Store:
     """Metadata in which 1000 keys have changed."""
 
     def __init__(self) -> None:
-        self.waits: list[float] = []
+        self.parked_reads: list[float] = []
 
     async def changes(self, prefix: str, *, since: int, wait_s: float) -> Changes:
-        self.waits.append(wait_s)
+        self.parked_reads.append(wait_s)
         return Changes(since + 1, [prefix + "x" * 50] * 1000)
 
 
 async def test_a_large_answer_to_one_that_waited_is_made_once_there_is_room() -> None:
     store, nothing = Store(), None
-    budget = Budget(800)
+    budget = MemoryBudget(800)
     pool = budget.making
     budget.unsent.change("10.0.0.2", 201)
     pool.change("10.0.0.2", 101)
-    room = CallRoom(Outbox(budget, "10.0.0.1", Bell()), ParkedCalls(), ParkedCalls())
+    room = CallRoom(Outbox(budget, "10.0.0.1", Wakeup()), ParkedCalls(), ParkedCalls())
     answers: list[bytes] = []
     answerer = Calls(store, nothing, nothing, nothing, nothing)  # type: ignore[arg-type]
 
@@ -86,15 +86,15 @@ async def test_a_large_answer_to_one_that_waited_is_made_once_there_is_room() ->
     async with trio.open_nursery() as nursery:
         nursery.start_soon(ask)
         await trio.testing.wait_all_tasks_blocked()
-        assert (store.waits, answers) == ([5.0], [])
+        assert (store.parked_reads, answers) == ([5.0], [])
         pool.change("10.0.0.2", -1)
-    assert store.waits == [5.0, 0.0]
+    assert store.parked_reads == [5.0, 0.0]
     assert len(answers[0]) > 50_000
 
 
 def test_parked_calls_are_bounded_and_hold_nothing() -> None:
     everywhere = ParkedCalls(2)
-    outbox = Outbox(Budget(800), "10.0.0.1", Bell())
+    outbox = Outbox(MemoryBudget(800), "10.0.0.1", Wakeup())
     rooms = [CallRoom(outbox, ParkedCalls(), everywhere) for _ in range(3)]
     with rooms[0].parked(), rooms[1].parked():
         with pytest.raises(CallRefused, match="2 calls wait already"), rooms[2].parked():

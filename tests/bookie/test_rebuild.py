@@ -10,9 +10,10 @@ from engines import Bookie
 
 import bookie.rebuild
 from bookie.config import BookieConfig
+from bookie.errors import BookieError
 from bookie.limbo import enter_limbo, in_limbo
 from bookie.mark import read_mark, write_mark
-from bookie.rebuild import NothingToRebuild, Rebuilt, rebuild, total_size
+from bookie.rebuild import Rebuilt, rebuild, total_size
 from native.digest import crc32c
 from native.engine import Engine
 from native.frame import incarnation
@@ -301,5 +302,5 @@ def test_damage_in_a_journal_takes_nothing_away_that_logs_have(
 def test_empty_folders_are_no_bookie(tmp_path: Path, config: BookieConfig) -> None:
     for name in ("journal", "ledgers"):
         (tmp_path / name).mkdir()
-    with pytest.raises(NothingToRebuild):
+    with pytest.raises(BookieError):
         run(config)

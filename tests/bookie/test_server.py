@@ -208,7 +208,7 @@ async def test_a_connection_dropped_at_any_byte_leaves_nothing_behind(bookie: Se
             await peer.stream.aclose()
         await until(lambda: rig.server.connections == 0)
         assert rig.server.budget.held == 0
-        assert rig.server.waits.parked == 0
+        assert rig.server.parked_reads.parked == 0
         stats = rig.storage.engine.stats()
         assert (stats.connections, stats.partial_bytes) == (0, 0)
         assert (await rig.connect().ask(v2.READ_HELLO)).code == 0
@@ -354,14 +354,14 @@ async def test_a_parked_read_is_woken_by_the_lac(bookie: Serving) -> None:
         reader, writer = rig.connect(), rig.connect()
         await writer.ask(v2.add(4, 0))
         await reader.stream.send_all(v2.read_wait(4, 0, known_lac=-1, wait_ms=30_000))
-        await until(lambda: rig.server.waits.parked == 1)
+        await until(lambda: rig.server.parked_reads.parked == 1)
         assert (await writer.ask(v2.write_lac(4, 0))).code == 0
         with trio.fail_after(30):
             answer = await reader.response()
         assert (answer.opcode, answer.code) == (v2.READ_WAIT, 0)
         assert v2.from_int64(answer.rest[24:32]) == 0
         assert answer.entries == [v2.entry(4, 0)]
-        assert rig.server.waits.parked == 0
+        assert rig.server.parked_reads.parked == 0
 
 
 async def test_a_parked_read_is_woken_by_a_fence(bookie: Serving) -> None:

@@ -80,7 +80,7 @@ async def test_a_disk_that_hangs_makes_the_bookie_not_ready_then_read_only_then_
 ) -> None:
     watched = Watched(tmp_path)
     watched.storage.set(**{f"{part}_work": True, f"{part}_steps": 9})
-    ended = pytest.RaisesExc(OSError, match=f"the {part} .* not moved for 60 s")
+    ended = pytest.RaisesExc(OSError, match=f"the {part} .* made no progress for 60 s")
     with trio.fail_after(90), pytest.RaisesGroup(ended):
         async with trio.open_nursery() as nursery:
             nursery.start_soon(watched.watch.run)
@@ -88,12 +88,12 @@ async def test_a_disk_that_hangs_makes_the_bookie_not_ready_then_read_only_then_
             assert watched.state() == (False, False)
             await trio.sleep(0.4)
             assert watched.state() == (True, False)
-            await watched.disk.changed.heard()  # the registration is to say so
+            await watched.disk.changed.wait()  # the registration is to say so
             assert watched.engine.read_only == (False, True)
             await trio.sleep(8)
             assert watched.engine.read_only == (True, False)  # adds of a recovery hang as well
             assert watched.state() == (True, True)
-            await watched.disk.changed.heard()
+            await watched.disk.changed.wait()
             await trio.sleep(49)
             assert watched.ended == []
             await trio.sleep(1.5)

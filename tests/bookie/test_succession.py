@@ -9,9 +9,9 @@ import rig
 
 from bookie.config import BookieConfig
 from bookie.cookie import check_cookie
-from bookie.cookie_file import BookieUnknown, FolderEmptied, FolderForeign, read_cookie
+from bookie.cookie_file import CookieRefused, read_cookie
 from bookie.limbo import in_limbo
-from bookie.succession import BookieServes, succeed
+from bookie.succession import succeed
 from metadata.errors import MetadataUnavailable
 from metadata.records import BookieRecord, CookieRecord, bookie_lease, encode_record
 from metadata.sqlite import SqliteStore
@@ -50,7 +50,7 @@ async def test_it_goes_on_under_its_name_and_in_limbo(
     config: BookieConfig, store: SqliteStore
 ) -> None:
     before = await lost(config, store)
-    with pytest.raises(FolderEmptied, match="bookie replace"):
+    with pytest.raises(CookieRefused, match="bookie replace"):
         await check_cookie(config, store)
     after = await succeed(config, store)
     assert after.bookie_id == before.bookie_id
@@ -69,8 +69,9 @@ async def test_other_folders_need_a_name(
     tmp_path: Path, config: BookieConfig, store: SqliteStore
 ) -> None:
     await lost(config, store)
-    with pytest.raises(BookieUnknown):
+    with pytest.raises(CookieRefused) as refused:
         await succeed(rig.settings(tmp_path / "new"), store)
+    assert refused.value.fault == "unknown"
     elsewhere = rig.settings(tmp_path / "new", bookie_id="b1")
     assert (await succeed(elsewhere, store)).ledger_folder == elsewhere.ledger_folder
 
@@ -80,19 +81,20 @@ async def test_the_old_disks_are_refused_afterwards(
 ) -> None:
     await check_cookie(config, store)
     await succeed(rig.settings(tmp_path / "new", bookie_id="b1"), store)
-    with pytest.raises(BookieUnknown):
+    with pytest.raises(CookieRefused) as refused:
         await check_cookie(config, store)
+    assert refused.value.fault == "unknown"
 
 
 async def test_folders_with_anything_in_them_are_left_alone(
     config: BookieConfig, store: SqliteStore
 ) -> None:
     await check_cookie(config, store)
-    with pytest.raises(FolderForeign, match="holds bookie b1 already"):
+    with pytest.raises(CookieRefused, match="holds bookie b1 already"):
         await succeed(config, store)
     lose(config)
     write_thesis(config)
-    with pytest.raises(FolderForeign, match="holds files"):
+    with pytest.raises(CookieRefused, match="holds files"):
         await succeed(config, store)
     assert not in_limbo(Path(config.ledger_folder))
 
@@ -101,8 +103,9 @@ async def test_a_bookie_that_serves_is_not_lost(config: BookieConfig, store: Sql
     await lost(config, store)
     serving = encode_record(BookieRecord("b1", "host:3181", 1, 1))
     lease = await store.grant(bookie_lease("b1"), "x", ttl_s=60, value=serving)
-    with pytest.raises(BookieServes, match="host:3181"):
+    with pytest.raises(CookieRefused, match="host:3181") as refused:
         await succeed(config, store)
+    assert refused.value.fault == "serving"
     await store.release(lease)
     await succeed(config, store)
 
@@ -132,8 +135,9 @@ async def test_a_try_that_was_cut_off_is_repeated(
         await succeed(config, Breaking(store, made=made))  # type: ignore[arg-type]  # by __getattr__
     assert in_limbo(Path(config.ledger_folder))
     if not made:
-        with pytest.raises(BookieUnknown):
+        with pytest.raises(CookieRefused) as refused:
             await check_cookie(config, store)
+        assert refused.value.fault == "unknown"
     after = await succeed(config, store)
     assert read_cookie(Path(config.journal_folder)).complete
     assert await check_cookie(config, store) == after

@@ -16,10 +16,16 @@ from memory_cluster import memory_cluster
 from prometheus_client import CollectorRegistry
 
 from ledger_client import Client, EventTime, Retention, blocking
-from ledger_client.blocking import BlockingClient, ClientForked
-from ledger_client.errors import InvalidAddress, LedgerClosed, NoSuchEntry, NoSuchLedger
+from ledger_client.blocking import BlockingClient
+from ledger_client.errors import (
+    ClientForked,
+    InvalidAddress,
+    LedgerClosed,
+    NoSuchEntry,
+    NoSuchLedger,
+    NoSuchTopic,
+)
 from ledger_client.portal import Portal
-from ledger_client.topics.errors import NoSuchTopic
 
 
 @asynccontextmanager
@@ -31,17 +37,17 @@ async def client_and_cluster() -> AsyncIterator[Client]:
 @pytest.fixture
 def client() -> Iterator[BlockingClient]:
     portal = Portal(client_and_cluster)
-    yield BlockingClient(portal)
+    yield BlockingClient(portal, portal.value)
     portal.close()
 
 
 def test_what_a_client_counts_can_be_scraped(client: BlockingClient) -> None:
     registry = CollectorRegistry()
     registry.register(client.metrics)
-    client.create_topic("s/t", replication=1)
+    client.topics.create("s/t", replication=1)
     with client.producer("s/t") as producer:
         producer.send_many([b"one", b"two"])
-    with client.topic_reader("s/t") as reader:
+    with client.reader("s/t") as reader:
         assert len(list(reader)) == 2
     for name in ("sent", "read"):
         value = registry.get_sample_value(f"quire_client_{name}_messages_total", {"topic": "s/t"})
@@ -49,45 +55,45 @@ def test_what_a_client_counts_can_be_scraped(client: BlockingClient) -> None:
 
 
 def test_the_whole_life_of_a_ledger(client: BlockingClient) -> None:
-    with client.create_ledger(3, 3, 2) as ledger:
+    with client.ledgers.create(3, 3, 2) as ledger:
         assert ledger.append(b"one") == 0
         assert ledger.append_many(b"%d" % i for i in range(3)) == range(1, 4)
     with pytest.raises(LedgerClosed):
         ledger.append(b"late")
-    with client.open_ledger(ledger.id) as reader:
+    with client.ledgers.open(ledger.id) as reader:
         assert reader.closed
         assert [e.payload for e in reader.read(0, 3)] == [b"one", b"0", b"1", b"2"]
         assert sum(len(batch) for batch in reader.read_batches(0, 3)) == 4
         assert [e.entry_id for e in reader.follow(1)] == [1, 2, 3]
         with pytest.raises(NoSuchEntry):
             reader.read(0, 4)
-    assert [info.ledger_id for info in client.list_ledgers()] == [ledger.id]
-    assert len(client.list_bookies()) == 3
-    client.delete_ledger(ledger.id)
+    assert [info.ledger_id for info in client.ledgers.list()] == [ledger.id]
+    assert len(client.cluster.bookies()) == 3
+    client.ledgers.delete(ledger.id)
     with pytest.raises(NoSuchLedger):
-        client.ledger_info(ledger.id)
+        client.ledgers.info(ledger.id)
 
 
 def test_the_whole_life_of_a_topic(client: BlockingClient) -> None:
-    made = client.create_topic("shop/orders", partitions=2, compression="zstd")
-    assert client.topic("shop/orders") == made
-    changed = client.alter_topic("shop/orders", partitions=3, retention=Retention(age_s=60))
+    made = client.topics.create("shop/orders", partitions=2, compression="zstd")
+    assert client.topics.info("shop/orders") == made
+    changed = client.topics.alter("shop/orders", partitions=3, retention=Retention(age_s=60))
     assert (changed.partitions, changed.retention.age_s) == (3, 60)
-    assert client.list_topics("shop") == [changed]
-    assert client.explain_topic("shop/orders").lanes == []
-    assert client.purge_topic("shop/orders", before=EventTime(0)).removed == []
-    client.delete_topic("shop/orders")
+    assert client.topics.list("shop") == [changed]
+    assert client.topics.explain("shop/orders").lanes == []
+    assert client.topics.purge("shop/orders", before=EventTime(0)).removed == []
+    client.topics.delete("shop/orders")
     with pytest.raises(NoSuchTopic):
-        client.topic("shop/orders")
+        client.topics.info("shop/orders")
 
 
 def test_a_forked_process_is_told_to_connect_again(client: BlockingClient) -> None:
     def fork_and_misuse() -> int:
         """Return the child's process id in the parent; in the child 0 if all was refused."""
-        with client.create_ledger() as ledger, client.producer("s/t") as producer:
+        with client.ledgers.create() as ledger, client.producer("s/t") as producer:
             if child := os.fork():
                 return child
-            calls = (client.list_bookies, producer.flush, lambda: ledger.append(b"x"))
+            calls = (client.cluster.bookies, producer.flush, lambda: ledger.append(b"x"))
             for call in calls:
                 try:
                     call()
@@ -98,7 +104,7 @@ def test_a_forked_process_is_told_to_connect_again(client: BlockingClient) -> No
         client._portal.close()
         return 0
 
-    client.create_topic("s/t", replication=1)
+    client.topics.create("s/t", replication=1)
     parent = os.getpid()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork, the very point
@@ -111,7 +117,7 @@ def test_a_forked_process_is_told_to_connect_again(client: BlockingClient) -> No
     if os.getpid() != parent:
         os._exit(0 if result == 0 else 1)
     assert exit_code_of(result) == 0
-    assert len(client.list_bookies()) == 3, "the parent goes on"
+    assert len(client.cluster.bookies()) == 3, "the parent goes on"
 
 
 def exit_code_of(child: int) -> int:
@@ -124,15 +130,15 @@ def exit_code_of(child: int) -> int:
 
 
 def test_several_threads_share_a_client(client: BlockingClient) -> None:
-    with client.create_ledger() as ledger, ThreadPoolExecutor(8) as pool:
+    with client.ledgers.create() as ledger, ThreadPoolExecutor(8) as pool:
         ids = sorted(pool.map(ledger.append, [b"x"] * 200))
     assert ids == list(range(200))
 
 
 def test_a_follower_in_one_thread_sees_what_another_writes(client: BlockingClient) -> None:
     with (
-        client.create_ledger() as ledger,
-        client.open_ledger(ledger.id, recover=False) as reader,
+        client.ledgers.create() as ledger,
+        client.ledgers.open(ledger.id, recover=False) as reader,
         ThreadPoolExecutor(1) as pool,
     ):
         seen = pool.submit(lambda: [entry.payload for entry in reader.follow(0)])
@@ -143,7 +149,7 @@ def test_a_follower_in_one_thread_sees_what_another_writes(client: BlockingClien
 
 
 def test_ctrl_c_ends_a_call_and_leaves_the_client_usable(client: BlockingClient) -> None:
-    with client.create_ledger() as ledger, client.open_ledger(ledger.id, recover=False) as reader:
+    with client.ledgers.create() as ledger, client.ledgers.open(ledger.id, recover=False) as reader:
         main = threading.main_thread().ident
         assert main is not None
         timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
@@ -159,20 +165,20 @@ def test_ctrl_c_ends_a_call_and_leaves_the_client_usable(client: BlockingClient)
 def test_an_error_in_the_block_closes_the_ledger_and_comes_out_as_it_is(
     client: BlockingClient,
 ) -> None:
-    with pytest.raises(KeyError), client.create_ledger() as ledger:
+    with pytest.raises(KeyError), client.ledgers.create() as ledger:
         ledger.append(b"x")
         raise KeyError
-    assert client.ledger_info(ledger.id).last_entry == 0
+    assert client.ledgers.info(ledger.id).last_entry == 0
 
 
 def test_a_closed_client_refuses_calls_and_ends_those_under_way() -> None:
     portal = Portal(client_and_cluster)
-    client = BlockingClient(portal)
-    with client.create_ledger() as ledger:
+    client = BlockingClient(portal, portal.value)
+    with client.ledgers.create() as ledger:
         pass
     portal.close()
     with pytest.raises(RuntimeError, match="closed"):
-        client.ledger_info(ledger.id)
+        client.ledgers.info(ledger.id)
 
 
 def test_what_fails_on_opening_is_raised() -> None:

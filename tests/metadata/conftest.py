@@ -9,8 +9,8 @@ from fake_bookie import FakeBookie, Network
 from lease_clock import LeaseClock
 from memory_store import MemoryStore
 
+from ledger_client.wire.stores import BookieStore
 from metadata.address import Address
-from metadata.remote import BookieStore
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
 
@@ -57,11 +57,11 @@ async def store(
     bookie = FakeBookie(sqlite_store)
     if request.param == "memory":
         network = Network(nursery, bookie)
-        remote = BookieStore(network.addresses, open_stream=network.open_stream)
+        opening = BookieStore.open(network.addresses, open_stream=network.open_stream)
     else:
         listeners = await trio.open_tcp_listeners(0, host="127.0.0.1")
         nursery.start_soon(trio.serve_listeners, bookie.serve, listeners)
         port = listeners[0].socket.getsockname()[1]
-        remote = BookieStore([Address("127.0.0.1", port)])
-    yield remote
-    await remote.aclose()
+        opening = BookieStore.open([Address("127.0.0.1", port)])
+    async with opening as remote:
+        yield remote

@@ -1,27 +1,17 @@
-"""What a caller says of itself, against a peer that answers as it is told."""
+"""The AUTH frame, and logins in it."""
 
 from __future__ import annotations
 
 import pytest
-import trio
-import trio.testing
 from hypothesis import given, strategies as st
 
 from metadata.access import (
-    ACCEPTED,
     MESSAGE_SIZE_MAX,
-    NO_PLUGIN,
-    PLUGIN,
-    REFUSED,
-    Access,
-    Login,
     auth_frame,
     parse_auth,
     parse_login,
 )
-from metadata.errors import AccessDenied, BadRecord
-
-ALICE = Access(login=Login("alice", "secret"))
+from metadata.errors import BadRecord
 
 
 @given(st.text(max_size=200), st.binary(max_size=300))
@@ -63,39 +53,3 @@ def test_a_message_without_end_is_refused() -> None:
 @pytest.mark.parametrize("payload", [b"", b"alice", b"\0alice", b"\0a\0b\0c", b"\xff\0a\0b"])
 def test_a_payload_that_names_nobody_is_none(payload: bytes) -> None:
     assert parse_login(payload) is None
-
-
-async def call(answer: bytes) -> tuple[trio.abc.Stream, bytes]:
-    """Log in as alice at a peer that answers *answer* and leaves; return what it received."""
-    ours, theirs = trio.testing.memory_stream_pair()
-
-    async def reach(_host: str, _port: int) -> trio.abc.Stream:
-        return ours
-
-    await theirs.send_all(answer)
-    await theirs.send_eof()
-    stream = await ALICE.opener(reach)("host", 1)
-    return stream, bytes(await theirs.receive_some())
-
-
-async def test_a_caller_says_who_it_is_before_anything_else() -> None:
-    _, received = await call(auth_frame(PLUGIN, ACCEPTED))
-    assert parse_login(parse_auth(received[8:])[1]) == ALICE.login
-
-
-async def test_a_bookie_that_wants_no_login_is_as_good() -> None:
-    await call(auth_frame(NO_PLUGIN, b""))
-
-
-async def test_a_refusal_is_final_and_does_not_tell_the_password() -> None:
-    with pytest.raises(AccessDenied, match="alice") as refused:
-        await call(auth_frame(PLUGIN, REFUSED))
-    assert "secret" not in str(refused.value)
-    with pytest.raises(AccessDenied, match="KERBEROS"):
-        await call(auth_frame("KERBEROS", b""))
-
-
-@pytest.mark.parametrize("answer", [b"", b"\0\0", b"\xff" * 64, auth_frame(PLUGIN, b"")[:-1]])
-async def test_an_answer_that_is_none_is_a_lost_connection(answer: bytes) -> None:
-    with pytest.raises(OSError, match="host:1"):
-        await call(answer)

@@ -2,11 +2,11 @@ from __future__ import annotations
 
 import pytest
 
+from ledger_client.wire.stores import open_store
 from metadata.access import Access, Login
 from metadata.address import Address, format_cluster
 from metadata.cluster_url import parse_cluster_url
 from metadata.errors import BadAddress
-from metadata.urls import open_store
 
 
 @pytest.mark.parametrize("url", ["bookie://b:1,a,b:1,[::1]:5/", "bookie://b:1|a|b:1|[::1]:5"])
@@ -78,9 +78,3 @@ async def test_a_mistake_beside_a_password_does_not_print_it(url: str) -> None:
 def test_what_is_no_cluster_is_refused(url: str) -> None:
     with pytest.raises(BadAddress):
         parse_cluster_url(url)
-
-
-def test_a_file_of_certificates_that_is_not_there_is_named() -> None:
-    url = parse_cluster_url("bookie+tls://a:1?ca=/nowhere/ca.pem")
-    with pytest.raises(BadAddress, match=r"/nowhere/ca\.pem"):
-        url.access.opener()

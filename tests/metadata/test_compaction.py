@@ -9,9 +9,9 @@ from metadata.compaction import (
     RETIRED_MAX,
     CompactedLedger,
     CompactedSet,
+    CompactionReport,
     Horizon,
-    Origin,
-    Report,
+    MessageOrigin,
     Retired,
     compacted_key,
     decode_set,
@@ -25,8 +25,8 @@ LEDGER = CompactedLedger(
     partition=0,
     lane=1,
     ledger_id=90,
-    first=Origin(0, 5, 2, 2),
-    last=Origin(3, 9, 1, 41),
+    first=MessageOrigin(0, 5, 2, 2),
+    last=MessageOrigin(3, 9, 1, 41),
     entries=2,
     messages=7,
     size=300,
@@ -39,7 +39,7 @@ SET = CompactedSet(
     horizons=[HORIZON],
     ledgers=[LEDGER],
     retired=[Retired(80, 123)],
-    report=Report(keys=7, messages_in=100, messages_out=7, seconds=0.5),
+    report=CompactionReport(keys=7, messages_in=100, messages_out=7, seconds=0.5),
 )
 
 
@@ -108,7 +108,7 @@ def test_what_breaks_a_rule_is_no_set(changes: dict[str, object]) -> None:
 
 
 def test_the_largest_set_fits_a_value_and_its_ledgers_a_transaction() -> None:
-    at = Origin(BIG, BIG, BIG, BIG - 1)
+    at = MessageOrigin(BIG, BIG, BIG, BIG - 1)
     ledgers = [
         msgspec.structs.replace(
             LEDGER, partition=9999, lane=1 << 30, ledger_id=BIG - i, first=at, last=at,
@@ -121,7 +121,9 @@ def test_the_largest_set_fits_a_value_and_its_ledgers_a_transaction() -> None:
         horizons=many(HORIZONS_MAX),
         ledgers=ledgers,
         retired=[Retired(i, BIG) for i in range(RETIRED_MAX)],
-        report=Report(keys=BIG, messages_in=BIG, messages_out=BIG, bytes_in=BIG, bytes_out=BIG),
+        report=CompactionReport(
+            keys=BIG, messages_in=BIG, messages_out=BIG, bytes_in=BIG, bytes_out=BIG
+        ),
     )
     assert len(encode_set(largest)) <= VALUE_SIZE_MAX
     assert LEDGERS_MAX + 20 <= OPS_MAX

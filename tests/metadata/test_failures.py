@@ -15,7 +15,7 @@ ERRORS: list[errors.MetadataError] = [
     errors.BadStore("damaged", path="/x"),
     errors.BadAddress("no host"),
     errors.AccessDenied("bob"),
-    errors.CallFailed("not here", kind="NoLedger", attributes={"ledger_id": 7}),
+    errors.MetadataError("not here"),
 ]
 
 
@@ -29,7 +29,10 @@ def test_an_error_crosses_the_wire_whole(error: errors.MetadataError) -> None:
 
 
 def test_every_error_is_tried_here() -> None:
-    assert {type(error) for error in ERRORS} == set(errors.MetadataError.__subclasses__())
+    assert {type(error) for error in ERRORS} == {
+        errors.MetadataError,
+        *errors.MetadataError.__subclasses__(),
+    }
 
 
 def test_a_reply_of_another_kind_is_named() -> None:
@@ -47,3 +50,9 @@ def test_a_reply_of_another_kind_is_named() -> None:
 )
 def test_a_failure_with_wrong_attributes_is_the_peers_fault(failure: calls.Failure) -> None:
     assert isinstance(error_of(failure), errors.BadRecord)
+
+
+def test_a_failure_of_another_package_keeps_its_message() -> None:
+    error = error_of(calls.Failure("NoLedger", "not here", {"ledger_id": 7}))
+    assert type(error) is errors.MetadataError
+    assert error.message == "not here"

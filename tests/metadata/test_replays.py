@@ -14,7 +14,7 @@ from metadata.replays import (
     LaneMark,
     ReplayMark,
     ReplayRecord,
-    Sent,
+    SentChecksum,
     SourceTopic,
     decode_mark,
     decode_replay,
@@ -33,7 +33,7 @@ RECORD = ReplayRecord(
     target="topic a/c",
     end=[END],
     reached=[LaneMark(0, -1, 0, 0)],
-    sent=[Sent(-2, 3, (1 << 64) - 1, 1 << 63)],
+    sent=[SentChecksum(-2, 3, (1 << 64) - 1, 1 << 63)],
 )
 
 
@@ -76,7 +76,7 @@ def test_the_largest_record_fits_a_value() -> None:
         for lane in range(PARTS_MAX // 4)
     ]
     word = (1 << 64) - 1
-    sent = [Sent(part, 10**10, word, word) for part in range(PARTS_MAX // 2)]
+    sent = [SentChecksum(part, 10**10, word, word) for part in range(PARTS_MAX // 2)]
     record = msgspec.structs.replace(RECORD, end=marks, reached=marks, sent=sent)
     assert len(encode_replay(record)) <= VALUE_SIZE_MAX
 

@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from memory_store import MemoryStore
 
 from metadata.errors import BadAddress, MetadataUnavailable
-from metadata.remote import BookieStore
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
 from metadata.urls import open_store
@@ -25,9 +27,22 @@ async def test_an_error_inside_comes_out_as_it_is(path: Path) -> None:
             raise KeyError
 
 
-async def test_a_bookie_url_calls_nobody_before_it_is_used() -> None:
-    async with open_store("bookie://nowhere.invalid:1") as store:
-        assert isinstance(store, BookieStore)
+async def test_a_driver_opens_the_urls_of_its_scheme(path: Path) -> None:
+    opened: list[str] = []
+
+    @asynccontextmanager
+    async def driver(url: str) -> AsyncIterator[MetadataStore]:
+        opened.append(url)
+        yield MemoryStore()
+
+    async with open_store("zk://a", drivers={"zk": driver}) as store:
+        assert isinstance(store, MemoryStore)
+    with pytest.raises(BadAddress):
+        async with open_store("bookie://a:1", drivers={"zk": driver}):
+            pass
+    async with open_store(f"sqlite://{path}", drivers={"zk": driver}) as store:
+        assert isinstance(store, SqliteStore)
+    assert opened == ["zk://a"]
 
 
 @pytest.mark.parametrize(
@@ -37,8 +52,3 @@ async def test_any_other_url_is_refused(url: str) -> None:
     with pytest.raises(BadAddress):
         async with open_store(url):
             pass
-
-
-def test_both_drivers_keep_the_interface() -> None:
-    drivers: list[type[MetadataStore]] = [SqliteStore, BookieStore]
-    assert len(drivers) == 2

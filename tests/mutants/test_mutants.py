@@ -13,7 +13,7 @@ from mutant import AREAS, FOLDER, ROOT, BadMutant, load
 
 PATCHES = sorted(FOLDER.glob("*/*.patch"))
 HEAD = "Breaks: a promise.\nKilled by: tests/test_layers.py::test_imports_run_downward[x y]\n\n"
-DIFF = "diff --git a/bookie/bell.py b/bookie/bell.py\n--- a/bookie/bell.py\n"
+DIFF = "diff --git a/bookie/events.py b/bookie/events.py\n--- a/bookie/events.py\n"
 
 
 def name(path: Path) -> str:
@@ -67,7 +67,7 @@ def test_every_file_among_the_mutants_lies_in_an_area() -> None:
         HEAD.replace("Breaks", "Hurts") + DIFF,
         HEAD.replace("tests/", "bookie/") + DIFF,
         HEAD + DIFF + DIFF.replace("bell", "host"),
-        HEAD + DIFF.replace("bookie/bell.py", "tests/conftest.py"),
+        HEAD + DIFF.replace("bookie/events.py", "tests/conftest.py"),
     ],
 )
 def test_what_is_no_mutant_is_refused(tmp_path: Path, text: str) -> None:
@@ -85,7 +85,7 @@ def test_a_mutant_is_read_with_its_test_and_its_file(tmp_path: Path) -> None:
     mutant = load(path)
     assert mutant.name == "bookie/x"
     assert mutant.test == "tests/test_layers.py::test_imports_run_downward[x y]"
-    assert mutant.file == Path("bookie/bell.py")
+    assert mutant.file == Path("bookie/events.py")
     assert not mutant.is_native
     stray = tmp_path / "x.patch"
     stray.write_text(HEAD + DIFF)

@@ -168,6 +168,7 @@ class Core:
         objects.mkdir(parents=True, exist_ok=True)
         include = sysconfig.get_path("include")
         self._flags = ["-std=c11", "-O1", "-g", "-fPIC", "-pthread", "-w", "-D_GNU_SOURCE"]
+        self._flags += ["-DBK_FAULTS"]
         self._flags += ["-DPy_LIMITED_API=0x030b0000", f"-I{sources}", f"-I{include}"]
         headers = b"".join(each.read_bytes() for each in sorted(sources.glob("*.h")))
         self._headers = hashlib.sha256(headers).hexdigest()

@@ -10,7 +10,7 @@ import pytest
 from engines import Bookie
 from wire import KEY, add
 
-from native.engine import clear_fault, plan_fault
+from native.faults import clear_fault, plan_fault
 
 
 @pytest.fixture

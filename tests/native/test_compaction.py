@@ -12,8 +12,8 @@ import pytest
 from stores import StoreRig, entries
 from wire import crc32c
 
-from native.engine import clear_fault, plan_fault
 from native.errors import Corrupt, Full, NoLedger
+from native.faults import clear_fault, plan_fault
 from native.store import Extent, LogRecord, Stop, scan_index, scan_log
 
 

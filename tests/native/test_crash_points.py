@@ -18,7 +18,7 @@ import pytest
 from engines import MIB, Bookie
 from wire import KEY, add, add_responses, stored_entry, write_lac
 
-from native.engine import clear_fault, plan_fault
+from native.faults import clear_fault, plan_fault
 from native.mark import Mark
 
 SITES = [

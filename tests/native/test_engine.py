@@ -11,8 +11,9 @@ import pytest
 from engines import MIB, Bookie
 from wire import KEY, add, add_responses, be, framed, header, stored_entry, write_lac
 
-from native.engine import MEMTABLE_SIZE_MIN, Event, Request, Verdict, clear_fault, plan_fault
+from native.engine import MEMTABLE_SIZE_MIN, Event, Request, Verdict
 from native.errors import BadKey, NoLedger
+from native.faults import clear_fault, plan_fault
 from native.journal import Record, scan_journal
 
 OTHER_KEY = b"k" * 20

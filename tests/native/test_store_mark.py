@@ -10,8 +10,8 @@ import msgspec
 import pytest
 from stores import StoreRig, entries
 
-from native.engine import clear_fault, plan_fault
 from native.errors import Absent, Full, NoLedger
+from native.faults import clear_fault, plan_fault
 
 BLOCK = 4096
 

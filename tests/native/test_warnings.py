@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from fuzzing import CORE, compiler, run
 
 
@@ -14,11 +15,12 @@ def warning_flags() -> list[str]:
     return listed[1].split(";")
 
 
-def test_clang_finds_nothing_to_warn_of() -> None:
+@pytest.mark.parametrize("build", [(), ("-DBK_FAULTS",)], ids=["plain", "with faults"])
+def test_clang_finds_nothing_to_warn_of(build: tuple[str, ...]) -> None:
     flags = warning_flags()
     assert "-Werror" in flags
     run(
         compiler(),
-        *("-std=gnu11", "-D_GNU_SOURCE", "-fsyntax-only", *flags, f"-I{CORE}"),
+        *("-std=gnu11", "-D_GNU_SOURCE", "-fsyntax-only", *flags, *build, f"-I{CORE}"),
         *sorted(CORE.glob("*.c")),
     )

@@ -17,7 +17,8 @@ from stubborn_writer import StubbornWriter
 
 from ledger_client import Client
 from ledger_client.errors import LedgerError, OutcomeUnknown
-from ledger_client.writer import PAYLOAD_SIZE_MAX, LedgerWriter
+from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
+from ledger_client.ledgers.writer import LedgerWriter
 from metadata.errors import MetadataError
 from metadata.records import (
     LEDGER_COUNTER,
@@ -56,7 +57,7 @@ class Author:
             if self._host.retired:
                 return
             try:
-                async with client.create_ledger(
+                async with client.ledgers.create(
                     work.ensemble_size, work.write_quorum, work.ack_quorum
                 ) as ledger:
                     await self._write_ledger(ledger)
@@ -83,7 +84,7 @@ class Author:
 
     async def _create(self, client: Client) -> LedgerRecord:
         work, view = self._work, self._host.view
-        names = sorted(record.bookie_id for record in await client.list_bookies())
+        names = sorted(record.bookie_id for record in await client.cluster.bookies())
         if len(names) < work.ensemble_size:
             raise MetadataError("too few bookies")
         record = LedgerRecord(

@@ -26,17 +26,17 @@ import bookie.daemon
 import bookie.storage
 import metadata.transactions
 import native.engine
+from bookie.cookie_file import CookieRefused
 from bookie.disk import DiskGuard
 from bookie.errors import BookieError
 from bookie.storage import Storage
-from bookie.succession import BookieServes, succeed
+from bookie.succession import succeed
 from ledger_client import Options
 from ledger_client.background import Background
-from ledger_client.repair.host import Host
-from ledger_client.repair.roles import run_roles
-from ledger_client.repair.settings import RepairOptions
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.keeping.housekeeping import HousekeepingOptions
+from ledger_client.cluster.housekeeping import HousekeepingOptions
+from ledger_client.cluster.repair.host import RepairHost, RepairOptions
+from ledger_client.cluster.roles import run_roles
+from ledger_client.topics.context import TopicContext
 from metadata.errors import MetadataError
 
 T = TypeVar("T")
@@ -115,8 +115,10 @@ class BookieHost:
         while True:
             try:
                 await succeed(self._config, self._metadata.observer)
-            except BookieServes:  # its registration outlives it
-                await trio.sleep(RESTART_S)
+            except CookieRefused as refused:
+                if refused.fault != "serving":
+                    raise
+                await trio.sleep(RESTART_S)  # its registration outlives it
             else:
                 return
 
@@ -182,10 +184,10 @@ class BookieHost:
                 self.promises.check(self.disk.engine)
             await trio.sleep_forever()
 
-    async def _play_roles(self, host: Host) -> None:
+    async def _play_roles(self, host: RepairHost) -> None:
         try:
             async with Background() as nursery:
-                client = TopicClient(
+                context = TopicContext(
                     self._view,
                     nursery,
                     options=OPTIONS,
@@ -193,7 +195,7 @@ class BookieHost:
                     chance=self.machine.chance,
                 )
                 await run_roles(
-                    client, self._view, host, self._repair_options(), housekeeping=HOUSEKEEPING
+                    context, self._view, host, self._repair_options(), housekeeping=HOUSEKEEPING
                 )
         except Exception as failure:
             if self.machine.alive:

@@ -27,12 +27,12 @@ from metadata_view import MetadataView, Outages
 from network import Network
 from plan import Work
 
-from ledger_client import Options
+from ledger_client import Client, Options
 from ledger_client.background import Background
+from ledger_client.cluster.operations.rebalance import Rebalancer
 from ledger_client.errors import LedgerError, NoSuchEntry
-from ledger_client.operations.rebalance import Rebalancer
-from ledger_client.reader import LedgerReader
-from ledger_client.topics.client import TopicClient
+from ledger_client.ledgers.reader import LedgerReader
+from ledger_client.topics.context import TopicContext
 from metadata.calls import ScrubNow
 from metadata.errors import MetadataError
 
@@ -89,10 +89,10 @@ class ClientHost:
         self.view = MetadataView(metadata.observer, self.machine, outages)
         self._numbers = count()
         self._scope = trio.CancelScope()
-        self._client: TopicClient | None = None
+        self._client: Client | None = None
         self._nursery: trio.Nursery | None = None
-        self._services: dict[int, Callable[[TopicClient], Awaitable[None]]] = {}
-        self._work: list[Callable[[TopicClient], Awaitable[None]]] = []
+        self._services: dict[int, Callable[[Client], Awaitable[None]]] = {}
+        self._work: list[Callable[[Client], Awaitable[None]]] = []
 
     async def run(self) -> None:
         """Keep the process running."""
@@ -119,14 +119,19 @@ class ClientHost:
 
     async def _process(self) -> None:
         MACHINE.set(self.machine)
-        self.view.store = self._metadata.at_client()
-        async with Background() as background, trio.open_nursery() as nursery:
-            self._client = TopicClient(
-                self.view,
-                background,
-                options=self._options,
-                open_stream=self.network.open_stream,
-                chance=self.machine.chance,
+        async with (
+            self._metadata.at_client() as self.view.store,
+            Background() as background,
+            trio.open_nursery() as nursery,
+        ):
+            self._client = Client(
+                TopicContext(
+                    self.view,
+                    background,
+                    options=self._options,
+                    open_stream=self.network.open_stream,
+                    chance=self.machine.chance,
+                )
             )
             self._nursery = nursery
             for number in list(self._services):
@@ -144,14 +149,14 @@ class ClientHost:
         self.network.leave(self.machine, silently=False)
         self._scope.cancel()
 
-    def do(self, work: Callable[[TopicClient], Awaitable[None]]) -> None:
+    def do(self, work: Callable[[Client], Awaitable[None]]) -> None:
         """Start *work* in the process, now or when it runs."""
         if self._nursery is None:
             self._work.append(work)
         else:
             self._start(work)
 
-    def serve(self, work: Callable[[TopicClient], Awaitable[None]]) -> None:
+    def serve(self, work: Callable[[Client], Awaitable[None]]) -> None:
         """As do(); when the process is killed meanwhile, the next one does it from the start."""
         number = next(self._numbers)
         self._services[number] = work
@@ -163,25 +168,23 @@ class ClientHost:
         """Whether something of serve() is not done."""
         return bool(self._services)
 
-    async def _serve(self, number: int, client: TopicClient) -> None:
+    async def _serve(self, number: int, client: Client) -> None:
         await self._services[number](client)
         del self._services[number]
 
-    def _start(self, work: Callable[[TopicClient], Awaitable[None]]) -> None:
+    def _start(self, work: Callable[[Client], Awaitable[None]]) -> None:
         assert self._nursery is not None
         assert self._client is not None
         # The task must belong to this machine, whoever starts it.
         self._nursery.start_soon(self._enter, work, self._client)
 
-    async def _enter(
-        self, work: Callable[[TopicClient], Awaitable[None]], client: TopicClient
-    ) -> None:
+    async def _enter(self, work: Callable[[Client], Awaitable[None]], client: Client) -> None:
         MACHINE.set(self.machine)
         await work(client)
 
     # --- reading and recovering --------------------------------------------------------
 
-    async def read(self, client: TopicClient) -> None:
+    async def read(self, client: Client) -> None:
         """Read a ledger: all that is confirmed, or follow it for a while."""
         if not self.ledgers:
             return
@@ -189,16 +192,16 @@ class ClientHost:
         follows = self.machine.chance.random() < 0.4
         with trio.move_on_after(PATIENCE_S):
             try:
-                async with client.open_ledger(ledger_id, recover=False) as reader:
+                async with client.ledgers.open(ledger_id, recover=False) as reader:
                     await (self._follow if follows else self._read_all)(reader)
             except LedgerError:
                 return
 
-    async def read_whole(self, ledger_id: int, client: TopicClient) -> None:
+    async def read_whole(self, ledger_id: int, client: Client) -> None:
         """Read all that is confirmed of a ledger."""
         with trio.move_on_after(PATIENCE_S):
             try:
-                async with client.open_ledger(ledger_id, recover=False) as reader:
+                async with client.ledgers.open(ledger_id, recover=False) as reader:
                     if reader.last_confirmed >= 0:
                         entries = await reader.read(0, reader.last_confirmed)
                         self._note(reader, 0, [digest_of(entry.payload) for entry in entries])
@@ -227,7 +230,7 @@ class ClientHost:
         name = self.machine.name
         self.history.add(ReadBack(ledger=reader.id, reader=name, first=first, digests=digests))
 
-    async def recover_any(self, client: TopicClient) -> None:
+    async def recover_any(self, client: Client) -> None:
         """Recover some ledger, an open one as a rule, at most a few times."""
         chance = self.machine.chance
         ledgers = [each for each in self.ledgers if self.is_open(each)]
@@ -236,12 +239,12 @@ class ClientHost:
         if ledgers:
             await self.recover(chance.choice(ledgers), client)
 
-    async def recover(self, ledger_id: int, client: TopicClient, *, attempts: int = 3) -> bool:
+    async def recover(self, ledger_id: int, client: Client, *, attempts: int = 3) -> bool:
         """Recover a ledger; False when that did not work in any attempt."""
         for _ in range(attempts):
             with trio.move_on_after(PATIENCE_S):
                 try:
-                    found = await client.recover_ledger(ledger_id)
+                    found = await client.ledgers.recover(ledger_id)
                 except LedgerError:
                     pass
                 else:
@@ -257,9 +260,9 @@ class ClientHost:
             await trio.sleep(self.machine.chance.uniform(0.1, 0.5))
         return False
 
-    async def level(self, client: TopicClient) -> None:
+    async def level(self, client: Client) -> None:
         """Move closed ledgers until bookies hold about the same, as `quire cluster rebalance`."""
-        rebalancer = Rebalancer(client, self.view, rate=math.inf, tolerance=0.01)
+        rebalancer = Rebalancer(client._context.ledgers, self.view, rate=math.inf, tolerance=0.01)
         with trio.move_on_after(PATIENCE_S):
             try:
                 for move in (await rebalancer.look()).moves:
@@ -268,11 +271,11 @@ class ClientHost:
             except (LedgerError, MetadataError):
                 return
 
-    async def scrub(self, bookie_id: str, client: TopicClient) -> None:
+    async def scrub(self, bookie_id: str, client: Client) -> None:
         """Let a bookie look for damage that nobody met yet."""
         for _ in range(10):
             try:
-                await client.call(bookie_id, ScrubNow())
+                await client._context.ledgers.call(bookie_id, ScrubNow())
             except LedgerError:
                 await trio.sleep(0.5)
             else:

@@ -6,8 +6,13 @@ in a file   bookies open SQLite, and clients ask the bookies    (metadata_file.p
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import (
+    AbstractAsyncContextManager,
+    AbstractContextManager,
+    asynccontextmanager,
+    contextmanager,
+)
 from typing import Protocol
 
 from memory_store import MemoryStore
@@ -33,7 +38,7 @@ class ClusterMetadata(Protocol):
     def at_bookie(self) -> AbstractContextManager[MetadataStore]:
         """The store of one process of a bookie."""
 
-    def at_client(self) -> MetadataStore:
+    def at_client(self) -> AbstractAsyncContextManager[MetadataStore]:
         """The store of one process of a client."""
 
     def change(self, key: str, value: bytes) -> int:
@@ -57,8 +62,9 @@ class InMemory(MemoryStore):
     def at_bookie(self) -> Iterator[MetadataStore]:
         yield self
 
-    def at_client(self) -> MetadataStore:
-        return self
+    @asynccontextmanager
+    async def at_client(self) -> AsyncIterator[MetadataStore]:
+        yield self
 
     def close(self) -> None:
         """There is nothing to close."""

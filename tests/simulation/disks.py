@@ -29,10 +29,11 @@ import trio
 from machines import MACHINE
 from page_cache import CACHES, PageCache
 
-from bookie.bell import Bell
 from bookie.config import BookieConfig
+from bookie.events import Wakeup
 from bookie.mark import read_mark
-from native.engine import Connection, Engine, Fed, Recovery, Request, clear_fault, plan_fault
+from native.engine import Connection, Engine, Fed, Recovery, Request
+from native.faults import clear_fault, plan_fault
 
 FLUSH_SITES = [f"{file}_{call}" for file in ("log", "index", "table") for call in ("write", "sync")]
 COMMIT_SITES = ["journal_write", "journal_sync"]
@@ -136,7 +137,7 @@ class Disk:
         self._cache = PageCache(folder) if forgets else None
         if self._cache is not None:
             CACHES.append(self._cache)
-        self.work = Bell()
+        self.work = Wakeup()
         self.engine: SimulatedEngine | None = None
         self.full = False
         self.flushed = trio.Event()
@@ -185,12 +186,12 @@ class Disk:
         """The engine took in *size* bytes, or a fence."""
         self._gathered += size
         self._unflushed += size
-        self.work.ring()
+        self.work.set()
 
     async def drive(self) -> None:
         """Commit what gathers, for as long as the process runs."""
         while True:
-            await self.work.heard()
+            await self.work.wait()
             await trio.sleep(self.sync_s())
             await self._hang()
             if self.engine is not None and not self.engine.closed:

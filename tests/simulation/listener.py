@@ -10,9 +10,9 @@ from history import History
 from message_events import MessagesAcknowledged, is_nowhere
 from message_witness import Audience
 
+from ledger_client import Client
 from ledger_client.errors import LedgerError
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.message_id import MessageId
+from ledger_client.message_id import MessageId
 
 if TYPE_CHECKING:
     from client_host import ClientHost
@@ -29,7 +29,7 @@ class Listener:
         self._history = history
         self._runs = count(1)
 
-    async def read(self, host: ClientHost, client: TopicClient) -> None:
+    async def read(self, host: ClientHost, client: Client) -> None:
         """Read once, from a place and in a way of the host's choice."""
         chance = host.machine.chance
         how: dict[str, Any] = {}
@@ -52,20 +52,20 @@ class Listener:
         with trio.move_on_after(chance.uniform(1.0, PATIENCE_S)):
             await self._run(client, host.machine.name, how, told, arrow=chance.random() < 0.3)
 
-    async def read_all(self, client: TopicClient) -> None:
+    async def read_all(self, client: Client) -> None:
         """Read everything, there and back. Raises LedgerError."""
         await self._read_through(client, {}, arrow=False)
         await self._read_through(client, {"reverse": True}, arrow=True)
 
-    async def _read_through(self, client: TopicClient, how: dict[str, Any], *, arrow: bool) -> None:
+    async def _read_through(self, client: Client, how: dict[str, Any], *, arrow: bool) -> None:
         audience = self._audience("audit")
         audience.begun(**how)
-        async with client.topic_reader(self._topic, **how) as reader:
+        async with client.reader(self._topic, **how) as reader:
             await (audience.read_batches if arrow else audience.read)(reader)
 
     async def _run(
         self,
-        client: TopicClient,
+        client: Client,
         name: str,
         how: dict[str, Any],
         told: dict[str, Any],
@@ -75,9 +75,7 @@ class Listener:
         audience = self._audience(name)
         audience.begun(**told)
         try:
-            async with client.topic_reader(
-                self._topic, read_ahead_size=READ_AHEAD_SIZE, **how
-            ) as reader:
+            async with client.reader(self._topic, read_ahead_size=READ_AHEAD_SIZE, **how) as reader:
                 await (audience.read_batches if arrow else audience.read)(reader)
         except LedgerError:
             return

@@ -13,22 +13,23 @@ in memory where there is /dev/shm, and a sync costs nothing there.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from sqlite3 import Connection
 from typing import TypeVar
 
+import trio
 from memory_store import trio_clock_ms
 from network import Network
 from troubles import SQLITE
 
+from ledger_client.background import Background
+from ledger_client.wire.stores import BookieStore
 from metadata import rows
 from metadata.address import Address
 from metadata.calls import Reply
 from metadata.clock import host_wall_ms
-from metadata.connection import Call
-from metadata.remote import BookieStore
 from metadata.schema import open_connection
 from metadata.sqlite import TIMEOUT_S, SqliteStore
 from metadata.store import Put, Versioned
@@ -71,9 +72,15 @@ class MetadataFile:
                 _BOOT,
             )
 
-    def at_client(self) -> BookieStore:
-        """Return a store that asks one bookie after the other."""
-        return _Asking(self._addresses, self._network, self._happened)
+    @asynccontextmanager
+    async def at_client(self) -> AsyncIterator[BookieStore]:
+        """Open a store that asks one bookie after the other."""
+        async with Background() as nursery:
+            store = _Asking(self._addresses, nursery, self._network, self._happened)
+            try:
+                yield store
+            finally:
+                await store.aclose()
 
     def change(self, key: str, value: bytes) -> int:
         """Put at once."""
@@ -138,14 +145,16 @@ class _Asking(BookieStore):
     """A client's store; it counts what bookies answered."""
 
     def __init__(
-        self, addresses: Sequence[Address], network: Network, happened: Counter[str]
+        self,
+        addresses: Sequence[Address],
+        nursery: trio.Nursery,
+        network: Network,
+        happened: Counter[str],
     ) -> None:
-        super().__init__(
-            addresses, open_stream=lambda address: network.open_stream(address.host, address.port)
-        )
+        super().__init__(addresses, nursery=nursery, open_stream=network.open_stream)
         self._happened = happened
 
-    async def _attempt(self, call: Call, limit_s: float, wait_s: float) -> Reply:
-        reply = await super()._attempt(call, limit_s, wait_s)
+    async def _attempt(self, body: bytes, limit_s: float, wait_s: float) -> Reply:
+        reply = await super()._attempt(body, limit_s, wait_s)
         self._happened[SQLITE] += 1
         return reply

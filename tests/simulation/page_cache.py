@@ -21,7 +21,7 @@ from pathlib import Path
 
 from replaced import replaced
 
-from native.engine import syncs_heard
+from native.faults import syncs_heard
 
 PAGE = 4096
 Names = dict[str, int]

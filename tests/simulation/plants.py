@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
-from typing import Any
 
 import msgspec
 import trio
@@ -20,18 +19,17 @@ from page_cache import PageCache
 from promises import Promises
 from replaced import replaced
 
-from ledger_client import creation
-from ledger_client.connection import BookieConnection
-from ledger_client.ensemble import Ensemble
-from ledger_client.operations.rebalance import Rebalancer
-from ledger_client.recovery import fencing, tail
-from ledger_client.source import LedgerSource
+from ledger_client.cluster.operations.rebalance import Rebalancer
+from ledger_client.ledgers import creation, inquiry
+from ledger_client.ledgers.view import LedgerSource
+from ledger_client.ledgers.write_state import Action, WriteState
+from ledger_client.wire.connection import BookieConnection
 from metadata.records import LedgerRecord
 from native.digest import crc32c
 from native.engine import Request
 from native.frame import Code, Flag
 from native.journal import FENCE
-from native.link import Response, Writer
+from native.link import Response
 from native.mark import Mark
 
 Plant = Callable[[], AbstractContextManager[None]]
@@ -51,7 +49,7 @@ def acknowledge_before_sync() -> Iterator[None]:
     async def drive(disk: Disk) -> None:
         note(disk)
         while True:
-            await disk.work.heard()
+            await disk.work.wait()
             if disk.engine is not None and not disk.engine.closed:
                 disk.commit(disk.engine)
                 await trio.sleep(disk.sync_s())
@@ -97,7 +95,7 @@ def _disk_of_task() -> Disk:
 @contextmanager
 def fence_only_the_first_read() -> Iterator[None]:
     """Fence with the question for the last confirmed entry; read the tail without."""
-    with replaced(tail, "RECOVERY_READ_FLAGS", Flag.PRIORITY):
+    with replaced(inquiry, "RECOVERY_READ_FLAGS", Flag.PRIORITY):
         yield
 
 
@@ -108,7 +106,7 @@ def timeout_is_absence() -> Iterator[None]:
     def is_negative(answer: object) -> bool:
         return not isinstance(answer, Response) or answer.code in (Code.NO_ENTRY, Code.NO_LEDGER)
 
-    with replaced(tail, "is_negative", is_negative):
+    with replaced(inquiry, "is_negative", is_negative):
         yield
 
 
@@ -128,13 +126,13 @@ def no_floor() -> Iterator[None]:
         chosen = [bookies[(entry_id + i) % len(bookies)] for i in range(source.record.write_quorum)]
         return [source._bookies.connection(name) for name in chosen]
 
-    run = tail.Run.__init__
+    run = inquiry.Run.__init__
 
-    def begin(self: tail.Run, source: LedgerSource, entry_id: int) -> None:
+    def begin(self: inquiry.Run, source: LedgerSource, entry_id: int) -> None:
         with replaced(LedgerSource, "replicas", replicas):
             run(self, source, entry_id)
 
-    with replaced(fencing, "floor", floor), replaced(tail.Run, "__init__", begin):
+    with replaced(inquiry, "floor", floor), replaced(inquiry.Run, "__init__", begin):
         yield
 
 
@@ -142,36 +140,28 @@ def no_floor() -> Iterator[None]:
 def stale_acknowledgements() -> Iterator[None]:
     """Let what a replaced bookie acknowledged count for the one in its place."""
     told: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
-    keep, replace = Promises.keep, Ensemble.replace
+    keep, replaced_by = Promises.keep, WriteState.replaced
 
     def remember(promises: Promises, ledger: int, entry: int) -> None:
         told[promises.name].add((ledger, entry))
         keep(promises, ledger, entry)
 
-    def replace_bookie(ensemble: Ensemble, index: int, bookie: BookieConnection) -> None:
-        gone = ensemble.names[index]
-        replace(ensemble, index, bookie)
-        native = writer_of(ensemble)
-        state = native.state()
-        for entry in range(state.lac + 1, state.next_entry):
-            if (ledger_of(ensemble), entry) in told[gone]:
-                native.acknowledge(index, entry)
+    def replace_bookies(state: WriteState, record: LedgerRecord, now: float) -> list[Action]:
+        ensemble = state.ensemble
+        gone = {index: ensemble.bookies[index] for index in ensemble._places}
+        actions = replaced_by(state, record, now)
+        native = state._native
+        for index, bookie in gone.items():
+            for entry in range(native.state().lac + 1, native.state().next_entry):
+                if (record.ledger_id, entry) in told[bookie]:
+                    native.acknowledge(index, entry)
+        return actions
 
     with (
         replaced(Promises, "keep", remember),
-        replaced(Ensemble, "replace", replace_bookie),
+        replaced(WriteState, "replaced", replace_bookies),
     ):
         yield
-
-
-def writer_of(ensemble: Any) -> Writer:  # noqa: ANN401 - looks behind a private name
-    writer = ensemble._writer
-    assert isinstance(writer, Writer)
-    return writer
-
-
-def ledger_of(ensemble: Any) -> int:  # noqa: ANN401 - looks behind a private name
-    return int(ensemble._record.ledger_id)
 
 
 @contextmanager

@@ -16,10 +16,10 @@ from history import Recorder
 from message_witness import TELLER, Draft, Teller
 from topic_plan import Publishing, TopicPlan
 
-from ledger_client.errors import LedgerError
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.errors import (
+from ledger_client import Client
+from ledger_client.errors import (
     EventTimeBack,
+    LedgerError,
     ProducerFailed,
     ProducerFenced,
     SendUnknown,
@@ -93,7 +93,7 @@ class Publisher:
         self._host += 1
         return self.publishing.hosts[self._host % len(self.publishing.hosts)]
 
-    async def run(self, host: ClientHost, client: TopicClient, *, takes: bool = False) -> None:
+    async def run(self, host: ClientHost, client: Client, *, takes: bool = False) -> None:
         """Send in one session after the other, until all is sent or another has the lane.
 
         *takes*: take it over from wherever it ran before.
@@ -112,7 +112,7 @@ class Publisher:
             await trio.sleep(PAUSE_S_MAX * self._chance.random())
 
     async def _run_session(
-        self, client: TopicClient, teller: Teller, host: ClientHost, *, takes: bool
+        self, client: Client, teller: Teller, host: ClientHost, *, takes: bool
     ) -> None:
         publishing = self.publishing
         TELLER.set(teller)

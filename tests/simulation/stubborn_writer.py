@@ -14,9 +14,8 @@ from collections.abc import Sequence
 import trio
 from network import Network
 
-from ledger_client.creation import DIGESTS
+from ledger_client.ledgers.records import digest_of
 from metadata.records import LedgerRecord
-from native.digest import Digest
 from native.frame import Code
 from native.link import Link, Writer
 
@@ -33,7 +32,7 @@ class StubbornWriter:
     def __init__(self, record: LedgerRecord, network: Network) -> None:
         self._names = record.fragments[-1].bookies
         self._network = network
-        self._digest = Digest(DIGESTS[record.digest], record.password_bytes)
+        self._digest = digest_of(record)
         self._native = Writer(
             record.ledger_id,
             record.ensemble_size,

@@ -26,7 +26,7 @@ from message_events import (
     TopicMade,
 )
 
-from ledger_client.topics.message_id import MessageId
+from ledger_client.message_id import MessageId
 from metadata.topics import LaneLedger
 
 T = "shop/orders"

@@ -10,7 +10,7 @@ import pytest
 from engines import Bookie
 from page_cache import CACHES, PAGE, PageCache, syncs_noted
 
-from native.engine import syncs_heard
+from native.faults import syncs_heard
 
 OLD, NEW = b"o" * PAGE, b"n" * PAGE
 CUTS = range(40)

@@ -13,7 +13,7 @@ from plan import Plan, draw_step, in_order
 from steps import Step, draw_time
 from troubles import draw_troubles
 
-from ledger_client.topics.alteration import Compression
+from ledger_client.topics.catalogue import Compression
 from ledger_client.topics.producing.producer_options import Access
 from metadata.topics import Retention, RollPolicy
 

@@ -12,17 +12,16 @@ import msgspec
 from plants import Plant
 from replaced import replaced
 
-from ledger_client.client import Client
-from ledger_client.listing import LedgerInfo
-from ledger_client.topics.keeping import truncating
-from ledger_client.topics.lanes import lane, lane_ledgers, lane_rows
-from ledger_client.topics.lanes.lane_ledgers import LaneEnd
+from ledger_client.ledgers.catalogue import LedgerInfo
+from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.topics.lanes import lane, lane_rows
+from ledger_client.topics.lanes.lane_actions import Append
+from ledger_client.topics.lanes.lane_machine import LaneMachine
 from ledger_client.topics.lanes.lane_rows import LaneRows
-from ledger_client.topics.lanes.lane_state import LaneState
-from ledger_client.topics.lanes.lane_writer import LaneWriter
-from ledger_client.topics.lanes.written_ledger import WrittenLedger
-from ledger_client.topics.reading import lane_reader
-from ledger_client.topics.reading.starting import Begin
+from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState
+from ledger_client.topics.reading import source
+from ledger_client.topics.reading.starts import LaneStart
+from ledger_client.topics.retention import truncation
 from metadata import rows
 from metadata.store import ABSENT, Check, Delete, Put
 from metadata.topics import LANES
@@ -31,23 +30,23 @@ from metadata.topics import LANES
 @contextmanager
 def take_over_without_fencing() -> Iterator[None]:
     """Believe the last confirmed entry where the last ledger ends, and fence nobody."""
-    find = lane_ledgers.find_end
+    find = lane.find_end
 
-    async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
+    async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
         trusting = Trusting.__new__(Trusting)
-        trusting.__dict__ = client.__dict__
+        trusting.__dict__ = ledgers.__dict__
         return await find(trusting, rows)
 
     with replaced(lane, "find_end", find_end):
         yield
 
 
-class Trusting(Client):
+class Trusting(Ledgers):
     """Asks how far a ledger is confirmed, where others recover it."""
 
-    async def recover_ledger(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
-        async with self.open_ledger(ledger_id, password, recover=False) as reader:
-            info, last = await self.ledger_info(ledger_id), reader.last_confirmed
+    async def recover(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
+        async with self.open(ledger_id, password, recover=False) as reader:
+            info, last = await self.info(ledger_id), reader.last_confirmed
             entries = await reader.read(0, last) if last >= 0 else []
             length = sum(len(entry.payload) for entry in entries)
             return dataclasses.replace(info, last_entry=last, length=length)
@@ -56,13 +55,14 @@ class Trusting(Client):
 @contextmanager
 def send_again_without_looking() -> Iterator[None]:
     """Take nothing that was not acknowledged for kept, whatever the recovered ledger holds."""
-    turned = LaneWriter.turned
+    settle = LaneMachine._settle_recovered
 
-    def forget_and_turn(writer: LaneWriter, old: WrittenLedger) -> None:
-        old.slices.clear()
-        turned(writer, old)
+    def settle_none(
+        machine: LaneMachine, _last_entry: int, now_ms: int, finished: list[Append]
+    ) -> None:
+        settle(machine, -1, now_ms, finished)
 
-    with replaced(LaneWriter, "turned", forget_and_turn):
+    with replaced(LaneMachine, "_settle_recovered", settle_none):
         yield
 
 
@@ -70,12 +70,10 @@ def send_again_without_looking() -> Iterator[None]:
 def roll_with_what_is_settled() -> Iterator[None]:
     """Let a ledger begin with the lane's state without what is under way to the one before."""
 
-    def state_after(
-        _ledger: WrittenLedger, settled: LaneState, _last_entry: int, _now_ms: int
-    ) -> LaneState:
-        return settled.copy()
+    def known_at(machine: LaneMachine, _stop_entry: int, _now_ms: int) -> LaneState:
+        return machine.known.copy()
 
-    with replaced(WrittenLedger, "state_after", state_after):
+    with replaced(LaneMachine, "_known_at", known_at):
         yield
 
 
@@ -89,10 +87,10 @@ def forget_sequence_numbers() -> Iterator[None]:
 @contextmanager
 def forget_event_time() -> Iterator[None]:
     """Find out of a lane everything but how far its event time is."""
-    find = lane_ledgers.find_end
+    find = lane.find_end
 
-    async def find_end(client: Client, rows: LaneRows) -> LaneEnd:
-        end = await find(client, rows)
+    async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
+        end = await find(ledgers, rows)
         end.state.last_event_time = None
         return end
 
@@ -130,21 +128,21 @@ def pass_over_gaps() -> Iterator[None]:
     async def say_nothing(*_: object) -> None:
         return None
 
-    with replaced(lane_reader, "gap_behind", say_nothing):
+    with replaced(source, "gap_after", say_nothing):
         yield
 
 
 @contextmanager
 def delete_too_much() -> Iterator[None]:
     """Delete the message before the place that was asked for, too."""
-    find = truncating.Truncation._begin
+    find = truncation.Truncation._begin
 
-    async def begin(*args: Any, **options: Any) -> Begin:  # noqa: ANN401 - as _begin's
+    async def begin(*args: Any, **options: Any) -> LaneStart:  # noqa: ANN401 - as _begin's
         found = await find(*args, **options)
         entry = max(found.place.entry - 1, 0)
         return found._replace(place=found.place._replace(entry=entry, skip=0))
 
-    with replaced(truncating.Truncation, "_begin", begin):
+    with replaced(truncation.Truncation, "_begin", begin):
         yield
 
 

@@ -23,9 +23,9 @@ from steps import Step
 from topic_audit import tell_ledgers, tell_row
 from topic_plan import TopicPlan, make_topic_plan
 
+from ledger_client import Client
 from ledger_client.errors import LedgerError
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.keeping.idle import close_lane
+from ledger_client.topics.lanes.lane import close_lane
 from metadata.records import LEDGERS, decode_ledger, ledger_key
 from metadata.store import Versioned
 from metadata.topics import (
@@ -61,7 +61,7 @@ class TopicSimulation(Simulation):
     async def _begin_work(self) -> None:
         made = trio.Event()
 
-        async def make(client: TopicClient) -> None:
+        async def make(client: Client) -> None:
             while self._topic is None:
                 try:
                     self._topic = await self._make(client)
@@ -75,9 +75,9 @@ class TopicSimulation(Simulation):
         for publisher in self._publishers.values():
             self._start(publisher, publisher.publishing.hosts[0], publisher.publishing.start_s)
 
-    async def _make(self, client: TopicClient) -> TopicRecord:
+    async def _make(self, client: Client) -> TopicRecord:
         plan = self.plan
-        return await client.create_topic(
+        return await client.topics.create(
             TOPIC,
             plan.partitions,
             replication=plan.replication,
@@ -93,7 +93,7 @@ class TopicSimulation(Simulation):
     ) -> None:
         host = self.clients[name]
 
-        async def run(client: TopicClient) -> None:
+        async def run(client: Client) -> None:
             await trio.sleep(after_s)
             await publisher.run(host, client, takes=takes)
 
@@ -110,9 +110,9 @@ class TopicSimulation(Simulation):
     def purge(self, host: ClientHost) -> None:
         """Remove what is closed by now."""
 
-        async def purge(client: TopicClient) -> None:
+        async def purge(client: Client) -> None:
             try:
-                await client.purge_topic(TOPIC)
+                await client.topics.purge(TOPIC)
             except LedgerError:
                 return
 
@@ -121,11 +121,11 @@ class TopicSimulation(Simulation):
     def grow(self, host: ClientHost) -> None:
         """Add a partition, if the topic has any."""
 
-        async def grow(client: TopicClient) -> None:
+        async def grow(client: Client) -> None:
             try:
-                topic = await client.topic(TOPIC)
+                topic = await client.topics.info(TOPIC)
                 if topic.partitions:
-                    await client.alter_topic(TOPIC, partitions=topic.partitions + 1)
+                    await client.topics.alter(TOPIC, partitions=topic.partitions + 1)
                     self.happened["growth"] += 1
             except LedgerError:
                 return
@@ -135,7 +135,7 @@ class TopicSimulation(Simulation):
     def truncate(self, host: ClientHost) -> None:
         """Delete what lies in a lane from some acknowledged message on."""
 
-        async def truncate(client: TopicClient) -> None:
+        async def truncate(client: Client) -> None:
             chance = host.machine.chance
             ids = acknowledged(self.history)
             if not ids:
@@ -143,7 +143,7 @@ class TopicSimulation(Simulation):
             at, force = chance.choice(ids), chance.random() < 0.7
             self.history.add(TopicCut(topic=TOPIC, start=at))
             try:
-                went = await client.truncate_topic(TOPIC, at, force=force)
+                went = await client.topics.truncate(TOPIC, at, force=force)
             except LedgerError as failure:
                 self.note(f"truncation at {at}: {type(failure).__name__}")
                 return
@@ -155,7 +155,7 @@ class TopicSimulation(Simulation):
     def read(self, host: ClientHost) -> None:
         """Let a machine read the topic."""
 
-        async def read(client: TopicClient) -> None:
+        async def read(client: Client) -> None:
             await self._listener.read(host, client)
 
         host.do(read)
@@ -172,11 +172,11 @@ class TopicSimulation(Simulation):
     async def _is_sent(self) -> bool:
         return not any(client.serves for client in self.clients.values())
 
-    async def _audited(self, what: str, work: Callable[[TopicClient], Awaitable[None]]) -> None:
+    async def _audited(self, what: str, work: Callable[[Client], Awaitable[None]]) -> None:
         """Let the auditor do *work*, again and again until it works, or for HEALED_S."""
         done, last = trio.Event(), ""
 
-        async def insist(client: TopicClient) -> None:
+        async def insist(client: Client) -> None:
             nonlocal last
             while True:
                 try:
@@ -194,13 +194,13 @@ class TopicSimulation(Simulation):
         if not done.is_set():
             self._violate(0, 0, f"{what}: {last}")
 
-    async def _close_lanes(self, client: TopicClient) -> None:
+    async def _close_lanes(self, client: Client) -> None:
         assert self._topic is not None
         for key in sorted(self.metadata.values):
             if key.startswith(topic_prefix(LANES, self._topic.uid)):
-                await close_lane(client, self._topic, *lane_of(key))
+                await close_lane(client._context.ledgers, self._topic, *lane_of(key))
 
-    async def _read_all(self, client: TopicClient) -> None:
+    async def _read_all(self, client: Client) -> None:
         assert self._topic is not None
         await tell_ledgers(self.history, TOPIC, self._topic.uid, client)
         await self._listener.read_all(client)

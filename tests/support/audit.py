@@ -13,10 +13,10 @@ from witness import Witness
 import ledger_client
 from ledger_client import Client
 from ledger_client.errors import EntryLost, NoSuchEntry, Retryable
-from ledger_client.listing import LedgerInfo
+from ledger_client.ledgers.catalogue import LedgerInfo
+from ledger_client.wire.stores import open_store
 from metadata.records import REPAIRS, UNDERREPLICATED, LedgerState
 from metadata.store import MetadataStore
-from metadata.urls import open_store
 
 RECOVERY_LIMIT_S = 60.0
 REPAIR_LIMIT_S = 90.0
@@ -37,11 +37,11 @@ async def audit(url: str, path: Path) -> None:
         with trio.fail_after(REPAIR_LIMIT_S):
             await wait_until_repaired(store)
         await Lister(store, history).look()
-        ledgers = [info async for info in client.list_ledgers()]
+        ledgers = [info async for info in client.ledgers.list()]
         for info in ledgers:
             witness.created(info)
             await read_back(client, witness, info.ledger_id)
-        addresses = {each.bookie_id: each.address for each in await client.list_bookies()}
+        addresses = {each.bookie_id: each.address for each in await client.cluster.bookies()}
         async with trio.open_nursery() as nursery:
             for bookie, address in addresses.items():
                 nursery.start_soon(tell_replicas, history, bookie, address, ledgers)
@@ -50,7 +50,7 @@ async def audit(url: str, path: Path) -> None:
 
 async def recover_all(client: Client, witness: Witness) -> None:
     """Recover every ledger, however often that has to be tried."""
-    async for info in client.list_ledgers():
+    async for info in client.ledgers.list():
         if info.state is not LedgerState.CLOSED:
             await _recover(client, witness, info.ledger_id)
 
@@ -58,7 +58,7 @@ async def recover_all(client: Client, witness: Witness) -> None:
 async def _recover(client: Client, witness: Witness, ledger_id: int) -> None:
     while True:
         try:
-            witness.recovered(await client.recover_ledger(ledger_id))
+            witness.recovered(await client.ledgers.recover(ledger_id))
         except Retryable:
             await trio.sleep(POLL_S)
         else:
@@ -75,7 +75,7 @@ async def wait_until_repaired(store: MetadataStore) -> None:
 
 async def read_back(client: Client, witness: Witness, ledger_id: int) -> None:
     """Read a closed ledger as any reader would."""
-    async with client.open_ledger(ledger_id) as reader:
+    async with client.ledgers.open(ledger_id) as reader:
         try:
             async for batch in reader.read_batches(0, reader.last_confirmed):
                 witness.read_batch(batch)

@@ -29,7 +29,6 @@ from power_cut import Disk, Kind, Record
 
 import ledger_client
 from ledger_client import Client
-from ledger_client.topics.client import TopicClient
 from metadata.address import parse_address
 from metadata.records import LedgerState
 from native.frame import Code
@@ -101,7 +100,7 @@ class Promised:
                     await self._check_closed(client, fleet, ledger_id)
                 for ledger_id in sorted(self.created):
                     await self._check_entries(client, ledger_id)
-                async with client.create_ledger(3, 3, 2) as ledger:
+                async with client.ledgers.create(3, 3, 2) as ledger:
                     assert ledger.id > max(self.created, default=0), "an id is issued again"
                     await ledger.append(b"the cluster goes on")
                 if self.messages:
@@ -109,7 +108,7 @@ class Promised:
 
     async def _check_key(self, client: Client, fleet: Fleet, ledger_id: int) -> None:
         """Bookies with entries of a ledger refuse another key than its own."""
-        info = await client.ledger_info(ledger_id)
+        info = await client.ledgers.info(ledger_id)
         first, ensemble = info.bookies[-1]
         spared = info.write_quorum - info.ack_quorum  # bookies that may not know it at all
         # Such a bookie would take the key, and then refuse a recovery.
@@ -122,7 +121,7 @@ class Promised:
 
     async def _check_closed(self, client: Client, fleet: Fleet, ledger_id: int) -> None:
         """It is closed where it was, and a writer that it was taken from gets no ack quorum."""
-        info = await client.ledger_info(ledger_id)
+        info = await client.ledgers.info(ledger_id)
         assert info.state is LedgerState.CLOSED, ledger_id
         assert info.last_entry + 1 == self.closed[ledger_id], ledger_id
         if self.sent[ledger_id] == self.kept.get(ledger_id):
@@ -137,21 +136,21 @@ class Promised:
     async def _check_entries(self, client: Client, ledger_id: int) -> None:
         """Recovery closes it, with all that was acknowledged and nothing that was not sent."""
         kept, sent = self.kept.get(ledger_id, 0), self.sent.get(ledger_id, 0)
-        async with client.open_ledger(ledger_id) as reader:
+        async with client.ledgers.open(ledger_id) as reader:
             assert reader.closed
             end = reader.last_confirmed + 1
             assert kept <= end <= sent, (ledger_id, kept, end, sent)
             entries = await reader.read(0, end - 1) if end else []
         assert [entry.payload for entry in entries] == [payload(ledger_id, i) for i in range(end)]
 
-    async def _check_topic(self, client: TopicClient) -> None:
+    async def _check_topic(self, client: Client) -> None:
         async with client.producer(TOPIC, producer_name=PRODUCER, access="take-over") as producer:
             end = await producer.last_sequence() + 1
             assert end >= self.messages
             # Sent again, and kept once.
             await producer.send_many([message(n) for n in range(end)], sequence=0)
         found: list[bytes | None] = []
-        async with client.topic_reader(TOPIC) as reader:
+        async with client.reader(TOPIC) as reader:
             while messages := await reader.next_messages():
                 found += [each.value for each in messages]
         assert found == [message(n) for n in range(end)]

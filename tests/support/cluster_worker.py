@@ -30,7 +30,6 @@ from power_cut import note
 import ledger_client
 from ledger_client import Client, LedgerWriter, Options
 from ledger_client.errors import LedgerError
-from ledger_client.topics.client import TopicClient
 
 # No bookie is given up because the machine is busy.
 PATIENCE = Options(bookie_timeout_s=60, slow_bookie_s=60, append_timeout_s=60, request_timeout_s=60)
@@ -62,11 +61,11 @@ async def write(client: Client, thief: Client, say: Note, chance: random.Random)
         if chance.random() < 0.4:
             # The block's end finds the ledger closed, at an end that is not ours.
             with contextlib.suppress(LedgerError):
-                async with client.create_ledger(*quorums) as ledger:
+                async with client.ledgers.create(*quorums) as ledger:
                     say(created=ledger.id)
                     await write_under_theft(ledger, thief, say, chance)
         else:
-            async with client.create_ledger(*quorums) as ledger:
+            async with client.ledgers.create(*quorums) as ledger:
                 say(created=ledger.id)
                 for _ in range(APPENDS):
                     assert await append(ledger, chance.choice(COUNTS), say)
@@ -98,14 +97,14 @@ async def append(ledger: LedgerWriter, count: int, say: Note) -> bool:
 
 async def steal(thief: Client, ledger_id: int, say: Note) -> None:
     """Recover a ledger that its writer still writes."""
-    info = await thief.recover_ledger(ledger_id)
+    info = await thief.ledgers.recover(ledger_id)
     assert info.last_entry is not None
     say(closed=[ledger_id, info.last_entry + 1])
 
 
-async def send(client: TopicClient, say: Note) -> None:
+async def send(client: Client, say: Note) -> None:
     """Send numbered messages under a name."""
-    await client.create_topic(TOPIC, replication=3, ack_quorum=2)
+    await client.topics.create(TOPIC, replication=3, ack_quorum=2)
     end = 0
     async with client.producer(TOPIC, producer_name=PRODUCER, access="take-over") as producer:
         for number in range(SENDS):

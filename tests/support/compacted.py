@@ -7,9 +7,9 @@ from typing import NamedTuple
 from batches import Sent, messages_of
 from laid_topic import Laid, LaidTopic
 
-from ledger_client.client import Client
-from ledger_client.topics.keeping.compacted_sets import read_set
-from ledger_client.topics.message_id import MessageId
+from ledger_client import Client
+from ledger_client.message_id import MessageId
+from ledger_client.topics.retention.compacted_sets import read_set
 from metadata.compaction import CompactedSet
 from native.compacted import decode
 
@@ -36,7 +36,7 @@ async def kept_of(client: Client, compacted: CompactedSet) -> list[Kept]:
     """Return all messages of a set, in its order; check that rows say what ledgers hold."""
     found: list[Kept] = []
     for row in compacted.ledgers:
-        async with client.open_ledger(row.ledger_id) as reader:
+        async with client.ledgers.open(row.ledger_id) as reader:
             entries = await reader.read(0, reader.last_confirmed)
         assert len(entries) == row.entries
         assert sum(len(entry.payload) for entry in entries) == row.size

@@ -17,8 +17,8 @@ from power_cut import Disk, Kind, Record, environment, read
 
 from bookie.limbo import in_limbo
 from bookie.storage import Storage
+from ledger_client.wire.stores import open_store
 from metadata.records import ledger_key
-from metadata.urls import open_store
 from native.engine import Request
 
 WORKER = Path(__file__).with_name("disk_worker.py")

@@ -91,9 +91,9 @@ class Network:
     def addresses(self) -> list[Address]:
         return list(self.bookies)
 
-    async def open_stream(self, address: Address) -> trio.abc.Stream:
+    async def open_stream(self, host: str, port: int) -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
-        return await self.bookies[address].dial(self._nursery)
+        return await self.bookies[Address(host, port)].dial(self._nursery)
 
 
 def _response(request_id: bytes, body: bytes) -> bytes:

@@ -9,13 +9,12 @@ from typing import NamedTuple
 
 import trio
 
-from ledger_client.errors import LedgerError
-from ledger_client.topics.errors import ProducerClosed, SendUnknown
-from ledger_client.topics.lanes.sealed_batch import SealedBatch
-from ledger_client.topics.message_id import MessageId
+from ledger_client.errors import LedgerError, ProducerClosed, SendUnknown
+from ledger_client.message_id import MessageId
+from ledger_client.topics.lanes.lane_state import SealedBatch
+from ledger_client.topics.lanes.routes import Route
 from ledger_client.topics.producing.producer import Producer, open_producer
 from ledger_client.topics.producing.producer_options import ProducerOptions
-from ledger_client.topics.producing.routes import Route
 from metadata.topics import TopicRecord
 from native.batch import decode
 from native.columns import null_places

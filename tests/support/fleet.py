@@ -17,7 +17,7 @@ from types import TracebackType
 
 from daemons import DEADLINE_S, Daemon, free_ports
 
-from bookie.commands.run import Announcement
+from bookie.commands.run import BookieStarted
 
 # Small halves and files, so that kills fall into flushes, rolls and checkpoints too; a
 # lost bookie is noticed, and repair begins, within seconds.
@@ -121,7 +121,7 @@ class Fleet:
     def wait_until_served(self, number: int) -> None:
         """Return once the bookie, which was started, serves."""
         if number not in self._announced:
-            self._daemons[number].ready(Announcement)
+            self._daemons[number].ready(BookieStarted)
             self._announced.add(number)
 
     def start_all(self) -> None:

@@ -15,7 +15,7 @@ from metadata.compaction import (
     CompactedLedger,
     CompactedSet,
     Horizon,
-    Origin,
+    MessageOrigin,
     Retired,
     compacted_key,
     decode_set,
@@ -118,7 +118,7 @@ async def _ledger(
     compression: Compression,
 ) -> CompactedLedger:
     entries = [messages[i : i + entry_messages] for i in range(0, len(messages), entry_messages)]
-    async with topic.client.create_ledger(1, 1, 1) as ledger:
+    async with topic.client.ledgers.create(1, 1, 1) as ledger:
         for each in entries:
             await ledger.append(entry_of(lane, each, compression))
     return CompactedLedger(
@@ -160,9 +160,9 @@ def entry_of(lane: LaidLane, messages: Sequence[Laid], compression: Compression 
     )
 
 
-def _origin(lane: LaidLane, message: Laid) -> Origin:
+def _origin(lane: LaidLane, message: Laid) -> MessageOrigin:
     ledger_id, entry_id, *_ = message.id
-    return Origin(number_of(lane, message), ledger_id, entry_id, message.version)
+    return MessageOrigin(number_of(lane, message), ledger_id, entry_id, message.version)
 
 
 async def _publish(

@@ -11,7 +11,7 @@ from batches import Sent, columns_of
 from memory_cluster import MemoryCluster, memory_cluster
 
 from ledger_client import Client, LedgerWriter
-from ledger_client.topics.message_id import MessageId
+from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
 from ledger_client.topics.reading.reader import TopicReader
 from metadata.records import ledger_key
@@ -83,7 +83,7 @@ class LaidLane:
         created_ms: int = 0,
     ) -> AsyncIterator[LaidLedger]:
         """Append a ledger that is open for the length of the block."""
-        async with self._client.create_ledger(1, 1, 1) as ledger:
+        async with self._client.ledgers.create(1, 1, 1) as ledger:
             row = LaneLedger(ledger_id=ledger.id, state="open", base_version=self._version)
             self.rows.append(row)
             self._put(len(self.rows) - 1)

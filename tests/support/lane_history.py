@@ -10,8 +10,8 @@ from lane_rig import Stored, lane_record, rows, stored
 from memory_cluster import MemoryCluster
 
 from ledger_client import Client
-from ledger_client.topics.errors import SendUnknown
-from ledger_client.topics.lanes.lane import LaneWriter
+from ledger_client.errors import SendUnknown
+from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.records import LEDGERS, LedgerState, ledger_key
 from metadata.topics import LaneLedger
 

@@ -12,6 +12,7 @@ from memory_cluster import MemoryCluster
 
 from ledger_client import Client, Options
 from ledger_client.background import Background
+from ledger_client.topics.context import TopicContext
 from metadata.errors import MetadataError, MetadataUnavailable
 from metadata.store import Op, Versions
 
@@ -111,9 +112,11 @@ class Process:
     async def client(self, options: Options = HASTY) -> AsyncIterator[Client]:
         async with Background() as nursery:
             yield Client(
-                self.line,
-                nursery,
-                options=options,
-                open_stream=self.open_stream,
-                chance=self._cluster.chance,
+                TopicContext(
+                    self.line,
+                    nursery,
+                    options=options,
+                    open_stream=self.open_stream,
+                    chance=self._cluster.chance,
+                )
             )

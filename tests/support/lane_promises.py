@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from message_events import LaneTaken, MessagesSent, Place
 from message_facts import Ack, Broken, Promises, TopicFacts
 
-from ledger_client.topics.message_id import MessageId
+from ledger_client.message_id import MessageId
 
 # --- 17: taking over --------------------------------------------------------------------
 

@@ -8,8 +8,7 @@ import msgspec
 from memory_cluster import MemoryCluster
 
 from ledger_client import Client
-from ledger_client.topics.lanes.lane import SealedBatch
-from ledger_client.topics.lanes.lane_state import LaneState
+from ledger_client.topics.lanes.lane_state import LaneState, SealedBatch
 from metadata.records import LedgerState
 from metadata.topics import (
     LANE_LEDGERS,
@@ -99,7 +98,7 @@ async def stored(client: Client, cluster: MemoryCluster, lane: int = 0) -> list[
     for row in rows(cluster, lane):
         if row.state == "prepared":
             continue
-        async with client.open_ledger(row.ledger_id) as reader:
+        async with client.ledgers.open(row.ledger_id) as reader:
             assert reader.metadata.state is LedgerState.CLOSED
             for entry in await reader.read(0, reader.last_confirmed):
                 header = native_batch.read_header(entry.payload)

@@ -99,7 +99,7 @@ async def check_readable(
     """The ledger is closed, holds *count* entries, and each can be read."""
     record = cluster.record(ledger_id)
     assert (record.state, record.last_entry) == (LedgerState.CLOSED, count - 1)
-    async with client.open_ledger(ledger_id) as reader:
+    async with client.ledgers.open(ledger_id) as reader:
         entries = await reader.read(0, count - 1)
         assert [entry.entry_id for entry in entries] == list(range(count))
 

@@ -18,7 +18,7 @@ from dashboard_pictures import Album
 from panel_queries import ROOT, dashboards
 from watched import CLICKS, ORDERS, Load, Watched, compact, hold_job, kill_one, watched
 
-from ledger_client.repair.records import leader
+from metadata.listings import leader
 
 MINUTES = 4.0
 PICTURES = ROOT / "grafana" / "pictures"
@@ -46,7 +46,7 @@ async def tell_story(folder: Path, minutes: float) -> None:
 
 async def _lose_one(cluster: Watched, part_s: float) -> None:
     """Kill a bookie, and start it again when its ledgers are elsewhere."""
-    found = await leader(cluster.client.store)
+    found = await leader(cluster.client._context.store)
     assert found is not None
     bookie, words = kill_one(cluster.sandbox, found.bookie_id)
     await trio.sleep(2 * part_s)

@@ -13,6 +13,7 @@ from memory_store import MemoryStore
 
 from ledger_client import Client, Options
 from ledger_client.background import Background
+from ledger_client.topics.context import TopicContext
 from metadata.records import BookieRecord, LedgerRecord, decode_ledger, ledger_key
 
 GIB = 1 << 30
@@ -87,11 +88,13 @@ class MemoryCluster:
     async def client(self, options: Options | None = None) -> AsyncIterator[Client]:
         async with Background() as nursery:
             yield Client(
-                self.store,
-                nursery,
-                options=options or Options(),
-                open_stream=self.open_stream,
-                chance=self.chance,
+                TopicContext(
+                    self.store,
+                    nursery,
+                    options=options or Options(),
+                    open_stream=self.open_stream,
+                    chance=self.chance,
+                )
             )
 
 

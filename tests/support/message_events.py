@@ -21,7 +21,7 @@ from typing import NamedTuple
 import msgspec
 from event import Event
 
-from ledger_client.topics.message_id import MessageId
+from ledger_client.message_id import MessageId
 from metadata.topics import LaneLedger
 
 NOWHERE = MessageId(-1, -1)

@@ -29,8 +29,8 @@ from message_events import (
     is_nowhere,
 )
 
-from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.reading.holes import kept_parts
+from ledger_client.message_id import MessageId
+from ledger_client.topics.reading.gaps import kept_messages
 from metadata.topics import LaneLedger, Removed
 
 
@@ -277,7 +277,7 @@ class TopicFacts:
 
 def is_in(removed: Sequence[Removed], entry: int, slot: int) -> bool:
     """Whether a message of a ledger was deleted out of it."""
-    return not kept_parts(removed, entry, slot, slot + 1)
+    return not kept_messages(removed, entry, slot, slot + 1)
 
 
 def gather_topics(history: History) -> list[TopicFacts]:

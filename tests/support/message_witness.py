@@ -22,15 +22,14 @@ from message_events import (
 )
 from replaced import replaced
 
-from ledger_client.errors import LedgerError
+from ledger_client.errors import EventTimeBack, Gap, LedgerError, PayloadTooLarge, SendUnknown
+from ledger_client.message_id import MessageId
 from ledger_client.topics import messages as topic_messages
-from ledger_client.topics.errors import EventTimeBack, Gap, MessageTooLarge, SendUnknown
-from ledger_client.topics.lanes.lane import LaneWriter
-from ledger_client.topics.message_id import MessageId
+from ledger_client.topics.lanes.lane_writer import LaneWriter
 
 if TYPE_CHECKING:
+    from ledger_client.topics.producing.partition_writer import Ticket
     from ledger_client.topics.producing.producer import Producer
-    from ledger_client.topics.producing.tickets import Ticket
     from ledger_client.topics.reading.reader import TopicReader
 
 
@@ -110,7 +109,7 @@ class Teller:
         try:
             if isinstance(ticket, LedgerError):
                 raise ticket
-            message_id = await ticket.id
+            message_id = await ticket.message_id()
         except LedgerError as failure:
             self._refused(writer, [draft], failure)
             return failure
@@ -129,7 +128,7 @@ class Teller:
             )
         except LedgerError as failure:
             # Of one call, the first messages may be kept whatever became of the last ones.
-            unknown = not isinstance(failure, EventTimeBack | MessageTooLarge)
+            unknown = not isinstance(failure, EventTimeBack | PayloadTooLarge)
             self._refused(writer, drafts, failure, unknown=unknown)
             return [failure] * len(drafts)
         self._acknowledged(writer, drafts, list(ids))

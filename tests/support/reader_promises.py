@@ -15,7 +15,7 @@ from typing import NamedTuple
 from message_events import GapTold, MessagesRead, Place, is_nowhere
 from message_facts import Broken, Promises, Run, TopicFacts, Where
 
-from ledger_client.topics.message_id import MessageId
+from ledger_client.message_id import MessageId
 
 
 class Met(NamedTuple):

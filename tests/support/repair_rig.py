@@ -9,11 +9,10 @@ from memory_bookie import MemoryLedger
 from memory_cluster import MemoryCluster
 
 from ledger_client import Client
-from ledger_client.marks import Reason, new_mark
-from ledger_client.repair.host import Figures
-from ledger_client.repair.marking import add_mark
-from ledger_client.repair.settings import RepairOptions
-from ledger_client.repair.worker import Worker
+from ledger_client.cluster.repair.host import RepairFigures, RepairOptions
+from ledger_client.cluster.repair.marks import add_mark
+from ledger_client.cluster.repair.worker import Worker
+from ledger_client.ledgers.records import Reason, new_mark
 from metadata.records import (
     DamagedRun,
     Fragment,
@@ -118,9 +117,16 @@ def worker(
     options: RepairOptions = QUICK,
     *,
     owner: str = "w1",
-    figures: Figures | None = None,
+    figures: RepairFigures | None = None,
 ) -> Worker:
-    return Worker(client, cluster.store, owner, options, figures=figures, chance=cluster.chance)
+    return Worker(
+        client._context.ledgers,
+        cluster.store,
+        owner,
+        options,
+        figures=figures,
+        chance=cluster.chance,
+    )
 
 
 def check_whole(cluster: MemoryCluster, ledger_id: int = 1) -> None:

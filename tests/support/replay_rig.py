@@ -20,7 +20,7 @@ def told(message: Message) -> Told:
 
 
 async def read(client: Client, name: str, **settings: object) -> list[Message]:
-    async with client.topic_reader(name, **settings) as reader:  # type: ignore[arg-type]
+    async with client.reader(name, **settings) as reader:  # type: ignore[arg-type]
         return [message async for message in reader]
 
 
@@ -39,7 +39,7 @@ def is_within(part: Sequence[Told], whole: Sequence[Told]) -> bool:
 
 async def fill(client: Client, name: str, *, partitions: int = 0, producers: int = 2) -> None:
     """Several lanes of messages of every kind, in ledgers that end now and then."""
-    await client.create_topic(name, partitions, roll=RollPolicy(entries=7))
+    await client.topics.create(name, partitions, roll=RollPolicy(entries=7))
 
     async def produce(number: int) -> None:
         async with client.producer(name, batch_messages=3 + number) as producer:

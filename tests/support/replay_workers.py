@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 import trio
 
 from ledger_client import Client
-from ledger_client.replay.parts import PartPlan, PartResult, PartWork, copy_part
+from ledger_client.jobs.replay.parts import PartPlan, PartResult, PartWork, copy_part
 
 Hook = Callable[[], Awaitable[None]]
 
@@ -53,7 +53,9 @@ class TaskWorkers:
 
         async def do(plan: PartPlan, attempt: int) -> None:
             await trio.sleep(self._chance.random() * 5)
-            result = await copy_part(self._source, self._target, work, plan, attempt=attempt)
+            result = await copy_part(
+                self._source._context, self._target._context.ledgers, work, plan, attempt=attempt
+            )
             found.setdefault(plan.index, []).append(result)
             told(len(found) / len(parts))
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from message_events import Message, MessagesRead, Place, is_nowhere
 from message_facts import Ack, Broken, Cut, Promises, TopicFacts
 
-from ledger_client.topics.message_id import MessageId
+from ledger_client.message_id import MessageId
 
 # --- 15: what was acknowledged ----------------------------------------------------------
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from spark_session import SHORT_LIVED
 
-from ledger_client.spark.session import open_session
+from ledger_client.spark import open_session
 
 PARTS = 4
 ROWS = 24

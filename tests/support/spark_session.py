@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from ledger_client.spark.session import open_session
+from ledger_client.spark import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -9,11 +9,10 @@ from memory_cluster import MemoryCluster
 from topic_rig import ledger_ids
 
 from ledger_client import Client
-from ledger_client.client import Client as LedgerClient
-from ledger_client.topics.jobs.marks import SinkBatch
-from ledger_client.topics.jobs.staged_piece import StagedPiece
-from ledger_client.topics.jobs.staged_writer import Part, open_staged_writer
-from ledger_client.topics.jobs.writing_job import WritePlan, commit_write, plan_write
+from ledger_client.jobs.staging.staged_writer import JobPart, open_staged_writer
+from ledger_client.jobs.staging.staging import SealedLedger
+from ledger_client.jobs.staging.writing_job import SinkBatch, WritePlan, commit_write, plan_write
+from ledger_client.ledgers.ledgers import Ledgers
 from metadata.topics import TopicRecord, decode_lane_ledger, lane_ledgers_prefix
 from native.batch import Columns
 
@@ -24,7 +23,7 @@ async def made(client: Client, **settings: object) -> TopicRecord:
     """Make the topic NAME, and nothing beside it: no topic of events."""
     copies = {"replication": 2, "ack_quorum": 2}
     wanted = TopicRecord(**{"name": NAME, "uid": 0, **copies, **settings})  # type: ignore[arg-type]
-    return await client.topics.create(wanted)
+    return await client._context.catalogue.create(wanted)
 
 
 class Row(NamedTuple):
@@ -40,15 +39,15 @@ def rows(*values: str, times: Sequence[int] | None = None) -> list[Row]:
 
 
 async def write_part(
-    client: LedgerClient,
+    client: Ledgers,
     plan: WritePlan,
     index: int,
     messages: Mapping[int, Sequence[Row]],
     *,
     attempt: int = 0,
-) -> list[StagedPiece]:
+) -> list[SealedLedger]:
     """Write a part of a job: messages by partition."""
-    part = Part(index=index, attempt=attempt)
+    part = JobPart(index=index, attempt=attempt)
     async with open_staged_writer(client, plan.stage, part=part) as writer:
         for partition, given in messages.items():
             await writer.write(partition, columns(given))
@@ -64,28 +63,28 @@ def columns(messages: Sequence[Row]) -> Columns:
 
 
 async def write_job(
-    client: LedgerClient,
+    client: Ledgers,
     name: str,
     *parts: Mapping[int, Sequence[Row]],
     sink: SinkBatch | None = None,
 ) -> bool:
     """Write *parts* as one job, and show it."""
     plan = await plan_write(client, name)
-    pieces: list[StagedPiece] = []
+    ledgers: list[SealedLedger] = []
     for index, messages in enumerate(parts):
-        pieces += await write_part(client, plan, index, messages)
-    return await commit_write(client, plan, pieces, mark=sink)
+        ledgers += await write_part(client, plan, index, messages)
+    return await commit_write(client, plan, ledgers, mark=sink)
 
 
 async def read_all(client: Client, name: str) -> list[str]:
     """The values of a topic; those of a lane in its order."""
-    async with client.topic_reader(name) as reader:
+    async with client.reader(name) as reader:
         return [message.value.decode() async for message in reader if message.value is not None]
 
 
 async def ids_of(client: Client, name: str, *, lane: int | None = None) -> list[tuple[int, ...]]:
     """The ids of messages in the order of reading."""
-    async with client.topic_reader(name, lanes=None if lane is None else [lane]) as reader:
+    async with client.reader(name, lanes=None if lane is None else [lane]) as reader:
         return [tuple(message.id) async for message in reader]
 
 

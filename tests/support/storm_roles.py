@@ -43,7 +43,7 @@ class Role(NamedTuple):
 async def write(role: Role, quorums: str) -> None:
     """Write a ledger with the quorums E/QW/QA, and close it."""
     ensemble_size, write_quorum, ack_quorum = map(int, quorums.split("/"))
-    async with role.client.create_ledger(ensemble_size, write_quorum, ack_quorum) as ledger:
+    async with role.client.ledgers.create(ensemble_size, write_quorum, ack_quorum) as ledger:
         role.witness.created(ledger.metadata)
         scribe = Scribe(role, ledger)
         async with trio.open_nursery() as nursery:
@@ -83,11 +83,11 @@ class Scribe:
 
 async def read(role: Role) -> None:
     """Read some entries of one of the newest ledgers, or of any, and follow it for a while."""
-    ledgers = [info.ledger_id async for info in role.client.list_ledgers()]
+    ledgers = [info.ledger_id async for info in role.client.ledgers.list()]
     if not ledgers:
         return
     ledger_id = role.chance.choice([*ledgers[-NEWEST:], role.chance.choice(ledgers)])
-    async with role.client.open_ledger(ledger_id, recover=False) as reader:
+    async with role.client.ledgers.open(ledger_id, recover=False) as reader:
         try:
             await _read_some(role, reader)
             await _follow(role, reader)
@@ -119,11 +119,11 @@ async def recover(role: Role) -> None:
     await trio.sleep(role.chance.uniform(0.3, 3))
     ledgers = [
         info.ledger_id
-        async for info in role.client.list_ledgers()
+        async for info in role.client.ledgers.list()
         if info.state is not LedgerState.CLOSED
     ]
     if ledgers:
-        role.witness.recovered(await role.client.recover_ledger(role.chance.choice(ledgers)))
+        role.witness.recovered(await role.client.ledgers.recover(role.chance.choice(ledgers)))
 
 
 # --- listing ----------------------------------------------------------------------------

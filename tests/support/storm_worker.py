@@ -23,8 +23,8 @@ from witness import Witness
 import ledger_client
 from ledger_client import Options
 from ledger_client.errors import LedgerError
+from ledger_client.wire.stores import open_store
 from metadata.errors import MetadataUnavailable
-from metadata.urls import open_store
 
 PATIENCE = Options(
     append_timeout_s=15, close_timeout_s=5, read_timeout_s=3, request_timeout_s=2, poll_s=0.5

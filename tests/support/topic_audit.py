@@ -62,7 +62,7 @@ async def tell_rows(
 async def tell_ledgers(history: Recorder, topic: str, uid: int, client: Client) -> None:
     """Read every closed ledger of the topic. Raises LedgerError."""
     prefix, after = topic_prefix(LANE_LEDGERS, uid), ""
-    while page := await client.store.list(prefix, after=after):
+    while page := await client._context.store.list(prefix, after=after):
         for key, found in page:
             row = decode_lane_ledger(key, found.value)
             if row.state == "closed":
@@ -71,7 +71,7 @@ async def tell_ledgers(history: Recorder, topic: str, uid: int, client: Client) 
 
 
 async def _tell_ledger(history: Recorder, topic: str, ledger: int, client: Client) -> None:
-    async with client.open_ledger(ledger, recover=False) as reader:
+    async with client.ledgers.open(ledger, recover=False) as reader:
         found = [] if reader.last_confirmed < 0 else await reader.read(0, reader.last_confirmed)
     entries = [_held(entry.entry_id, bytes(entry.payload)) for entry in found]
     history.add(LedgerHeld(topic=topic, ledger=ledger, entries=entries))

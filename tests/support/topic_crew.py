@@ -16,10 +16,10 @@ from message_witness import Audience
 from topic_audit import tell_ledgers, tell_rows
 
 import ledger_client
+from ledger_client import Client
 from ledger_client.errors import LedgerError
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.keeping.holdings import read_holdings
-from ledger_client.topics.keeping.idle import close_lane
+from ledger_client.topics.lanes.lane import close_lane
+from ledger_client.topics.retention.holdings import read_holdings
 from metadata.topics import RollPolicy
 
 TOPIC = "shop/orders"
@@ -42,7 +42,7 @@ class Crew:
 
     async def _make(self, partitions: int) -> None:
         async with ledger_client.connect(self._fleet.metadata) as client:
-            await client.create_topic(TOPIC, partitions, replication=2, ack_quorum=2, roll=ROLL)
+            await client.topics.create(TOPIC, partitions, replication=2, ack_quorum=2, roll=ROLL)
 
     def __enter__(self) -> Crew:
         return self
@@ -105,26 +105,26 @@ class Crew:
     async def _audit(self, history: HistoryFile) -> None:
         history.add(TopicMade(topic=TOPIC))
         async with ledger_client.connect(self._fleet.metadata) as client:
-            uid = (await client.topic(TOPIC)).uid
+            uid = (await client.topics.info(TOPIC)).uid
             await _close_lanes(client)
-            await tell_rows(history, TOPIC, uid, client.store, {})
+            await tell_rows(history, TOPIC, uid, client._context.store, {})
             await tell_ledgers(history, TOPIC, uid, client)
             for reverse in (False, True):
                 audience = Audience(history, TOPIC, f"audit, in reverse: {reverse}")
                 audience.begun(reverse=reverse)
-                async with client.topic_reader(TOPIC, reverse=reverse) as reader:
+                async with client.reader(TOPIC, reverse=reverse) as reader:
                     await (audience.read_batches if reverse else audience.read)(reader)
 
 
-async def _close_lanes(client: TopicClient) -> None:
+async def _close_lanes(client: Client) -> None:
     """Close what killed producers left open, once their leases are over."""
-    topic = await client.topic(TOPIC)
+    topic = await client.topics.info(TOPIC)
     with trio.fail_after(FINISH_S):
-        for lane in await read_holdings(client.store, topic):
+        for lane in await read_holdings(client._context.store, topic):
             is_open = any(held.row.state == "open" for held in lane.ledgers)
             while is_open:
                 try:
-                    await close_lane(client, topic, lane.partition, lane.lane)
+                    await close_lane(client._context.ledgers, topic, lane.partition, lane.lane)
                 except LedgerError:
                     await trio.sleep(0.2)
                 else:

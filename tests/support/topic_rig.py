@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from memory_store import MemoryStore
 
-from ledger_client.topics.keeping.holdings import Held, LaneHoldings
+from ledger_client.topics.retention.holdings import HeldLedger, LaneHoldings
 from metadata.records import (
     Fragment,
     LedgerRecord,
@@ -67,7 +67,7 @@ def holdings(
     owner: LaneOwner | None = None,
 ) -> LaneHoldings:
     """Return a lane with these ledgers, numbered from 0."""
-    held = tuple(Held(number, each, number + 1) for number, each in enumerate(rows))
+    held = tuple(HeldLedger(number, each, number + 1) for number, each in enumerate(rows))
     return LaneHoldings(partition, lane, LaneRecord(epoch=1, producer=producer), owner, held)
 
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 from ledger_client import blocking
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reading.read_options import ReadSettings
+from ledger_client.topics.reading.options import ReadSettings
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -60,7 +60,7 @@ def rows_of(frame: DataFrame) -> list[Row]:
 
 def read_rows(url: str, topic: str, **settings: Unpack[ReadSettings]) -> list[Row]:
     """What a reader reads, in order of places."""
-    with blocking.connect(url) as client, client.topic_reader(topic, **settings) as reader:
+    with blocking.connect(url) as client, client.reader(topic, **settings) as reader:
         return sorted((_of_message(message) for message in reader), key=_place)
 
 

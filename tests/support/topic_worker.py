@@ -23,11 +23,10 @@ from message_events import MessagesAcknowledged, RowListed, RowRemoved
 from message_witness import TELLER, Audience, Draft, Teller, lanes_told
 
 import ledger_client
-from ledger_client import Options
+from ledger_client import Client, Options
 from ledger_client.errors import LedgerError
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.keeping.purge import Purged
-from ledger_client.topics.reading.times import PublishTime
+from ledger_client.topics.retention.removal import Purged
+from ledger_client.topics.times import PublishTime
 
 PATIENCE = Options(append_timeout_s=15, close_timeout_s=5, read_timeout_s=3, request_timeout_s=2)
 TOGETHER = 40
@@ -56,7 +55,7 @@ def acknowledged(paths: list[Path]) -> set[int]:
 
 
 async def produce(
-    client: TopicClient, history: Recorder, path: Path, topic: str, name: str, words: list[str]
+    client: Client, history: Recorder, path: Path, topic: str, name: str, words: list[str]
 ) -> None:
     """Send everything that is not known to be kept."""
     count, access = int(words[0]), words[1]
@@ -87,7 +86,7 @@ async def produce(
         await trio.sleep(PAUSE_S)
 
 
-async def read(client: TopicClient, history: Recorder, path: Path, topic: str) -> None:
+async def read(client: Client, history: Recorder, path: Path, topic: str) -> None:
     """Follow the topic from its begin, and begin again after a failure."""
     run = 0
     while True:
@@ -95,22 +94,22 @@ async def read(client: TopicClient, history: Recorder, path: Path, topic: str) -
         audience = Audience(history, topic, f"{path.stem} #{run}")
         audience.begun()
         try:
-            async with client.topic_reader(topic, follow=True) as reader:
+            async with client.reader(topic, follow=True) as reader:
                 await audience.read(reader)
         except LedgerError as answer:
             sys.stderr.write(f"{type(answer).__name__}: {answer}\n")
         await trio.sleep(PAUSE_S)
 
 
-async def purge(client: TopicClient, history: Recorder, topic: str) -> None:
+async def purge(client: Client, history: Recorder, topic: str) -> None:
     """Take old ledgers away, again and again; what will go is told before it does."""
     while True:
         before = PublishTime(time.time_ns() // 1_000_000 - KEPT_MS)
         try:
             tell_removed(
-                history, topic, await client.purge_topic(topic, before=before, dry_run=True)
+                history, topic, await client.topics.purge(topic, before=before, dry_run=True)
             )
-            tell_removed(history, topic, await client.purge_topic(topic, before=before))
+            tell_removed(history, topic, await client.topics.purge(topic, before=before))
         except LedgerError as answer:
             sys.stderr.write(f"{type(answer).__name__}: {answer}\n")
         await trio.sleep(PAUSE_S)

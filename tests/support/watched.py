@@ -24,9 +24,9 @@ import ledger_client
 from ledger_client import Client, Retention, RollPolicy
 from ledger_client.commands.metrics_page import metrics_page
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
-from ledger_client.compaction.job import compact_topic
-from ledger_client.compaction.runner import LocalRunner
-from ledger_client.topics.jobs.job import open_job
+from ledger_client.jobs.compaction.job import compact_topic
+from ledger_client.jobs.compaction.runner import LocalRunner
+from ledger_client.jobs.staging.job import open_job
 
 SETTINGS = (
     "memtable_size=10MiB",
@@ -78,7 +78,10 @@ async def watched(folder: Path, *, bookies: int = 4) -> AsyncIterator[Watched]:
     async with open_sandbox(bookies, parent=folder, settings=SETTINGS) as sandbox:
         monitoring = folder / "monitoring"
         await trio.to_thread.run_sync(_write_monitoring, monitoring, sandbox, port)
-        async with ledger_client.connect(sandbox.cluster) as client, metrics_page(client, port):
+        async with (
+            ledger_client.connect(sandbox.cluster) as client,
+            metrics_page(lambda: client.metrics, port),
+        ):
             with prometheus(monitoring) as server:
                 yield Watched(sandbox, client, server, time.time())
 
@@ -101,7 +104,7 @@ class Load:
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
         """Make the topics, then load them; started once they are there."""
         for name, settings in TOPICS.items():
-            await self._client.create_topic(name, replication=2, ack_quorum=1, **settings)  # type: ignore[arg-type]
+            await self._client.topics.create(name, replication=2, ack_quorum=1, **settings)  # type: ignore[arg-type]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(self._send_bulk, ORDERS, 10_000, 200)
             nursery.start_soon(self._send_bulk, CLICKS, 6_000, 300)
@@ -135,7 +138,7 @@ class Load:
 
     async def _follow(self, topic: str) -> None:
         settings = {"follow": True, "on_gap": "skip"}
-        async with self._client.topic_reader(topic, **settings) as reader:  # type: ignore[arg-type]
+        async with self._client.reader(topic, **settings) as reader:  # type: ignore[arg-type]
             async for _ in reader.read_batches():
                 pass
 
@@ -143,7 +146,7 @@ class Load:
         """Read from the beginning now and then: from disks, while retention takes it away."""
         while True:
             await trio.sleep(4 / self._pace)
-            async with self._client.topic_reader(topic, on_gap="skip") as reader:
+            async with self._client.reader(topic, on_gap="skip") as reader:
                 async for _ in reader.read_batches():
                     pass
 
@@ -151,7 +154,7 @@ class Load:
 async def compact(client: Client, topic: str) -> None:
     """Compact a topic, as soon as it has closed ledgers."""
     while True:
-        done = await compact_topic(client, topic, LocalRunner(client))
+        done = await compact_topic(client._context, topic, LocalRunner(client._context))
         if done.published:
             return
         await trio.sleep(0.5)
@@ -161,7 +164,7 @@ async def hold_job(
     client: Client, topic: str, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
 ) -> None:
     """Be a job that runs until cancelled."""
-    async with open_job(client, await client.topic(topic), "replay"):
+    async with open_job(client._context.ledgers, await client.topics.info(topic), "replay"):
         task_status.started()
         await trio.sleep_forever()
 

@@ -19,9 +19,9 @@ from history import (
 )
 
 from ledger_client import LedgerWriter
-from ledger_client.entries import EntryBatch
 from ledger_client.errors import LedgerError, OutcomeUnknown, WriterFailed
-from ledger_client.listing import LedgerInfo
+from ledger_client.ledgers.catalogue import LedgerInfo
+from ledger_client.ledgers.entries import EntryBatch
 from metadata.records import LedgerRecord
 
 

@@ -17,15 +17,15 @@ import msgspec
 import pytest
 import trio
 from fleet import Fleet
+from peer import Peer
 from processes import quire
 
 from bookie.commands.decommission import Decommissioned
 from ledger_client import LedgerInfo
 from ledger_client.commands.cluster.rebalance import Rebalanced
-from ledger_client.commands.cluster.status import Status
-from ledger_client.commands.peer import Peer
-from ledger_client.commands.verify import Verified
-from ledger_client.commands.write import Written
+from ledger_client.commands.cluster.status import ClusterStatus
+from ledger_client.commands.ledger.verify import Verified
+from ledger_client.commands.ledger.write import LedgerWritten
 from metadata.calls import FlushNow, JournalState
 from metadata.records import LedgerState
 
@@ -56,7 +56,9 @@ def told(done: subprocess.CompletedProcess[bytes], kind: type[T]) -> T:
 
 
 def write(fleet: Fleet, *words: str, lines: bytes = LINES) -> int:
-    return told(run(fleet, "ledger", "write", "--json", *words, stdin=lines), Written).ledger_id
+    return told(
+        run(fleet, "ledger", "write", "--json", *words, stdin=lines), LedgerWritten
+    ).ledger_id
 
 
 def bookies_of(fleet: Fleet, ledger_id: int) -> set[str]:
@@ -68,11 +70,11 @@ def verified(fleet: Fleet, ledger_id: int, *words: str) -> Verified:
     return told(run(fleet, "ledger", "verify", ledger_id, "--json", *words), Verified)
 
 
-def status(fleet: Fleet) -> Status:
-    return told(run(fleet, "cluster", "status", "--json"), Status)
+def status(fleet: Fleet) -> ClusterStatus:
+    return told(run(fleet, "cluster", "status", "--json"), ClusterStatus)
 
 
-def wait_for(fleet: Fleet, happened: Callable[[Status], bool]) -> Status:
+def wait_for(fleet: Fleet, happened: Callable[[ClusterStatus], bool]) -> ClusterStatus:
     """Return the first status in which it has happened."""
     deadline = time.monotonic() + DEADLINE_S
     while not happened(seen := status(fleet)):
@@ -88,7 +90,7 @@ def wait_until_ended(fleet: Fleet, number: int) -> None:
     fleet.kill(number)  # closes its pipes
 
 
-def states(seen: Status) -> dict[str, str]:
+def states(seen: ClusterStatus) -> dict[str, str]:
     return {each.bookie_id: each.state for each in seen.bookies}
 
 
@@ -137,7 +139,7 @@ def test_a_byte_flipped_on_disk_is_found_and_mended(tmp_path: Path) -> None:
         assert found.returncode == 1
         assert b"entry 4321: damaged on bookie-1" in found.stdout
         (line,) = found.stderr.decode().splitlines()
-        assert "--repair mends what another bookie has right" in line
+        assert "--repair replaces bad copies by good ones" in line
         mended = verified(fleet, ledger_id, "--repair")
         assert (mended.whole, mended.mended) == (True, 1)
         assert run(fleet, "ledger", "verify", ledger_id).returncode == 0

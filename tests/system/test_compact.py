@@ -22,10 +22,11 @@ from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.commands.compact import Dropped
 from ledger_client.commands.topic.describe import Described
-from ledger_client.compaction.job import Compaction
-from ledger_client.topics.keeping.compacted_sets import read_set
-from ledger_client.topics.keeping.holdings import items_under, read_holdings
+from ledger_client.jobs.compaction.job import Compaction
+from ledger_client.topics.retention.compacted_sets import read_set
+from ledger_client.topics.retention.holdings import read_holdings
 from metadata.jobs import STAGED
+from metadata.store import items_under
 from metadata.topics import RollPolicy
 
 TOPIC = "shop/keyed"
@@ -55,7 +56,7 @@ def produce(client: BlockingClient, name: str, count: int, seed: int) -> None:
 
 
 def read(client: BlockingClient, name: str, *, compacted: bool) -> Dictionary:
-    with client.topic_reader(name, compacted=compacted) as reader:
+    with client.reader(name, compacted=compacted) as reader:
         return {message.key: message.value for message in reader}
 
 
@@ -69,7 +70,7 @@ def run(
 
 def test_a_topic_is_compacted_described_and_dropped(url: str, client: BlockingClient) -> None:
     """PS-37, PS-38: what was done is kept in metadata and told."""
-    client.create_topic(TOPIC, partitions=2)
+    client.topics.create(TOPIC, partitions=2)
     produce(client, TOPIC, 20_000, 1)
     told = run(url, "compact", TOPIC, "--no-spark", "--dry-run").stdout.decode()
     assert told.startswith("would read ")
@@ -80,7 +81,7 @@ def test_a_topic_is_compacted_described_and_dropped(url: str, client: BlockingCl
     assert (done.published, done.generation, done.report.messages_in) == (True, 1, 20_000)
     assert read(client, TOPIC, compacted=True) == read(client, TOPIC, compacted=False)
     again = run(url, "compact", TOPIC, "--no-spark").stdout.decode()
-    assert again == "nothing new to compact: no ledger was closed since the last time\n"
+    assert again == "nothing to compact: no ledger was closed since the last time\n"
     found = msgspec.json.decode(
         run(url, "topic", "describe", TOPIC, "--json").stdout, type=Described
     )
@@ -110,11 +111,11 @@ def test_what_cannot_be_is_one_line(url: str, words: list[str], code: int, line:
 
 
 def test_without_java_the_line_says_so(url: str, client: BlockingClient, tmp_path: Path) -> None:
-    client.create_topic("shop/java")
+    client.topics.create("shop/java")
     produce(client, "shop/java", 10, 1)
     done = run(url, "compact", "shop/java", code=1, JAVA_HOME=str(tmp_path), PATH=str(tmp_path))
     assert b"Java" in done.stderr
-    assert b"; or do it without Spark: --no-spark" in done.stderr
+    assert b"; or run it without Spark: --no-spark" in done.stderr
     assert done.stderr.count(b"\n") == 1
 
 
@@ -130,7 +131,7 @@ def begin(url: str, name: str, *words: str) -> subprocess.Popen[bytes]:
 
 async def staged_count(url: str) -> int:
     async with ledger_client.connect(url) as client:
-        return len(await items_under(client.store, STAGED))
+        return len(await items_under(client._context.store, STAGED))
 
 
 def wait_for_staged(url: str, process: subprocess.Popen[bytes]) -> None:
@@ -145,22 +146,22 @@ async def unknown_ledgers(url: str, names: Sequence[str]) -> set[int]:
     async with ledger_client.connect(url) as client:
         known: set[int] = set()
         for name in names:
-            topic = await client.topic(name)
-            lanes = await read_holdings(client.store, topic)
+            topic = await client.topics.info(name)
+            lanes = await read_holdings(client._context.store, topic)
             known |= {held.row.ledger_id for lane in lanes for held in lane.ledgers}
-            found = await read_set(client.store, topic.uid)
+            found = await read_set(client._context.store, topic.uid)
             if found is not None:
                 known |= {each.ledger_id for each in found.set.ledgers}
                 known |= {each.ledger_id for each in found.set.retired}
         return {
             info.ledger_id
-            async for info in client.list_ledgers()
+            async for info in client.ledgers.list()
             if info.custom.get("topic") in names and info.ledger_id not in known
         }
 
 
 def filled(client: BlockingClient, name: str) -> None:
-    client.create_topic(name, partitions=2, roll=RollPolicy(size=3_000_000))
+    client.topics.create(name, partitions=2, roll=RollPolicy(size=3_000_000))
     produce(client, name, 100_000, 1)
 
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 from own_copy import ReplicaDamaged, copy_at
+from peer import Peer
 
 import ledger_client
 from ledger_client import Client
-from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
 from metadata.calls import FlushNow, JournalMark, JournalState
 
@@ -28,7 +28,7 @@ async def copy_of(bookie: Bookie, ledger_id: int) -> list[bytes]:
 
 async def write_groups(client: Client, ensemble: int) -> int:
     """Write PAYLOADS in several journal groups; return the ledger's id."""
-    async with client.create_ledger(ensemble, ensemble, ensemble) as ledger:
+    async with client.ledgers.create(ensemble, ensemble, ensemble) as ledger:
         step = len(PAYLOADS) // GROUPS
         for start in range(0, len(PAYLOADS), step):
             await ledger.append_many(PAYLOADS[start : start + step])
@@ -97,7 +97,7 @@ async def test_a_damaged_entry_is_served_from_another_bookie(tmp_path: Path) -> 
         with pytest.raises(ReplicaDamaged):
             await copy_of(victim, ledger_id)
         for _ in range(3):  # whichever replica is asked first
-            async with client.open_ledger(ledger_id) as reader:
+            async with client.ledgers.open(ledger_id) as reader:
                 entries = await reader.read(0, len(PAYLOADS) - 1)
                 assert [entry.payload for entry in entries] == PAYLOADS
 

@@ -99,7 +99,7 @@ def test_an_empty_file_is_no_story(tmp_path: Path) -> None:
     done = quire("demo", file, "--no-spark", environment={"TMPDIR": str(tmp_path)})
     assert done.returncode == 1
     assert done.stderr.decode().splitlines() == [
-        f"quire: {file} is empty; name a file with at least one line"
+        f"quire: {file} is empty; pass a file with at least one line"
     ]
 
 

@@ -16,7 +16,7 @@ from ledger_client import Options
 from ledger_client.errors import LedgerError
 
 RUN = "import sys; from bookie.__main__ import main; sys.exit(main())"
-FAIL = "from native.engine import plan_fault; plan_fault({site!r}, {nth}); "
+FAIL = "from native.faults import plan_fault; plan_fault({site!r}, {nth}); "
 PAYLOADS = [bytes([number]) * 20_000 for number in range(50)]
 WRITES = 40  # three turns of the memtable below
 IMPATIENT = Options(replace_timeout_s=0.5)  # there is one bookie: nobody will take over
@@ -75,7 +75,7 @@ async def test_a_failed_write_ends_the_bookie_without_a_false_word(
     process = await daemon.start()
     async with (
         ledger_client.connect(daemon.url) as client,
-        client.open_ledger(ledger_id) as reader,
+        client.ledgers.open(ledger_id) as reader,
     ):
         entries = await reader.read(0, reader.last_confirmed)
         assert len(entries) >= acknowledged
@@ -91,7 +91,7 @@ async def append_until_the_end(folder: Path, daemon: Daemon) -> tuple[int, int]:
     url = f"sqlite://{folder}/bookie/metadata.db"
     async with (
         ledger_client.connect(url, options=IMPATIENT) as client,
-        client.create_ledger(1, 1, 1) as ledger,
+        client.ledgers.create(1, 1, 1) as ledger,
     ):
         with contextlib.suppress(LedgerError):
             for _ in range(WRITES):

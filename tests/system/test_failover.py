@@ -79,7 +79,7 @@ async def writing(
 ) -> AsyncGenerator[tuple[LedgerWriter, Pace]]:
     """Write a ledger in the background until the block ends, and close it."""
     with suppress(LedgerFenced):  # where bookies are lost for long, repair closes the ledger
-        async with client.create_ledger(*quorums) as ledger, trio.open_nursery() as nursery:
+        async with client.ledgers.create(*quorums) as ledger, trio.open_nursery() as nursery:
             pace = Pace(ledger, history)
             nursery.start_soon(pace.run)
             await pace.go_on(50)
@@ -90,8 +90,8 @@ async def writing(
 
 async def read_back(client: Client, ledger_id: int, history: History) -> None:
     """Read all of a ledger, and hold the history to the invariants."""
-    Witness(history, "recoverer").recovered(await client.recover_ledger(ledger_id))
-    async with client.open_ledger(ledger_id) as reader:
+    Witness(history, "recoverer").recovered(await client.ledgers.recover(ledger_id))
+    async with client.ledgers.open(ledger_id) as reader:
         await tell_all(reader, history)
     assert check(history) == []
 
@@ -133,7 +133,7 @@ async def test_a_writer_goes_on_after_a_bookie_was_paused(
     async with ledger_client.connect(fleet.metadata) as client:
         async with writing(client, history, *quorums) as (ledger, pace):
             fleet.pause(fleet.number(ledger.metadata.fragments[-1].bookies[0]))
-            await trio.sleep(client.options.bookie_timeout_s + 1)
+            await trio.sleep(client._context.options.bookie_timeout_s + 1)
             await pace.go_on(200)
         report(f"longest append of {quorums} when a bookie is paused", pace.longest_s)
         await read_back(client, ledger.id, history)
@@ -167,7 +167,7 @@ async def test_killing_as_many_bookies_as_an_acknowledgement_outlives_loses_noth
             for name in ledger.metadata.fragments[-1].bookies[: ack_quorum - 1]:
                 fleet.kill(fleet.number(name))
             await trio.sleep(0.5)
-            async with client.open_ledger(ledger.id, recover=False) as reader:
+            async with client.ledgers.open(ledger.id, recover=False) as reader:
                 await tell_all(reader, history)
         await trio.to_thread.run_sync(fleet.start_all)
         await read_back(client, ledger.id, history)
@@ -179,10 +179,10 @@ async def test_killing_as_many_bookies_as_an_acknowledgement_outlives_loses_noth
 async def test_a_fence_outlives_the_kill_of_all_bookies(fleet: Fleet) -> None:
     async with (
         ledger_client.connect(fleet.metadata) as client,
-        client.create_ledger(3, 3, 2) as ledger,
+        client.ledgers.create(3, 3, 2) as ledger,
     ):
         await ledger.append(b"one")
-        await client.recover_ledger(ledger.id)
+        await client.ledgers.recover(ledger.id)
         for number in fleet.numbers:
             fleet.kill(number)
         await trio.to_thread.run_sync(fleet.start_all)

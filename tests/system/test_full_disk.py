@@ -54,7 +54,7 @@ def fill_up(disk: Path) -> Path:
 
 
 async def append_until_refused(client: Client) -> None:
-    async with client.create_ledger(1, 1, 1) as ledger:
+    async with client.ledgers.create(1, 1, 1) as ledger:
         while True:
             await ledger.append_many(ENTRIES)
 
@@ -64,7 +64,7 @@ async def until_writable(client: Client) -> int:
     with trio.fail_after(20):
         while True:
             try:
-                async with client.create_ledger(1, 1, 1) as ledger:
+                async with client.ledgers.create(1, 1, 1) as ledger:
                     await ledger.append(b"there is room again")
             except LedgerError:
                 await trio.sleep(0.1)
@@ -78,15 +78,15 @@ async def test_a_full_disk_stops_adds_and_not_reads_until_there_is_room(disk: Pa
         open_sandbox(1, parent=disk, settings=SETTINGS + guard) as sandbox,
         ledger_client.connect(sandbox.cluster, options=IMPATIENT) as client,
     ):
-        async with client.create_ledger(1, 1, 1) as ledger:
+        async with client.ledgers.create(1, 1, 1) as ledger:
             await ledger.append_many(ENTRIES)
         filler = fill(disk, leave_mib=12)
         with pytest.raises(LedgerError), trio.fail_after(20):
             await append_until_refused(client)
-        async with client.open_ledger(ledger.id) as reader:
+        async with client.ledgers.open(ledger.id) as reader:
             assert [e.payload for e in await reader.read(0, len(ENTRIES) - 1)] == ENTRIES
         filler.unlink()
-        async with client.open_ledger(await until_writable(client)) as reader:
+        async with client.ledgers.open(await until_writable(client)) as reader:
             assert (await reader.read(0, 0))[0].payload == b"there is room again"
 
 
@@ -95,13 +95,13 @@ async def test_bookies_stay_known_while_the_disk_of_the_metadata_is_full(disk: P
     async with open_sandbox(1, parent=disk, settings=SETTINGS + guard) as sandbox:
         async with (
             ledger_client.connect(sandbox.cluster) as client,
-            client.create_ledger(1, 1, 1) as ledger,
+            client.ledgers.create(1, 1, 1) as ledger,
         ):
             await ledger.append_many(ENTRIES)
         filler = fill_up(disk)
         await trio.sleep(2.5)  # more than a lease lives without being renewed
         async with ledger_client.connect(sandbox.cluster) as client:
-            async with client.open_ledger(ledger.id) as reader:
+            async with client.ledgers.open(ledger.id) as reader:
                 assert [e.payload for e in await reader.read(0, len(ENTRIES) - 1)] == ENTRIES
             filler.unlink()
             await until_writable(client)
@@ -124,7 +124,7 @@ async def test_a_journal_without_room_ends_the_bookie_without_a_false_word(
             filler.unlink()
             await sandbox.stop()
             await sandbox.start()
-            async with client.open_ledger(ledger_id) as reader:
+            async with client.ledgers.open(ledger_id) as reader:
                 entries = await reader.read(0, acknowledged - 1)
                 assert [e.payload for e in entries] == ENTRIES * (acknowledged // len(ENTRIES))
 
@@ -133,7 +133,7 @@ async def append_until_the_end(client: Client) -> tuple[int, int]:
     """Return the ledger's id and how many entries were acknowledged."""
     acknowledged = 0
     with trio.fail_after(30):
-        async with client.create_ledger(1, 1, 1) as ledger:
+        async with client.ledgers.create(1, 1, 1) as ledger:
             while True:
                 try:
                     await ledger.append_many(ENTRIES)

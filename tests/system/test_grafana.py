@@ -17,7 +17,7 @@ from panel_queries import all_queries
 from prometheus_server import INTERVAL_S, Prometheus, tool
 from watched import ORDERS, Load, compact, hold_job, kill_one, watched
 
-from ledger_client.repair.records import leader
+from metadata.listings import leader
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("grafana")]
 
@@ -62,7 +62,7 @@ async def tell_story(folder: Path) -> Answers:
         await tasks.start(hold_job, client, ORDERS)
         await trio.sleep(8)
         await compact(client, ORDERS)
-        found = await leader(client.store)
+        found = await leader(client._context.store)
         assert found is not None
         kill_one(sandbox, found.bookie_id)
         wait = trio.to_thread.run_sync

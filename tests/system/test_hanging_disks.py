@@ -18,7 +18,7 @@ from fleet import Fleet
 from rig import Peer
 
 import ledger_client
-from bookie.commands.run import Announcement
+from bookie.commands.run import BookieStarted
 from ledger_client import Client, LedgerWriter
 from metadata.records import BookieRecord
 
@@ -60,7 +60,7 @@ class Load:
 
 
 async def record_of(client: Client, name: str) -> BookieRecord:
-    return next(each for each in await client.list_bookies() if each.bookie_id == name)
+    return next(each for each in await client.cluster.bookies() if each.bookie_id == name)
 
 
 async def stalls(client: Client, name: str, expected: bool) -> None:
@@ -77,10 +77,10 @@ async def test_a_disk_that_hangs_stops_neither_writers_nor_recovery(
     """The bookie answers, holds its lease, and acknowledges nothing; all others go on."""
     load = Load()
     async with ledger_client.connect(fleet.metadata) as client:
-        await client.create_topic("t/t")
+        await client.topics.create("t/t")
         async with (
-            client.create_ledger(4, 4, 3) as left_open,
-            client.create_ledger(3, 3, 3) as ledger,
+            client.ledgers.create(4, 4, 3) as left_open,
+            client.ledgers.create(3, 3, 3) as ledger,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(load.run, client)
@@ -98,11 +98,11 @@ async def test_a_disk_that_hangs_stops_neither_writers_nor_recovery(
             await stalls(client, stalled, True)
             assert (await record_of(client, stalled)).read_only
             for _ in range(8):
-                async with client.create_ledger(2, 2, 2) as fresh:
+                async with client.ledgers.create(2, 2, 2) as fresh:
                     assert stalled not in fresh.metadata.fragments[0].bookies
 
             with trio.fail_after(DEADLINE_S):
-                record = await client.recover_ledger(left_open.id)
+                record = await client.ledgers.recover(left_open.id)
             assert record.last_entry == 9
 
             slow_disk.heal(tmp_path / stalled)
@@ -117,7 +117,7 @@ async def test_a_disk_with_slow_syncs_is_kept_under_full_load(fleet: Fleet, tmp_
     payload = bytes(64 << 10)
     async with (
         ledger_client.connect(fleet.metadata) as client,
-        client.create_ledger(3, 3, 3) as ledger,
+        client.ledgers.create(3, 3, 3) as ledger,
         trio.open_nursery() as nursery,
     ):
         slow_disk.delay(tmp_path / ledger.metadata.fragments[0].bookies[0], 300)
@@ -144,7 +144,7 @@ async def test_a_bookie_whose_disk_hangs_for_good_ends_although_a_thread_hangs(
     data, log = tmp_path / "b", tmp_path / "log"
     words = ("run", "--json", "--port", 0, "--data", data)
     with Daemon(*words, log=log, program=["-c", IMPATIENT]) as daemon:
-        told = await trio.to_thread.run_sync(daemon.ready, Announcement)
+        told = await trio.to_thread.run_sync(daemon.ready, BookieStarted)
         slow_disk.hang(data)
         host, _, port = told.address.rpartition(":")
         async with await trio.open_tcp_stream(host, int(port)) as stream:
@@ -153,4 +153,5 @@ async def test_a_bookie_whose_disk_hangs_for_good_ends_although_a_thread_hangs(
                 assert await Peer(stream).closed()  # without an acknowledgement
         code = await trio.to_thread.run_sync(daemon.process.wait, DEADLINE_S)
     assert code == 1
-    assert "the journal in" in daemon.log and "has not moved for 3 s; the bookie ends" in daemon.log
+    assert "the journal in" in daemon.log
+    assert "made no progress for 3 s; the bookie ends" in daemon.log

@@ -49,7 +49,7 @@ class Scribe:
 
     async def write(self, client: Client, stop: trio.Event) -> None:
         try:
-            async with client.create_ledger(3, 3, 2) as ledger:
+            async with client.ledgers.create(3, 3, 2) as ledger:
                 self.ledger_id = ledger.id
                 while not stop.is_set():
                     await self._append(ledger)
@@ -79,7 +79,7 @@ async def connect(sandbox: Sandbox) -> AsyncGenerator[Client]:
 async def check(sandbox: Sandbox, scribes: list[Scribe]) -> None:
     async with connect(sandbox) as client:
         for scribe in scribes:
-            async with client.open_ledger(scribe.ledger_id) as reader:
+            async with client.ledgers.open(scribe.ledger_id) as reader:
                 assert reader.closed
                 assert scribe.acknowledged <= reader.last_confirmed + 1 <= scribe.sent
                 entries = await reader.read(0, reader.last_confirmed)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from processes import cluster, quire
 
-from ledger_client.commands.records import join_framed
+from ledger_client.commands.streams import join_framed
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
 

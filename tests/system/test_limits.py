@@ -14,7 +14,7 @@ from daemons import Daemon
 from rig import MIB, Peer
 from running import ask, connected, page
 
-from bookie.commands.run import Announcement
+from bookie.commands.run import BookieStarted
 from ledger_client.commands.bench import usage
 from metadata import calls
 from metadata.store import Put
@@ -42,7 +42,7 @@ async def stranger(stack: AsyncExitStack, address: str, data: bytes) -> None:
         await stream.send_all(data)
 
 
-async def metric(ready: Announcement, name: str) -> float:
+async def metric(ready: BookieStarted, name: str) -> float:
     """The value of a metric without labels."""
     _, text = await page(ready.metrics_port, "/metrics")
     (line,) = [each for each in text.decode().splitlines() if each.startswith(f"{name} ")]
@@ -56,7 +56,7 @@ async def test_idle_strangers_neither_stop_a_flush_nor_keep_clients_out(
     """More of them than the process may open files."""
     words = ("run", "--data", tmp_path / "data", *SOME_SETTINGS)
     with Daemon(*words, log=tmp_path / "log", shell=limits) as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(BookieStarted)
         assert "may open 512 files: it serves 103 connections" in daemon.log
         async with AsyncExitStack() as stack, connected(ready.address) as client:
             assert (await client.ask(v2.add(1, 0))).code == 0
@@ -73,7 +73,7 @@ async def test_idle_strangers_neither_stop_a_flush_nor_keep_clients_out(
         assert daemon.stop() == 0, daemon.log
 
 
-async def ask_and_read_nothing(stack: AsyncExitStack, ready: Announcement) -> None:
+async def ask_and_read_nothing(stack: AsyncExitStack, ready: BookieStarted) -> None:
     request = v2.call(calls.encode_request(calls.ListKeys("large/")))
     peer = await stack.enter_async_context(connected(ready.address))
     with trio.move_on_after(0.2):
@@ -86,7 +86,7 @@ async def test_answers_to_calls_that_nobody_reads_take_no_more_than_their_part(
     """Six connections made 833 MiB of them."""
     words = ("run", "--data", tmp_path / "data", *SOME_SETTINGS)
     with Daemon(*words, log=tmp_path / "log") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(BookieStarted)
         async with connected(ready.address) as client, AsyncExitStack() as stack:
             for number in range(2):
                 put = Put(f"large/{number}", bytes(MIB))

@@ -34,7 +34,7 @@ class Writing:
         self._acknowledged = trio.Event()
 
     async def run(self, client: Client) -> None:
-        async with client.create_ledger(1, 1, 1) as ledger:
+        async with client.ledgers.create(1, 1, 1) as ledger:
             while True:
                 await ledger.append_many(PAYLOADS)
                 self._acknowledged.set()
@@ -132,7 +132,7 @@ async def test_peers_that_do_not_read_pin_no_memory(tmp_path: Path) -> None:
         ledger_client.connect(sandbox.cluster) as client,
     ):
         (bookie,) = sandbox.bookies
-        async with client.create_ledger(1, 1, 1) as ledger:
+        async with client.ledgers.create(1, 1, 1) as ledger:
             await ledger.append_many([bytes(100_000)] * 300)
         before = usage.rss(bookie.process_id)
         async with AsyncExitStack() as stack:
@@ -151,10 +151,10 @@ async def test_of_two_writers_of_one_ledger_id_one_is_told(tmp_path: Path) -> No
         ledger_client.connect(sandbox.cluster) as client,
         ledger_client.connect(sandbox.cluster) as other,
     ):
-        async with client.create_ledger(1, 1, 1, ledger_id=77) as ledger:
+        async with client.ledgers.create(1, 1, 1, ledger_id=77) as ledger:
             await ledger.append(b"mine")
             with pytest.raises(LedgerExists) as caught:
-                async with other.create_ledger(1, 1, 1, ledger_id=77):
+                async with other.ledgers.create(1, 1, 1, ledger_id=77):
                     pass
             assert caught.value.ledger_id == 77
         with pytest.raises(LedgerError, match="ledger 77: closed"):

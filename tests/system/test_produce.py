@@ -39,7 +39,7 @@ def run(url: str) -> Run:
 
 def read(url: str, topic: str) -> list[Message]:
     async def read_all() -> list[Message]:
-        async with ledger_client.connect(url) as client, client.topic_reader(topic) as reader:
+        async with ledger_client.connect(url) as client, client.reader(topic) as reader:
             return [message async for message in reader]
 
     return trio.run(read_all)
@@ -123,7 +123,7 @@ def test_a_large_file_arrives_whole_and_in_order(run: Run, url: str, tmp_path: P
             ["t/x", "--create", "--format", "json", "--key", "k"],
             b'{"k":1}\n?\n',
             1,
-            "line 2 is no JSON: .*; 0 messages acknowledged",
+            "line 2 is not JSON: .*; 0 messages acknowledged",
         ),
         (["t/x", "--create"], b"a\n" + b"x" * 5_242_600, 1, "at most 52.* bytes fit"),
     ],

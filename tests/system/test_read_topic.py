@@ -40,20 +40,20 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 async def fill(url: str) -> None:
     """A topic of messages a minute apart, and one of every kind of message."""
     async with ledger_client.connect(url) as client:
-        await client.create_topic("t/times", order="event-time")
+        await client.topics.create("t/times", order="event-time")
         async with client.producer("t/times") as producer:
             await producer.send_many(
                 [b"%d" % i for i in range(COUNT)],
                 event_times=[NOON_NS + i * MINUTE_NS for i in range(COUNT)],
             )
-        await client.create_topic("t/kinds", 2)
+        await client.topics.create("t/kinds", 2)
         async with client.producer("t/kinds", producer_name="p") as producer:
             await producer.send("ü".encode(), headers={"a": b"1", "b": b"\xfe"})
-        await client.create_topic("t/compacted")
+        await client.topics.create("t/compacted")
         async with client.producer("t/compacted") as producer:
             values: list[bytes | None] = [b"a1", b"b1", b"a2", None, b"c1"]
             await producer.send_many(values, keys=[b"a", b"b", b"a", b"b", b"c"])
-        await client.compact_topic("t/compacted")
+        await client.topics.compact("t/compacted")
         async with client.producer("t/compacted") as producer:
             await producer.send(b"a3", key=b"a")
 
@@ -183,7 +183,7 @@ def wait_until_quiet(out: Path) -> None:
     [
         (["t/none"], 1, "no such topic"),
         (["none"], 2, "is not namespace/name"),
-        (["t/times", "--from", "soon"], 2, "'soon' is no place; write earliest"),
+        (["t/times", "--from", "soon"], 2, "'soon' is not a place; write earliest"),
         (["t/times", "--from", "1:1:-1", "--after", "1:1:-1"], 2, "exclude each other"),
         (["t/times", "--from", "999999:1:-1"], 2, "no ledger 999999"),
         (["t/times", "--partition", "4"], 2, "no partition 4"),

@@ -23,7 +23,7 @@ import sys, trio, ledger_client
 
 async def main():
     async with ledger_client.connect(sys.argv[1]) as client:
-        async with client.create_ledger(3, 3, 2) as ledger:
+        async with client.ledgers.create(3, 3, 2) as ledger:
             print(ledger.id, flush=True)
             async with trio.open_nursery() as nursery:
                 for first in range(0, 100_000, 100):
@@ -68,11 +68,11 @@ async def test_what_a_killed_writer_was_told_is_in_its_ledger(tmp_path: Path) ->
     async with open_sandbox(4, parent=tmp_path, settings=SETTINGS) as sandbox:
         ledger_id, acknowledged = await write_and_be_killed(sandbox, after=30)
         async with ledger_client.connect(sandbox.cluster) as client:
-            ensemble = (await client.ledger_info(ledger_id)).bookies[-1][1]
+            ensemble = (await client.ledgers.info(ledger_id)).bookies[-1][1]
             sandbox.kill(next(b for b in sandbox.bookies if b.bookie_id == ensemble[0]))
-            async with client.open_ledger(ledger_id) as reader:
+            async with client.ledgers.open(ledger_id) as reader:
                 kept = [entry.payload for entry in await reader.read(0, reader.last_confirmed)]
-            assert (await client.ledger_info(ledger_id)).state is LedgerState.CLOSED
+            assert (await client.ledgers.info(ledger_id)).state is LedgerState.CLOSED
         assert len(kept) > max(acknowledged)
         assert {entry_id: kept[entry_id] for entry_id in acknowledged} == acknowledged
         assert len(set(kept)) == len(kept)
@@ -84,9 +84,9 @@ async def test_a_fence_outlives_the_bookies_that_were_told_of_it(tmp_path: Path)
         url = f"sqlite://{sandbox.folder}/metadata.db"
         async with ledger_client.connect(url) as ours, ledger_client.connect(url) as theirs:
             with pytest.raises(WriterFailed):
-                async with ours.create_ledger(3, 3, 2) as ledger:
+                async with ours.ledgers.create(3, 3, 2) as ledger:
                     await ledger.append_many([b"one", b"two"])
-                    assert (await theirs.recover_ledger(ledger.id)).last_entry == 1
+                    assert (await theirs.ledgers.recover(ledger.id)).last_entry == 1
                     await sandbox.kill_all()
                     await sandbox.start()
                     with pytest.raises((OutcomeUnknown, WriterFailed)):
@@ -94,7 +94,7 @@ async def test_a_fence_outlives_the_bookies_that_were_told_of_it(tmp_path: Path)
                     await ledger.append(b"four")
             for bookie in sandbox.bookies:
                 assert await code_of_add(bookie.address, ledger.id) == Code.FENCED
-            async with theirs.open_ledger(ledger.id) as reader:
+            async with theirs.ledgers.open(ledger.id) as reader:
                 assert [entry.payload async for entry in reader.follow(0)] == [b"one", b"two"]
 
 

@@ -24,8 +24,7 @@ from processes import cluster, quire
 import ledger_client
 from ledger_client import blocking
 from ledger_client.__main__ import quire as quire_command
-from ledger_client.commands.errors import Interrupted
-from ledger_client.commands.outcome import conclude
+from ledger_client.commands.outcome import Interrupted, conclude
 from metadata.replays import decode_replay, replay_key
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -48,7 +47,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 async def fill(url: str) -> None:
     async with ledger_client.connect(url) as client:
-        await client.create_topic("t/few", 2, replication=1)
+        await client.topics.create("t/few", 2, replication=1)
         async with client.producer("t/few") as producer:
             values = [b"%d" % i for i in range(COUNT)]
             await producer.send_many(values, keys=values)
@@ -69,7 +68,7 @@ def test_into_a_topic_with_its_definition(run: Run, url: str) -> None:
     again = run(*words)
     assert (again.returncode, b"was done before" in again.stderr) == (0, True)
     assert b"t/copy, read back and compared; --restart" in again.stderr
-    with blocking.connect(url) as client, client.topic_reader("t/copy") as reader:
+    with blocking.connect(url) as client, client.reader("t/copy") as reader:
         assert len(list(reader)) == COUNT
 
 
@@ -117,14 +116,14 @@ def test_to_standard_output_as_quire_read_writes_it(run: Run) -> None:
         ),
         (("t/few", "--to", "t/x", "--order", "event-time"), 2, "not ordered by event time"),
         (("t/few", "--from", "999:0:0", "--to", "t/x"), 2, "no ledger 999"),
-        (("t/few", "--from", "yesterday", "--to", "t/x"), 2, "is no place"),
+        (("t/few", "--from", "yesterday", "--to", "t/x"), 2, "is not a place"),
         (("t/few", "--to", "t/x", "--to-parquet", "p"), 2, "exclude each other"),
-        (("t/few", "--keep-ids"), 2, "are for --to"),
-        (("t/few", "--verify"), 2, "not kept"),
-        (("t/few", "--to-parquet", "p", "--spark", "--speed", "1"), 2, "is for --no-spark"),
-        (("t/few", "--master", "local[2]"), 2, "are for --to and --to-parquet"),
-        (("t/few", "--to", "t/x", "--spark", "--speed", "1"), 2, "is for --no-spark"),
-        (("t/few", "--to-parquet", "p", "--spark", "--name", "n"), 2, "are for --no-spark"),
+        (("t/few", "--keep-ids"), 2, "need --to"),
+        (("t/few", "--verify"), 2, "cannot be resumed or verified"),
+        (("t/few", "--to-parquet", "p", "--spark", "--speed", "1"), 2, "needs --no-spark"),
+        (("t/few", "--master", "local[2]"), 2, "need --to or --to-parquet"),
+        (("t/few", "--to", "t/x", "--spark", "--speed", "1"), 2, "needs --no-spark"),
+        (("t/few", "--to-parquet", "p", "--spark", "--name", "n"), 2, "need --no-spark"),
         (("t/few", "--to", "t/x", "--speed", "-1"), 2, "--speed"),
     ],
 )
@@ -141,7 +140,7 @@ def test_what_cannot_be_is_one_line(run: Run, words: tuple[str, ...], code: int,
 def slow(url: str) -> None:
     """A topic of a hundred entries, a second apart."""
     with blocking.connect(url) as client:
-        client.create_topic("t/slow", replication=1, order="event-time")
+        client.topics.create("t/slow", replication=1, order="event-time")
         with client.producer("t/slow", batching=False) as producer:
             producer.send_many([b"%d" % i for i in range(100)], event_times=SECONDS)
 
@@ -171,7 +170,7 @@ def test_ctrl_c_tells_how_far_it_got_and_the_same_command_goes_on(
         out, said = process.communicate(timeout=30)
     same = "the same command without --restart" if restart else "the same command"
     has = f"{target} has at least (\\d+) messages of the replay"
-    line = f"interrupted; {has}, and {same} goes on behind them"
+    line = f"interrupted; {has}, and {same} resumes after them"
     told = re.fullmatch(line, said.decode().rstrip("\n"))
     assert told, said
     assert (process.returncode, out) == (130, b"")
@@ -192,8 +191,8 @@ def test_ctrl_c_before_anything_is_kept(
 
     monkeypatch.setattr("trio.run", interrupt)
     assert conclude(quire_command, ["replay", "t/few", *words]) == 130
-    told = "begins anew" if "--restart" in words else "goes on where it was"
-    lines = [f"interrupted before anything more was kept; the same command {told}"]
+    told = "starts over" if "--restart" in words else "resumes"
+    lines = [f"interrupted before anything more was stored; the same command {told}"]
     assert capsys.readouterr().err.splitlines() == (lines if words else [])
 
 
@@ -224,7 +223,7 @@ def wait_until_it_runs(process: subprocess.Popen[bytes], url: str) -> None:
     with blocking.connect(url) as client:
 
         async def running() -> bool:
-            leases = await client._client.store.leases("replays/")
+            leases = await client._inner._context.store.leases("replays/")
             return any(f"/{process.pid}/" in lease.owner for lease in leases)
 
         while process.poll() is None and not client._portal.call(running):
@@ -237,7 +236,7 @@ def wait_until_something_is_kept(process: subprocess.Popen[bytes], url: str, nam
     with blocking.connect(url) as client:
 
         async def kept() -> bool:
-            found = await client._client.store.get(key)
+            found = await client._inner._context.store.get(key)
             return found is not None and any(
                 each.count > 0 for each in decode_replay(key, found.value).sent
             )
@@ -251,7 +250,7 @@ def many(url: str) -> list[bytes]:
     """A topic of many messages in two partitions, and their values."""
     values = [b"%07d" % i for i in range(MANY)]
     with blocking.connect(url) as client:
-        client.create_topic("t/many", partitions=2, replication=1)
+        client.topics.create("t/many", partitions=2, replication=1)
         with client.producer("t/many") as producer:
             for start in range(0, MANY, TOGETHER):
                 part = values[start : start + TOGETHER]
@@ -274,7 +273,7 @@ def test_killed_at_any_moment_it_goes_on_and_each_message_is_there_once(
         for partition in range(2):
             found: dict[str, list[bytes]] = {}
             for name in ("t/many", target):
-                with client.topic_reader(name, partitions=[partition]) as reader:
+                with client.reader(name, partitions=[partition]) as reader:
                     batches = reader.read_batches()
                     found[name] = [v for b in batches for v in b.column("value").to_pylist()]
             assert found[target] == found["t/many"]

@@ -36,7 +36,7 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 async def fill(url: str) -> None:
     """Two producers: so there are lanes to be merged."""
     async with ledger_client.connect(url) as client:
-        await client.create_topic("t/many", PARTITIONS, replication=1)
+        await client.topics.create("t/many", PARTITIONS, replication=1)
 
         async def produce(number: int) -> None:
             async with client.producer("t/many", batch_messages=500) as producer:
@@ -54,7 +54,7 @@ def contents(url: str, topic: str) -> list[list[tuple[bytes, bytes]]]:
     found: list[list[tuple[bytes, bytes]]] = []
     with blocking.connect(url) as client:
         for partition in range(PARTITIONS):
-            with client.topic_reader(topic, partitions=[partition]) as reader:
+            with client.reader(topic, partitions=[partition]) as reader:
                 rows = [
                     pair
                     for batch in reader.read_batches()
@@ -72,7 +72,7 @@ def items_under(url: str, prefix: str) -> list[Item]:
     with blocking.connect(url) as client:
 
         async def look() -> list[Item]:
-            return await client._client.store.list(prefix)
+            return await client._inner._context.store.list(prefix)
 
         return client._portal.call(look)
 

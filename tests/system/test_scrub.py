@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from peer import Peer
 from processes import quire
 
 import ledger_client
-from ledger_client.commands.peer import Peer
 from ledger_client.commands.sandbox import Sandbox, open_sandbox
 from metadata.calls import FlushNow, JournalState
 
@@ -29,10 +29,10 @@ async def fill(url: str) -> list[int]:
     async with ledger_client.connect(url) as client:
         ids = []
         for number in range(2):
-            async with client.create_ledger(2, 2, 2) as ledger:
+            async with client.ledgers.create(2, 2, 2) as ledger:
                 await ledger.append_many(payloads(number))
             ids.append(ledger.id)
-        await client.create_topic("t/a", replication=2)
+        await client.topics.create("t/a", replication=2)
         async with client.producer("t/a") as producer:
             await producer.send_many(payloads(2))
     return ids
@@ -90,7 +90,7 @@ async def test_a_damaged_copy_is_found_by_ledger_and_mended(
         assert (await scrub(sandbox, "--no-spark", "--topic", "t/a")).returncode == 0
         done = await scrub(sandbox, "--no-spark", "--ledgers", str(damaged), "--repair")
         assert done.returncode == 0, done.stderr
-        assert b"mended 1 ledger" in done.stdout
+        assert b"repaired 1 ledger" in done.stdout
         assert (await scrub(sandbox, "--no-spark")).returncode == 0
 
 

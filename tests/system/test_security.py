@@ -80,10 +80,10 @@ async def _heal(sandbox: Sandbox, cluster: str) -> None:
     victim = sandbox.bookies[1]
     command = sandbox.kill(victim)
     async with ledger_client.connect(cluster) as client:
-        async with client.create_ledger(2, 2, 1) as ledger:
+        async with client.ledgers.create(2, 2, 1) as ledger:
             await ledger.append_many([b"x" * 100] * 1000)
         await sandbox.restart(victim, command)
-        async with client.open_ledger(ledger.id) as reader:
+        async with client.ledgers.open(ledger.id) as reader:
             assert len(await reader.read(0, 999)) == 1000
     done = await quire(cluster, "cluster", "status", "--json")
     assert done.returncode == 0, done.stderr
@@ -132,4 +132,4 @@ async def test_a_wrong_password_is_an_error_of_its_own(tmp_path: Path) -> None:
         ledger_client.connect(with_login(sandbox, "alice:wrong")) as client,
     ):
         with pytest.raises(AccessDenied, match="alice"):
-            await client.list_bookies()
+            await client.cluster.bookies()

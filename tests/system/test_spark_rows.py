@@ -19,8 +19,8 @@ from topic_rows import digest_of, frame_of, read_rows, rows_of
 import ledger_client
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
-from ledger_client.commands.demo.healing import whole_copies
-from ledger_client.topics.reading.span_plan import plan_spans
+from ledger_client.commands.demo.report import whole_copies
+from ledger_client.topics.reading.range_plan import plan_read
 from metadata.topics import RollPolicy
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ MESSAGES = 20_000
 # On a cluster of Spark's: how many rows, and a checksum of them; in a process of its own.
 ELSEWHERE = """
 import sys
-from ledger_client.spark.session import open_session
+from ledger_client.spark import open_session
 from spark_session import SHORT_LIVED
 from topic_rows import frame_of, rows_of, digest_of
 master, url, topic = sys.argv[1:]
@@ -51,7 +51,7 @@ with open_session(master, conf=conf) as session:
 
 def fill(client: BlockingClient) -> None:
     """Write several lanes and many ledgers."""
-    client.create_topic(
+    client.topics.create(
         TOPIC, partitions=2, replication=2, ack_quorum=2, roll=RollPolicy(entries=8)
     )
     with client.producer(TOPIC) as one, client.producer(TOPIC) as other:
@@ -81,10 +81,10 @@ def test_the_same_bounds_give_the_same_rows_after_gc_loss_and_repair(
     """TD-08: rows are compared by a checksum of every column."""
     with Fleet(tmp_path, 3) as fleet, blocking.connect(fleet.cluster) as client:
         fill(client)
-        client.create_topic("rows/other", replication=2, ack_quorum=2)
+        client.topics.create("rows/other", replication=2, ack_quorum=2)
         with client.producer("rows/other") as producer:
             producer.send_many([bytes(1000)] * 20_000)
-        with client.topic_reader(TOPIC) as reader:
+        with client.reader(TOPIC) as reader:
             assert sum(1 for _ in reader) == MESSAGES
             end = reader.position()
         bounds = {"endingIds": msgspec.json.encode(end).decode()}
@@ -96,7 +96,7 @@ def test_the_same_bounds_give_the_same_rows_after_gc_loss_and_repair(
         assert before == digest_of(read_rows(fleet.cluster, TOPIC))
         write_more(client, 5000)
         assert rows(minPartitions="7") == before
-        client.delete_topic("rows/other")
+        client.topics.delete("rows/other")
         collect_garbage(fleet)
         assert rows() == before
         fleet.kill(0)
@@ -113,8 +113,8 @@ def test_the_same_bounds_give_the_same_rows_after_gc_loss_and_repair(
 async def wait_until_whole(url: str) -> None:
     """Return once every ledger of the topic has all of its copies, each of them compared."""
     async with ledger_client.connect(url) as client:
-        plan = await plan_spans(client, TOPIC)
-        await whole_copies(client, sorted({span.ledger_id for span in plan.spans}))
+        plan = await plan_read(client._context, TOPIC)
+        await whole_copies(client.cluster.verify, sorted({span.ledger_id for span in plan.ranges}))
 
 
 def test_executors_elsewhere_read_by_the_network_alone(tmp_path: Path) -> None:

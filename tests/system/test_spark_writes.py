@@ -18,9 +18,9 @@ from spark_cluster import standalone
 
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
-from ledger_client.spark.planning import ask
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.jobs.staging import read_staged
+from ledger_client.jobs.staging.staging import read_staged
+from ledger_client.spark.reader import ask
+from ledger_client.topics.context import TopicContext
 from metadata.jobs import JOBS, STAGED
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
@@ -38,9 +38,9 @@ def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 @pytest.fixture
 def client(url: str) -> Iterator[BlockingClient]:
     with blocking.connect(url) as connected:
-        connected.create_topic(TOPIC, partitions=2)
+        connected.topics.create(TOPIC, partitions=2)
         yield connected
-        connected.delete_topic(TOPIC)
+        connected.topics.delete(TOPIC)
 
 
 @contextmanager
@@ -62,13 +62,13 @@ def driver(url: str, how: str, master: str, log: Path) -> Iterator[subprocess.Po
 
 
 def values(client: BlockingClient) -> list[str]:
-    with client.topic_reader(TOPIC) as reader:
+    with client.reader(TOPIC) as reader:
         return sorted((message.value or b"").decode() for message in reader)
 
 
 def staged_count(url: str) -> int:
-    async def count(client: TopicClient) -> int:
-        return len(await read_staged(client.store, STAGED))
+    async def count(context: TopicContext) -> int:
+        return len(await read_staged(context.store, STAGED))
 
     return ask(url, count)
 
@@ -83,9 +83,9 @@ def wait_until(is_so: Callable[[], bool], log: Path) -> None:
 def end_lease(url: str) -> None:
     """Let the time of jobs that nobody works for run out."""
 
-    async def release(client: TopicClient) -> None:
-        for lease in await client.store.leases(JOBS):
-            await client.store.release(lease)
+    async def release(context: TopicContext) -> None:
+        for lease in await context.store.leases(JOBS):
+            await context.store.release(lease)
 
     ask(url, release)
 
@@ -115,7 +115,7 @@ def test_tasks_that_fail_and_workers_that_are_killed_leave_each_row_once(
         running.wait(DEADLINE_S)
     assert "written" in log.read_text().splitlines()
     assert values(client) == sink_driver.expected()
-    for lane in client.explain_topic(TOPIC).lanes:
+    for lane in client.topics.explain(TOPIC).lanes:
         ids = [fate.ledger.ledger_id for fate in lane.ledgers]
         assert ids == sorted(ids)
 

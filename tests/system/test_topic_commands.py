@@ -16,12 +16,10 @@ from fleet import Fleet
 from processes import quire
 
 import ledger_client
-from ledger_client.commands.cluster.status import Status
-from ledger_client.commands.topic.delete import Deleted
+from ledger_client.commands.cluster.status import ClusterStatus
 from ledger_client.commands.topic.describe import Described
-from ledger_client.commands.topic.purge import Removed
-from ledger_client.commands.topic.truncate import Deleted as Cut
-from ledger_client.topics.keeping.explanation import Explanation
+from ledger_client.commands.topic.removal import LedgersPurged, MessagesDeleted, TopicDeleted
+from ledger_client.topics.retention.explanation import Explanation
 from metadata.topics import TopicRecord, decode_event
 
 DEADLINE_S = 90.0
@@ -69,7 +67,7 @@ def events(fleet: Fleet) -> list[tuple[str, str]]:
     async def read() -> list[tuple[str, str]]:
         async with (
             ledger_client.connect(fleet.cluster) as client,
-            client.topic_reader("shop/__events") as reader,
+            client.reader("shop/__events") as reader,
         ):
             found = [decode_event("", message.value or b"") async for message in reader]
         return [(event.kind, event.topic) for event in found]
@@ -90,20 +88,26 @@ def test_a_topic_from_its_making_to_its_deletion(fleet: Fleet) -> None:
     run(fleet, "topic", "alter", "shop/orders", "--retention-age", "unlimited")
     assert {f.reason for lane in explained(fleet).lanes for f in lane.ledgers} == {"unlimited"}
     purged = run(fleet, "topic", "purge", "shop/orders", "--all", "--partition", "0")
-    assert msgspec.json.decode(purged, type=Removed).messages == described.lanes[0].extent.messages
+    assert (
+        msgspec.json.decode(purged, type=LedgersPurged).messages
+        == described.lanes[0].extent.messages
+    )
     left = explained(fleet)
     assert left.extent.messages == described.lanes[1].extent.messages
     cut = run(fleet, "topic", "truncate", "shop/orders", "--from", "earliest", "--dry-run")
-    assert msgspec.json.decode(cut, type=Cut).messages == left.extent.messages
+    assert msgspec.json.decode(cut, type=MessagesDeleted).messages == left.extent.messages
     clear = ("topic", "truncate", "shop/orders", "--from", "earliest")
     refused = quire(*clear, "--cluster", fleet.cluster)
     assert (refused.returncode, b"Delete them?" in refused.stderr) == (130, True)
     for cleared in (left.extent.messages, 0):
-        assert msgspec.json.decode(run(fleet, *clear, "--yes"), type=Cut).messages == cleared
+        assert (
+            msgspec.json.decode(run(fleet, *clear, "--yes"), type=MessagesDeleted).messages
+            == cleared
+        )
     left = explained(fleet)
     assert left.extent.messages == 0
     went = run(fleet, "topic", "delete", "shop/orders", "--yes")
-    deleted = msgspec.json.decode(went, type=Deleted)
+    deleted = msgspec.json.decode(went, type=TopicDeleted)
     assert deleted.ledgers == left.extent.ledgers
     told = ["created", "altered", "deleted"]
     assert events(fleet) == [(kind, "shop/orders") for kind in told]
@@ -122,7 +126,7 @@ def test_what_a_killed_producer_left_goes_by_itself_also_when_the_leader_is_kill
     assert killed.returncode == -signal.SIGKILL
     (lane,) = explained(fleet).lanes
     assert lane.ledgers[-1].ledger.state == "open"
-    seen = msgspec.json.decode(run(fleet, "cluster", "status"), type=Status)
+    seen = msgspec.json.decode(run(fleet, "cluster", "status"), type=ClusterStatus)
     assert seen.leader is not None
     fleet.kill(fleet.number(seen.leader.bookie_id))
     deadline = time.monotonic() + DEADLINE_S

@@ -20,7 +20,7 @@ import trio
 from fleet import Fleet
 
 import ledger_client
-from ledger_client.topics.client import TopicClient
+from ledger_client import Client
 from metadata.topics import RollPolicy
 
 SEED = int(os.environ.get("QUIRE_STORM_SEED", "1"))
@@ -30,15 +30,15 @@ PARTITIONS = 2
 DEADLINE_S = 120.0
 CUTTER = """
 import sys, trio, ledger_client
-from ledger_client.topics.reading.times import EventTime
+from ledger_client.topics.times import EventTime
 async def main(url, start, stop):
     async with ledger_client.connect(url) as client:
         print("begins", flush=True)
         if stop == "end":
-            await client.truncate_topic("shop/orders", EventTime(int(start)), force=True)
+            await client.topics.truncate("shop/orders", EventTime(int(start)), force=True)
         else:
             places = EventTime(int(start)), EventTime(int(stop))
-            await client.delete_messages("shop/orders", *places, force=True)
+            await client.topics.delete_messages("shop/orders", *places, force=True)
 trio.run(main, *sys.argv[1:])
 """
 Lanes = list[list[int]]
@@ -86,7 +86,7 @@ def _cut(url: str, start: int, stop: int | None, *, kill_after_s: float | None =
 
 async def _make(url: str) -> None:
     async with ledger_client.connect(url) as client:
-        await client.create_topic(
+        await client.topics.create(
             TOPIC, PARTITIONS, order="event-time", replication=2, roll=RollPolicy(entries=4)
         )
 
@@ -123,8 +123,8 @@ async def _read(url: str) -> Lanes:
             return found
 
 
-async def _read_partition(client: TopicClient, number: int, *, reverse: bool = False) -> list[int]:
-    async with client.topic_reader(TOPIC, partitions=[number], reverse=reverse) as reader:
+async def _read_partition(client: Client, number: int, *, reverse: bool = False) -> list[int]:
+    async with client.reader(TOPIC, partitions=[number], reverse=reverse) as reader:
         found = [message async for message in reader]
     assert [int(message.value or b"-1") for message in found] == [m.event_time for m in found]
     return [message.event_time or 0 for message in found]

@@ -10,11 +10,11 @@ import msgspec
 import pytest
 import trio
 from fleet import Fleet
+from peer import Peer
 from processes import quire
 
 import ledger_client
 from ledger_client.commands.cluster.usage import Used
-from ledger_client.commands.peer import Peer
 from metadata.calls import FlushNow, JournalState
 
 PAYLOAD = bytes(10_000)
@@ -61,12 +61,12 @@ async def flush(fleet: Fleet) -> None:
 async def fill(fleet: Fleet) -> tuple[int, int]:
     """A topic, a ledger that stays and one that goes; return the two."""
     async with ledger_client.connect(fleet.cluster) as client:
-        await client.create_topic("shop/orders", replication=3)
+        await client.topics.create("shop/orders", replication=3)
         async with client.producer("shop/orders") as producer:
             await producer.send_many([PAYLOAD] * 300)
         numbers: list[int] = []
         for _ in range(2):
-            async with client.create_ledger(3, 3, 3) as ledger:
+            async with client.ledgers.create(3, 3, 3) as ledger:
                 await ledger.append_many([PAYLOAD] * 500)
             numbers.append(ledger.id)
     await flush(fleet)

@@ -64,7 +64,7 @@ def by_json(url: str, topic: str) -> None:
 
 def by_python(url: str, topic: str) -> None:
     with blocking.connect(url) as client:
-        client.create_topic(topic)
+        client.topics.create(topic)
         with client.producer(topic) as producer:
             for key, value, at in zip(KEYS, VALUES, TIMES, strict=True):
                 producer.send_nowait(value.encode(), key=key, event_time=at)
@@ -73,7 +73,7 @@ def by_python(url: str, topic: str) -> None:
 
 def by_lists(url: str, topic: str) -> None:
     with blocking.connect(url) as client:
-        client.create_topic(topic)
+        client.topics.create(topic)
         with client.producer(topic) as producer:
             values = [value.encode() for value in VALUES]
             producer.send_many(values, keys=KEYS, event_times=TIMES)
@@ -81,7 +81,7 @@ def by_lists(url: str, topic: str) -> None:
 
 def by_arrow(url: str, topic: str) -> None:
     with blocking.connect(url) as client:
-        client.create_topic(topic)
+        client.topics.create(topic)
         with client.producer(topic) as producer:
             times = pa.array(TIMES, pa.timestamp("ns"))
             producer.send_many(pa.array(VALUES), keys=pa.array(KEYS), event_times=times)
@@ -98,17 +98,17 @@ Rows = list[tuple[bytes | None, bytes | None, int | None]]
 
 
 def rows_of(client: BlockingClient, topic: str) -> Rows:
-    with client.topic_reader(topic) as reader:
+    with client.reader(topic) as reader:
         return [(m.key, m.value, m.event_time) for m in reader]
 
 
 def bodies_of(client: BlockingClient, topic: str) -> bytes:
     """The columns of all batches as they are stored, but for when they were made and by whom."""
     found = b""
-    for info in client.list_ledgers():
+    for info in client.ledgers.list():
         if info.custom.get("topic") != topic:
             continue
-        with client.open_ledger(info.ledger_id, recover=False) as reader:
+        with client.ledgers.open(info.ledger_id, recover=False) as reader:
             for entry in reader.read(0, reader.last_confirmed):
                 if read_header(entry.payload).kind == BatchKind.MESSAGES:
                     found += entry.payload[HEAD_SIZE:]
@@ -154,7 +154,7 @@ def test_lines_are_values(url: str) -> None:
 def test_spark_writes_the_same_rows(filled: str, spark: SparkSession) -> None:
     """Side by side, so a key's messages are in order and the others in any."""
     with blocking.connect(filled) as client:
-        client.create_topic("ways/spark")
+        client.topics.create("ways/spark")
         rows: Sequence[Any] = [*zip(map(bytearray, KEYS), VALUES, TIMES, strict=True)]
         frame = spark.createDataFrame(rows, "key BINARY, value STRING, event_time LONG")
         write = frame.write.format("quire").mode("append")

@@ -1,4 +1,4 @@
-"""``bookie inspect``: look into a bookie, running or not, without changing anything."""
+"""``bookie inspect``: show a bookie's data, running or not, without changing anything."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from bookie.commands.inspect.mark import mark
 
 @click.group()
 def inspect() -> None:
-    """Look into a bookie's files (--data DIR), or ask a running one (--address).
+    """Inspect a bookie's files (--data DIR), or ask a running bookie (--address).
 
-    Nothing is changed, and a bookie may run over the files meanwhile. Of entries that
-    are still in its memory only, the files show the journal's record.
+    Nothing is changed, and a bookie may use the files at the same time. Entries that it has
+    not flushed yet appear in the files as records of the journal.
 
-    Damage is told with file and offset, and makes the exit code 1; the look goes on
-    behind it.
+    Damage is reported with file and offset. The command then continues after it, and ends
+    with exit code 1.
     """
 
 

@@ -1,4 +1,4 @@
-"""``bookie inspect entry``: one stored entry, wherever it lies."""
+"""``bookie inspect entry``: all stored copies of one entry."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import trio
 
 from bookie.commands import options
 from bookie.commands.call import Asked, read_entry
-from bookie.commands.inspect.report import Report
-from bookie.commands.inspect.target import Target, of_files_or_address, target
-from bookie.commands.outcome import CommandFailed
+from bookie.commands.inspect.report import DamageReport
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.entry import StoredEntry, hexdump, take_apart
 from bookie.inspection.ledgers import read_unflushed
@@ -25,7 +25,7 @@ from native.journal import Damage, Record
 
 
 class Copy(msgspec.Struct, frozen=True):
-    """A place where the entry lies; *entry* is None when it is too short for one."""
+    """A stored copy and its place; *entry* is None if the record is too short for an entry."""
 
     place: str
     offset: int
@@ -42,9 +42,9 @@ class Copy(msgspec.Struct, frozen=True):
     type=click.Choice([kind.name.lower() for kind in DigestKind]),
     default="crc32c",
     show_default=True,
-    help="How the ledger's entries are protected.",
+    help="Kind of digest that the ledger's entries have.",
 )
-@click.option("--password", default="", help="The ledger's, which digest hmac needs.")
+@click.option("--password", default="", help="Password of the ledger; digest hmac needs it.")
 @click.option("--raw", is_flag=True, help="Write the payload and nothing else.")
 @options.as_json
 def entry(
@@ -57,14 +57,14 @@ def entry(
     as_json: bool,
     **where: object,
 ) -> None:
-    """Show one entry: where it lies, its header, whether its digest is right, its payload.
+    """Show one entry: place, header, payload, and whether its digest is right.
 
-    All its copies in the files are shown: in entry logs (more than one after a
-    compaction or a repeated add), and in the journal as long as it is not flushed.
-    Exit code 1 when there is none, or one whose digest is wrong.
+    With --data, this shows all copies in the files: those in entry logs (several after a
+    compaction or a repeated add), and the one in the journal until it is flushed. Exit code
+    1 if there is no copy, or the digest of one is wrong.
     """
     place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
-    report = Report(as_json=as_json)
+    report = DamageReport(as_json=as_json)
     digest = Digest(DigestKind[kind.upper()], password.encode())
     if place.address:
         copies = [_online(place, ledger_id, entry_id, digest)]
@@ -72,23 +72,23 @@ def entry(
         copies = list(_offline(place, ledger_id, entry_id, digest, report))
     if not copies:
         report.conclude()
-        raise CommandFailed(f"entry {entry_id} of ledger {ledger_id} is not on this bookie")
+        raise ActionFailed(f"entry {entry_id} of ledger {ledger_id} is not on this bookie")
     for copy in copies[:1] if raw else copies:
         _print(copy, raw=raw, as_json=as_json)
     report.conclude()
     if not all(copy.entry is not None and copy.entry.sound for copy in copies):
-        raise CommandFailed("a digest is wrong: damage, or another --digest or --password")
+        raise ActionFailed("a digest is wrong: damage, or another --digest or --password")
 
 
 # --- finding ---------------------------------------------------------------------------
 
 
-def _online(place: Target, ledger_id: int, entry_id: int, digest: Digest) -> Copy:
+def _online(place: InspectionTarget, ledger_id: int, entry_id: int, digest: Digest) -> Copy:
     found = place.ask(lambda asked: _locate(asked, ledger_id, entry_id))
     response = trio.run(read_entry, place.address, ledger_id, entry_id)
     if response.code != Code.OK:
         code = Code(response.code).name if response.code in set(Code) else response.code
-        raise CommandFailed(f"entry {entry_id} of ledger {ledger_id}: the bookie answers {code}")
+        raise ActionFailed(f"entry {entry_id} of ledger {ledger_id}: the bookie answers {code}")
     where = f"log {found.log_id:08x}" if found.source == "log" else found.source
     return Copy(where, found.offset, take_apart(bytes(response.body), digest))
 
@@ -98,7 +98,7 @@ async def _locate(asked: Asked, ledger_id: int, entry_id: int) -> EntryPlace:
 
 
 def _offline(
-    place: Target, ledger_id: int, entry_id: int, digest: Digest, report: Report
+    place: InspectionTarget, ledger_id: int, entry_id: int, digest: Digest, report: DamageReport
 ) -> Iterator[Copy]:
     for found in _in_logs(place, ledger_id, entry_id):
         if isinstance(found, Damage):
@@ -113,8 +113,10 @@ def _offline(
             yield Copy("journal", unflushed.offset, take_apart(unflushed.body, digest))
 
 
-def _in_logs(place: Target, ledger_id: int, entry_id: int) -> Iterator[tuple[str, Record] | Damage]:
-    """The records in logs whose index says that the entry may be there."""
+def _in_logs(
+    place: InspectionTarget, ledger_id: int, entry_id: int
+) -> Iterator[tuple[str, Record] | Damage]:
+    """Yield the entry's records in all logs whose index has the entry in a range."""
     for log in list_logs(place.ledger_folder):
         ends = [0]
         for extent in read_index(log):
@@ -143,10 +145,10 @@ def _print(copy: Copy, *, raw: bool, as_json: bool) -> None:
     elif as_json:
         print_json(copy)
     else:
-        _tell(copy)
+        _show(copy)
 
 
-def _tell(copy: Copy) -> None:
+def _show(copy: Copy) -> None:
     found = copy.entry
     if found is None:
         click.echo(f"{copy.place}, offset {copy.offset}: too short for an entry")

@@ -1,4 +1,4 @@
-"""``bookie inspect index``: the extents of an index, or a check of all."""
+"""``bookie inspect index``: the extents of one index, or the totals of all."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import msgspec
 
 from bookie.commands import options
 from bookie.commands.call import Asked
-from bookie.commands.inspect.report import Report
-from bookie.commands.inspect.target import Target, of_files_or_address, target
-from bookie.commands.outcome import CommandFailed
+from bookie.commands.inspect.report import DamageReport
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.log import LogFile, list_logs, read_index
 from metadata.calls import (
@@ -29,8 +29,8 @@ from native.store import Extent
 _COLUMNS = "{:>20}  {:>14}  {:>14}  {:>10}  {:>12}  {:>12}  {:<6}"
 
 
-class Row(msgspec.Struct):
-    """What one index says in all; *entries_size* is bytes of their records."""
+class IndexRow(msgspec.Struct):
+    """Totals of one index; *entries_size* is the bytes of its entries' records."""
 
     log_id: int
     size: int
@@ -43,19 +43,19 @@ class Row(msgspec.Struct):
 @click.argument("log_id", metavar="[LOG]", required=False)
 @of_files_or_address
 @click.option("--ledger", type=int, help="Only extents of this ledger.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many extents.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many extents.")
 @options.as_json
 def index(
     *, log_id: str | None, ledger: int | None, limit: int | None, as_json: bool, **where: object
 ) -> None:
-    """Sum up the index of every entry log, or list the extents of one: LOG is its id in hex.
+    """Show the totals of every index, or the extents of one; LOG is the entry log's id in hex.
 
-    An extent is a run of one ledger's entries that lie one after the other in the log.
-    An index that is damaged is built anew at the next start, or by rebuild-index. A
-    running bookie (--address) reads its indexes itself, and sends extents page by page.
+    An extent is a run of one ledger's entries that lie one after the other in the log. A
+    damaged index is rebuilt at the next start, or by rebuild-index. A running bookie
+    (--address) reads its indexes itself, and sends the extents page by page.
     """
     place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
-    report = Report(as_json=as_json)
+    report = DamageReport(as_json=as_json)
     if log_id is None:
         _sum_up(place, report, as_json)
     elif place.address:
@@ -67,7 +67,7 @@ def index(
     report.conclude()
 
 
-def _sum_up(place: Target, report: Report, as_json: bool) -> None:
+def _sum_up(place: InspectionTarget, report: DamageReport, as_json: bool) -> None:
     if place.address:
         rows = place.ask(lambda asked: _ask_rows(asked, report))
     else:
@@ -82,9 +82,9 @@ def _sum_up(place: Target, report: Report, as_json: bool) -> None:
     )
 
 
-def _sum(log: LogFile, report: Report) -> Row:
+def _sum(log: LogFile, report: DamageReport) -> IndexRow:
     path = log.index_path
-    row = Row(log.file.id, path.stat().st_size if path.exists() else 0)
+    row = IndexRow(log.file.id, path.stat().st_size if path.exists() else 0)
     for found in read_index(log, pages=True):
         if isinstance(found, Damage):
             report.damage(found.path, found.offset)
@@ -95,18 +95,25 @@ def _sum(log: LogFile, report: Report) -> Row:
     return row
 
 
-async def _ask_rows(asked: Asked, report: Report) -> list[Row]:
-    rows: list[Row] = []
+async def _ask_rows(asked: Asked, report: DamageReport) -> list[IndexRow]:
+    rows: list[IndexRow] = []
     while page := (await asked.ask(Indexes(rows[-1].log_id if rows else -1), IndexPage)).indexes:
         for each in page:
-            rows.append(Row(each.log_id, each.size, each.extents, each.entries, each.entries_size))
+            rows.append(
+                IndexRow(each.log_id, each.size, each.extents, each.entries, each.entries_size)
+            )
             for offset in each.damages:
                 report.damage(_name(each.log_id), offset)
     return rows
 
 
 async def _ask_extents(
-    asked: Asked, number: int, ledger: int | None, limit: int | None, report: Report, as_json: bool
+    asked: Asked,
+    number: int,
+    ledger: int | None,
+    limit: int | None,
+    report: DamageReport,
+    as_json: bool,
 ) -> None:
     after, left, is_last = -1, limit, False
     while not is_last and left != 0:
@@ -133,7 +140,7 @@ def _number(log_id: str) -> int:
 
 
 def _list(
-    log: LogFile, ledger: int | None, limit: int | None, report: Report, as_json: bool
+    log: LogFile, ledger: int | None, limit: int | None, report: DamageReport, as_json: bool
 ) -> None:
     _print_head(as_json)
     matching = (
@@ -170,5 +177,5 @@ def _find(logs: list[LogFile], log_id: str) -> LogFile:
     raise _unknown(log_id)
 
 
-def _unknown(log_id: str) -> CommandFailed:
-    return CommandFailed(f"no index {log_id!r}; without LOG they are summed up")
+def _unknown(log_id: str) -> ActionFailed:
+    return ActionFailed(f"no index {log_id!r}; without LOG they are summed up")

@@ -1,4 +1,4 @@
-"""``bookie inspect journal``: its files, or the records of one."""
+"""``bookie inspect journal``: the journal files, or the records of one of them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import msgspec
 from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.listing import RecordLine, line_of, print_head, print_records
-from bookie.commands.inspect.report import Report
-from bookie.commands.inspect.target import Target, of_files_or_address, target
-from bookie.commands.outcome import CommandFailed
+from bookie.commands.inspect.report import DamageReport
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.journal import (
     JournalFile,
@@ -29,8 +29,8 @@ from metadata.limits import INTEGER_MAX
 from native.journal import Damage, End, Record
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One journal file, as it is listed; *path* is "" when a running bookie was asked."""
+class JournalRow(msgspec.Struct, frozen=True):
+    """One journal file in the list; *path* is "" if a running bookie was asked."""
 
     id: int
     path: str
@@ -40,7 +40,7 @@ class Row(msgspec.Struct, frozen=True):
 
 
 class Wanted(msgspec.Struct, frozen=True):
-    """Which records of a file."""
+    """The records to show: at most *limit* of them, from the group at offset *start* on."""
 
     start: int
     ledger: int | None
@@ -53,11 +53,11 @@ class Wanted(msgspec.Struct, frozen=True):
 @of_files_or_address
 @click.option(
     "--from", "start", type=click.IntRange(0, INTEGER_MAX), default=0, metavar="OFFSET",
-    help="Begin at this group.",
+    help="Begin with the group at this offset.",
 )  # fmt: skip
 @click.option("--ledger", type=int, help="Only records of this ledger.")
-@click.option("--groups", is_flag=True, help="Show where each synced group begins, too.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--groups", is_flag=True, help="Also show where each synced group begins.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many records.")
 @options.as_json
 def journal(
     *,
@@ -69,14 +69,15 @@ def journal(
     as_json: bool,
     **where: object,
 ) -> None:
-    """List the journal files, or the records of one: FILE is its id in hex.
+    """List the journal files, or the records of one; FILE is its id in hex.
 
-    A file is "needed" while it holds entries that are not in an entry log yet. What a
-    crash tore off the end of the newest file was never acknowledged, and is no damage.
-    A running bookie (--address) reads its files itself, and sends records page by page.
+    A file is "needed" while it holds entries that are not in an entry log yet. Records that
+    a crash cut off at the end of the newest file were never acknowledged, so that is no
+    damage. A running bookie (--address) reads its files itself, and sends the records page
+    by page.
     """
     place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
-    report = Report(as_json=as_json)
+    report = DamageReport(as_json=as_json)
     wanted = Wanted(start, ledger, groups, limit)
     if file_id is None:
         _list(place, report, as_json)
@@ -93,7 +94,7 @@ def journal(
 # --- the files -------------------------------------------------------------------------
 
 
-def _list(place: Target, report: Report, as_json: bool) -> None:
+def _list(place: InspectionTarget, report: DamageReport, as_json: bool) -> None:
     rows, damaged = place.ask(_ask_files) if place.address else _look(place)
     if as_json:
         for row in rows:
@@ -107,16 +108,16 @@ def _list(place: Target, report: Report, as_json: bool) -> None:
         report.damage(path, 0, what)
 
 
-Listed = tuple[list[Row], list[tuple[Path, str]]]
-"""Rows, and the files that are damaged or missing."""
+Listed = tuple[list[JournalRow], list[tuple[Path, str]]]
+"""Rows to show, and the path and fault of files that are damaged or missing."""
 
 
-def _look(place: Target) -> Listed:
+def _look(place: InspectionTarget) -> Listed:
     journals = list_journals(place.journal_folder)
     mark = read_mark(place.ledger_folder)
     first_needed = mark.journal_id if mark else 0
     rows = [
-        Row(j.file.id, str(j.file.path), j.file.size, j.end, j.file.id >= first_needed)
+        JournalRow(j.file.id, str(j.file.path), j.file.size, j.end, j.file.id >= first_needed)
         for j in journals
     ]
     damaged = [(j.file.path, "header") for j in journals if j.damaged]
@@ -125,7 +126,7 @@ def _look(place: Target) -> Listed:
 
 async def _ask_files(asked: Asked) -> Listed:
     page = await asked.ask(JournalFiles(), JournalFilePage)
-    rows = [Row(each.id, "", each.size, each.end, each.needed) for each in page.files]
+    rows = [JournalRow(each.id, "", each.size, each.end, each.needed) for each in page.files]
     damaged = [(_name(each.id), "header") for each in page.files if each.damaged]
     return rows, damaged + _missing(Path(), page.missing)
 
@@ -152,7 +153,7 @@ def _read(found: JournalFile, wanted: Wanted) -> Iterator[RecordLine | Damage | 
 
 
 async def _ask_records(
-    asked: Asked, number: int, wanted: Wanted, report: Report, as_json: bool
+    asked: Asked, number: int, wanted: Wanted, report: DamageReport, as_json: bool
 ) -> None:
     print_head(as_json=as_json)
     group, skip, left = wanted.start, 0, wanted.limit
@@ -190,5 +191,5 @@ def _find(journals: list[JournalFile], file_id: str) -> JournalFile:
     raise _unknown(file_id)
 
 
-def _unknown(file_id: str) -> CommandFailed:
-    return CommandFailed(f"no journal file {file_id!r}; without FILE they are listed")
+def _unknown(file_id: str) -> ActionFailed:
+    return ActionFailed(f"no journal file {file_id!r}; without FILE they are listed")

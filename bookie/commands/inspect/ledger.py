@@ -6,9 +6,9 @@ import click
 
 from bookie.commands import options
 from bookie.commands.call import Asked
-from bookie.commands.inspect.report import Report
+from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import of_files_or_address, target
-from bookie.commands.outcome import CommandFailed
+from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.ledgers import LedgerFacts, read_ledgers
 from metadata.calls import LedgerOnBookie, LedgerStatePage, LedgerStates
@@ -23,11 +23,11 @@ _PAGE = 1000
 def ledger(*, ledger_id: int | None, as_json: bool, **where: object) -> None:
     """List the ledgers that a bookie holds, or show one.
 
-    What the cluster knows of a ledger, `quire ledger info` shows; this is what one
-    bookie has of it. "unflushed" entries are in memory and in the journal only.
+    This shows the part of a ledger that is on one bookie; `quire ledger info` shows the
+    ledger's metadata. "unflushed" entries are in memory and in the journal only.
     """
     place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
-    report = Report(as_json=as_json)
+    report = DamageReport(as_json=as_json)
     if place.address:
         states = [s for s in place.ask(_ask) if ledger_id in (None, s.ledger_id)]
         _check_found(ledger_id, states)
@@ -54,7 +54,7 @@ async def _ask(asked: Asked) -> list[LedgerOnBookie]:
 
 def _check_found(ledger_id: int | None, found: list[LedgerFacts] | list[LedgerOnBookie]) -> None:
     if ledger_id is not None and not found:
-        raise CommandFailed(f"ledger {ledger_id} is not on this bookie")
+        raise ActionFailed(f"ledger {ledger_id} is not on this bookie")
 
 
 def _print_states(states: list[LedgerOnBookie], as_json: bool) -> None:

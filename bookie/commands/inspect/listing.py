@@ -1,4 +1,4 @@
-"""Records of a journal file or an entry log, one line each."""
+"""Printing of the records of a journal file or an entry log, one line each."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import click
 import msgspec
 
-from bookie.commands.inspect.report import Report
+from bookie.commands.inspect.report import DamageReport
 from bookie.commands.output import print_json
 from native.journal import Damage, End, Record
 
@@ -15,7 +15,7 @@ _COLUMNS = "{:>12}  {:<12}  {:>20}  {:>20}  {:>9}"
 
 
 class RecordLine(msgspec.Struct, frozen=True):
-    """A record in JSON; *size* is that of its body, in bytes."""
+    """A record as it is printed; *size* is the size of its body in bytes."""
 
     offset: int
     kind: str
@@ -25,21 +25,21 @@ class RecordLine(msgspec.Struct, frozen=True):
 
 
 def line_of(kind: str, record: Record) -> RecordLine:
-    """Return the line of a record that was read here."""
+    """Return the line for a record that was read from a local file."""
     size = len(record.body)
     return RecordLine(record.offset, kind, record.ledger_id, record.entry_id, size)
 
 
 def print_head(*, as_json: bool) -> None:
-    """Print what stands over the lines."""
+    """Print the column heads; nothing with *as_json*."""
     if not as_json:
         click.echo(_COLUMNS.format("offset", "kind", "ledger", "entry", "size"))
 
 
 def print_records(
-    records: Iterable[RecordLine | Damage | End], report: Report, *, as_json: bool
+    records: Iterable[RecordLine | Damage | End], report: DamageReport, *, as_json: bool
 ) -> None:
-    """Print records as they come; *report* takes the damages."""
+    """Print each record as soon as it is read; damages go to *report*."""
     for found in records:
         if isinstance(found, Damage):
             report.damage(found.path, found.offset)

@@ -1,4 +1,4 @@
-"""``bookie inspect log``: the entry logs, or the records of one."""
+"""``bookie inspect log``: the entry logs, or the records of one of them."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ import msgspec
 from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.listing import line_of, print_head, print_records
-from bookie.commands.inspect.report import Report
-from bookie.commands.inspect.target import Target, of_files_or_address, target
-from bookie.commands.outcome import CommandFailed
+from bookie.commands.inspect.report import DamageReport
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.log import LogFile, kind_of, list_logs, read_log
 from metadata.calls import LogOnBookie, LogPage, Logs
 from native.journal import Record
 
 
-class Row(msgspec.Struct, frozen=True):
-    """One entry log, as it is listed; *live* is known to a running bookie only."""
+class LogRow(msgspec.Struct, frozen=True):
+    """One entry log in the list; *live* (bytes) is None unless a running bookie was asked."""
 
     id: int
     size: int
@@ -33,18 +33,18 @@ class Row(msgspec.Struct, frozen=True):
 @click.argument("log_id", metavar="[LOG]", required=False)
 @of_files_or_address
 @click.option("--ledger", type=int, help="Only records of this ledger.")
-@click.option("--limit", type=click.IntRange(1), help="Stop after so many records.")
+@click.option("--limit", type=click.IntRange(1), help="Stop after this many records.")
 @options.as_json
 def log(
     *, log_id: str | None, ledger: int | None, limit: int | None, as_json: bool, **where: object
 ) -> None:
-    """List the entry logs, or the records of one: LOG is its id in hex.
+    """List the entry logs, or the records of one; LOG is its id in hex.
 
-    "live" are the bytes of ledgers that are still wanted; only a running bookie knows
-    them (--address). A closed log ends with the map of its ledgers.
+    "live" counts the bytes of ledgers that are not deleted; only a running bookie knows it
+    (--address). A closed log ends with the map of its ledgers.
     """
     place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
-    report = Report(as_json=as_json)
+    report = DamageReport(as_json=as_json)
     if log_id is None:
         _list(place, report, as_json)
     elif place.address:
@@ -61,15 +61,15 @@ def log(
     report.conclude()
 
 
-def _list(place: Target, report: Report, as_json: bool) -> None:
+def _list(place: InspectionTarget, report: DamageReport, as_json: bool) -> None:
     if place.address:
         rows = [
-            Row(each.log_id, each.size, not each.open, each.live, each.damaged)
+            LogRow(each.log_id, each.size, not each.open, each.live, each.damaged)
             for each in place.ask(_ask)
         ]
     else:
         logs = list_logs(place.ledger_folder)
-        rows = [Row(log.file.id, log.file.size, log.closed, None, log.damaged) for log in logs]
+        rows = [LogRow(log.file.id, log.file.size, log.closed, None, log.damaged) for log in logs]
         for each in logs:
             if each.damaged:
                 report.damage(each.file.path, 0, "header")
@@ -90,8 +90,8 @@ async def _ask(asked: Asked) -> list[LogOnBookie]:
     return logs
 
 
-def _find(place: Target, log_id: str) -> LogFile:
+def _find(place: InspectionTarget, log_id: str) -> LogFile:
     for each in list_logs(place.ledger_folder):
         if f"{each.file.id:08x}" == log_id.removesuffix(".log").zfill(8):
             return each
-    raise CommandFailed(f"no entry log {log_id!r}; without LOG they are listed")
+    raise ActionFailed(f"no entry log {log_id!r}; without LOG they are listed")

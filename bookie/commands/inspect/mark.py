@@ -1,4 +1,4 @@
-"""``bookie inspect mark``: the last checkpoint, and where a restart begins."""
+"""``bookie inspect mark``: the last checkpoint, where a restart begins to replay."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ import msgspec
 
 from bookie.commands import options
 from bookie.commands.call import Asked
-from bookie.commands.inspect.target import Target, of_files_or_address, target
-from bookie.commands.outcome import CommandFailed
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.files import list_files
 from bookie.limbo import in_limbo
@@ -18,14 +18,15 @@ from native.mark import Mark
 
 
 class Checkpoint(msgspec.Struct, frozen=True):
-    """The mark, and what is known around it.
+    """The mark, and the state of the journal and of limbo.
 
     Attributes:
-        mark: None when the bookie never took a checkpoint.
-        journal_files: ids of the journal files there are; the newest one only when asked
-            online.
-        journal_end: where the journal ends now; None when files are looked at.
-        limbo: whether "no such entry" is answered as an I/O error.
+        mark: None if the bookie never took a checkpoint.
+        journal_files: ids of all journal files; only the newest one if a running bookie was
+            asked.
+        journal_end: offset where the journal ends now; None if the files were read.
+        limbo: whether the bookie answers "I/O error" instead of "no such entry"; None if a
+            running bookie was asked.
     """
 
     mark: Mark | None
@@ -38,26 +39,26 @@ class Checkpoint(msgspec.Struct, frozen=True):
 @of_files_or_address
 @options.as_json
 def mark(*, as_json: bool, **where: object) -> None:
-    """Show the last checkpoint: where a restart begins to replay the journal.
+    """Show the last checkpoint: the place where a restart begins to replay the journal.
 
-    Entries before it are in the entry logs. "log end", "index end" and "table end" are
-    the sizes up to which those files are sound; what lies beyond is a flush that was cut
-    short. Exit code 1 when the mark is damaged.
+    Entries before it are in the entry logs. "log end", "index end" and "table end" are the
+    sizes of those files at the checkpoint; data beyond belongs to a flush that was not
+    finished. Exit code 1 if the mark is damaged.
     """
     place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     found = place.ask(_ask) if place.address else _look(place)
     if as_json:
         print_json(found)
     else:
-        _tell(found)
+        _show(found)
     if found.mark is not None and _is_gone(found):
-        raise CommandFailed(
+        raise ActionFailed(
             f"journal file {found.mark.journal_id:016x}, which the mark names, is missing; "
             "restore it or run `bookie rebuild-index`"
         )
 
 
-def _look(place: Target) -> Checkpoint:
+def _look(place: InspectionTarget) -> Checkpoint:
     files = list_files(place.journal_folder, "journal")
     return Checkpoint(
         mark=read_mark(place.ledger_folder),
@@ -77,7 +78,7 @@ def _is_gone(found: Checkpoint) -> bool:
     return offline and found.mark is not None and found.mark.journal_id not in found.journal_files
 
 
-def _tell(found: Checkpoint) -> None:
+def _show(found: Checkpoint) -> None:
     if found.mark is None:
         click.echo(f"no {FILE_NAME} yet: a restart replays the whole journal")
     else:

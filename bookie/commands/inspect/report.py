@@ -1,4 +1,4 @@
-"""Damage on its way to the user: told where it is met, remembered for the exit code."""
+"""Report of damage: printed where it is found, and counted for the exit code."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bookie.commands.outcome import DamageFound
 from bookie.commands.output import print_json
 
 
-class Report:
+class DamageReport:
     """Prints damages and counts them.
 
     Args:
-        as_json: print each as a line of JSON on stdout, beside the other lines;
+        as_json: print each damage as a line of JSON on stdout, among the other lines;
             otherwise as text on stderr.
     """
 
@@ -23,7 +23,7 @@ class Report:
         self.damages = 0
 
     def damage(self, path: Path, offset: int, what: str = "") -> None:
-        """Tell of a damaged place."""
+        """Print one damage at once, and count it; *what* names the damaged part."""
         self.damages += 1
         if self._as_json:
             print_json({"damage": str(path), "offset": offset, "what": what})
@@ -31,6 +31,6 @@ class Report:
             click.echo(f"damaged: {path} at offset {offset}{what and f' ({what})'}", err=True)
 
     def conclude(self) -> None:
-        """Raise DamageFound when there was any."""
+        """Raise DamageFound if any damage was reported."""
         if self.damages:
             raise DamageFound

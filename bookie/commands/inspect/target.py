@@ -1,4 +1,4 @@
-"""What is looked into: the folders of a bookie, or one that runs."""
+"""The target of an inspection: a bookie's folders, or a running bookie."""
 
 from __future__ import annotations
 
@@ -17,19 +17,24 @@ from metadata.errors import BadAddress
 T = TypeVar("T")
 
 _address = click.option(
-    "--address", metavar="HOST:PORT", help="Ask the bookie that runs there instead; also a URL."
+    "--address", metavar="HOST:PORT", help="Ask this running bookie instead; also a bookie:// URL."
 )
 
 
-class Target(msgspec.Struct, frozen=True):
-    """Where to look. *address* is "" when the files are meant."""
+class InspectionTarget(msgspec.Struct, frozen=True):
+    """The bookie to inspect; *address* is "" if its files are to be read."""
 
     journal_folder: Path
     ledger_folder: Path
     address: str = ""
 
     def ask(self, question: Callable[[Asked], Awaitable[T]]) -> T:
-        """Connect to the bookie and return what *question* gets out of it."""
+        """Connect to the bookie, run *question*, and return its result.
+
+        Raises:
+            click.UsageError: *address* is malformed.
+            Unreachable: no bookie answers there.
+        """
         answer: T = trio.run(self._ask, question)
         return answer
 
@@ -43,12 +48,12 @@ class Target(msgspec.Struct, frozen=True):
 
 
 def of_files(command: options.Command) -> options.Command:
-    """Add the options that name a bookie's folders."""
+    """Add the options that name a bookie's folders: --data, --config, --set."""
     return options.data_folder(options.config_file(options.settings(command)))
 
 
 def of_files_or_address(command: options.Command) -> options.Command:
-    """Add the options that name a bookie's folders, or the address of a running one."""
+    """Add the options that name a bookie's folders, or the address of a running bookie."""
     return of_files(_address(command))
 
 
@@ -57,18 +62,19 @@ def target(
     config_file: Path | None,
     settings: tuple[str, ...],
     address: str | None = None,
-) -> Target:
-    """What the options name.
+) -> InspectionTarget:
+    """Return the bookie that the options name.
 
     Raises:
-        click.UsageError: both or none of folder and address, or a folder that is missing.
+        click.UsageError: both folder and address are given, or a folder is missing.
+        ConfigError: a setting is wrong, or neither folder nor address is given.
     """
     if address and (data_folder or config_file):
         raise click.UsageError("--address and --data exclude each other")
     if address:
-        return Target(Path(), Path(), address)
+        return InspectionTarget(Path(), Path(), address)
     config = options.read_config(config_file, settings, data_folder=data_folder)
     for folder in (config.journal_folder, config.ledger_folder):
         if not Path(folder).is_dir():
             raise click.UsageError(f"{folder} is not there; --data names a bookie's folder")
-    return Target(Path(config.journal_folder), Path(config.ledger_folder))
+    return InspectionTarget(Path(config.journal_folder), Path(config.ledger_folder))

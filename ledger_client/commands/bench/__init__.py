@@ -1,16 +1,16 @@
-"""``quire bench``: how fast the disk is, and how fast quire is on it.
+"""``quire bench``: the speed of the disk, and of quire on it.
 
-``disk`` is the floor. ``append``, ``read``, ``produce``, ``consume`` and ``replay`` measure it
-too, in the same run and the same folder, and state their figures as a part of it. ``failover``
-compares a writer with itself, before and after one of its bookies is killed; ``spark`` a topic
-with what Spark reads fastest, ``compact`` with plain Spark over the same rows.
+``disk`` measures the floor. ``append``, ``read``, ``produce``, ``consume`` and ``replay`` measure
+it too, in the same run and folder, and relate their figures to it. ``failover`` compares a
+writer's throughput before and after one of its bookies is killed, ``spark`` a topic with the
+fastest that Spark can read, and ``compact`` with plain Spark over the same rows.
 """
 
 from __future__ import annotations
 
 import click
 
-from ledger_client.commands.deferred import DeferredGroup
+from ledger_client.commands import DeferredGroup
 
 _COMMANDS = {
     "disk": "ledger_client.commands.bench.disk:disk",
@@ -27,8 +27,7 @@ _COMMANDS = {
 
 @click.group(cls=DeferredGroup, places=_COMMANDS)
 def bench() -> None:
-    """Measure disk, ledgers, topics, replay, compaction, and Spark.
+    """Measure disk, ledgers, topics, replay, compaction and Spark.
 
-    Figures stand beside what the disk does by itself, or Spark; failover says what the loss of a
-    bookie does to a writer.
+    Figures are related to the speed of the bare disk or of plain Spark, measured in the same run.
     """

@@ -1,4 +1,4 @@
-"""``quire bench append``: entries acknowledged a second, and how long each one waits."""
+"""``quire bench append``: acknowledged entries a second, and their latency."""
 
 from __future__ import annotations
 
@@ -11,18 +11,22 @@ import click
 import msgspec
 import trio
 
-import ledger_client
+from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.floor import Floor, measure_floor
-from ledger_client.commands.bench.ledgers import open_ledgers
-from ledger_client.commands.bench.load import OUTSTANDING, Load, apply_load, batch_for
-from ledger_client.commands.bench.metrics import count
-from ledger_client.commands.bench.samples import Percentiles
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.load import (
+    OUTSTANDING,
+    Load,
+    Percentiles,
+    apply_load,
+    batch_for,
+    open_ledgers,
+)
+from ledger_client.commands.bench.usage import counter_total
+from ledger_client.commands.options import NewLedger, Quorums, SizeParam, fill_quorums
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Bookie, open_sandbox
-from ledger_client.commands.size import Size
-from ledger_client.commands.target import Quorums, Target, fill_quorums
 
 MEMTABLE_SIZE = 64 << 20
 TURNS = 13
@@ -30,8 +34,8 @@ RECORD_OVERHEAD = 30
 MANY_LEDGERS_BATCH = 64
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure; *cluster* is "" for bookies of our own."""
+class AppendPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the measurement; *cluster* is "" for a sandbox."""
 
     cluster: str
     bookies: int
@@ -42,8 +46,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     floor_size: int
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one load. MB are 10^6 payload bytes; CPU counts user and system time."""
+class AppendFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one load. MB are 10^6 payload bytes; CPU is user and system time."""
 
     entries: int
     entry_size: int
@@ -53,24 +57,24 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     entries_per_s: float
     mb_per_s: float
     memtable_turns: float
-    """flushes to entry logs meanwhile, for each bookie"""
+    """flushes to entry logs meanwhile, per bookie"""
     latency: Percentiles
     client_cpu_s: float
     bookie_cpu_s: float
     bookie_rss_max_mib: list[float]
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
     """The figures beside the floor of the same run.
 
-    *bandwidth_to_floor*: payload bytes times copies written a second, as a part of what
-    the disk takes. *latency_to_floor*: the median as a multiple of one 4 KiB sync.
+    *bandwidth_to_floor*: payload bytes of all copies a second, as a fraction of the disk's
+    bandwidth. *latency_to_floor*: the median as a multiple of one 4 KiB sync.
     *cost_to_one_ledger*: time per entry as a multiple of that with a single ledger.
     """
 
     quorums: Quorums
-    figures: Figures
-    one_ledger: Figures | None
+    figures: AppendFigures
+    one_ledger: AppendFigures | None
     cost_to_one_ledger: float | None
     floor: Floor
     bandwidth_to_floor: float
@@ -78,19 +82,58 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--cluster", envvar="QUIRE_CLUSTER", default="", help="Default: bookies of our own.")
-@click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--ensemble", type=int, show_default="all bookies")
-@click.option("--write-quorum", type=int, show_default="the ensemble")
-@click.option("--ack-quorum", type=int, show_default="more than half of the write quorum")
-@click.option("--entry-size", type=Size(), default="1KiB", show_default=True)
-@click.option("--entries", type=int, show_default=f"what fills the memtable {TURNS} times")
-@click.option("--seconds", type=float, default=0.0, help="Stop after so long.")
-@click.option("--ledgers", type=click.IntRange(1), default=1, help="Write to so many in turn.")
-@click.option("--batch", type=click.IntRange(1), help="Entries in one call of append_many.")
-@click.option("--outstanding", type=click.IntRange(1), default=OUTSTANDING, show_default=True)
-@click.option("--pipelined/--synchronous", default=True, help="Or one entry at a time.")
-@click.option("--rate", type=float, default=0.0, help="Offer so many entries a second.")
+@click.option(
+    "--cluster",
+    envvar="QUIRE_CLUSTER",
+    default="",
+    help="Cluster to measure; by default a temporary one.",
+)
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Bookies of the temporary cluster.",
+)
+@click.option(
+    "--ensemble", type=int, show_default="all bookies", help="Bookies that hold each ledger."
+)
+@click.option("--write-quorum", type=int, show_default="the ensemble", help="Copies of each entry.")
+@click.option(
+    "--ack-quorum",
+    type=int,
+    show_default="more than half of the write quorum",
+    help="Copies that must be durable before the acknowledgement.",
+)
+@click.option(
+    "--entry-size",
+    type=SizeParam(),
+    default="1KiB",
+    show_default=True,
+    help="Bytes of each payload.",
+)
+@click.option(
+    "--entries",
+    type=int,
+    show_default=f"what fills the memtable {TURNS} times",
+    help="Entries to append in total.",
+)
+@click.option("--seconds", type=float, default=0.0, help="Stop after this many seconds.")
+@click.option(
+    "--ledgers", type=click.IntRange(1), default=1, help="Number of ledgers, written in turn."
+)
+@click.option("--batch", type=click.IntRange(1), help="Entries in each call of append_many.")
+@click.option(
+    "--outstanding",
+    type=click.IntRange(1),
+    default=OUTSTANDING,
+    show_default=True,
+    help="Concurrent calls.",
+)
+@click.option("--pipelined/--synchronous", default=True, help="Send ahead, or wait for each entry.")
+@click.option(
+    "--rate", type=float, default=0.0, help="Entries to send a second; 0 for as many as possible."
+)
 @options.folder
 @options.floor_size
 @options.as_json
@@ -113,17 +156,16 @@ def append(
     floor_size: int,
     as_json: bool,
 ) -> None:
-    """Append entries, every acknowledgement after fdatasync, and say how fast it was.
+    """Append entries, each acknowledged after fdatasync.
 
-    The entries go to bookies of its own, in a temporary folder, unless --cluster
-    names others. A latency is that of a whole call; with --rate it counts from the
-    moment at which the call was due.
+    Starts a temporary cluster unless --cluster is given. Latencies are those of whole calls;
+    with --rate they count from the moment when the call was due.
     """
     if not pipelined:
         batch, outstanding = 1, 1
     elif batch is None:
         batch = batch_for(entry_size) if ledgers == 1 else MANY_LEDGERS_BATCH
-    plan = Plan(
+    plan = AppendPlan(
         cluster=cluster,
         bookies=bookies,
         quorums=fill_quorums(ensemble or bookies, write_quorum, ack_quorum),
@@ -151,7 +193,7 @@ def _entries_for(entry_size: int, pipelined: bool, seconds: float) -> int:
     return TURNS * MEMTABLE_SIZE // (entry_size + RECORD_OVERHEAD)
 
 
-async def _measure(plan: Plan) -> Result:
+async def _measure(plan: AppendPlan) -> AppendResult:
     floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
     if plan.cluster:
         return await _measure_cluster(plan, floor, plan.cluster, [])
@@ -159,10 +201,12 @@ async def _measure(plan: Plan) -> Result:
         return await _measure_cluster(plan, floor, sandbox.cluster, sandbox.bookies)
 
 
-async def _measure_cluster(plan: Plan, floor: Floor, cluster: str, bookies: list[Bookie]) -> Result:
+async def _measure_cluster(
+    plan: AppendPlan, floor: Floor, cluster: str, bookies: list[Bookie]
+) -> AppendResult:
     one = await _run(plan, cluster, bookies, ledgers=1) if plan.ledgers > 1 else None
     figures = await _run(plan, cluster, bookies, ledgers=plan.ledgers)
-    return Result(
+    return AppendResult(
         quorums=plan.quorums,
         figures=figures,
         one_ledger=one,
@@ -175,21 +219,23 @@ async def _measure_cluster(plan: Plan, floor: Floor, cluster: str, bookies: list
     )
 
 
-async def _run(plan: Plan, cluster: str, bookies: list[Bookie], *, ledgers: int) -> Figures:
+async def _run(
+    plan: AppendPlan, cluster: str, bookies: list[Bookie], *, ledgers: int
+) -> AppendFigures:
     processes = [bookie.process_id for bookie in bookies]
-    target = Target(cluster=cluster, quorums=plan.quorums)
+    new = NewLedger(quorums=plan.quorums)
     async with (
-        ledger_client.connect(cluster) as client,
-        open_ledgers(client, target, ledgers) as opened,
+        connect(cluster) as client,
+        open_ledgers(partial(new.create, client.ledgers.create), ledgers) as opened,
     ):
         client_cpu_s, bookie_cpu_s = time.process_time(), usage.cpu_s(processes)
-        flushes = await count(bookies, "flushes")
+        flushes = await counter_total(bookies, "flushes")
         outcome = await apply_load(opened, plan.load)
-        flushes = await count(bookies, "flushes") - flushes
+        flushes = await counter_total(bookies, "flushes") - flushes
         client_cpu_s = time.process_time() - client_cpu_s
         bookie_cpu_s = usage.cpu_s(processes) - bookie_cpu_s
     rate = outcome.entries / outcome.seconds
-    return Figures(
+    return AppendFigures(
         entries=outcome.entries,
         entry_size=plan.load.entry_size,
         ledgers=ledgers,
@@ -205,7 +251,7 @@ async def _run(plan: Plan, cluster: str, bookies: list[Bookie], *, ledgers: int)
     )
 
 
-def _describe(result: Result) -> str:
+def _describe(result: AppendResult) -> str:
     figures, floor, quorums = result.figures, result.floor, result.quorums
     at = figures.latency
     lines = [

@@ -1,9 +1,9 @@
 """``quire bench compact``: compaction beside the best plain Spark over the same rows.
 
-The same messages are in a topic and in Parquet files, one for each partition. Spark finds the
-latest message of each key in the files as its users write it: by two passes (the greatest
-position of each key, then a semi-join), and by max_by. Each run writes what it found: to
-ledgers, or to Parquet. They take turns, and the median of each counts.
+The same messages are stored in a topic and in Parquet files, one per partition. Spark finds the
+latest message of each key in the files the way its users do: in two passes (the greatest
+position of each key, then a semi-join), and by max_by. Each run writes its result, to
+ledgers or to Parquet. The ways take turns, and the median of each counts.
 """
 
 from __future__ import annotations
@@ -22,26 +22,26 @@ import click
 import msgspec
 import trio
 
-import ledger_client
-from ledger_client import Client
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.options import SizeParam
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import open_sandbox
-from ledger_client.commands.size import Size
-from ledger_client.compaction.runner import LocalRunner, Runner
+from ledger_client.jobs.compaction.job import Runner
+from ledger_client.jobs.compaction.runner import LocalRunner
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 TOPIC = "bench/compact"
 PART = 10_000
-"""Messages that are made together."""
+"""Messages to generate and send at once."""
 MASTER = "local[2]"
 Run = Callable[[], Any]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure, with bookies of our own."""
+class CompactPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the measurement, which runs in a sandbox."""
 
     bookies: int
     partitions: int
@@ -52,7 +52,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds of each way, the median of its runs; ratios to the best plain Spark."""
 
     copies: int
@@ -66,43 +66,79 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     spark_two_passes_s: float
     spark_max_by_s: float
     messages_per_s: float
-    """by our job in Spark"""
+    """of quire's job in Spark"""
     ratio_spark: float
     ratio_process: float
 
 
 @click.command()
-@click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--partitions", type=click.IntRange(1), default=2, show_default=True)
-@click.option("--message-size", type=Size(), default="100", show_default=True)
-@click.option("--messages", type=click.IntRange(1), default=1_000_000, show_default=True)
-@click.option("--keys", type=click.IntRange(1), default=200_000, show_default=True)
-@click.option("--rounds", type=click.IntRange(1), default=3, show_default=True)
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Bookies of the temporary cluster.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(1),
+    default=2,
+    show_default=True,
+    help="Partitions of the topic.",
+)
+@click.option(
+    "--message-size",
+    type=SizeParam(),
+    default="100",
+    show_default=True,
+    help="Bytes of each value.",
+)
+@click.option(
+    "--messages",
+    type=click.IntRange(1),
+    default=1_000_000,
+    show_default=True,
+    help="Messages in total.",
+)
+@click.option(
+    "--keys",
+    type=click.IntRange(1),
+    default=200_000,
+    show_default=True,
+    help="Number of different keys.",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1),
+    default=3,
+    show_default=True,
+    help="Measured runs of each way.",
+)
 @options.folder
 @options.as_json
 def compact(*, folder: Path | None, as_json: bool, **asked: object) -> None:
-    """Compact a topic, beside plain Spark over the same rows in Parquet, in local[2].
+    """Compact a topic, and compare with plain Spark.
 
-    The bookies are its own, in a temporary folder.
+    Spark compacts the same rows in Parquet. Starts a temporary cluster, and Spark as local[2].
     """
     given = asked | {"folder": folder or Path(tempfile.gettempdir())}
-    plan = msgspec.convert(given, Plan, dec_hook=lambda _kind, value: value)
+    plan = msgspec.convert(given, CompactPlan, dec_hook=lambda _kind, value: value)
     result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
-async def _measure(plan: Plan) -> Result:
+async def _measure(plan: CompactPlan) -> CompactResult:
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
-        ledger_client.connect(sandbox.cluster) as client,
+        connect(sandbox.cluster) as client,
         _session(plan.folder) as (spark, files),
     ):
         await _fill(client, plan, files / "rows")
-        from ledger_client.spark.compaction import SparkRunner  # PySpark only for who uses it
+        from ledger_client.spark.compaction import SparkRunner  # imports PySpark
 
         runners: dict[str, Runner] = {
             "spark": SparkRunner(lambda: spark, sandbox.cluster),
-            "process": LocalRunner(client),
+            "process": LocalRunner(client._context),
         }
         times: dict[str, list[float]] = {}
         kept = 0
@@ -117,10 +153,10 @@ async def _measure(plan: Plan) -> Result:
         return _result(plan, times, kept)
 
 
-def _result(plan: Plan, times: dict[str, list[float]], kept: int) -> Result:
+def _result(plan: CompactPlan, times: dict[str, list[float]], kept: int) -> CompactResult:
     median = {name: statistics.median(each[1:]) for name, each in times.items()}  # warm
     best = min(median["two passes"], median["max_by"])
-    return Result(
+    return CompactResult(
         copies=plan.bookies,
         partitions=plan.partitions,
         message_size=plan.message_size,
@@ -139,7 +175,7 @@ def _result(plan: Plan, times: dict[str, list[float]], kept: int) -> Result:
 
 @asynccontextmanager
 async def _session(folder: Path) -> AsyncIterator[tuple[SparkSession, Path]]:
-    from ledger_client.spark.session import open_session
+    from ledger_client.spark import open_session
 
     conf = {"spark.sql.shuffle.partitions": "2", "spark.driver.memory": "2g"}
     with (
@@ -149,12 +185,12 @@ async def _session(folder: Path) -> AsyncIterator[tuple[SparkSession, Path]]:
         yield spark, Path(files)
 
 
-async def _fill(client: Client, plan: Plan, folder: Path) -> None:
-    """Write the same messages to the topic and to a file for each of its partitions."""
+async def _fill(client: Client, plan: CompactPlan, folder: Path) -> None:
+    """Write the same messages to the topic and to one file per partition."""
     import pyarrow as pa
     from pyarrow import parquet
 
-    await client.create_topic(TOPIC, plan.partitions, replication=plan.bookies)
+    await client.topics.create(TOPIC, plan.partitions, replication=plan.bookies)
     await trio.Path(folder).mkdir()
     chance = random.Random(0)
     keys = [b"%016d" % number for number in range(plan.keys)]
@@ -175,10 +211,10 @@ async def _fill(client: Client, plan: Plan, folder: Path) -> None:
 
 
 async def _compact(client: Client, runner: Runner) -> tuple[float, int]:
-    """Compact the topic from its beginning; return seconds, and how many messages are left."""
-    await client.drop_compacted(TOPIC)
+    """Compact the topic from scratch; return the seconds and the number of messages left."""
+    await client.topics.drop_compacted(TOPIC)
     started = time.perf_counter()
-    done = await client.compact_topic(TOPIC, runner=runner)
+    done = await client.topics.compact(TOPIC, runner=runner)
     assert done.report is not None
     return time.perf_counter() - started, done.report.messages_out
 
@@ -206,7 +242,7 @@ def _max_by(spark: SparkSession, rows: Path, out: Path) -> None:
     found.write.parquet(str(out))
 
 
-def _describe(result: Result) -> str:
+def _describe(result: CompactResult) -> str:
     lines = [
         f"{result.messages:,} messages of {result.message_size} bytes, {result.keys:,} keys, "
         f"{result.messages_kept:,} messages left:",

@@ -1,4 +1,4 @@
-"""``quire bench consume``: messages read a second, and how soon a new one is read."""
+"""``quire bench consume``: messages read a second, and the delay of new ones."""
 
 from __future__ import annotations
 
@@ -14,31 +14,28 @@ import click
 import msgspec
 import trio
 
-import ledger_client
-from ledger_client import Client, TopicReader
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.floor import Floor, measure_floor
-from ledger_client.commands.bench.samples import Percentiles, Samples
-from ledger_client.commands.bench.sending import send_many
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.load import Percentiles, Samples, send_many
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
-from ledger_client.commands.peer import Peer
-from ledger_client.commands.quantity import copies
-from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
-from ledger_client.commands.size import Size
-from ledger_client.topics.reading.read_options import ReadSettings
-from metadata.calls import FlushNow, JournalState
+from ledger_client.commands.options import SizeParam
+from ledger_client.commands.outcome import finish
+from ledger_client.commands.sandbox import Bookie, open_sandbox
+from ledger_client.commands.tables import copies
+from ledger_client.topics.reading.options import ReadSettings
+from ledger_client.topics.reading.reader import TopicReader
 
 TOTAL_SIZE = 400 << 20
 TOPIC = "bench/consume"
 LATENCY_TOPIC = "bench/latency"
 BATCH_SIZE = 1 << 20
-"""What a batch may hold, so that their messages are counted and not their bytes."""
+"""Limit of a batch in bytes, high enough that the number of messages decides."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure, with bookies of our own."""
+class ConsumePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the measurement, which runs in a sandbox."""
 
     bookies: int
     partitions: int
@@ -53,8 +50,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of reading everything once. MB are 10^6 bytes of values; CPU is user and system."""
+class ConsumeFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one full read. MB are 10^6 bytes of values; CPU is user and system time."""
 
     messages: int
     seconds: float
@@ -64,22 +61,22 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     bookie_cpu_s: float
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
     """The figures beside the floor of the same run.
 
-    *cold*: Arrow batches, from the disk; *batches*: the same from the bookies' caches;
-    *messages*: an object for each message; *reverse*: Arrow batches, the last first.
-    *latency*: from the call of send to the message in the follower's hands.
-    *bandwidth_to_floor*: of *cold*, beside one cold read of the same disk in order.
+    *cold*: Arrow batches from the disk; *batches*: the same from the bookies' caches;
+    *messages*: one object per message; *reverse*: Arrow batches, backwards.
+    *latency*: from the call of send() until a following reader has the message.
+    *bandwidth_to_floor*: *cold* as a fraction of a sequential cold read of the disk.
     """
 
     copies: int
     message_size: int
     batch: int
-    cold: Figures
-    batches: Figures
-    messages: Figures
-    reverse: Figures
+    cold: ConsumeFigures
+    batches: ConsumeFigures
+    messages: ConsumeFigures
+    reverse: ConsumeFigures
     latency: Percentiles
     rate: float
     client_rss_max_mib: float
@@ -88,24 +85,69 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--partitions", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--message-size", type=Size(), default="100", show_default=True)
-@click.option("--messages", type=click.IntRange(1), show_default="400 MiB of them", help="In all.")
-@click.option("--batch", type=click.IntRange(1), default=1000, show_default=True, metavar="COUNT")
-@click.option("--compression", type=click.Choice(["none", "zstd", "lz4"]), default="none")
-@click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True)
-@click.option("--rate-seconds", "rate_s", type=float, default=5.0, show_default=True)
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Bookies of the temporary cluster.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Partitions of the topic.",
+)
+@click.option(
+    "--message-size",
+    type=SizeParam(),
+    default="100",
+    show_default=True,
+    help="Bytes of each value.",
+)
+@click.option(
+    "--messages", type=click.IntRange(1), show_default="400 MiB of them", help="Messages in total."
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    metavar="COUNT",
+    help="Messages in each batch.",
+)
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "zstd", "lz4"]),
+    default="none",
+    help="Compression of batches.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(1),
+    default=1000.0,
+    show_default=True,
+    help="Messages a second of the sends at a fixed rate.",
+)
+@click.option(
+    "--rate-seconds",
+    "rate_s",
+    type=float,
+    default=5.0,
+    show_default=True,
+    help="Duration of the sends at a fixed rate.",
+)
 @options.folder
 @options.floor_size
 @metrics_port
 @options.as_json
 def consume(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
-    """Fill a topic, read it in several ways, and say how fast that was.
+    """Fill a topic and read it in several ways.
 
-    First everything from the disk as Arrow batches; then again from the bookies' caches, as
-    Arrow batches, as objects, and in reverse; then by following a producer that sends by the
-    clock. The bookies are its own, in a temporary folder.
+    Everything is read from the disk as Arrow batches, then from the bookies' caches as Arrow
+    batches, as objects, and in reverse. At last, a reader follows a producer that sends at a
+    fixed rate. Starts a temporary cluster.
     """
     size = asked["message_size"]
     assert isinstance(size, int)
@@ -113,23 +155,23 @@ def consume(*, messages: int | None, folder: Path | None, as_json: bool, **asked
         "messages": messages or TOTAL_SIZE // max(size, 1),
         "folder": folder or Path(tempfile.gettempdir()),
     }
-    plan = msgspec.convert(given, Plan, dec_hook=lambda _kind, value: value)
+    plan = msgspec.convert(given, ConsumePlan, dec_hook=lambda _kind, value: value)
     result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
-async def _measure(plan: Plan) -> Result:
+async def _measure(plan: ConsumePlan) -> ConsumeResult:
     floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
-        ledger_client.connect(sandbox.cluster) as client,
-        metrics_page(client, plan.metrics_port),
+        connect(sandbox.cluster) as client,
+        metrics_page(lambda: client.metrics, plan.metrics_port),
     ):
         messages = await _fill(client, plan)
-        await _make_cold(sandbox)
+        await usage.make_cold(client._context.ledgers, sandbox)
         measure = partial(_read, client, plan, sandbox.bookies, messages)
         cold = await measure(_take_batches, {})
-        return Result(
+        return ConsumeResult(
             copies=plan.bookies,
             message_size=plan.message_size,
             batch=plan.batch,
@@ -145,9 +187,9 @@ async def _measure(plan: Plan) -> Result:
         )
 
 
-async def _fill(client: Client, plan: Plan) -> int:
-    """Write the topic and return how many messages it has."""
-    await client.create_topic(TOPIC, plan.partitions, replication=plan.bookies)
+async def _fill(client: Client, plan: ConsumePlan) -> int:
+    """Fill the topic; return its number of messages."""
+    await client.topics.create(TOPIC, plan.partitions, replication=plan.bookies)
     async with client.producer(
         TOPIC,
         access="exclusive",
@@ -159,31 +201,24 @@ async def _fill(client: Client, plan: Plan) -> int:
     return sent.messages
 
 
-async def _make_cold(sandbox: Sandbox) -> None:
-    for bookie in sandbox.bookies:
-        async with Peer.open(bookie.address) as peer:
-            await peer.call(FlushNow(), JournalState)
-    await trio.to_thread.run_sync(usage.drop_page_cache, sandbox.folder)
-
-
 async def _read(
     client: Client,
-    plan: Plan,
+    plan: ConsumePlan,
     bookies: Sequence[Bookie],
     messages: int,
     take: Callable[[TopicReader], Awaitable[int]],
     settings: ReadSettings,
-) -> Figures:
-    import pyarrow  # noqa: F401 - what it costs to import is not counted
+) -> ConsumeFigures:
+    import pyarrow  # noqa: F401 - keeps its import out of the measurement
 
     processes = [bookie.process_id for bookie in bookies]
     client_cpu_s, bookie_cpu_s = time.process_time(), usage.cpu_s(processes)
     started = time.perf_counter()
-    async with client.topic_reader(TOPIC, **settings) as reader:
+    async with client.reader(TOPIC, **settings) as reader:
         taken = await take(reader)
     seconds = time.perf_counter() - started
     assert taken == messages
-    return Figures(
+    return ConsumeFigures(
         messages=taken,
         seconds=round(seconds, 3),
         messages_per_s=round(taken / seconds, 1),
@@ -207,9 +242,9 @@ async def _take_messages(reader: TopicReader) -> int:
     return taken
 
 
-async def _follow(client: Client, plan: Plan) -> Percentiles:
-    """Read what is sent by the clock; the message says when it was sent."""
-    await client.create_topic(LATENCY_TOPIC, replication=plan.bookies)
+async def _follow(client: Client, plan: ConsumePlan) -> Percentiles:
+    """Follow a producer that sends at a fixed rate; each message holds the time of its send."""
+    await client.topics.create(LATENCY_TOPIC, replication=plan.bookies)
     samples = Samples()
     count = max(1, round(plan.rate * plan.rate_s))
 
@@ -221,7 +256,7 @@ async def _follow(client: Client, plan: Plan) -> Percentiles:
 
     async with (
         client.producer(LATENCY_TOPIC, access="exclusive") as producer,
-        client.topic_reader(LATENCY_TOPIC, follow=True) as reader,
+        client.reader(LATENCY_TOPIC, follow=True) as reader,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(read, reader)
@@ -235,7 +270,7 @@ async def _follow(client: Client, plan: Plan) -> Percentiles:
     return samples.percentiles()
 
 
-def _describe(result: Result) -> str:
+def _describe(result: ConsumeResult) -> str:
     at = result.latency
     ways = {
         "Arrow batches, cold": result.cold,
@@ -256,7 +291,7 @@ def _describe(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _line(name: str, figures: Figures) -> str:
+def _line(name: str, figures: ConsumeFigures) -> str:
     return (
         f"  {name}: {figures.messages_per_s:,.0f} messages/s, {figures.mb_per_s:,.1f} MB/s; CPU: "
         f"client {figures.client_cpu_s:.2f} s, bookies {figures.bookie_cpu_s:.2f} s of "

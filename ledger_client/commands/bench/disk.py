@@ -1,34 +1,157 @@
-"""``quire bench disk``: the floor by itself."""
+"""``quire bench disk``: the speed of the bare disk, the floor for all other figures.
+
+The access pattern is a journal's: aligned writes past the page cache into a file that is
+already allocated and zero-filled, with one fdatasync after each group. Then the file is read
+once, in order, from the disk. No store that acknowledges after a sync can be faster on the
+same disk.
+"""
 
 from __future__ import annotations
 
+import errno
+import mmap
+import os
+import shutil
 import tempfile
+import time
 from pathlib import Path
 
 import click
 import msgspec
 
 from ledger_client.commands import options
-from ledger_client.commands.bench.floor import Floor, measure_floor
-from ledger_client.commands.size import Size
+from ledger_client.commands.bench.load import Percentiles, Samples
+from ledger_client.commands.options import SizeParam
+
+BLOCK_SIZE = 4096
+GROUP_SIZES = (64 << 10, 256 << 10, 1 << 20, 4 << 20, 16 << 20)
+READ_SIZE = 4 << 20
+SYNCS = 1000
+SPARED_SIZE = 64 << 20
+"""Bytes to leave free on the disk."""
+
+
+class GroupFloor(msgspec.Struct, frozen=True):
+    """Groups of *group_size* bytes, each written and synced."""
+
+    group_size: int
+    mb_per_s: float
+    latency: Percentiles
+
+
+class Floor(msgspec.Struct, frozen=True):
+    """The speed of the disk under a folder; MB are 10^6 bytes."""
+
+    sync: GroupFloor
+    """of single blocks: no acknowledgement can be faster"""
+    groups: list[GroupFloor]
+    read_mb_per_s: float
+    direct: bool
+
+    @property
+    def write_mb_per_s(self) -> float:
+        """The bandwidth of the fastest group size."""
+        return max(group.mb_per_s for group in self.groups)
+
+
+def measure_floor(folder: Path, size: int) -> Floor:
+    """Write and read *size* bytes in a temporary file in *folder*. Blocks.
+
+    Raises:
+        OSError: no access, or too little free space, which is checked first.
+    """
+    size = max(size, GROUP_SIZES[-1]) // GROUP_SIZES[-1] * GROUP_SIZES[-1]
+    free = shutil.disk_usage(folder).free
+    if free < size + SPARED_SIZE:
+        words = f"{size:,} bytes to write, but {free:,} free; write fewer, or use another folder"
+        raise OSError(errno.ENOSPC, words, str(folder))
+    with tempfile.TemporaryDirectory(dir=folder, prefix="quire-floor-") as scratch:
+        buffer = mmap.mmap(-1, GROUP_SIZES[-1])  # page-aligned, as O_DIRECT needs it
+        buffer.write(os.urandom(GROUP_SIZES[-1]))
+        return _measure(Path(scratch) / "floor", memoryview(buffer), size)
+
+
+def _measure(path: Path, buffer: memoryview, size: int) -> Floor:
+    descriptor, direct = _open_direct(path)
+    try:
+        _fill_with_zeros(path, size)
+        sync = _write_groups(descriptor, buffer[:BLOCK_SIZE], min(SYNCS * BLOCK_SIZE, size))
+        groups = [_write_groups(descriptor, buffer[:group], size) for group in GROUP_SIZES]
+        read_mb_per_s = _read(descriptor, buffer[:READ_SIZE], size)
+    finally:
+        os.close(descriptor)
+    return Floor(sync, groups, read_mb_per_s, direct)
+
+
+def _open_direct(path: Path) -> tuple[int, bool]:
+    flags = os.O_RDWR | os.O_CREAT
+    try:
+        return os.open(path, flags | os.O_DIRECT, 0o600), True
+    except OSError as error:
+        if error.errno != errno.EINVAL:
+            raise
+        return os.open(path, flags, 0o600), False  # tmpfs and the like lack O_DIRECT
+
+
+def _fill_with_zeros(path: Path, size: int) -> None:
+    zeros = bytes(GROUP_SIZES[-1])
+    with path.open("r+b") as file:
+        for _ in range(size // len(zeros)):
+            file.write(zeros)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _write_groups(descriptor: int, group: memoryview, size: int) -> GroupFloor:
+    samples = Samples()
+    started = before = time.perf_counter()
+    for offset in range(0, size, len(group)):
+        os.pwrite(descriptor, group, offset)
+        os.fdatasync(descriptor)
+        after = time.perf_counter()
+        samples.add(after - before)
+        before = after
+    return GroupFloor(len(group), _mb_per_s(size, before - started), samples.percentiles())
+
+
+def _read(descriptor: int, buffer: memoryview, size: int) -> float:
+    os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+    started = time.perf_counter()
+    for offset in range(0, size, len(buffer)):
+        os.preadv(descriptor, [buffer], offset)
+    return _mb_per_s(size, time.perf_counter() - started)
+
+
+def _mb_per_s(size: int, seconds: float) -> float:
+    return round(size / 1e6 / seconds, 1)
+
+
+# --- The command ------------------------------------------------------------------------
 
 
 @click.command()
 @options.folder
-@click.option("--bytes", "size", type=Size(), default="1GiB", show_default=True)
+@click.option(
+    "--bytes",
+    "size",
+    type=SizeParam(),
+    default="1GiB",
+    show_default=True,
+    help="Bytes to write and read.",
+)
 @options.as_json
 def disk(folder: Path | None, size: int, as_json: bool) -> None:
-    """Measure what the disk does with a journal's pattern of writes.
+    """Measure the bare disk with the access pattern of a journal.
 
-    Aligned writes past the page cache into a zero-filled file, one fdatasync for each
-    group; then one read in order.
+    Aligned writes past the page cache into a zero-filled file, one fdatasync per group; then
+    one sequential read.
     """
     floor = measure_floor(folder or Path(tempfile.gettempdir()), size)
     click.echo(msgspec.json.encode(floor).decode() if as_json else describe(floor))
 
 
 def describe(floor: Floor) -> str:
-    """Return the floor as a table."""
+    """Format the measurements as a table."""
     rows = [f"{'write + fdatasync of':<22}{'MB/s':>10}{'p50 ms':>10}{'p99 ms':>10}{'p99.9 ms':>10}"]
     for group in [floor.sync, *floor.groups]:
         at = group.latency
@@ -38,5 +161,5 @@ def describe(floor: Floor) -> str:
         )
     rows.append(f"{'read in order, cold':<22}{floor.read_mb_per_s:>10.1f}")
     if not floor.direct:
-        rows.append("this file system has no O_DIRECT; the figures include the page cache")
+        rows.append("this file system lacks O_DIRECT, so the figures include the page cache")
     return "\n".join(rows)

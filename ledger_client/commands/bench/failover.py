@@ -1,11 +1,11 @@
 """``quire bench failover``: a writer's throughput before, during and after a bookie is killed.
 
-Appends go on without a pause, and what is confirmed is looked at meanwhile:
+Appends go on without a pause while confirmed entries are counted:
 
     warm-up │ before │ kill ─► during │ after
             └────────┴────── seconds ─┴───────  entries confirmed in each
 
-The stall is the longest time within "during" in which nothing was confirmed.
+The stall is the longest time in a phase without a newly confirmed entry.
 """
 
 from __future__ import annotations
@@ -18,21 +18,20 @@ import click
 import msgspec
 import trio
 
-import ledger_client
-from ledger_client import LedgerWriter
+from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.bench.load import Load, apply_load, batch_for
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.options import NewLedger, Quorums, SizeParam
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Sandbox, open_sandbox
-from ledger_client.commands.size import Size
-from ledger_client.commands.target import Quorums, Target, fill_quorums
+from ledger_client.ledgers.writer import LedgerWriter
 
 WARM_UP_S = 1.0
 LOOK_S = 0.001
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure, on bookies of our own."""
+class FailoverPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the measurement, which runs in a sandbox."""
 
     bookies: int
     quorums: Quorums
@@ -42,57 +41,67 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
 
 
-class Phase(msgspec.Struct, frozen=True):
-    """What was confirmed in one phase. *stall_s* is the longest time without any of it."""
+class FailoverPhase(msgspec.Struct, frozen=True):
+    """Entries confirmed in one phase. *stall_s* is the longest time without any."""
 
     entries_per_s: float
     mb_per_s: float
     stall_s: float
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """The three phases, and the last two as parts of the first."""
+class FailoverResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The three phases, and the last two as fractions of the first."""
 
     quorums: Quorums
-    before: Phase
-    during: Phase
-    after: Phase
+    before: FailoverPhase
+    during: FailoverPhase
+    after: FailoverPhase
     during_to_before: float
     after_to_before: float
 
 
 @click.command()
-@click.option("--bookies", type=click.IntRange(2, 64), default=4, show_default=True)
+@click.option(
+    "--bookies",
+    type=click.IntRange(2, 64),
+    default=4,
+    show_default=True,
+    help="Bookies of the temporary cluster.",
+)
 @options.quorums
-@click.option("--entry-size", type=Size(), default="1KiB", show_default=True)
+@click.option(
+    "--entry-size",
+    type=SizeParam(),
+    default="1KiB",
+    show_default=True,
+    help="Bytes of each payload.",
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1),
     default=3.0,
     show_default=True,
-    help="How long to measure before, during and after, each.",
+    help="Duration of each of the three phases.",
 )
 @options.folder
 @options.as_json
 def failover(
     *,
     bookies: int,
-    ensemble: int,
-    write_quorum: int | None,
-    ack_quorum: int | None,
+    quorums: Quorums,
     entry_size: int,
     seconds: float,
     folder: Path | None,
     as_json: bool,
 ) -> None:
-    """Kill a bookie under a writer, and say what that does to its throughput.
+    """Measure a writer's throughput while a bookie is killed.
 
-    The bookies are its own, in a temporary folder. One that the ledger is written to
-    is killed; another takes its place if there are more than the ensemble needs.
+    Starts a temporary cluster and kills a bookie of the ledger's ensemble. Another one takes its
+    place if there are more bookies than the ensemble needs.
     """
-    plan = Plan(
+    plan = FailoverPlan(
         bookies=bookies,
-        quorums=fill_quorums(ensemble, write_quorum, ack_quorum),
+        quorums=quorums,
         load=Load(entry_size=entry_size, entries=1 << 62, batch=batch_for(entry_size)),
         seconds=seconds,
         folder=folder or Path(tempfile.gettempdir()),
@@ -101,12 +110,11 @@ def failover(
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
-async def _measure(plan: Plan) -> Result:
-    target = partial(Target, quorums=plan.quorums)
+async def _measure(plan: FailoverPlan) -> FailoverResult:
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
-        ledger_client.connect(sandbox.cluster) as client,
-        target(cluster=sandbox.cluster).create(client) as ledger,
+        connect(sandbox.cluster) as client,
+        NewLedger(quorums=plan.quorums).create(client.ledgers.create) as ledger,
         trio.open_nursery() as nursery,
     ):
         nursery.start_soon(apply_load, [ledger], plan.load)
@@ -116,7 +124,7 @@ async def _measure(plan: Plan) -> Result:
         during = await _watch(ledger, plan)
         after = await _watch(ledger, plan)
         nursery.cancel_scope.cancel()
-    return Result(
+    return FailoverResult(
         quorums=plan.quorums,
         before=before,
         during=during,
@@ -132,8 +140,8 @@ def _kill_one(sandbox: Sandbox, ledger: LedgerWriter) -> None:
     sandbox.kill(next(each for each in sandbox.bookies if each.bookie_id == victim))
 
 
-async def _watch(ledger: LedgerWriter, plan: Plan) -> Phase:
-    """Count what is confirmed in one phase."""
+async def _watch(ledger: LedgerWriter, plan: FailoverPlan) -> FailoverPhase:
+    """Count the entries confirmed in one phase."""
     started = moved_at = trio.current_time()
     first = seen = ledger.last_confirmed
     stall_s = 0.0
@@ -143,14 +151,14 @@ async def _watch(ledger: LedgerWriter, plan: Plan) -> Phase:
         stall_s = max(stall_s, now - moved_at)
         await trio.sleep(LOOK_S)
     rate = (ledger.last_confirmed - first) / (now - started)
-    return Phase(
+    return FailoverPhase(
         entries_per_s=round(rate, 1),
         mb_per_s=round(rate * plan.load.entry_size / 1e6, 2),
         stall_s=round(stall_s, 4),
     )
 
 
-def _describe(result: Result) -> str:
+def _describe(result: FailoverResult) -> str:
     quorums = result.quorums
     phases = {"before": result.before, "during": result.during, "after": result.after}
     lines = [

@@ -1,4 +1,4 @@
-"""``quire bench produce``: messages made durable a second, and how long each one waits."""
+"""``quire bench produce``: durable messages a second, and their latency."""
 
 from __future__ import annotations
 
@@ -15,29 +15,33 @@ import click
 import msgspec
 import trio
 
-import ledger_client
-from ledger_client import Client
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.floor import Floor, measure_floor
-from ledger_client.commands.bench.samples import Percentiles
-from ledger_client.commands.bench.sending import Sent, send_by_clock, send_in_tasks, send_many
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.load import (
+    Percentiles,
+    SendOutcome,
+    send_by_clock,
+    send_in_tasks,
+    send_many,
+)
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
-from ledger_client.commands.quantity import copies
+from ledger_client.commands.options import SizeParam
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Bookie, open_sandbox
-from ledger_client.commands.size import Size
+from ledger_client.commands.tables import copies
 from ledger_client.topics.producing.producer import Producer
 from metadata.topics import RollPolicy
 
 MANY_SIZE = 400 << 20
 ROLLS_PER_S = 2
 TOPIC = "bench/produce"
-Load = Callable[[Producer], Awaitable[Sent]]
+Load = Callable[[Producer], Awaitable[SendOutcome]]
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure; *cluster* is "" for bookies of our own."""
+class ProducePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the measurement; *cluster* is "" for a sandbox."""
 
     cluster: str
     bookies: int
@@ -57,10 +61,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     metrics_port: int
 
 
-class Figures(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one load. MB are 10^6 bytes of values; CPU counts user and system time.
+class ProduceFigures(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of one load. MB are 10^6 bytes of values; CPU is user and system time.
 
-    *stored_size*: bytes of all entries, for each message and copy. *ledgers*: written in turn.
+    *stored_size*: stored bytes per message and copy. *ledgers*: how many the lane went through.
     """
 
     messages: int
@@ -76,23 +80,23 @@ class Figures(msgspec.Struct, frozen=True, kw_only=True):
     bookie_rss_max_mib: list[float]
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
     """The figures beside the floor of the same run.
 
-    *many*: calls of send_many. *tasks*: that many tasks in send. *steady*: sends by the clock,
-    *rolling*: the same while the lane goes from ledger to ledger.
-    *bandwidth_to_floor*: bytes of values times copies a second, as a part of what the disk
-    takes. *latency_to_floor*: the median of *steady* as a multiple of one 4 KiB sync.
-    *rolling_to_steady*: of the slowest message in a thousand.
+    *many*: calls of send_many(). *tasks*: many tasks in send(). *steady*: sends at a fixed
+    rate. *rolling*: the same while the lane rolls from ledger to ledger.
+    *bandwidth_to_floor*: bytes of values of all copies a second, as a fraction of the disk's
+    bandwidth. *latency_to_floor*: the median of *steady* as a multiple of one 4 KiB sync.
+    *rolling_to_steady*: ratio of the 99.9th percentiles.
     """
 
     replication: int
     ack_quorum: int
     message_size: int
-    many: Figures
-    tasks: Figures
-    steady: Figures
-    rolling: Figures
+    many: ProduceFigures
+    tasks: ProduceFigures
+    steady: ProduceFigures
+    rolling: ProduceFigures
     floor: Floor
     bandwidth_to_floor: float
     latency_to_floor: float
@@ -100,35 +104,99 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--cluster", envvar="QUIRE_CLUSTER", default="", help="Default: bookies of our own.")
-@click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--replication", type=click.IntRange(1, 64), show_default="all bookies")
-@click.option("--ack-quorum", type=click.IntRange(1, 64), show_default="more than half of them")
-@click.option("--partitions", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--message-size", type=Size(), default="100", show_default=True)
-@click.option("--messages", type=click.IntRange(1), show_default="400 MiB of them", help="In all.")
-@click.option("--arrow/--list", default=False, help="What send_many is given.")
-@click.option("--compression", type=click.Choice(["none", "zstd", "lz4"]), default="none")
-@click.option("--tasks", type=click.IntRange(1), default=1000, show_default=True)
-@click.option("--sends", type=click.IntRange(1), default=500_000, show_default=True)
-@click.option("--rate", type=click.FloatRange(1), default=1000.0, show_default=True)
-@click.option("--rate-seconds", "rate_s", type=float, default=5.0, show_default=True)
+@click.option(
+    "--cluster",
+    envvar="QUIRE_CLUSTER",
+    default="",
+    help="Cluster to measure; by default a temporary one.",
+)
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Bookies of the temporary cluster.",
+)
+@click.option(
+    "--replication",
+    type=click.IntRange(1, 64),
+    show_default="all bookies",
+    help="Copies of each message.",
+)
+@click.option(
+    "--ack-quorum",
+    type=click.IntRange(1, 64),
+    show_default="more than half of them",
+    help="Copies that must be durable before the acknowledgement.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Partitions of the topic.",
+)
+@click.option(
+    "--message-size",
+    type=SizeParam(),
+    default="100",
+    show_default=True,
+    help="Bytes of each value.",
+)
+@click.option(
+    "--messages", type=click.IntRange(1), show_default="400 MiB of them", help="Messages in total."
+)
+@click.option("--arrow/--list", default=False, help="Pass an Arrow array or a list to send_many().")
+@click.option(
+    "--compression",
+    type=click.Choice(["none", "zstd", "lz4"]),
+    default="none",
+    help="Compression of batches.",
+)
+@click.option(
+    "--tasks",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    help="Tasks that send one message after the other.",
+)
+@click.option(
+    "--sends",
+    type=click.IntRange(1),
+    default=500_000,
+    show_default=True,
+    help="Messages that these tasks send in total.",
+)
+@click.option(
+    "--rate",
+    type=click.FloatRange(1),
+    default=1000.0,
+    show_default=True,
+    help="Messages a second of the sends at a fixed rate.",
+)
+@click.option(
+    "--rate-seconds",
+    "rate_s",
+    type=float,
+    default=5.0,
+    show_default=True,
+    help="Duration of the sends at a fixed rate.",
+)
 @options.folder
 @options.floor_size
 @metrics_port
 @options.as_json
 def produce(*, as_json: bool, **asked: object) -> None:
-    """Send messages, each acknowledged after fdatasync, and say how fast it was.
+    """Send messages, each acknowledged after fdatasync.
 
-    First with send_many, then from many tasks that send one after the other, then by the
-    clock: at a steady rate, without and with ledgers that end. The messages go to bookies
-    of its own, in a temporary folder, unless --cluster names others.
+    Messages are sent with send_many(), then by many tasks one by one, then at a fixed rate,
+    without and with rolling ledgers. Starts a temporary cluster unless --cluster is given.
     """
     result = trio.run(finish, partial(_measure, _plan(asked)))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
-def _plan(asked: dict[str, object]) -> Plan:
+def _plan(asked: dict[str, object]) -> ProducePlan:
     given = {name: value for name, value in asked.items() if value is not None}
     replication = given.setdefault("replication", given["bookies"])
     size = given["message_size"]
@@ -137,10 +205,10 @@ def _plan(asked: dict[str, object]) -> Plan:
     given.setdefault("ack_quorum", replication // 2 + 1)
     given.setdefault("messages", MANY_SIZE // max(size, 1))
     given.setdefault("folder", Path(tempfile.gettempdir()))
-    return msgspec.convert(given, Plan, dec_hook=lambda _kind, value: value)
+    return msgspec.convert(given, ProducePlan, dec_hook=lambda _kind, value: value)
 
 
-async def _measure(plan: Plan) -> Result:
+async def _measure(plan: ProducePlan) -> ProduceResult:
     floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
     if plan.cluster:
         return await _measure_cluster(plan, floor, plan.cluster, [])
@@ -148,14 +216,16 @@ async def _measure(plan: Plan) -> Result:
         return await _measure_cluster(plan, floor, sandbox.cluster, sandbox.bookies)
 
 
-async def _measure_cluster(plan: Plan, floor: Floor, cluster: str, bookies: list[Bookie]) -> Result:
+async def _measure_cluster(
+    plan: ProducePlan, floor: Floor, cluster: str, bookies: list[Bookie]
+) -> ProduceResult:
     size = plan.message_size
     roll, rolling = RollPolicy(), RollPolicy(entries=max(1, round(plan.rate / ROLLS_PER_S)))
 
-    async def run(load: Load, policy: RollPolicy = roll) -> Figures:
+    async def run(load: Load, policy: RollPolicy = roll) -> ProduceFigures:
         async with (
-            ledger_client.connect(cluster) as client,
-            metrics_page(client, plan.metrics_port),
+            connect(cluster) as client,
+            metrics_page(lambda: client.metrics, plan.metrics_port),
             _topic(client, plan, policy),
             client.producer(TOPIC, access="exclusive", compression=plan.compression) as producer,
         ):
@@ -166,7 +236,7 @@ async def _measure_cluster(plan: Plan, floor: Floor, cluster: str, bookies: list
     tasks = await run(partial(send_in_tasks, size=size, messages=plan.sends, tasks=plan.tasks))
     steady = await run(by_clock)
     turning = await run(by_clock, rolling)
-    return Result(
+    return ProduceResult(
         replication=plan.replication,
         ack_quorum=plan.ack_quorum,
         message_size=size,
@@ -182,8 +252,8 @@ async def _measure_cluster(plan: Plan, floor: Floor, cluster: str, bookies: list
 
 
 @asynccontextmanager
-async def _topic(client: Client, plan: Plan, roll: RollPolicy) -> AsyncGenerator[None]:
-    await client.create_topic(
+async def _topic(client: Client, plan: ProducePlan, roll: RollPolicy) -> AsyncGenerator[None]:
+    await client.topics.create(
         TOPIC,
         plan.partitions,
         replication=plan.replication,
@@ -194,22 +264,22 @@ async def _topic(client: Client, plan: Plan, roll: RollPolicy) -> AsyncGenerator
         yield
     finally:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + 10):
-            await client.delete_topic(TOPIC)
+            await client.topics.delete(TOPIC)
 
 
 async def _run(
-    client: Client, producer: Producer, load: Load, plan: Plan, bookies: list[Bookie]
-) -> Figures:
+    client: Client, producer: Producer, load: Load, plan: ProducePlan, bookies: list[Bookie]
+) -> ProduceFigures:
     processes = [bookie.process_id for bookie in bookies]
-    await producer.send(b"")  # lanes and connections are there from here on
+    await producer.send(b"")  # opens lanes and connections
     client_cpu_s, bookie_cpu_s = time.process_time(), usage.cpu_s(processes)
     sent = await load(producer)
     client_cpu_s = time.process_time() - client_cpu_s
     bookie_cpu_s = usage.cpu_s(processes) - bookie_cpu_s
     await producer.close()
-    extent = (await client.explain_topic(TOPIC)).extent
+    extent = (await client.topics.explain(TOPIC)).extent
     rate = sent.messages / sent.seconds
-    return Figures(
+    return ProduceFigures(
         messages=sent.messages,
         seconds=round(sent.seconds, 3),
         messages_per_s=round(rate, 1),
@@ -224,7 +294,7 @@ async def _run(
     )
 
 
-def _describe(result: Result) -> str:
+def _describe(result: ProduceResult) -> str:
     many, tasks, floor = result.many, result.tasks, result.floor
     steady, rolling = result.steady.latency, result.rolling.latency
     bookies = ", ".join(f"{rss:.0f}" for rss in result.rolling.bookie_rss_max_mib)
@@ -249,7 +319,7 @@ def _describe(result: Result) -> str:
     return "\n".join(lines)
 
 
-def _cpu(figures: Figures) -> str:
+def _cpu(figures: ProduceFigures) -> str:
     return (
         f"{figures.client_cpu_s / figures.seconds:.0%} and "
         f"{figures.bookie_cpu_s / figures.seconds:.0%}"

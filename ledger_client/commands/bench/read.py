@@ -1,4 +1,4 @@
-"""``quire bench read``: entries read a second from a disk that has to be asked."""
+"""``quire bench read``: entries read a second from a cold disk."""
 
 from __future__ import annotations
 
@@ -13,23 +13,20 @@ import click
 import msgspec
 import trio
 
-import ledger_client
-from ledger_client import Client, LedgerReader
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.floor import Floor, measure_floor
-from ledger_client.commands.bench.load import Load, apply_load, batch_for
-from ledger_client.commands.bench.metrics import count
-from ledger_client.commands.bench.samples import Percentiles, Samples
-from ledger_client.commands.interruption import finish
-from ledger_client.commands.peer import Peer
-from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
-from ledger_client.commands.size import Size
-from metadata.calls import FlushNow, JournalState
+from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.load import Load, Percentiles, Samples, apply_load, batch_for
+from ledger_client.commands.bench.usage import counter_total
+from ledger_client.commands.options import SizeParam
+from ledger_client.commands.outcome import finish
+from ledger_client.commands.sandbox import Bookie, open_sandbox
+from ledger_client.ledgers.reader import LedgerReader
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to read: a ledger of *size* bytes in all, *reads* single entries of it if random."""
+class ReadPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """Settings: read a ledger of *size* bytes in order, or *reads* random entries one by one."""
 
     sequential: bool
     entry_size: int
@@ -41,10 +38,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     floor_size: int
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
+class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
     """The figures beside the floor of the same run; MB are 10^6 payload bytes.
 
-    *bandwidth_to_floor* compares with one cold read of the same disk in order.
+    *bandwidth_to_floor* is a fraction of a sequential cold read of the disk.
     """
 
     order: str
@@ -69,13 +66,32 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     type=click.Choice(["sequential", "random"]),
     default="sequential",
     show_default=True,
-    help="All entries in order, or single ones anywhere.",
+    help="All entries in order, or random single ones.",
 )
-@click.option("--entry-size", type=Size(), default="1KiB", show_default=True)
-@click.option("--bytes", "size", type=Size(), default="1GiB", show_default=True)
-@click.option("--reads", type=click.IntRange(1), default=20_000, help="With --order random.")
-@click.option("--outstanding", type=click.IntRange(1), default=8, help="With --order random.")
-@click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
+@click.option(
+    "--entry-size",
+    type=SizeParam(),
+    default="1KiB",
+    show_default=True,
+    help="Bytes of each payload.",
+)
+@click.option(
+    "--bytes",
+    "size",
+    type=SizeParam(),
+    default="1GiB",
+    show_default=True,
+    help="Bytes to write and read.",
+)
+@click.option("--reads", type=click.IntRange(1), default=20_000, help="For --order random.")
+@click.option("--outstanding", type=click.IntRange(1), default=8, help="For --order random.")
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Bookies of the temporary cluster.",
+)
 @options.folder
 @options.floor_size
 @options.as_json
@@ -91,12 +107,12 @@ def read(
     floor_size: int,
     as_json: bool,
 ) -> None:
-    """Write a ledger, drop it from every cache, read it, and say how fast that was.
+    """Write a ledger, drop it from every cache, and read it.
 
-    The bookies are its own, in a temporary folder. A latency is that of a batch, or of
-    a single read with --order random.
+    Starts a temporary cluster. Latencies are those of batches, or of single reads with
+    --order random.
     """
-    plan = Plan(
+    plan = ReadPlan(
         sequential=order == "sequential",
         entry_size=entry_size,
         size=size,
@@ -110,40 +126,33 @@ def read(
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
-async def _measure(plan: Plan) -> Result:
+async def _measure(plan: ReadPlan) -> ReadResult:
     floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
-        ledger_client.connect(sandbox.cluster) as client,
+        connect(sandbox.cluster) as client,
     ):
         ledger_id = await _fill(client, plan)
-        await _make_cold(sandbox)
-        async with client.open_ledger(ledger_id) as reader:
+        await usage.make_cold(client._context.ledgers, sandbox)
+        async with client.ledgers.open(ledger_id) as reader:
             return await _read(plan, floor, sandbox.bookies, reader)
 
 
-async def _fill(client: Client, plan: Plan) -> int:
-    """Write the ledger and return its id."""
+async def _fill(client: Client, plan: ReadPlan) -> int:
+    """Write the ledger; return its id."""
     load = Load(
         entry_size=plan.entry_size,
         entries=plan.size // plan.entry_size,
         batch=batch_for(plan.entry_size),
     )
-    async with client.create_ledger(plan.bookies, plan.bookies, plan.bookies) as ledger:
+    async with client.ledgers.create(plan.bookies, plan.bookies, plan.bookies) as ledger:
         await apply_load([ledger], load)
     return ledger.id
 
 
-async def _make_cold(sandbox: Sandbox) -> None:
-    for bookie in sandbox.bookies:
-        async with Peer.open(bookie.address) as peer:
-            await peer.call(FlushNow(), JournalState)
-    await trio.to_thread.run_sync(usage.drop_page_cache, sandbox.folder)
-
-
 async def _read(
-    plan: Plan, floor: Floor, bookies: Sequence[Bookie], reader: LedgerReader
-) -> Result:
+    plan: ReadPlan, floor: Floor, bookies: Sequence[Bookie], reader: LedgerReader
+) -> ReadResult:
     processes = [bookie.process_id for bookie in bookies]
     samples = Samples()
     disk_reads = await _disk_reads(bookies)
@@ -157,7 +166,7 @@ async def _read(
     client_cpu_s = time.process_time() - client_cpu_s
     bookie_cpu_s = usage.cpu_s(processes) - bookie_cpu_s
     mb_per_s = round(entries * plan.entry_size / 1e6 / seconds, 2)
-    return Result(
+    return ReadResult(
         order="sequential" if plan.sequential else "random",
         entries=entries,
         entry_size=plan.entry_size,
@@ -186,7 +195,7 @@ async def _read_in_order(reader: LedgerReader, samples: Samples) -> int:
     return entries
 
 
-async def _read_at_random(reader: LedgerReader, samples: Samples, plan: Plan) -> int:
+async def _read_at_random(reader: LedgerReader, samples: Samples, plan: ReadPlan) -> int:
     choice = random.Random(plan.reads)
     left = plan.reads
 
@@ -206,10 +215,10 @@ async def _read_at_random(reader: LedgerReader, samples: Samples, plan: Plan) ->
 
 
 async def _disk_reads(bookies: Sequence[Bookie]) -> int:
-    return await count(bookies, "log_reads") + await count(bookies, "index_reads")
+    return await counter_total(bookies, "log_reads") + await counter_total(bookies, "index_reads")
 
 
-def _describe(result: Result) -> str:
+def _describe(result: ReadResult) -> str:
     at = result.latency
     what = "a batch" if result.order == "sequential" else "a read"
     return (

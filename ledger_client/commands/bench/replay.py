@@ -1,4 +1,4 @@
-"""``quire bench replay``: messages a second from a topic into another one."""
+"""``quire bench replay``: messages replayed a second from one topic into another."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ import click
 import msgspec
 import trio
 
-import ledger_client
-from ledger_client import Client
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
-from ledger_client.commands.bench.floor import Floor, measure_floor
-from ledger_client.commands.bench.sending import send_many
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.load import send_many
+from ledger_client.commands.options import SizeParam
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import open_sandbox
-from ledger_client.commands.size import Size
-from ledger_client.replay.options import ORDERS
+from ledger_client.jobs.replay.options import ORDERS
 from metadata.replays import Order
 
 TOTAL_SIZE = 200 << 20
 FROM, TO = "bench/replay", "bench/again"
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure, with bookies of our own."""
+class ReplayPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the measurement, which runs in a sandbox."""
 
     bookies: int
     partitions: int
@@ -41,10 +40,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     floor_size: int
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of a replay. MB are 10^6 bytes of values; CPU is user and system.
+class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements of a replay. MB are 10^6 bytes of values; CPU is user and system time.
 
-    *bandwidth_to_floor*: beside one stream of writes to the same disk.
+    *bandwidth_to_floor* is a fraction of the disk's write bandwidth.
     """
 
     copies: int
@@ -64,19 +63,45 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option("--bookies", type=click.IntRange(1, 64), default=1, show_default=True)
-@click.option("--partitions", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--message-size", type=Size(), default="100", show_default=True)
-@click.option("--messages", type=click.IntRange(1), show_default="200 MiB of them", help="In all.")
-@click.option("--order", type=click.Choice(ORDERS), default="time", show_default=True)
-@click.option("--verify", is_flag=True, help="Read the target back, in the same time.")
+@click.option(
+    "--bookies",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Bookies of the temporary cluster.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Partitions of the topic.",
+)
+@click.option(
+    "--message-size",
+    type=SizeParam(),
+    default="100",
+    show_default=True,
+    help="Bytes of each value.",
+)
+@click.option(
+    "--messages", type=click.IntRange(1), show_default="200 MiB of them", help="Messages in total."
+)
+@click.option(
+    "--order",
+    type=click.Choice(ORDERS),
+    default="time",
+    show_default=True,
+    help="How the replay merges lanes.",
+)
+@click.option("--verify", is_flag=True, help="Include reading the target back.")
 @options.folder
 @options.floor_size
 @options.as_json
 def replay(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
-    """Fill a topic, replay it into another one of the same cluster, and say how fast that was.
+    """Fill a topic and replay it into another one.
 
-    The bookies are its own, in a temporary folder. They read and write meanwhile.
+    Starts a temporary cluster, whose bookies read and write at the same time.
     """
     size = asked["message_size"]
     assert isinstance(size, int)
@@ -84,18 +109,18 @@ def replay(*, messages: int | None, folder: Path | None, as_json: bool, **asked:
         "messages": messages or TOTAL_SIZE // max(size, 1),
         "folder": folder or Path(tempfile.gettempdir()),
     }
-    plan = msgspec.convert(given, Plan, dec_hook=lambda _kind, value: value)
+    plan = msgspec.convert(given, ReplayPlan, dec_hook=lambda _kind, value: value)
     result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
-async def _measure(plan: Plan) -> Result:
-    import pyarrow  # noqa: F401 - what it costs to import is not counted
+async def _measure(plan: ReplayPlan) -> ReplayResult:
+    import pyarrow  # noqa: F401 - keeps its import out of the measurement
 
     floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
     async with (
         open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
-        ledger_client.connect(sandbox.cluster) as client,
+        connect(sandbox.cluster) as client,
     ):
         await _fill(client, plan)
         processes = [bookie.process_id for bookie in sandbox.bookies]
@@ -107,7 +132,7 @@ async def _measure(plan: Plan) -> Result:
         seconds = time.perf_counter() - started
         assert report.messages >= plan.messages
         mb_per_s = report.messages * plan.message_size / 1e6 / seconds
-        return Result(
+        return ReplayResult(
             copies=plan.bookies,
             partitions=plan.partitions,
             message_size=plan.message_size,
@@ -125,9 +150,9 @@ async def _measure(plan: Plan) -> Result:
         )
 
 
-async def _fill(client: Client, plan: Plan) -> None:
+async def _fill(client: Client, plan: ReplayPlan) -> None:
     ordered = plan.order == "event-time"
-    await client.create_topic(
+    await client.topics.create(
         FROM,
         plan.partitions,
         replication=plan.bookies,
@@ -143,7 +168,7 @@ async def _fill(client: Client, plan: Plan) -> None:
             await producer.send_many(values, event_times=list(range(start, start + part)))
 
 
-def _describe(result: Result) -> str:
+def _describe(result: ReplayResult) -> str:
     ways = "with every message read back and compared" if result.verified else "not read back"
     lines = [
         f"{result.messages:,} messages of {result.message_size} bytes, {result.copies} copies, in "

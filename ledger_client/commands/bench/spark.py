@@ -1,7 +1,7 @@
-"""``quire bench spark``: a topic read by Spark, beside the fastest that Spark could be.
+"""``quire bench spark``: reading a topic by Spark, beside the fastest that Spark can read.
 
-The ways take turns in one session, so that what disturbs one disturbs all: the topic, a Python
-data source that has the same Arrow batches in memory, and Parquet files of the same rows.
+Three sources take turns in one session, so that disturbances affect all: the topic, a Python
+data source with the same Arrow batches in memory, and Parquet files of the same rows.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ import click
 import msgspec
 import trio
 
-import ledger_client
+from ledger_client.client import connect
 from ledger_client.commands import options
-from ledger_client.commands.bench.residence import Residence
+from ledger_client.commands.bench.usage import Residence
+from ledger_client.commands.options import SizeParam
 from ledger_client.commands.sandbox import open_sandbox
-from ledger_client.commands.size import Size
 from ledger_client.portal import Portal
+from ledger_client.spark import open_session
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -36,13 +37,13 @@ KEYS = 200_000
 KEY_SIZE = 16
 CALL_SIZE = 16 << 20
 WARM_UP = 2
-"""Rounds that do not count: the JVM compiles what is run often."""
+"""Rounds that do not count, while the JVM compiles hot code."""
 BATCH_SIZE = 1 << 20
-"""What a batch may hold, so that their messages are counted and not their bytes."""
+"""Limit of a batch in bytes, high enough that the number of messages decides."""
 
 
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """What to measure."""
+class SparkPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings of the measurement, which starts a bookie of its own."""
 
     messages: int
     message_size: int
@@ -55,7 +56,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Ways(msgspec.Struct, frozen=True, kw_only=True):
-    """Seconds, the median of the runs, and the topic's beside the floor's of the same run."""
+    """Median seconds of each source, and median ratios of the topic to the others per run."""
 
     topic_s: float
     floor_s: float
@@ -64,8 +65,8 @@ class Ways(msgspec.Struct, frozen=True, kw_only=True):
     to_parquet: float
 
 
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of it; *count* reads every row, *write* puts them into Parquet files."""
+class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Measurements; *count* reads every row, *write* stores them in Parquet files."""
 
     messages: int
     message_size: int
@@ -74,25 +75,49 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     count: Ways
     write: Ways
     worker_rss_max_mib: float
-    """of a Python process of Spark's while the topic was read"""
+    """of any Python worker of Spark while it read the topic"""
     jvm_rss_max_mib: float
 
 
 @click.command()
-@click.option("--messages", type=click.IntRange(1), show_default="500 MB of them", help="In all.")
-@click.option("--message-size", type=Size(), default="100", show_default=True)
-@click.option("--batch", type=click.IntRange(1), default=1000, show_default=True, metavar="COUNT")
-@click.option("--partitions", type=click.IntRange(0), default=2, show_default=True)
-@click.option("--columns", default="", metavar="NAME,...", help="Read these alone; else all.")
-@click.option("--runs", type=click.IntRange(1), default=5, show_default=True)
-@click.option("--cores", type=click.IntRange(1), default=2, show_default=True)
+@click.option(
+    "--messages", type=click.IntRange(1), show_default="500 MB of them", help="Messages in total."
+)
+@click.option(
+    "--message-size",
+    type=SizeParam(),
+    default="100",
+    show_default=True,
+    help="Bytes of each value.",
+)
+@click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    metavar="COUNT",
+    help="Messages in each batch.",
+)
+@click.option(
+    "--partitions",
+    type=click.IntRange(0),
+    default=2,
+    show_default=True,
+    help="Partitions of the topic.",
+)
+@click.option("--columns", default="", metavar="NAME,...", help="Columns to read; by default all.")
+@click.option("--runs", type=click.IntRange(1), default=5, show_default=True, help="Measured runs.")
+@click.option(
+    "--cores", type=click.IntRange(1), default=2, show_default=True, help="Cores for Spark."
+)
 @options.folder
 @options.as_json
 def spark(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
-    """Read a topic by Spark into a count and into Parquet, beside what Spark does by itself.
+    """Read a topic by Spark, and compare with its fastest sources.
 
     The floor is a Python data source that yields the same Arrow batches from memory; Parquet is
-    what Spark reads best. The bookie is its own, in a temporary folder. Needs quire[spark].
+    what Spark reads fastest. Each is counted and copied to Parquet. Starts a temporary
+    bookie. Needs quire[spark].
     """
     size = asked["message_size"]
     assert isinstance(size, int)
@@ -100,17 +125,16 @@ def spark(*, messages: int | None, folder: Path | None, as_json: bool, **asked: 
         "messages": messages or TOTAL_SIZE // max(size, 1),
         "folder": folder or Path(tempfile.gettempdir()),
     }
-    plan = msgspec.convert(given, Plan, dec_hook=lambda _kind, value: value)
+    plan = msgspec.convert(given, SparkPlan, dec_hook=lambda _kind, value: value)
     result = _measure(plan)
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
-def _measure(plan: Plan) -> Result:
+def _measure(plan: SparkPlan) -> SparkResult:
     from ledger_client.spark.failures import unwrapped
-    from ledger_client.spark.java import check_java
-    from ledger_client.spark.session import check_spark, open_session
+    from ledger_client.spark.session import check_java, check_spark
 
-    check_spark()  # before a topic is filled for nothing
+    check_spark()  # fails before the topic is filled for nothing
     check_java()
     conf = {"spark.driver.memory": "2g"}
     with (
@@ -123,16 +147,16 @@ def _measure(plan: Plan) -> Result:
 
 
 @contextmanager
-def _filled_topic(plan: Plan) -> Iterator[str]:
+def _filled_topic(plan: SparkPlan) -> Iterator[str]:
     with closing(Portal(lambda: open_sandbox(1, parent=plan.folder))) as portal:
         cluster = portal.value.cluster
         portal.call(partial(_fill, cluster, plan))
         yield cluster
 
 
-async def _fill(cluster: str, plan: Plan) -> None:
-    async with ledger_client.connect(cluster) as client:
-        await client.create_topic(TOPIC, plan.partitions, replication=1)
+async def _fill(cluster: str, plan: SparkPlan) -> None:
+    async with connect(cluster) as client:
+        await client.topics.create(TOPIC, plan.partitions, replication=1)
         async with client.producer(
             TOPIC,
             access="exclusive",
@@ -154,7 +178,7 @@ async def _fill(cluster: str, plan: Plan) -> None:
 
 
 class _Measuring:
-    def __init__(self, plan: Plan, session: SparkSession, cluster: str, folder: Path) -> None:
+    def __init__(self, plan: SparkPlan, session: SparkSession, cluster: str, folder: Path) -> None:
         from ledger_client.spark.floor import FloorSource
 
         session.dataSource.register(FloorSource)
@@ -165,13 +189,13 @@ class _Measuring:
         self._seconds: dict[tuple[str, str], list[float]] = {}
         self._residence = Residence(session.sparkContext._gateway.proc.pid)  # type: ignore[union-attr] # it is there
 
-    def result(self) -> Result:
-        """Let every way take its turn, and say what it took."""
+    def result(self) -> SparkResult:
+        """Run all rounds and compute the medians."""
         self._put(self._topic(), "rows")
         assert self._parquet().count() == self._plan.messages
         for run in range(WARM_UP + self._plan.runs):
             self._round(run, kept=run >= WARM_UP)
-        return Result(
+        return SparkResult(
             messages=self._plan.messages,
             message_size=self._plan.message_size,
             batch=self._plan.batch,
@@ -184,7 +208,7 @@ class _Measuring:
 
     def _round(self, number: int, *, kept: bool) -> None:
         frames = [("topic", self._topic), ("floor", self._floor), ("parquet", self._parquet)]
-        first = number % len(frames)  # who is first pays for what the JVM compiles meanwhile
+        first = number % len(frames)  # going first costs time for the JVM's compiler
         for name, frame in (*frames[first:], *frames[:first]):
             for what, work in {"count": self._count, "write": self._write}.items():
                 with self._residence.watched() if name == "topic" else _unwatched():
@@ -197,7 +221,7 @@ class _Measuring:
     def _count(self, frame: Callable[[], DataFrame]) -> None:
         if frame != self._parquet:
             assert frame().count() == self._plan.messages
-        else:  # Spark would count from the footers: so all columns are read
+        else:  # count() would only read the footers, so all columns are read instead
             frame().write.format("noop").mode("overwrite").save()
 
     def _write(self, frame: Callable[[], DataFrame]) -> None:
@@ -248,7 +272,7 @@ def _median(seconds: list[float]) -> float:
     return round(statistics.median(seconds), 3)
 
 
-def _describe(result: Result) -> str:
+def _describe(result: SparkResult) -> str:
     lines = [
         f"{result.messages:,} messages of {result.message_size} bytes, {result.batch} in a batch; "
         f"columns: {result.columns}",

@@ -1,10 +1,10 @@
-"""``quire cluster``: how the cluster is, and levelling its bookies."""
+"""``quire cluster``: state, disk usage and balance of the whole cluster."""
 
 from __future__ import annotations
 
 import click
 
-from ledger_client.commands.deferred import DeferredGroup
+from ledger_client.commands import DeferredGroup
 
 _COMMANDS = {
     "status": "ledger_client.commands.cluster.status:status",
@@ -15,4 +15,4 @@ _COMMANDS = {
 
 @click.group(cls=DeferredGroup, places=_COMMANDS)
 def cluster() -> None:
-    """Look at the whole cluster, and move ledgers between bookies."""
+    """Inspect the whole cluster, and balance its bookies."""

@@ -1,4 +1,4 @@
-"""``quire cluster rebalance``: closed ledgers move until bookies hold about the same."""
+"""``quire cluster rebalance``: move closed ledgers until bookies hold about the same."""
 
 from __future__ import annotations
 
@@ -8,35 +8,33 @@ import click
 import msgspec
 import trio
 
-import ledger_client
+from ledger_client.client import connect
+from ledger_client.cluster.operations.rebalance import Balance, Move, Rebalancer
 from ledger_client.commands import options
-from ledger_client.commands.errors import Interrupted
-from ledger_client.commands.interruption import finish, interrupted
+from ledger_client.commands.outcome import Interrupted, finish, interrupted
 from ledger_client.commands.progress import SizeBar, show_sizes
-from ledger_client.commands.quantity import count, size
-from ledger_client.operations.balance import Move
-from ledger_client.operations.rebalance import Balance, Rebalancer
-from metadata.urls import open_store
+from ledger_client.commands.tables import count, size
+from ledger_client.wire.stores import open_store
 
 MIB = 1 << 20
 
 
 class Rebalanced(msgspec.Struct, frozen=True):
-    """What --json prints. Sizes are payload bytes of closed ledgers."""
+    """The output of --json. Sizes are payload bytes of closed ledgers."""
 
     before: dict[str, int]
     after: dict[str, int]
     spread: float
-    """fullest minus emptiest, as a part of the mean, at the end"""
+    """fullest minus emptiest at the end, as a fraction of the mean"""
     planned: list[Move] = []
-    """with --dry-run: what would be moved"""
+    """the moves that --dry-run only plans"""
     moved: int = 0
     moved_size: int = 0
     complete: bool = True
 
 
-class Run:
-    """One run of the command: what it has done so far."""
+class RebalanceRun:
+    """Counts the moves that one run of the command has made so far."""
 
     def __init__(self, rebalancer: Rebalancer) -> None:
         self._rebalancer = rebalancer
@@ -44,7 +42,7 @@ class Run:
         self.moved_size = 0
 
     async def play(self, found: Balance, bar: SizeBar) -> None:
-        """Make moves, and plan anew, until nothing is left to move, or nothing can be."""
+        """Make moves and plan again, until no move is left or none succeeds."""
         while found.moves:
             moved_before = self.moved
             await self._make_all(found.moves, bar)
@@ -72,19 +70,20 @@ class Run:
     default=50.0,
     show_default=True,
     metavar="MIB",
-    help="MiB copied a second at most, so that writers and readers go first.",
+    help="Copy at most this many MiB a second, to leave bandwidth to clients.",
 )
 @options.cluster
 @options.as_json
 def rebalance(*, dry_run: bool, rate: float, cluster: str, as_json: bool) -> None:
-    """Move closed ledgers until the bytes per bookie are within 10 % of each other.
+    """Move closed ledgers until bookies are equally full.
 
-    A new bookie gets new ledgers at once; this gives it its part of the old ones too.
-    Ledgers are moved one at a time: copied, compared, and only then listed elsewhere. The
-    old copies are deleted when their bookies collect garbage next (`bookie gc`).
+    Ends once the bytes per bookie are within 10 % of each other. A new bookie receives new
+    ledgers only; this gives it a share of the old ones too. Ledgers are moved one at a time:
+    copied, checked, and only then listed on the new bookie. The old bookie deletes its copy at
+    its next garbage collection (`bookie gc`).
 
-    May be interrupted at any time: what was moved stays moved, the ledger under way stays
-    where it was. Bookies that are lost, in limbo or being decommissioned are left alone.
+    May be interrupted at any time: ledgers moved so far stay moved, and the one under way stays
+    where it was. Bookies that are lost, in limbo or draining are left alone.
     """
     rebalanced = trio.run(finish, partial(_plan, cluster)) if dry_run else None
     if rebalanced is None:
@@ -92,22 +91,22 @@ def rebalance(*, dry_run: bool, rate: float, cluster: str, as_json: bool) -> Non
     if as_json:
         click.echo(msgspec.json.encode(rebalanced).decode())
     else:
-        _tell(rebalanced, dry_run=dry_run)
+        _show(rebalanced, dry_run=dry_run)
     if not rebalanced.complete:
         raise Interrupted
 
 
 async def _plan(cluster: str) -> Rebalanced:
-    async with ledger_client.connect(cluster) as client, open_store(cluster) as store:
-        found = await Rebalancer(client, store).look()
+    async with connect(cluster) as client, open_store(cluster) as store:
+        found = await Rebalancer(client._context.ledgers, store).look()
     return Rebalanced(found.sizes, found.sizes, found.spread, found.moves)
 
 
 async def _rebalance(cluster: str, rate: float) -> Rebalanced:
-    async with ledger_client.connect(cluster) as client, open_store(cluster) as store:
-        rebalancer = Rebalancer(client, store, rate=rate)
+    async with connect(cluster) as client, open_store(cluster) as store:
+        rebalancer = Rebalancer(client._context.ledgers, store, rate=rate)
         before = await rebalancer.look()
-        run = Run(rebalancer)
+        run = RebalanceRun(rebalancer)
         with show_sizes() as bar:
             cut_short = await interrupted(partial(run.play, before, bar))
         after = await rebalancer.look()
@@ -121,7 +120,7 @@ async def _rebalance(cluster: str, rate: float) -> Rebalanced:
     )
 
 
-def _tell(rebalanced: Rebalanced, *, dry_run: bool) -> None:
+def _show(rebalanced: Rebalanced, *, dry_run: bool) -> None:
     for move in rebalanced.planned:
         where = f"from {move.source} to {move.target}"
         click.echo(f"would move ledger {move.ledger_id} {where}, {size(move.size)}")

@@ -1,4 +1,4 @@
-"""``quire cluster status``: bookies, leader, what is under-replicated and why."""
+"""``quire cluster status``: bookies, leader, and under-replicated ledgers."""
 
 from __future__ import annotations
 
@@ -12,29 +12,28 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
+from ledger_client.cluster.operations.overview import BookieOverview, Overview, take_overview
 from ledger_client.commands import options
-from ledger_client.commands.console import Output
-from ledger_client.commands.interruption import finish
-from ledger_client.commands.quantity import age, count, size
-from ledger_client.operations.overview import BookieOverview, Overview, take_overview
+from ledger_client.commands.outcome import finish
+from ledger_client.commands.tables import Output, age, count, size
+from ledger_client.wire.stores import open_store
 from metadata.records import Leader, RepairProgress, UnderReplicated
 from metadata.store import MetadataStore
-from metadata.urls import open_store
 
 WATCH_S = 2.0
 SHOWN_MAX = 20
-WIDTH_PIPED = 200  # where nobody watches, a long line is better than a folded one
+WIDTH_PIPED = 200  # in a pipe, a long line beats a folded one
 
 
 class Wanting(msgspec.Struct, frozen=True):
-    """A ledger that wants repair, as --json shows it."""
+    """A ledger waiting for repair, as --json prints it."""
 
     mark: UnderReplicated
     waits_for: str
 
 
-class Status(msgspec.Struct, frozen=True):
-    """What --json prints. Sizes in bytes."""
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """The output of --json. Sizes are bytes."""
 
     leader: Leader | None
     bookies: list[BookieOverview]
@@ -43,26 +42,26 @@ class Status(msgspec.Struct, frozen=True):
     repairs: list[RepairProgress]
 
     @classmethod
-    def of(cls, seen: Overview) -> Status:
-        """Return *seen* with what follows from it."""
+    def of(cls, seen: Overview) -> ClusterStatus:
+        """Return *seen* with the step that each ledger waits for."""
         wanting = [Wanting(mark, seen.waits_for(mark)) for mark in seen.underreplicated]
         return cls(seen.leader, seen.bookies, wanting, seen.underreplicated_size, seen.repairs)
 
 
 @click.command()
-@click.option("--watch", is_flag=True, help="Show it again every two seconds, until Ctrl-C.")
+@click.option("--watch", is_flag=True, help="Refresh every two seconds, until Ctrl-C.")
 @options.cluster
 @options.as_json
 def status(*, watch: bool, cluster: str, as_json: bool) -> None:
-    """Show bookies, the leader, ledgers that want repair, and the repairs under way.
+    """Show bookies, the leader, and repair.
 
-    A bookie is writable, or read-only (its disk is full), draining (it is being
-    decommissioned), in limbo (it may have lost entries and is refilled), lost (known, and
-    not registered), or decommissioned and still running: stop it. For a ledger that wants
-    repair the last column says what happens to it, or why nothing does. Everything is as
-    the metadata says it; no bookie is asked.
+    A bookie is writable, read-only (its disk is full), stalled (its disk hangs), draining (being
+    decommissioned), in limbo (it may have lost entries and is being refilled), lost (known
+    but not registered), or decommissioned (still running: stop it). For a ledger waiting for
+    repair, the last column shows what happens, or why nothing does. Everything comes from
+    metadata; no bookie is asked.
 
-    Exit code 0 whatever the state; with --json, look at "underreplicated".
+    Exit code 0 whatever the state; with --json, check "underreplicated".
     """
     trio.run(finish, partial(_status, cluster, as_json, watch))
 
@@ -77,7 +76,7 @@ async def _status(cluster: str, as_json: bool, watch: bool) -> None:
 
 async def _print_json(store: MetadataStore, watch: bool) -> None:
     while True:
-        click.echo(msgspec.json.encode(Status.of(await take_overview(store))).decode())
+        click.echo(msgspec.json.encode(ClusterStatus.of(await take_overview(store))).decode())
         if not watch:
             return
         sys.stdout.flush()
@@ -109,7 +108,7 @@ def _drawn(seen: Overview) -> RenderableType:
 
 def _leader(leader: Leader | None) -> str:
     if leader is None:
-        return "leader: none at present"
+        return "leader: none at the moment"
     return f"leader: {leader.bookie_id} at {leader.address}, for {age(leader.since_ms)}"
 
 
@@ -124,7 +123,7 @@ def _bookies(seen: Overview) -> Table:
 
 def _totals(seen: Overview) -> str:
     if not seen.underreplicated:
-        return "every ledger has all of its copies, as far as known"
+        return "all ledgers have all their copies, as far as known"
     ledgers = count(len(seen.underreplicated), "ledger")
     return (
         f"under-replicated: {ledgers}, {size(seen.underreplicated_size)} to copy; "

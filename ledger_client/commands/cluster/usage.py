@@ -1,4 +1,4 @@
-"""``quire cluster usage``: which bytes lie on the bookies' disks, whose, and why."""
+"""``quire cluster usage``: what takes the space on the bookies' disks."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-import ledger_client
+from ledger_client.client import connect
+from ledger_client.cluster.operations.usage import (
+    REASONS,
+    By,
+    ClusterUsage,
+    UsageRow,
+    rows_of,
+    take_usage,
+)
 from ledger_client.commands import options
-from ledger_client.commands.console import Output
-from ledger_client.commands.errors import CommandFailed
-from ledger_client.commands.interruption import finish
+from ledger_client.commands.outcome import CommandFailed, finish
 from ledger_client.commands.progress import show_ledgers
-from ledger_client.commands.quantity import count, size
-from ledger_client.operations.grouping import By, Row, rows_of
-from ledger_client.operations.usage import REASONS, Usage, take_usage
-from ledger_client.topics.errors import NoSuchTopic
-from metadata.urls import open_store
+from ledger_client.commands.tables import Output, count, size
+from ledger_client.errors import NoSuchTopic
+from ledger_client.wire.stores import open_store
 
 WIDTH_PIPED = 200
 SHOWN_MAX = 50
 PLAIN = "(ledgers of no topic)"
 
 
-class Silent(CommandFailed):
-    """Some bookies did not answer, so what they have is not in the figures."""
-
-
 class Used(msgspec.Struct, frozen=True):
-    """What --json prints. Sizes in bytes; those of all rows add up to *size*."""
+    """The output of --json. Sizes are bytes; those of all rows add up to *size*."""
 
     by: By
     topic: str | None
     size: int
-    rows: list[Row]
+    rows: list[UsageRow]
     silent: dict[str, str]
-    """bookies that did not answer, and why"""
+    """bookies that did not answer, with the reasons"""
 
 
 @click.command()
@@ -50,25 +50,25 @@ class Used(msgspec.Struct, frozen=True):
     type=click.Choice(get_args(By)),
     default="topic",
     show_default=True,
-    help="What a row stands for.",
+    help="One row for each of these.",
 )
 @click.option("--topic", metavar="NAME", help="Only the ledgers of this topic.")
 @options.cluster
 @options.as_json
 def usage(*, by: str, topic: str | None, cluster: str, as_json: bool) -> None:
-    """Show which bytes lie on the bookies' disks: whose they are, and why they are there.
+    """Show what takes the space on the bookies' disks, and why.
 
-    Files count as `du` counts them: the blocks that they take (st_blocks, 512 bytes each), not
-    their length. All copies count. The sum is what `du -s` says of the folders of all bookies.
+    Sizes are those of `du`: allocated blocks of all copies. The total equals `du -s` over the
+    folders of all bookies.
 
-    "live" is what entry logs hold of ledgers that are there; "unwanted", of ledgers that were
-    deleted or moved to other bookies, until the next collection (`bookie gc`) gives them up;
-    "dead", what was given up, until its entry log is rewritten or deleted. The rest is of no
-    ledger. Entries that are not flushed yet lie in the journal only, and count there.
+    "live" bytes belong to existing ledgers. "unwanted" bytes belong to ledgers deleted or moved
+    to other bookies; the next garbage collection (`bookie gc`) drops them. "dead" bytes
+    were dropped, and are freed once their entry log is rewritten or deleted. All other bytes
+    belong to no ledger. Unflushed entries exist in the journal only, and count there.
 
-    The bookies are asked one page after the other, so under load rows are not of one moment.
+    Bookies are asked page by page, so under load the rows are not of the same moment.
 
-    Exit code 1 when a bookie did not answer: its bytes are missing in what is shown.
+    Exit code 1 if a bookie did not answer; its bytes are missing then.
     """
     used = trio.run(finish, partial(_use, cluster, cast(By, by), topic))
     if as_json:
@@ -77,19 +77,19 @@ def usage(*, by: str, topic: str | None, cluster: str, as_json: bool) -> None:
         _print(used)
     if used.silent:
         told = "; ".join(f"{name}: {why}" for name, why in sorted(used.silent.items()))
-        raise Silent(f"{count(len(used.silent), 'bookie')} did not answer: {told}")
+        raise CommandFailed(f"{count(len(used.silent), 'bookie')} did not answer: {told}")
 
 
 async def _use(cluster: str, by: By, topic: str | None) -> Used:
-    async with ledger_client.connect(cluster) as client, open_store(cluster) as store:
+    async with connect(cluster) as client, open_store(cluster) as store:
         with show_ledgers() as on_ledgers:
-            taken = await take_usage(client, store, on_ledgers=on_ledgers)
+            taken = await take_usage(client._context.ledgers, store, on_ledgers=on_ledgers)
     if topic is not None and topic not in taken.owners.topics:
         raise NoSuchTopic(topic)
     return _used(taken, by, topic)
 
 
-def _used(taken: Usage, by: By, topic: str | None) -> Used:
+def _used(taken: ClusterUsage, by: By, topic: str | None) -> Used:
     rows = rows_of(taken, by, topic)
     return Used(by, topic, sum(row.size for row in rows), rows, taken.silent)
 
@@ -102,13 +102,13 @@ def _print(used: Used) -> None:
     hidden = 0 if used.by != "ledger" else sum(1 for row in used.rows if row.ledger_id is not None)
     parts: list[RenderableType] = [tables[used.by](used), "", Text(_total(used))]
     if hidden > SHOWN_MAX:
-        parts.append(Text(f"and {count(hidden - SHOWN_MAX, 'ledger')} more: --json shows all"))
+        parts.append(Text(f"and {count(hidden - SHOWN_MAX, 'ledger')} more; --json lists all"))
     console.print(Group(*parts))
 
 
 def _total(used: Used) -> str:
     whose = "all bookies" if used.topic is None else f"topic {used.topic}"
-    silent = ", without those that did not answer" if used.silent else ""
+    silent = ", without the bookies that did not answer" if used.silent else ""
     return f"{size(used.size)} on the disks of {whose}{silent}"
 
 
@@ -129,7 +129,7 @@ def _ledgers(used: Used) -> Table:
     shown = [row for row in used.rows if row.ledger_id is not None][:SHOWN_MAX]
     for row in shown:
         sums = [size(row.live), size(row.unwanted), size(row.size)]
-        whose = "(not there any more)" if row.topic is None else row.topic
+        whose = "(deleted)" if row.topic is None else row.topic
         table.add_row(str(row.ledger_id), whose, row.part or "", str(row.copies), *sums)
     for row in used.rows:
         if row.ledger_id is None:

@@ -1,37 +1,39 @@
-"""The lines of the file, each with its key, dealt to the producers.
+"""The lines of the file with their keys, divided among the producers.
 
-A line's key is its last word. All lines of a key go to one producer, so that the last line of a
-key in the file is the latest message of that key in the topic: what compaction is to keep.
+A line's key is its last word. All lines of a key go to one producer, so the last line of a key
+in the file is its latest message in the topic, which compaction keeps.
 """
 
 from __future__ import annotations
 
 import os
+import random
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import NamedTuple
 
-from ledger_client.commands.demo.sums import Sum
-from ledger_client.commands.pump import chunks
-from ledger_client.commands.records import Lines
+import msgspec
+
+from ledger_client.commands.demo.report import Sum
+from ledger_client.commands.streams import Lines, chunks
 from native.batch import murmur3
 
 CHUNKS = 64
 CHUNK_SIZE_MIN = 4 << 10
 CHUNK_SIZE_MAX = 1 << 20
 NO_KEY = b"-"
-"""The key of a line without a word."""
+"""The key of a blank line."""
 
 
 class Deal(NamedTuple):
-    """Some consecutive lines of the file as one producer gets them: those of its keys."""
+    """One producer's part of some consecutive lines: those with its keys."""
 
     keys: list[bytes]
     values: list[bytes]
 
 
-class Source:
-    """Reads the file once; knows afterwards what was in it.
+class InputFile:
+    """Reads the file once, and counts its lines and bytes.
 
     Attributes:
         sum: of all lines.
@@ -48,11 +50,11 @@ class Source:
         self.consumed = 0
 
     async def deals(self) -> AsyncIterator[list[Deal]]:
-        """Yield the file chunk by chunk, for each producer its part.
+        """Yield the file chunk by chunk, divided among the producers.
 
         Raises:
             OSError: the file cannot be read.
-            RecordTooLarge: a line does not fit a message.
+            BadInput: a line does not fit into a message.
         """
         descriptor = os.open(self._path, os.O_RDONLY)
         try:
@@ -78,6 +80,62 @@ class Source:
 
 
 def key_of(line: bytes) -> bytes:
-    """Return the key of a line."""
+    """Return the last word of a line, at most 256 bytes."""
     words = line.rsplit(None, 1)
     return words[-1][:256] if words else NO_KEY
+
+
+# --- The file to send if none is named ---------------------------------------------------
+
+
+# Logs found on many machines, the likely ones first.
+LOGS = (
+    "/var/log/syslog",
+    "/var/log/messages",
+    "/var/log/dpkg.log",
+    "/var/log/dnf.log",
+    "/var/log/pacman.log",
+    "/var/log/apt/term.log",
+    "/var/log/bootstrap.log",
+    "/var/log/install.log",
+)
+SIZE_MIN = 64 << 10
+LINES = 50_000
+
+
+class Sample(msgspec.Struct, frozen=True):
+    """A file to send, and if it was generated."""
+
+    path: Path
+    generated: bool
+
+
+def choose_sample(scratch: Path) -> Sample:
+    """Return a log of this machine, or one generated in the folder *scratch*."""
+    for name in LOGS:
+        path = Path(name)
+        if _is_worth_writing(path):
+            return Sample(path, generated=False)
+    return Sample(_generate(scratch / "generated.log"), generated=True)
+
+
+def _is_worth_writing(path: Path) -> bool:
+    try:
+        with path.open("rb") as file:
+            return file.seek(0, 2) >= SIZE_MIN
+    except OSError:
+        return False  # missing or unreadable
+
+
+def _generate(path: Path) -> Path:
+    choice = random.Random(LINES)
+    hosts = [f"host-{number:02}" for number in range(20)]
+    with path.open("w") as file:
+        for number in range(LINES):
+            seconds, millis = divmod(number * 37, 1000)
+            took = choice.randrange(1, 900)
+            file.write(
+                f"{seconds // 3600 % 24:02}:{seconds // 60 % 60:02}:{seconds % 60:02}.{millis:03} "
+                f"{choice.choice(hosts)} request={number} status=200 took_ms={took}\n"
+            )
+    return path

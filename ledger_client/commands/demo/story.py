@@ -1,4 +1,4 @@
-"""The demonstration: a topic written, read, hurt, healed, compacted and replayed.
+"""The demonstration, step by step.
 
     file ─► 3 producers ─► topic ─► a reader that follows
                             │  one of four bookies is killed, its disk wiped, and it is replaced
@@ -8,32 +8,38 @@
                             ├─► replayed into another topic
                             └─► read by Spark
 
-Every step counts messages and sums up keys and values; the closing table sets them side by side.
+Every step counts messages and computes a checksum of keys and values; the final table compares
+them.
 """
 
 from __future__ import annotations
 
+import io
 import shutil
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from subprocess import DEVNULL
 
+import click
+import msgspec
 import trio
+from rich.console import Console
+from rich.table import Table
 
-import ledger_client
-from ledger_client import Client, RollPolicy
-from ledger_client.commands.demo.comparison import Comparison
-from ledger_client.commands.demo.healing import whole_copies
-from ledger_client.commands.demo.report import Report
-from ledger_client.commands.demo.sample import Sample
-from ledger_client.commands.demo.source import Source
-from ledger_client.commands.demo.sums import Sum
+from ledger_client.client import Client, connect
+from ledger_client.commands import options
+from ledger_client.commands.demo.report import Comparison, DemoReport, Sum, whole_copies
+from ledger_client.commands.demo.source import InputFile, Sample, choose_sample
 from ledger_client.commands.demo.writing import Writing
-from ledger_client.commands.errors import CommandFailed
-from ledger_client.commands.sandbox import Sandbox
+from ledger_client.commands.outcome import CommandFailed, finish
+from ledger_client.commands.sandbox import Sandbox, open_sandbox
+from ledger_client.errors import SparkError
 from ledger_client.topics.producing.producer_options import ProducerOptions
+from metadata.topics import RollPolicy
 
 BOOKIES = 4
 COPIES = 3
@@ -42,19 +48,19 @@ TOPIC = "demo/lines"
 AGAIN = "demo/again"
 KILL_SHARE = 0.4
 LEDGER_SHARE = 0.08
-"""Of the file, before the kill, and in one ledger."""
+"""Fractions of the file: sent before the kill, and stored in one ledger."""
 LEASE_S = 1.5
-"""For so long a bookie that is killed is taken for alive."""
+"""The cluster notices a killed bookie after this time."""
 SETTINGS = (f"lease_ttl_s={LEASE_S}",)
 END_S = 30.0
-"""For so long a command that is interrupted may take to leave nothing behind."""
+"""An interrupted command has this long to clean up."""
 LINE_SIZE_MAX = ProducerOptions().message_size_max
 
 Say = Callable[[str, str], None]
 
 
 class Story:
-    """Plays the story in a sandbox; *say* is told what happens when it happens."""
+    """Runs the demonstration in a sandbox; *say* is called at every step."""
 
     def __init__(self, sample: Sample, sandbox: Sandbox, say: Say, *, spark: bool) -> None:
         self._path = sample.path
@@ -63,8 +69,8 @@ class Story:
         self._spark = spark
         self._victim = sandbox.bookies[1]
         self._replaced_at = 0.0
-        self._source = Source(sample.path, PRODUCERS, line_size_max=LINE_SIZE_MAX)
-        self.report = Report(
+        self._source = InputFile(sample.path, PRODUCERS, line_size_max=LINE_SIZE_MAX)
+        self.report = DemoReport(
             file=str(sample.path),
             generated=sample.generated,
             cluster=sandbox.cluster,
@@ -74,17 +80,17 @@ class Story:
             spark=spark,
         )
 
-    async def play(self) -> Report:
-        """Play it to the end.
+    async def play(self) -> DemoReport:
+        """Run all steps and return the report.
 
         Raises:
-            LedgerError, CommandFailed: it could not be played.
+            LedgerError, CommandFailed: a step failed.
             OSError: the file cannot be read.
         """
         report = self.report
         processes = ", ".join(str(process) for process in report.processes.values())
         self._say("started", f"{BOOKIES} bookies on this machine, processes {processes}")
-        async with ledger_client.connect(self._sandbox.cluster) as client:
+        async with connect(self._sandbox.cluster) as client:
             await self._write(client)
             await self._read(client)
             await self._heal(client)
@@ -103,10 +109,15 @@ class Story:
         report, source = self.report, self._source
         size = (await trio.Path(self._path).stat()).st_size
         if not size:
-            raise CommandFailed(f"{self._path} is empty; name a file with at least one line")
+            raise CommandFailed(f"{self._path} is empty; pass a file with at least one line")
         roll = RollPolicy(size=max(int(size * LEDGER_SHARE), 1))
-        await client.create_topic(TOPIC, 2, replication=COPIES, roll=roll)
-        self._writing = Writing(client, TOPIC, PRODUCERS, source)
+        await client.topics.create(TOPIC, 2, replication=COPIES, roll=roll)
+        self._writing = Writing(
+            PRODUCERS,
+            source,
+            open_producer=lambda name: client.producer(TOPIC, producer_name=name, access="shared"),
+            open_reader=lambda: client.reader(TOPIC, follow=True),
+        )
         await self._writing.run(int(size * KILL_SHARE), self._lose_and_replace)
         report.lines, report.bytes = source.sum.messages, source.sum.bytes
         report.keys = len(source.latest)
@@ -121,7 +132,7 @@ class Story:
         )
 
     async def _lose_and_replace(self) -> None:
-        """Kill a bookie, take its disk away, and start it again with an empty one."""
+        """Kill a bookie, wipe its disk, and start it again with an empty one."""
         report, victim = self.report, self._victim
         command = self._sandbox.kill(victim)
         report.killed, report.killed_process = victim.bookie_id, victim.process_id
@@ -135,7 +146,7 @@ class Story:
         )
         folder = self._sandbox.folder / victim.bookie_id
         await trio.to_thread.run_sync(shutil.rmtree, folder)
-        await trio.sleep(LEASE_S)  # until then the cluster takes it for alive
+        await trio.sleep(LEASE_S)  # until then the cluster counts it as alive
         folders = ["--data", str(folder), "--bookie-id", victim.bookie_id]
         metadata = f"sqlite://{self._sandbox.folder / 'metadata.db'}"
         await _run("bookie", "replace", *folders, "--metadata", metadata)
@@ -144,18 +155,18 @@ class Story:
         report.replaced_process = self._victim.process_id
         self._say(
             "replaced",
-            f"its folder was deleted; as process {self._victim.process_id} it goes on in an "
-            "empty one, and denies nothing until it is refilled",
+            f"its folder was deleted; process {self._victim.process_id} continues in an empty "
+            "one, and denies no entry until it is refilled",
         )
 
     # --- afterwards --------------------------------------------------------------------
 
     async def _read(self, client: Client) -> None:
-        """Read everything again, and compare numbers and ids with those that were acknowledged."""
+        """Read everything again, and compare numbers and ids with the acknowledged ones."""
         report, found = self.report, Sum()
         comparison = Comparison(self._writing.ids)
         started = time.perf_counter()
-        async with client.topic_reader(TOPIC) as reader:
+        async with client.reader(TOPIC) as reader:
             while messages := await reader.next_messages():
                 comparison.take(messages)
                 found.add(
@@ -165,21 +176,21 @@ class Story:
         report.each_once_in_order = comparison.ends_as_sent()
         self._add_row("read again", found, time.perf_counter() - started)
         order_is = "each once and in order" if report.each_once_in_order else "NOT AS SENT"
-        self._say("read", f"{found.messages} lines, {order_is}, under the ids that were told")
+        self._say("read", f"{found.messages} lines, {order_is}, under their acknowledged ids")
 
     async def _heal(self, client: Client) -> None:
-        """Wait until the bookies have given the replaced one what it lost, and make sure."""
+        """Wait until the replaced bookie has its copies again, and verify all of them."""
         report = self.report
-        lanes = (await client.explain_topic(TOPIC)).lanes
+        lanes = (await client.topics.explain(TOPIC)).lanes
         rows = [fate.ledger for lane in lanes for fate in lane.ledgers if fate.ledger.closed_ms]
         report.ledgers = [row.ledger_id for row in rows]
         report.entries = sum(row.entries for row in rows)
-        report.copies = await whole_copies(client, report.ledgers)
+        report.copies = await whole_copies(client.cluster.verify, report.ledgers)
         report.healed_s = time.perf_counter() - self._replaced_at
         self._say(
             "healed",
-            f"{report.killed} has its copies again from the others, {report.healed_s:.2f} s after "
-            "it was back",
+            f"{report.killed} got its copies back from the others, {report.healed_s:.2f} s after "
+            "it restarted",
         )
         self._say(
             "verified",
@@ -188,13 +199,13 @@ class Story:
         )
 
     async def _compact(self, client: Client) -> None:
-        """Compact the topic, and compare what is left with the last line of each key."""
+        """Compact the topic, and compare the result with the last line of each key."""
         started = time.perf_counter()
         await self._quire("compact", TOPIC, *self._engine)
         seconds = time.perf_counter() - started
         latest, found = Sum(), Sum()
         latest.add([*self._source.latest], [*self._source.latest.values()])
-        async with client.topic_reader(TOPIC, compacted=True) as reader:
+        async with client.reader(TOPIC, compacted=True) as reader:
             async for batch in reader.read_batches():
                 found.add_batch(batch)
         report = self.report
@@ -204,11 +215,11 @@ class Story:
         self._say("compacted", f"{report.lines} messages to {found.messages}, {by}")
 
     async def _replay(self, client: Client) -> None:
-        """Copy the topic into another one; with Spark, read it there as well."""
+        """Replay the topic into another one; with Spark, also export it to Parquet."""
         started = time.perf_counter()
         await self._quire("replay", TOPIC, "--to", AGAIN, "--with-definition")
         seconds, found = time.perf_counter() - started, Sum()
-        async with client.topic_reader(AGAIN) as reader:
+        async with client.reader(AGAIN) as reader:
             async for batch in reader.read_batches():
                 found.add_batch(batch)
         self._add_row(f"replayed to {AGAIN}", found, seconds)
@@ -237,8 +248,8 @@ class Story:
 
 
 async def _run(module: str, *words: str) -> None:
-    """Run one of our commands in a process of its own. Raises CommandFailed with its last words."""
-    # -P: what is installed, although the current folder may hold quire's sources.
+    """Run a quire command as a process. Raises CommandFailed with its last line of output."""
+    # -P prefers the installed quire to sources in the current folder.
     command = [sys.executable, "-P", "-m", module, *words, "--json"]
     done = await trio.run_process(
         command,
@@ -254,16 +265,114 @@ async def _run(module: str, *words: str) -> None:
 
 
 async def _end(process: trio.Process) -> None:
-    """Let a command end as it does when it is interrupted; Spark takes its time for that."""
+    """Interrupt a command and let it clean up, which takes Spark a while."""
     process.terminate()
     await trio.sleep(END_S)
     process.kill()
 
 
 def _sum_parquet(folder: Path) -> Sum:
-    import pyarrow.dataset  # loads when it is needed
+    import pyarrow.dataset  # slow to import
 
     found = Sum()
     for batch in pyarrow.dataset.dataset(folder, format="parquet").to_batches(["key", "value"]):
         found.add_batch(batch)
     return found
+
+
+# --- The command -------------------------------------------------------------------------
+
+_TABLE_WIDTH = 110
+
+
+@click.command()
+@click.argument(
+    "file", required=False, type=click.Path(exists=True, dir_okay=False, path_type=Path)
+)
+@click.option("--no-spark", is_flag=True, help="Leave out Spark, which needs Java 17 or later.")
+@click.option("--keep", is_flag=True, help="Keep the bookies' data.")
+@options.as_json
+def demo(*, file: Path | None, no_spark: bool, keep: bool, as_json: bool) -> None:
+    """Show the whole system at work on this machine.
+
+    Starts four bookies and sends each line of FILE as a message, in three copies, from three
+    producers, while a reader follows. Meanwhile one bookie is killed, its disk wiped, and the
+    bookie replaced. Then everything is read again, all copies are compared, and the topic is
+    compacted, replayed into another one, and read by Spark. A table at the end shows that all
+    counts and checksums agree.
+
+    By default, FILE is a log of this machine, or a generated one. Everything happens in a
+    temporary folder, which is deleted at the end.
+    """
+    if not no_spark:
+        _check_spark()
+    say = _keep_silent if as_json else _say
+    report = trio.run(finish, partial(_play, file, keep, not no_spark, say))
+    click.echo(msgspec.json.encode(report).decode() if as_json else _summary(report))
+    if not report.intact:
+        raise CommandFailed("the messages read differ from those written")
+
+
+def _check_spark() -> None:
+    # Before anything starts, as Spark only comes last.
+    from ledger_client.spark.session import check_java, check_spark
+
+    try:
+        check_spark()
+        check_java()
+    except SparkError as missing:
+        raise CommandFailed(f"{missing}; or leave Spark out: `quire demo --no-spark`") from missing
+
+
+async def _play(file: Path | None, keep: bool, spark: bool, say: Say) -> DemoReport:
+    with tempfile.TemporaryDirectory(prefix="quire-demo-") as scratch:
+        sample = Sample(file, generated=False) if file else choose_sample(Path(scratch))
+        origin = "a generated log, as none was found" if sample.generated else "a log"
+        say("file", str(file) if file else f"{sample.path}, {origin} (pass another if you like)")
+        async with open_sandbox(BOOKIES, keep=keep, settings=SETTINGS) as sandbox:
+            report = await Story(sample, sandbox, say, spark=spark).play()
+            report.kept_folder = str(sandbox.folder) if keep else None
+    return report
+
+
+def _say(what: str, text: str) -> None:
+    click.echo(f"{what:>10}  {text}")
+
+
+def _keep_silent(what: str, text: str) -> None:
+    pass
+
+
+def _summary(report: DemoReport) -> str:
+    verdict = (
+        "Every count and every checksum agrees, and all copies are whole."
+        if report.intact
+        else "NOT EVERY COUNT AND CHECKSUM AGREES."
+    )
+    data = report.kept_folder or "./data"
+    return f"""
+{_table(report)}
+{verdict}
+
+Try next:
+  bookie standalone --data {data} --bookies {BOOKIES}    a cluster that stays
+  quire produce --create {TOPIC} FILE        each line becomes a message
+  quire read {TOPIC}                         the same lines again; --follow waits for more
+  quire topic explain {TOPIC}                its ledgers, and when each expires
+  quire compact {TOPIC}                      the latest message of each key
+  quire bench produce                           the speed on this disk"""
+
+
+def _table(report: DemoReport) -> str:
+    table = Table("", box=None, pad_edge=False)
+    for name in ("messages", "bytes", "checksum", "seconds", "agrees"):
+        table.add_column(name, justify="right")
+    for row in report.table:
+        seconds = "" if row.seconds is None else f"{row.seconds:.2f}"
+        agrees = "yes" if row.agrees else "NO"
+        table.add_row(
+            row.what, f"{row.messages:,}", f"{row.bytes:,}", row.checksum, seconds, agrees
+        )
+    out = io.StringIO()
+    Console(file=out, width=_TABLE_WIDTH, highlight=False).print(table)
+    return "\n".join(line.rstrip() for line in out.getvalue().splitlines())

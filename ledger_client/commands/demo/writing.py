@@ -1,18 +1,20 @@
-"""The first chapter: several producers write a file while somebody reads and a bookie is lost."""
+"""The first part: several producers write, a reader follows, and a bookie is lost."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from itertools import chain
 
 import trio
 
-from ledger_client import Client, MessageId, MessageIds, Producer
-from ledger_client.commands.demo.source import Deal, Source
-from ledger_client.commands.demo.sums import Sum
+from ledger_client.commands.demo.report import Sum
+from ledger_client.commands.demo.source import Deal, InputFile
+from ledger_client.message_id import MessageId, MessageIds
+from ledger_client.topics.producing.producer import Producer
+from ledger_client.topics.reading.reader import TopicReader
 
 FOLLOW_TIMEOUT_S = 60.0
 FOLLOW_POLL_S = 0.01
@@ -22,16 +24,29 @@ OnHalf = Callable[[], Awaitable[None]]
 class Writing:
     """Writes a topic from several producers, and follows it meanwhile.
 
+    Args:
+        producers: number of producers.
+        source: the file to write.
+        open_producer: opens the producer with this name.
+        open_reader: opens a reader that follows the topic.
+
     Attributes:
-        ids: that each producer got, in the order in which it sent.
-        followed: what the reader saw meanwhile.
-        under_way: lines that are sent and not acknowledged.
-        seconds: how long writing took.
+        ids: the ids that each producer got, in the order of sending.
+        followed: the messages that the following reader saw.
+        under_way: lines sent and not yet acknowledged.
+        seconds: duration of the writing.
     """
 
-    def __init__(self, client: Client, topic: str, producers: int, source: Source) -> None:
-        self._client = client
-        self._topic = topic
+    def __init__(
+        self,
+        producers: int,
+        source: InputFile,
+        *,
+        open_producer: Callable[[str], AbstractAsyncContextManager[Producer]],
+        open_reader: Callable[[], AbstractAsyncContextManager[TopicReader]],
+    ) -> None:
+        self._open_producer = open_producer
+        self._open_reader = open_reader
         self._names = [f"producer-{number + 1}" for number in range(producers)]
         self._source = source
         self._ids: dict[str, list[MessageIds]] = {name: [] for name in self._names}
@@ -41,17 +56,17 @@ class Writing:
 
     @property
     def ids(self) -> dict[str, chain[MessageId]]:
-        """The ids that each producer got."""
+        """Each producer's ids, in the order of sending."""
         return {name: chain.from_iterable(found) for name, found in self._ids.items()}
 
     async def run(self, half_size: int, on_half: OnHalf) -> None:
-        """Write everything, and let the reader come to the end.
+        """Write everything, and let the reader reach the end.
 
-        When lines at *half_size* bytes are under way, *on_half* begins; writing goes on.
+        Once *half_size* bytes are read from the file, *on_half* starts while writing goes on.
 
         Raises:
             LedgerError: writing or reading failed.
-            OSError, RecordTooLarge: the file cannot be written.
+            OSError, BadInput: the file cannot be written.
         """
         async with trio.open_nursery() as nursery:
             started = time.perf_counter()
@@ -67,10 +82,7 @@ class Writing:
         told = False
         async with AsyncExitStack() as stack:
             producers = [
-                await stack.enter_async_context(
-                    self._client.producer(self._topic, producer_name=name, access="shared")
-                )
-                for name in self._names
+                await stack.enter_async_context(self._open_producer(name)) for name in self._names
             ]
             async for deals in self._source.deals():
                 async with trio.open_nursery() as nursery:
@@ -88,7 +100,7 @@ class Writing:
 
     async def _follow(self, ready: trio.Event, written: trio.Event) -> None:
         async with (
-            self._client.topic_reader(self._topic, follow=True) as reader,
+            self._open_reader() as reader,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(self._end, written, nursery.cancel_scope)
@@ -97,10 +109,10 @@ class Writing:
                 self.followed.add_batch(batch)
 
     async def _end(self, written: trio.Event, reading: trio.CancelScope) -> None:
-        """End the reading once it has everything, or a while after the writing."""
+        """Stop the reader once it has everything, or a minute after the last write."""
         await written.wait()
         with trio.move_on_after(FOLLOW_TIMEOUT_S):
-            while not self._has_all:  # noqa: ASYNC110 - looking costs nothing
+            while not self._has_all:  # noqa: ASYNC110 - a check costs nothing
                 await trio.sleep(FOLLOW_POLL_S)
         reading.cancel()
 

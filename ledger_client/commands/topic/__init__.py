@@ -1,20 +1,20 @@
-"""``quire topic``: topics made, looked at, altered, emptied and deleted."""
+"""``quire topic``: create, inspect, alter, empty and delete topics."""
 
 from __future__ import annotations
 
 import click
 
-from ledger_client.commands.deferred import DeferredGroup
+from ledger_client.commands import DeferredGroup
 
 _COMMANDS = {
-    "create": "ledger_client.commands.topic.create:create",
-    "list": "ledger_client.commands.topic.listing:list_",
+    "create": "ledger_client.commands.topic.settings:create",
+    "list": "ledger_client.commands.topic.describe:list_",
     "describe": "ledger_client.commands.topic.describe:describe",
-    "explain": "ledger_client.commands.topic.explain:explain",
-    "alter": "ledger_client.commands.topic.alter:alter",
-    "purge": "ledger_client.commands.topic.purge:purge",
-    "truncate": "ledger_client.commands.topic.truncate:truncate",
-    "delete": "ledger_client.commands.topic.delete:delete",
+    "explain": "ledger_client.commands.topic.describe:explain",
+    "alter": "ledger_client.commands.topic.settings:alter",
+    "purge": "ledger_client.commands.topic.removal:purge",
+    "truncate": "ledger_client.commands.topic.removal:truncate",
+    "delete": "ledger_client.commands.topic.removal:delete",
     "lanes": "ledger_client.commands.topic.lanes:lanes",
     "rename-lane": "ledger_client.commands.topic.lanes:rename_lane",
     "delete-lane": "ledger_client.commands.topic.lanes:delete_lane",
@@ -23,4 +23,4 @@ _COMMANDS = {
 
 @click.group(cls=DeferredGroup, places=_COMMANDS)
 def topic() -> None:
-    """Make topics, look after them, and see what they hold and why."""
+    """Create and look after topics, and see what they hold and why."""

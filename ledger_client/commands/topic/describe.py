@@ -1,4 +1,4 @@
-"""``quire topic describe``."""
+"""``quire topic describe``, ``explain`` and ``list``."""
 
 from __future__ import annotations
 
@@ -9,75 +9,52 @@ import msgspec
 import trio
 from rich.table import Table
 
-import ledger_client
+from ledger_client.client import connect
 from ledger_client.commands import options
-from ledger_client.commands.interruption import finish
-from ledger_client.commands.quantity import count, size
-from ledger_client.commands.topic.settings import name
-from ledger_client.commands.topic.tables import (
+from ledger_client.commands.outcome import finish
+from ledger_client.commands.tables import (
+    LaneDescribed,
+    count,
+    event_times,
     kept_for,
+    lanes_table,
     moment_of_ms,
     rolls_at,
     show,
+    size,
     table,
-    times,
+    when,
 )
 from ledger_client.topics.catalogue import TopicInfo
-from ledger_client.topics.keeping.explanation import Explanation, Extent, LaneExplained
+from ledger_client.topics.retention.explanation import Explanation, LedgerTotals
+from ledger_client.topics.retention.retention import Fate
 from metadata.compaction import CompactedSet
-from metadata.topics import LaneOwner
-
-
-class LaneDescribed(msgspec.Struct, frozen=True, kw_only=True):
-    """A lane, as --json shows it."""
-
-    partition: int
-    lane: int
-    name: str
-    producer: str
-    epoch: int
-    owner: LaneOwner | None
-    extent: Extent
-
-    @classmethod
-    def of(cls, lane: LaneExplained) -> LaneDescribed:
-        """Return *lane* without its ledgers."""
-        return cls(
-            partition=lane.partition,
-            lane=lane.lane,
-            name=lane.name,
-            producer=lane.producer,
-            epoch=lane.epoch,
-            owner=lane.owner,
-            extent=lane.extent,
-        )
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """What --json prints."""
+    """The output of `topic describe --json`; *extent* covers closed ledgers."""
 
     topic: TopicInfo
-    extent: Extent
+    extent: LedgerTotals
     lanes: list[LaneDescribed]
     compacted: CompactedSet | None = None
 
     @classmethod
     def of(cls, found: Explanation) -> Described:
-        """Return *found* without the single ledgers."""
+        """Summarize *found*, leaving out single ledgers."""
         lanes = [LaneDescribed.of(lane) for lane in found.lanes]
         return cls(topic=found.topic, extent=found.extent, lanes=lanes, compacted=found.compacted)
 
 
 @click.command()
-@name
+@options.topic
 @options.cluster
 @options.as_json
 def describe(*, name: str, cluster: str, as_json: bool) -> None:
-    """Show a topic's settings, and what its lanes hold.
+    """Show a topic's settings and the contents of its lanes.
 
-    Counts, bytes (of one copy) and times are those of closed ledgers: what is in the one
-    that is written is known once it is closed, but for the time with which it begins.
-    `quire topic explain` shows each ledger.
+    Counts, bytes (of one copy) and times cover closed ledgers; the contents of an open one are
+    known once it is closed. `quire topic explain` shows each ledger.
     """
     found = Described.of(trio.run(finish, partial(_explain, cluster, name)))
     if as_json:
@@ -89,8 +66,8 @@ def describe(*, name: str, cluster: str, as_json: bool) -> None:
 
 
 async def _explain(cluster: str, name: str) -> Explanation:
-    async with ledger_client.connect(cluster) as client:
-        return await client.explain_topic(name)
+    async with connect(cluster) as client:
+        return await client.topics.explain(name)
 
 
 def _lines(topic: TopicInfo) -> list[str]:
@@ -110,13 +87,13 @@ def _lines(topic: TopicInfo) -> list[str]:
     return [f"{key:<16}{value}" for key, value in lines]
 
 
-def _total(extent: Extent) -> str:
+def _total(extent: LedgerTotals) -> str:
     told = (count(extent.ledgers, "ledger"), count(extent.messages, "message"), size(extent.size))
     return f"{'holds':<16}{', '.join(told)}"
 
 
 def _compacted(found: CompactedSet | None) -> list[str]:
-    """Write what compaction left of the topic, and what the last run did."""
+    """Describe the compacted messages and the last compaction."""
     if found is None:
         return []
     report = found.report
@@ -134,31 +111,90 @@ def _compacted(found: CompactedSet | None) -> list[str]:
     return [f"{key:<16}{value}" for key, value in lines]
 
 
-def lanes_table(lanes: list[LaneDescribed]) -> Table:
-    """Return a table of lanes; the column of names is there when one has a name."""
-    has_names = any(lane.name for lane in lanes)
-    numbers = ("partition", "lane", "ledgers", "messages", "size")
-    texts = [*(["name"] if has_names else []), "producer", "written by", "event times"]
-    drawn = table(*numbers, *texts, right=numbers)
-    for lane in lanes:
+# --- Explain ----------------------------------------------------------------------------
+
+
+@click.command()
+@options.topic
+@options.cluster
+@options.as_json
+def explain(*, name: str, cluster: str, as_json: bool) -> None:
+    """Show why each ledger of a topic is kept, and until when.
+
+    Retention removes closed ledgers only, the oldest of a lane first; a ledger that must stay
+    keeps all newer ones of its lane. Sizes (of one copy) and counts are known once a ledger is
+    closed. Bookies free the space of removed ledgers at their next garbage collection.
+    """
+    found = trio.run(finish, partial(_explain, cluster, name))
+    if as_json:
+        click.echo(msgspec.json.encode(found).decode())
+        return
+    ledgers = [fate for lane in found.lanes for fate in lane.ledgers]
+    if ledgers:
+        show(_fates_table(ledgers), "")
+    told = (count(len(ledgers), "ledger"), size(found.extent.size))
+    show(f"{found.topic.name}: {', '.join(told)}; kept: {kept_for(found.topic.retention)}")
+
+
+def _fates_table(fates: list[Fate]) -> Table:
+    right = ("partition", "lane", "number", "ledger", "entries", "messages", "size")
+    columns = (*right[:4], "state", *right[4:], "created", "closed", "event times")
+    drawn = table(*columns, "kept because", "goes", right=right)
+    for fate in fates:
+        row = fate.ledger
+        closed = row.state == "closed"
         drawn.add_row(
-            str(lane.partition),
-            str(lane.lane),
-            str(lane.extent.ledgers),
-            f"{lane.extent.messages:,}",
-            size(lane.extent.size),
-            *([lane.name or "-"] if has_names else []),
-            lane.producer or "-",
-            writer(lane.owner),
-            times(lane.extent),
+            *map(str, (fate.partition, fate.lane, fate.number, row.ledger_id)),
+            row.state,
+            f"{row.entries:,}" if closed else "-",
+            f"{row.messages:,}" if closed else "-",
+            size(row.size) if closed else "-",
+            moment_of_ms(row.created_ms),
+            moment_of_ms(row.closed_ms),
+            event_times(row.first_event_time, row.last_event_time),
+            fate.why,
+            when(fate),
         )
     return drawn
 
 
-def writer(owner: LaneOwner | None) -> str:
-    """Write who writes a lane, "nobody" for None."""
-    if owner is None:
-        return "nobody"
-    where = f" on {owner.host}" if owner.host else ""
-    process = f", process {owner.process_id}" if owner.process_id else ""
-    return f"{owner.producer or 'a producer'}{where}{process}"
+# --- List -------------------------------------------------------------------------------
+
+
+@click.command("list")
+@click.argument("namespace", required=False)
+@click.option("--all", "own", is_flag=True, help="Include quire's own topics, such as __events.")
+@options.cluster
+@options.as_json
+def list_(*, namespace: str | None, own: bool, cluster: str, as_json: bool) -> None:
+    """List the topics of NAMESPACE, or all of them.
+
+    With --json, prints one object per line.
+    """
+    found = trio.run(finish, partial(_list, cluster, namespace, own))
+    if as_json:
+        for topic in found:
+            click.echo(msgspec.json.encode(topic).decode())
+    elif found:
+        _show_topics(found)
+
+
+async def _list(cluster: str, namespace: str | None, own: bool) -> list[TopicInfo]:
+    async with connect(cluster) as client:
+        return await client.topics.list(namespace, own=own)
+
+
+def _show_topics(found: list[TopicInfo]) -> None:
+    right = ("partitions", "copies")
+    drawn = table("topic", *right, "order", "compression", "kept", "created", right=right)
+    for topic in found:
+        drawn.add_row(
+            topic.name,
+            str(topic.partitions) if topic.partitions else "-",
+            str(topic.replication),
+            topic.order,
+            topic.compression,
+            kept_for(topic.retention),
+            moment_of_ms(topic.created_ms),
+        )
+    show(drawn)

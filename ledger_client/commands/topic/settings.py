@@ -1,29 +1,32 @@
-"""The settings of a topic on the command line, shared by ``create`` and ``alter``."""
+"""``quire topic create`` and ``alter``, and the settings that both take."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal, TypeVar
 
 import click
 import msgspec
+import trio
 
-from ledger_client.commands.moment import Length
-from ledger_client.commands.size import Size
-from ledger_client.topics.errors import BadSchema
+from ledger_client.client import connect
+from ledger_client.commands import options
+from ledger_client.commands.outcome import finish
+from ledger_client.errors import BadSchema
+from ledger_client.topics.catalogue import REPLICATION, TopicInfo
+from ledger_client.topics.topics import ONE_COPY
 from ledger_client.topics.values.kinds import ProtobufDefinition, is_decoded
-from metadata.topics import PARTITIONS_MAX, Retention, RollPolicy, Schema
+from metadata.topics import Retention, RollPolicy, Schema, TopicRecord
 
 Command = Callable[..., None]
-Option = tuple[tuple[str, ...], dict[str, object]]
-"""An option's names, and what click is told of it."""
 R = TypeVar("R", bound=msgspec.Struct)
 
 
-class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """What was given; None: it was not."""
+class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
+    """The settings on the command line; `None` for those that were not given."""
 
     partitions: int | None = None
     replication: int | None = None
@@ -41,7 +44,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     properties: tuple[str, ...] = ()
 
     def roll(self, now: RollPolicy) -> RollPolicy:
-        """Return when ledgers roll, given how it is *now*."""
+        """Return *now* with the given changes."""
         return _replaced(
             now,
             size=self.roll_size,
@@ -51,25 +54,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def retention(self, now: Retention) -> Retention:
-        """Return how long ledgers stay, given how it is *now*."""
+        """Return *now* with the given changes."""
         return _replaced(now, age_s=self.retention_age, size=self.retention_size)
 
     def schema_after(self, now: Schema) -> Schema:
-        """Return the schema, given how it is *now*.
+        """Return *now* with the given changes.
 
         Raises:
-            click.UsageError: it is of kind avro or protobuf, and its definition cannot be used.
-            SchemaPackageMissing: a package for that kind is missing.
+            click.UsageError: the definition of an avro or protobuf schema is unusable.
+            SchemaPackageMissing: the package for that kind is not installed.
         """
         kind = self.schema or now.kind
         if (kind == "protobuf" and self.schema_file is not None) != bool(self.schema_message):
             raise click.UsageError(
-                "a protobuf schema is a --schema-file that `protoc --include_imports "
-                "--descriptor_set_out` wrote, and a --schema-message that names its message"
+                "a protobuf schema needs a --schema-file written by `protoc --include_imports "
+                "--descriptor_set_out`, and the --schema-message in it"
             )
         found = _replaced(now, kind=kind, definition=self._definition(kind))
         if self.schema_file is not None and is_decoded(found):
-            from ledger_client.topics.values.decoder import open_decoder  # it takes pyarrow
+            from ledger_client.topics.values.decoder import open_decoder  # imports pyarrow
 
             try:
                 open_decoder(str(self.schema_file), found)
@@ -86,10 +89,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         try:
             return self.schema_file.read_text()
         except UnicodeDecodeError as wrong:
-            raise click.UsageError(f"{self.schema_file} is no text") from wrong
+            raise click.UsageError(f"{self.schema_file} is not a text file") from wrong
 
     def properties_after(self, now: dict[str, str]) -> dict[str, str]:
-        """Return the properties: K=V sets one, K= removes it."""
+        """Return *now* with the given changes: K=V sets a property, K= removes it."""
         pairs = [text.partition("=") for text in self.properties]
         if any(not name or not equals for name, equals, _ in pairs):
             raise click.UsageError("a property is written KEY=VALUE; KEY= removes it")
@@ -102,152 +105,155 @@ def _replaced(now: R, **changes: object) -> R:
     return msgspec.structs.replace(now, **given)
 
 
-_OPTIONS: tuple[Option, ...] = (
-    (
-        ("--partitions",),
-        {
-            "type": click.IntRange(0, PARTITIONS_MAX),
-            "show_default": "0: not partitioned",
-            "help": "How many partitions; there can become more, never fewer.",
-        },
+option = partial(partial, options.field_option, default=None)
+SettingOption = Callable[..., Callable[[Command], Command]]
+
+_OPTIONS: tuple[SettingOption, ...] = (
+    option(TopicRecord, "partitions", "--partitions"),
+    option(
+        TopicRecord,
+        "replication",
+        "--replication",
+        show_default="2; 1 in a cluster of one bookie",
     ),
-    (
-        ("--replication",),
-        {
-            "type": click.IntRange(1, 64),
-            "show_default": "2, in a cluster of one bookie 1",
-            "help": "Copies of each message, on different bookies.",
-        },
+    option(TopicRecord, "ack_quorum", "--ack-quorum", show_default="more than half of the copies"),
+    option(TopicRecord, "compression", "--compression"),
+    option(RollPolicy, "size", "--roll-size", "roll_size"),
+    option(RollPolicy, "entries", "--roll-entries", "roll_entries", metavar="COUNT"),
+    option(RollPolicy, "age_s", "--roll-age", "roll_age"),
+    option(RollPolicy, "age_min_s", "--roll-age-min", "roll_age_min"),
+    option(Retention, "age_s", "--retention-age", "retention_age"),
+    option(Retention, "size", "--retention-size", "retention_size"),
+    option(Schema, "kind", "--schema", "schema"),
+    partial(
+        click.option,
+        "--schema-file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        metavar="FILE",
+        help="Definition of the schema: a JSON Schema, an Avro schema, or a descriptor set of "
+        "protoc. Spark shows its fields as columns, and so does `quire read` for the latter two.",
     ),
-    (
-        ("--ack-quorum",),
-        {
-            "type": click.IntRange(1, 64),
-            "show_default": "more than half of the copies",
-            "help": "Copies that are durable before a message is acknowledged.",
-        },
+    partial(
+        click.option,
+        "--schema-message",
+        metavar="NAME",
+        help="Message of a protobuf schema, with its package: shop.Order.",
     ),
-    (
-        ("--compression",),
-        {
-            "type": click.Choice(["none", "zstd", "lz4"]),
-            "show_default": "none",
-            "help": "Of batches, where a producer says nothing else.",
-        },
-    ),
-    (
-        ("--roll-size",),
-        {
-            "type": Size(),
-            "metavar": "SIZE",
-            "show_default": "100MB",
-            "help": "A lane goes on in its next ledger after so many bytes.",
-        },
-    ),
-    (
-        ("--roll-entries",),
-        {
-            "type": click.IntRange(0),
-            "metavar": "COUNT",
-            "show_default": "0: no limit",
-            "help": "The same after so many entries (batches).",
-        },
-    ),
-    (
-        ("--roll-age",),
-        {
-            "type": Length(),
-            "metavar": "TIME",
-            "show_default": "4h; 0: no limit",
-            "help": "The same after so long, if there is anything in it.",
-        },
-    ),
-    (
-        ("--roll-age-min",),
-        {
-            "type": Length(),
-            "metavar": "TIME",
-            "show_default": "0",
-            "help": "Not before so long, whatever the other limits.",
-        },
-    ),
-    (
-        ("--retention-age",),
-        {
-            "type": Length(unlimited=True),
-            "metavar": "TIME",
-            "show_default": "7d; -1: no limit",
-            "help": "A closed ledger is removed when it is older.",
-        },
-    ),
-    (
-        ("--retention-size",),
-        {
-            "type": Size(unlimited=True),
-            "metavar": "SIZE",
-            "show_default": "-1: no limit",
-            "help": "The oldest are removed when a partition has more bytes in closed ledgers.",
-        },
-    ),
-    (
-        ("--schema",),
-        {
-            "type": click.Choice(["bytes", "string", "json", "avro", "protobuf"]),
-            "show_default": "bytes",
-            "help": "What the values are, for who reads them.",
-        },
-    ),
-    (
-        ("--schema-file",),
-        {
-            "type": click.Path(exists=True, dir_okay=False, path_type=Path),
-            "metavar": "FILE",
-            "help": "The schema's definition: a JSON Schema, an Avro schema, or a descriptor set "
-            "of protoc. Its fields are columns in Spark; of the last two, in `quire read` too.",
-        },
-    ),
-    (
-        ("--schema-message",),
-        {
-            "metavar": "NAME",
-            "help": "The message of a protobuf schema, with its package: shop.Order.",
-        },
-    ),
-    (
-        (
-            "--property",
-            "properties",
-        ),
-        {
-            "multiple": True,
-            "metavar": "KEY=VALUE",
-            "help": "Kept with the topic, for the application; may be repeated.",
-        },
+    option(
+        TopicRecord,
+        "properties",
+        "--property",
+        "properties",
+        multiple=True,
+        show_default=False,
+        metavar="KEY=VALUE",
     ),
 )
+"""Partials of decorators: the defaults are shown for a new topic only."""
 
 
 def settings(command: Command) -> Command:
-    """Add the options of a new topic's settings; the command gets them as *given*."""
-    return _with_options(command, _OPTIONS)
+    """Add options for the settings of a new topic, which arrive as *given*."""
+    return _with_options(command)
 
 
 def changes(command: Command) -> Command:
-    """Add the options of a topic's settings that are to be altered, as *given*."""
-    return _with_options(command, _OPTIONS, told=False)
+    """Add options for changes to a topic's settings, which arrive as *given*."""
+    return _with_options(command, defaults=False)
 
 
-def _with_options(command: Command, all_options: Sequence[Option], *, told: bool = True) -> Command:
+def _with_options(command: Command, *, defaults: bool = True) -> Command:
     @functools.wraps(command)
     def collect(**arguments: object) -> None:
-        fields = {field: arguments.pop(field) for field in Settings.__struct_fields__}
-        command(given=msgspec.convert(fields, Settings), **arguments)
+        fields = {field: arguments.pop(field) for field in GivenSettings.__struct_fields__}
+        command(given=msgspec.convert(fields, GivenSettings), **arguments)
 
     decorated: Command = collect
-    for names, fields in reversed(all_options):
-        shown = fields if told else fields | {"show_default": False}
-        decorated = click.option(*names, **shown)(decorated)  # type: ignore[arg-type]
+    for each in reversed(_OPTIONS):
+        decorated = (each() if defaults else each(show_default=False))(decorated)
     return decorated
 
 
-name = click.argument("name", metavar="NAMESPACE/NAME")
+# --- Create -----------------------------------------------------------------------------
+
+
+Order = Literal["none", "event-time"]
+
+
+@click.command()
+@options.topic
+@settings
+@options.field_option(TopicRecord, "order", "--order")
+@options.cluster
+@options.as_json
+def create(*, name: str, given: GivenSettings, order: Order, cluster: str, as_json: bool) -> None:
+    """Create a topic and print its name.
+
+    Messages get two copies; in a cluster of one bookie one, with a warning. If so many bookies
+    are down that two copies do not fit, wait, or use --replication 1. Like every change of a
+    topic, its creation is an event in the topic __events of its namespace.
+    """
+    made = trio.run(finish, partial(_create, cluster, name, order, given))
+    if not as_json:
+        click.echo(made.name)
+        return
+    told = msgspec.to_builtins(made)
+    if given.replication is None and made.replication < REPLICATION:
+        told["warning"] = ONE_COPY
+    click.echo(msgspec.json.encode(told).decode())
+
+
+async def _create(cluster: str, name: str, order: Order, given: GivenSettings) -> TopicInfo:
+    async with connect(cluster) as client:
+        return await client.topics.create(
+            name,
+            given.partitions or 0,
+            replication=given.replication,
+            ack_quorum=given.ack_quorum,
+            order=order,
+            compression=given.compression or "none",
+            roll=given.roll(RollPolicy()),
+            retention=given.retention(Retention()),
+            schema=given.schema_after(Schema()),
+            properties=given.properties_after({}),
+        )
+
+
+# --- Alter ------------------------------------------------------------------------------
+
+
+@click.command()
+@options.topic
+@changes
+@options.cluster
+@options.as_json
+def alter(*, name: str, given: GivenSettings, cluster: str, as_json: bool) -> None:
+    """Change settings of a topic; those not given stay.
+
+    Limits, copies and compression apply to ledgers begun afterwards, retention to all. The
+    order of a topic cannot change.
+
+    Adding partitions moves some keys to another partition: a message resent after that
+    may be stored twice, so let producers flush first.
+    """
+    if given == GivenSettings():
+        raise click.UsageError("nothing to alter: name at least one setting")
+    altered = trio.run(finish, partial(_alter, cluster, name, given))
+    if as_json:
+        click.echo(msgspec.json.encode(altered).decode())
+
+
+async def _alter(cluster: str, name: str, given: GivenSettings) -> TopicInfo:
+    async with connect(cluster) as client:
+        now = await client.topics.info(name)
+        return await client.topics.alter(
+            name,
+            partitions=given.partitions,
+            replication=given.replication,
+            ack_quorum=given.ack_quorum,
+            compression=given.compression,
+            roll=given.roll(now.roll),
+            retention=given.retention(now.retention),
+            schema=given.schema_after(now.schema),
+            properties=given.properties_after(now.properties),
+        )

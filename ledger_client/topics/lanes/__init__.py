@@ -1,1 +1,1 @@
-"""Lanes: who writes them, and how they go on from ledger to ledger."""
+"""Lanes: their writers, and their way from ledger to ledger."""

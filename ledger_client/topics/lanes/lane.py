@@ -1,12 +1,12 @@
-"""Opening a lane: hold its lease, take it over from whoever wrote it, write it, close it.
+"""Opening a lane: hold its lease, take it over from its last writer, write it, close it.
 
     lease ──► claim: epoch + 1 ──► recover the last ledger ──► read the state ──► next ledger
 
-From the claim on nobody of a lower epoch changes the lane's rows; from the recovery on
-nobody else's entry is acknowledged. Who takes the whole partition closes its other lanes
-first, as somebody whose lease ran out may write them still. A taker that is killed anywhere
-leaves a lane that the next one takes in the same way; what it had prepared is removed by the
-next claim.
+After the claim no writer of a lower epoch can change the lane's rows. After the recovery no
+other writer gets an acknowledgement. A producer that takes the whole partition first closes its
+other lanes, because a writer whose lease ran out may still be writing them. If a process is
+killed anywhere in between, the next one takes the lane in the same way; its claim removes the
+ledger that was prepared.
 """
 
 from __future__ import annotations
@@ -15,20 +15,30 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from functools import partial
 
+import msgspec
 import trio
 
 from ledger_client.background import Background
-from ledger_client.client import Client
-from ledger_client.errors import LedgerError, MetadataUnavailable
-from ledger_client.topics.keeping.idle import close_others
-from ledger_client.topics.lanes.lane_choice import Access, hold_lane
-from ledger_client.topics.lanes.lane_lease import LaneLease
-from ledger_client.topics.lanes.lane_ledgers import find_end
+from ledger_client.errors import (
+    EntryLost,
+    LedgerError,
+    MessagesLost,
+    MetadataBroken,
+    MetadataUnavailable,
+    NoSuchEntry,
+    NoSuchLedger,
+    TopicError,
+)
+from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.ledgers.reader import LedgerReader
+from ledger_client.topics.lanes.lane_lease import Access, LaneLease, hold_lane, read_lanes
 from ledger_client.topics.lanes.lane_rows import LaneRows
-from ledger_client.topics.lanes.lane_state import LaneState
+from ledger_client.topics.lanes.lane_state import End, LaneEnd, LaneState, SealedBatch, greater
 from ledger_client.topics.lanes.lane_writer import LaneWriter
-from ledger_client.topics.lanes.sealed_batch import SealedBatch
-from metadata.topics import TopicRecord
+from metadata.topics import LaneLedger, TopicRecord
+from native import batch as native_batch
+from native.batch import BatchKind
+from native.errors import Corrupt
 
 __all__ = ["Access", "LaneWriter", "SealedBatch", "open_lane"]
 Others = Callable[[], Awaitable[LaneState | None]]
@@ -38,7 +48,7 @@ ABORT_S = 5.0
 
 @asynccontextmanager
 async def open_lane(
-    client: Client,
+    ledgers: Ledgers,
     topic: TopicRecord,
     partition: int,
     *,
@@ -52,34 +62,34 @@ async def open_lane(
     """Take a lane of a partition and write it; it is closed at the end of the block.
 
     Args:
-        client: whose bookies and metadata.
+        ledgers: whose bookies and metadata.
         topic: the topic, as it was found lately.
         partition: its index; -1 for the only one of a topic without partitions.
-        access: which lane, and what if somebody has it: see lane_choice.py.
+        access: which lane, and what to do if another producer has it: see lane_lease.py.
         producer: name of the producer, "" for none.
-        lane: this very lane, whatever *access* says, if nobody has it.
-        lane_name: the lane of this name, when the partition is shared.
-        owner: names the caller, this object in this process: a lease that it left behind when
-            the store was away is its own. By default each call is somebody else.
-        is_back: the same owner had the lane, and lost it by a failure: if somebody else
-            wrote it meanwhile, it is fenced.
+        lane: take this lane whatever *access* says, if it is free.
+        lane_name: take the lane of this name; the partition must be shared.
+        owner: identifies the caller. It may take again a lease that it left behind while the
+            store was away. By default each call is a different owner.
+        is_back: the owner had the lane and lost it by a failure. If another writer had it
+            since, the call fails with ProducerFenced.
 
     Raises:
-        ProducerBusy: somebody else writes the lane.
-        ProducerFenced: somebody took the lane over while it was being opened, or before it
-            was opened anew.
+        ProducerBusy: another producer writes the lane.
+        ProducerFenced: another producer took the lane over while it was being opened, or before
+            it was opened anew.
         NoSuchTopic: the topic was deleted.
         NotEnoughBookies: fewer than its replication take writes.
         RecoveryIncomplete, ReplicasUnavailable: the bookies of its last ledger are away.
-            Whoever wrote the lane does so no more.
-        TailLost: they are there, and none has the end of it: a person decides.
+            The last writer is fenced all the same.
+        MessagesLost: they answer, and none has the end of it: an operator must decide.
         MetadataUnavailable: the store did not answer in time.
         LedgerError: at the end of the block, as LaneWriter.close(); an error of the block
-            itself goes first.
+            itself takes precedence.
     """
-    limit_s = client.options.metadata_timeout_s
+    limit_s = ledgers.options.metadata_timeout_s
     async with hold_lane(
-        client.store,
+        ledgers.store,
         topic,
         partition,
         access=access,
@@ -89,12 +99,12 @@ async def open_lane(
         owner=owner,
         lane_name=lane_name,
     ) as lease:
-        rows = LaneRows(client.catalogue, topic, partition, lease.lane)
+        rows = LaneRows(ledgers.catalogue, topic, partition, lease.lane)
         others: Others | None = None
         if lane is None and access != "shared":
             fence = lease.owner if access == "take-over" else ""
             others = partial(
-                close_others, client, topic, partition, producer=producer, writer=fence
+                close_others, ledgers, topic, partition, producer=producer, writer=fence
             )
         is_own = access == "shared" and lease.lane > 0 and not lane_name
         await rows.claim(
@@ -103,7 +113,7 @@ async def open_lane(
         writer: LaneWriter | None = None
         try:
             async with Background() as nursery:
-                writer = await _open(client, rows, lease, nursery, producer, others)
+                writer = await _open(ledgers, rows, lease, nursery, producer, others)
                 try:
                     yield writer
                 except Exception as error:
@@ -118,7 +128,7 @@ async def open_lane(
 
 
 async def _open(
-    client: Client,
+    ledgers: Ledgers,
     rows: LaneRows,
     lease: LaneLease,
     nursery: trio.Nursery,
@@ -127,16 +137,16 @@ async def _open(
 ) -> LaneWriter:
     """Take over the lane that was claimed, while its lease is kept.
 
-    *others*: the partition is this writer's alone, and this closes the other lanes.
+    *others* closes the other lanes; `None` if the partition is shared.
     """
     async with Background() as keeping:
         keeping.start_soon(_keep_meanwhile, lease, rows)
         own = None if others is None else await others()
-        last = await find_end(client, rows)
+        last = await find_end(ledgers, rows)
         if own is not None:
             last.state.learn(own, producer)
-        writer = LaneWriter(client, rows, last, nursery)
-        limit_s = client.options.append_timeout_s
+        writer = LaneWriter(ledgers, rows, last, nursery)
+        limit_s = ledgers.options.append_timeout_s
         with trio.move_on_after(limit_s) as scope:
             await writer.open()
         if scope.cancelled_caught:
@@ -149,13 +159,13 @@ async def _open(
 
 
 async def _keep_meanwhile(lease: LaneLease, rows: LaneRows) -> None:
-    """Keep the lease; whoever opens the lane learns by itself that it cannot."""
+    """Keep the lease. A failure shows in the next change of the lane's rows."""
     with suppress(LedgerError):
         await lease.keep(rows)
 
 
 async def _keep(lease: LaneLease, rows: LaneRows, writer: LaneWriter) -> None:
-    """Keep the lease; what makes that impossible ends the writer."""
+    """Keep the lease; if that is impossible, the writer fails."""
     try:
         await lease.keep(rows)
     except LedgerError as failure:
@@ -163,8 +173,219 @@ async def _keep(lease: LaneLease, rows: LaneRows, writer: LaneWriter) -> None:
 
 
 async def _close_after(error: BaseException, writer: LaneWriter) -> None:
-    """Close the lane whose block failed; the block's error is the one to tell."""
+    """Close the lane whose block failed; the block's error is the one to raise."""
     try:
         await writer.close()
     except LedgerError as failure:
         error.add_note(f"the lane was not closed: {failure}")
+
+
+LOST_VERSIONS = 1 << 32
+"""Versions skipped for a ledger that an operator deleted: its count of versions is unknown."""
+SPAN_MAX = 64
+"""Entries read at once on the way back to the last state of the lane."""
+
+
+async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
+    """Recover the last ledger of a lane that was claimed, and read the lane's state from it.
+
+    Raises:
+        RecoveryIncomplete, ReplicasUnavailable: its bookies are away.
+        MessagesLost: they answer, and none has an entry that must be read.
+        MessagesLost: the entry with the lane's state is damaged.
+        MetadataUnavailable: the store did not answer in time.
+    """
+    await rows.refresh_clock()  # every way to take a lane begins here
+    row = await rows.row(rows.record.current)
+    fresh = LaneState(last_event_time=rows.record.last_event_time)
+    if row is None:
+        return LaneEnd(fresh, rows.record.next_version, None, None)
+    try:
+        return await _find_end(ledgers, rows, row, fresh)
+    except NoSuchLedger:
+        if await rows.row(rows.record.current) is None:  # retention was here meanwhile
+            return LaneEnd(fresh, rows.record.next_version, None, None)
+        # An operator deleted this ledger alone.
+        gone = End(last_entry=-1, length=0, figures=fresh.figures, is_sealed=True)
+        unclosed = row if row.state == "open" else None
+        return LaneEnd(fresh, row.base_version + LOST_VERSIONS, unclosed, gone)
+
+
+async def _find_end(ledgers: Ledgers, rows: LaneRows, row: LaneLedger, fresh: LaneState) -> LaneEnd:
+    info = await ledgers.recover(row.ledger_id)
+    try:
+        async with ledgers.open(row.ledger_id) as reader:
+            state = await _read_state(ledgers, rows, reader, fresh)
+            # The state in a ledger that a job staged does not cover the ledgers before it.
+            state.last_event_time = greater(state.last_event_time, fresh.last_event_time)
+    except (EntryLost, NoSuchEntry) as lost:
+        raise MessagesLost.tail(
+            rows.topic.name,
+            partition=rows.partition,
+            lane=rows.lane,
+            ledger_id=row.ledger_id,
+            entry_id=lost.entry_id,
+        ) from lost
+    end = End(
+        last_entry=info.last_entry,
+        length=info.length,
+        figures=msgspec.structs.replace(state.figures),
+        is_sealed=True,
+    )
+    if row.state == "open" and rows.topic.ack_quorum < rows.topic.replication:
+        await _doubt_before(ledgers, rows)
+    next_version = row.base_version + info.last_entry + 1
+    return LaneEnd(state, next_version, row if row.state == "open" else None, end)
+
+
+async def _doubt_before(ledgers: Ledgers, rows: LaneRows) -> None:
+    """Have the copies of the ledger before the last one checked.
+
+    Its writer may have been killed before slower bookies had all of it.
+    """
+    before = await rows.row(rows.record.current - 1)
+    if before is not None and before.state == "closed":
+        with suppress(MetadataBroken):  # the audit reports it; the lane can be opened anyway
+            await ledgers.catalogue.mark(before.ledger_id, "check")
+
+
+async def _read_state(
+    ledgers: Ledgers, rows: LaneRows, reader: LedgerReader, fresh: LaneState
+) -> LaneState:
+    """Read back to the last control entry, and count the batches after it."""
+    after: list[SealedBatch] = []
+    state, stop, span = fresh, reader.last_confirmed, 1
+    while stop >= 0 and state is fresh:
+        entries = await reader.read(max(0, stop - span + 1), stop)
+        for entry in reversed(entries):
+            found = _take(rows, reader.id, entry.entry_id, entry.payload)
+            if isinstance(found, LaneState):
+                state = found
+                break
+            if found is not None:
+                after.append(found)
+        stop, span = stop - span, min(span * 4, SPAN_MAX)
+    # The time of each message is unknown. A producer is rather remembered too long.
+    now_ms = ledgers.clock.now_ms()
+    for batch in reversed(after):
+        state.note(batch, now_ms)
+    return state
+
+
+def _take(
+    rows: LaneRows, ledger_id: int, entry_id: int, payload: bytes
+) -> LaneState | SealedBatch | None:
+    """Return the state or batch in an entry; `None` if it is damaged or of another kind."""
+    try:
+        header = native_batch.read_header(payload)
+    except Corrupt:
+        return None  # readers report it
+    if header.kind == BatchKind.MESSAGES:
+        batch = SealedBatch.of(payload, header)
+        return batch if batch.last_timestamp else msgspec.structs.replace(batch, payload=b"")
+    if header.kind != BatchKind.LANE_STATE:
+        return None
+    try:
+        return LaneState.decode(payload)
+    except Corrupt as wrong:
+        raise MessagesLost.batch(
+            rows.topic.name, ledger_id=ledger_id, entry_id=entry_id, reason=str(wrong)
+        ) from wrong
+
+
+ATTEMPTS = 3
+"""Attempts to close a lane that another client closes at the same time."""
+
+
+async def close_lane(ledgers: Ledgers, topic: TopicRecord, partition: int, lane: int) -> None:
+    """Take a lane as its next writer would, and leave it without an open ledger.
+
+    Its last writer gets no acknowledgement any more. The next writer begins where it ends.
+
+    Raises:
+        ProducerBusy: the lane is being written.
+        ProducerFenced: another client took it meanwhile.
+        NoSuchTopic: the topic was deleted.
+        RecoveryIncomplete, ReplicasUnavailable: the bookies of its last ledger are away.
+        MessagesLost: they answer, and none has the end of it: an operator must decide.
+        MetadataUnavailable: the store did not answer in time.
+    """
+    async with hold_lane(
+        ledgers.store,
+        topic,
+        partition,
+        access="exclusive",  # of this lane; others may be written
+        producer="",
+        lane=lane,
+        limit_s=ledgers.options.metadata_timeout_s,
+        is_closing=True,
+    ):
+        await _close(ledgers, LaneRows(ledgers.catalogue, topic, partition, lane))
+
+
+async def close_others(
+    ledgers: Ledgers, topic: TopicRecord, partition: int, *, producer: str, writer: str = ""
+) -> LaneState | None:
+    """Close all open lanes but 0. The caller holds the lease of the whole partition.
+
+    A writer whose lease ran out while the store was away may still be writing them; after this
+    it gets no acknowledgement. Returns the last state of the lane that belongs to *producer*
+    when it shares the partition, `None` without such a lane.
+
+    Args:
+        ledgers: whose bookies and metadata.
+        topic: the topic.
+        partition: its index.
+        producer: name of the producer that has the partition now, "" for none.
+        writer: owner that takes the lanes over, which fences their writers for good. With ""
+            they may come back when the partition is shared again.
+
+    Raises:
+        As close_lane(), but for ProducerBusy.
+    """
+    names = await read_lanes(
+        ledgers.store, topic.uid, partition, limit_s=ledgers.options.metadata_timeout_s
+    )
+    own: LaneState | None = None
+    for lane, name in names.items():
+        is_own = bool(producer) and name == producer
+        if lane > 0:
+            state = await _close_if_open(
+                ledgers, topic, partition, lane, is_wanted=is_own, writer=writer
+            )
+            own = state if is_own else own
+    return own
+
+
+async def _close_if_open(
+    ledgers: Ledgers, topic: TopicRecord, partition: int, lane: int, *, is_wanted: bool, writer: str
+) -> LaneState | None:
+    """Close a lane, if it is open; return its state, or None if it was not *is_wanted*."""
+    for attempts in reversed(range(ATTEMPTS)):
+        rows = LaneRows(ledgers.catalogue, topic, partition, lane)
+        row = await rows.open_row()
+        if row is None and not is_wanted:
+            return None
+        try:
+            if row is not None:
+                return await _close(ledgers, rows, writer)
+            return (await find_end(ledgers, rows)).state
+        except TopicError:
+            if not attempts:
+                raise
+    return None
+
+
+async def _close(ledgers: Ledgers, rows: LaneRows, writer: str = "") -> LaneState:
+    """Claim a lane, and leave it without an open ledger; return its state."""
+    await rows.claim(None, writer=writer)
+    last = await find_end(ledgers, rows)
+    row, end = last.unclosed, last.end
+    # If an operator deleted the ledger, the next writer skips its versions.
+    if (
+        row is not None
+        and end is not None
+        and last.next_version == row.base_version + end.last_entry + 1
+    ):
+        await rows.close(row, end)
+    return last.state

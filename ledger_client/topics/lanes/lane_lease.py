@@ -1,28 +1,58 @@
-"""The lease that tells others that a lane is written.
+"""The lane of a partition that a producer writes, and the lease that reserves it.
 
-A lease outlives a writer that was killed by LEASE_S. It only tells others: a writer that
-loses it, as when the store was away, writes on until another raised the lane's epoch.
+access        lane                                        if it is taken
+------------  ------------------------------------------  ---------------------------------
+"exclusive"   0; no other may write the partition         ProducerBusy
+"wait"        0; the same                                 waits until all writers are gone
+"take-over"   0                                           takes it; its writer is fenced
+"shared"      the lowest free one; a named producer       takes the next one; ProducerBusy if
+              has one of its own, from 1 up               it is its own, if a session of the same
+                                                          name holds any, or if one has them all
+
+A producer may ask for a lane by its name; it shares the partition. The lane is created with a
+number from 1 up, and no other producer gets it.
+
+A lease outlives a killed writer by LEASE_S. It only informs: a writer that loses
+it, for instance while the store is away, goes on until another one raises the lane's epoch.
 """
 
 from __future__ import annotations
 
-from contextlib import suppress
+import os
+import secrets
+import socket
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
+from typing import Literal
 
 import trio
 
-from ledger_client.errors import MetadataUnavailable
+from ledger_client.errors import MetadataBroken, MetadataUnavailable, ProducerBusy
+from ledger_client.ledgers.catalogue import translated
+from ledger_client.topics.lanes.lane_names import read_lane_names
 from ledger_client.topics.lanes.lane_rows import LaneRows
-from ledger_client.translation import translated
-from metadata.errors import LeaseHeld, LeaseLost, MetadataError
+from metadata.errors import BadRecord, LeaseHeld, LeaseLost, MetadataError
 from metadata.store import Lease, MetadataStore
-from metadata.topics import last_number
+from metadata.topics import (
+    LANES,
+    WRITERS,
+    LaneOwner,
+    TopicRecord,
+    decode_lane,
+    decode_owner,
+    encode_row,
+    last_number,
+    partition_prefix,
+    writer_lease,
+)
 
 LEASE_S = 10.0
 RELEASE_S = 1.0
 
 
 class LaneLease:
-    """A lane that others see is written; *lease* None: somebody whom we took it from has it."""
+    """Marks a lane as in use. After `take_over` the previous holder's lease may last a while."""
 
     def __init__(self, store: MetadataStore, name: str, owner: str, value: bytes) -> None:
         self.lane = last_number(name)
@@ -34,7 +64,7 @@ class LaneLease:
         self._has_lapsed = False
 
     async def take(self, timeout_s: float) -> Lease | None:
-        """Ask for the lease; None: another has it."""
+        """Ask for the lease; `None` if another owner has it."""
         self._lease = None
         with translated(timeout_s), suppress(LeaseHeld):
             self._lease = await self._store.grant(
@@ -43,9 +73,9 @@ class LaneLease:
         return self._lease
 
     async def take_over(self, timeout_s: float) -> None:
-        """End the lease of whoever has it and take it, so that no third one finds the lane free.
+        """End the holder's lease and take it, so that no third producer finds the lane free.
 
-        Another may be faster; then it is asked for again by and by.
+        If another producer is faster, `keep` goes on asking.
         """
         with translated(timeout_s):
             for lease in await self._store.leases(self._name):
@@ -53,11 +83,11 @@ class LaneLease:
         await self.take(timeout_s)
 
     async def keep(self, rows: LaneRows) -> None:
-        """Renew the lease until cancelled, and see each time that the lane is still ours.
+        """Renew the lease until cancelled; check each time that the lane is still ours.
 
         Raises:
-            ProducerFenced, NoSuchTopic: it is not.
-            MetadataBroken: a person must look.
+            ProducerFenced, NoSuchTopic: the lane is not ours any more.
+            MetadataBroken: metadata is damaged.
         """
         while True:
             await trio.sleep(LEASE_S / 3)
@@ -80,7 +110,7 @@ class LaneLease:
     async def check_kept(self) -> None:
         """Raise MetadataUnavailable if the lease has run out since it was taken.
 
-        Then somebody may have taken the partition for free, and seen no lane to close yet.
+        Another producer may then have found the partition free, with no lane to close yet.
         """
         if not self._has_lapsed:
             await self._renew()
@@ -88,9 +118,268 @@ class LaneLease:
             raise MetadataUnavailable("the lane's lease ran out while the lane was opened")
 
     async def release(self) -> None:
-        """Let others know at once that nobody writes the lane."""
+        """Give the lease back, for up to RELEASE_S, even when cancelled."""
         lease, self._lease = self._lease, None
         if lease is not None:
             until = trio.current_time() + RELEASE_S
             with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
                 await self._store.release(lease)
+
+
+Access = Literal["exclusive", "wait", "take-over", "shared"]
+WAIT_S = 0.5
+"""Pause between two attempts to get a lane."""
+CLOSING_S = 1.0
+"""How long to wait, once, for another process closing an abandoned lane."""
+
+UNKNOWN = LaneOwner(producer="")
+"""Stands for a writer that left before its lease was read."""
+
+
+class Partition:
+    """The lanes of a partition, for one producer that wants one of them."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        topic: TopicRecord,
+        index: int,
+        *,
+        producer: str,
+        owner: str | None,
+        limit_s: float,
+        is_closing: bool = False,
+        lane_name: str = "",
+    ) -> None:
+        self._lane_name = lane_name
+        self._store = store
+        self._topic = topic
+        self._index = index
+        self._producer = producer
+        self._limit_s = limit_s
+        self._is_closing = is_closing
+        self._owner = owner or f"{producer or 'producer'}-{secrets.token_hex(16)}"
+        self._asked: LaneLease | None = None
+
+    async def lease(self, access: Access) -> LaneLease:
+        """Return the lease of a lane, by the table above. Raises ProducerBusy."""
+        if access == "shared":
+            return await self._shared()
+        lease = self._new_lease(0, is_shared=False)
+        if access == "take-over":
+            await lease.take_over(self._limit_s)
+            return lease
+        waited = False
+        while True:
+            try:
+                others = await self._others(lease)
+                if not others:
+                    return lease
+                is_brief = all(other.closing for other in others.values())
+                if access == "exclusive" and (waited or not is_brief):
+                    raise self._is_busy(min(others), others)
+            except MetadataUnavailable:
+                if access == "exclusive":
+                    raise
+                await lease.release()
+            waited = True
+            await trio.sleep(CLOSING_S if access == "exclusive" else WAIT_S)
+
+    async def lane(self, lane: int, access: Access) -> LaneLease:
+        """Return the lease of this very lane. Raises ProducerBusy.
+
+        With "shared", an exclusive writer of any lane counts as busy.
+        """
+        lease = self._new_lease(lane, is_shared=True)
+        taken = await lease.take(self._limit_s)
+        others = await self._leases()
+        whole = [n for n, other in others.items() if not other.shared and access == "shared"]
+        if taken is None or whole:
+            await lease.release()
+            raise self._is_busy(lane if taken is None else whole[0], others)
+        return lease
+
+    async def give_up(self) -> None:
+        """Release the lease that was requested, after a failure."""
+        if self._asked is not None:
+            await self._asked.release()
+
+    async def _others(self, lease: LaneLease) -> dict[int, LaneOwner]:
+        """Take lane 0 if the partition has no writer; else return its writers by lane."""
+        others = await self._leases()
+        if not others and await lease.take(self._limit_s) is not None:
+            # A producer that took another lane meanwhile sees this lease, or is seen here.
+            others = await self._leases()
+            if not others:
+                return {}
+            await lease.release()
+        return others or await self._leases() or {0: UNKNOWN}
+
+    async def _shared(self) -> LaneLease:
+        lease: LaneLease | None = None
+        while True:
+            others = await self._leases()
+            whole = [lane for lane, other in others.items() if not other.shared]
+            taken = whole or await self._same_producer(others)
+            if taken:
+                if lease is not None:
+                    await lease.release()
+                raise self._is_busy(taken[0], others)
+            if lease is not None:
+                return lease  # an exclusive producer that comes now sees it
+            lease = self._new_lease(await self._choose(others), is_shared=True)
+            if await lease.take(self._limit_s) is None:
+                lease = None  # another producer was faster
+            elif not await self._is_for_us(lease.lane):
+                await lease.release()  # another one was faster, and has left it already
+                lease = None
+
+    async def _same_producer(self, others: dict[int, LaneOwner]) -> list[int]:
+        """Return the lanes that another session of this named producer holds.
+
+        A session holds its lease before the lane's record names the producer. Without this look
+        a session that begins at the same moment would take another lane, where the numbers of
+        the first one do not count, and messages sent again would be stored twice.
+        """
+        if not self._producer or self._lane_name:
+            return []
+        held = [lane for lane, other in others.items() if other.producer == self._producer]
+        named = await self._named() if held else {}
+        return [lane for lane in held if lane not in named]
+
+    async def _choose(self, others: dict[int, LaneOwner]) -> int:
+        """Return the lane for a producer that shares the partition."""
+        names, named = await self._names(), await self._named()
+        own = [lane for lane, name in named.items() if name == self._lane_name]
+        if not self._producer and not self._lane_name:
+            lane = 0
+            while lane in others or names.get(lane) or lane in named:
+                lane += 1
+            return lane
+        if not self._lane_name:
+            own = [lane for lane, name in names.items() if name == self._producer]
+        if own:
+            if own[0] in others:
+                raise self._is_busy(own[0], others)
+            return own[0]
+        lane = 1
+        while lane in others or lane in names:
+            lane += 1
+        return lane
+
+    async def _is_for_us(self, lane: int) -> bool:
+        """True if the lane, which is held now, is new or was made for this producer."""
+        if self._lane_name:
+            known = (await self._named()).get(lane)
+            return known == self._lane_name or lane not in await self._names()
+        return (await self._names()).get(lane, self._producer) == self._producer
+
+    async def _names(self) -> dict[int, str]:
+        return await read_lanes(self._store, self._topic.uid, self._index, limit_s=self._limit_s)
+
+    async def _named(self) -> dict[int, str]:
+        """Return the names of the partition's named lanes, by lane."""
+        with translated(self._limit_s):
+            found = await read_lane_names(self._store, self._topic)
+        return {lane: name for (index, lane), name in found.items() if index == self._index}
+
+    async def _leases(self) -> dict[int, LaneOwner]:
+        """Return the other writers of the partition, by lane."""
+        prefix = partition_prefix(WRITERS, self._topic.uid, self._index)
+        owners: dict[int, LaneOwner] = {}
+        after = ""
+        with translated(self._limit_s):
+            while leases := await self._store.leases(prefix, after=after):
+                for lease in leases:
+                    if lease.owner != self._owner:
+                        owners[last_number(lease.name)] = decode_owner(lease.name, lease.value)
+                after = leases[-1].name
+        return owners
+
+    def _new_lease(self, lane: int, *, is_shared: bool) -> LaneLease:
+        owner = LaneOwner(
+            producer=self._producer,
+            host=socket.gethostname(),
+            process_id=os.getpid(),
+            since_ms=time.time_ns() // 1_000_000,
+            shared=is_shared,
+            closing=self._is_closing,
+        )
+        name = writer_lease(self._topic.uid, self._index, lane)
+        self._asked = LaneLease(self._store, name, self._owner, encode_row(owner))
+        return self._asked
+
+    def _is_busy(self, lane: int, owners: dict[int, LaneOwner]) -> ProducerBusy:
+        owner = owners.get(lane)
+        who = "another producer"
+        if owner is not None and owner is not UNKNOWN:
+            name = f"producer {owner.producer}" if owner.producer else "a producer"
+            who = f"{name} (process {owner.process_id} on {owner.host})"
+        return ProducerBusy(self._topic.name, partition=self._index, lane=lane, owner=who)
+
+
+async def read_lanes(
+    store: MetadataStore, uid: int, partition: int, *, limit_s: float
+) -> dict[int, str]:
+    """Return the producer that each lane belongs to, "" for none; without deleted lanes.
+
+    Raises as translated().
+    """
+    prefix = partition_prefix(LANES, uid, partition)
+    names: dict[int, str] = {}
+    after = ""
+    with translated(limit_s):
+        while page := await store.list(prefix, after=after):
+            for key, found in page:
+                record = decode_lane(key, found.value)
+                if not record.deleted:
+                    names[last_number(key)] = record.producer
+            after = page[-1][0]
+    return names
+
+
+@asynccontextmanager
+async def hold_lane(
+    store: MetadataStore,
+    topic: TopicRecord,
+    partition: int,
+    *,
+    access: Access,
+    producer: str,
+    lane: int | None,
+    limit_s: float,
+    owner: str | None = None,
+    is_closing: bool = False,
+    lane_name: str = "",
+) -> AsyncIterator[LaneLease]:
+    """Hold the lease of a lane for the block. The caller renews it with `keep`.
+
+    *owner* identifies the caller in this run of this process; by default it is unique. With
+    *is_closing* the lease is marked as lasting only a moment. *lane_name* names the lane to take
+    in a shared partition.
+
+    Raises:
+        ProducerBusy: the lane is taken, and *access* is neither "wait" nor "take-over".
+        MetadataUnavailable: the store did not answer in *limit_s*.
+    """
+    lanes = Partition(
+        store,
+        topic,
+        partition,
+        producer=producer,
+        owner=owner,
+        limit_s=limit_s,
+        is_closing=is_closing,
+        lane_name=lane_name,
+    )
+    try:
+        lease = await (lanes.lease(access) if lane is None else lanes.lane(lane, access))
+    except BaseException as failure:
+        await lanes.give_up()
+        if isinstance(failure, BadRecord):
+            raise MetadataBroken(f"metadata: {failure}") from failure
+        raise
+    try:
+        yield lease
+    finally:
+        await lease.release()

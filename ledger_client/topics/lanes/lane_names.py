@@ -1,15 +1,14 @@
-"""Names of lanes: each is one lane's, in each partition; a lane without one has the name "".
+"""Names of lanes, unique within a partition; a lane without a name has the name "".
 
-A producer may write the lane of a name, which is made when it is first asked for. The name
-stands in a row of its own, so that a lane can be renamed while somebody writes it.
+A producer may ask for a lane by name; the first time, the lane is created. A name has a row of its
+own, so that a lane can be renamed while it is written.
 """
 
 from __future__ import annotations
 
-from ledger_client.topics.errors import BadTopic
-from ledger_client.topics.keeping.holdings import items_under
+from ledger_client.errors import BadTopic
 from metadata.errors import VersionConflict
-from metadata.store import ABSENT, Check, Delete, MetadataStore, Op, Put
+from metadata.store import ABSENT, Check, Delete, MetadataStore, Op, Put, pages
 from metadata.topics import (
     LANE_NAMES,
     LaneName,
@@ -27,34 +26,35 @@ NAME_SIZE_MAX = 255
 
 
 def check_lane_name(topic: str, name: str) -> None:
-    """Raise BadTopic for what no lane can be called; "" is no name."""
+    """Raise BadTopic unless *name* can name a lane; "" is fine and means no name."""
     if not name.isprintable() or len(name.encode()) > NAME_SIZE_MAX:
         raise BadTopic(
-            f"a lane's name has at most {NAME_SIZE_MAX} bytes that can be printed, not {name!a}",
+            f"a lane name has at most {NAME_SIZE_MAX} printable bytes, not {name!a}",
             topic=topic,
         )
 
 
 async def read_lane_names(store: MetadataStore, topic: TopicRecord) -> dict[tuple[int, int], str]:
-    """Return the names there are, by partition and lane. Raises MetadataError."""
+    """Return all names of the topic by partition and lane. Raises MetadataError."""
     names: dict[tuple[int, int], str] = {}
-    for key, found in await items_under(store, topic_prefix(LANE_NAMES, topic.uid)):
-        partition, name = partition_of_name(key)
-        names[partition, decode_lane_name(key, found.value).lane] = name
+    async for page in pages(store, topic_prefix(LANE_NAMES, topic.uid)):
+        for key, found in page:
+            partition, name = partition_of_name(key)
+            names[partition, decode_lane_name(key, found.value).lane] = name
     return names
 
 
 async def find_lane(
     store: MetadataStore, topic: TopicRecord, partition: int, name: str
 ) -> int | None:
-    """Return the lane of a name; None: there is none. Raises MetadataError."""
+    """Return the number of the lane with this name, if there is one. Raises MetadataError."""
     key = lane_name_key(topic.uid, partition, name)
     found = await store.get(key)
     return None if found is None else decode_lane_name(key, found.value).lane
 
 
 async def unnaming(store: MetadataStore, topic: TopicRecord, partition: int, lane: int) -> list[Op]:
-    """Return what takes a lane's name away. Raises MetadataError."""
+    """Return the operations that take a lane's name away. Raises MetadataError."""
     names = await read_lane_names(store, topic)
     name = names.get((partition, lane))
     if name is None:
@@ -67,25 +67,25 @@ async def unnaming(store: MetadataStore, topic: TopicRecord, partition: int, lan
 async def rename_lane(
     store: MetadataStore, topic: TopicRecord, partition: int, lane: int, name: str
 ) -> None:
-    """Give a lane that exists a name, in the place of the one it has; "": none.
+    """Give an existing lane a name in the place of its old one; "" removes it.
 
     Raises:
         BadTopic: there is no such lane, or another one has the name.
-        MetadataError: as every call to the store.
+        MetadataError: from the store.
     """
     check_lane_name(topic.name, name)
     where = lane_key(topic.uid, partition, lane)
     while True:
         found = await store.get(where)
         if found is None:
-            told = f"partition {partition} has no lane {lane}, or nothing was ever written to it"
-            raise BadTopic(told, topic=topic.name)
+            reason = f"partition {partition} has no lane {lane}: nothing was ever written to it"
+            raise BadTopic(reason, topic=topic.name)
         holder = await find_lane(store, topic, partition, name) if name else None
         if holder == lane:
             return
         if holder is not None:
-            told = f"lane {holder} of partition {partition} has the name {name!r}"
-            raise BadTopic(told, topic=topic.name)
+            reason = f"lane {holder} of partition {partition} has the name {name!r}"
+            raise BadTopic(reason, topic=topic.name)
         ops = await unnaming(store, topic, partition, lane)
         if name:
             key = lane_name_key(topic.uid, partition, name)

@@ -1,10 +1,11 @@
 """The rows of one lane, as its writer of one epoch changes them.
 
-Every change is one transaction that puts the LaneRecord in the place of the version that was
-put last. So a writer whose lane was taken over changes nothing any more, and a change whose
-outcome is unknown is found by looking: of this epoch there is no other writer, so if the
-version moved and the epoch did not, the change was made. Until that is known it is made again,
-word by word the same in what counts; nothing else is changed meanwhile.
+Every change is one transaction that replaces the version of the LaneRecord which this writer put
+last. So a writer whose lane was taken over can change nothing any more.
+
+If a change's outcome is unknown, the record shows it: this epoch has one writer, so if the version
+moved and the epoch did not, the change was made. Until that is known the same change is tried
+again, and no other one is made.
 """
 
 from __future__ import annotations
@@ -15,11 +16,17 @@ from typing import NamedTuple, TypeVar
 import msgspec
 import trio
 
-from ledger_client.catalogue import CHANGE_S, RETRY_S, Catalogue
-from ledger_client.errors import LedgerError, MetadataBroken, MetadataUnavailable
-from ledger_client.topics.errors import NoSuchTopic, ProducerBusy, ProducerFenced, TopicError
-from ledger_client.topics.lanes.lane_state import Figures, greater
-from ledger_client.topics.lanes.ledger_end import End
+from ledger_client.errors import (
+    LedgerError,
+    MetadataBroken,
+    MetadataUnavailable,
+    NoSuchTopic,
+    ProducerBusy,
+    ProducerFenced,
+    TopicError,
+)
+from ledger_client.ledgers.catalogue import CHANGE_S, RETRY_S, Catalogue
+from ledger_client.topics.lanes.lane_state import End, Figures, greater
 from metadata.errors import BadRecord
 from metadata.records import LedgerRecord, encode_record, ledger_key
 from metadata.store import ABSENT, Check, Delete, Op, Put
@@ -46,7 +53,7 @@ Others = Callable[[], Awaitable[Sequence[Op]]]
 
 
 class Beside(NamedTuple):
-    """What a turn of the lane changes beside its own rows."""
+    """Further changes that `turn` makes in the same transaction as the lane's own rows."""
 
     ops: Others
     last_event_time: int | None
@@ -56,9 +63,9 @@ class Beside(NamedTuple):
 class LaneRows:
     """LaneRecord and LaneLedgers of a lane.
 
-    Any call may raise MetadataUnavailable and MetadataBroken, but changes try on while the
-    store is away: a deadline is the caller's, and after it nothing more must be changed.
-    They raise ProducerFenced when another took the lane over, and NoSuchTopic.
+    Any call may raise MetadataUnavailable and MetadataBroken, ProducerFenced when another client
+    took the lane over, and NoSuchTopic. Changes go on trying while the store is away: the caller
+    sets the deadline, and must change nothing after it.
     """
 
     def __init__(self, catalogue: Catalogue, topic: TopicRecord, partition: int, lane: int) -> None:
@@ -67,20 +74,20 @@ class LaneRows:
         self.lane = lane
         self.record = LaneRecord(epoch=0)
         self.is_changing = False
-        """A change is under way, or was left when it was: then nothing must be changed."""
+        """A change is under way, or was cut short: its outcome is unknown, make no other."""
         self.beside: Beside | None = None
-        """what the next turn() changes too"""
+        """further changes of the next turn()"""
         self._version = ABSENT
         self._catalogue = catalogue
         self._key = lane_key(topic.uid, partition, lane)
 
     @property
     def version(self) -> int:
-        """Of the LaneRecord that this writer put last: who changes the lane names it."""
+        """Version of the LaneRecord that this writer put last; changes of the lane check it."""
         return self._version
 
     async def refresh_clock(self) -> None:
-        """Ask the store for its time, unless that was done lately."""
+        """Ask the store for its time, unless the last answer is recent."""
         await self._catalogue.refresh_clock()
 
     @property
@@ -90,7 +97,7 @@ class LaneRows:
     # --- looking -----------------------------------------------------------------------
 
     async def row(self, number: int) -> LaneLedger | None:
-        """Return the row of a ledger; None: there is none."""
+        """Return the row of the ledger with this number in the lane."""
         if number < 0:
             return None
         key = self._ledger_key(number)
@@ -98,7 +105,7 @@ class LaneRows:
         return None if found is None else _sound(decode_lane_ledger, key, found.value)
 
     async def open_row(self) -> LaneLedger | None:
-        """Look at the lane without claiming it; return the row of its open ledger, if any."""
+        """Read the lane without claiming it; return the row of its open ledger, if any."""
         found = await self._catalogue.read(self._key)
         if found is not None:
             self.record, self._version = _sound(decode_lane, self._key, found.value), found.version
@@ -110,7 +117,7 @@ class LaneRows:
         await self._found(limit_s)
 
     async def look(self, ledger_id: int) -> Found:
-        """Return the record of a ledger; raises MetadataUnavailable soon."""
+        """Return the record of a ledger. Raises MetadataUnavailable after CHANGE_S."""
         with trio.move_on_after(CHANGE_S):
             return await self._catalogue.get(ledger_id)
         raise MetadataUnavailable(f"metadata: no answer in {CHANGE_S:g} s")
@@ -153,11 +160,17 @@ class LaneRows:
     ) -> None:
         """Become the lane's writer: raise its epoch, and remove a ledger that was prepared.
 
-        *producer* names whose lane it is to be if it is new. *writer* is who claims it, ""
-        only to close it. With *is_back* the lane is still that writer's, or it is fenced.
-        *lane_name*: a lane that is new gets it. Rivals may claim it next. Raises
-        MetadataUnavailable at once; the epoch may be raised then. Raises ProducerBusy: another
-        lane has the name by now.
+        A rival may claim the lane next.
+
+        Args:
+            producer: the lane's owner if it is new, "" or `None` for none.
+            writer: identifies the claimer; "" to claim the lane only to close it.
+            is_back: fail with ProducerFenced unless *writer* was the last to claim it.
+            lane_name: given to a new lane.
+
+        Raises:
+            MetadataUnavailable: at once, without another attempt; the epoch may be raised.
+            ProducerBusy: another lane has the name by now.
         """
         while True:
             topic_version = await self.refresh_topic()
@@ -183,7 +196,7 @@ class LaneRows:
                 return
 
     async def _naming(self, name: str) -> list[Op]:
-        """Return what gives a new lane its name, "" for none. Raises ProducerBusy."""
+        """Return the operations that name a new lane, none for "". Raises ProducerBusy."""
         if not name:
             return []
         key = lane_name_key(self.topic.uid, self.partition, name)
@@ -198,12 +211,12 @@ class LaneRows:
         )
 
     async def delete(self, ops: Sequence[Op]) -> None:
-        """Say that the lane, which holds nothing, is nobody's; with *ops*."""
+        """Mark the lane, which is empty, as deleted; with *ops* in the same transaction."""
         after = msgspec.structs.replace(self.record, producer="", deleted=True)
         await self._change(after, ops)
 
     async def prepare(self, ledger: LedgerRecord, *, instead_of: int | None = None) -> None:
-        """Make the next ledger: its record and its row, in the place of one made before."""
+        """Create the next ledger, record and row, in the place of one made before."""
         row = LaneLedger(
             ledger_id=ledger.ledger_id,
             state="prepared",
@@ -223,14 +236,14 @@ class LaneRows:
         *,
         found: Found | None = None,
     ) -> None:
-        """Close the *current* ledger at *end*, and let the lane go on in the prepared one.
+        """Close the *current* ledger at *end* and open the prepared one, in one transaction.
 
-        Without *current* there is nothing to close. *found* is the current ledger's record,
-        as it was read lately.
+        Without *current* nothing is closed. *found* is the current ledger's record as read a
+        moment ago; it saves the first attempt a read.
 
         Raises:
-            LedgerFenced: another client recovers the ledger, which was to be sealed.
-            LedgerClosed: another client sealed it at another end.
+            LedgerFenced: another client recovers the current ledger.
+            LedgerClosed: another client closed it at another entry.
         """
         closed = None if current is None or end is None else end.close(current, self._now_ms)
         beside, sealing = self.beside, self._sealing(closed, end, found)
@@ -252,7 +265,7 @@ class LaneRows:
         self.beside = None
 
     async def close(self, current: LaneLedger, end: End) -> None:
-        """Close the *current* ledger, and go on in none. Raises as turn()."""
+        """Close the *current* ledger without opening another. Raises as turn()."""
         closed = end.close(current, self._now_ms)
         after = msgspec.structs.replace(
             self.record,
@@ -264,7 +277,7 @@ class LaneRows:
         await self._change(after, own, self._sealing(closed, end, None))
 
     async def share_first(self, current: LaneLedger) -> LaneLedger:
-        """Say of the *current* ledger that it begins with the time with which the last ended."""
+        """Record that the *current* ledger starts with the event time the last one ended with."""
         shared = msgspec.structs.replace(current, shares_first=True)
         await self._change(
             self.record, [Put(self._ledger_key(self.record.current), encode_row(shared))]
@@ -272,7 +285,7 @@ class LaneRows:
         return shared
 
     async def note_start(self, current: LaneLedger, figures: Figures) -> LaneLedger:
-        """Say of the *current* ledger, which stays open, with which times it begins."""
+        """Record the first times of the *current* ledger, which stays open."""
         begun = msgspec.structs.replace(
             current,
             first_timestamp=figures.first_timestamp,
@@ -288,14 +301,17 @@ class LaneRows:
         return greater(self.record.last_event_time, ended)
 
     async def _removal(self, number: int) -> list[Op]:
-        """Return what removes the ledger of this number, if it is merely prepared."""
+        """Return the operations that remove this ledger if it is only prepared."""
         row = await self.row(number)
         if row is None or row.state != "prepared":
             return []
         return [Delete(self._ledger_key(number)), Delete(ledger_key(row.ledger_id))]
 
     def _sealing(self, closed: LaneLedger | None, end: End | None, found: Found | None) -> Others:
-        """Return what tells how the ledger's record is sealed; *found* is good for once."""
+        """Return a function that makes the operations to seal the ledger's record.
+
+        Its first call uses *found*, later ones read the record again.
+        """
         lately = [found]
 
         async def ops() -> Sequence[Op]:
@@ -318,17 +334,17 @@ class LaneRows:
         own: Sequence[Op],
         others: Others | None = None,
     ) -> None:
-        """Put *after*, with *own* rows and what *others* gives, until it is known to be done.
+        """Put *after*, *own* rows and the operations of *others*, until they are known to be done.
 
-        Others change the rows of *others* too, so these are looked at for each attempt.
+        The rows of *others* have other writers too, so they are read again for each attempt.
         """
         assert not self.is_changing
         self.is_changing = True
         try:
             await self._change_until_made(after, own, others)
         except LedgerError:
-            # The lane is another's, or the ledger's record has another version than the one
-            # that an attempt may still name: it cannot be made any more.
+            # The lane has another writer, or the ledger's record another version than an attempt
+            # that is still under way names: the change cannot be made any more.
             self.is_changing = False
             raise
         self.is_changing = False

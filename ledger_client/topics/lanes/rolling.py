@@ -1,9 +1,9 @@
 """When a lane goes on in its next ledger.
 
-Full is checked after a batch was counted, so the batch that fills a ledger is its last. A
-ledger without messages is never full. A lane ordered by event time ends a ledger only before
-a batch whose times are all greater, so that a time lies in one ledger; or, whatever the times,
-at twice the size. Nothing rolls before age_min_s.
+Limits are checked after a batch is counted, so the batch that fills a ledger is its last one. A
+ledger without messages is never full, and none ends before age_min_s. A lane ordered by event
+time ends a ledger only before a batch whose times are all greater, so that each time lies in one
+ledger; at twice the size it ends in any case.
 """
 
 from __future__ import annotations
@@ -11,19 +11,18 @@ from __future__ import annotations
 import math
 from typing import Protocol
 
-from ledger_client.topics.lanes.sealed_batch import SealedBatch
 from metadata.topics import RollPolicy
 
 HARD = 2
-"""Times the size, at which a ledger ends between equal event times."""
+"""A ledger of so many times its size ends between equal event times, too."""
 AHEAD = 0.5
-"""Part of a limit at which the next ledger is made."""
+"""Fraction of the size or the entries at which the next ledger is made."""
 AHEAD_AGE = 0.9
 SHORTEST_S = 0.001
 
 
 class Written(Protocol):
-    """What was sent to a ledger: control entries do not count."""
+    """A ledger that is written, without its control entries."""
 
     batches: int
     size: int
@@ -34,37 +33,52 @@ class Rolling:
     """The rules of one topic; ages are seconds."""
 
     def __init__(self, policy: RollPolicy, *, ordered: bool) -> None:
-        """*ordered*: by event time."""
+        """Apply *policy*; *ordered*: event times in the lane never decrease."""
         self._policy = policy
         self._ordered = ordered
 
-    def is_due(self, ledger: Written, age_s: float, following: SealedBatch | None) -> bool:
-        """Return whether the ledger ends before *following*; None: nothing waits to be sent."""
+    def is_due(self, ledger: Written, age_s: float) -> bool:
+        """True if the ledger ends now, while no batch waits.
+
+        An ordered one ends by its age or at the hard limit: the next time may not be greater.
+        """
+        return self._is_full(ledger, age_s) and (
+            not self._ordered
+            or 0 < self._policy.age_s <= age_s
+            or ledger.size >= HARD * self._policy.size
+        )
+
+    def is_due_before(self, ledger: Written, age_s: float, first_event_time: int | None) -> bool:
+        """True if the ledger ends before a batch whose lowest event time is this one."""
+        return self._is_full(ledger, age_s) and (
+            not self._ordered
+            or first_event_time is None
+            or ledger.last_event_time is None
+            or first_event_time > ledger.last_event_time
+            or ledger.size >= HARD * self._policy.size
+        )
+
+    def _is_full(self, ledger: Written, age_s: float) -> bool:
         policy = self._policy
-        if not ledger.batches or age_s < policy.age_min_s:
-            return False
-        is_old = bool(policy.age_s) and age_s >= policy.age_s
-        if not (is_old or self._is_large(ledger)):
-            return False
-        if not self._ordered or ledger.size >= HARD * policy.size:
-            return True
-        if following is None:  # nobody knows yet whether its time will be greater
-            return is_old
-        return self._rises(ledger, following)
+        return (
+            (self._is_large(ledger) or 0 < policy.age_s <= age_s)
+            and ledger.batches > 0
+            and age_s >= policy.age_min_s
+        )
 
     def due_in_s(self, ledger: Written, age_s: float) -> float:
-        """Return after how long, without another batch, it may be due; infinity: never."""
+        """Return the seconds until it may be due without another batch, or infinity."""
         if not ledger.batches:
             return math.inf
         looks = [self._policy.age_s] if self._policy.age_s else []
         if self._is_large(ledger):
             looks.append(self._policy.age_min_s)
         later = [look - age_s for look in looks if look > age_s]
-        # Of a shorter time, a clock may not notice that it is over.
+        # A clock may not resolve a shorter time, and the caller would spin.
         return max(min(later, default=math.inf), SHORTEST_S)
 
     def wants_next(self, ledger: Written, age_s: float) -> bool:
-        """Return whether it is time to make the next ledger ahead."""
+        """True if it is time to make the next ledger ahead, as always when this one is due."""
         policy = self._policy
         if not ledger.batches:
             return False
@@ -77,8 +91,3 @@ class Rolling:
     def _is_large(self, ledger: Written) -> bool:
         policy = self._policy
         return ledger.size >= policy.size or 0 < policy.entries <= ledger.batches
-
-    def _rises(self, ledger: Written, following: SealedBatch) -> bool:
-        if following.first_event_time is None or ledger.last_event_time is None:
-            return True
-        return following.first_event_time > ledger.last_event_time

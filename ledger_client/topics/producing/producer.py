@@ -1,50 +1,60 @@
 """Writing a topic: messages in, batches out to the lanes, ids back.
 
-    send, send_nowait ──► room ──► outbox of the partition ──► lane ──► ledgers
-    send_many ──► pieces, through C ──────────┘
+    send, send_nowait ──► room ──► routing ──► partition writer ──► lane ──► ledgers
+    send_many ──► chunks, through C ───────────────┘
 
-A message is acknowledged once the batch it is in is durable on the topic's ack quorum. The
-order in which messages of one partition were accepted is the order in which they are kept.
+A message is acknowledged once its batch is durable on the topic's ack quorum. Messages of one
+partition are kept in the order in which they were accepted.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from operator import index
 from typing import Any
 
 import trio
 
 from ledger_client.background import Background
-from ledger_client.figures import SendFigures
-from ledger_client.topics.errors import (
+from ledger_client.errors import (
     BadTopic,
     BufferFull,
-    MessageTooLarge,
+    LedgerError,
+    PayloadTooLarge,
     ProducerClosed,
     ProducerFailed,
 )
-from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.message_ids import MessageIds
-from ledger_client.topics.producing.batching import Manner
+from ledger_client.figures import SendFigures
+from ledger_client.message_id import MessageId, MessageIds
+from ledger_client.topics.lanes.routes import extended, merged
 from ledger_client.topics.producing.bulk import Bulk, Form
-from ledger_client.topics.producing.dispatch import Surroundings
-from ledger_client.topics.producing.keeper import Opener, OpenLane
-from ledger_client.topics.producing.linger import Linger
-from ledger_client.topics.producing.outbox import Outbox
-from ledger_client.topics.producing.pieces import Given
+from ledger_client.topics.producing.message_columns import MessageColumns, headers_size
+from ledger_client.topics.producing.partition_machine import Rules
+from ledger_client.topics.producing.partition_writer import (
+    Encoding,
+    Linger,
+    OpenLane,
+    PartitionWriter,
+    Shared,
+    Ticket,
+    message_id,
+)
 from ledger_client.topics.producing.producer_options import ProducerOptions
 from ledger_client.topics.producing.room import Room
-from ledger_client.topics.producing.routes import Routes
-from ledger_client.topics.producing.routing import Routing
-from ledger_client.topics.producing.scale import Bytes, Scale
-from ledger_client.topics.producing.tickets import Ticket
-from ledger_client.topics.producing.widening import Widening, open_all
+from ledger_client.topics.producing.routing import PartitionCount, Routing, following
 from metadata.clock import host_wall_ms
 from metadata.topics import TopicRecord
 
 OPENINGS_MAX = 16
-"""Lanes that are taken at a time: each costs some transactions of the metadata store."""
+"""Lanes that are opened at a time: each costs some transactions of the metadata store."""
+MESSAGE_OVERHEAD = 16
+"""Bytes counted for a message besides its own."""
+EVENT_TIME_MIN, EVENT_TIME_MAX = -(1 << 63) + 1, (1 << 63) - 1
+Bytes = bytes | bytearray | memoryview
+UsePartitions = Callable[[TopicRecord], Awaitable[None]]
+WatchPartitions = Callable[[UsePartitions], Awaitable[None]]
+"""Calls its argument with the topic's record when partitions were added, until cancelled."""
 
 
 class Producer:
@@ -62,70 +72,50 @@ class Producer:
     ) -> None:
         self._topic = topic
         self._options = options
-        self._scale = Scale(
-            topic.name, size_max=options.message_size_max, is_named=bool(options.producer_name)
-        )
+        self._size_max = options.message_size_max
         self._room = Room(options.buffer_bytes)
         self._failure: ProducerFailed | None = None
-        self._manner = Manner(
-            options.compression or topic.compression,
-            options.batching,
-            options.producer_name.encode(),
-            now_ms,
-        )
-        routes = Routes(topic.partitions if options.partition is None else 0)
-        shared = Surroundings(
-            topic=topic,
-            options=options,
-            manner=self._manner,
-            opener=Opener(open_lane, trio.CapacityLimiter(OPENINGS_MAX), nursery),
+        self._count = PartitionCount(topic.partitions if options.partition is None else 0)
+        self._shared = Shared(
+            rules=Rules(
+                topic=topic.name,
+                is_ordered=topic.order == "event-time",
+                is_named=bool(options.producer_name),
+                is_batched=options.batching,
+                size_max=options.batch_bytes,
+                count_max=options.batch_messages if options.batching else 1,
+                new_signal=trio.Event,
+            ),
+            producer_name=options.producer_name,
+            encoding=Encoding(
+                options.compression or topic.compression,
+                options.batching,
+                options.producer_name,
+                options.producer_name.encode(),
+                now_ms,
+            ),
+            open_lane=open_lane,
+            openings=trio.CapacityLimiter(OPENINGS_MAX),
+            nursery=nursery,
             room=self._room,
             linger=Linger(nursery, options.linger_ms / 1e3),
-            routes=routes,
-            failed=self._fail,
+            routes=lambda: self._count.known,
+            end_producer=self._fail,
             figures=figures,
         )
-        self._shared = shared
         partitions = topic.partition_indexes if options.partition is None else [options.partition]
-        self._routing = Routing(
-            topic.name,
-            [Outbox(partition, shared) for partition in partitions],
-            by_key=options.router == "key",
-        )
-        self._widening = Widening(
-            topic.name, options.producer_name, routes, lambda index: Outbox(index, shared)
-        )
+        self._joining: list[PartitionWriter] = []  # whose boundary is not durable yet
+        self._route_over([PartitionWriter(each, self._shared) for each in partitions])
 
     @property
     def topic(self) -> str:
-        """The topic's name."""
+        """The topic's name, as namespace/name."""
         return self._topic.name
 
     @property
     def name(self) -> str:
         """The producer's name, "" for none."""
         return self._options.producer_name
-
-    async def open(self) -> None:
-        """Take the lanes, unless they are shared and may as well be taken later.
-
-        Raises:
-            ProducerBusy: with exclusive access, a lane is another producer's.
-            LedgerError: a lane cannot be opened.
-        """
-        outboxes = self._routing.outboxes
-        if not self._takes_lanes:
-            return
-        await outboxes[0].open()  # of those who want all of them, who has this one wins
-        await open_all(outboxes)
-        if self.name and self._shared.routes.partitions:
-            self._use(await self._widening.at_opening(outboxes))
-
-    @property
-    def _takes_lanes(self) -> bool:
-        """Whether lanes are taken before anything is sent."""
-        is_shared = self._options.access_to(self._topic) == "shared"
-        return not is_shared or self._routing.outboxes[0].strict
 
     # --- sending ---------------------------------------------------------------------
 
@@ -145,42 +135,43 @@ class Producer:
         may not be kept; the producer stays usable.
 
         Args:
-            value: what readers get; None is kept as null.
+            value: the message's bytes; None is kept as null.
             key: messages of a key go to one partition, in order.
             event_time: nanoseconds; on a topic ordered by event time every message
                 has one, and it does not fall.
             headers: names and values.
-            partition: where it goes, whatever its key.
+            partition: send it there, whatever its key.
             sequence: its number, for a producer with a name; by default one more than
-                the last of its partition. Numbers rise in each partition. One that is not
-                above the last accepted is a duplicate: it is acknowledged and not kept
-                again; its id has -1 for ledger and entry if it is not known any more. A
-                message that is sent again with its number, key and partition goes where it
-                went first, even if partitions were added since. Without a key its number
-                decides: 1000 numbers to a partition, in turn.
+                the last of its partition. Numbers rise in each partition. A number that is
+                not above the last accepted is a duplicate: it is acknowledged and not kept
+                again; its id has -1 for ledger and entry if the first is not remembered.
+                Resending a keyed message with its number is deduplicated even if partitions
+                were added since. Without a key the number chooses the partition: 1000
+                numbers to each, in turn.
 
         Raises:
             SendUnknown: it may or may not be kept.
             EventTimeBack: it is lower than the last of its lane. Not sent.
-            MessageTooLarge: it fits no frame. Not sent.
+            PayloadTooLarge: it does not fit a frame. Not sent.
             ProducerFenced: another producer took the lane over.
             ProducerClosed: the producer was closed.
-            BadTopic: there is no such partition, or an event time or name is needed.
-            LedgerError: the lane cannot be opened or goes on nowhere. Not sent.
+            BadTopic: the partition does not exist, or an event time or name is needed.
+            LedgerError: the lane cannot be opened, or cannot go on. Not sent.
         """
-        value, key, size = self._scale.weigh(value, key, event_time, headers, sequence)
-        if not self._room.take(size):
-            await self._room.wait(size)
+        value, key, size = self._check(value, key, event_time, headers, sequence)
+        room = self._room
+        if not room.take(size):
+            await wait_for_room(room, size)
         try:
-            outbox = self._outbox_for(key, partition, sequence)
-            while not outbox.ready:
-                await outbox.wait_ready()
-                outbox = self._outbox_for(key, partition, sequence)
-            batch, place = outbox.put(value, key, event_time, headers, sequence, size)
+            writer = self._writer_for(key, partition, sequence)
+            while not writer.machine.is_ready:
+                await writer.wait_ready()
+                writer = self._writer_for(key, partition, sequence)
+            batch, place = writer.put(value, key, event_time, headers, sequence, size)
         except BaseException:
-            self._room.release(size)
+            room.release(size)
             raise
-        return await batch.id_of(place)
+        return await message_id(batch, place)
 
     def send_nowait(
         self,
@@ -194,18 +185,18 @@ class Producer:
     ) -> Ticket:
         """Accept a message and return a ticket for its id. Takes and raises as send().
 
-        What fails and is not asked for by its ticket is raised by flush(), or at the end.
+        A failure is raised by the ticket, or else by the next flush() or the end of the block.
 
         Raises:
             BufferFull: there is no room, or its lane is being opened anew: wait with
                 send() or flush().
         """
-        value, key, size = self._scale.weigh(value, key, event_time, headers, sequence)
-        outbox = self._outbox_for(key, partition, sequence)
-        if not outbox.ready or not self._room.take(size):
+        value, key, size = self._check(value, key, event_time, headers, sequence)
+        writer = self._writer_for(key, partition, sequence)
+        if not writer.machine.is_ready or not self._room.take(size):
             raise BufferFull(self.topic, size_max=self._room.size)
         try:
-            return Ticket(*outbox.put(value, key, event_time, headers, sequence, size))
+            return Ticket(*writer.put(value, key, event_time, headers, sequence, size))
         except BaseException:
             self._room.release(size)
             raise
@@ -223,7 +214,7 @@ class Producer:
         """Send messages in order and return their ids once all are durable.
 
         Each column is a sequence, or an Arrow array, chunked or not; keys, event times and
-        headers are as many as values. Messages go through C a few MiB at a time, and not
+        headers are as many as values. Messages go through C a few MiB at a time, and no
         more than that is held of them. Cancelled, some may be kept.
 
         Args:
@@ -231,45 +222,43 @@ class Producer:
             keys: bytes or None.
             event_times: nanoseconds or None, or Arrow times.
             headers: mappings or None, or Arrow lists of name and value.
-            partition: where all go, whatever their keys.
+            partition: send all of them there, whatever their keys.
             sequence: the number of the first, for a producer with a name and one
                 partition; those after it follow.
 
         Raises:
-            EventTimeBack, MessageTooLarge, BadTopic: nothing was sent.
-            TypeError, ValueError: what is given are no columns; nothing was sent.
+            EventTimeBack, PayloadTooLarge, BadTopic: nothing was sent.
+            TypeError, ValueError: an argument is no column; nothing was sent.
             SendUnknown: some may or may not be kept; the first may be acknowledged.
             LedgerError: as send(); the first messages may be kept.
         """
         self._check_open()
-        given = Given(values, keys=keys, event_times=event_times, headers=headers)
-        too_large = given.exceeding(self._scale.size_max)
+        messages = MessageColumns(values, keys=keys, event_times=event_times, headers=headers)
+        too_large = messages.exceeding(self._size_max)
         if too_large is not None:
-            raise MessageTooLarge(self.topic, size=too_large, size_max=self._scale.size_max)
-        targets = self._routing.outboxes
+            raise PayloadTooLarge.message(self.topic, size=too_large, size_max=self._size_max)
+        targets = self._writers
         if partition is not None:
-            targets = [self._routing.outbox_of(partition)]
+            targets = [targets[self._routing.place_of(partition)]]
         if sequence is not None:
-            self._scale.check_sequence(sequence)
+            self._check_sequence(sequence)
             if len(targets) > 1:
                 raise BadTopic("numbers count in each partition: name one", topic=self.topic)
-        options = self._options
-        count_max = options.batch_messages if options.batching else 1
-        form = Form(self._manner, options.batch_bytes, count_max)
-        return await Bulk(given, self._routing, targets, form).run(sequence)
+        rules = self._shared.rules
+        form = Form(self._shared.encoding, rules.size_max, rules.count_max)
+        return await Bulk(messages, self._routing, targets, form).run(sequence)
 
     async def flush(self) -> None:
         """Wait until everything accepted so far is durable.
 
-        Raises why some of it is not; also what failed since the last flush and nobody
-        asked for.
+        Raises the failure of a message, also one since the last flush that no task waited for.
         """
         failure: Exception | None = None
-        for outbox in self._routing.outboxes:
-            outbox.dispatch.seal()
-        for outbox in self._routing.outboxes:
+        for writer in self._writers:
+            writer.seal()
+        for writer in self._writers:
             try:
-                await outbox.dispatch.flush()
+                await writer.flush()
             except Exception as found:  # noqa: BLE001 - raised below, after all others
                 failure = failure or found
         if failure is not None:
@@ -278,102 +267,232 @@ class Producer:
     async def last_sequence(self, partition: int | None = None) -> int:
         """Return the number of the last message accepted in a partition, -1 for none.
 
-        After SendUnknown the lane is opened anew first: then all up to it are kept.
+        After SendUnknown the lane is opened anew first: then all messages up to it are kept.
 
         Raises:
             BadTopic: the producer has no name, or more than one partition and none is named.
             LedgerError: the lane cannot be opened.
         """
-        outboxes = self._routing.outboxes
+        writers = self._writers
         if not self.name:
             raise BadTopic("a producer without a name does not count", topic=self.topic)
-        if partition is None and len(outboxes) > 1:
+        if partition is None and len(writers) > 1:
             raise BadTopic("numbers count in each partition: name one", topic=self.topic)
-        outbox = outboxes[0] if partition is None else self._routing.outbox_of(partition)
-        await outbox.wait_ready()
-        assert outbox.admission.numbering is not None
-        return outbox.admission.numbering.next - 1
-
-    async def grow(self, topic: TopicRecord) -> None:
-        """Write the partitions that *topic* has more, too; keys are routed over all of them.
-
-        What is being sent by a call of send_many() goes to the partitions before. With a name,
-        numbers that were accepted before stay with the partitions there were (widening.py).
-
-        Raises:
-            LedgerError: a lane that must be open before cannot be opened, or one failed. Call
-                it again; until then, what is sent may be refused with this error.
-        """
-        if self._widening.waiting:
-            self._use(await self._widening.complete())
-        outboxes = self._routing.outboxes
-        added = [Outbox(i, self._shared) for i in range(len(outboxes), topic.partitions)]
-        try:
-            if self._takes_lanes:
-                await open_all(added)
-            self._check_open()
-            every = await self._widening.widen(outboxes, added)
-        except BaseException:
-            if not self._widening.waiting:
-                for outbox in added:
-                    outbox.dispatch.begin_close()
-            raise
-        self._use(every)
-
-    def _use(self, outboxes: Sequence[Outbox]) -> None:
-        """Route over all of these."""
-        self._routing = Routing(self.topic, outboxes, by_key=self._routing.by_key)
-
-    # --- the end ---------------------------------------------------------------------
+        writer = writers[0 if partition is None else self._routing.place_of(partition)]
+        await writer.wait_ready()
+        return writer.machine.next_number - 1
 
     async def close(self) -> None:
         """Flush, and leave the lanes. Done at the end of the block in any case.
 
-        Raises as flush(), and what leaving a lane raises.
+        Raises as flush(), and the errors of closing a lane.
         """
         if isinstance(self._failure, ProducerClosed):
             return
         self._fail(self._failure or ProducerClosed(self.topic))
+        writers = [*self._writers, *self._joining]
         try:
             await self.flush()
         finally:
             self._failure = ProducerClosed(self.topic)
-            for outbox in self._outboxes:
-                outbox.dispatch.begin_close()
-        for outbox in self._outboxes:
-            await outbox.dispatch.keeper.closed()
-
-    def abort(self) -> None:
-        """Give up what is not under way; the lanes are left with the block."""
-        self._fail(ProducerClosed(self.topic))
-        for outbox in self._outboxes:
-            outbox.dispatch.abort()
-
-    @property
-    def _outboxes(self) -> list[Outbox]:
-        """All that have lanes, also those that nothing is routed to yet."""
-        return [*self._routing.outboxes, *self._widening.waiting]
-
-    def _fail(self, failure: ProducerFailed) -> None:
-        """Take nothing any more; those who wait for room get *failure*."""
-        self._failure = self._failure or failure
-        self._room.open_wide()
-        for outbox in self._routing.outboxes:
-            outbox.refuse(self._failure)
+            for writer in writers:
+                writer.end()
+        for writer in writers:
+            await writer.closed()
 
     # --- checking --------------------------------------------------------------------
 
-    def _outbox_for(self, key: bytes | None, partition: int | None, sequence: int | None) -> Outbox:
-        """Return where a message goes: with a number, to the same partition whenever it is sent."""
-        self._check_open()
-        if sequence is None or partition is not None or not self._shared.routes.known:
-            return self._routing.outbox_for(key, partition)
-        partitions = self._shared.routes.partitions_at(sequence)
-        return self._routing.outbox_at(sequence, key, partitions)
+    def _check(
+        self,
+        value: Bytes | None,
+        key: Bytes | None,
+        event_time: int | None,
+        headers: Mapping[str, bytes] | None,
+        sequence: int | None,
+    ) -> tuple[bytes | None, bytes | None, int]:
+        """Return value and key as bytes, and the room that the message takes."""
+        if type(value) is not bytes:
+            value = _as_bytes(value)
+        if key is not None and type(key) is not bytes:
+            key = _as_bytes(key)
+        size = len(value or b"") + len(key or b"")
+        if headers:
+            size += headers_size(headers)
+        if size > self._size_max:
+            raise PayloadTooLarge.message(self.topic, size=size, size_max=self._size_max)
+        if event_time is not None and not EVENT_TIME_MIN <= index(event_time) <= EVENT_TIME_MAX:
+            raise ValueError(f"event time {event_time} does not fit 64 bits")
+        if sequence is not None:
+            self._check_sequence(sequence)
+        return value, key, size + MESSAGE_OVERHEAD
+
+    def _check_sequence(self, sequence: int) -> None:
+        """Raise BadTopic or ValueError unless messages may have this number."""
+        if not self.name:
+            raise BadTopic("only a producer with a name counts its messages", topic=self.topic)
+        if not 0 <= index(sequence) < 1 << 62:
+            raise ValueError(f"{sequence} is no sequence number")
 
     def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
+
+    def _writer_for(
+        self, key: bytes | None, partition: int | None, sequence: int | None
+    ) -> PartitionWriter:
+        """Return the partition of a message: with a number, always the same one."""
+        if self._failure is not None:
+            raise self._failure.with_traceback(None)
+        if partition is not None:
+            place = self._routing.place_of(partition)
+        elif sequence is None or not self._count.known:
+            place = self._routing.place_for(key)
+        else:
+            partitions = self._count.partitions_at(sequence)
+            place = self._routing.place_at(sequence, key, partitions)
+        return self._writers[place]
+
+    # --- partitions ------------------------------------------------------------------
+
+    def _route_over(self, writers: Sequence[PartitionWriter]) -> None:
+        self._writers = list(writers)
+        self._routing = Routing(
+            self.topic,
+            [writer.machine for writer in writers],
+            by_key=self._options.router == "key",
+        )
+
+    @property
+    def _opens_lanes(self) -> bool:
+        """Whether lanes are opened before anything is sent: not if they are shared."""
+        is_shared = self._options.access_to(self._topic) == "shared"
+        return not is_shared or self._writers[0].machine.strict
+
+    async def _open(self) -> None:
+        """Open the lanes, unless they are shared and may as well be opened later.
+
+        Raises:
+            ProducerBusy: with exclusive access, a lane is another producer's.
+            LedgerError: a lane cannot be opened.
+        """
+        if self._opens_lanes:
+            await self._writers[0].open()  # the first to take partition 0 wins the others
+            await _open_all(self._writers)
+            if self.name and self._count.partitions:
+                await self._agree()
+
+    async def _agree(self) -> None:
+        """Agree with the open lanes on the partition of each number.
+
+        Lanes may know of more partitions than the topic had when its record was read. Nothing was
+        sent yet, and no other session writes these lanes. So they get the agreed routes with the
+        next batch that they take.
+
+        Raises:
+            LedgerError: a lane of a further partition cannot be opened.
+        """
+        writers = self._writers
+        routes = merged(writer.found_routes for writer in writers)
+        while routes and routes[-1][0] > len(writers):
+            more = range(len(writers), routes[-1][0])
+            added = [PartitionWriter(each, self._shared) for each in more]
+            writers = [*writers, *added]
+            self._joining += added
+            await _open_all(added)
+            routes = merged(writer.found_routes for writer in writers)
+        machines = [writer.machine for writer in writers]
+        self._count.agree(extended(routes, len(writers), following(machines)))
+        self._use(writers)
+
+    async def _use_partitions(self, topic: TopicRecord) -> None:
+        """Also write the partitions added to *topic*; keys are routed over all of them.
+
+        A call of send_many() that is under way goes on with the partitions it began with. With a
+        name, numbers that were accepted before keep their partitions.
+
+        Raises:
+            LedgerError: a lane that must be open before cannot be opened, or one failed. Call
+                it again; until then, messages may be refused with this error.
+        """
+        if self._joining:
+            await self._write_boundary()
+        writers = self._writers
+        added = [PartitionWriter(i, self._shared) for i in range(len(writers), topic.partitions)]
+        try:
+            if self._opens_lanes:
+                await _open_all(added)
+            self._check_open()
+            if self._count.known:
+                while not all(writer.machine.is_ready for writer in writers):
+                    for writer in writers:
+                        await writer.wait_ready()
+            self._count.grow(
+                [writer.machine for writer in writers], [writer.machine for writer in added]
+            )
+            if self._count.chosen:
+                self._joining = added
+                await self._write_boundary()
+            else:
+                self._route_over([*writers, *added])
+        except BaseException:
+            if not self._joining:
+                for writer in added:
+                    writer.end()
+            raise
+
+    async def _write_boundary(self) -> None:
+        """Make durable the boundary that was chosen, and route over all partitions.
+
+        Cancelled, the producer accepts nothing any more.
+        """
+        try:
+            await self._writers[0].write_boundary(self._count.chosen)
+        except BaseException as failure:
+            known = failure if isinstance(failure, LedgerError) else ProducerClosed(self.topic)
+            self._count.boundary_failed(known)
+            self._perform()
+            raise
+        self._count.boundary_durable()
+        self._use([*self._writers, *self._joining])
+
+    def _use(self, writers: Sequence[PartitionWriter]) -> None:
+        """Route over *writers* by the boundaries that were agreed on."""
+        self._joining = []
+        self._route_over(writers)
+        for writer in writers:
+            writer.set_routes()
+        self._perform()
+
+    def _perform(self) -> None:
+        for writer in self._writers:
+            writer.perform()
+
+    # --- the end ---------------------------------------------------------------------
+
+    def _abort(self) -> None:
+        """Give up messages that are not under way; the lanes are left with the block."""
+        self._fail(ProducerClosed(self.topic))
+        for writer in (*self._writers, *self._joining):
+            writer.end()
+
+    def _fail(self, failure: ProducerFailed) -> None:
+        """Accept nothing any more; waiting tasks raise *failure*."""
+        self._failure = self._failure or failure
+        self._room.open_wide()
+        for writer in self._writers:
+            writer.machine.refuse(self._failure)
+            writer.perform()
+
+
+async def wait_for_room(room: Room, size: int) -> None:
+    """Return when *size* bytes of room are taken. Cancelled, none are."""
+    granted = trio.Event()
+    turn = room.queue(size, granted.set)
+    try:
+        await granted.wait()
+    except trio.Cancelled:
+        room.withdraw(turn)
+        raise
 
 
 @asynccontextmanager
@@ -383,10 +502,17 @@ async def open_producer(
     open_lane: OpenLane,
     figures: SendFigures | None = None,
     now_ms: Callable[[], int] = host_wall_ms,
+    watch: WatchPartitions | None = None,
 ) -> AsyncIterator[Producer]:
-    """Write a topic in a block; see TopicClient.producer.
+    """Write a topic in a block; see Client.producer.
 
-    *figures*: where to count. *now_ms*: the time that messages are published at.
+    Args:
+        topic: its record.
+        options: routing, batching and access.
+        open_lane: takes a lane of a partition.
+        figures: counts what is sent.
+        now_ms: the time that messages are published at; by default the host's.
+        watch: notices partitions that are added.
     """
     options.check(topic)
     async with Background() as nursery:
@@ -399,9 +525,28 @@ async def open_producer(
             now_ms=now_ms,
         )
         try:
-            await producer.open()
-            yield producer
+            await producer._open()
+            async with Background() as watching:
+                if watch is not None:
+                    watching.start_soon(watch, producer._use_partitions)
+                yield producer
             await producer.close()
         except BaseException:
-            producer.abort()  # be quick: the tasks and lanes end with this block
+            producer._abort()  # be quick: the tasks and lanes end with this block
             raise
+
+
+async def _open_all(writers: Sequence[PartitionWriter]) -> None:
+    """Open all lanes, OPENINGS_MAX at a time. Raises LedgerError if one cannot be opened."""
+    for writer in writers:
+        writer.start_opening()
+    for writer in writers:
+        await writer.open()
+
+
+def _as_bytes(value: object) -> bytes | None:
+    if value is None:
+        return None
+    if not isinstance(value, bytes | bytearray | memoryview):
+        raise TypeError(f"values and keys are bytes, not {type(value).__name__}")
+    return bytes(value)

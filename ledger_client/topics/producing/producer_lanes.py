@@ -1,38 +1,35 @@
-"""How a producer's lanes are opened, and opened anew after a failure."""
+"""Opening the lanes of a producer, and opening them anew after a failure."""
 
 from __future__ import annotations
 
 import uuid
 from contextlib import AbstractAsyncContextManager
 
-from ledger_client.client import Client
-from ledger_client.topics.lanes.lane import LaneWriter, open_lane
+from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.topics.lanes.lane import open_lane
+from ledger_client.topics.lanes.lane_writer import LaneWriter
+from ledger_client.topics.producing.partition_watch import PartitionWatch
 from ledger_client.topics.producing.producer_options import ProducerOptions
-from metadata.topics import TopicRecord
 
 
 class ProducerLanes:
-    """Opens the lanes of a producer.
+    """Opens the lanes of a producer, on the topic as *watch* has seen it last."""
 
-    Attributes:
-        topic: as it is now; it may get more partitions.
-    """
-
-    def __init__(self, client: Client, topic: TopicRecord, options: ProducerOptions) -> None:
-        self.topic = topic
-        self._client = client
+    def __init__(self, ledgers: Ledgers, watch: PartitionWatch, options: ProducerOptions) -> None:
+        self._ledgers = ledgers
+        self._watch = watch
         self._options = options
-        self._access = options.access_to(topic)
+        self._access = options.access_to(watch.topic)
         self._owner = f"{options.producer_name or 'producer'}-{uuid.uuid4().hex}"
 
     def open(self, partition: int, number: int | None) -> AbstractAsyncContextManager[LaneWriter]:
-        """Open a lane of a partition; with *number* that one, anew."""
-        # Anew, after a failure: the same lane, and not from somebody who took it meanwhile.
+        """Open a lane of a partition; with *number* that lane, anew after a failure."""
+        # A lane opened anew must not be taken from a producer that took it meanwhile.
         is_anew = number is not None
         is_shared = self._access == "shared"
         return open_lane(
-            self._client,
-            self.topic,
+            self._ledgers,
+            self._watch.topic,
             partition,
             access="exclusive" if is_anew and not is_shared else self._access,
             producer=self._options.producer_name,

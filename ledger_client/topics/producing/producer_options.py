@@ -1,4 +1,4 @@
-"""What a producer can be told, with units and edge values."""
+"""The options of a producer, with units and limits; each has a default."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import Literal, TypedDict
 
 import msgspec
 
-from ledger_client.topics.errors import BadTopic
+from ledger_client.errors import BadTopic
+from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
 from ledger_client.topics.lanes.lane_names import check_lane_name
-from ledger_client.writer import PAYLOAD_SIZE_MAX
 from metadata.topics import TopicRecord
 from native.batch import Compression
 
@@ -23,7 +23,7 @@ OVERHEAD_MAX = 256
 
 
 class ProducerSettings(TypedDict, total=False):
-    """What TopicClient.producer can be told."""
+    """Keyword arguments of Client.producer(); ProducerOptions explains them."""
 
     producer_name: str
     access: Access | None
@@ -39,22 +39,33 @@ class ProducerSettings(TypedDict, total=False):
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
-    """How a producer routes, gathers and sends; see TopicClient.producer."""
+    """How a producer routes, batches and sends messages."""
 
     producer_name: str = ""
+    """The producer's name; a named one can resend messages without duplicates."""
     access: Access | None = None
+    """Which other producers may write. Default: shared; exclusive if ordered by event time."""
     partition: int | None = None
+    """Write to this partition alone."""
     lane_name: str = ""
+    """Write the lane with this name."""
     router: Literal["key", "round-robin"] = "key"
+    """How messages without a partition choose one; key: by hash, keyless ones in turn."""
     batching: bool = True
+    """Gather messages into batches; without it, each message is an entry of its own."""
     batch_bytes: int = 128 * 1024
+    """Send a batch once it holds this many bytes."""
     batch_messages: int = 1000
+    """Send a batch once it holds this many messages."""
     linger_ms: float = 1.0
+    """Send a batch at the latest after this many milliseconds."""
     buffer_bytes: int = 32 * 1024 * 1024
+    """Block send() while this many bytes wait for their acknowledgement."""
     compression: Compression | None = None
+    """Compression of batches. Default: the topic's."""
 
     def check(self, topic: TopicRecord) -> None:
-        """Raise BadTopic for what cannot be, at all or with this topic."""
+        """Raise BadTopic for options that are invalid or do not suit this topic."""
         name_size = len(self.producer_name.encode())
         wrong = {
             f"access {self.access!r} is none of {', '.join(ACCESSES)}": (
@@ -91,9 +102,10 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
                 raise BadTopic(message, topic=topic.name)
 
     def access_to(self, topic: TopicRecord) -> Access:
-        """Return how its lanes are taken: what orders by time has one writer a partition.
+        """Return the access, or its default for this topic.
 
-        Unless lanes are named: then each has one.
+        On a topic ordered by event time a partition has one writer by default. With named lanes,
+        each lane has one.
         """
         if self.access is not None:
             return self.access

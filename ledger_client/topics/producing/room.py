@@ -1,70 +1,79 @@
-"""How much a producer may hold of what is not acknowledged: bytes, first come first served."""
+"""Bounds the bytes of unacknowledged messages that a producer holds; first come, first served.
+
+Without I/O: a task that must wait queues a turn, and its callable is called once it has the room.
+"""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 
-import trio
+
+class RoomTurn:
+    """A place in the queue for room.
+
+    Attributes:
+        is_granted: it has its room now.
+    """
+
+    __slots__ = ("is_granted", "size", "wake")
+
+    def __init__(self, size: int, wake: Callable[[], object]) -> None:
+        self.size = size
+        self.wake = wake
+        self.is_granted = False
 
 
 class Room:
-    """*size* bytes to share. A message larger than that gets in when nothing else is there."""
+    """*size* bytes to share. A message larger than that gets in when nothing else is there.
+
+    Attributes:
+        used: bytes that are taken.
+    """
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self._used = 0
-        self._waiting: deque[_Turn] = deque()
-
-    @property
-    def used(self) -> int:
-        """Bytes that are taken."""
-        return self._used
+        self.used = 0
+        self._turns: deque[RoomTurn] = deque()
 
     def take(self, size: int) -> bool:
-        """Take *size* bytes if they are free and nobody waits for his turn."""
-        if self._waiting or not self._fits(size):
+        """Take *size* bytes if they are free and no turn waits."""
+        if self._turns or (self.used and self.used + size > self.size):
             return False
-        self._used += size
+        self.used += size
         return True
 
-    async def wait(self, size: int) -> None:
-        """Return when *size* bytes are taken. Cancelled, none are."""
-        turn = _Turn(size)
-        self._waiting.append(turn)
-        try:
-            await turn.granted.wait()
-        except trio.Cancelled:
-            if turn.granted.is_set():
-                self.release(size)
-            else:
-                self._waiting.remove(turn)
-                self._grant()  # who is next may need less
-            raise
+    def queue(self, size: int, wake: Callable[[], object]) -> RoomTurn:
+        """Wait for *size* bytes; *wake* is called once they are taken."""
+        turn = RoomTurn(size, wake)
+        self._turns.append(turn)
+        return turn
+
+    def withdraw(self, turn: RoomTurn) -> None:
+        """Drop a turn whose task was cancelled, and free its room if it was granted."""
+        if turn.is_granted:
+            self.release(turn.size)
+        else:
+            self._turns.remove(turn)
+            self._grant()  # the next turn may need less
 
     def release(self, size: int) -> None:
-        """Give *size* bytes back, and to those who wait what fits."""
-        self._used -= size
-        self._grant()
+        """Give *size* bytes back, and grant the waiting turns that fit, in order."""
+        self.used -= size
+        if self._turns:
+            self._grant()
 
     def open_wide(self) -> None:
-        """Let everybody in who waits: the producer takes nothing any more and will say so."""
-        while self._waiting:
+        """Grant every turn: the producer accepts nothing any more, and will refuse each."""
+        while self._turns:
             self._admit()
 
-    def _fits(self, size: int) -> bool:
-        return not self._used or self._used + size <= self.size
-
     def _grant(self) -> None:
-        while self._waiting and self._fits(self._waiting[0].size):
+        while self._turns and (not self.used or self.used + self._turns[0].size <= self.size):
             self._admit()
 
     def _admit(self) -> None:
-        turn = self._waiting.popleft()
-        self._used += turn.size
-        turn.granted.set()
-
-
-class _Turn:
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.granted = trio.Event()
+        turn = self._turns.popleft()
+        self.used += turn.size
+        turn.is_granted = True
+        turn.wake()

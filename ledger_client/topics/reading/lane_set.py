@@ -1,65 +1,107 @@
-"""The lanes that a reader reads: which they are, where each begins, the task that reads it.
+"""The lanes of a reader: those that exist, their beginnings and ends, and a cursor over each.
 
-topics ──► lanes that are there ──► where each begins and ends ──► a task and a stream
-                  ▲
-                  └─ while following: looked for again and again (topic_watch.py)
+topics ──► existing lanes ──► begin and end of each ──► cursors
+▲
+└─ while following: looked up again and again (TopicWatch)
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
+from functools import cached_property, partial
 
 import trio
 
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, MetadataUnavailable, NoSuchTopic
+from ledger_client.ledgers.catalogue import translated
+from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.message_id import MessageId
 from ledger_client.topics.catalogue import TopicCatalogue
-from ledger_client.topics.errors import NoSuchTopic
 from ledger_client.topics.lanes.lane_names import read_lane_names
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, lanes_of
-from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.reading.backward import BackwardReader
-from ledger_client.topics.reading.compacted_lane import CompactedLane
-from ledger_client.topics.reading.compacted_part import CompactedParts, part_of
-from ledger_client.topics.reading.intake import Failed, Intake
-from ledger_client.topics.reading.lane_reader import LaneReader, News
-from ledger_client.topics.reading.lane_stream import LaneStream
-from ledger_client.topics.reading.opening import LedgerOpener
-from ledger_client.topics.reading.places import EARLIEST, LaneRef, Place
-from ledger_client.topics.reading.read_options import Reading
-from ledger_client.topics.reading.starting import (
-    Begin,
-    KnownLane,
-    Start,
-    Starts,
-    is_position,
-    narrow,
-)
-from ledger_client.topics.reading.times import TIMES, Time
-from ledger_client.topics.reading.topic_watch import TopicWatch
-from ledger_client.translation import translated
-from metadata.topics import TopicRecord
+from ledger_client.topics.positions import LaneRef, Place, is_position
+from ledger_client.topics.reading.compacted import CompactedSets, range_of
+from ledger_client.topics.reading.compacted_source import CompactedSource
+from ledger_client.topics.reading.cursor import LaneBounds, LaneCursor, Source
+from ledger_client.topics.reading.options import ReadOptions, Start
+from ledger_client.topics.reading.source import LOOK_S, RawSource, ReverseSource
+from ledger_client.topics.reading.starts import KnownLane, LaneRange, LaneStart, PlaceFinder, narrow
+from ledger_client.topics.times import TIMES, Time
+from metadata.errors import MetadataError
+from metadata.store import MetadataStore
+from metadata.topics import LANE_LEDGERS, TopicRecord, topic_prefix
+
+WATCH_RETRY_S = 1.0
 
 
-class Opening(NamedTuple):
-    """A lane, and what of it is to be read."""
+class TopicWatch:
+    """Reports new ledgers of a topic's lanes, new lanes, and the topic's end.
 
-    known: KnownLane
-    begin: Begin
-    end: Place | None = None
-    end_was_confirmed: bool = False
-    """what lies before *end* was confirmed once, as where a position was kept"""
+    One watch on the rows of all the topic's ledgers serves all of its lanes: a lane without a
+    ledger has nothing to read. A watch is only a hint, so everything is also looked up every
+    LOOK_S seconds.
+
+    Args:
+        store: the store to watch.
+        uid: the topic's.
+        look: called when there may be a new lane, and every LOOK_S seconds.
+    """
+
+    def __init__(self, store: MetadataStore, uid: int, look: Callable[[], Awaitable[None]]) -> None:
+        self._store = store
+        self._prefix = topic_prefix(LANE_LEDGERS, uid)
+        self._look = look
+        self._events: dict[str, trio.Event] = {}
+        """by the prefix of a lane's rows"""
+        self._new_lane = trio.Event()
+
+    def news(self, prefix: str) -> trio.Event:
+        """Return an event that is set when a lane's rows, those with *prefix*, may have changed.
+
+        Call this before looking at the rows; then wait for the event LOOK_S seconds at most.
+        """
+        return self._events.setdefault(prefix, trio.Event())
+
+    async def run(self) -> None:
+        """Watch and look, until cancelled. Raises the errors of *look*."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._watch)
+            while True:
+                with trio.move_on_after(LOOK_S):
+                    await self._new_lane.wait()
+                self._new_lane = trio.Event()
+                with suppress(MetadataUnavailable):  # the next look may reach the store
+                    await self._look()
+
+    async def _watch(self) -> None:
+        while True:
+            try:
+                async with self._store.watch(self._prefix) as hints:
+                    self._notify(self._prefix)  # of changes before the watch began
+                    async for hint in hints:
+                        self._notify(hint)
+            except MetadataError:
+                await trio.sleep(WATCH_RETRY_S)  # the lanes are looked at meanwhile
+
+    def _notify(self, hint: str) -> None:
+        prefix = hint.rpartition("/")[0] + "/"
+        if prefix not in self._events:
+            self._new_lane.set()
+        for each in [prefix] if prefix in self._events else list(self._events):
+            self._events[each].set()
+            self._events[each] = trio.Event()
 
 
 class LaneSet:
-    """The lanes of some topics, and how to read them.
+    """The lanes of some topics, as far as a reader's options choose them.
 
     Args:
-        catalogue: finds the topics.
+        catalogue: looks up the topics.
         opener: opens their ledgers.
         topics: their records.
-        reading: what was asked for.
-        tell: called when a lane has something to take.
+        options: the reader's.
+        notify: called when a lane has something to take.
     """
 
     def __init__(
@@ -68,47 +110,47 @@ class LaneSet:
         catalogue: TopicCatalogue,
         opener: LedgerOpener,
         topics: Sequence[TopicRecord],
-        reading: Reading,
-        tell: Callable[[], None],
+        options: ReadOptions,
+        notify: Callable[[], None] = lambda: None,
     ) -> None:
         self.store = catalogue.store
         self._catalogue = catalogue
         self._opener = opener
         self._topics = topics
-        self._reading = reading
-        self._tell = tell
-        self._starts = Starts(opener)
-        self._parts = CompactedParts(catalogue.store, timeout_s=catalogue.timeout_s)
+        self._options = options
+        self._notify = notify
+        self._places = PlaceFinder(opener)
         self.watches: list[TopicWatch] = []
-        """of each topic, when it is followed"""
+        """of each topic, if they are followed"""
 
-    async def openings(self, start: Start, *, behind: bool) -> list[Opening]:
-        """Return all lanes there are, and where reading begins and ends in each.
+    async def ranges(self, start: Start, *, after: bool) -> list[LaneRange]:
+        """Return all lanes there are, with the range of each from *start* to the options' end.
+
+        *after*: begin after the message or time that *start* names.
 
         Raises:
             NoSuchTopic: one of the topics is gone.
             BadTopic: there is no such place; the message says why.
             LedgerError: as reading does.
         """
-        reading = self._reading
+        options = self._options
         lanes = await self.lanes()
-        chosen = narrow([each.lane for each in lanes], start, reading.end)
+        chosen = narrow([each.lane for each in lanes], start, options.end)
         lanes = [each for each in lanes if each.lane in chosen]
-        self._opener.share(reading.read_ahead_size, len(lanes))
-        begins = await self._places(lanes, start, behind=behind)
-        if reading.end is None or self.until is not None:
-            return [Opening(*pair) for pair in zip(lanes, begins, strict=True)]
-        behind = reading.end_inclusive != reading.reverse
-        ends = await self._places(lanes, reading.end, behind=behind)
+        self._opener.share(options.read_ahead_size, len(lanes))
+        begins = await self._find(lanes, start, after=after)
+        if options.end is None or self.until is not None:
+            return [LaneRange(*pair) for pair in zip(lanes, begins, strict=True)]
+        ends = await self._find(lanes, options.end, after=options.end_inclusive != options.reverse)
         for end in ends:
             if end.gap is not None:
                 raise end.gap
         places = [end.place for end in ends]
-        is_kept = is_position(reading.end)
-        return [Opening(*each, is_kept) for each in zip(lanes, begins, places, strict=True)]
+        is_kept = is_position(options.end)
+        return [LaneRange(*each, is_kept) for each in zip(lanes, begins, places, strict=True)]
 
     async def lanes(self) -> list[KnownLane]:
-        """Return the lanes that exist, as far as they were asked for.
+        """Return the chosen lanes that exist.
 
         Raises:
             NoSuchTopic: one of the topics is gone.
@@ -119,23 +161,25 @@ class LaneSet:
         return found
 
     async def lanes_of(self, index: int) -> list[KnownLane]:
-        """Return the lanes of one topic that exist, as far as they were asked for.
+        """Return the chosen lanes of one topic that exist.
 
         Raises:
-            NoSuchTopic: it is gone, or another one by now.
+            NoSuchTopic: it is gone, or another topic has its name by now.
         """
         topic = self._topics[index]
         found, _ = await self._catalogue.get(topic.name)
         if found.uid != topic.uid:
             raise NoSuchTopic(topic.name)
         store, timeout_s = self.store, self._catalogue.timeout_s
-        compacted = await self._parts.set_of(topic.uid) if self._reading.compacted else None
+        compacted = None
+        if self._options.compacted:
+            compacted = await self._compacted_sets.set_of(topic.uid)
         known: list[KnownLane] = []
-        wanted = self._reading.lanes
+        wanted = self._options.lanes
         there = await lanes_of(store, topic.uid, timeout_s=timeout_s)
-        names = await self._names(topic)  # afterwards: a lane is made together with its name
+        names = await self._names(topic)  # after the lanes: a lane and its name are made together
         for partition, lane, record in there:
-            if not _is_among(partition, self._reading.partitions):
+            if not _is_among(partition, self._options.partitions):
                 continue
             name = names.get((partition, lane), "")
             if not (_is_among(lane, wanted) or _is_among(name, wanted)):
@@ -143,28 +187,28 @@ class LaneSet:
             ordered = topic.order == "event-time"
             ref = LaneRef(index, partition, lane, topic.name, topic.uid, ordered)
             rows = LedgerRows(store, ref, timeout_s=timeout_s)
-            part = None if compacted is None else part_of(compacted, ref)
-            known.append(KnownLane(ref, rows, record, part, name))
+            beginning = None if compacted is None else range_of(compacted, ref)
+            known.append(KnownLane(ref, rows, record, beginning, name))
         return known
 
     async def _names(self, topic: TopicRecord) -> dict[tuple[int, int], str]:
         """Return the names of lanes by partition and lane, if anything depends on them."""
-        chosen = any(isinstance(each, str) for each in self._reading.lanes or ())
-        if not chosen and self._reading.order != "event-time":
+        chosen = any(isinstance(each, str) for each in self._options.lanes or ())
+        if not chosen and self._options.order != "event-time":
             return {}
         with translated(self._catalogue.timeout_s):
             return await read_lane_names(self.store, topic)
 
-    async def _places(
-        self, lanes: Sequence[KnownLane], start: Start, *, behind: bool
-    ) -> list[Begin]:
-        """Return the place in each lane; all are looked for at once."""
-        found: dict[int, Begin] = {}
+    async def _find(
+        self, lanes: Sequence[KnownLane], start: Start, *, after: bool
+    ) -> list[LaneStart]:
+        """Return the place of *start* in each lane; all are looked up at once."""
+        found: dict[int, LaneStart] = {}
         failures: list[LedgerError] = []
 
         async def look(index: int) -> None:
             try:
-                found[index] = await self._starts.begin(lanes[index], start, behind=behind)
+                found[index] = await self._places.find(lanes[index], start, after=after)
             except LedgerError as failure:
                 failures.append(failure)
 
@@ -175,98 +219,73 @@ class LaneSet:
             raise failures[0]
         return [found[index] for index in range(len(lanes))]
 
+    @cached_property
+    def _compacted_sets(self) -> CompactedSets:
+        return CompactedSets(self.store, timeout_s=self._catalogue.timeout_s)
+
     def takes(self, lane: LaneRef, start: Start) -> bool:
-        """Whether a lane that appeared after reading had begun at *start* is read too."""
-        if isinstance(self._reading.end, MessageId):
-            return False  # it ends with a message of another lane
+        """True if a lane that appeared after reading had begun at *start* is read too."""
+        if isinstance(self._options.end, MessageId):
+            return False  # the read ends with a message of another lane
         return not isinstance(start, MessageId) or lane.partition == start.partition
 
     @property
     def until(self) -> Time | None:
-        """The time at which every lane ends, when it is read forward."""
-        end = self._reading.end
-        if self._reading.reverse or not isinstance(end, TIMES):
+        """The time at which every lane ends, if it is read forward."""
+        end = self._options.end
+        if self._options.reverse or not isinstance(end, TIMES):
             return None
-        return end.next() if self._reading.end_inclusive else end
+        return end.next() if self._options.end_inclusive else end
 
-    def stream(self, opening: Opening) -> LaneStream:
-        """Return the stream of a lane that nobody reads yet; run() does."""
-        intake = Intake(self._tell)
-        if opening.begin.gap is not None:
-            intake.items.append(Failed(opening.begin.gap))
-        return LaneStream(
-            opening.known.lane,
-            opening.begin.place,
-            intake,
-            name=opening.known.name,
-            since=opening.begin.since,
-            until=self.until,
-            end=self._end(opening),
-            backward=self._reading.reverse,
-        )
+    # --- cursors -----------------------------------------------------------------------
 
-    async def run(self, opening: Opening, stream: LaneStream) -> None:
-        """Read a lane into its stream, until its end, a failure, or the end of its scope."""
-        with stream.scope:
-            if self._reading.compacted:
-                await self._run_compacted(opening, stream)
-            elif self._reading.reverse:
-                await BackwardReader(
-                    opening.known.lane,
-                    rows=opening.known.rows,
-                    opener=self._opener,
-                    intake=stream.intake,
-                    start=stream.place,
-                    end=stream.end,
-                ).run()
-            else:
-                await LaneReader(
-                    opening.known.lane,
-                    rows=opening.known.rows,
-                    opener=self._opener,
-                    intake=stream.intake,
-                    start=stream.place,
-                    end=stream.end,
-                    end_was_confirmed=opening.end_was_confirmed,
-                    last_number=self._last_number(opening.known),
-                    news=self._news(opening.known),
-                ).run()
-
-    async def _run_compacted(self, opening: Opening, stream: LaneStream) -> None:
-        known = opening.known
-        lane = CompactedLane(
+    def cursor(self, chosen: LaneRange) -> LaneCursor:
+        """Return a cursor over a range of a lane. Start its run() in a task."""
+        known, begin = chosen.known, chosen.begin
+        end = self._end(chosen)
+        return LaneCursor(
             known.lane,
-            rows=known.rows,
-            opener=self._opener,
-            intake=stream.intake,
-            parts=self._parts,
-            part=known.part,
-            start=stream.place,
-            end=stream.end,
-            end_was_confirmed=opening.end_was_confirmed,
+            self._source(chosen, end),
+            begin.place,
+            notify=self._notify,
+            name=known.name,
+            bounds=LaneBounds(begin.since, self.until, end),
+            backward=self._options.reverse,
+            gap=begin.gap,
         )
-        if self._reading.reverse:
-            await lane.run_back()
-        else:
-            await lane.run(last_number=self._last_number(known), news=self._news(known))
 
-    def _last_number(self, known: KnownLane) -> int | None:
-        return None if self._reading.follow else known.record.current
+    def _source(self, chosen: LaneRange, end: Place | None) -> Source:
+        known, start = chosen.known, chosen.begin.place
+        follow, reverse = self._options.follow, self._options.reverse
+        raw = partial(
+            RawSource,
+            known.rows,
+            self._opener,
+            end=end,
+            end_was_confirmed=chosen.end_was_confirmed,
+            last_number=None if follow else known.record.current,
+            news=self.watches[known.lane.topic_index].news if follow else None,
+        )
+        if self._options.compacted:
+            return CompactedSource(
+                known.rows,
+                self._opener,
+                sets=self._compacted_sets,
+                compacted=known.compacted,
+                start=start,
+                end=end,
+                raw_from=None if reverse else raw,
+            )
+        if reverse:
+            return ReverseSource(known.rows, self._opener, start, end=end)
+        return raw(start)
 
-    def _news(self, known: KnownLane) -> News | None:
-        return self.watches[known.lane.topic_index].news if self._reading.follow else None
-
-    def _end(self, opening: Opening) -> Place | None:
-        """Return where a lane ends; what is compacted later must not bring more of it."""
-        bounded = not (self._reading.follow or self._reading.reverse)
-        if opening.end is None and self._reading.compacted and bounded:
-            return Place(opening.known.record.current + 1)
-        return opening.end
-
-
-def newborn(known: KnownLane, start: Start) -> Opening:
-    """Return how to read a lane that appeared after reading had begun at *start*."""
-    return Opening(known, Begin(EARLIEST, start if isinstance(start, TIMES) else None))
+    def _end(self, chosen: LaneRange) -> Place | None:
+        """Return the end of a lane; messages compacted later must not extend the range."""
+        bounded = not (self._options.follow or self._options.reverse)
+        if chosen.end is None and self._options.compacted and bounded:
+            return Place(chosen.known.record.current + 1)
+        return chosen.end
 
 
 def _is_among(asked: int | str, wanted: Sequence[int | str] | None) -> bool:

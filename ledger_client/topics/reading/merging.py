@@ -1,96 +1,110 @@
-"""Several lanes as one sequence of messages: as they come, or by event time.
+"""Several lanes as one sequence of messages: as they come, or merged by event time.
 
-As they come: slice after slice, one lane after the other.
+As they come: the arrived messages of one lane, then of the next, in turn.
 
-By event time: each lane is in order, so of what is here everything is final up to the
-first of the lanes' last times; a lane may go on with that time in its next batch, so of
-equal times only those of its own and of lanes before it. That much is sorted at once. The
-sort is stable and gets the lanes in order: equal times come by topic, then by the lane's name
-(lanes without one come first), partition and lane, and within a lane as they were written. In
-reverse all of that is mirrored. A lane that is renamed keeps its turn until reading begins anew.
+By event time: each lane is in order, so the messages up to the lowest of the lanes' last times
+are final. A lane may have more messages of that same time in its next batch, so of equal times
+only those of that lane and of the lanes before it are final. The final messages are sorted at
+once, by a stable sort that gets the lanes in order: equal times come by topic, lane name (lanes
+without one first), partition and lane, and within a lane as they were written. In reverse, all of
+that is mirrored. A lane that is renamed keeps its rank until reading begins again.
 
-    lane 0  ──1──3──3──5──┐ here so far        final: 1 2 3 3 3, as lane 0 has it up to 5
-    lane 1  ──2──3──┤                          and lane 1 up to 3; not its next 3, if there
-                                               is one, and so not the 5
+    lane 0  ──1──3──3──5──┐ arrived so far     final: 1 2 3 3 3, lane 0 up to 3 and lane 1
+    lane 1  ──2──3──┤                          up to its own last time. Another 3 may follow
+                                               in lane 1, so the 5 is not final
 
-A lane that has nothing here is waited for, while it is followed at most for *idle_s* since
-it ran dry: after that the others go on without it, and what it brings then comes at once,
-later than its time.
+The merge waits for a lane from which nothing has arrived. But a followed lane silent for *idle_s*
+stops holding back the others; its later messages come at once, after their time.
 """
 
 from __future__ import annotations
 
 import math
+import time
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, chain
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import trio
 
-from ledger_client.topics.messages import Message, Slice
-from ledger_client.topics.reading.lane_stream import LaneStream
+from ledger_client.errors import Gap, LedgerError
+from ledger_client.figures import Figures
+from ledger_client.topics.messages import Message, MessageRange
+from ledger_client.topics.positions import LaneRef, Place
+from ledger_client.topics.reading.cursor import LaneCursor
+from ledger_client.topics.reading.options import ReadOptions
+from ledger_client.topics.reading.starts import LaneRange
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+GAPS_KEPT = 100
+BATCHES_PER_CHECKPOINT = 16
+OpenCursor = Callable[[LaneRange], LaneCursor]
 
 
-class Run(NamedTuple):
-    """What is to be given out next: slices of different lanes, in the order of *order*."""
+class MergedBatch(NamedTuple):
+    """The next messages: ranges of different lanes, in an order across them."""
 
-    slices: tuple[Slice, ...]
+    ranges: tuple[MessageRange, ...]
     order: list[int] | None
-    """places in the slices laid end to end; None: as they stand"""
+    """indexes into the ranges laid end to end; `None` for a single range as it stands"""
 
     @property
     def rows(self) -> int:
-        """How many messages there are."""
-        return sum(piece.stop - piece.start for piece in self.slices)
+        """The number of messages in all ranges."""
+        return sum(each.stop - each.start for each in self.ranges)
 
-    def last(self, count: int, *, backward: bool) -> list[Slice]:
-        """Return what of each slice is among the last *count* messages."""
+    def last(self, count: int, *, backward: bool) -> list[MessageRange]:
+        """Return the last *count* messages, as a range of each lane."""
         if self.order is None:
-            (piece,) = self.slices
-            return [Slice(piece.batch, piece.stop - count, piece.stop)]
-        ends = list(accumulate(piece.stop - piece.start for piece in self.slices))
-        counts = Counter(bisect_right(ends, place) for place in self.order[-count:])
-        found = [(self.slices[index], left) for index, left in counts.items()]
+            (only,) = self.ranges
+            return [MessageRange(only.batch, only.stop - count, only.stop)]
+        ends = list(accumulate(each.stop - each.start for each in self.ranges))
+        counts = Counter(bisect_right(ends, index) for index in self.order[-count:])
+        found = [(self.ranges[index], left) for index, left in counts.items()]
         if backward:
-            return [Slice(piece.batch, piece.start, piece.start + left) for piece, left in found]
-        return [Slice(piece.batch, piece.stop - left, piece.stop) for piece, left in found]
+            return [MessageRange(each.batch, each.start, each.start + left) for each, left in found]
+        return [MessageRange(each.batch, each.stop - left, each.stop) for each, left in found]
 
     def messages(self) -> list[Message]:
-        """Return them as objects."""
+        """Return the messages as objects, in order; of a single whole batch its own list."""
         if self.order is None:
-            (piece,) = self.slices
-            return piece.messages
-        found = list(chain.from_iterable(piece.messages for piece in self.slices))
-        return [found[place] for place in self.order]
+            (only,) = self.ranges
+            return only.messages
+        found = list(chain.from_iterable(each.messages for each in self.ranges))
+        return [found[index] for index in self.order]
 
-    def record_batch(self) -> Any:  # noqa: ANN401 - pyarrow has no types
-        """Return them as a RecordBatch; copies nothing if they are one slice, forward."""
+    def record_batch(self) -> pa.RecordBatch:
+        """Return them as a RecordBatch. A single range that is read forward is not copied."""
         if self.order is None:
-            (piece,) = self.slices
-            return piece.record_batch
+            (only,) = self.ranges
+            return only.record_batch
         import pyarrow as pa
 
-        whole = pa.concat_batches([piece.record_batch for piece in self.slices])
+        whole = pa.concat_batches([each.record_batch for each in self.ranges])
         return whole.take(pa.array(self.order, pa.int32()))
 
 
-class Order(Protocol):
-    """Chooses what comes next."""
+class MergeOrder(Protocol):
+    """Chooses the next messages among the lanes."""
 
     wake_at: float
-    """When to ask again although nothing came, by trio's clock."""
+    """trio's time at which to ask again even if nothing has arrived"""
 
-    def next_run(self, streams: Sequence[LaneStream], paused: frozenset[int]) -> Run | None:
-        """Take the next messages from *streams*, which are in order; None: wait for more.
+    def next_batch(
+        self, cursors: Sequence[LaneCursor], paused: frozenset[int]
+    ) -> MergedBatch | None:
+        """Take the next messages from *cursors*, which are sorted; `None` if more must arrive.
 
-        Lanes of the partitions *paused* give nothing. Raises as LaneStream.peek().
+        Lanes of the partitions in *paused* are left alone. Raises as LaneCursor.peek().
         """
 
 
 class Arrival:
-    """As they come."""
+    """As messages come: the batches of the lanes in turn."""
 
     wake_at = math.inf
 
@@ -98,13 +112,15 @@ class Arrival:
         self._backward = backward
         self._turn = 0
 
-    def next_run(self, streams: Sequence[LaneStream], paused: frozenset[int]) -> Run | None:
-        """Take the next slice of the next lane that has one."""
-        for _ in streams:
-            stream = streams[self._turn % len(streams)]
+    def next_batch(
+        self, cursors: Sequence[LaneCursor], paused: frozenset[int]
+    ) -> MergedBatch | None:
+        """Take the arrived messages of the next lane, skipping lanes without any."""
+        for _ in cursors:
+            cursor = cursors[self._turn % len(cursors)]
             self._turn += 1
-            if stream.lane.partition not in paused and (piece := stream.peek()) is not None:
-                return _run([stream.take(piece)], self._backward)
+            if cursor.lane.partition not in paused and (here := cursor.peek()) is not None:
+                return _merged([cursor.take(here)], self._backward)
         return None
 
 
@@ -116,67 +132,242 @@ class EventTimes:
         self._backward = backward
         self._idle_s = idle_s
 
-    def next_run(self, streams: Sequence[LaneStream], paused: frozenset[int]) -> Run | None:
-        """Take all that is final.
+    def next_batch(
+        self, cursors: Sequence[LaneCursor], paused: frozenset[int]
+    ) -> MergedBatch | None:
+        """Take all messages that are final.
 
-        A lane that is paused is waited for: what comes after its next message waits as well.
+        The merge waits for a paused lane, too: messages after its next one wait with it.
         """
         self.wake_at = math.inf
-        here: list[tuple[int, LaneStream, Slice]] = []
+        here: list[tuple[int, LaneCursor, MessageRange]] = []
         waits = False
-        for rank, stream in enumerate(streams):
-            piece = stream.peek()
-            if piece is not None and stream.lane.partition not in paused:
-                here.append((rank, stream, piece))
-            elif piece is not None or not (stream.ended or self._is_idle(stream)):
+        for rank, cursor in enumerate(cursors):
+            first = cursor.peek()
+            if first is not None and cursor.lane.partition not in paused:
+                here.append((rank, cursor, first))
+            elif first is not None or not (cursor.ended or self._is_idle(cursor)):
                 waits = True
         if waits or not here:
             return None
-        parts = self._final_part_backward(here) if self._backward else self._final_part(here)
-        return _run([stream.take(piece) for stream, piece in parts], self._backward)
+        final = self._final_backward(here) if self._backward else self._final(here)
+        return _merged([cursor.take(each) for cursor, each in final], self._backward)
 
-    def _is_idle(self, stream: LaneStream) -> bool:
-        if stream.waiting_since is None:
+    def _is_idle(self, cursor: LaneCursor) -> bool:
+        if cursor.waiting_since is None:
             return False
-        idle_at = stream.waiting_since + self._idle_s
+        idle_at = cursor.waiting_since + self._idle_s
         if trio.current_time() >= idle_at:
             return True
         self.wake_at = min(self.wake_at, idle_at)
         return False
 
-    def _final_part(
-        self, here: Iterable[tuple[int, LaneStream, Slice]]
-    ) -> list[tuple[LaneStream, Slice]]:
-        last, last_rank = min((p.batch.rising_times[p.stop - 1], rank) for rank, _, p in here)
+    def _final(
+        self, here: Iterable[tuple[int, LaneCursor, MessageRange]]
+    ) -> list[tuple[LaneCursor, MessageRange]]:
+        last, last_rank = min(
+            (each.batch.rising_times[each.stop - 1], rank) for rank, _, each in here
+        )
         found = []
-        for rank, stream, piece in here:
-            cut = bisect_right if rank <= last_rank else bisect_left
-            stop = cut(piece.batch.rising_times, last, piece.start, piece.stop)
-            if stop > piece.start:
-                found.append((stream, Slice(piece.batch, piece.start, stop)))
+        for rank, cursor, each in here:
+            bisect = bisect_right if rank <= last_rank else bisect_left
+            stop = bisect(each.batch.rising_times, last, each.start, each.stop)
+            if stop > each.start:
+                found.append((cursor, MessageRange(each.batch, each.start, stop)))
         return found
 
-    def _final_part_backward(
-        self, here: Iterable[tuple[int, LaneStream, Slice]]
-    ) -> list[tuple[LaneStream, Slice]]:
-        first, first_rank = max((p.batch.rising_times[p.start], rank) for rank, _, p in here)
+    def _final_backward(
+        self, here: Iterable[tuple[int, LaneCursor, MessageRange]]
+    ) -> list[tuple[LaneCursor, MessageRange]]:
+        first, first_rank = max(
+            (each.batch.rising_times[each.start], rank) for rank, _, each in here
+        )
         found = []
-        for rank, stream, piece in here:
-            cut = bisect_left if rank >= first_rank else bisect_right
-            start = cut(piece.batch.rising_times, first, piece.start, piece.stop)
-            if start < piece.stop:
-                found.append((stream, Slice(piece.batch, start, piece.stop)))
+        for rank, cursor, each in here:
+            bisect = bisect_left if rank >= first_rank else bisect_right
+            start = bisect(each.batch.rising_times, first, each.start, each.stop)
+            if start < each.stop:
+                found.append((cursor, MessageRange(each.batch, start, each.stop)))
         return found
 
 
-def _run(slices: list[Slice], backward: bool) -> Run:
-    count = sum(piece.stop - piece.start for piece in slices)
-    if len(slices) == 1 and (count == 1 or not backward):
-        return Run(tuple(slices), None)
+def _merged(ranges: list[MessageRange], backward: bool) -> MergedBatch:
+    count = sum(each.stop - each.start for each in ranges)
+    if len(ranges) == 1 and (count == 1 or not backward):
+        return MergedBatch(tuple(ranges), None)
     order = list(range(count))
-    if len(slices) > 1:
-        times = list(chain.from_iterable(p.batch.rising_times[p.start : p.stop] for p in slices))
+    if len(ranges) > 1:
+        times = list(chain.from_iterable(r.batch.rising_times[r.start : r.stop] for r in ranges))
         order.sort(key=times.__getitem__)
     if backward:
         order.reverse()
-    return Run(tuple(slices), order)
+    return MergedBatch(tuple(ranges), order)
+
+
+class MergedLanes:
+    """The lanes of a reader as one sequence of batches, which one task takes.
+
+    Messages that were taken can be given back, so that seek, pause and position are exact to the
+    message.
+    """
+
+    def __init__(self, options: ReadOptions, nursery: trio.Nursery, figures: Figures) -> None:
+        self.gaps: list[Gap] = []
+        """The last GAPS_KEPT gaps that were skipped."""
+        self._options = options
+        self._nursery = nursery
+        self._figures = figures
+        self._order = _order_of(options)
+        self._open: OpenCursor | None = None
+        self._cursors: list[LaneCursor] = []
+        self._ranges: dict[LaneRef, LaneRange] = {}
+        self._paused: frozenset[int] = frozenset()
+        self._caught_up = trio.Event()
+        self._failure: LedgerError | None = None
+        self._news = trio.Event()
+        self._taken = 0
+
+    # --- taking ----------------------------------------------------------------------
+
+    async def wait(self) -> MergedBatch | None:
+        """Wait for the next messages; `None` means the end. Raises as take()."""
+        self._taken += 1
+        if self._taken % BATCHES_PER_CHECKPOINT == 0:
+            await trio.lowlevel.checkpoint()  # let other tasks run, however much is here already
+        while True:
+            news = self._news = trio.Event()
+            batch = self.take()
+            if batch is not None or self._is_over():
+                return batch
+            with trio.move_on_at(self._order.wake_at):
+                await news.wait()
+
+    def take(self) -> MergedBatch | None:
+        """Return the next messages if they have arrived.
+
+        Raises:
+            Gap: messages are missing here. The next call goes on after them.
+            MessagesLost, LedgerError: the next call tries again.
+        """
+        while True:
+            if self._failure is not None:
+                raise self._failure
+            self._reopen_failed()
+            try:
+                batch = self._order.next_batch(self._cursors, self._paused)
+            except Gap as gap:
+                self._figures.reading(gap.topic).gaps += 1
+                if self._options.on_gap == "raise":
+                    raise
+                self.gaps = [*self.gaps[1 - GAPS_KEPT :], gap]
+                continue
+            self._note_caught_up()
+            if batch is not None:
+                self._count(batch.ranges)
+            return batch
+
+    def give_back(self, batch: MergedBatch, count: int) -> None:
+        """Take back the last *count* messages of the batch that was taken last."""
+        cursors = {cursor.lane: cursor for cursor in self._cursors}
+        for unused in batch.last(count, backward=self._options.reverse):
+            lane = unused.batch.lane
+            self._figures.reading(lane.topic).given_back += unused.stop - unused.start
+            cursors[lane].give_back(unused)
+
+    def _count(self, ranges: Sequence[MessageRange]) -> None:
+        now = time.time()
+        for each in ranges:
+            figures = self._figures.reading(each.batch.lane.topic)
+            figures.hand_out(each.stop - each.start, each.batch.header, now=now)
+
+    def notify(self) -> None:
+        """Wake wait(): there may be something to take."""
+        self._news.set()
+
+    def fail(self, failure: LedgerError) -> None:
+        """Let every call raise *failure* from now on."""
+        self._failure = failure
+        self.notify()
+
+    def _is_over(self) -> bool:
+        if self._options.follow and self._options.end is None:
+            return False
+        return all(cursor.ended for cursor in self._cursors)
+
+    # --- positions -------------------------------------------------------------------
+
+    def places(self, batch: MergedBatch | None, count: int) -> dict[LaneRef, Place]:
+        """Return the place in each lane before the last *count* messages of *batch*."""
+        places = {cursor.lane: cursor.place for cursor in self._cursors}
+        if batch is not None and count:
+            backward = self._options.reverse
+            for each in batch.last(count, backward=backward):
+                places[each.batch.lane] = each.after if backward else each.before
+        return places
+
+    def pause(self, partitions: Iterable[int]) -> None:
+        """Hand out nothing of these partitions."""
+        self._paused |= frozenset(partitions)
+
+    def resume(self, partitions: Iterable[int] | None) -> None:
+        """Hand out these partitions again; `None` for all."""
+        self._paused -= self._paused if partitions is None else frozenset(partitions)
+        self.notify()
+
+    @property
+    def caught_up(self) -> trio.Event:
+        """Set when everything that was there when reading began was handed out."""
+        return self._caught_up
+
+    def _note_caught_up(self) -> None:
+        # A cursor reports its edge only after the messages before it were taken.
+        if self._caught_up.is_set() or not all(cursor.caught_up for cursor in self._cursors):
+            return
+        self._caught_up.set()
+        if self._options.on_caught_up is not None:
+            self._options.on_caught_up()
+
+    # --- lanes -----------------------------------------------------------------------
+
+    def begin(self, open_cursor: OpenCursor, ranges: Sequence[LaneRange]) -> None:
+        """Read these ranges, and stop reading the former ones."""
+        for cursor in self._cursors:
+            cursor.close()
+        self._open, self._order = open_cursor, _order_of(self._options)
+        self._cursors, self._ranges = [], {}
+        if self._caught_up.is_set():
+            self._caught_up = trio.Event()
+        for each in ranges:
+            self._read(each)
+        self.notify()
+
+    def reads(self, lane: LaneRef) -> bool:
+        """True if a lane is among those that are read."""
+        return lane in self._ranges
+
+    def add(self, chosen: LaneRange) -> None:
+        """Read one more lane beside those that are read."""
+        self._read(chosen)
+        self.notify()
+
+    def _read(self, chosen: LaneRange) -> None:
+        assert self._open is not None, "begin() comes first"
+        cursor = self._open(chosen)
+        self._ranges[cursor.lane] = chosen
+        self._cursors = sorted([*self._cursors, cursor], key=lambda each: each.rank)
+        self._nursery.start_soon(cursor.run)
+
+    def _reopen_failed(self) -> None:
+        """Open new cursors at the places of those that failed."""
+        for cursor in [each for each in self._cursors if each.failed]:
+            self._cursors.remove(cursor)
+            chosen = self._ranges[cursor.lane]
+            begin = chosen.begin._replace(place=cursor.place, since=cursor.since, gap=None)
+            self._read(chosen._replace(begin=begin))
+
+
+def _order_of(options: ReadOptions) -> MergeOrder:
+    if options.order == "arrival":
+        return Arrival(backward=options.reverse)
+    idle_s = options.idle_s if options.follow else math.inf
+    return EventTimes(backward=options.reverse, idle_s=idle_s)

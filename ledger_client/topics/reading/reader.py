@@ -1,77 +1,79 @@
-"""Reading topics: messages, or Arrow batches of them, from a place on, there or back.
+"""Topic readers: messages, or Arrow batches of them, from a place on or back from it.
 
-    lanes ──tasks──► streams ──order──► runs ──► Message objects, or RecordBatches
+    lanes ──tasks──► cursors ──merged──► batches ──► Message objects, or RecordBatches
 
-A reader belongs to no group and keeps nothing: who wants to go on later keeps its
-position(). What it holds in memory is bounded by read_ahead_size and a batch for each lane.
+A reader belongs to no group and stores nothing: to go on later, store its position(). It holds
+read_ahead_size bytes in memory, and a batch of each lane.
 
-Nothing is passed over in silence. When messages at its place were removed, a reader raises
-Gap, once, and goes on at the first that is there if it is asked again. Any other error leaves
-it where it was: asked again, it tries again. seek() moves it past an entry that is lost.
+No message is skipped silently. When messages at its place were removed, a reader raises Gap once,
+and the next call goes on at the first message there is. After any other error the reader stays
+where it was, and the next call tries again. seek() gets it past an entry that is lost.
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from operator import length_hint
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import LedgerError
-from ledger_client.figures import Figures
-from ledger_client.topics.catalogue import TopicCatalogue
-from ledger_client.topics.errors import Gap
+from ledger_client.errors import Gap, LedgerError
+from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reading.arrow_runs import RecordBatches
-from ledger_client.topics.reading.lane_set import LaneSet
-from ledger_client.topics.reading.merging import Run
-from ledger_client.topics.reading.opening import LedgerOpener
-from ledger_client.topics.reading.read_options import Reading
-from ledger_client.topics.reading.runs import Runs
-from ledger_client.topics.reading.starting import Position, Start, as_position
-from ledger_client.topics.reading.topic_watch import TopicWatch
+from ledger_client.topics.positions import Position, as_position
+from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch
+from ledger_client.topics.reading.merging import MergedBatch, MergedLanes
+from ledger_client.topics.reading.options import ReadOptions, ReadSettings, Start
+from ledger_client.topics.reading.starts import new_lane
 from metadata.topics import TopicRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class TopicReader:
-    """An async iterator of Message; made by TopicClient.topic_reader.
+    """An async iterator of Message, from Client.reader().
 
-    One task takes messages. seek(), pause(), resume(), position() and wait_caught_up() may
-    be called from others meanwhile.
+    One task takes messages. Other tasks may call seek(), pause(), resume(), position() and
+    wait_caught_up() meanwhile.
     """
 
     def __init__(
-        self, topics: Sequence[TopicRecord], reading: Reading, lanes: LaneSet, runs: Runs
+        self,
+        topics: Sequence[TopicRecord],
+        options: ReadOptions,
+        lanes: LaneSet,
+        merged: MergedLanes,
     ) -> None:
         self._topics = topics
-        self._reading = reading
+        self._options = options
         self._lanes = lanes
-        self._runs = runs
-        self._start = reading.begin
-        self._run: Run | None = None
-        self._ready: Any = iter(())
-        """what of *_run* is to be handed out yet"""
+        self._merged = merged
+        self._start = options.begin
+        self._batch: MergedBatch | None = None
+        self._ready: Iterator[Message] = iter(())
+        """those messages of *_batch* that were not handed out yet"""
 
     def __aiter__(self) -> TopicReader:
         return self
 
     async def __anext__(self) -> Message:
         for message in self._ready:
-            return message  # type: ignore[no-any-return] # of an iterator over messages
+            return message
         if not await self._load():
             raise StopAsyncIteration
-        return next(self._ready)  # type: ignore[no-any-return] # as above
+        return next(self._ready)
 
     async def next_messages(self) -> list[Message]:
-        """Return the next messages, those of a batch or more; waits for one. None: the end.
+        """Wait for and return at least one batch of messages; an empty list means the end.
 
         Raises:
-            Gap: messages at the place were removed; asked again, it goes on behind them.
-            BadBatch: an entry is damaged, or none of a topic.
+            Gap: messages at the reader's place were removed. The next call goes on after them.
+            MessagesLost: an entry is damaged, or not written by a producer.
             NoSuchTopic: the topic was deleted.
             EntryLost, ReplicasUnavailable, MetadataUnavailable: as LedgerReader.read().
         """
@@ -80,141 +82,189 @@ class TopicReader:
         return list(self._ready)
 
     def give_back(self, count: int) -> None:
-        """Take back the last *count* messages of those that next_messages() returned last.
+        """Take back the last *count* messages that next_messages() returned.
 
-        They come again, and position() is in front of them.
+        They are returned again, and position() lies before them.
 
         Raises:
-            ValueError: those were fewer.
+            ValueError: fewer were returned.
         """
         left = length_hint(self._ready) + count
-        run, self._run, self._ready = self._run, None, iter(())
-        if left and (run is None or left > run.rows):
+        batch, self._batch, self._ready = self._batch, None, iter(())
+        if left and (batch is None or left > batch.rows):
             raise ValueError(f"{count} messages given back, which were not handed out")
-        if run is not None and left:
-            self._runs.give_back(run, left)
+        if batch is not None and left:
+            self._merged.give_back(batch, left)
 
     def read_batches(self, *, rows_min: int = 1000, rows_max: int = 50_000) -> RecordBatches:
-        """Return an async iterator of pyarrow RecordBatches; no object is made for a message.
+        """Return an async iterator of pyarrow RecordBatches; no message becomes an object.
 
-        The columns of a batch of *rows_min* messages or more lie over the memory in which it
-        came, and keep that. Smaller ones are joined with what is here already. None has
-        more than *rows_max* rows. Raises as next_messages().
+        A batch of *rows_min* messages or more is not copied: its columns keep the memory in
+        which it arrived. Smaller batches are joined with what has arrived already. No batch
+        has more than *rows_max* rows. Raises as next_messages().
         """
         self.give_back(0)
-        return RecordBatches(self._runs, rows_min=rows_min, rows_max=rows_max)
+        return RecordBatches(self._merged, rows_min=rows_min, rows_max=rows_max)
 
     def position(self) -> Position:
-        """Return the place in each lane behind what was handed out; start or seek() take it.
+        """Return the place in each lane after the messages handed out, in reverse before them.
 
-        In reverse it is in front of that.
+        Client.reader(start=...) and seek() accept it.
         """
-        return as_position(self._runs.places(self._run, length_hint(self._ready)))
+        return as_position(self._merged.places(self._batch, length_hint(self._ready)))
 
     async def seek(self, start: Start, *, inclusive: bool = True) -> None:
-        """Go on from *start*, which may be whatever the first start may be.
+        """Go on from *start*, which may be anything that Client.reader() accepts as a start.
 
-        Until this returns the reader goes on as before, and if it fails nothing changes.
+        Until this returns the reader goes on as before; if it fails, nothing changes.
 
         Raises:
             BadTopic: there is no such place.
-            LedgerError: the place could not be looked for.
+            LedgerError: the place could not be looked up.
         """
-        behind = inclusive == self._reading.reverse
-        openings = await self._lanes.openings(start, behind=behind)
-        self._run, self._ready = None, iter(())
+        ranges = await self._lanes.ranges(start, after=inclusive == self._options.reverse)
+        self._batch, self._ready = None, iter(())
         self._start = start
-        self._runs.begin(self._lanes, openings)
+        self._merged.begin(self._lanes.cursor, ranges)
 
     def pause(self, partitions: Iterable[int] | None = None) -> None:
-        """Hand out nothing more of these partitions, or of any; reading ahead ends soon.
+        """Hand out nothing more of these partitions, `None` for all; reading ahead stops soon.
 
-        Merged by event time, nothing that belongs behind their next message comes either.
+        Merged by event time, messages after the next one of a paused lane wait with it.
         """
         self.give_back(0)
         if partitions is None:
             partitions = {index for topic in self._topics for index in topic.partition_indexes}
-        self._runs.pause(partitions)
+        self._merged.pause(partitions)
 
     def resume(self, partitions: Iterable[int] | None = None) -> None:
-        """Hand out these partitions again, or all."""
-        self._runs.resume(partitions)
+        """Hand out these partitions again; `None` for all."""
+        self._merged.resume(partitions)
 
     @property
     def gaps(self) -> Sequence[Gap]:
-        """What was passed over with on_gap="skip", the last hundred."""
-        return self._runs.gaps
+        """The last hundred gaps that on_gap="skip" skipped."""
+        return self._merged.gaps
 
     @property
     def caught_up(self) -> bool:
-        """Whether all that was there when reading began was handed out, of every lane."""
-        return self._runs.caught_up.is_set()
+        """True once every message that was there when reading began was handed out."""
+        return self._merged.caught_up.is_set()
 
     async def wait_caught_up(self) -> None:
-        """Wait until caught_up is true; after that it stays so until seek()."""
-        await self._runs.caught_up.wait()
+        """Wait until caught_up is true; it stays true until seek()."""
+        await self._merged.caught_up.wait()
 
-    async def open(self, nursery: trio.Nursery) -> None:
+    async def _open(self, nursery: trio.Nursery) -> None:
         """Find the lanes and begin to read them, in *nursery*. Raises as seek()."""
-        if self._reading.follow:
+        if self._options.follow:
             for index, topic in enumerate(self._topics):
                 look = partial(self._look, index)
                 self._lanes.watches.append(TopicWatch(self._lanes.store, topic.uid, look))
-        await self.seek(self._start, inclusive=self._reading.inclusive)
+        await self.seek(self._start, inclusive=self._options.inclusive)
         for watch in self._lanes.watches:
             nursery.start_soon(self._watch, watch)
 
     async def _look(self, index: int) -> None:
-        await self._runs.look(index, self._start)
+        """Begin to read the lanes of a topic that appeared after reading began."""
+        for known in await self._lanes.lanes_of(index):
+            if not self._merged.reads(known.lane) and self._lanes.takes(known.lane, self._start):
+                self._merged.add(new_lane(known, self._start))
 
     async def _watch(self, watch: TopicWatch) -> None:
         try:
             await watch.run()
         except* LedgerError as group:
-            self._runs.fail(first_of(group))
+            self._merged.fail(_first_of(group))
 
     async def _load(self) -> bool:
-        """Make ready the next run; False at the end."""
-        self._run = None
-        self._run = await self._runs.wait()
-        if self._run is None:
+        """Make the next messages ready; False at the end."""
+        self._batch = None
+        self._batch = await self._merged.wait()
+        if self._batch is None:
             return False
-        self._ready = iter(self._run.messages())
+        self._ready = iter(self._batch.messages())
         return True
 
 
-def first_of(error: BaseExceptionGroup[LedgerError]) -> LedgerError:
+class RecordBatches:
+    """An async iterator of RecordBatches; see TopicReader.read_batches()."""
+
+    def __init__(self, merged: MergedLanes, *, rows_min: int, rows_max: int) -> None:
+        self._merged = merged
+        self._rows_max = max(rows_max, 1)
+        self._rows_min = min(rows_min, self._rows_max)
+        self._failure: LedgerError | None = None
+
+    def __aiter__(self) -> RecordBatches:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        failure, self._failure = self._failure, None
+        if failure is not None:
+            raise failure
+        first = await self._merged.wait()
+        if first is None:
+            raise StopAsyncIteration
+        joined = [self._cut(first, self._rows_max)]
+        rows = joined[0].num_rows
+        while rows < self._rows_min:
+            try:
+                more = self._merged.take()
+            except LedgerError as failure:  # raised after the messages before it
+                self._failure = failure
+                break
+            if more is None:
+                break
+            joined.append(self._cut(more, self._rows_max - rows))
+            rows += joined[-1].num_rows
+        return joined[0] if len(joined) == 1 else _concatenated(joined)
+
+    def _cut(self, merged: MergedBatch, rows_max: int) -> pa.RecordBatch:
+        """Return the rows that fit, and give the others back."""
+        batch, left = merged.record_batch(), merged.rows - rows_max
+        if left <= 0:
+            return batch
+        self._merged.give_back(merged, left)
+        return batch.slice(0, rows_max)
+
+
+def _concatenated(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    import pyarrow as pa
+
+    return pa.concat_batches(batches)
+
+
+def _first_of(error: BaseExceptionGroup[LedgerError]) -> LedgerError:
     """Return the first error of a group."""
-    found: Any = error
-    while isinstance(found, BaseExceptionGroup):
-        found = found.exceptions[0]
-    assert isinstance(found, LedgerError)
-    return found
+    first = error.exceptions[0]
+    return first if isinstance(first, LedgerError) else _first_of(first)
 
 
 @asynccontextmanager
 async def open_reader(
-    names: Sequence[str],
-    reading: Reading,
-    *,
-    catalogue: TopicCatalogue,
-    opener: LedgerOpener,
-    figures: Figures,
+    context: TopicContext, topics: str | Sequence[str], **settings: Unpack[ReadSettings]
 ) -> AsyncIterator[TopicReader]:
-    """Read topics for the length of the block; what is read is counted in *figures*.
+    """Read one topic or several for the length of the block; Client.reader() has the details.
 
     Raises:
         NoSuchTopic: one of them does not exist.
-        BadTopic: what was asked for cannot be.
-        LedgerError: the place to begin could not be looked for.
+        BadTopic: the options contradict each other, or do not suit the topics.
+        LedgerError: the place to begin at could not be looked up.
     """
-    topics = [(await catalogue.get(name))[0] for name in names]
-    reading.check(topics)
+    options = ReadOptions(**settings)
+    names = [topics] if isinstance(topics, str) else topics
+    records = [(await context.catalogue.get(name))[0] for name in names]
+    options.check(records)
     async with Background() as nursery:
-        runs = Runs(reading, nursery, figures)
+        merged = MergedLanes(options, nursery, context.figures)
         lanes = LaneSet(
-            catalogue=catalogue, opener=opener, topics=topics, reading=reading, tell=runs.tell
+            catalogue=context.catalogue,
+            opener=context.ledger_opener(),
+            topics=records,
+            options=options,
+            notify=merged.notify,
         )
-        reader = TopicReader(topics, reading, lanes, runs)
-        await reader.open(nursery)
+        reader = TopicReader(records, options, lanes, merged)
+        await reader._open(nursery)
         yield reader

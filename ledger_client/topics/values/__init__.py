@@ -1,1 +1,1 @@
-"""Values of messages by their topic's schema: what fields they have, and how bytes become them."""
+"""Values of messages by their topic's schema: their fields, and the decoding of bytes."""

@@ -2,8 +2,8 @@
 
 Arrow types: int int32, long int64, float, double, boolean, string and enum string, bytes and
 fixed binary, array list, map map, record struct, [null, T] as T; of logical types date, decimal,
-timestamp-millis and timestamp-micros (UTC). Other logical types are as they are encoded: a uuid
-is its text, a time-millis an int.
+timestamp-millis and timestamp-micros (UTC). Other logical types appear as they are encoded: a uuid
+as its text, a time-millis as an int.
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from fastavro import parse_schema, schemaless_reader
 from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException, UnknownType
 
-from ledger_client.topics.values.decoder import BadValue, Budget
+from ledger_client.topics.values.kinds import BadValue, Budget
 
 Parsed = Any
-"""A schema as fastavro parses it: text, a list or a dict."""
+"""A schema parsed by fastavro: text, a list or a dict."""
 Around = tuple[str, ...]
-"""Names of the records around a type."""
+"""Names of the records that contain a type."""
 _PRIMITIVES: Mapping[str, pa.DataType] = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
@@ -41,32 +41,32 @@ _LOGICAL: Mapping[tuple[str, str], pa.DataType] = {
 }
 _PRECISION_MAX = 38
 _DECIMAL = "quire-decimal"
-"""Instead of "decimal": fastavro's own takes hours for a number of some million bytes."""
+"""Replaces "decimal": fastavro's own decoder takes hours for a number of a few million bytes."""
 _EXACT = Context(prec=100)
-"""More digits than a number of that size has: none is rounded."""
+"""More digits than a number of _DECIMAL_SIZE_MAX has, so none is rounded."""
 _DECIMAL_SIZE_MAX = 32
-"""Bytes of a number; sixteen hold all digits, the others may repeat the sign."""
+"""Bytes of a number. Sixteen hold all digits; the others may only repeat the sign."""
 _UNUSABLE = (KeyError, TypeError, AttributeError, ValueError)
-"""What fastavro raises for JSON that is no schema, beside its own errors."""
+"""Raised by fastavro for JSON that is no schema, beside its own errors."""
 _BROKEN = (
     *(EOFError, ValueError, IndexError, OverflowError, TypeError, KeyError, StopIteration),
     *(DecimalException, RecursionError),
 )
-"""What fastavro raises for bytes that are no such datum."""
+"""Raised by fastavro for bytes that do not match the schema."""
 
 
 class AvroDecoder:
     """Decodes values of one Avro record. See decoder.Decoder."""
 
     def __init__(self, definition: str) -> None:
-        """Raises ValueError or TypeError: it is no record's schema, or one without columns."""
-        told = msgspec.json.decode(definition)
+        """Raise ValueError or TypeError if it is not a record's schema, or has no columns."""
+        given = msgspec.json.decode(definition)
         names: dict[str, Any] = {}
         try:
-            parsed = parse_schema(told, named_schemas=names)
+            parsed = parse_schema(given, named_schemas=names)
         except (SchemaParseException, UnknownType, *_UNUSABLE) as wrong:
             raise ValueError(f"it is no Avro schema: {wrong}") from wrong
-        layout = _Layout(names)
+        layout = _RecordTypes(names)
         found = layout.type_of(parsed, "", ())
         if not pa.types.is_struct(found):
             raise TypeError("it is no record, so it has no fields")
@@ -74,7 +74,7 @@ class AvroDecoder:
         self._schema = _known_logical(parsed)
 
     def decode(self, value: bytes) -> dict[str, object]:
-        """Return the fields. Raises BadValue."""
+        """Return the fields by name. Raises BadValue unless all bytes match the schema."""
         source = io.BytesIO(value)
         try:
             found = schemaless_reader(source, self._schema, None)
@@ -85,15 +85,15 @@ class AvroDecoder:
         return found  # type: ignore[return-value]  # a record is a dict
 
 
-class _Layout:
-    """Finds the Arrow type of each part of a parsed schema."""
+class _RecordTypes:
+    """Maps the types of a parsed schema to Arrow types."""
 
     def __init__(self, names: Mapping[str, Any]) -> None:
         self._names = names
         self._budget = Budget()
 
     def type_of(self, schema: Parsed, where: str, within: Around, depth: int = 0) -> pa.DataType:
-        """Return the type; *within* are the records around it. Raises ValueError for none."""
+        """Return the Arrow type of *schema*, inside the records *within*. Raises ValueError."""
         self._budget.spend(where, depth)
         if isinstance(schema, list):
             return self._union(schema, where, within, depth)
@@ -145,8 +145,8 @@ class _Layout:
     def _union(self, kinds: list[Parsed], where: str, within: Around, depth: int) -> pa.DataType:
         left = [kind for kind in kinds if kind != "null"]
         if len(left) != 1:
-            told = f"{where or 'it'} is a union of several types, which no column can have"
-            raise ValueError(told)
+            reason = f"{where or 'it'} is a union of several types, which no column can have"
+            raise ValueError(reason)
         return self.type_of(left[0], where, within, depth)
 
     def _logical(self, schema: Parsed) -> pa.DataType | None:
@@ -160,7 +160,7 @@ class _Layout:
 
 
 def _may_be_empty(schema: Parsed, names: Mapping[str, Parsed]) -> bool:
-    """Whether a datum may take no bytes: then a few bytes may stand for any number of them."""
+    """True if a datum can take no bytes, so that a few bytes could encode any number of them."""
     if isinstance(schema, list):
         return False  # the branch takes a byte
     if isinstance(schema, str):
@@ -171,7 +171,7 @@ def _may_be_empty(schema: Parsed, names: Mapping[str, Parsed]) -> bool:
     if kind in {"record", "error"}:
         return all(_may_be_empty(each["type"], names) for each in schema["fields"])
     if kind in {"array", "map", "enum"}:
-        return False  # the end of a list, or an index, takes a byte
+        return False  # the list's end, or the index, takes a byte
     return _may_be_empty(kind, names)
 
 
@@ -185,7 +185,7 @@ LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _d
 
 
 def _known_logical(schema: Parsed) -> Parsed:
-    """Return the schema without the logical types that have no column type of their own here."""
+    """Return the schema without logical types that have no column type here."""
     if isinstance(schema, list):
         return [_known_logical(each) for each in schema]
     if not isinstance(schema, dict):

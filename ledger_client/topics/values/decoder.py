@@ -1,10 +1,10 @@
 """Decoding values whose topic's schema is of kind "avro" or "protobuf" (kinds.py).
 
-Each field is a column, of an Arrow type that Spark has too; what has none (a type that contains
-itself, a union of several types, a list of nothing) is refused when the schema is opened. Types
-are laid down there, so the same bytes give the same columns everywhere.
+Each field becomes a column, of an Arrow type that Spark has too. Types without one (those that
+contain themselves, unions of several types, lists of nothing) are refused when the schema is
+opened. That fixes the types, so the same bytes give the same columns everywhere.
 
-pyarrow takes long to import, so import this module where it is first needed.
+pyarrow takes long to import, so import this module only inside functions that need it.
 """
 
 from __future__ import annotations
@@ -15,35 +15,26 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from ledger_client.topics.errors import BadSchema, SchemaPackageMissing
-from ledger_client.topics.values.kinds import PACKAGES, ProtobufDefinition
+from ledger_client.errors import BadSchema, SchemaPackageMissing
+from ledger_client.topics.values.kinds import PACKAGES, BadValue, ProtobufDefinition
 from metadata.topics import Schema
-
-DEPTH_MAX = 32
-"""Of types inside of types."""
-FIELDS_MAX = 10_000
-"""In all, whatever their depth: a schema can multiply itself."""
-
-
-class BadValue(ValueError):
-    """The bytes are not what the schema says."""
 
 
 class Decoder(Protocol):
-    """Decodes the values of one schema. Any thread may use it, one at a time."""
+    """Decodes the values of one schema. Threads may share it, one at a time."""
 
     fields: Sequence[pa.Field]
-    """of a value, each of which may be null"""
+    """of a value; each may be null"""
 
     def decode(self, value: bytes) -> dict[str, object]:
-        """Return the fields as Python objects that Arrow takes. Raises BadValue."""
+        """Return the fields as Python objects that Arrow accepts. Raises BadValue."""
 
 
 def open_decoder(topic: str, schema: Schema) -> Decoder:
     """Return the decoder of a schema for which kinds.is_decoded() holds.
 
     Raises:
-        BadSchema: the definition cannot be understood, or a field can be no column.
+        BadSchema: the definition cannot be parsed, or a field has no column type.
         SchemaPackageMissing: the package for its kind is not installed.
     """
     try:
@@ -75,8 +66,8 @@ def struct_array(
 ) -> pa.StructArray:
     """Return *values* decoded as an array of *kind*, which has some of the decoder's fields.
 
-    A value that is null, or is told to *on_bad* because it is not what the schema says, is null.
-    What *on_bad* raises is passed on.
+    A value that does not match the schema is passed to *on_bad*, and null in the array if that
+    returns. Null values stay null.
     """
     rows: list[dict[str, object] | None] = []
     for value in values:
@@ -95,7 +86,7 @@ def _array(
     values: Sequence[bytes | None],
     on_bad: Callable[[bytes, Exception], None],
 ) -> pa.StructArray:
-    """Return the rows as an array; what no column can hold is found by halving."""
+    """Return the rows as an array. A value that no column can hold is found by bisection."""
     try:
         return pa.array(rows, kind)
     except (ValueError, TypeError, OverflowError) as wrong:  # a decimal with too many digits
@@ -106,18 +97,3 @@ def _array(
             return pa.concat_arrays([first, second])
         on_bad(values[0] or b"", wrong)
         return pa.nulls(1, kind)
-
-
-class Budget:
-    """Counts types while a schema is laid out. Raises ValueError when there are too many."""
-
-    def __init__(self) -> None:
-        self._left = FIELDS_MAX
-
-    def spend(self, where: str, depth: int) -> None:
-        """Count one type at *depth*."""
-        self._left -= 1
-        if self._left < 0:
-            raise ValueError(f"it has more than {FIELDS_MAX} fields in all")
-        if depth > DEPTH_MAX:
-            raise ValueError(f"{where} is deeper than {DEPTH_MAX} types inside of types")

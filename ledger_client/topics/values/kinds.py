@@ -1,4 +1,4 @@
-"""Kinds of schemas whose values a package decodes, and how they are defined.
+"""Kinds of schemas whose values a package decodes, and the form of their definitions.
 
 kind      definition (metadata.topics.Schema)        value
 --------  -----------------------------------------  ------------------------------------------
@@ -7,7 +7,7 @@ protobuf  JSON: {"message": its full name,           one message of that type
           "descriptors": a serialized
           FileDescriptorSet in base64}
 
-Without a definition nobody knows the fields, and values are bytes.
+Without a definition the fields are unknown, and values stay bytes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,15 @@ import msgspec
 from metadata.topics import Schema
 
 PACKAGES = {"avro": "fastavro", "protobuf": "protobuf"}
-"""By kind, the package that decodes; it is needed for topics of this kind only."""
+"""The package that decodes each kind; only topics of that kind need it."""
+DEPTH_MAX = 32
+"""Levels of nested types in a schema."""
+FIELDS_MAX = 10_000
+"""Fields of a schema at all depths: one that refers to itself multiplies."""
+
+
+class BadValue(ValueError):
+    """The bytes do not match the schema."""
 
 
 class ProtobufDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -35,14 +43,29 @@ class ProtobufDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True
 
     @property
     def descriptor_set(self) -> bytes:
-        """The serialized FileDescriptorSet. Raises ValueError."""
+        """The serialized FileDescriptorSet. Raises ValueError if *descriptors* is not base64."""
         return base64.b64decode(self.descriptors, validate=True)
 
     def encode(self) -> str:
-        """Return it as a Schema takes it."""
+        """Return the definition as JSON, for Schema.definition."""
         return msgspec.json.encode(self).decode()
 
 
 def is_decoded(schema: Schema) -> bool:
-    """Whether values of this schema have fields that a package decodes."""
+    """True if values of this schema have fields that a package decodes."""
     return schema.kind in PACKAGES and bool(schema.definition)
+
+
+class Budget:
+    """Limits the number and depth of types in a schema."""
+
+    def __init__(self) -> None:
+        self._left = FIELDS_MAX
+
+    def spend(self, where: str, depth: int) -> None:
+        """Count one type at *depth*. Raises ValueError if there are too many, or it is too deep."""
+        self._left -= 1
+        if self._left < 0:
+            raise ValueError(f"it has more than {FIELDS_MAX} fields in all")
+        if depth > DEPTH_MAX:
+            raise ValueError(f"{where} is deeper than {DEPTH_MAX} types inside of types")

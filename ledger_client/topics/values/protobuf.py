@@ -1,9 +1,9 @@
-"""Values that are protobuf messages, decoded by what their descriptors say.
+"""Values that are protobuf messages, decoded by their descriptors.
 
 Arrow types: int32, int64 and their kin as they are, uint32 int64, uint64 decimal(20, 0), enum
 string (an unknown number as its digits), bytes binary, repeated list, map map, message struct,
-google.protobuf.Timestamp a timestamp (UTC). A field that tells whether it is there is null where
-it is not; others have their default.
+google.protobuf.Timestamp a timestamp (UTC). An absent field is null if its presence is tracked,
+otherwise it has its default.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from ledger_client.topics.values.decoder import BadValue, Budget
+from ledger_client.topics.values.kinds import BadValue, Budget
 
 _TIMESTAMP = "google.protobuf.Timestamp"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _SECONDS_MIN, _SECONDS_MAX = -62_135_596_800, 253_402_300_799
-"""Years 1 to 9999, as protobuf's own rules have it."""
+"""Years 1 to 9999, the range that protobuf defines."""
 _NANOS = 1_000_000_000
 _TYPES: Mapping[int, pa.DataType] = {
     FieldDescriptor.CPPTYPE_INT32: pa.int32(),
@@ -42,15 +42,15 @@ class ProtobufDecoder:
     """Decodes values of one message type. See decoder.Decoder."""
 
     def __init__(self, descriptors: bytes, message: str) -> None:
-        """Raises ValueError or TypeError: there is no such message, or a field without column."""
+        """Raise ValueError or TypeError for a missing message, or a field without a column type."""
         found = _find(descriptors, message)
         self._class = cast("type[Message]", message_factory.GetMessageClass(found))
-        layout = _Layout(Budget())
+        layout = _MessageTypes(Budget())
         self.fields: Sequence[pa.Field] = list(layout.struct_of(found, "", (), 0))
         self._convert = layout.message(found)
 
     def decode(self, value: bytes) -> dict[str, object]:
-        """Return the fields. Raises BadValue."""
+        """Return the fields by name. Raises BadValue if the bytes do not parse."""
         message = self._class()
         try:
             message.ParseFromString(value)
@@ -76,12 +76,12 @@ def _find(descriptors: bytes, message: str) -> Descriptor:
     except KeyError as wrong:
         raise ValueError(f"the descriptors have no message {message!r}") from wrong
     except TypeError as wrong:
-        told = "the descriptors lack a file that they import: protoc --include_imports keeps it"
-        raise ValueError(f"{told} ({wrong})") from wrong
+        reason = "the descriptors lack a file that they import: protoc --include_imports keeps it"
+        raise ValueError(f"{reason} ({wrong})") from wrong
 
 
-class _Layout:
-    """Finds the Arrow type of each field, and what makes an object of a message."""
+class _MessageTypes:
+    """Finds the Arrow type of each field, and builds the functions that convert messages."""
 
     def __init__(self, budget: Budget) -> None:
         self._budget = budget
@@ -92,7 +92,7 @@ class _Layout:
     def struct_of(
         self, found: Descriptor, where: str, within: tuple[str, ...], depth: int
     ) -> pa.StructType:
-        """Return the type of a message. Raises ValueError for one that no column can have."""
+        """Return the type of a message. Raises ValueError if no column can have it."""
         if found.full_name in within:
             raise ValueError(
                 f"{where} is a {found.full_name} inside of itself, which no column can have"
@@ -137,7 +137,7 @@ class _Layout:
     # --- values ----------------------------------------------------------------------
 
     def message(self, found: Descriptor) -> Convert:
-        """Return what makes a dict of a message of this type."""
+        """Return a function that converts a message of this type to a dict."""
         known = self._converts.get(found.full_name)
         if known is not None:
             return known

@@ -11,8 +11,8 @@ from daemons import Daemon
 
 import ledger_client
 from bookie.commands.call import asking, locate
-from bookie.commands.outcome import Exit
-from bookie.commands.run import Announcement
+from bookie.commands.outcome import ExitCode
+from bookie.commands.run import BookieStarted
 from metadata.calls import FlushNow, JournalState
 
 LEDGERS = 3
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.xdist_group("online")
 
 
 @pytest.fixture(scope="module")
-def bookie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Announcement]:
+def bookie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[BookieStarted]:
     """A bookie with three ledgers of ten entries, the second of them deleted."""
     folder = tmp_path_factory.mktemp("bookie")
     small = ["--set", "memtable_size=12MiB", "--set", "disk_reserve=0", "--json"]
     with Daemon("run", "--data", folder, "--port", 0, *small, log=folder / "log") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(BookieStarted)
         trio.run(fill, ready.ready)
         yield ready
         assert daemon.stop() == 0
@@ -36,29 +36,29 @@ def bookie(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Announcement]:
 async def fill(url: str) -> None:
     async with ledger_client.connect(url) as client:
         for _ in range(LEDGERS):
-            async with client.create_ledger(
+            async with client.ledgers.create(
                 ensemble_size=1, write_quorum=1, ack_quorum=1
             ) as ledger:
                 await ledger.append_many([b"entry %d" % number for number in range(10)])
-        await client.delete_ledger(2)
+        await client.ledgers.delete(2)
 
 
 def test_inspect_ledger_lists_those_of_a_running_bookie(
-    command: Command, bookie: Announcement
+    command: Command, bookie: BookieStarted
 ) -> None:
     told = command("inspect", "ledger", "--address", bookie.address, "--json")
     assert {row["ledger_id"] for row in told.json} >= {1, 3}
     assert "confirmed" in command("inspect", "ledger", "1", "--address", bookie.address).out
-    assert command("inspect", "ledger", "99", "--address", bookie.address).code == Exit.FAILED
+    assert command("inspect", "ledger", "99", "--address", bookie.address).code == ExitCode.FAILED
 
 
-def test_inspect_entry_reads_from_a_running_bookie(command: Command, bookie: Announcement) -> None:
+def test_inspect_entry_reads_from_a_running_bookie(command: Command, bookie: BookieStarted) -> None:
     told = command("inspect", "entry", "1", "3", "--address", bookie.address)
-    assert told.code == Exit.DONE, told.err
+    assert told.code == ExitCode.DONE, told.err
     assert "|entry 3|" in told.out
     assert "right" in told.out
     told = command("inspect", "entry", "1", "10", "--address", bookie.address)
-    assert told.code == Exit.FAILED
+    assert told.code == ExitCode.FAILED
     assert "NO_ENTRY" in told.err
 
 
@@ -76,30 +76,30 @@ def test_inspect_entry_reads_from_a_running_bookie(command: Command, bookie: Ann
     ids=" ".join,
 )
 def test_numbers_that_are_too_large_are_refused_in_words(
-    command: Command, bookie: Announcement, arguments: tuple[str, ...]
+    command: Command, bookie: BookieStarted, arguments: tuple[str, ...]
 ) -> None:
     told = command("inspect", *arguments, "--address", bookie.address)
-    assert told.code in {Exit.FAILED, Exit.USAGE}
+    assert told.code in {ExitCode.FAILED, ExitCode.USAGE}
     assert told.err.count("\n") == 1
 
 
-def test_inspect_mark_asks_a_running_bookie(command: Command, bookie: Announcement) -> None:
+def test_inspect_mark_asks_a_running_bookie(command: Command, bookie: BookieStarted) -> None:
     (told,) = command("inspect", "mark", "--address", bookie.address, "--json").json
     assert isinstance(told["journal_end"], int)
     assert told["journal_end"] > 4096
 
 
 def test_inspect_journal_shows_the_records_of_a_running_bookie(
-    command: Command, bookie: Announcement
+    command: Command, bookie: BookieStarted
 ) -> None:
     """Files first, then one of them, page by page; with --limit no more than wanted."""
     told = command("inspect", "journal", "--address", bookie.address, "--json")
-    assert told.code == Exit.DONE, told.err
+    assert told.code == ExitCode.DONE, told.err
     row = told.json[-1]
     assert (row["needed"], row["end"]) == (True, 0)
     name = f"{row['id']:x}"
     told = command("inspect", "journal", name, "--address", bookie.address, "--json")
-    assert told.code == Exit.DONE, told.err
+    assert told.code == ExitCode.DONE, told.err
     *lines, last = told.json
     assert sum(line["kind"] == "entry" for line in lines) == 10 * LEDGERS
     assert isinstance(last["end"], int)
@@ -113,12 +113,12 @@ def test_inspect_journal_shows_the_records_of_a_running_bookie(
     text = command("inspect", "journal", name, "--address", bookie.address).out
     assert "key" in text
     refused = command("inspect", "journal", "ffff", "--address", bookie.address)
-    assert (refused.code, "is not here" in refused.err) == (Exit.FAILED, True)
-    assert command("inspect", "journal", "x!", "--address", bookie.address).code == Exit.FAILED
+    assert (refused.code, "is not here" in refused.err) == (ExitCode.FAILED, True)
+    assert command("inspect", "journal", "x!", "--address", bookie.address).code == ExitCode.FAILED
 
 
 def test_inspect_index_shows_the_extents_of_a_running_bookie(
-    command: Command, bookie: Announcement
+    command: Command, bookie: BookieStarted
 ) -> None:
     async def flush() -> None:
         async with asking(*locate(bookie.address)) as asked:
@@ -126,37 +126,37 @@ def test_inspect_index_shows_the_extents_of_a_running_bookie(
 
     trio.run(flush)
     told = command("inspect", "index", "--address", bookie.address, "--json")
-    assert told.code == Exit.DONE, told.err
+    assert told.code == ExitCode.DONE, told.err
     rows = [row for row in told.json if row["entries"]]
     assert rows
     name = f"{rows[0]['log_id']:x}"
     told = command("inspect", "index", name, "--address", bookie.address, "--json", "--ledger", 1)
-    assert told.code == Exit.DONE, told.err
+    assert told.code == ExitCode.DONE, told.err
     assert [(row["first_entry"], row["last_entry"]) for row in told.json] == [(0, 9)]
     text = command("inspect", "index", name, "--address", bookie.address, "--limit", 1).out
     assert len(text.splitlines()) == 2
     refused = command("inspect", "index", "ffff", "--address", bookie.address)
-    assert (refused.code, "is not here" in refused.err) == (Exit.FAILED, True)
+    assert (refused.code, "is not here" in refused.err) == (ExitCode.FAILED, True)
 
 
-def test_gc_frees_a_deleted_ledger(command: Command, bookie: Announcement) -> None:
+def test_gc_frees_a_deleted_ledger(command: Command, bookie: BookieStarted) -> None:
     told = command("gc", "--cluster", bookie.ready, "--json")
-    assert told.code == Exit.DONE, told.err
+    assert told.code == ExitCode.DONE, told.err
     (row,) = told.json
     assert row["bookie_id"] == bookie.bookie_id
     listed = command("inspect", "ledger", "--address", bookie.address, "--json")
     assert [state["ledger_id"] for state in listed.json] == [1, 3]
-    assert command("gc", "--major", "--cluster", bookie.ready).code == Exit.DONE
+    assert command("gc", "--major", "--cluster", bookie.ready).code == ExitCode.DONE
     logs = command("inspect", "log", "--address", bookie.address, "--json").json
     assert all(isinstance(row["live"], int) for row in logs)
 
 
-def test_gc_of_a_bookie_that_is_not_there_fails(command: Command, bookie: Announcement) -> None:
+def test_gc_of_a_bookie_that_is_not_there_fails(command: Command, bookie: BookieStarted) -> None:
     told = command("gc", "--cluster", bookie.ready, "--bookie", "nobody")
-    assert told.code == Exit.FAILED
+    assert told.code == ExitCode.FAILED
     assert "nobody" in told.err
 
 
-def test_records_are_read_from_files_only(command: Command, bookie: Announcement) -> None:
+def test_records_are_read_from_files_only(command: Command, bookie: BookieStarted) -> None:
     told = command("inspect", "log", "1", "--address", bookie.address)
-    assert told.code == Exit.USAGE
+    assert told.code == ExitCode.USAGE

@@ -14,7 +14,7 @@ import trio
 from daemons import Daemon
 
 import ledger_client
-from bookie.commands.run import Announcement
+from bookie.commands.run import BookieStarted
 
 SMALL = ["--set", "memtable_size=12MiB", "--set", "disk_reserve=0"]
 
@@ -44,11 +44,11 @@ def test_a_bookie_says_when_it_serves_and_stops_on_a_signal(
 
 def test_a_bookie_keeps_its_name_and_entries_over_a_restart(tmp_path: Path) -> None:
     with start(tmp_path, "--json") as daemon:
-        first = daemon.ready(Announcement)
+        first = daemon.ready(BookieStarted)
         ledger_id = trio.run(write, first.ready)
         assert daemon.stop() == 0
     with start(tmp_path, "--json") as daemon:
-        second = daemon.ready(Announcement)
+        second = daemon.ready(BookieStarted)
         assert second.bookie_id == first.bookie_id
         assert trio.run(read, second.ready, ledger_id) == [b"one", b"two"]
         assert daemon.stop() == 0
@@ -57,20 +57,20 @@ def test_a_bookie_keeps_its_name_and_entries_over_a_restart(tmp_path: Path) -> N
 async def write(url: str) -> int:
     async with (
         ledger_client.connect(url) as client,
-        client.create_ledger(ensemble_size=1, write_quorum=1, ack_quorum=1) as ledger,
+        client.ledgers.create(ensemble_size=1, write_quorum=1, ack_quorum=1) as ledger,
     ):
         await ledger.append_many([b"one", b"two"])
         return ledger.id
 
 
 async def read(url: str, ledger_id: int) -> list[bytes]:
-    async with ledger_client.connect(url) as client, client.open_ledger(ledger_id) as reader:
+    async with ledger_client.connect(url) as client, client.ledgers.open(ledger_id) as reader:
         return [entry.payload for entry in await reader.read(0, reader.last_confirmed)]
 
 
 def test_what_a_bookie_writes_is_for_its_own_user_alone(tmp_path: Path) -> None:
     with start(tmp_path, "--json") as daemon:
-        trio.run(write, daemon.ready(Announcement).ready)
+        trio.run(write, daemon.ready(BookieStarted).ready)
         assert daemon.stop() == 0  # what was in memory is in logs and index now
     data = tmp_path / "data"
     found = list(data.rglob("*"))
@@ -93,7 +93,7 @@ def test_a_second_process_over_one_folder_is_refused(tmp_path: Path) -> None:
 
 def test_a_port_in_use_is_told(tmp_path: Path) -> None:
     with start(tmp_path, "--json") as daemon:
-        port = daemon.ready(Announcement).address.rpartition(":")[2]
+        port = daemon.ready(BookieStarted).address.rpartition(":")[2]
         (tmp_path / "other").mkdir()
         told = start_to_fail(tmp_path / "other", "--port", port)
     assert f":{port}" in told

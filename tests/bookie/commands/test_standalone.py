@@ -17,7 +17,7 @@ import trio
 from daemons import Daemon
 
 import ledger_client
-from bookie.commands.standalone import Announcement
+from bookie.commands.standalone import ClusterStarted
 
 SMALL = ["--set", "memtable_size=12MiB", "--set", "disk_reserve=0", "--set", "lease_ttl_s=2"]
 
@@ -27,18 +27,18 @@ def start(folder: Path, *words: str | int) -> Daemon:
     return Daemon("standalone", "--data", folder / "cluster", *SMALL, *words, log=folder / "log")
 
 
-def process_ids(ready: Announcement) -> list[int]:
+def process_ids(ready: ClusterStarted) -> list[int]:
     return [each.process_id for each in ready.bookies]
 
 
 async def write(url: str) -> int:
-    async with ledger_client.connect(url) as client, client.create_ledger() as ledger:
+    async with ledger_client.connect(url) as client, client.ledgers.create() as ledger:
         await ledger.append_many([b"one", b"two"])
         return ledger.id
 
 
 async def read(url: str, ledger_id: int) -> list[bytes]:
-    async with ledger_client.connect(url) as client, client.open_ledger(ledger_id) as reader:
+    async with ledger_client.connect(url) as client, client.ledgers.open(ledger_id) as reader:
         return [entry.payload for entry in await reader.read(0, reader.last_confirmed)]
 
 
@@ -60,7 +60,7 @@ def test_it_says_where_the_bookies_are_and_names_their_processes(tmp_path: Path)
 
 def test_ctrl_c_in_a_terminal_stops_all(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--json") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(ClusterStarted)
         os.killpg(daemon.process.pid, signal.SIGINT)
         assert daemon.process.wait(daemons.DEADLINE_S) == 0
         daemons.wait_until_gone(process_ids(ready))
@@ -68,11 +68,11 @@ def test_ctrl_c_in_a_terminal_stops_all(tmp_path: Path) -> None:
 
 def test_started_again_over_the_same_folder_everything_is_there(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--bookies", 4, "--json") as daemon:
-        first = daemon.ready(Announcement)
+        first = daemon.ready(ClusterStarted)
         ledger_id = trio.run(write, first.ready)
         daemon.stop()
     with start(tmp_path, "--port", 0, "--json") as daemon:
-        second = daemon.ready(Announcement)
+        second = daemon.ready(ClusterStarted)
         assert trio.run(read, second.ready, ledger_id) == [b"one", b"two"]
         daemon.stop()
     names = [[each.bookie_id for each in ready.bookies] for ready in (first, second)]
@@ -81,17 +81,17 @@ def test_started_again_over_the_same_folder_everything_is_there(tmp_path: Path) 
 
 def test_no_bookie_outlives_a_parent_that_was_killed(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--json") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(ClusterStarted)
         daemon.stop(signal.SIGKILL)
         daemons.wait_until_gone(process_ids(ready))
     with start(tmp_path, "--port", 0, "--json") as daemon:
-        daemon.ready(Announcement)
+        daemon.ready(ClusterStarted)
         daemon.stop()
 
 
 def test_it_stops_with_its_parent_when_asked_to(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--json", "--stop-with-parent") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(ClusterStarted)
         assert daemon.process.stdin is not None
         daemon.process.stdin.close()
         assert daemon.process.wait(daemons.DEADLINE_S) == 0
@@ -126,7 +126,7 @@ def running_in(folder: Path) -> Iterator[str]:
 
 def test_a_second_cluster_over_one_folder_is_refused(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--bookies", 1, "--json") as daemon:
-        daemon.ready(Announcement)
+        daemon.ready(ClusterStarted)
         (tmp_path / "log").rename(tmp_path / "first.log")
         with start(tmp_path, "--port", 0) as other:
             assert other.process.wait(daemons.DEADLINE_S) == 1
@@ -142,7 +142,7 @@ def test_ports_beyond_the_last_are_refused(tmp_path: Path) -> None:
 
 def test_a_bookie_that_was_killed_is_started_again_at_its_address(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--json", "--log-level", "info") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(ClusterStarted)
         ledger_id = trio.run(write, ready.ready)
         os.kill(ready.bookies[1].process_id, signal.SIGKILL)
         daemon.wait_for_log("bookie-2 was killed by SIGKILL; starting it again in 1 s")
@@ -156,7 +156,7 @@ def test_a_bookie_that_was_killed_is_started_again_at_its_address(tmp_path: Path
 
 def test_without_restart_the_others_go_on(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--json", "--no-restart") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(ClusterStarted)
         os.kill(ready.bookies[0].process_id, signal.SIGKILL)
         daemon.wait_for_log("bookie-1 was killed by SIGKILL; the others go on")
         assert all(daemons.is_running(process_id) for process_id in process_ids(ready)[1:])
@@ -181,7 +181,7 @@ def test_it_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path) -> None:
 
 def test_without_any_bookie_left_it_fails(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--bookies", 1, "--json", "--no-restart") as daemon:
-        os.kill(process_ids(daemon.ready(Announcement))[0], signal.SIGKILL)
+        os.kill(process_ids(daemon.ready(ClusterStarted))[0], signal.SIGKILL)
         assert daemon.process.wait(daemons.DEADLINE_S) == 1
     assert daemon.log.splitlines()[-1] == "bookie: no bookie is left"
 
@@ -189,7 +189,7 @@ def test_without_any_bookie_left_it_fails(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_bookie_that_does_not_stop_is_killed(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--json", "--set", "stop_timeout_s=0.5") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(ClusterStarted)
         os.kill(ready.bookies[0].process_id, signal.SIGSTOP)
         assert daemon.stop() == 0
         daemons.wait_until_gone(process_ids(ready))
@@ -198,7 +198,7 @@ def test_a_bookie_that_does_not_stop_is_killed(tmp_path: Path) -> None:
 
 def test_prometheus_is_told_where_the_metrics_of_the_bookies_are(tmp_path: Path) -> None:
     with start(tmp_path, "--bookies", 2, "--port", 0, "--metrics-port", -1, "--json") as daemon:
-        ready = daemon.ready(Announcement)
+        ready = daemon.ready(ClusterStarted)
         told = json.loads((tmp_path / "cluster" / "targets.json").read_text())
         assert told == [
             {"targets": [f"127.0.0.1:{each.metrics_port}"], "labels": {"bookie": each.bookie_id}}

@@ -9,7 +9,7 @@ import trio
 
 from ledger_client.__main__ import quire
 from ledger_client.commands.outcome import Exit, conclude
-from ledger_client.commands.quantity import age, count, size
+from ledger_client.commands.tables import age, count, size
 from metadata.errors import MetadataUnavailable
 from metadata.records import (
     BookieRecord,
@@ -45,7 +45,7 @@ def url(tmp_path: Path) -> str:
 def test_the_tables_name_bookies_and_ledgers(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
     lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "leader: none at present"
+    assert lines[0] == "leader: none at the moment"
     assert "b[1]    writable  host:3181  1.0 MiB  2.0 GiB  3.0 GiB     0 B" in "\n".join(lines)
     assert "under-replicated: 30 ledgers, 30.0 MiB to copy; 0 repairs under way" in lines
     assert sum("bookie lost: b2" in line for line in lines) == 20
@@ -58,7 +58,7 @@ def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert told["bookies"][0]["state"] == "writable"
     assert len(told["underreplicated"]) == 30
     assert told["underreplicated"][3]["mark"]["ledger_id"] == 3
-    assert told["underreplicated"][3]["waits_for"] == "waits for its turn"
+    assert told["underreplicated"][3]["waits_for"] == "waiting for a worker"
 
 
 def test_an_address_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -7,9 +7,8 @@ import pyarrow as pa
 import pytest
 
 from ledger_client import Message, MessageId
-from ledger_client.commands.demo.comparison import Comparison
-from ledger_client.commands.demo.source import Deal, Source, key_of
-from ledger_client.commands.demo.sums import Sum
+from ledger_client.commands.demo.report import Comparison, Sum
+from ledger_client.commands.demo.source import Deal, InputFile, key_of
 
 IDS = [MessageId(7, 1, number % 2, number // 2) for number in range(4)]
 OTHERS = [MessageId(8, 1, 0, 0)]
@@ -91,7 +90,7 @@ async def test_every_line_goes_to_the_producer_of_its_key_in_order(tmp_path: Pat
     lines = [b"line %d key-%d\n" % (number, number % 7) for number in range(1000)] + [b"no end"]
     file = tmp_path / "file"
     file.write_bytes(b"".join(lines))
-    source = Source(file, 3, line_size_max=1000)
+    source = InputFile(file, 3, line_size_max=1000)
     dealt: list[list[Deal]] = [deals async for deals in source.deals()]
     for producer in range(3):
         values = [value for deals in dealt for value in deals[producer].values]

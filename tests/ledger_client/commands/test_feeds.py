@@ -7,7 +7,6 @@ import msgspec
 import pytest
 from hypothesis import given, strategies
 
-from ledger_client.commands.errors import RecordCut, RecordTooLarge, RecordUnreadable
 from ledger_client.commands.feeds import (
     CsvRows,
     Feed,
@@ -16,7 +15,10 @@ from ledger_client.commands.feeds import (
     LineFeed,
     Messages,
     RowFeed,
+    TimeUnit,
+    parse_time,
 )
+from ledger_client.commands.outcome import BadInput
 
 
 def lines() -> Feed:
@@ -108,24 +110,24 @@ def test_what_pythons_csv_writes_comes_back(rows: list[tuple[str, str]], step: i
 @pytest.mark.parametrize(
     ("feed", "data", "kind", "message"),
     [
-        (lines(), b"x" * 2000, RecordTooLarge, "line 1 is larger.*; cut it up$"),
-        (json_feed(), b'{"k":1}\nnot json at all\n', RecordUnreadable, "line 2 is no JSON"),
-        (json_feed(), b"[1]\n", RecordUnreadable, "line 1 is no JSON object"),
-        (json_feed(Fields(key="k")), b'{"k":1}\n{"k":\n', RecordUnreadable, "line 2 is no JSON"),
-        (json_feed(Fields(key="k")), b"[1]\n", RecordUnreadable, "line 1 is no JSON object"),
+        (lines(), b"x" * 2000, BadInput, "line 1 is larger.*; cut it up$"),
+        (json_feed(), b'{"k":1}\nnot json at all\n', BadInput, "line 2 is not JSON"),
+        (json_feed(), b"[1]\n", BadInput, "line 1 is not a JSON object"),
+        (json_feed(Fields(key="k")), b'{"k":1}\n{"k":\n', BadInput, "line 2 is not JSON"),
+        (json_feed(Fields(key="k")), b"[1]\n", BadInput, "line 1 is not a JSON object"),
         (
             json_feed(Fields(event_time="t")),
             b'\n{"t":[]}',
-            RecordUnreadable,
-            "line 2: t: .* no time",
+            BadInput,
+            "line 2: t: .* is not a time",
         ),
-        (json_feed(Fields(event_time="t")), b'{"t":1e30}', RecordUnreadable, "fit 64 bits"),
-        (csv_feed(Fields(key="k")), b"a,b\n1,2\n", RecordUnreadable, "no column 'k'; .* a, b"),
-        (csv_feed(), b"a,b\n1,2\n1,2,3\n", RecordUnreadable, "line 3 has 3 columns, the header 2"),
-        (csv_feed(), b"a,a\n", RecordUnreadable, "same name"),
-        (csv_feed(), b'a,b\n1,"2\n\n', RecordCut, "within the quotes that line 2 opens"),
-        (csv_feed(), b'a\n"' + b"x\n" * 600, RecordUnreadable, "quotes that line 2 opens do not"),
-        (csv_feed(), b"a\n\xff\n", RecordUnreadable, "line 2 is no CSV"),
+        (json_feed(Fields(event_time="t")), b'{"t":1e30}', BadInput, "fit 64 bits"),
+        (csv_feed(Fields(key="k")), b"a,b\n1,2\n", BadInput, "no column 'k'; .* a, b"),
+        (csv_feed(), b"a,b\n1,2\n1,2,3\n", BadInput, "line 3 has 3 columns, the header 2"),
+        (csv_feed(), b"a,a\n", BadInput, "same name"),
+        (csv_feed(), b'a,b\n1,"2\n\n', BadInput, "within the quotes opened in line 2"),
+        (csv_feed(), b'a\n"' + b"x\n" * 600, BadInput, "quotes opened in line 2 do not"),
+        (csv_feed(), b"a\n\xff\n", BadInput, "line 2 is not CSV"),
     ],
 )
 def test_what_cannot_be_read_is_named_by_its_line(
@@ -133,3 +135,33 @@ def test_what_cannot_be_read_is_named_by_its_line(
 ) -> None:
     with pytest.raises(kind, match=message):
         fed(feed, data)
+
+
+@pytest.mark.parametrize(
+    ("field", "unit", "at_ns"),
+    [
+        (0, "ns", 0),
+        (-5, "ns", -5),
+        (1_700_000_000_123_456_789, "ns", 1_700_000_000_123_456_789),
+        ("1700000000123456788", "ns", 1_700_000_000_123_456_788),
+        (5, "us", 5_000),
+        (5, "ms", 5_000_000),
+        (1.5, "s", 1_500_000_000),
+        ("1700000000.123456789", "s", 1_700_000_000_123_456_789),
+        (" 7 ", "ns", 7),
+        ("1970-01-01T00:00:00Z", "s", 0),
+        ("1970-01-01 01:00:00+01:00", "ns", 0),
+        ("2023-11-14T22:13:20.123456789Z", "ms", 1_700_000_000_123_456_789),
+        ("2023-11-14T22:13:20,5", "ms", 1_700_000_000_500_000_000),
+        ("1969-12-31T23:59:59.9Z", "ns", -100_000_000),
+        ("2023-11-14", "ns", 1_699_920_000_000_000_000),
+    ],
+)
+def test_times_are_exact(field: object, unit: TimeUnit, at_ns: int) -> None:
+    assert parse_time(field, unit) == at_ns
+
+
+@pytest.mark.parametrize("field", ["", "soon", True, [], {}, "2023-13-01", "nan", "inf", 1 << 64])
+def test_what_is_no_time_is_named(field: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a time|does not fit 64 bits"):
+        parse_time(field, "ns")

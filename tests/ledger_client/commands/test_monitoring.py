@@ -2,15 +2,20 @@ from __future__ import annotations
 
 import json
 import re
+import socket
+import urllib.request
 from pathlib import Path
 
 import msgspec
 import pytest
+import trio
 from click.testing import CliRunner
 from memory_cluster import memory_cluster
 
 from ledger_client.commands import monitoring
+from ledger_client.commands.metrics_page import metrics_page
 from ledger_client.commands.monitoring import PROMETHEUS, _put_targets, _target
+from ledger_client.commands.outcome import CommandFailed
 
 
 def written(folder: Path, *words: str) -> str:
@@ -75,7 +80,7 @@ async def test_registered_bookies_are_targets_by_host_and_page(tmp_path: Path) -
     async with memory_cluster(2) as cluster, cluster.client() as client:
         leases = cluster.store.bookies
         leases["b1"] = msgspec.structs.replace(leases["b1"], address="[::1]:5", metrics_port=7)
-        bookies = await client.list_bookies()
+        bookies = await client.cluster.bookies()
     _put_targets(tmp_path / "t.json", [_target(bookies[0])])
     assert json.loads((tmp_path / "t.json").read_text()) == [
         {"targets": ["[::1]:7"], "labels": {"bookie": "b1"}}
@@ -84,5 +89,42 @@ async def test_registered_bookies_are_targets_by_host_and_page(tmp_path: Path) -
 
 
 def test_a_bookie_without_a_page_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    monitoring._tell(Path("/m"), ["b7"])
+    monitoring._show(Path("/m"), ["b7"])
     assert "b7" in capsys.readouterr().err
+
+
+def get(url: str) -> str:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        return str(answer.read().decode())
+
+
+async def test_what_a_client_counts_is_served_while_the_block_lasts(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        client._context.figures.sending("s/t").messages += 7
+        async with metrics_page(lambda: client.metrics, -1):
+            told = re.search(r"http://\S+/metrics", capsys.readouterr().err)
+            assert told is not None
+            text = await trio.to_thread.run_sync(get, told[0])
+        assert 'quire_client_sent_messages_total{topic="s/t"} 7.0' in text
+        with pytest.raises(OSError, match="refused"):
+            await trio.to_thread.run_sync(get, told[0])
+
+
+async def test_no_port_is_no_page(capsys: pytest.CaptureFixture[str]) -> None:
+    async with (
+        memory_cluster(1) as cluster,
+        cluster.client() as client,
+        metrics_page(lambda: client.metrics, 0),
+    ):
+        assert capsys.readouterr().err == ""
+
+
+async def test_a_port_that_is_taken_is_named() -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        with socket.create_server(("127.0.0.1", 0)) as taken:
+            port = taken.getsockname()[1]
+            with pytest.raises(CommandFailed, match=str(port)):
+                async with metrics_page(lambda: client.metrics, port):
+                    pass

@@ -13,7 +13,7 @@ import trio
 from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from ledger_client.__main__ import quire
-from ledger_client.commands.moment import Length, Moment, moment_text
+from ledger_client.commands.options import DurationParam, MomentParam, moment_text
 from ledger_client.commands.outcome import Exit, conclude
 from metadata.records import (
     BookieRecord,
@@ -173,19 +173,19 @@ def test_every_setting_can_be_given(run: Run, tmp_path: Path) -> None:
         (["create", "s/u", "--replication", "4"], Exit.FAILED, "3 healthy bookies, 4 needed"),
         (["create", "s/u", "--ack-quorum", "3"], Exit.USAGE, "ack quorum <= replication"),
         (["create", "s/u", "--roll-size", "0"], Exit.USAGE, "roll.size: expected int >= 1"),
-        (["create", "s/u", "--roll-age", "soon"], Exit.USAGE, "write 90s, 15min, 4h, 7d"),
+        (["create", "s/u", "--roll-age", "soon"], Exit.USAGE, "write 90s, 15min, 4h or 7d"),
         (["create", "s/u", "--property", "x"], Exit.USAGE, "written KEY=VALUE"),
         (["create", "s/t"], Exit.FAILED, "exists already; `quire topic describe` shows it"),
-        (["alter", "s/t"], Exit.USAGE, "nothing is to be altered"),
+        (["alter", "s/t"], Exit.USAGE, "nothing to alter"),
         (["alter", "s/t", "--partitions", "2"], Exit.USAGE, "it is not partitioned"),
         (["alter", "s/none", "--compression", "lz4"], Exit.FAILED, "no such topic"),
         (["delete", "s/none"], Exit.FAILED, "no such topic"),
         (["explain", "s/none"], Exit.FAILED, "no such topic"),
-        (["purge", "s/t"], Exit.USAGE, "say what to remove"),
-        (["purge", "s/t", "--all", "--before", "7d"], Exit.USAGE, "say what to remove"),
-        (["purge", "s/t", "--before", "never"], Exit.USAGE, "'never' is no point of time"),
+        (["purge", "s/t"], Exit.USAGE, "choose what to remove"),
+        (["purge", "s/t", "--all", "--before", "7d"], Exit.USAGE, "choose what to remove"),
+        (["purge", "s/t", "--before", "never"], Exit.USAGE, "'never' is not a point in time"),
         (["truncate", "s/t"], Exit.USAGE, "Missing option '--from'"),
-        (["truncate", "s/t", "--from", "never"], Exit.USAGE, "'never' is no place"),
+        (["truncate", "s/t", "--from", "never"], Exit.USAGE, "'never' is not a place"),
         (["truncate", "s/none", "--from", "7d"], Exit.FAILED, "no such topic"),
     ],
 )
@@ -265,7 +265,7 @@ def test_each_ledger_is_explained(run: Run, url: str) -> None:
     assert "never" in second
     assert "written by till on h1" in third
     assert "after its close" in third
-    assert last == "s/t: 3 ledgers, 4.0 KiB; kept: for ever"
+    assert last == "s/t: 3 ledgers, 4.0 KiB; kept: forever"
     run("alter", "s/t", "--retention-age", "1d")
     assert run("explain", "s/t").out.count("older than 1 d") == 2
     (told,) = run("explain", "s/t", "--json").json
@@ -332,8 +332,7 @@ def test_a_purge_says_what_went_and_what_stays(run: Run, url: str) -> None:
     done = run("purge", "s/t", "--before", "2024-05-01T11:00")
     assert done.out.splitlines() == [
         "1 ledger, 1,500 messages, 2.0 KiB removed",
-        "partition -1, lane 0: ledger 41 is the first that stays: not wholly before "
-        "1714561200000 ms",
+        "partition -1, lane 0: ledger 41 is the first one left: not wholly before 1714561200000 ms",
     ]
     (none,) = run("purge", "s/t", "--before-event-time", "2024-05-01T11:59", "--json").json
     assert (none["ledgers"], none["dry_run"]) == (0, False)
@@ -351,10 +350,12 @@ def test_delete_counts_the_ledgers(run: Run, url: str) -> None:
 
 
 def test_lengths_have_units() -> None:
-    lengths = [Length().convert(text, None, None) for text in ("7", "1.5h", "2d", "1w", "2 min")]
+    lengths = [
+        DurationParam().convert(text, None, None) for text in ("7", "1.5h", "2d", "1w", "2 min")
+    ]
     assert lengths == [7.0, 5400.0, 172800.0, 604800.0, 120.0]
     for unlimited in ("-1", "unlimited"):
-        assert Length(unlimited=True).convert(unlimited, None, None) == -1.0
+        assert DurationParam(unlimited=True).convert(unlimited, None, None) == -1.0
 
 
 @pytest.mark.parametrize(
@@ -373,7 +374,7 @@ def test_lengths_have_units() -> None:
 )
 def test_points_of_time(text: str, at_ns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("time.time_ns", lambda: NOON_MS * 1_000_000)
-    assert Moment().convert(text, None, None) == at_ns
+    assert MomentParam().convert(text, None, None) == at_ns
 
 
 def test_times_are_written_to_the_nanosecond() -> None:
@@ -409,7 +410,7 @@ def test_lanes_of_a_topic_with_partitions_are_named_with_theirs(
     refused = run(*words)
     assert (refused.code, refused.out, len(refused.err.splitlines())) == (Exit.USAGE, "", 1)
     assert "has 2 partitions" in refused.err
-    assert "say which by --partition, 0 to 1" in refused.err
+    assert "choose one with --partition, 0 to 1" in refused.err
     for index in ("2", "-1"):
         refused = run(*words, "--partition", index)
         assert refused.code == Exit.USAGE

@@ -27,7 +27,7 @@ NAME = "c/latest"
 def client(url: str) -> Iterator[BlockingClient]:
     with blocking.connect(url) as connected:
         chance = random.Random(5)
-        connected.create_topic(NAME, partitions=2, roll=RollPolicy(entries=15), compression="zstd")
+        connected.topics.create(NAME, partitions=2, roll=RollPolicy(entries=15), compression="zstd")
         with connected.producer(NAME, producer_name="p") as one, connected.producer(NAME) as other:
             for turn in range(90):
                 count = chance.choice([1, 2, 20])
@@ -37,7 +37,7 @@ def client(url: str) -> Iterator[BlockingClient]:
                     event_times=[chance.choice([None, turn]) for _ in range(count)],
                 )
                 other.send(b"x%d" % turn, key=b"o%d" % (turn % 7), headers={"h": b"%d" % turn})
-        connected.compact_topic(NAME)
+        connected.topics.compact(NAME)
         with connected.producer(NAME) as later:
             later.send_many([b"later"] * 5, keys=[b"k1"] * 5)
         yield connected

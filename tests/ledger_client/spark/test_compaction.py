@@ -13,13 +13,12 @@ import trio
 import ledger_client
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
-from ledger_client.compaction.errors import CompactedLost
-from ledger_client.compaction.job import Compaction
-from ledger_client.compaction.runner import LocalRunner, Runner
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, MessagesLost
+from ledger_client.jobs.compaction.job import Compaction, Runner
+from ledger_client.jobs.compaction.runner import LocalRunner
 from ledger_client.spark.compaction import SparkRunner
-from ledger_client.topics.keeping.compacted_sets import read_set
 from ledger_client.topics.messages import Message
+from ledger_client.topics.retention.compacted_sets import read_set
 from metadata.compaction import CompactedSet
 from metadata.topics import RollPolicy
 from native.latest import MEMORY_MIN
@@ -36,7 +35,7 @@ ROUTED, SPREAD = "c/routed", "c/spread"
 def client(url: str) -> Iterator[BlockingClient]:
     with blocking.connect(url) as connected:
         for name in (ROUTED, SPREAD):
-            connected.create_topic(name, partitions=3, roll=RollPolicy(entries=15))
+            connected.topics.create(name, partitions=3, roll=RollPolicy(entries=15))
             send(connected, name, 1)
         yield connected
 
@@ -63,7 +62,7 @@ def send(client: BlockingClient, name: str, seed: int) -> None:
 
 
 def everything(client: BlockingClient, name: str, **settings: bool) -> list[Message]:
-    with client.topic_reader(name, **settings) as reader:  # type: ignore[arg-type]
+    with client.reader(name, **settings) as reader:  # type: ignore[arg-type]
         return list(reader)
 
 
@@ -91,11 +90,11 @@ async def compacted(
 ) -> tuple[Compaction, CompactedSet]:
     async with ledger_client.connect(url) as client:
         if drop:
-            await client.drop_compacted(name)
-        runner = runner or LocalRunner(client, memory_max=MEMORY_MIN)
-        done = await client.compact_topic(name, runner=runner, null_keys="keep")
-        topic = await client.topic(name)
-        found = await read_set(client.store, topic.uid)
+            await client.topics.drop_compacted(name)
+        runner = runner or LocalRunner(client._context, memory_max=MEMORY_MIN)
+        done = await client.topics.compact(name, runner=runner, null_keys="keep")
+        topic = await client.topics.info(name)
+        found = await read_set(client._context.store, topic.uid)
         assert found is not None
         return done, found.set
 
@@ -140,10 +139,10 @@ def test_an_error_of_a_task_is_one_line(
 ) -> None:
     """The set, and what it was made of, stay; what was staged is given up."""
     _, before = trio.run(partial(compacted, url, ROUTED, None))
-    client.delete_ledger(before.ledgers[0].ledger_id)
+    client.ledgers.delete(before.ledgers[0].ledger_id)
     send(client, ROUTED, 9)
     runner = SparkRunner(lambda: spark, url)
     with pytest.raises(LedgerError, match=r"^[^\n]*is gone[^\n]*--drop[^\n]*$") as told:
         trio.run(partial(compacted, url, ROUTED, runner, drop=False))
-    assert not isinstance(told.value, CompactedLost) or told.value.ledger_id
+    assert not isinstance(told.value, MessagesLost) or told.value.ledger_id
     trio.run(partial(compacted, url, ROUTED, runner))

@@ -6,10 +6,15 @@ import traceback
 
 import pytest
 
-from ledger_client.errors import LedgerError, MetadataUnavailable
-from ledger_client.spark.errors import BadOption, SparkFailed, UnreadableValue
+from ledger_client.errors import (
+    BadOption,
+    LedgerError,
+    MetadataUnavailable,
+    NoSuchTopic,
+    SparkFailed,
+    UnreadableValue,
+)
 from ledger_client.spark.failures import error_in, without_stack
-from ledger_client.topics.errors import NoSuchTopic
 
 STACK = """[PYTHON_DATA_SOURCE_ERROR] Failed to create it: Traceback (most recent call last):
   File "source.py", line 39, in schema
@@ -45,7 +50,7 @@ def test_the_last_of_several_counts() -> None:
     [
         ("java.lang.OutOfMemoryError: Java heap space\n\tat x", "Java heap space"),
         ("[SOME] it is wrong. SQLSTATE: 42000\nmore", "[SOME] it is wrong."),
-        ("", "it says nothing"),
+        ("", "it gave no reason"),
         ("ledger_client.none.Nothing: words", "words"),
     ],
 )

@@ -5,14 +5,17 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledger_client.spark.errors import BadOption
-from ledger_client.spark.offsets import check_topics, offset_of, position_of
-from ledger_client.spark.options import SourceOptions, parse_options
-from ledger_client.topics.errors import BadTopic
-from ledger_client.topics.message_id import MessageId
-from ledger_client.topics.reading.places import LanePlace, Place
-from ledger_client.topics.reading.starting import Version
-from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
+from ledger_client.errors import BadOption, BadTopic
+from ledger_client.message_id import MessageId
+from ledger_client.spark.options import (
+    SourceOptions,
+    check_topics,
+    offset_of,
+    parse_options,
+    position_of,
+)
+from ledger_client.topics.positions import LanePlace, Place, Version
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 
 NOON_S = 1_714_564_800  # 2024-05-01T12:00Z
 POSITION = (

@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ledger_client.spark.errors import BadOption, SparkError
+from ledger_client.errors import BadOption, SparkError
 from ledger_client.spark.schema import columns_of
 from metadata.topics import Schema, TopicRecord
 

@@ -13,9 +13,9 @@ import pytest
 import sortedcontainers
 from daemons import wait_until_gone
 
-from ledger_client.spark import java, session as sessions
-from ledger_client.spark.errors import JavaMissing, JavaTooOld, SparkFailed, SparkMissing
-from ledger_client.spark.session import check_master, open_session
+from ledger_client.errors import SparkFailed, SparkMissing
+from ledger_client.spark import open_session, session as sessions
+from ledger_client.spark.session import check_master
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,20 +24,20 @@ pytestmark = pytest.mark.xdist_group("spark")
 
 IMPORTS = """
 import sys
-import ledger_client.spark, ledger_client.spark.session, ledger_client.spark.errors
+import ledger_client.spark, ledger_client.spark.session
 import ledger_client.commands
 sys.exit("pyspark" in sys.modules)
 """
 INTERRUPTED = """
 import os, sys, time
 from pyspark import SparkContext
-from ledger_client.spark.session import open_session
+from ledger_client.spark import open_session
 with open_session("local[1]", conf={"spark.driver.memory": "512m"}) as session:
     print(SparkContext._gateway.proc.pid, flush=True)
     session.sparkContext.parallelize([1], 1).map(lambda _: time.sleep(60)).collect()
 """
 ELSEWHERE = """
-from ledger_client.spark.session import open_session
+from ledger_client.spark import open_session
 with open_session("local[1]", conf={"spark.driver.memory": "512m"}) as session:
     def place(_):
         import sortedcontainers
@@ -78,33 +78,33 @@ def test_a_machine_without_java_is_told_what_to_install(
 ) -> None:
     monkeypatch.delenv("JAVA_HOME", raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(JavaMissing, match=r"^there is no Java here.*install Java 17"):
-        java.check_java()
+    with pytest.raises(SparkMissing, match=r"^there is no Java here.*install Java 17"):
+        sessions.check_java()
 
 
 def test_a_java_home_without_java_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("JAVA_HOME", str(tmp_path))
-    with pytest.raises(JavaMissing, match=f"^JAVA_HOME is {tmp_path}, and there is no bin/java"):
-        java.check_java()
+    with pytest.raises(SparkMissing, match=f"^JAVA_HOME is {tmp_path}, and there is no bin/java"):
+        sessions.check_java()
 
 
 @pytest.mark.parametrize(
     ("script", "kind", "words"),
     [
-        ("echo 'it is broken' >&2; exit 1", JavaMissing, "does not run: it is broken"),
+        ("echo 'it is broken' >&2; exit 1", SparkMissing, "does not run: it is broken"),
         (
             """test $# = 1 || exit 1; echo 'openjdk version "11.0.2"' >&2""",
-            JavaTooOld,
+            SparkMissing,
             "is Java 11, and Spark needs 17",
         ),
         (
             """test $# = 1 || exit 1; echo 'java version "1.8.0_292"' >&2""",
-            JavaTooOld,
+            SparkMissing,
             "is Java 8, and Spark needs 17",
         ),
         (
             """test $# = 1 || exit 1; echo 'openjdk version "21.0.1"' >&2""",
-            JavaTooOld,
+            SparkMissing,
             "lacks the module jdk.incubator.vector",
         ),
     ],
@@ -118,13 +118,13 @@ def test_a_java_that_spark_cannot_run_on_is_told_in_a_line(
 ) -> None:
     some_java(tmp_path, script, monkeypatch)
     with pytest.raises(kind, match=words) as told:
-        java.check_java()
+        sessions.check_java()
     assert "\n" not in str(told.value)
 
 
 def test_a_java_that_is_good_is_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     some_java(tmp_path, """echo 'openjdk version "21.0.1"' >&2""", monkeypatch)
-    java.check_java()
+    sessions.check_java()
 
 
 @pytest.mark.slow
@@ -185,8 +185,8 @@ def test_one_of_several_masters_is_enough() -> None:
 @pytest.mark.slow
 def test_a_session_that_cannot_start_says_why_in_a_line() -> None:
     script = (
-        "from ledger_client.spark.session import open_session\n"
-        "from ledger_client.spark.errors import SparkFailed\n"
+        "from ledger_client.spark import open_session\n"
+        "from ledger_client.errors import SparkFailed\n"
         "try:\n"
         "    with open_session('local[no]'): pass\n"
         "except SparkFailed as failure:\n"

@@ -10,11 +10,10 @@ import pytest
 
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
-from ledger_client.errors import LedgerError
-from ledger_client.spark.errors import BadColumns, BadOption, BadRow, SparkFailed
+from ledger_client.errors import BadFrame, BadOption, LedgerError, SparkFailed
+from ledger_client.jobs.staging.staging import read_staged
 from ledger_client.spark.failures import unwrapped
-from ledger_client.spark.planning import ask
-from ledger_client.topics.jobs.staging import read_staged
+from ledger_client.spark.reader import ask
 from metadata.jobs import JOBS, STAGED
 from metadata.topics import Schema, topic_prefix
 from native.route import murmur3
@@ -42,13 +41,13 @@ def read(spark: SparkSession, url: str, topic: str) -> DataFrame:
 
 
 def values(client: BlockingClient, topic: str) -> list[bytes | None]:
-    with client.topic_reader(topic) as reader:
+    with client.reader(topic) as reader:
         return [message.value for message in reader]
 
 
 def left_over(client: BlockingClient, url: str, topic: str) -> tuple[int, int]:
     """How many staged ledgers and living jobs a topic has."""
-    uid = client.topic(topic).uid
+    uid = client.topics.info(topic).uid
     staged = ask(url, lambda each: read_staged(each.store, topic_prefix(STAGED, uid)))
     jobs = ask(url, lambda each: each.store.leases(topic_prefix(JOBS, uid)))
     return len(staged), len(jobs)
@@ -58,7 +57,7 @@ def test_what_was_written_is_what_is_read(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
     """TD-10: a frame, as messages, as a frame again; each value where its key belongs."""
-    client.create_topic("w/all", partitions=3, compression="lz4")
+    client.topics.create("w/all", partitions=3, compression="lz4")
     frame = spark.range(0, 5000, numPartitions=3).selectExpr(
         "if(id % 7 = 0, null, cast(concat('v', id) as binary)) as value",
         "if(id % 5 = 0, null, cast(concat('k', id % 100) as binary)) as key",
@@ -77,7 +76,7 @@ def test_what_was_written_is_what_is_read(
     for row in back.select("key", "partition").distinct().collect():
         if row.key is not None:
             assert row.partition == (murmur3(bytes(row.key)) & 0x7FFFFFFF) % 3
-    with client.topic_reader("w/all") as reader:
+    with client.reader("w/all") as reader:
         keys = [message.key for message in reader]
     assert len(keys) == 5000
     assert left_over(client, url, "w/all") == (0, 0)
@@ -87,7 +86,7 @@ def test_a_frame_that_was_read_goes_to_another_topic_as_it_is(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
     for name in ("w/from", "w/to"):
-        client.create_topic(name, partitions=4)
+        client.topics.create(name, partitions=4)
     with client.producer("w/from", batch_messages=7) as producer:
         producer.send_many([b"%d" % i for i in range(100)], headers=[{"a": b"b"}] * 100)
     write(read(spark, url, "w/from"), url, "w/to")
@@ -100,10 +99,10 @@ def test_a_frame_that_was_read_goes_to_another_topic_as_it_is(
 def test_rows_keep_their_order_from_task_to_task(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
-    client.create_topic("w/order")
+    client.topics.create("w/order")
     write(spark.range(0, 1000, numPartitions=4).selectExpr("string(id) as value"), url, "w/order")
     assert values(client, "w/order") == [b"%d" % i for i in range(1000)]
-    with client.topic_reader("w/order") as reader:
+    with client.reader("w/order") as reader:
         ids = [message.id for message in reader]
     assert ids == sorted(ids)
 
@@ -115,7 +114,7 @@ def test_rows_become_json_and_are_columns_again(
         "id", "concat('n', id) as name", "array(id, id + 1) as pair", "string(id % 3) as key"
     )
     definition = frame.drop("key").schema.json()
-    client.create_topic("w/json", partitions=2, schema=Schema(kind="json", definition=definition))
+    client.topics.create("w/json", partitions=2, schema=Schema(kind="json", definition=definition))
     write(frame, url, "w/json", valueFormat="json")
     first = next(value for value in values(client, "w/json") if value is not None)
     assert sorted(json.loads(first)) == ["id", "name", "pair"]
@@ -126,15 +125,15 @@ def test_rows_become_json_and_are_columns_again(
 def test_a_topic_ordered_by_time_takes_a_frame_ordered_by_time(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
-    client.create_topic("w/times", partitions=2, order="event-time")
+    client.topics.create("w/times", partitions=2, order="event-time")
     frame = spark.range(0, 3000, numPartitions=3).selectExpr(
         "string(id) as value", "string(id % 11) as key", "timestamp_micros(3000 - id) as event_time"
     )
-    with pytest.raises(SparkFailed, match=r'orderBy\("event_time"\)'):
+    with pytest.raises(BadFrame, match=r'orderBy\("event_time"\)'):
         write(frame, url, "w/times")
     assert values(client, "w/times") == []
     write(frame.orderBy("event_time"), url, "w/times")
-    with client.topic_reader("w/times", order="event-time") as reader:
+    with client.reader("w/times", order="event-time") as reader:
         found = [message.event_time for message in reader]
     assert found == [1000 * time for time in range(1, 3001)]
     with pytest.raises(LedgerError, match="is lower than the last accepted"):
@@ -147,7 +146,7 @@ def test_a_task_that_fails_leaves_nothing_of_the_frame(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
     """The others have staged theirs by then; nothing of it is ever seen, and it is given up."""
-    client.create_topic("w/fails", partitions=2)
+    client.topics.create("w/fails", partitions=2)
     frame = spark.range(0, 4000, numPartitions=4).selectExpr(
         "string(id) as value",
         "map('filler', cast(repeat('x', 1000) as binary)) as headers",
@@ -162,13 +161,13 @@ def test_a_task_that_fails_leaves_nothing_of_the_frame(
 def test_a_partition_that_there_is_not_fails_the_frame(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
-    client.create_topic("w/explicit", partitions=2)
+    client.topics.create("w/explicit", partitions=2)
     frame = spark.range(0, 100, numPartitions=2)
     write(frame.selectExpr("string(id) as value", "id % 2 as partition"), url, "w/explicit")
     counts = read(spark, url, "w/explicit").groupBy("partition").count().collect()
     assert sorted((row.partition, row["count"]) for row in counts) == [(0, 50), (1, 50)]
     wrong = frame.selectExpr("string(id) as value", "id % 3 as partition")
-    with pytest.raises(BadRow, match="w/explicit has no partition 2, but 0 to 1"):
+    with pytest.raises(BadFrame, match="w/explicit has no partition 2, but 0 to 1"):
         write(wrong, url, "w/explicit")
     assert len(values(client, "w/explicit")) == 100
 
@@ -176,11 +175,11 @@ def test_a_partition_that_there_is_not_fails_the_frame(
 def test_what_cannot_be_written_is_told_in_one_line(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
-    client.create_topic("w/told")
+    client.topics.create("w/told")
     frame = spark.range(1).selectExpr("string(id) as value")
     with pytest.raises(SparkFailed, match="no such topic"):
         write(frame, url, "w/nothing")
-    with pytest.raises(BadColumns, match="id would be lost"):
+    with pytest.raises(BadFrame, match="id would be lost"):
         write(frame.selectExpr("value", "1 as id"), url, "w/told")
     with pytest.raises(SparkFailed, match="topics can be appended to alone"), unwrapped():
         options = {"cluster": url, "topic": "w/told"}
@@ -200,17 +199,17 @@ def test_what_cannot_be_written_is_told_in_one_line(
 def test_an_empty_frame_changes_nothing(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
-    client.create_topic("w/empty", partitions=2)
+    client.topics.create("w/empty", partitions=2)
     frame = spark.range(0).selectExpr("string(id) as value")
     write(frame, url, "w/empty")
-    assert client.explain_topic("w/empty").lanes == []
+    assert client.topics.explain("w/empty").lanes == []
     assert left_over(client, url, "w/empty") == (0, 0)
 
 
 def test_jobs_one_after_the_other_write_the_same_lanes(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
-    client.create_topic("w/lanes", partitions=2)
+    client.topics.create("w/lanes", partitions=2)
     frame = spark.range(0, 100, numPartitions=2).selectExpr(
         "string(id) as value", "string(id) as key"
     )
@@ -218,7 +217,7 @@ def test_jobs_one_after_the_other_write_the_same_lanes(
         write(frame, url, "w/lanes")
     with client.producer("w/lanes") as producer:
         producer.send(b"x", key=b"1")
-    lanes = client.explain_topic("w/lanes").lanes
+    lanes = client.topics.explain("w/lanes").lanes
     assert [(lane.partition, lane.lane) for lane in lanes] == [(0, 0), (1, 0)]
     assert len(values(client, "w/lanes")) == 301
     names = ("base_version", "entries")
@@ -231,8 +230,8 @@ def test_jobs_one_after_the_other_write_the_same_lanes(
 def test_tasks_whose_rows_all_have_gone_stage_nothing(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
-    client.create_topic("w/few")
+    client.topics.create("w/few")
     few = spark.range(0, 100, numPartitions=8).where("id = 57").selectExpr("string(id) as value")
     write(few, url, "w/few")
-    (lane,) = client.explain_topic("w/few").lanes
+    (lane,) = client.topics.explain("w/few").lanes
     assert [fate.ledger.messages for fate in lane.ledgers] == [1]

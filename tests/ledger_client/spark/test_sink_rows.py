@@ -12,15 +12,15 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from ledger_client.spark.errors import BadRow
+from ledger_client.errors import BadFrame
+from ledger_client.spark.sink_plan import RowPlan
 from ledger_client.spark.sink_rows import (
     TURN_SIZE,
+    PartitionRows,
     RowRouter,
-    Share,
     gather_size,
     gathered,
 )
-from ledger_client.spark.sink_schema import RowPlan
 from metadata.topics import TopicRecord
 from native.route import murmur3
 
@@ -34,7 +34,7 @@ def topic(partitions: int) -> TopicRecord:
     return TopicRecord(name="s/t", uid=1, partitions=partitions)
 
 
-def values_of(share: Share) -> list[bytes | None]:
+def values_of(share: PartitionRows) -> list[bytes | None]:
     values = share.columns.values.to_list()
     return values if share.rows is None else [values[row] for row in share.rows]
 
@@ -76,7 +76,7 @@ def expected(key: bytes, partitions: int) -> int:
 def test_each_row_goes_where_it_says_or_its_key_or_where_others_go(
     rows: Sequence[tuple[bytes | None, int | None]], turn: int
 ) -> None:
-    """PS-13: keys go where producers of any kind send them."""
+    """MV-12: keys go where producers of any kind send them."""
     table = frame(
         value=pa.array([b"%d" % i for i in range(len(rows))], pa.binary()),
         key=pa.array([key for key, _ in rows], pa.binary()),
@@ -100,7 +100,7 @@ def test_all_go_to_the_only_partition() -> None:
 
 @pytest.mark.parametrize(("partitions", "named"), [(3, 3), (3, -1), (0, 0), (1, 1)])
 def test_a_partition_that_there_is_not_is_named(partitions: int, named: int) -> None:
-    with pytest.raises(BadRow, match=f"has no partition {named}, but"):
+    with pytest.raises(BadFrame, match=f"has no partition {named}, but"):
         shares(partitions, frame(value=[b"a", b"b"], partition=[0 if partitions else -1, named]))
 
 
@@ -143,7 +143,7 @@ def test_event_times_become_nanoseconds(kind: pa.DataType, given: int, expected_
 
 def test_a_time_beyond_nanoseconds_is_told() -> None:
     late = pa.array([1 << 60], pa.int64()).cast(pa.timestamp("us", "UTC"))
-    with pytest.raises(BadRow, match="s/t"):
+    with pytest.raises(BadFrame, match="s/t"):
         only(frame(event_time=late))
 
 
@@ -177,7 +177,7 @@ def test_headers_of_every_form_are_the_same(kind: pa.DataType, with_null: bool) 
 def test_a_header_without_a_value_is_told() -> None:
     given = pa.array([[{"key": "a", "value": None}]], PAIRS)
     table = frame(headers=given)
-    with pytest.raises(BadRow, match="header"):
+    with pytest.raises(BadFrame, match="header"):
         only(table)
 
 

@@ -20,9 +20,8 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ledger_client.spark.errors import BadColumns, BadOption
-from ledger_client.spark.sink_options import SinkOptions, parse_sink_options
-from ledger_client.spark.sink_schema import RowPlan, plan_rows
+from ledger_client.errors import BadFrame, BadOption
+from ledger_client.spark.sink_plan import RowPlan, SinkOptions, parse_sink_options, plan_rows
 
 
 def schema(ddl: str) -> StructType:
@@ -112,7 +111,7 @@ def test_types_that_can_be_written(ddl: str) -> None:
     ],
 )
 def test_frames_that_are_no_messages_are_refused_with_what_to_do(ddl: str, told: str) -> None:
-    with pytest.raises(BadColumns, match=told):
+    with pytest.raises(BadFrame, match=told):
         plan_rows(schema(ddl), json_values=False)
 
 
@@ -125,7 +124,7 @@ def test_rows_as_json_leave_out_what_says_where_they_go() -> None:
 
 @pytest.mark.parametrize("ddl", ["value string, a int", "key string"])
 def test_rows_as_json_without_an_object_are_refused(ddl: str) -> None:
-    with pytest.raises(BadColumns, match="valueFormat is json"):
+    with pytest.raises(BadFrame, match="valueFormat is json"):
         plan_rows(schema(ddl), json_values=True)
 
 

@@ -13,7 +13,7 @@ from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.errors import LedgerError
 from ledger_client.spark.failures import unwrapped
-from ledger_client.spark.planning import ask
+from ledger_client.spark.reader import ask
 from metadata.jobs import SINKS, decode_sink
 from metadata.topics import topic_prefix
 
@@ -46,7 +46,7 @@ def run(
 
 
 def values(client: BlockingClient, topic: str) -> list[str]:
-    with client.topic_reader(topic) as reader:
+    with client.reader(topic) as reader:
         return sorted((message.value or b"").decode() for message in reader)
 
 
@@ -58,7 +58,7 @@ def send(client: BlockingClient, topic: str, numbers: range) -> list[str]:
 
 def progress(client: BlockingClient, url: str, topic: str) -> list[int]:
     """The last batch of each query that writes the topic."""
-    prefix = topic_prefix(SINKS, client.topic(topic).uid)
+    prefix = topic_prefix(SINKS, client.topics.info(topic).uid)
     rows = ask(url, lambda each: each.store.list(prefix))
     return [decode_sink(key, found.value).batch_id for key, found in rows]
 
@@ -68,7 +68,7 @@ def test_a_query_that_is_started_again_goes_on_and_repeats_nothing(
 ) -> None:
     """Also when it was killed after a batch had been shown, and before Spark had noted it."""
     for name in ("t/given", "t/taken"):
-        client.create_topic(name, partitions=2)
+        client.topics.create(name, partitions=2)
     names, checkpoint = ("t/given", "t/taken"), tmp_path / "checkpoint"
     expected = send(client, "t/given", range(100))
     run(spark, url, names, checkpoint)
@@ -91,7 +91,7 @@ def test_a_query_that_is_started_again_goes_on_and_repeats_nothing(
     run(spark, url, names, checkpoint)
     assert values(client, "t/taken") == expected
     assert progress(client, url, "t/taken")[0] > before[0]
-    assert len(client.explain_topic("t/taken").lanes) <= 2
+    assert len(client.topics.explain("t/taken").lanes) <= 2
 
 
 def test_a_checkpoint_that_was_set_back_loses_nothing_without_a_word(
@@ -99,7 +99,7 @@ def test_a_checkpoint_that_was_set_back_loses_nothing_without_a_word(
 ) -> None:
     """A copy has the query's id and its batch numbers; another name of the sink starts over."""
     for name in ("t/forth", "t/back"):
-        client.create_topic(name)
+        client.topics.create(name)
     names, checkpoint, kept = ("t/forth", "t/back"), tmp_path / "checkpoint", tmp_path / "kept"
     expected = send(client, "t/forth", range(20))
     run(spark, url, names, checkpoint)
@@ -118,7 +118,7 @@ def test_two_queries_write_one_topic_beside_each_other(
     spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
 ) -> None:
     for name in ("t/one", "t/other", "t/both"):
-        client.create_topic(name)
+        client.topics.create(name)
     expected = send(client, "t/one", range(20)) + send(client, "t/other", range(20, 30))
     run(spark, url, ("t/one", "t/both"), tmp_path / "one")
     run(spark, url, ("t/other", "t/both"), tmp_path / "other")
@@ -129,8 +129,8 @@ def test_two_queries_write_one_topic_beside_each_other(
 def test_a_query_whose_rows_cannot_be_written_fails_and_shows_nothing(
     spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
 ) -> None:
-    client.create_topic("t/bad", order="event-time")
-    client.create_topic("t/source")
+    client.topics.create("t/bad", order="event-time")
+    client.topics.create("t/source")
     send(client, "t/source", range(10))
     with pytest.raises(Exception, match="every message needs one"):
         run(spark, url, ("t/source", "t/bad"), tmp_path)

@@ -29,7 +29,7 @@ DEADLINE_S = 90
 # A query of its own process, to be killed: it takes little at once, for as long as it lives.
 KILLED = """
 import sys
-from ledger_client.spark.session import open_session
+from ledger_client.spark import open_session
 url, topic, folder = sys.argv[1:]
 with open_session("local[2]", conf={"spark.driver.memory": "512m"}) as session:
     frame = session.readStream.format("quire").option("cluster", url).option("topic", topic)
@@ -83,7 +83,7 @@ def test_what_is_there_now_is_read_in_parts_and_once(
 ) -> None:
     """Trigger.AvailableNow, admission control, and the next run goes on behind the last."""
     topic = "st/parts"
-    client.create_topic(topic, partitions=2, roll=RollPolicy(entries=6))
+    client.topics.create(topic, partitions=2, roll=RollPolicy(entries=6))
     stream = Stream(spark, url, topic, tmp_path)
     with client.producer(topic, router="round-robin", batch_messages=10) as producer:
         producer.send_many([b"x"] * 400)
@@ -93,7 +93,7 @@ def test_what_is_there_now_is_read_in_parts_and_once(
         assert max(rows) <= 120
         assert stream.ids() == ids_of(url, topic)
         assert sum(p["numInputRows"] for p in stream.run()) == 0
-        client.alter_topic(topic, partitions=3)
+        client.topics.alter(topic, partitions=3)
         with client.producer(topic, partition=2) as new:
             new.send_many([b"y"] * 7)
         producer.send_many([b"z"] * 30)
@@ -107,7 +107,7 @@ def test_lanes_that_begin_while_it_runs_are_read(
     spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
 ) -> None:
     topic = "st/lanes"
-    client.create_topic(topic)
+    client.topics.create(topic)
     stream = Stream(spark, url, topic, tmp_path)
     query = stream.begin({}, now=False)
     try:
@@ -130,7 +130,7 @@ def test_a_query_begins_where_it_is_told(
     spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
 ) -> None:
     topic = "st/begin"
-    client.create_topic(topic)
+    client.topics.create(topic)
     with client.producer(topic) as producer:
         producer.send_many([b"old"] * 5)
         stream = Stream(spark, url, topic, tmp_path)
@@ -150,14 +150,14 @@ def test_messages_that_were_removed_end_it_unless_loss_is_allowed(
 ) -> None:
     """FailOnDataLoss."""
     topic = "st/lost"
-    client.create_topic(topic, roll=RollPolicy(entries=4))
+    client.topics.create(topic, roll=RollPolicy(entries=4))
     stream = Stream(spark, url, topic, tmp_path)
     with client.producer(topic, batching=False) as producer:
         producer.send(b"0")
         stream.run()
         for index in range(1, 12):
             producer.send(b"%d" % index)
-        client.purge_topic(topic)
+        client.topics.purge(topic)
         producer.send(b"left")
         with pytest.raises(LedgerError, match="was removed") as told, unwrapped():
             stream.run()
@@ -177,13 +177,13 @@ def test_a_topic_made_anew_is_not_taken_for_the_old_one(
     topic = f"st/again{is_empty}"
     stream = Stream(spark, url, topic, tmp_path)
     for is_old in (True, False):
-        client.create_topic(topic)
+        client.topics.create(topic)
         if is_old or not is_empty:
             with client.producer(topic) as producer:
                 producer.send(b"x")
         if is_old:
             stream.run()
-            client.delete_topic(topic)
+            client.topics.delete(topic)
     with pytest.raises(LedgerError, match="of another topic of this name"), unwrapped():
         stream.run()
 
@@ -193,7 +193,7 @@ def test_a_query_that_is_killed_goes_on_where_it_was_and_writes_nothing_twice(
 ) -> None:
     """Exactly once, from the checkpoint, with SIGKILL at several moments."""
     topic = "st/killed"
-    client.create_topic(topic, partitions=2, roll=RollPolicy(entries=20))
+    client.topics.create(topic, partitions=2, roll=RollPolicy(entries=20))
     with client.producer(topic, router="round-robin", batch_messages=5) as producer:
         for wait_s in (0.5, 2.0):
             producer.send_many([b"x"] * 1500)

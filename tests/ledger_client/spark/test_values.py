@@ -10,7 +10,7 @@ import pyarrow.json as pj
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ledger_client.spark.errors import UnreadableValue
+from ledger_client.errors import UnreadableValue
 from ledger_client.spark.values import ValueParser, texts_of
 from ledger_client.topics.values.decoder import open_decoder
 from metadata.topics import Schema
@@ -126,7 +126,7 @@ def test_a_type_that_is_not_parsed_is_told_beforehand() -> None:
 def test_text_is_text_or_null() -> None:
     values = pa.array([b"a", "ü".encode(), b"\xff", None, b""], pa.binary())
     assert texts_of("a/b", values, "permissive").to_pylist() == ["a", "ü", None, None, ""]
-    with pytest.raises(UnreadableValue, match=r"topic a/b: b'\\xff' is no UTF-8"):
+    with pytest.raises(UnreadableValue, match=r"topic a/b: b'\\xff' is not UTF-8"):
         texts_of("a/b", values, "failfast")
 
 

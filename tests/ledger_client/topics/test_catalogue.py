@@ -5,10 +5,14 @@ import pytest
 import trio
 from memory_store import MemoryStore
 
-from ledger_client.errors import MetadataBroken, MetadataUnavailable
-from ledger_client.topics.alteration import Alteration
-from ledger_client.topics.catalogue import TopicCatalogue, check_users
-from ledger_client.topics.errors import BadTopic, NoSuchTopic, TopicExists
+from ledger_client.errors import (
+    BadTopic,
+    MetadataBroken,
+    MetadataUnavailable,
+    NoSuchTopic,
+    TopicExists,
+)
+from ledger_client.topics.catalogue import Alteration, TopicCatalogue, check_users
 from ledger_client.topics.events import pending_events, waiting_namespaces
 from metadata.topics import (
     Retention,

@@ -11,8 +11,8 @@ from memory_cluster import MemoryCluster, memory_cluster
 from topic_rig import ledger_ids
 from trio.testing import MockClock
 
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.keeping.housekeeping import Housekeeper, HousekeepingOptions
+from ledger_client import Client
+from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.topics.lanes.lane_state import IDLE_S
 from metadata.leadership import Term
 from metadata.topics import Retention
@@ -47,7 +47,7 @@ async def cluster(host: HostClock) -> AsyncIterator[MemoryCluster]:
         yield running
 
 
-async def send(client: TopicClient, name: str, *numbers: int) -> list[int]:
+async def send(client: Client, name: str, *numbers: int) -> list[int]:
     """Send numbers as one producer; return the ledger of each, -1 for a duplicate."""
     async with client.producer(TOPIC, producer_name=name, access="exclusive") as producer:
         return [
@@ -65,7 +65,7 @@ async def test_a_producer_whose_clock_is_off_makes_a_lane_forget_nobody(
 ) -> None:
     """PS-39: what the others sent is known for six hours by the store's time."""
     async with cluster.client() as ours, cluster.client() as theirs:
-        await ours.create_topic(TOPIC)
+        await ours.topics.create(TOPIC)
         host.off_s = off_s
         await send(theirs, "q", 0)
         host.off_s = 0
@@ -84,7 +84,7 @@ async def test_a_clock_that_is_set_while_a_lane_is_written_changes_nothing(
     autojump_clock: MockClock, cluster: MemoryCluster, host: HostClock
 ) -> None:
     async with cluster.client() as client:
-        await client.create_topic(TOPIC)
+        await client.topics.create(TOPIC)
         await send(client, "p", 0, 1)
         async with client.producer(TOPIC, producer_name="q", access="exclusive") as producer:
             for number, off_s in enumerate([0, *OFF, 0, 24 * HOUR_S]):
@@ -103,16 +103,16 @@ async def test_a_message_is_published_at_the_stores_time(
 ) -> None:
     """Else it would hold back, or hide, what others publish after it."""
     async with cluster.client() as client:
-        await client.create_topic(TOPIC)
+        await client.topics.create(TOPIC)
         host.off_s = off_s
         async with client.producer(TOPIC) as producer:
             await producer.send(b"one")
             await trio.sleep(100)
             await producer.send_many([b"two"])
-        async with client.topic_reader(TOPIC) as reader:
+        async with client.reader(TOPIC) as reader:
             times = [message.publish_ms async for message in reader]
         assert [round((at - START_MS) / 1000) for at in times] == [0, 100]
-        topic = await client.topic(TOPIC)
+        topic = await client.topics.info(TOPIC)
         assert abs(topic.created_ms - START_MS) < 1000
 
 
@@ -130,17 +130,17 @@ async def test_retention_removes_what_is_old_by_the_stores_time(
 ) -> None:
     """Neither the clock of who closed a ledger nor the leader's makes it older or younger."""
     async with cluster.client() as writer, cluster.client() as leader:
-        await leader.create_topic(TOPIC, retention=Retention(age_s=4 * HOUR_S))
+        await leader.topics.create(TOPIC, retention=Retention(age_s=4 * HOUR_S))
         host.off_s = writer_s
         async with writer.producer(TOPIC) as producer:
             await producer.send(b"one")
         host.off_s = leader_s
-        keeper = Housekeeper(leader, HousekeepingOptions())
+        keeper = Housekeeper(leader._context, HousekeepingOptions())
         term = Term(await cluster.store.grant("coordinator", "me", ttl_s=86400))
         await trio.sleep(4 * HOUR_S - 60)
         await keeper.look_after_all(term)
         assert len(ledger_ids(cluster.store)) == 1
-        found = await leader.explain_topic(TOPIC)
+        found = await leader.topics.explain(TOPIC)
         assert [fate.reason for fate in found.lanes[0].ledgers] == ["young"]
         await trio.sleep(120)
         await keeper.look_after_all(term)

@@ -8,9 +8,8 @@ import trio
 from memory_store import MemoryStore
 
 from ledger_client.errors import LedgerError
-from ledger_client.topics.alteration import Alteration
-from ledger_client.topics.catalogue import TopicCatalogue
-from ledger_client.topics.events import event_ops, pending_events, tell_events
+from ledger_client.topics.catalogue import Alteration, TopicCatalogue
+from ledger_client.topics.events import event_ops, pending_events, publish_events
 from metadata.topics import TopicRecord, decode_event, event_key
 
 
@@ -57,7 +56,7 @@ async def changes(store: MemoryStore) -> int:
 async def test_events_are_told_in_order_with_what_changed(store: MemoryStore, changes: int) -> None:
     """TD-02: enough to make the same topics elsewhere."""
     shelf = Shelf()
-    assert await tell_events(store, "shop", shelf.open_sender) == changes
+    assert await publish_events(store, "shop", shelf.open_sender) == changes
     assert [(sequence, key) for sequence, key, _ in shelf.messages] == [
         (1, b"shop/orders"),
         (2, b"shop/returns"),
@@ -66,7 +65,7 @@ async def test_events_are_told_in_order_with_what_changed(store: MemoryStore, ch
     last = decode_event("k", shelf.messages[-1][2])
     assert (last.kind, last.record.compression) == ("altered", "lz4")
     assert await pending_events(store) == []
-    assert await tell_events(store, "shop", shelf.open_sender) == 0
+    assert await publish_events(store, "shop", shelf.open_sender) == 0
 
 
 async def test_with_nothing_to_tell_no_producer_is_opened(store: MemoryStore) -> None:
@@ -77,7 +76,7 @@ async def test_with_nothing_to_tell_no_producer_is_opened(store: MemoryStore) ->
         opened.append(namespace)
         yield Shelf()
 
-    assert await tell_events(store, "shop", note) == 0
+    assert await publish_events(store, "shop", note) == 0
     assert opened == []
 
 
@@ -88,9 +87,9 @@ async def test_what_could_not_be_told_is_told_later_and_nothing_twice(
     shelf = Shelf()
     shelf.fails_at = fails_at
     with pytest.raises(LedgerError):
-        await tell_events(store, "shop", shelf.open_sender)
+        await publish_events(store, "shop", shelf.open_sender)
     assert len(await pending_events(store)) == changes - fails_at + 1
-    await tell_events(store, "shop", shelf.open_sender)
+    await publish_events(store, "shop", shelf.open_sender)
     assert [sequence for sequence, _, _ in shelf.messages] == [1, 2, 3]
 
 
@@ -101,15 +100,15 @@ async def test_who_was_killed_between_telling_and_removing_does_no_harm(
     (first, *_) = await pending_events(store)
     async with shelf.open_sender("shop") as sender:
         await sender.send(first.value, key=b"shop/orders", sequence=1)
-    await tell_events(store, "shop", shelf.open_sender)
+    await publish_events(store, "shop", shelf.open_sender)
     assert [sequence for sequence, _, _ in shelf.messages] == [1, 2, 3]
 
 
 async def test_two_tellers_at_once_tell_each_event_once(store: MemoryStore, changes: int) -> None:
     shelf = Shelf()
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(tell_events, store, "shop", shelf.open_sender)
-        nursery.start_soon(tell_events, store, "shop", shelf.open_sender)
+        nursery.start_soon(publish_events, store, "shop", shelf.open_sender)
+        nursery.start_soon(publish_events, store, "shop", shelf.open_sender)
     assert [sequence for sequence, _, _ in shelf.messages] == [1, 2, 3]
 
 
@@ -118,7 +117,7 @@ async def test_a_damaged_event_is_told_as_it_is_and_keeps_no_other(
 ) -> None:
     store.change(event_key("shop", 1), b"{")
     shelf = Shelf()
-    assert await tell_events(store, "shop", shelf.open_sender) == changes
+    assert await publish_events(store, "shop", shelf.open_sender) == changes
     assert shelf.messages[0] == (1, None, b"{")
 
 
@@ -133,5 +132,5 @@ async def test_what_comes_while_telling_is_told_too(store: MemoryStore, changes:
                 await store.transact(ops)
             await shelf.send(value, key=key, sequence=sequence)
 
-    await tell_events(store, "shop", Slow().open_sender)
+    await publish_events(store, "shop", Slow().open_sender)
     assert [key for _, key, _ in shelf.messages][-1] == b"shop/late"

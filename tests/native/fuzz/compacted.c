@@ -78,7 +78,7 @@ static uint64_t show(const bk_columns *columns, const uint8_t *orders, uint32_t 
     for (uint32_t lane = 0; lane < LANES && result == BK_OK; lane++)
         result = bk_latest_add(latest, columns, lane == 1 ? NULL : orders, 7, lane, lane);
     CLAIM(result == BK_OK || result == BK_CORRUPT);
-    bk_latest_tell(latest, &state);
+    bk_latest_get_state(latest, &state);
     CLAIM(state.memory <= BK_LATEST_MEMORY_MIN && state.foreign <= state.keys);
     for (uint32_t lane = 0; lane < LANES; lane++) {
         memset(bits, 0, sizeof bits);

@@ -9,7 +9,7 @@ from lane_rig import batch, lane_record, make_topic, messages, rows, stored
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import EventTimeBack, MessageTooLarge, ProducerClosed
+from ledger_client.errors import EventTimeBack, PayloadTooLarge, ProducerClosed
 from ledger_client.topics.lanes.lane import open_lane
 from metadata.records import LedgerState
 
@@ -20,7 +20,7 @@ async def test_batches_are_appended_in_order_and_told_where_they_are(
     """PS-04, PS-05, PS-06: a lane is a series of ledgers; entry 0 of each is the lane's state."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             first = await lane.append([batch("a", "b"), batch("c")])
             second = await lane.append([batch("d")])
             assert (lane.lane, lane.epoch) == (0, 1)
@@ -39,7 +39,10 @@ async def test_a_ledger_that_is_full_is_followed_by_the_next(autojump_clock: Moc
     """PS-07, PS-27, TB-27: the entry that fills the ledger is its last; versions go on."""
     async with memory_cluster(4) as cluster, cluster.client() as client:
         topic = make_topic(cluster, entries=3)
-        async with open_lane(client, topic, -1) as lane, trio.open_nursery() as nursery:
+        async with (
+            open_lane(client._context.ledgers, topic, -1) as lane,
+            trio.open_nursery() as nursery,
+        ):
             for number in range(10):
                 nursery.start_soon(lane.append, [batch(str(number))])
                 await trio.lowlevel.checkpoint()
@@ -58,7 +61,7 @@ async def test_appends_queue_while_the_lane_turns(autojump_clock: MockClock) -> 
     """PS-29, TB-07: one call may go to several ledgers, and its order is kept."""
     async with memory_cluster(4) as cluster, cluster.client() as client:
         topic = make_topic(cluster, entries=2)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             ids = await lane.append([batch(str(number)) for number in range(7)])
             assert len({ledger_id for ledger_id, _ in ids}) == 4
             assert [entry_id for _, entry_id in ids] == [1, 2, 1, 2, 1, 2, 1]
@@ -69,14 +72,14 @@ async def test_nothing_is_sent_of_a_call_that_is_refused(autojump_clock: MockClo
     """TB-14, TB-60: an event time that goes back names lane, time and the last accepted."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster, order="event-time")
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch("a", times=[5])])
             with pytest.raises(EventTimeBack) as back:
                 await lane.append([batch("b", times=[6]), batch("c", times=[4])])
             assert (back.value.event_time, back.value.last_event_time) == (4, 6)
             big = batch("x")
             big = type(big)(payload=bytes(6 << 20), count=1, size=6 << 20)
-            with pytest.raises(MessageTooLarge):
+            with pytest.raises(PayloadTooLarge):
                 await lane.append([big])
             assert lane.last_event_time == 5
             assert await lane.append([]) == []

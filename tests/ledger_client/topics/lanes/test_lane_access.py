@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AsyncExitStack
+from contextlib import AbstractAsyncContextManager, AsyncExitStack
 
 import msgspec
 import pytest
@@ -13,17 +13,16 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import metadata.errors
-from ledger_client.errors import MetadataUnavailable
-from ledger_client.topics.errors import (
+from ledger_client.errors import (
+    MetadataUnavailable,
     NoSuchTopic,
     ProducerBusy,
     ProducerFenced,
     SendUnknown,
     TopicError,
 )
-from ledger_client.topics.keeping.idle import close_lane
-from ledger_client.topics.lanes.lane import Access, open_lane
-from ledger_client.topics.lanes.lane_lease import LEASE_S
+from ledger_client.topics.lanes.lane import close_lane, open_lane
+from ledger_client.topics.lanes.lane_lease import LEASE_S, Access, LaneLease, hold_lane
 from metadata.store import Lease
 from metadata.topics import WRITERS, encode_row, last_number, topic_key
 
@@ -32,13 +31,13 @@ async def test_of_two_exclusive_writers_one_is_told_at_once(autojump_clock: Mock
     """TB-02: at most one writer of a partition."""
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
         topic = make_topic(cluster)
-        async with open_lane(ours, topic, -1, producer="a") as lane:
+        async with open_lane(ours._context.ledgers, topic, -1, producer="a") as lane:
             for access in ("exclusive", "shared"):
                 with pytest.raises(ProducerBusy, match=r"lane 0 .* is written by producer a"):
-                    async with open_lane(theirs, topic, -1, access=access):
+                    async with open_lane(theirs._context.ledgers, topic, -1, access=access):
                         pass
             await lane.append([batch("a")])
-        async with open_lane(theirs, topic, -1) as next_lane:
+        async with open_lane(theirs._context.ledgers, topic, -1) as next_lane:
             assert next_lane.epoch == 2
             await next_lane.append([batch("b")])
         assert await messages(ours, cluster) == [b"a", b"b"]
@@ -50,11 +49,14 @@ async def test_one_who_waits_gets_the_lane_when_it_is_free(autojump_clock: MockC
         got: list[str] = []
 
         async def wait() -> None:
-            async with open_lane(theirs, topic, -1, access="wait") as lane:
+            async with open_lane(theirs._context.ledgers, topic, -1, access="wait") as lane:
                 got.append("theirs")
                 await lane.append([batch("b")])
 
-        async with trio.open_nursery() as nursery, open_lane(ours, topic, -1) as lane:
+        async with (
+            trio.open_nursery() as nursery,
+            open_lane(ours._context.ledgers, topic, -1) as lane,
+        ):
             nursery.start_soon(wait)
             await trio.sleep(60)
             assert not got
@@ -69,11 +71,16 @@ async def test_one_who_was_killed_is_followed_when_its_lease_is_over(
         topic = make_topic(cluster)
         process = Process(cluster)
         with pytest.raises(MetadataUnavailable):
-            async with process.client() as client, open_lane(client, topic, -1) as lane:
+            async with (
+                process.client() as client,
+                open_lane(client._context.ledgers, topic, -1) as lane,
+            ):
                 await lane.append([batch("a")])
                 process.kill()
                 killed_at = trio.current_time()
-                async with open_lane(theirs, topic, -1, access="wait") as next_lane:
+                async with open_lane(
+                    theirs._context.ledgers, topic, -1, access="wait"
+                ) as next_lane:
                     assert trio.current_time() - killed_at < LEASE_S + 1
                     await next_lane.append([batch("b")])
         assert await messages(theirs, cluster) == [b"a", b"b"]
@@ -84,9 +91,11 @@ async def test_the_lane_taken_over_is_lost_at_the_next_append(autojump_clock: Mo
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
         topic = make_topic(cluster)
         with pytest.raises(ProducerFenced):
-            async with open_lane(ours, topic, -1) as lane:
+            async with open_lane(ours._context.ledgers, topic, -1) as lane:
                 await lane.append([batch("a")])
-                async with open_lane(theirs, topic, -1, access="take-over") as next_lane:
+                async with open_lane(
+                    theirs._context.ledgers, topic, -1, access="take-over"
+                ) as next_lane:
                     await next_lane.append([batch("b")])
                     with pytest.raises(SendUnknown) as unknown:
                         await lane.append([batch("c"), batch("d")])
@@ -109,7 +118,7 @@ async def test_who_took_a_lane_over_is_seen_at_once_and_when_the_old_one_ends(
 
         async def write(*, task_status: trio.TaskStatus[None]) -> None:
             with pytest.raises(ProducerFenced):
-                async with open_lane(ours, topic, -1) as lane:
+                async with open_lane(ours._context.ledgers, topic, -1) as lane:
                     task_status.started()
                     await taken.wait()
                     with pytest.raises(SendUnknown):
@@ -118,12 +127,14 @@ async def test_who_took_a_lane_over_is_seen_at_once_and_when_the_old_one_ends(
 
         async def is_refused() -> None:
             with pytest.raises(ProducerBusy, match="producer next"):
-                async with open_lane(ours, topic, -1, access=access):
+                async with open_lane(ours._context.ledgers, topic, -1, access=access):
                     pass
 
         async with trio.open_nursery() as nursery:
             await nursery.start(write)
-            async with open_lane(theirs, topic, -1, access="take-over", producer="next") as lane:
+            async with open_lane(
+                theirs._context.ledgers, topic, -1, access="take-over", producer="next"
+            ) as lane:
                 await is_refused()
                 taken.set()
                 await ended.wait()
@@ -139,14 +150,14 @@ async def test_an_idle_writer_learns_that_its_lane_was_taken_over(
         topic = make_topic(cluster)
         with pytest.raises(ProducerFenced):
             async with (
-                open_lane(ours, topic, -1) as lane,
-                open_lane(theirs, topic, -1, access="take-over"),
+                open_lane(ours._context.ledgers, topic, -1) as lane,
+                open_lane(theirs._context.ledgers, topic, -1, access="take-over"),
             ):
                 await trio.sleep(LEASE_S / 3 + 0.1)
                 with pytest.raises(ProducerFenced):
                     await lane.append([batch("a")])
         # The lease went with it, so the next one need not take anything.
-        async with open_lane(theirs, topic, -1) as lane:
+        async with open_lane(theirs._context.ledgers, topic, -1) as lane:
             assert lane.epoch == 3
 
 
@@ -159,7 +170,9 @@ async def test_writers_share_a_partition_each_on_a_lane_of_its_own(
         async with AsyncExitStack() as stack:
 
             async def open_shared(producer: str = "") -> int:
-                opening = open_lane(client, topic, -1, access="shared", producer=producer)
+                opening = open_lane(
+                    client._context.ledgers, topic, -1, access="shared", producer=producer
+                )
                 lane = await stack.enter_async_context(opening)
                 await lane.append([batch(f"{producer}{lane.lane}")])
                 return lane.lane
@@ -170,7 +183,7 @@ async def test_writers_share_a_partition_each_on_a_lane_of_its_own(
             with pytest.raises(ProducerBusy, match="producer p"):
                 await open_shared("p")
             with pytest.raises(ProducerBusy):
-                async with open_lane(client, topic, -1):
+                async with open_lane(client._context.ledgers, topic, -1):
                     pass
         async with AsyncExitStack() as stack:
             assert await open_shared("q") == 4
@@ -192,19 +205,23 @@ async def test_a_lane_that_got_a_name_meanwhile_is_left_to_it(
         async def grant_late(name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
             if name.endswith("1") and owner.startswith(late or "producer") and not granted:
                 granted.append(name)
-                async with open_lane(ours, topic, -1, access="shared", producer="p") as lane:
+                async with open_lane(
+                    ours._context.ledgers, topic, -1, access="shared", producer="p"
+                ) as lane:
                     assert lane.lane == 1
             return await grant(name, owner, ttl_s=ttl_s, value=value)
 
         cluster.store.grant = grant_late  # type: ignore[method-assign]
         async with (
-            open_lane(theirs, topic, -1, access="shared"),
-            open_lane(theirs, topic, -1, access="shared", producer=late) as lane,
+            open_lane(theirs._context.ledgers, topic, -1, access="shared"),
+            open_lane(theirs._context.ledgers, topic, -1, access="shared", producer=late) as lane,
         ):
             assert granted
             assert lane.lane == 2
             assert lane_record(cluster, 2).producer == late
-            async with open_lane(ours, topic, -1, access="shared", producer="p") as own:
+            async with open_lane(
+                ours._context.ledgers, topic, -1, access="shared", producer="p"
+            ) as own:
                 assert own.lane == 1
 
 
@@ -214,11 +231,11 @@ async def test_who_shares_does_not_come_back_beside_one_who_has_all(
     """TB-02: also when its lease had run out before the other came."""
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
         topic = make_topic(cluster)
-        async with open_lane(ours, topic, -1):
+        async with open_lane(ours._context.ledgers, topic, -1):
             with pytest.raises(ProducerBusy, match="lane 0"):
-                async with open_lane(theirs, topic, -1, access="shared", lane=1):
+                async with open_lane(theirs._context.ledgers, topic, -1, access="shared", lane=1):
                     pass
-        async with open_lane(theirs, topic, -1, access="shared", lane=1) as lane:
+        async with open_lane(theirs._context.ledgers, topic, -1, access="shared", lane=1) as lane:
             assert lane.lane == 1
 
 
@@ -240,10 +257,10 @@ async def test_a_lease_is_released_when_nobody_can_look_after_it_was_taken(
 
         cluster.store.grant = grant_once  # type: ignore[method-assign]
         with pytest.raises(MetadataUnavailable):
-            async with open_lane(ours, topic, -1, access=access):
+            async with open_lane(ours._context.ledgers, topic, -1, access=access):
                 pass
         cluster.store.grant, cluster.store.leases = grant, leases  # type: ignore[method-assign]
-        async with open_lane(theirs, topic, -1) as lane:
+        async with open_lane(theirs._context.ledgers, topic, -1) as lane:
             assert lane.epoch == 1
 
 
@@ -257,14 +274,17 @@ async def test_one_who_closes_a_lane_that_was_left_keeps_nobody_out(
             bookie.delay_s = lambda _request: 0.1
         process = Process(cluster)
         with pytest.raises(TopicError, match=r"taken over|in its writer's absence"):
-            async with process.client() as client, open_lane(client, topic, -1) as lane:
+            async with (
+                process.client() as client,
+                open_lane(client._context.ledgers, topic, -1) as lane,
+            ):
                 await lane.append([batch("a")])
                 process.kill()
                 await trio.sleep(LEASE_S + 1)
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(close_lane, theirs, topic, -1, 0)
+                    nursery.start_soon(close_lane, theirs._context.ledgers, topic, -1, 0)
                     await trio.sleep(0.05)
-                    async with open_lane(ours, topic, -1) as next_lane:
+                    async with open_lane(ours._context.ledgers, topic, -1) as next_lane:
                         await next_lane.append([batch("b")])
                 process.heal()
                 await trio.sleep(LEASE_S)
@@ -282,14 +302,16 @@ async def test_who_shared_and_lost_its_lease_is_not_acknowledged_beside_one_who_
         with pytest.raises(TopicError, match=r"taken over|in its writer's absence"):
             async with (
                 process.client() as client,
-                open_lane(client, topic, -1, access="shared", producer="p") as lane,
+                open_lane(
+                    client._context.ledgers, topic, -1, access="shared", producer="p"
+                ) as lane,
             ):
                 assert lane.lane == 1
                 await lane.append([batch("a")])
                 process.line.is_cut = True
                 await trio.sleep(LEASE_S + 1)
                 await lane.append([batch("b")])
-                async with open_lane(theirs, topic, -1, access=access) as whole:
+                async with open_lane(theirs._context.ledgers, topic, -1, access=access) as whole:
                     await whole.append([batch("c")])
                     process.heal()
                     with pytest.raises(SendUnknown):
@@ -299,7 +321,9 @@ async def test_who_shared_and_lost_its_lease_is_not_acknowledged_beside_one_who_
                         0
                     ]
                     with pytest.raises(ProducerBusy):
-                        async with open_lane(theirs, topic, -1, access="shared", lane=1):
+                        async with open_lane(
+                            theirs._context.ledgers, topic, -1, access="shared", lane=1
+                        ):
                             pass
         assert await messages(theirs, cluster, 1) == [b"a", b"b"]
         assert await messages(theirs, cluster) == [b"c"]
@@ -310,9 +334,11 @@ async def test_one_who_takes_over_fences_those_who_share(autojump_clock: MockClo
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
         topic = make_topic(cluster)
         with pytest.raises(ProducerFenced):
-            async with open_lane(ours, topic, -1, access="shared", producer="p") as lane:
+            async with open_lane(
+                ours._context.ledgers, topic, -1, access="shared", producer="p"
+            ) as lane:
                 await lane.append([batch("a")])
-                async with open_lane(theirs, topic, -1, access="take-over"):
+                async with open_lane(theirs._context.ledgers, topic, -1, access="take-over"):
                     with pytest.raises(SendUnknown) as unknown:
                         await lane.append([batch("b")])
                     assert isinstance(unknown.value.__cause__, ProducerFenced)
@@ -326,23 +352,27 @@ async def test_numbers_of_a_name_count_when_it_has_the_partition_alone(
     """PS-39: and they stay known in lane 0, whichever of the two lanes has the greater."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1, access="shared", producer="p") as lane:
+        async with open_lane(
+            client._context.ledgers, topic, -1, access="shared", producer="p"
+        ) as lane:
             await lane.append([batch("a", "b", producer="p", sequence=3)])
-        async with open_lane(client, topic, -1, access=access, producer="p") as lane:
+        async with open_lane(
+            client._context.ledgers, topic, -1, access=access, producer="p"
+        ) as lane:
             assert (lane.lane, lane.last_sequence("p")) == (0, 4)
             assert lane.last_sequence("q") == -1
             await lane.append([batch("c", producer="p", sequence=5)])
         for producer in ("q", "p"):
-            async with open_lane(client, topic, -1, producer=producer) as lane:
+            async with open_lane(client._context.ledgers, topic, -1, producer=producer) as lane:
                 assert lane.last_sequence("p") == 5
 
 
 async def test_a_lease_that_was_left_behind_is_its_own(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        opening = open_lane(client, topic, -1, owner="me")
+        opening = open_lane(client._context.ledgers, topic, -1, owner="me")
         await opening.__aenter__()
-        async with open_lane(client, topic, -1, owner="me") as lane:
+        async with open_lane(client._context.ledgers, topic, -1, owner="me") as lane:
             assert lane.epoch == 2
         with pytest.raises(TopicError, match="in its writer's absence"):
             await opening.__aexit__(None, None, None)
@@ -352,15 +382,15 @@ async def test_who_comes_back_after_another_is_fenced(autojump_clock: MockClock)
     """TB-02: also when the other has left the lane; one who merely closed it does no harm."""
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
         topic = make_topic(cluster)
-        async with open_lane(ours, topic, -1, owner="me") as lane:
+        async with open_lane(ours._context.ledgers, topic, -1, owner="me") as lane:
             await lane.append([batch("a")])
-        await close_lane(theirs, topic, -1, 0)
-        async with open_lane(ours, topic, -1, owner="me", is_back=True) as lane:
+        await close_lane(theirs._context.ledgers, topic, -1, 0)
+        async with open_lane(ours._context.ledgers, topic, -1, owner="me", is_back=True) as lane:
             await lane.append([batch("b")])
-        async with open_lane(theirs, topic, -1):
+        async with open_lane(theirs._context.ledgers, topic, -1):
             pass
         with pytest.raises(ProducerFenced):
-            async with open_lane(ours, topic, -1, owner="me", is_back=True):
+            async with open_lane(ours._context.ledgers, topic, -1, owner="me", is_back=True):
                 pass
         assert await messages(ours, cluster) == [b"a", b"b"]
 
@@ -368,14 +398,14 @@ async def test_who_comes_back_after_another_is_fenced(autojump_clock: MockClock)
 async def test_losing_the_lease_alone_does_not_stop_the_writer(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             cluster.store.available = False
             await trio.sleep(3 * LEASE_S)
             await lane.append([batch("a")])
             cluster.store.available = True
             await trio.sleep(LEASE_S)
             with pytest.raises(ProducerBusy):  # it was granted again
-                async with open_lane(client, topic, -1):
+                async with open_lane(client._context.ledgers, topic, -1):
                     pass
         assert await messages(client, cluster) == [b"a"]
 
@@ -385,7 +415,7 @@ async def test_a_topic_that_is_deleted_has_no_lanes(autojump_clock: MockClock) -
         topic = make_topic(cluster)
         gone = msgspec.structs.replace(topic, state="deleting")
         with pytest.raises(NoSuchTopic):
-            async with open_lane(client, topic, -1) as lane:
+            async with open_lane(client._context.ledgers, topic, -1) as lane:
                 await lane.append([batch("a")])
                 cluster.store.change(topic_key(topic.name), encode_row(gone))
                 for key in [k for k in cluster.store.values if k.startswith("lanes/")]:
@@ -394,6 +424,30 @@ async def test_a_topic_that_is_deleted_has_no_lanes(autojump_clock: MockClock) -
                 with pytest.raises(NoSuchTopic):
                     await lane.append([batch("b")])
         with pytest.raises(NoSuchTopic):
-            async with open_lane(client, topic, -1):
+            async with open_lane(client._context.ledgers, topic, -1):
                 pass
         await wait_all_tasks_blocked()
+
+
+async def test_sessions_of_one_name_that_begin_at_once_do_not_take_two_lanes(
+    autojump_clock: MockClock,
+) -> None:
+    """PS-39: else numbers are looked for in another lane than the one that has them."""
+    async with memory_cluster(1) as cluster:
+        topic = make_topic(cluster)
+
+        def hold(producer: str) -> AbstractAsyncContextManager[LaneLease]:
+            # No lane has a record yet, as between the lease of a session and its claim.
+            return hold_lane(
+                cluster.store, topic, -1, access="shared", producer=producer, lane=None, limit_s=1
+            )
+
+        async with hold("p") as first:
+            assert first.lane == 1
+            with pytest.raises(ProducerBusy, match="producer p"):
+                async with hold("p"):
+                    pass
+            async with hold("q") as other, hold("") as unnamed:
+                assert (other.lane, unnamed.lane) == (2, 0)
+        async with hold("p") as again:
+            assert again.lane == 1

@@ -45,7 +45,9 @@ class Doomed(Line):
 
 async def write(client: Client, topic: TopicRecord, history: LaneHistory) -> None:
     """Open the lane, fill some ledgers, and close it."""
-    async with open_lane(client, topic, -1, access="take-over", producer="p") as lane:
+    async with open_lane(
+        client._context.ledgers, topic, -1, access="take-over", producer="p"
+    ) as lane:
         history.open(lane)
         for number in range(MESSAGES):
             value = b"%d-%d" % (lane.epoch, number)

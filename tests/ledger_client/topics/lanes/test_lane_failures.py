@@ -13,9 +13,9 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ledger_client import Client
-from ledger_client.errors import LedgerError, MetadataUnavailable
-from ledger_client.topics.errors import SendUnknown
-from ledger_client.topics.lanes.lane import LaneWriter, open_lane
+from ledger_client.errors import LedgerError, MetadataUnavailable, SendUnknown
+from ledger_client.topics.lanes.lane import open_lane
+from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.records import UNDERREPLICATED
 from native.frame import Code, Opcode
 
@@ -49,7 +49,10 @@ async def test_what_a_failed_ledger_holds_is_acknowledged_and_the_rest_sent_agai
     """Each entry that was under way is in one of the two ledgers, in its place."""
     async with memory_cluster(6) as cluster, cluster.client(HASTY) as client:
         topic = make_topic(cluster, replication=3, ack_quorum=3)
-        async with open_lane(client, topic, -1) as lane, trio.open_nursery() as nursery:
+        async with (
+            open_lane(client._context.ledgers, topic, -1) as lane,
+            trio.open_nursery() as nursery,
+        ):
             await append_each(lane, 2)
             chosen = current_bookies(cluster)
             for name in chosen[reached:]:
@@ -73,9 +76,9 @@ async def test_a_ledger_recovered_by_a_reader_is_followed_by_the_next(
     """open_ledger fences the writer; as the epoch is the same, the lane goes on."""
     async with memory_cluster(4) as cluster, cluster.client() as client, cluster.client() as other:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             places = await append_each(lane, 3)
-            async with other.open_ledger(places[0][0]) as reader:
+            async with other.ledgers.open(places[0][0]) as reader:
                 assert reader.closed
             places += await append_each(lane, 3, 3)
             assert places[2][0] != places[3][0]
@@ -89,14 +92,14 @@ async def test_a_ledger_closed_by_another_before_it_is_full_is_no_harm(
     """The transaction that turns finds it sealed: it is recovered, at the same end."""
     async with memory_cluster(4) as cluster, cluster.client() as client, cluster.client() as other:
         topic = make_topic(cluster, entries=3)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await append_each(lane, 2)
             for bookie in cluster.bookies.values():
                 bookie.delay_s = lambda _request: 0.5
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(append_each, lane, 2, 2)
                 await trio.sleep(0.6)
-                await other.recover_ledger(rows(cluster)[0].ledger_id)
+                await other.ledgers.recover(rows(cluster)[0].ledger_id)
         await check_lane(client, cluster, 4)
 
 
@@ -104,12 +107,12 @@ async def test_a_prepared_ledger_that_was_recovered_is_skipped(autojump_clock: M
     """A repair closes ledgers whose bookies are lost: another is made, none is left over."""
     async with memory_cluster(4) as cluster, cluster.client() as client, cluster.client() as other:
         topic = make_topic(cluster, entries=4)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await append_each(lane, 2)
             await wait_all_tasks_blocked()
             _, prepared = rows(cluster)
             assert prepared.state == "prepared"
-            await other.recover_ledger(prepared.ledger_id)
+            await other.ledgers.recover(prepared.ledger_id)
             await append_each(lane, 4, 2)
         assert prepared.ledger_id not in [row.ledger_id for row in rows(cluster)]
         await check_lane(client, cluster, 6)
@@ -120,7 +123,7 @@ async def test_a_prepared_ledger_whose_bookies_are_gone_is_replaced(
 ) -> None:
     async with memory_cluster(6) as cluster, cluster.client(HASTY) as client:
         topic = make_topic(cluster, entries=4)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await append_each(lane, 2)
             await wait_all_tasks_blocked()
             for name in current_bookies(cluster)[:2]:
@@ -136,7 +139,7 @@ async def test_a_full_ledger_takes_batches_while_the_store_is_away(
     """The limits are soft: with the store down, appends to open ledgers go on."""
     async with memory_cluster(4) as cluster, cluster.client() as client:
         topic = make_topic(cluster, entries=3)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await append_each(lane, 1)
             cluster.store.available = False
             with trio.fail_after(20):
@@ -154,9 +157,12 @@ async def test_calls_wait_while_the_store_is_away_and_the_ledger_failed(
 ) -> None:
     async with memory_cluster(4) as cluster, cluster.client() as client, cluster.client() as other:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane, trio.open_nursery() as nursery:
+        async with (
+            open_lane(client._context.ledgers, topic, -1) as lane,
+            trio.open_nursery() as nursery,
+        ):
             await append_each(lane, 2)
-            await other.recover_ledger(rows(cluster)[0].ledger_id)
+            await other.ledgers.recover(rows(cluster)[0].ledger_id)
             cluster.store.available = False
             nursery.start_soon(append_each, lane, 5, 2)
             await trio.sleep(20)
@@ -169,9 +175,9 @@ async def test_what_cannot_be_decided_in_time_is_unknown(autojump_clock: MockClo
     async with memory_cluster(4) as cluster, cluster.client() as client, cluster.client() as other:
         topic = make_topic(cluster)
         with pytest.raises(MetadataUnavailable):
-            async with open_lane(client, topic, -1) as lane:
+            async with open_lane(client._context.ledgers, topic, -1) as lane:
                 await append_each(lane, 1)
-                await other.recover_ledger(rows(cluster)[0].ledger_id)
+                await other.ledgers.recover(rows(cluster)[0].ledger_id)
                 cluster.store.available = False
                 with pytest.raises(SendUnknown) as unknown:
                     await lane.append([batch("x", "y"), batch("z")])
@@ -179,7 +185,7 @@ async def test_what_cannot_be_decided_in_time_is_unknown(autojump_clock: MockClo
                 with pytest.raises(MetadataUnavailable):
                     await lane.append([batch("z")])
         cluster.store.available = True
-        async with open_lane(client, topic, -1, access="take-over") as lane:
+        async with open_lane(client._context.ledgers, topic, -1, access="take-over") as lane:
             await append_each(lane, 1, 1)
         await check_lane(client, cluster, 2)
 
@@ -187,7 +193,7 @@ async def test_what_cannot_be_decided_in_time_is_unknown(autojump_clock: MockClo
 async def test_a_cancelled_call_leaves_no_hole(autojump_clock: MockClock) -> None:
     async with memory_cluster(4) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             with trio.CancelScope() as scope:
                 scope.cancel()
                 await lane.append([batch("0")])
@@ -201,7 +207,7 @@ async def test_a_cancelled_block_closes_the_lane_if_nothing_is_under_way(
     async with memory_cluster(4) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
         with trio.CancelScope() as scope:
-            async with open_lane(client, topic, -1) as lane:
+            async with open_lane(client._context.ledgers, topic, -1) as lane:
                 await append_each(lane, 2)
                 scope.cancel()
                 await trio.sleep_forever()
@@ -215,7 +221,7 @@ async def test_enough_bookies_for_the_next_ledger_are_waited_for(
     """PS-29: what queues meanwhile is not lost; the ledger that is full takes it."""
     async with memory_cluster(3) as cluster, cluster.client(HASTY) as client:
         topic = make_topic(cluster, entries=2)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await append_each(lane, 1)
             cluster.bookies["b3"].delay_s = lambda _request: 0.0
             record = cluster.store.bookies.pop("b3")
@@ -240,7 +246,7 @@ async def test_a_bookie_behind_the_others_holds_no_turn_up(
     """It has a moment once the lane has turned; then somebody is asked to look at the copies."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster, entries=2)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await append_each(lane, 1)
             cluster.bookies["b1"].delay_s = lambda request: (
                 delay_s if request.opcode == Opcode.ADD else 0.0
@@ -261,10 +267,13 @@ async def test_one_who_takes_over_asks_after_the_ledger_that_just_ended(
         topic = make_topic(cluster, entries=2)
         process = Process(cluster)
         with suppress(LedgerError):
-            async with process.client(HASTY) as doomed, open_lane(doomed, topic, -1) as lane:
+            async with (
+                process.client(HASTY) as doomed,
+                open_lane(doomed._context.ledgers, topic, -1) as lane,
+            ):
                 await append_each(lane, 3)
                 process.kill()
         ended = rows(cluster)[0].ledger_id
         assert marked(cluster) == []
-        async with open_lane(client, topic, -1, access="take-over"):
+        async with open_lane(client._context.ledgers, topic, -1, access="take-over"):
             assert ended in marked(cluster)

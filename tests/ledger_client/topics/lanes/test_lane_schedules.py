@@ -15,7 +15,9 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client.errors import LedgerError
-from ledger_client.topics.lanes.lane import Access, LaneWriter, open_lane
+from ledger_client.topics.lanes.lane import open_lane
+from ledger_client.topics.lanes.lane_lease import Access
+from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.topics import TopicRecord
 
 LENGTH_S = 60.0
@@ -76,7 +78,9 @@ class Schedule:
         try:
             async with (
                 process.client() as client,
-                open_lane(client, self._topic, -1, access=access, producer=name) as lane,
+                open_lane(
+                    client._context.ledgers, self._topic, -1, access=access, producer=name
+                ) as lane,
             ):
                 self.history.open(lane)
                 async with trio.open_nursery() as nursery:
@@ -131,7 +135,7 @@ class Schedule:
             row = self._chance.choice(known[-2:])
             async with self._cluster.client(HASTY) as client:
                 try:
-                    await client.recover_ledger(row.ledger_id)
+                    await client.ledgers.recover(row.ledger_id)
                 except LedgerError:
                     return
 
@@ -151,7 +155,7 @@ async def test_a_lane_keeps_what_it_promised(
         schedule = Schedule(cluster, topic, seed)
         await schedule.run()
         async with cluster.client() as client:
-            async with open_lane(client, topic, -1, access="take-over") as lane:
+            async with open_lane(client._context.ledgers, topic, -1, access="take-over") as lane:
                 last = {name: lane.last_sequence(name) for name in ("p0", "p1", "p2")}
             found = await schedule.history.check(client, cluster)
             check_rows(cluster, found)

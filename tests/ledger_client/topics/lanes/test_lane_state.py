@@ -11,8 +11,8 @@ from lane_rig import batch, make_topic, rows, stored
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import ProducerFenced, SendUnknown
-from ledger_client.topics.lanes import lane_state, written_ledger
+from ledger_client.errors import ProducerFenced, SendUnknown
+from ledger_client.topics.lanes import lane_actions, lane_state
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.lanes.lane_state import LaneState
 from native.batch import BatchKind, encode_control
@@ -88,10 +88,10 @@ async def test_the_state_is_told_again_from_time_to_time(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PS-39: every 1000 entries or 120 s; the next writer reads no further back."""
-    monkeypatch.setattr(written_ledger, "STATE_ENTRIES", 5)
+    monkeypatch.setattr(lane_actions, "STATE_ENTRIES", 5)
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch(str(n), producer="p", sequence=n) for n in range(12)])
             await trio.sleep(121)
             await lane.append([batch("12", producer="p", sequence=12)])
@@ -108,11 +108,13 @@ async def test_the_next_writer_knows_what_the_last_one_wrote(autojump_clock: Moc
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
         topic = make_topic(cluster)
         with pytest.raises(ProducerFenced):
-            async with open_lane(ours, topic, -1) as lane:
+            async with open_lane(ours._context.ledgers, topic, -1) as lane:
                 await lane.append([batch("a", "b", times=[3, 9], producer="p", sequence=4)])
                 await lane.append([batch("c", times=[7], producer="q", sequence=0)])
-                await theirs.recover_ledger(rows(cluster)[0].ledger_id)
-                async with open_lane(theirs, topic, -1, access="take-over") as following:
+                await theirs.ledgers.recover(rows(cluster)[0].ledger_id)
+                async with open_lane(
+                    theirs._context.ledgers, topic, -1, access="take-over"
+                ) as following:
                     assert following.last_sequence("p") == 5
                     assert following.last_sequence("q") == 0
                     assert following.last_event_time == 9
@@ -132,14 +134,16 @@ async def test_how_numbers_are_routed_is_durable_when_the_call_returns(
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
         topic = make_topic(cluster)
         with pytest.raises(ProducerFenced):
-            async with open_lane(ours, topic, -1) as lane:
+            async with open_lane(ours._context.ledgers, topic, -1) as lane:
                 assert lane.routes("p") == []
                 await lane.keep_routes("p", ROUTES)
-                async with open_lane(theirs, topic, -1, access="take-over") as following:
+                async with open_lane(
+                    theirs._context.ledgers, topic, -1, access="take-over"
+                ) as following:
                     assert following.routes("p") == ROUTES
                     with pytest.raises((ProducerFenced, SendUnknown)):
                         await lane.keep_routes("p", [(5, 0)])
-        async with open_lane(theirs, topic, -1) as last:
+        async with open_lane(theirs._context.ledgers, topic, -1) as last:
             assert last.routes("p") == ROUTES
 
 
@@ -150,7 +154,10 @@ async def test_how_numbers_are_routed_is_kept_while_the_lane_rolls_and_its_ledge
     async with memory_cluster(5) as cluster, cluster.client() as client:
         topic = make_topic(cluster, order="event-time", size=1000)
         expected = [b"%d" % number for number in range(60)]
-        async with open_lane(client, topic, -1) as lane, trio.open_nursery() as nursery:
+        async with (
+            open_lane(client._context.ledgers, topic, -1) as lane,
+            trio.open_nursery() as nursery,
+        ):
             for number in range(60):
                 made = batch(expected[number], b"x" * 100, times=[number // 7] * 2)
                 nursery.start_soon(lane.append, [made])
@@ -159,7 +166,7 @@ async def test_how_numbers_are_routed_is_kept_while_the_lane_rolls_and_its_ledge
                     nursery.start_soon(lane.keep_routes, f"p{number}", ROUTES)
                 if number % 20 == 10:
                     cluster.bookies["b1"].drop_connections()
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             assert [lane.routes(f"p{number}") for number in range(5, 60, 10)] == [ROUTES] * 6
         found = [value for item in await stored(client, cluster) for value in item.values]
         assert found[::2] == expected

@@ -14,10 +14,9 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client
-from ledger_client.errors import LedgerError, NoSuchLedger
-from ledger_client.topics.errors import BadBatch, SendUnknown, TailLost
-from ledger_client.topics.lanes.lane import LaneWriter, open_lane
-from ledger_client.topics.lanes.lane_ledgers import LOST_VERSIONS
+from ledger_client.errors import LedgerError, MessagesLost, NoSuchLedger, SendUnknown
+from ledger_client.topics.lanes.lane import LOST_VERSIONS, open_lane
+from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.records import ledger_key
 from metadata.topics import TopicRecord, lane_ledger_key
 from native.batch import BatchKind, encode_control
@@ -28,10 +27,13 @@ async def leave(cluster: MemoryCluster, topic: TopicRecord, *payloads: bytes) ->
     """Let a lane's writer append *payloads* behind the lane's back, and die; return the ledger."""
     process = Process(cluster)
     with suppress(LedgerError):
-        async with process.client(HASTY) as client, open_lane(client, topic, -1) as lane:
+        async with (
+            process.client(HASTY) as client,
+            open_lane(client._context.ledgers, topic, -1) as lane,
+        ):
             await lane.append([batch("a", producer="p", sequence=3)])
             if payloads:
-                await lane._steward.ledger.writer.append_many(payloads)
+                await lane._writers[lane._machine.ledger.id].append_many(payloads)
             process.kill()
     return rows(cluster)[-1].ledger_id
 
@@ -43,7 +45,7 @@ async def test_a_lost_tail_is_told_with_what_a_person_can_do(
     """And the lane goes on once they did either: the entry is back, or the ledger given up."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             ((ledger_id, _),) = await lane.append([batch("a")])
         last = max(cluster.bookies["b1"].entries(ledger_id))
         held = [bookie.ledgers[ledger_id].entries for bookie in cluster.bookies.values()]
@@ -53,16 +55,18 @@ async def test_a_lost_tail_is_told_with_what_a_person_can_do(
             if kind == "missing":
                 del bookie.ledgers[ledger_id].entries[last]
         for _ in range(2):
-            with pytest.raises(TailLost, match=f"quire ledger delete {ledger_id} --force$") as lost:
-                async with open_lane(client, topic, -1):
+            with pytest.raises(
+                MessagesLost, match=f"quire ledger delete {ledger_id} --force$"
+            ) as lost:
+                async with open_lane(client._context.ledgers, topic, -1):
                     pass
-            assert (lost.value.partition, lost.value.lane) == (-1, 0)
+            assert str(lost.value).startswith("topic shop/orders: lane 0 of partition -1: ")
             assert (lost.value.ledger_id, lost.value.entry_id) == (ledger_id, last)
         if kind == "missing":
             held[0][last] = before[0]
         else:
-            await client.delete_ledger(ledger_id)
-        async with open_lane(client, topic, -1) as lane:
+            await client.ledgers.delete(ledger_id)
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch("b")])
 
 
@@ -71,18 +75,18 @@ async def test_a_last_ledger_that_retention_removes_meanwhile_costs_no_versions(
 ) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch("a")])
         following = lane_record(cluster).next_version
-        recover = client.recover_ledger
+        recover = client._context.ledgers.recover
 
         async def remove_then_recover(wanted: int) -> object:
             await cluster.store.delete(lane_ledger_key(topic.uid, -1, 0, 0))
-            await client.delete_ledger(wanted)
+            await client.ledgers.delete(wanted)
             return await recover(wanted)
 
-        monkeypatch.setattr(client, "recover_ledger", remove_then_recover)
-        async with open_lane(client, topic, -1) as lane:
+        monkeypatch.setattr(client._context.ledgers, "recover", remove_then_recover)
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch("b")])
         assert rows(cluster)[0].base_version == following
 
@@ -90,11 +94,11 @@ async def test_a_last_ledger_that_retention_removes_meanwhile_costs_no_versions(
 async def test_one_entry_is_read_of_a_lane_that_was_closed(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch(str(n)) for n in range(50)])
         for bookie in cluster.bookies.values():
             bookie.requests.clear()
-        async with open_lane(client, topic, -1):
+        async with open_lane(client._context.ledgers, topic, -1):
             pass
         found = [r for b in cluster.bookies.values() for r in b.requests]
         reads = [r for r in found if r.opcode in (Opcode.READ, Opcode.BATCH_READ)]
@@ -106,7 +110,7 @@ async def test_what_is_no_batch_says_nothing_of_the_lane(autojump_clock: MockClo
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
         await leave(cluster, topic, b"foreign", encode_control(BatchKind.TICK, b""))
-        async with open_lane(client, topic, -1, access="take-over") as lane:
+        async with open_lane(client._context.ledgers, topic, -1, access="take-over") as lane:
             assert lane.last_sequence("p") == 3
         first, second = rows(cluster)
         assert (first.entries, first.messages, second.base_version) == (4, 1, 4)
@@ -117,8 +121,8 @@ async def test_a_state_that_cannot_be_read_is_named(autojump_clock: MockClock) -
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
         ledger_id = await leave(cluster, topic, encode_control(BatchKind.LANE_STATE, b"\xc1"))
-        with pytest.raises(BadBatch, match=f"entry 2 of ledger {ledger_id}"):
-            async with open_lane(client, topic, -1, access="take-over"):
+        with pytest.raises(MessagesLost, match=f"entry 2 of ledger {ledger_id}"):
+            async with open_lane(client._context.ledgers, topic, -1, access="take-over"):
                 pass
 
 
@@ -129,7 +133,7 @@ async def test_a_ledger_that_a_person_deleted_leaves_a_gap_in_the_versions(
         topic = make_topic(cluster)
         ledger_id = await leave(cluster, topic)
         del cluster.store.values[ledger_key(ledger_id)]
-        async with open_lane(client, topic, -1, access="take-over") as lane:
+        async with open_lane(client._context.ledgers, topic, -1, access="take-over") as lane:
             await lane.append([batch("b")])
         first, second = rows(cluster)
         assert (first.state, first.entries) == ("closed", 0)
@@ -140,10 +144,10 @@ async def test_a_writer_whose_ledger_a_person_deleted_fails(autojump_clock: Mock
     async with memory_cluster(3) as cluster, cluster.client() as client, cluster.client() as other:
         topic = make_topic(cluster)
         with pytest.raises(NoSuchLedger):
-            async with open_lane(client, topic, -1) as lane:
+            async with open_lane(client._context.ledgers, topic, -1) as lane:
                 ((ledger_id, _),) = await lane.append([batch("a")])
-                await other.recover_ledger(ledger_id)
-                await other.delete_ledger(ledger_id)
+                await other.ledgers.recover(ledger_id)
+                await other.ledgers.delete(ledger_id)
                 with pytest.raises(SendUnknown):
                     await lane.append([batch("b")])
 
@@ -154,12 +158,12 @@ async def test_a_lane_whose_rows_were_purged_goes_on_with_its_numbers(
     """PS-35: the last ledger of a closed lane may be old enough to go."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster, order="event-time")
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch("a", times=[7])])
         (row,) = rows(cluster)
         for key in (lane_ledger_key(topic.uid, -1, 0, 0), ledger_key(row.ledger_id)):
             del cluster.store.values[key]
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             assert lane.last_event_time == 7
             await lane.append([batch("b", times=[7])])
         (row,) = rows(cluster)
@@ -172,7 +176,7 @@ async def test_settings_that_were_changed_hold_from_the_next_ledger_on(
 ) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster, entries=2)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             make_topic(cluster, entries=3, replication=2, ack_quorum=2)
             for number in range(6):
                 await lane.append([batch(str(number))])
@@ -213,7 +217,7 @@ async def test_writers_that_share_a_partition_keep_out_of_each_others_way(
                 async with process.client(HASTY) as own:
                     with suppress(LedgerError):
                         async with open_lane(
-                            own, topic, -1, access="shared", producer=name
+                            own._context.ledgers, topic, -1, access="shared", producer=name
                         ) as lane:
                             await write(lane)
                             if chance.random() < 0.3:

@@ -47,8 +47,8 @@ def test_a_ledger_is_full_by_size_count_or_age(
     """PS-07, PS-27: whichever comes first; the minimum age suppresses; an empty one stays."""
     policy = msgspec.convert({"age_s": 0, **limits}, RollPolicy)
     found = Rolling(policy, ordered=False)
-    assert found.is_due(written, age_s, None) == is_due
-    assert found.is_due(written, age_s, batch("x")) == is_due
+    assert found.is_due(written, age_s) == is_due
+    assert found.is_due_before(written, age_s, None) == is_due
 
 
 @pytest.mark.parametrize(
@@ -60,14 +60,14 @@ def test_a_ledger_ordered_by_event_time_ends_where_the_time_rises(
 ) -> None:
     """TB-17, TB-19: or at twice the size, whatever the time."""
     written = Written(size=size, last_event_time=7)
-    found = rules(ordered=True, size=10).is_due(written, 0.0, batch("x", times=[time_ns]))
+    found = rules(ordered=True, size=10).is_due_before(written, 0.0, time_ns)
     assert found == is_due
 
 
 def test_without_a_batch_only_age_ends_a_ledger_ordered_by_event_time() -> None:
     written = Written(size=15, last_event_time=7)
-    assert not rules(ordered=True, size=10).is_due(written, 0.0, None)
-    assert rules(ordered=True, size=10, age_s=5).is_due(written, 5.0, None)
+    assert not rules(ordered=True, size=10).is_due(written, 0.0)
+    assert rules(ordered=True, size=10, age_s=5).is_due(written, 5.0)
 
 
 def test_the_timer_is_set_for_what_comes_next() -> None:
@@ -94,7 +94,7 @@ async def test_a_ledger_with_messages_rolls_when_it_is_old(autojump_clock: MockC
     """PS-27: by a timer, and only one that is not empty."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster, age_s=100.0)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await sleep(1000)
             assert len(rows(cluster)) == 1
             await lane.append([batch("a")])
@@ -110,7 +110,7 @@ async def test_a_time_that_two_ledgers_share_is_marked(autojump_clock: MockClock
     """TB-16, TB-19: at the hard limit, after an age, and after another writer."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster, order="event-time", size=350, age_s=50.0)
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             for _ in range(4):  # two fill a ledger, four do in any case
                 await lane.append([batch("x" * 100, times=[5])])
             await lane.append([batch("x", times=[5])])
@@ -118,9 +118,9 @@ async def test_a_time_that_two_ledgers_share_is_marked(autojump_clock: MockClock
             await sleep(60)
             await lane.append([batch("y", times=[5])])
             assert [row.shares_first for row in rows(cluster)] == [False, True, True]
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch("z", times=[5])])
-        async with open_lane(client, topic, -1) as lane:
+        async with open_lane(client._context.ledgers, topic, -1) as lane:
             await lane.append([batch("z", times=[6])])
         found = rows(cluster)
         assert [row.shares_first for row in found] == [False, True, True, True, False]

@@ -8,8 +8,9 @@ from lane_rig import batch, make_topic, messages, rows
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import ProducerFenced
-from ledger_client.topics.lanes.lane import LaneWriter, open_lane
+from ledger_client.errors import ProducerFenced
+from ledger_client.topics.lanes.lane import open_lane
+from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.records import underreplicated_key
 
 TASKS = 4
@@ -60,7 +61,10 @@ async def test_traffic_without_a_pause_does_not_keep_a_lane_from_turning(
     async with memory_cluster(4) as cluster, cluster.client() as client:
         topic = make_topic(cluster, order=order, age_s=4.0)
         slow_down(cluster)
-        async with open_lane(client, topic, -1) as lane, trio.open_nursery() as nursery:
+        async with (
+            open_lane(client._context.ledgers, topic, -1) as lane,
+            trio.open_nursery() as nursery,
+        ):
             traffic = Traffic(lane)
             nursery.start_soon(traffic.run)
             await trio.sleep(3)
@@ -83,12 +87,14 @@ async def test_a_mark_that_is_damaged_ends_no_lane(autojump_clock: MockClock) ->
         topic = make_topic(cluster, entries=2)
         cluster.bookies["b3"].delay_s = lambda _request: 1.0
         with pytest.raises(ProducerFenced):
-            async with open_lane(client, topic, -1) as lane:
+            async with open_lane(client._context.ledgers, topic, -1) as lane:
                 damaged = rows(cluster)[0].ledger_id
                 cluster.store.change(underreplicated_key(damaged), b"damaged")
                 for number in range(3):
                     await lane.append([batch(str(number))])
                     await trio.sleep(1)
-                async with open_lane(client, topic, -1, access="take-over") as taken:
+                async with open_lane(
+                    client._context.ledgers, topic, -1, access="take-over"
+                ) as taken:
                     await taken.append([batch("3")])
         assert await messages(client, cluster) == [b"%d" % number for number in range(4)]

@@ -14,8 +14,8 @@ from memory_cluster import memory_cluster
 
 from ledger_client import Client
 from ledger_client.blocking import BlockingClient
+from ledger_client.errors import NoSuchTopic, ProducerBusy, ProducerClosed
 from ledger_client.portal import Portal
-from ledger_client.topics.errors import NoSuchTopic, ProducerBusy, ProducerClosed
 
 TOPIC = "shop/orders"
 
@@ -29,14 +29,14 @@ async def client_and_cluster() -> AsyncIterator[Client]:
 @pytest.fixture
 def client() -> Iterator[BlockingClient]:
     portal = Portal(client_and_cluster)
-    client = BlockingClient(portal)
-    client.create_topic(TOPIC)
+    client = BlockingClient(portal, portal.value)
+    client.topics.create(TOPIC)
     yield client
     portal.close()
 
 
 def values(client: BlockingClient) -> list[bytes | None]:
-    with client.topic_reader(TOPIC) as reader:
+    with client.reader(TOPIC) as reader:
         return [message.value for message in reader]
 
 
@@ -45,13 +45,13 @@ def test_all_ways_of_sending(client: BlockingClient) -> None:
         first = producer.send(b"a", key=b"k", headers={"h": b"v"})
         ticket = producer.send_nowait(b"b", event_time=1)
         assert ticket.sequence == 1
-        ids = [first, ticket.id, *producer.send_many(pa.array([b"c", b"d"]))]
+        ids = [first, ticket.message_id(), *producer.send_many(pa.array([b"c", b"d"]))]
         assert ticket.done
         assert producer.last_sequence() == 3
         producer.send_nowait(b"e")
         producer.flush()
         assert producer.topic == TOPIC
-    with client.topic_reader(TOPIC) as reader:
+    with client.reader(TOPIC) as reader:
         found = list(reader)
     assert [message.value for message in found] == [b"a", b"b", b"c", b"d", b"e"]
     assert [message.id for message in found[:4]] == ids
@@ -109,8 +109,8 @@ def test_ctrl_c_ends_the_block_and_leaves_the_client_usable(client: BlockingClie
 
 def test_a_client_that_is_closed_ends_its_producers() -> None:
     portal = Portal(client_and_cluster)
-    client = BlockingClient(portal)
-    client.create_topic(TOPIC)
+    client = BlockingClient(portal, portal.value)
+    client.topics.create(TOPIC)
     with pytest.raises(RuntimeError, match="closed"), client.producer(TOPIC) as producer:
         producer.send(b"a")
         portal.close()

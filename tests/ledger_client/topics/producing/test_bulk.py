@@ -11,8 +11,8 @@ import trio.testing
 from fake_lane import FakeLanes, make_record, producing
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import BadTopic, MessageTooLarge, ProducerClosed, SendUnknown
-from ledger_client.topics.message_id import MessageId
+from ledger_client.errors import BadTopic, PayloadTooLarge, ProducerClosed, SendUnknown
+from ledger_client.message_id import MessageId
 from ledger_client.topics.producing import bulk
 from ledger_client.topics.producing.bulk import AHEAD_SIZE
 from native.batch import Columns, encode
@@ -169,10 +169,10 @@ async def test_messages_of_all_sizes_share_a_call(autojump_clock: MockClock) -> 
         ({"values": [b"a"], "headers": [{"h": 1}]}, TypeError, "header"),
         ({"values": [b"a"], "sequence": 1}, BadTopic, "name"),
         ({"values": [b"a"], "partition": 9}, BadTopic, "no partition 9"),
-        ({"values": pa.array([bytes(6 << 20)])}, MessageTooLarge, "6291456 bytes"),
+        ({"values": pa.array([bytes(6 << 20)])}, PayloadTooLarge, "6291456 bytes"),
         (
             {"values": [bytes(3 << 20)] * 2, "keys": [b"", bytes(3 << 20)]},
-            MessageTooLarge,
+            PayloadTooLarge,
             "6291456 bytes",
         ),
     ],

@@ -11,10 +11,9 @@ from fake_lane import FakeLanes, make_record, producing
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.errors import NotEnoughBookies
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.errors import ProducerBusy, SendUnknown
-from ledger_client.topics.message_id import MessageId
+from ledger_client import Client
+from ledger_client.errors import NotEnoughBookies, ProducerBusy, SendUnknown
+from ledger_client.message_id import MessageId
 from ledger_client.topics.producing.producer import Producer
 from metadata.topics import LaneOwner, encode_row, writer_lease
 from native.route import murmur3
@@ -33,16 +32,16 @@ STAYING = next(
 )
 
 
-async def values_of(client: TopicClient) -> list[bytes | None]:
-    async with client.topic_reader(TOPIC) as reader:
+async def values_of(client: Client) -> list[bytes | None]:
+    async with client.reader(TOPIC) as reader:
         return [message.value async for message in reader]
 
 
-async def grown(client: TopicClient, producer: Producer, partitions: int) -> None:
+async def grown(client: Client, producer: Producer, partitions: int) -> None:
     """Add partitions and wait until the producer writes them."""
-    await client.alter_topic(TOPIC, partitions=partitions)
+    await client.topics.alter(TOPIC, partitions=partitions)
     with trio.fail_after(30):
-        while len(producer._routing.outboxes) < partitions:  # noqa: ASYNC110 - nobody is told
+        while len(producer._writers) < partitions:  # noqa: ASYNC110 - nobody is told
             await trio.sleep(0.1)
 
 
@@ -55,7 +54,7 @@ async def test_a_running_producer_uses_partitions_that_are_added(
 ) -> None:
     """PS-02, TB-36: keys are routed as by a producer that begins afterwards."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=2)
+        await client.topics.create(TOPIC, partitions=2)
         async with client.producer(TOPIC, **settings) as producer:  # type: ignore[arg-type]
             before = await producer.send_many(KEYS, keys=KEYS)
             await grown(client, producer, 8)
@@ -69,9 +68,9 @@ async def test_a_running_producer_uses_partitions_that_are_added(
 
 async def test_who_writes_one_partition_goes_on_with_it_alone(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=2)
+        await client.topics.create(TOPIC, partitions=2)
         async with client.producer(TOPIC, partition=1) as producer:
-            await client.alter_topic(TOPIC, partitions=4)
+            await client.topics.alter(TOPIC, partitions=4)
             await trio.sleep(20)
             assert (await producer.send(b"x", key=MOVING)).partition == 1
 
@@ -87,7 +86,7 @@ async def test_a_call_that_is_under_way_ends_in_the_partitions_it_began_with(
         async with trio.open_nursery() as nursery:
             nursery.start_soon(lambda: producer.send_many(many, keys=keys))
             await trio.sleep(0.01)
-            await producer.grow(make_record(partitions=8))
+            await producer._use_partitions(make_record(partitions=8))
         assert sum(len(lanes.values(index)) for index in range(2)) == 20_000
         assert (await producer.send(b"x", key=MOVING)).partition == partition_of(MOVING, 8)
 
@@ -97,13 +96,13 @@ async def test_partitions_that_somebody_else_writes_are_left_until_they_are_free
 ) -> None:
     """With exclusive access everything of a key is where the producer may write it."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        topic = await client.create_topic(TOPIC, partitions=2)
+        topic = await client.topics.create(TOPIC, partitions=2)
         taken = partition_of(MOVING, 8)
         async with client.producer(TOPIC, access="exclusive") as producer:
             owner = encode_row(LaneOwner(producer="other"))
             lease = writer_lease(topic.uid, taken, 0)
-            await client.store.grant(lease, "other/1", ttl_s=12, value=owner)
-            await client.alter_topic(TOPIC, partitions=8)
+            await client._context.store.grant(lease, "other/1", ttl_s=12, value=owner)
+            await client.topics.alter(TOPIC, partitions=8)
             await trio.sleep(8)
             sent = await producer.send(b"x", key=MOVING)
             assert sent.partition == partition_of(MOVING, 2)
@@ -116,10 +115,10 @@ async def test_a_lane_that_cannot_be_opened_changes_nothing(autojump_clock: Mock
     async with producing(lanes, make_record(partitions=2), producer_name="p") as producer:
         lanes.refusal = NotEnoughBookies(healthy=0, needed=1)
         with pytest.raises(NotEnoughBookies):
-            await producer.grow(make_record(partitions=8))
+            await producer._use_partitions(make_record(partitions=8))
         assert (await producer.send(b"x", key=MOVING)).partition == partition_of(MOVING, 2)
         lanes.refusal = None
-        await producer.grow(make_record(partitions=8))
+        await producer._use_partitions(make_record(partitions=8))
         assert (await producer.send(b"y", key=MOVING)).partition == partition_of(MOVING, 8)
 
 
@@ -131,12 +130,12 @@ async def test_what_is_sent_again_after_partitions_were_added_is_kept_once(
 ) -> None:
     """PS-39: the number is looked for where the key was; the id is that of the first."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=2)
+        await client.topics.create(TOPIC, partitions=2)
         async with client.producer(TOPIC, producer_name="p") as producer:
             first = await producer.send(b"0", key=MOVING, sequence=0)
             await grown(client, producer, 8)
             assert await producer.send(b"0", key=MOVING, sequence=0) == first
-            assert await producer.send_nowait(b"0", key=MOVING, sequence=0).id == first
+            assert await producer.send_nowait(b"0", key=MOVING, sequence=0).message_id() == first
             await producer.send(b"1", key=MOVING, sequence=1)
         assert sorted(filter(None, await values_of(client))) == [b"0", b"1"]
 
@@ -146,7 +145,7 @@ async def test_a_number_of_after_the_change_is_no_duplicate_of_one_in_the_old_pa
 ) -> None:
     """Numbers go on in the old partition with other keys, and that says nothing of this key."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=2)
+        await client.topics.create(TOPIC, partitions=2)
         async with client.producer(TOPIC, producer_name="p") as producer:
             await producer.send(b"0", key=MOVING, sequence=0)
             await grown(client, producer, 8)
@@ -166,14 +165,14 @@ async def test_a_producer_that_comes_back_after_the_change_knows_what_it_sent_be
     """PS-39: across runs, and for every change between them, in order."""
     options = {"producer_name": "p", "access": access}
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=2)
+        await client.topics.create(TOPIC, partitions=2)
         number = 0
         for partitions in (3, 5, 8):
             async with client.producer(TOPIC, **options) as producer:  # type: ignore[arg-type]
                 for key in KEYS[:20]:
                     await producer.send(b"%d" % number, key=key, sequence=number)
                     number += 1
-            await client.alter_topic(TOPIC, partitions=partitions)
+            await client.topics.alter(TOPIC, partitions=partitions)
         async with client.producer(TOPIC, **options) as producer:  # type: ignore[arg-type]
             for again in range(number):
                 key = KEYS[:20][again % 20]
@@ -189,7 +188,7 @@ async def test_the_change_is_durable_before_what_is_routed_by_it(
     """A number of after the change is not taken for one of before by the next run."""
     async with memory_cluster(3) as cluster:
         async with cluster.client() as client:
-            await client.create_topic(TOPIC, partitions=2)
+            await client.topics.create(TOPIC, partitions=2)
         with trio.CancelScope() as killed:
             async with (
                 cluster.client() as client,
@@ -217,7 +216,7 @@ async def test_what_is_unknown_before_the_change_is_kept_once_after_it(
             lanes.fail_next(kept=kept)
             with pytest.raises(SendUnknown):
                 await producer.send(b"0", key=MOVING, sequence=0)
-            await producer.grow(msgspec.structs.replace(record, partitions=8))
+            await producer._use_partitions(msgspec.structs.replace(record, partitions=8))
             await producer.send(b"0", key=MOVING, sequence=0)
             await producer.send(b"1", key=MOVING, sequence=1)
         assert lanes.values(partition_of(MOVING, 2))[0] == b"0"
@@ -231,7 +230,7 @@ async def test_a_producer_without_access_to_a_new_partition_says_so_only_in_its_
     async with producing(lanes, make_record(partitions=2), access="exclusive") as producer:
         lanes.refusal = ProducerBusy(TOPIC, partition=2, lane=0, owner="somebody")
         with pytest.raises(ProducerBusy):
-            await producer.grow(make_record(partitions=3))
+            await producer._use_partitions(make_record(partitions=3))
         lanes.refusal = None
         await producer.send(b"x", key=MOVING)
     assert lanes.left == 2

@@ -10,8 +10,8 @@ import trio.testing
 from fake_lane import FakeLanes, make_record, producing
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import BadTopic, BufferFull, EventTimeBack, SendUnknown
-from ledger_client.topics.message_id import MessageId
+from ledger_client.errors import BadTopic, BufferFull, EventTimeBack, SendUnknown
+from ledger_client.message_id import MessageId
 
 NOWHERE = MessageId(-1, -1, -1, -1)
 
@@ -46,7 +46,7 @@ async def test_a_number_that_was_accepted_is_acknowledged_and_not_kept_again(
         assert [await producer.send(b"again", sequence=n) for n in (5, 6, 9)] == ids
         assert await producer.send(b"late", sequence=7) == NOWHERE
         ticket = producer.send_nowait(b"again", sequence=9)
-        assert (await ticket.id, ticket.sequence) == (ids[2], 9)
+        assert (await ticket.message_id(), ticket.sequence) == (ids[2], 9)
     async with producing(lanes, producer_name="loader") as producer:
         assert await producer.send(b"again", sequence=9) == NOWHERE
         await producer.send(b"10")
@@ -76,7 +76,7 @@ async def test_a_duplicate_of_what_is_under_way_waits_for_it(autojump_clock: Moc
             assert not again.done
             assert not many
             lanes.gate.set()
-        assert await first.id == await again.id == MessageId(99, 0, -1, 0)
+        assert await first.message_id() == await again.message_id() == MessageId(99, 0, -1, 0)
     assert many == [[NOWHERE, MessageId(99, 1, -1, 0)]]
     assert lanes.values() == [b"x", b"y"]
 
@@ -141,7 +141,7 @@ async def test_nothing_overtakes_a_batch_whose_outcome_is_unknown(
         lanes.gate.set()
         for ticket in tickets:
             with pytest.raises(SendUnknown):
-                await ticket.id
+                await ticket.message_id()
         assert await producer.last_sequence() == 0
         assert lanes.values() == [b"0"]
 
@@ -182,7 +182,7 @@ async def test_a_producer_without_a_name_does_not_count(autojump_clock: MockCloc
     lanes = FakeLanes()
     async with producing(lanes) as producer:
         ticket = producer.send_nowait(b"x")
-        await ticket.id
+        await ticket.message_id()
         assert ticket.sequence == -1
         with pytest.raises(BadTopic, match="without a name"):
             await producer.last_sequence()

@@ -8,18 +8,19 @@ import trio.testing
 from fake_lane import TOPIC, FakeLanes, producing
 from trio.testing import MockClock
 
-from ledger_client.errors import NotEnoughBookies
-from ledger_client.topics.errors import (
+from ledger_client.errors import (
     BadTopic,
     BufferFull,
-    MessageTooLarge,
+    NotEnoughBookies,
+    PayloadTooLarge,
     ProducerClosed,
     ProducerFenced,
     SendUnknown,
 )
-from ledger_client.topics.message_id import MessageId
+from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
+from ledger_client.message_id import MessageId
+from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.producing.producer import Producer
-from ledger_client.writer import PAYLOAD_SIZE_MAX
 from native.batch import read_header
 
 
@@ -93,7 +94,7 @@ async def test_a_message_larger_than_a_batch_goes_alone(autojump_clock: MockCloc
     lanes = FakeLanes()
     async with producing(lanes) as producer:
         tickets = [producer.send_nowait(value) for value in (b"a", bytes(300_000), b"b")]
-        assert [await ticket.id for ticket in tickets] == [
+        assert [await ticket.message_id() for ticket in tickets] == [
             MessageId(99, entry_id, -1, 0) for entry_id in range(3)
         ]
     assert lanes.values() == [b"a", bytes(300_000), b"b"]
@@ -104,7 +105,7 @@ async def test_without_batching_each_message_is_an_entry(autojump_clock: MockClo
     lanes = FakeLanes()
     async with producing(lanes, batching=False) as producer:
         first = await producer.send(b"a")
-        second = await producer.send_nowait(b"b").id
+        second = await producer.send_nowait(b"b").message_id()
         more = await producer.send_many([b"c", b"d"])
     assert [first, second, *more] == [MessageId(99, entry_id, -1, -1) for entry_id in range(4)]
     assert str(first) == "99:0:-1"
@@ -128,6 +129,17 @@ async def test_everything_of_a_message_arrives(autojump_clock: MockClock) -> Non
         (b"viewed", b"k2", None, {}),
         (b"", None, None, {}),
     ]
+
+
+async def test_a_lane_gets_of_a_batch_what_its_payload_says(autojump_clock: MockClock) -> None:
+    lanes = FakeLanes()
+    async with producing(lanes, producer_name="loader") as producer:
+        for times in ([None, None], [7, None, -3], [5]):
+            for time in times:
+                producer.send_nowait(b"x", event_time=time)
+            await producer.flush()
+    assert lanes.kept[-1] == [SealedBatch.of(batch.payload) for batch in lanes.kept[-1]]
+    assert [batch.first_event_time for batch in lanes.kept[-1]] == [None, -3, 5]
 
 
 @pytest.mark.parametrize("compression", ["zstd", "lz4"])
@@ -156,7 +168,7 @@ async def test_while_an_append_is_under_way_the_next_batches_gather(
             await trio.testing.wait_all_tasks_blocked()
         lanes.gate.set()
         for ticket in tickets:
-            await ticket.id
+            await ticket.message_id()
     assert lanes.calls == [1, 1, 1, 1, 1, 16]
     assert lanes.values() == [b"first", *(b"%d" % number for number in range(20))]
 
@@ -226,14 +238,14 @@ async def test_a_message_that_fits_no_frame_is_refused_and_the_limit_named(
     lanes = FakeLanes()
     size_max = PAYLOAD_SIZE_MAX - 256
     async with producing(lanes) as producer:
-        with pytest.raises(MessageTooLarge, match=f"at most {size_max} bytes") as large:
+        with pytest.raises(PayloadTooLarge, match=f"at most {size_max} bytes") as large:
             await producer.send(bytes(size_max + 1))
         assert (large.value.size, large.value.size_max) == (size_max + 1, size_max)
-        with pytest.raises(MessageTooLarge):
+        with pytest.raises(PayloadTooLarge):
             producer.send_nowait(bytes(size_max - 1), key=b"kk")
-        with pytest.raises(MessageTooLarge):
+        with pytest.raises(PayloadTooLarge):
             await producer.send(bytes(size_max - 5), headers={"name": b"v"})
-        with pytest.raises(MessageTooLarge):
+        with pytest.raises(PayloadTooLarge):
             await producer.send_many([b"small", bytes(size_max + 1), b"small"])
         assert lanes.values() == []
         largest = {"key": b"k" * 1000, "headers": {"h": b"v" * 1000}, "event_time": 1}
@@ -317,7 +329,7 @@ async def test_what_waits_behind_a_failed_batch_goes_out_when_order_does_not_cou
         told = []
         for ticket in tickets:
             try:
-                told.append((await ticket.id).entry_id)
+                told.append((await ticket.message_id()).entry_id)
             except SendUnknown:
                 told.append(-1)
     assert told[0] == -1
@@ -397,7 +409,7 @@ async def test_what_fails_while_nobody_waits_is_told_by_flush(autojump_clock: Mo
             await producer.flush()
         await producer.flush()  # told once
         with pytest.raises(SendUnknown):
-            await ticket.id
+            await ticket.message_id()
     assert lanes.values() == [b"y"]
 
 
@@ -432,7 +444,7 @@ async def test_the_end_of_the_block_flushes_and_leaves_the_lane(autojump_clock: 
         ticket = producer.send_nowait(b"x")
         began = trio.current_time()
     assert trio.current_time() - began < 1  # nobody waited for the linger
-    assert (await ticket.id).entry_id == 0
+    assert (await ticket.message_id()).entry_id == 0
     assert (lanes.left, lanes.values()) == (1, [b"x"])
     with pytest.raises(ProducerClosed):
         await producer.send(b"late")
@@ -466,9 +478,9 @@ async def test_an_error_of_the_block_ends_it_at_once(autojump_clock: MockClock) 
     assert trio.current_time() == began
     assert lanes.left == 1
     with pytest.raises(SendUnknown, match="was left"):
-        await under_way.id
+        await under_way.message_id()
     with pytest.raises(ProducerClosed):
-        await gathered.id
+        await gathered.message_id()
 
 
 async def test_a_cancelled_block_ends_at_once_and_wakes_who_waits(

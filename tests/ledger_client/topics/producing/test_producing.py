@@ -9,18 +9,19 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client, Options
-from ledger_client.errors import LedgerError, NotEnoughBookies, Retryable
-from ledger_client.topics.errors import (
+from ledger_client.errors import (
     EventTimeBack,
+    LedgerError,
     NoSuchTopic,
+    NotEnoughBookies,
     ProducerBusy,
     ProducerFenced,
+    Retryable,
     SendUnknown,
 )
-from ledger_client.topics.keeping.idle import close_lane
-from ledger_client.topics.lanes.lane_choice import Access
-from ledger_client.topics.lanes.lane_lease import LEASE_S
-from ledger_client.topics.message_id import MessageId
+from ledger_client.message_id import MessageId
+from ledger_client.topics.lanes.lane import close_lane
+from ledger_client.topics.lanes.lane_lease import LEASE_S, Access
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Producer
 from metadata.topics import RollPolicy
@@ -30,19 +31,19 @@ IMPATIENT = Options(append_timeout_s=3.0, replace_timeout_s=1.0, metadata_timeou
 
 
 async def read_all(client: Client) -> list[Message]:
-    async with client.topic_reader(TOPIC) as reader:
+    async with client.reader(TOPIC) as reader:
         return [message async for message in reader]
 
 
 async def test_what_is_sent_is_read_with_the_same_ids(autojump_clock: MockClock) -> None:
     """TD-08, TD-10, PS-05, PS-06: all ways of sending end in the same lane, in order."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC)
+        await client.topics.create(TOPIC)
         sent: dict[MessageId, bytes] = {}
         async with client.producer(TOPIC) as producer:
             sent[await producer.send(b"one", key=b"k", headers={"h": b"v"})] = b"one"
             ticket = producer.send_nowait(b"two", event_time=5)
-            sent[await ticket.id] = b"two"
+            sent[await ticket.message_id()] = b"two"
             values = [b"%d" % number for number in range(2500)]
             sent.update(zip(await producer.send_many(values), values, strict=True))
         found = await read_all(client)
@@ -54,7 +55,7 @@ async def test_what_is_sent_is_read_with_the_same_ids(autojump_clock: MockClock)
 async def test_nothing_is_lost_or_reordered_while_ledgers_roll(autojump_clock: MockClock) -> None:
     """PS-29: a ledger that ends holds nobody up."""
     async with memory_cluster(4) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=2, roll=RollPolicy(entries=3))
+        await client.topics.create(TOPIC, partitions=2, roll=RollPolicy(entries=3))
         sent: dict[MessageId, bytes] = {}
         async with client.producer(TOPIC, batch_messages=5) as producer:
 
@@ -76,7 +77,7 @@ async def test_nothing_is_lost_or_reordered_while_ledgers_roll(autojump_clock: M
 
 async def test_a_bookie_that_dies_costs_nothing(autojump_clock: MockClock) -> None:
     async with memory_cluster(4) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, replication=3)
+        await client.topics.create(TOPIC, replication=3)
         values = [b"%d" % number for number in range(300)]
         async with client.producer(TOPIC, batch_messages=10) as producer:
             await producer.send_many(values[:100])
@@ -91,7 +92,7 @@ async def test_of_two_exclusive_producers_one_wins_and_the_other_learns_it_at_on
 ) -> None:
     """TB-02, TB-49: one writer a partition, cluster-wide."""
     async with memory_cluster(3) as cluster, cluster.client() as one, cluster.client() as two:
-        await one.create_topic(TOPIC, order="event-time")
+        await one.topics.create(TOPIC, order="event-time")
         async with one.producer(TOPIC, producer_name="first") as producer:
             began = trio.current_time()
             with pytest.raises(ProducerBusy, match="first") as busy:
@@ -110,7 +111,7 @@ async def test_after_a_take_over_the_old_producer_is_never_acknowledged(
 ) -> None:
     """TB-02: and what it had acknowledged is before what the new one writes."""
     async with memory_cluster(3) as cluster, cluster.client() as one, cluster.client() as two:
-        await one.create_topic(TOPIC)
+        await one.topics.create(TOPIC)
         async with one.producer(TOPIC, access="exclusive") as old:
             await old.send(b"old")
             async with two.producer(TOPIC, access="take-over") as new:
@@ -131,7 +132,7 @@ async def test_who_was_away_while_another_wrote_is_fenced_when_it_comes_back(
     async with memory_cluster(3) as cluster, cluster.client() as theirs:
         process = Process(cluster)
         async with process.client(HASTY) as ours:
-            await ours.create_topic(TOPIC)
+            await ours.topics.create(TOPIC)
             async with ours.producer(TOPIC, access="exclusive") as old:
                 await old.send(b"old")
                 process.kill()
@@ -152,14 +153,14 @@ async def test_who_was_away_while_nobody_wrote_goes_on(autojump_clock: MockClock
     async with memory_cluster(3) as cluster, cluster.client() as theirs:
         process = Process(cluster)
         async with process.client(HASTY) as ours:
-            topic = await ours.create_topic(TOPIC)
+            topic = await ours.topics.create(TOPIC)
             async with ours.producer(TOPIC, producer_name="p") as producer:
                 await producer.send(b"0", sequence=0)
                 process.kill()
                 with pytest.raises(SendUnknown):
                     await producer.send(b"1", sequence=1)
                 await trio.sleep(LEASE_S)
-                await close_lane(theirs, topic, -1, 1)
+                await close_lane(theirs._context.ledgers, topic, -1, 1)
                 assert [m.value for m in await read_all(theirs)] == [b"0"]
                 process.heal()
                 for number in range(3):
@@ -169,7 +170,7 @@ async def test_who_was_away_while_nobody_wrote_goes_on(autojump_clock: MockClock
 
 async def test_who_waits_gets_the_partition_when_it_is_free(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as one, cluster.client() as two:
-        await one.create_topic(TOPIC)
+        await one.topics.create(TOPIC)
 
         async def wait() -> None:
             async with two.producer(TOPIC, access="wait") as producer:
@@ -190,7 +191,7 @@ async def test_many_producers_share_a_partition_each_on_its_own_lane(
 ) -> None:
     """TB-36: many loaders; each one's order is kept."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC)
+        await client.topics.create(TOPIC)
 
         async def produce(task: int, name: str) -> None:
             async with cluster.client() as own, own.producer(TOPIC, producer_name=name) as producer:
@@ -210,7 +211,7 @@ async def test_many_producers_share_a_partition_each_on_its_own_lane(
 async def test_a_named_producer_that_died_goes_on_where_it_was(autojump_clock: MockClock) -> None:
     """PS-39: across a crash; sending everything again keeps it once."""
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC)
+        await client.topics.create(TOPIC)
         values = [b"%d" % number for number in range(50)]
         for attempt in range(4):
             with trio.move_on_after(0.02 + 0.01 * attempt):
@@ -231,7 +232,7 @@ async def test_without_bookies_the_outcome_is_unknown_and_sending_again_keeps_al
 ) -> None:
     """PS-39: after an outage, by the same producer and with the same numbers."""
     async with memory_cluster(3) as cluster, cluster.client(IMPATIENT) as client:
-        await client.create_topic(TOPIC, replication=3)
+        await client.topics.create(TOPIC, replication=3)
         async with client.producer(TOPIC, producer_name="p", batch_messages=1) as producer:
             await producer.send(b"0")
             for name in list(cluster.bookies):
@@ -239,7 +240,7 @@ async def test_without_bookies_the_outcome_is_unknown_and_sending_again_keeps_al
             tickets = [producer.send_nowait(b"%d" % number) for number in range(1, 10)]
             for ticket in tickets:
                 with pytest.raises(SendUnknown):
-                    await ticket.id
+                    await ticket.message_id()
             with pytest.raises(LedgerError):  # the lane cannot be opened
                 await producer.send(b"1", sequence=1)
             for name in list(cluster.bookies):
@@ -265,13 +266,13 @@ async def test_each_partition_is_written_to_its_own_bookies_by_one_client(
 ) -> None:
     """TB-32, TB-33: connections to all the bookies that a topic's lanes are on."""
     async with memory_cluster(4) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=8, replication=1)
+        await client.topics.create(TOPIC, partitions=8, replication=1)
         async with client.producer(TOPIC) as producer:
             ids = [await producer.send(b"%d" % index, partition=index) for index in range(8)]
             holders = {cluster.record(one.ledger_id).fragments[0].bookies[0] for one in ids}
         assert len(holders) > 1
         assert holders <= set(cluster.dialled)
-        async with client.topic_reader(TOPIC, partitions=[2, 5]) as reader:
+        async with client.reader(TOPIC, partitions=[2, 5]) as reader:
             assert {message.value async for message in reader} == {b"2", b"5"}
 
 
@@ -286,7 +287,7 @@ async def test_too_few_bookies_are_named_by_the_send_that_needs_them(
     autojump_clock: MockClock,
 ) -> None:
     async with memory_cluster(2) as cluster, cluster.client(IMPATIENT) as client:
-        await client.create_topic(TOPIC, replication=2)
+        await client.topics.create(TOPIC, replication=2)
         cluster.kill("b1")
         async with client.producer(TOPIC) as producer:
             with pytest.raises(NotEnoughBookies):

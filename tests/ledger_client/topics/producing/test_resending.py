@@ -12,12 +12,11 @@ from hypothesis import given, settings, strategies as st
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.errors import LedgerError
-from ledger_client.topics.client import TopicClient
-from ledger_client.topics.errors import BufferFull, ProducerBusy, ProducerFenced, SendUnknown
+from ledger_client import Client
+from ledger_client.errors import BufferFull, LedgerError, ProducerBusy, ProducerFenced, SendUnknown
 from ledger_client.topics.producing import routing
+from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Producer
-from ledger_client.topics.producing.tickets import Ticket
 from metadata.topics import LaneOwner, encode_row, writer_lease
 from native.route import murmur3
 
@@ -37,15 +36,15 @@ def key_between(before: int, after: int) -> bytes:
 K, J, NEW = key_between(0, 2), key_between(2, 2), key_between(0, 3)
 
 
-async def values_of(client: TopicClient) -> list[bytes]:
-    async with client.topic_reader(TOPIC) as reader:
+async def values_of(client: Client) -> list[bytes]:
+    async with client.reader(TOPIC) as reader:
         return sorted([message.value or b"" async for message in reader])
 
 
-async def grown(client: TopicClient, producer: Producer, partitions: int) -> None:
-    await client.alter_topic(TOPIC, partitions=partitions)
+async def grown(client: Client, producer: Producer, partitions: int) -> None:
+    await client.topics.alter(TOPIC, partitions=partitions)
     with trio.fail_after(60):
-        while len(producer._routing.outboxes) < partitions:  # noqa: ASYNC110 - nobody is told
+        while len(producer._writers) < partitions:  # noqa: ASYNC110 - nobody is told
             await trio.sleep(0.1)
 
 
@@ -59,11 +58,11 @@ async def test_what_a_crash_lost_is_kept_when_it_is_sent_again_after_partitions_
     """Number 2 was never kept; that 3 of another key lies where it goes by now says nothing."""
     options = {"producer_name": "p", "access": access}
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=3)
+        await client.topics.create(TOPIC, partitions=3)
         async with client.producer(TOPIC, **options) as producer:  # type: ignore[arg-type]
             await producer.send(b"1", key=K, sequence=1)
             await producer.send(b"3", key=J, sequence=3)
-        await client.alter_topic(TOPIC, partitions=4)
+        await client.topics.alter(TOPIC, partitions=4)
         async with client.producer(TOPIC, **options) as producer:  # type: ignore[arg-type]
             sent = await producer.send(b"2", key=K, sequence=2)
             assert sent.ledger_id >= 0
@@ -77,7 +76,7 @@ async def test_a_lane_that_was_not_closed_tells_how_its_messages_were_routed(
 ) -> None:
     """Their writer is paused, or dead: it told nobody, and another takes its lanes over."""
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
-        await ours.create_topic(TOPIC, partitions=3)
+        await ours.topics.create(TOPIC, partitions=3)
         with suppress(ProducerFenced):
             async with ours.producer(TOPIC, producer_name="p", access="exclusive") as producer:
                 await producer.send(b"1", key=K, sequence=1)
@@ -86,17 +85,17 @@ async def test_a_lane_that_was_not_closed_tells_how_its_messages_were_routed(
         assert await values_of(ours) == [b"1", b"2", b"3"]
 
 
-async def _go_on_with_more(client: TopicClient) -> None:
+async def _go_on_with_more(client: Client) -> None:
     """Add a partition that the producer has no access to, and take the others away from it."""
-    topic = await client.topic(TOPIC)
+    topic = await client.topics.info(TOPIC)
     owner = encode_row(LaneOwner(producer="other"))
-    lease = await client.store.grant(
+    lease = await client._context.store.grant(
         writer_lease(topic.uid, 3, 0), "other/1", ttl_s=60, value=owner
     )
-    await client.alter_topic(TOPIC, partitions=4)
+    await client.topics.alter(TOPIC, partitions=4)
     async with client.producer(TOPIC, producer_name="p", access="take-over") as producer:
         assert (await producer.send(b"2", key=K, sequence=2)).partition == 0
-    await client.store.release(lease)
+    await client._context.store.release(lease)
 
 
 @pytest.mark.parametrize("kept", [0, 1])
@@ -110,7 +109,7 @@ async def test_a_session_that_routes_by_the_old_count_loses_nothing_either(
         lanes.fail_next(kept=kept)
         with pytest.raises(SendUnknown):
             await producer.send(b"2", key=K, sequence=2)
-        await producer.grow(make_record(partitions=4))
+        await producer._use_partitions(make_record(partitions=4))
         await producer.send(b"3", key=J, sequence=3)
         await producer.send(b"2", key=K, sequence=2)
         await producer.send(b"4", key=K, sequence=4)
@@ -121,12 +120,12 @@ async def test_partitions_that_somebody_else_adds_while_numbers_are_sent_lose_no
     autojump_clock: MockClock,
 ) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
-        await ours.create_topic(TOPIC, partitions=3)
+        await ours.topics.create(TOPIC, partitions=3)
         keys = [b"k%d" % number for number in range(20)]
         async with ours.producer(TOPIC, producer_name="p") as producer:
             for number in range(200):
                 if number % 50 == 10:
-                    await theirs.alter_topic(TOPIC, partitions=4 + number // 50)
+                    await theirs.topics.alter(TOPIC, partitions=4 + number // 50)
                 await producer.send(b"%03d" % number, key=keys[number % 20], sequence=number)
             await grown(ours, producer, 7)
         async with theirs.producer(TOPIC, producer_name="p") as producer:
@@ -141,12 +140,12 @@ async def test_messages_without_a_key_go_by_their_number(
 ) -> None:
     monkeypatch.setattr(routing, "TURN_MESSAGES", 2)
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client.create_topic(TOPIC, partitions=3)
+        await client.topics.create(TOPIC, partitions=3)
         async with client.producer(TOPIC, producer_name="p") as producer:
             at = [await producer.send(b"%d" % n, sequence=n) for n in range(8)]
         assert [each.partition for each in at] == [0, 0, 1, 1, 2, 2, 0, 0]
         for partitions in (5, 6):
-            await client.alter_topic(TOPIC, partitions=partitions)
+            await client.topics.alter(TOPIC, partitions=partitions)
             async with client.producer(TOPIC, producer_name="p") as producer:
                 for n in (7, 3, 0, 5):
                     assert (await producer.send(b"again", sequence=n)).ledger_id == -1
@@ -162,17 +161,17 @@ async def test_a_session_whose_first_lane_was_taken_goes_over_to_no_new_partitio
 ) -> None:
     """Else it and its successor would disagree on where a number belongs."""
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
-        await ours.create_topic(TOPIC, partitions=3)
+        await ours.topics.create(TOPIC, partitions=3)
         with pytest.raises(ProducerFenced):
             async with ours.producer(TOPIC, producer_name="p", access="exclusive") as producer:
                 await producer.send(b"1", key=K, sequence=1)
                 async with theirs.producer(
                     TOPIC, producer_name="p", access="take-over", partition=0
                 ):
-                    topic = await theirs.alter_topic(TOPIC, partitions=4)
+                    topic = await theirs.topics.alter(TOPIC, partitions=4)
                     with suppress(ProducerBusy, ProducerFenced):
-                        await producer.grow(topic)
-                    assert producer._shared.routes.known == [(3, 0)]
+                        await producer._use_partitions(topic)
+                    assert producer._count.known == [(3, 0)]
                     await producer.send(b"4", key=K, sequence=4)
 
 
@@ -184,7 +183,7 @@ async def test_a_session_learns_of_partitions_that_only_its_lanes_know_of(
     old, new = make_record(partitions=3), make_record(partitions=4)
     async with producing(lanes, old, producer_name="p") as producer:
         await producer.send(b"1", key=K, sequence=1)
-        await producer.grow(new)
+        await producer._use_partitions(new)
         await producer.send(b"2", key=NEW, sequence=2)
     async with producing(lanes, old, producer_name="p") as producer:
         assert (await producer.send(b"?", key=NEW, sequence=2)).ledger_id == -1
@@ -206,7 +205,7 @@ async def test_until_the_boundary_is_durable_nothing_is_accepted(
         await producer.send(b"1", key=K, sequence=1)
         lanes.fail_next(kept=kept)
         with pytest.raises(SendUnknown):
-            await producer.grow(new)
+            await producer._use_partitions(new)
         with pytest.raises(BufferFull):
             producer.send_nowait(b"2", key=K, sequence=2)
         async with trio.open_nursery() as nursery:
@@ -214,8 +213,8 @@ async def test_until_the_boundary_is_durable_nothing_is_accepted(
             await trio.testing.wait_all_tasks_blocked()
             lanes.fail_next(kept=kept)
             with pytest.raises(SendUnknown):
-                await producer.grow(new)
-        await producer.grow(make_record(partitions=5))
+                await producer._use_partitions(new)
+        await producer._use_partitions(make_record(partitions=5))
         where = (await producer.send(b"2", key=K, sequence=2)).partition
         assert where == partition_of(K, 5)
     assert lanes.routes[0, "p"] == [(3, 0), (5, 2)]
@@ -235,7 +234,7 @@ async def test_a_producer_is_left_while_it_goes_over(autojump_clock: MockClock) 
         async with trio.open_nursery() as nursery:
             with trio.CancelScope() as change:
                 nursery.start_soon(_cancel_soon, change)
-                await producer.grow(make_record(partitions=4))
+                await producer._use_partitions(make_record(partitions=4))
             nursery.start_soon(_closed, producer)
             await trio.testing.wait_all_tasks_blocked()
             lanes.gate.set()
@@ -325,12 +324,12 @@ class Application:
                 return
 
     async def look(self, producer: Producer) -> None:
-        """Go over to partitions that are added, as Growth does."""
+        """Go over to partitions that are added, as PartitionWatch does."""
         while True:
             await trio.sleep(1)
-            if len(producer._routing.outboxes) < self.partitions:
+            if len(producer._writers) < self.partitions:
                 with suppress(LedgerError):
-                    await producer.grow(make_record(partitions=self.partitions))
+                    await producer._use_partitions(make_record(partitions=self.partitions))
 
     async def resend(self, producer: Producer) -> None:
         """Until all is acknowledged, in the order of the numbers."""
@@ -344,14 +343,14 @@ class Application:
         self.unsure += numbers
         tickets: list[tuple[int, Ticket]] = []
         with suppress(LedgerError):
-            await producer._outbox_for(key_of(numbers[0]), None, numbers[0]).wait_ready()
+            await producer._writer_for(key_of(numbers[0]), None, numbers[0]).wait_ready()
             for number in numbers:
                 value = b"%d" % number
                 ticket = producer.send_nowait(value, key=key_of(number), sequence=number)
                 tickets += [(number, ticket)]
         for number, ticket in tickets:
             with suppress(LedgerError):
-                await ticket.id
+                await ticket.message_id()
                 self.acknowledged.add(number)
         self.unsure = [number for number in self.unsure if number not in self.acknowledged]
 

@@ -4,6 +4,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
+from ledger_client.topics.producing.producer import wait_for_room
 from ledger_client.topics.producing.room import Room
 
 
@@ -14,7 +15,7 @@ async def test_room_is_given_in_the_order_of_asking() -> None:
     async with trio.open_nursery() as nursery:
 
         async def ask(size: int) -> None:
-            await room.wait(size)
+            await wait_for_room(room, size)
             order.append(size)
 
         for size in (60, 70, 10):
@@ -39,11 +40,11 @@ async def test_who_gives_up_waiting_takes_nothing_and_lets_the_next_in(
 
         async def give_up() -> None:
             with trio.move_on_after(1):
-                await room.wait(90)
+                await wait_for_room(room, 90)
 
         nursery.start_soon(give_up)
         await trio.testing.wait_all_tasks_blocked()
-        await room.wait(50)
+        await wait_for_room(room, 50)
         assert trio.current_time() == 1
     assert room.used == 100
 
@@ -60,7 +61,7 @@ async def test_who_is_cancelled_while_it_is_granted_gives_it_back() -> None:
 
         async with trio.open_nursery() as nursery:
             nursery.start_soon(release)
-            await room.wait(30)
+            await wait_for_room(room, 30)
     assert room.used == 0
 
 

@@ -7,8 +7,7 @@ import trio
 from fake_lane import FakeLanes, make_record, producing
 from trio.testing import MockClock
 
-from ledger_client.errors import NotEnoughBookies
-from ledger_client.topics.errors import BadTopic, ProducerBusy
+from ledger_client.errors import BadTopic, NotEnoughBookies, ProducerBusy
 from native.route import murmur3
 
 FOUR = make_record(partitions=4)

@@ -11,7 +11,7 @@ from fake_lane import TOPIC, FakeLanes, make_record, producing
 from hypothesis import given, strategies
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import BadTopic, EventTimeBack, SendUnknown
+from ledger_client.errors import BadTopic, EventTimeBack, SendUnknown
 
 ORDERED = make_record(order="event-time")
 NS = 1_700_000_000_123_456_789

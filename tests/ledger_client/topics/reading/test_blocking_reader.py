@@ -26,7 +26,7 @@ async def client_of_a_topic() -> AsyncIterator[Client]:
 @pytest.fixture
 def client() -> Iterator[BlockingClient]:
     portal = Portal(client_of_a_topic)
-    yield BlockingClient(portal)
+    yield BlockingClient(portal, portal.value)
     portal.close()
 
 
@@ -34,7 +34,7 @@ EVERYTHING = [b"%d.%d" % (partition, i) for partition in (0, 1) for i in range(4
 
 
 def test_messages_batches_and_positions(client: BlockingClient) -> None:
-    with client.topic_reader(TOPIC) as reader:
+    with client.reader(TOPIC) as reader:
         got = [next(reader).value for _ in range(11)]
         position = reader.position()
         got += [next(reader).value for _ in range(3)]
@@ -48,7 +48,7 @@ def test_messages_batches_and_positions(client: BlockingClient) -> None:
 
 
 def test_pausing_takes_back_what_was_brought_already(client: BlockingClient) -> None:
-    with client.topic_reader(TOPIC, follow=True) as reader:
+    with client.reader(TOPIC, follow=True) as reader:
         first = next(reader)
         reader.pause([first.id.partition])
         others = [next(reader) for _ in range(42)]

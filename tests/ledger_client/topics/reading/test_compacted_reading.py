@@ -1,4 +1,4 @@
-"""Reading what compaction left, and then the rest: places, directions, sets that are replaced."""
+"""Reading a compacted topic: places, directions, sets replaced meanwhile."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from laid_set import (
 from laid_topic import TOPIC, Laid, laid_topic, read_all, same
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import BadBatch, BadTopic, CompactedSetLost, Gap
-from ledger_client.topics.message_id import MessageId
+from ledger_client.errors import BadTopic, Gap, MessagesLost
+from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reading.places import LanePlace, Version
-from ledger_client.topics.reading.times import EventTime, PublishTime, Timestamp
+from ledger_client.topics.positions import LanePlace, Version
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.compaction import compacted_key, encode_set
 
 
@@ -43,9 +43,9 @@ async def test_a_compacted_reader_finds_the_latest_of_each_key_and_then_all_that
         await lay_set(topic, ledgers=3)
         (wanted,) = expected([lane], 3)
         assert len(wanted) < len(lane.messages) - 15
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             raw = {message.id: message for message in await read_all(reader)}
-        async with topic.client.topic_reader(TOPIC, compacted=True) as reader:
+        async with topic.client.reader(TOPIC, compacted=True) as reader:
             found = await read_all(reader)
         assert same(found, wanted)
         assert found == [raw[each.id] for each in wanted]
@@ -61,7 +61,7 @@ async def test_record_batches_of_a_compacted_topic_are_rows_of_the_raw_ones(
         (wanted,) = expected([lane], 3)
         rows = {}
         for compacted in (False, True):
-            async with topic.client.topic_reader(TOPIC, compacted=compacted) as reader:
+            async with topic.client.reader(TOPIC, compacted=compacted) as reader:
                 batches = [batch async for batch in reader.read_batches(rows_min=7)]
             rows[compacted] = [row for batch in batches for row in batch.to_pylist()]
         kept = {each.id for each in wanted}
@@ -76,9 +76,9 @@ async def test_a_topic_that_was_never_compacted_is_read_as_it_is(
 ) -> None:
     async with laid_topic() as topic:
         lane = await keyed_lane(topic)
-        async with topic.client.topic_reader(TOPIC, compacted=True) as reader:
+        async with topic.client.reader(TOPIC, compacted=True) as reader:
             assert same(await read_all(reader), lane.messages)
-        async with topic.client.topic_reader(TOPIC, compacted=True, reverse=True) as reader:
+        async with topic.client.reader(TOPIC, compacted=True, reverse=True) as reader:
             assert same(await read_all(reader), lane.messages[::-1])
 
 
@@ -89,7 +89,7 @@ async def test_a_set_of_which_nothing_is_left_is_passed_over(autojump_clock: Moc
         await lane.lay([Sent(b"w", b"k")])
         await lay_set(topic, ledgers=1)
         for reverse in (False, True):
-            async with topic.client.topic_reader(TOPIC, compacted=True, reverse=reverse) as reader:
+            async with topic.client.reader(TOPIC, compacted=True, reverse=reverse) as reader:
                 assert same(await read_all(reader), lane.messages[2:])
 
 
@@ -100,7 +100,7 @@ async def test_reverse_is_the_mirror_of_forward(autojump_clock: MockClock) -> No
         for ledgers in (1, 3, 4):
             await lay_set(topic, ledgers=ledgers)
             (wanted,) = expected([lane], ledgers)
-            async with topic.client.topic_reader(TOPIC, compacted=True, reverse=True) as reader:
+            async with topic.client.reader(TOPIC, compacted=True, reverse=True) as reader:
                 assert same(await read_all(reader), wanted[::-1])
 
 
@@ -115,7 +115,7 @@ async def test_every_id_begins_and_ends_reading_whether_its_message_is_left_or_n
         (wanted,) = expected([lane], 3)
         order = {each.id: place for place, each in enumerate(lane.messages)}
         settings = {"compacted": True, "reverse": reverse}
-        async with topic.client.topic_reader(TOPIC, **settings) as reader:  # type: ignore[arg-type]
+        async with topic.client.reader(TOPIC, **settings) as reader:  # type: ignore[arg-type]
             for message in lane.messages[::2]:
                 for inclusive in (True, False):
                     await reader.seek(message.id, inclusive=inclusive)
@@ -128,7 +128,7 @@ async def test_every_id_begins_and_ends_reading_whether_its_message_is_left_or_n
                         left = [m for m in wanted if order[m.id] >= bound]
                     assert ids_of(await read_all(reader)) == ids(left)
         for message in lane.messages[::3]:
-            async with topic.client.topic_reader(
+            async with topic.client.reader(
                 TOPIC, end=message.id, end_inclusive=True, compacted=True, reverse=reverse
             ) as reader:
                 here = order[message.id]
@@ -149,7 +149,7 @@ async def test_times_and_versions_are_places_in_what_is_left(autojump_clock: Moc
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=3)
         (wanted,) = expected([lane], 3)
-        async with topic.client.topic_reader(TOPIC, compacted=True) as reader:
+        async with topic.client.reader(TOPIC, compacted=True) as reader:
             for at in range(0, 60, 4):
                 time, stamp, version = 100 + 3 * at, 500 + at, at // 2
                 for start, left in (
@@ -173,7 +173,7 @@ async def test_a_time_in_a_lane_without_order_is_looked_through_for(
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=2)
         (wanted,) = expected([lane], 2)
-        async with topic.client.topic_reader(TOPIC, compacted=True, start=EventTime(172)) as reader:
+        async with topic.client.reader(TOPIC, compacted=True, start=EventTime(172)) as reader:
             first = next(i for i, m in enumerate(wanted) if (m.sent.event_time or 0) >= 172)
             assert same(await read_all(reader), wanted[first:])
 
@@ -186,15 +186,13 @@ async def test_reading_goes_on_at_every_position_of_any_reader(autojump_clock: M
         (wanted,) = expected([lane], 3)
         order = {each.id: place for place, each in enumerate(lane.messages)}
         for compacted in (False, True):
-            async with topic.client.topic_reader(TOPIC, compacted=compacted) as reader:
+            async with topic.client.reader(TOPIC, compacted=compacted) as reader:
                 positions = [(order[m.id] + 1, reader.position()) async for m in reader]
             for count, position in positions:
-                async with topic.client.topic_reader(
-                    TOPIC, compacted=True, start=position
-                ) as reader:
+                async with topic.client.reader(TOPIC, compacted=True, start=position) as reader:
                     left = [m for m in wanted if order[m.id] >= count]
                     assert ids_of(await read_all(reader)) == ids(left)
-            async with topic.client.topic_reader(TOPIC, start=positions[3][1]) as reader:
+            async with topic.client.reader(TOPIC, start=positions[3][1]) as reader:
                 assert same(await read_all(reader), lane.messages[positions[3][0] :])
 
 
@@ -207,7 +205,7 @@ async def test_lanes_are_merged_by_event_time_across_what_is_left_and_what_follo
         wanted = [m for left in expected(lanes, 2) for m in left]
         wanted.sort(key=lambda m: (m.sent.event_time, m.lane))
         for reverse in (False, True):
-            async with topic.client.topic_reader(
+            async with topic.client.reader(
                 TOPIC, compacted=True, order="event-time", reverse=reverse
             ) as reader:
                 assert same(await read_all(reader), wanted[::-1] if reverse else wanted)
@@ -218,7 +216,7 @@ async def test_what_was_handed_out_can_be_given_back(autojump_clock: MockClock) 
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=3, entry_messages=5)
         (wanted,) = expected([lane], 3)
-        async with topic.client.topic_reader(TOPIC, compacted=True) as reader:
+        async with topic.client.reader(TOPIC, compacted=True) as reader:
             some = await reader.next_messages()
             reader.give_back(len(some) - 1)
             assert same(some[:1] + await read_all(reader), wanted)
@@ -234,7 +232,7 @@ async def test_a_reader_ends_the_generation_it_began_and_goes_on_raw(
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=2, entry_messages=1, ledger_entries=2)
         begun = survivors([lane], 2)[0]
-        async with topic.client.topic_reader(TOPIC, compacted=True, read_ahead_size=1) as reader:
+        async with topic.client.reader(TOPIC, compacted=True, read_ahead_size=1) as reader:
             found = [await anext(reader) for _ in range(3)]
             await lay_set(topic, ledgers=3)
             found += await read_all(reader)
@@ -249,7 +247,7 @@ async def test_when_its_generation_is_gone_a_reader_goes_on_in_the_next_at_its_p
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=4, entry_messages=1, ledger_entries=1)
         begun = survivors([lane], 4)[0]
-        async with topic.client.topic_reader(
+        async with topic.client.reader(
             TOPIC, compacted=True, reverse=reverse, read_ahead_size=1
         ) as reader:
             found = [await anext(reader) for _ in range(2)]
@@ -267,7 +265,7 @@ async def test_raw_ledgers_that_went_are_read_from_the_set_that_covers_them(
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=1)
         (before,) = survivors([lane], 1)
-        async with topic.client.topic_reader(TOPIC, compacted=True) as reader:
+        async with topic.client.reader(TOPIC, compacted=True) as reader:
             for _ in before:
                 await anext(reader)
             position = reader.position()
@@ -275,10 +273,10 @@ async def test_raw_ledgers_that_went_are_read_from_the_set_that_covers_them(
         for number in range(3):
             await lane.purge(number)
         wanted = [m for m in expected([lane], 3)[0] if number_of(lane, m) >= 1]
-        async with topic.client.topic_reader(TOPIC, compacted=True, start=position) as reader:
+        async with topic.client.reader(TOPIC, compacted=True, start=position) as reader:
             found = ids_of(await read_all(reader))
         assert found == ids(wanted)
-        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+        async with topic.client.reader(TOPIC, start=position) as reader:
             with pytest.raises(Gap):
                 await read_all(reader)
 
@@ -289,7 +287,7 @@ async def test_a_gap_under_a_raw_reader_is_none_when_a_set_covers_it(
     async with laid_topic() as topic:
         lane = await keyed_lane(topic)
         first = lane.of_ledger(0)
-        async with topic.client.topic_reader(TOPIC, compacted=True, read_ahead_size=1) as reader:
+        async with topic.client.reader(TOPIC, compacted=True, read_ahead_size=1) as reader:
             found = [await anext(reader) for _ in first]
             await lay_set(topic, ledgers=3)
             for number in range(3):
@@ -313,7 +311,7 @@ async def test_whatever_is_compacted_and_removed_meanwhile_the_latest_of_every_k
         lane = await keyed_lane(topic, shift=seed)
         ledgers, found, purged = chance.randrange(1, 3), list[Message](), 0
         await lay_set(topic, ledgers=ledgers, entry_messages=1, ledger_entries=2)
-        async with topic.client.topic_reader(TOPIC, compacted=True, read_ahead_size=1) as reader:
+        async with topic.client.reader(TOPIC, compacted=True, read_ahead_size=1) as reader:
             async for message in reader:
                 found.append(message)
                 if chance.random() < 0.2:
@@ -340,17 +338,15 @@ async def test_a_ledger_of_the_set_that_is_gone_is_told_and_never_replaced_by_ra
         made = await lay_set(topic, ledgers=3, entry_messages=1, ledger_entries=2)
         await remove_ledger(topic, made.ledgers[1].ledger_id)
         for reverse in (False, True):
-            async with topic.client.topic_reader(TOPIC, compacted=True, reverse=reverse) as reader:
+            async with topic.client.reader(TOPIC, compacted=True, reverse=reverse) as reader:
                 for _ in range(2):
-                    with pytest.raises(CompactedSetLost) as lost:
+                    with pytest.raises(MessagesLost) as lost:
                         await read_all(reader)
                     assert lost.value.ledger_id == made.ledgers[1].ledger_id
-        with pytest.raises(CompactedSetLost):
-            async with topic.client.topic_reader(
-                TOPIC, compacted=True, start=Timestamp(500)
-            ) as reader:
+        with pytest.raises(MessagesLost):
+            async with topic.client.reader(TOPIC, compacted=True, start=Timestamp(500)) as reader:
                 pass
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             await read_all(reader)
 
 
@@ -362,8 +358,8 @@ async def test_an_entry_that_is_no_compacted_one_is_named(autojump_clock: MockCl
         ledgers = [msgspec.structs.replace(made.ledgers[0], ledger_id=foreign, entries=1)]
         wrong = msgspec.structs.replace(made, ledgers=ledgers)
         topic.cluster.store.change(compacted_key(topic.record.uid), encode_set(wrong))
-        async with topic.client.topic_reader(TOPIC, compacted=True) as reader:
-            with pytest.raises(BadBatch) as bad:
+        async with topic.client.reader(TOPIC, compacted=True) as reader:
+            with pytest.raises(MessagesLost) as bad:
                 await read_all(reader)
         assert (bad.value.ledger_id, bad.value.entry_id) == (foreign, 0)
 
@@ -372,12 +368,12 @@ async def test_a_position_of_another_topic_is_refused(autojump_clock: MockClock)
     async with laid_topic() as topic:
         await keyed_lane(topic)
         await lay_set(topic, ledgers=3)
-        async with topic.client.topic_reader(TOPIC, compacted=True) as reader:
+        async with topic.client.reader(TOPIC, compacted=True) as reader:
             await anext(reader)
             (place,) = reader.position()
         wrong = LanePlace(place.topic, place.uid + 1, *place[2:])
         with pytest.raises(BadTopic):
-            async with topic.client.topic_reader(TOPIC, compacted=True, start=[wrong]):
+            async with topic.client.reader(TOPIC, compacted=True, start=[wrong]):
                 pass
 
 
@@ -388,7 +384,7 @@ async def test_a_follower_goes_from_what_is_left_to_what_is_written(
         lane = await keyed_lane(topic)
         await lay_set(topic, ledgers=LEDGERS)
         (wanted,) = expected([lane], LEDGERS)
-        async with topic.client.topic_reader(TOPIC, compacted=True, follow=True) as reader:
+        async with topic.client.reader(TOPIC, compacted=True, follow=True) as reader:
             found = [await anext(reader) for _ in wanted]
             async with lane.write(state="open") as ledger:
                 await ledger.send([Sent(b"new", b"k0")])

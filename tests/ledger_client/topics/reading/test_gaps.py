@@ -1,4 +1,4 @@
-"""What a reader cannot read: it was removed, lost or damaged, or nobody answers."""
+"""Messages that a reader cannot read: removed, lost, damaged, or out of reach."""
 
 from __future__ import annotations
 
@@ -12,15 +12,17 @@ from trio.testing import MockClock
 
 from ledger_client.errors import (
     EntryLost,
+    Gap,
+    MessagesLost,
     MetadataUnavailable,
     NoSuchEntry,
+    NoSuchTopic,
     ReplicasUnavailable,
 )
-from ledger_client.topics.errors import BadBatch, Gap, NoSuchTopic
+from ledger_client.message_id import MessageId
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
-from ledger_client.topics.message_id import MessageId
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reading.times import EventTime
+from ledger_client.topics.times import EventTime
 from metadata.topics import LaneRecord, topic_key
 
 
@@ -29,15 +31,15 @@ async def test_a_position_behind_the_last_message_of_a_purged_ledger_is_no_gap(
 ) -> None:
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             for _ in lane.of_ledger(0):
                 await anext(reader)
             position = reader.position()
         await lane.purge(0)
-        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+        async with topic.client.reader(TOPIC, start=position) as reader:
             assert same(await read_all(reader), lane.messages[6:])
         await lane.purge(1)
-        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+        async with topic.client.reader(TOPIC, start=position) as reader:
             with pytest.raises(Gap) as told:
                 await anext(reader)
             assert told.value.missing == 2
@@ -49,7 +51,7 @@ async def test_everything_read_and_everything_purged_is_no_gap(autojump_clock: M
     """TB-76: purging disturbs nobody who has read it."""
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC, follow=True) as reader:
+        async with topic.client.reader(TOPIC, follow=True) as reader:
             assert len([await anext(reader) for _ in lane.messages]) == len(lane.messages)
             position = reader.position()
             for number in range(3):
@@ -57,7 +59,7 @@ async def test_everything_read_and_everything_purged_is_no_gap(autojump_clock: M
             await trio.sleep(20)
             await lane.lay(*batches_of("d", [0, 1]))
             assert (await anext(reader)).value == b"d0"
-        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+        async with topic.client.reader(TOPIC, start=position) as reader:
             assert [m.value for m in await read_all(reader)] == [b"d0"]
 
 
@@ -75,7 +77,7 @@ async def test_ledgers_that_come_about_between_two_looks_are_no_gap(
                 await lane.lay(*batches_of("e", [0, 1]))
             return await look(rows)
 
-        async with topic.client.topic_reader(TOPIC, follow=True) as reader:
+        async with topic.client.reader(TOPIC, follow=True) as reader:
             monkeypatch.setattr(LedgerRows, "record", turn_twice)
             got = [await anext(reader) for _ in range(len(lane.messages) + 3)]
         assert same(got, lane.messages)
@@ -90,7 +92,7 @@ async def test_a_start_that_was_removed_is_a_gap_once(
         lane = await some_lane(topic)
         start = lane.messages[1].id
         await lane.purge(0)
-        async with topic.client.topic_reader(
+        async with topic.client.reader(
             TOPIC,
             start=start,
             on_gap=on_gap,  # type: ignore[arg-type]  # one of the literals
@@ -114,7 +116,7 @@ async def test_a_ledger_that_is_purged_under_the_reader_is_a_gap(autojump_clock:
         lane = topic.lane()
         await lane.lay(*[[Sent(b"%d" % i + bytes(400_000))] for i in range(40)])
         await lane.lay(*batches_of("b", [1]))
-        async with topic.client.topic_reader(TOPIC, follow=True, read_ahead_size=1 << 20) as reader:
+        async with topic.client.reader(TOPIC, follow=True, read_ahead_size=1 << 20) as reader:
             first = await anext(reader)
             await lane.purge(0)
             for bookie in topic.cluster.bookies.values():
@@ -133,9 +135,9 @@ async def test_a_reader_from_the_earliest_takes_what_is_there(autojump_clock: Mo
     async with laid_topic() as topic:
         lane = await some_lane(topic)
         await lane.purge(0)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             assert same(await read_all(reader), lane.messages[6:])
-        async with topic.client.topic_reader(TOPIC, reverse=True) as reader:
+        async with topic.client.reader(TOPIC, reverse=True) as reader:
             assert same(await read_all(reader), lane.messages[6:][::-1])
 
 
@@ -145,7 +147,7 @@ async def test_reading_in_reverse_tells_what_was_removed_under_it(
     """PS-42: the lane's beginning, as it was when reading began, was to be read."""
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC, reverse=True, read_ahead_size=1) as reader:
+        async with topic.client.reader(TOPIC, reverse=True, read_ahead_size=1) as reader:
             got = [await anext(reader)]
             await lane.purge(0)
             with pytest.raises(Gap) as told:
@@ -154,7 +156,7 @@ async def test_reading_in_reverse_tells_what_was_removed_under_it(
             assert told.value.missing == lane.rows[0].entries
             position = reader.position()
         assert same(got, lane.messages[6:][::-1])
-        async with topic.client.topic_reader(TOPIC, reverse=True, start=position) as reader:
+        async with topic.client.reader(TOPIC, reverse=True, start=position) as reader:
             assert await read_all(reader) == []
 
 
@@ -166,11 +168,11 @@ async def test_a_damaged_batch_is_named_and_can_be_passed(autojump_clock: MockCl
             await writer.ledger.append(b"QB nothing of ours")
             writer.entries += 1
             await writer.send(said(["b"]))
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             assert (await anext(reader)).value == b"a"
             damaged = MessageId(lane.rows[0].ledger_id, 1)
             for _ in range(2):
-                with pytest.raises(BadBatch) as told:
+                with pytest.raises(MessagesLost) as told:
                     await anext(reader)
                 assert (told.value.ledger_id, told.value.entry_id) == damaged[:2]
             await reader.seek(damaged, inclusive=False)
@@ -188,7 +190,7 @@ async def test_a_lost_entry_is_told_behind_those_before_it_and_read_when_it_is_b
         (held,) = filter(None, ledgers)
         gone = held.entries.pop(2)
         expected = lane.messages[::-1] if reverse else lane.messages
-        async with topic.client.topic_reader(TOPIC, reverse=reverse) as reader:
+        async with topic.client.reader(TOPIC, reverse=reverse) as reader:
             got: list[Message] = []
             for _ in range(2):
                 with pytest.raises((EntryLost, NoSuchEntry), match="entry 2"):
@@ -208,7 +210,7 @@ async def test_without_bookies_reading_fails_in_time_and_goes_on_later(
 ) -> None:
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             for name in topic.cluster.bookies:
                 topic.cluster.kill(name)
             with trio.fail_after(60), pytest.raises(ReplicasUnavailable):
@@ -223,7 +225,7 @@ async def test_without_the_store_an_open_ledger_is_read_on(autojump_clock: MockC
         lane = topic.lane()
         async with (
             lane.write() as writer,
-            topic.client.topic_reader(TOPIC, follow=True) as reader,
+            topic.client.reader(TOPIC, follow=True) as reader,
         ):
             await writer.send(said(["a"]))
             assert (await anext(reader)).value == b"a"
@@ -235,17 +237,17 @@ async def test_without_the_store_an_open_ledger_is_read_on(autojump_clock: MockC
             topic.cluster.store.available = True
         topic.cluster.store.available = False
         with pytest.raises(MetadataUnavailable):
-            async with topic.client.topic_reader(TOPIC):
+            async with topic.client.reader(TOPIC):
                 pass
 
 
 async def test_a_topic_that_is_not_there_or_goes_away_is_told(autojump_clock: MockClock) -> None:
     async with laid_topic() as topic:
         with pytest.raises(NoSuchTopic):
-            async with topic.client.topic_reader("shop/nothing"):
+            async with topic.client.reader("shop/nothing"):
                 pass
         await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC, start="latest", follow=True) as reader:
+        async with topic.client.reader(TOPIC, start="latest", follow=True) as reader:
             await topic.cluster.store.delete(topic_key(TOPIC))
             with trio.fail_after(10), pytest.raises(NoSuchTopic):
                 await anext(reader)
@@ -255,14 +257,12 @@ async def test_where_nothing_is_left_there_is_one_gap(autojump_clock: MockClock)
     """TB-73: however many ledgers are gone."""
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             await anext(reader)
             position = reader.position()
         for number in range(3):
             await lane.purge(number)
-        async with topic.client.topic_reader(
-            TOPIC, start=position, follow=True, on_gap="skip"
-        ) as reader:
+        async with topic.client.reader(TOPIC, start=position, follow=True, on_gap="skip") as reader:
             await trio.sleep(20)
             await lane.lay(*batches_of("d", [0, 1]))
             assert (await anext(reader)).value == b"d0"
@@ -279,13 +279,13 @@ async def test_a_reader_goes_on_behind_a_ledger_that_was_deleted_out_of_the_midd
     async with laid_topic() as topic:
         lane = await some_lane(topic)
         lost, behind = lane.rows[1], lane.rows[0 if reverse else 2]
-        await topic.client.delete_ledger(lost.ledger_id)
+        await topic.client.ledgers.delete(lost.ledger_id)
         expected = [*lane.of_ledger(0), *lane.of_ledger(2)]
         if reverse:
             expected.reverse()
         gaps: list[Gap] = []
         got: list[Message] = []
-        async with topic.client.topic_reader(TOPIC, reverse=reverse, on_gap=on_gap) as reader:
+        async with topic.client.reader(TOPIC, reverse=reverse, on_gap=on_gap) as reader:
             while True:
                 try:
                     got.append(await anext(reader))
@@ -311,16 +311,16 @@ async def test_a_position_inside_a_ledger_that_was_deleted_counts_what_is_missin
     async with laid_topic() as topic:
         lane = await some_lane(topic)
         positions = []
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             for _ in lane.of_ledger(0):
                 await anext(reader)
                 positions.append(reader.position())
-        await topic.client.delete_ledger(lane.rows[0].ledger_id)
+        await topic.client.ledgers.delete(lane.rows[0].ledger_id)
         for position, missing in ((positions[3], [2]), (positions[5], [])):
-            async with topic.client.topic_reader(TOPIC, start=position, on_gap="skip") as reader:
+            async with topic.client.reader(TOPIC, start=position, on_gap="skip") as reader:
                 assert same(await read_all(reader), lane.messages[6:])
                 assert [gap.missing for gap in reader.gaps] == missing
-        async with topic.client.topic_reader(
+        async with topic.client.reader(
             TOPIC, start=positions[2], end=positions[3], on_gap="skip"
         ) as reader:
             assert await read_all(reader) == []
@@ -336,8 +336,8 @@ async def test_a_time_inside_a_ledger_that_was_deleted_is_a_gap(
         lane = topic.lane()
         for first in (0, 10, 20):
             await lane.lay(said([f"{first + i}" for i in range(5)], times=range(first, first + 5)))
-        await topic.client.delete_ledger(lane.rows[1].ledger_id)
-        async with topic.client.topic_reader(
+        await topic.client.ledgers.delete(lane.rows[1].ledger_id)
+        async with topic.client.reader(
             TOPIC, start=EventTime(12), on_gap="skip", order="arrival"
         ) as reader:
             assert same(await read_all(reader), lane.of_ledger(2))
@@ -352,11 +352,11 @@ async def test_a_follower_goes_on_behind_a_ledger_that_is_deleted_under_it(
         lane = topic.lane()
         await lane.lay(*[[Sent(b"%d" % i + bytes(400_000))] for i in range(40)])
         await lane.lay(*batches_of("b", [1]))
-        async with topic.client.topic_reader(
+        async with topic.client.reader(
             TOPIC, follow=True, read_ahead_size=1 << 20, on_gap="skip"
         ) as reader:
             got = [await anext(reader)]
-            await topic.client.delete_ledger(lane.rows[0].ledger_id)
+            await topic.client.ledgers.delete(lane.rows[0].ledger_id)
             for bookie in topic.cluster.bookies.values():
                 bookie.ledgers.pop(lane.rows[0].ledger_id, None)
             while got[-1].value != b"b0":

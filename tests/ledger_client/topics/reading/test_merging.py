@@ -12,7 +12,7 @@ from laid_topic import TOPIC, Laid, LaidTopic, said
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import BadBatch, BadTopic
+from ledger_client.errors import BadTopic, MessagesLost
 from ledger_client.topics.messages import Message
 
 OTHER = "shop/returns"
@@ -54,12 +54,10 @@ def test_lanes_are_merged_by_event_time_and_mirrored_in_reverse(
                 ]
             expected.sort(key=lambda each: each[:4])
             ids = [each[4].id for each in expected]
-            async with client.topic_reader(
-                [TOPIC, OTHER], order="event-time", reverse=reverse
-            ) as reader:
+            async with client.reader([TOPIC, OTHER], order="event-time", reverse=reverse) as reader:
                 assert [m.id async for m in reader] == (ids[::-1] if reverse else ids)
             for count in range(0, len(ids), 5):
-                async with client.topic_reader(
+                async with client.reader(
                     [TOPIC, OTHER], order="event-time", reverse=reverse
                 ) as reader:
                     head = [await anext(reader) for _ in range(count)]
@@ -84,13 +82,13 @@ async def test_equal_times_come_by_the_name_of_the_lane_and_mirrored_in_reverse(
             await lane.lay(said([f"{name}1", f"{name}1'"], times=[1, 1]))
             await lane.lay(said([f"{name}2"], times=[2]))
             if name:
-                await client.rename_lane(TOPIC, partition, number, name)
+                await client.topics.rename_lane(TOPIC, partition, number, name)
         expected = [
             f"{name}{rest}" for rests in (["1", "1'"], ["2"]) for name in sorted(names)
             for rest in rests
         ]  # fmt: skip
         for reverse in (False, True):
-            async with client.topic_reader(TOPIC, order="event-time", reverse=reverse) as reader:
+            async with client.reader(TOPIC, order="event-time", reverse=reverse) as reader:
                 found = [(message.value or b"").decode() async for message in reader]
             assert found == (expected[::-1] if reverse else expected)
 
@@ -103,10 +101,10 @@ async def test_a_lane_that_is_renamed_keeps_its_turn_and_is_read_once(
         topic = LaidTopic(cluster, client, order="event-time")
         for number, name in enumerate(["b", "c"]):
             await topic.lane(-1, number).lay(said([name], times=[1]))
-            await client.rename_lane(TOPIC, -1, number, name)
-        async with client.topic_reader(TOPIC, order="event-time", follow=True) as reader:
+            await client.topics.rename_lane(TOPIC, -1, number, name)
+        async with client.reader(TOPIC, order="event-time", follow=True) as reader:
             assert values([await anext(reader)]) == [b"b"]
-            await client.rename_lane(TOPIC, -1, 0, "d")
+            await client.topics.rename_lane(TOPIC, -1, 0, "d")
             await trio.sleep(60)  # it looks for lanes meanwhile
             await topic.lanes[0].lay(said(["b2"], times=[2]))
             await topic.lanes[1].lay(said(["c2"], times=[2]))
@@ -120,7 +118,7 @@ async def test_a_topic_without_order_is_not_merged(autojump_clock: MockClock) ->
     async with memory_cluster(1) as cluster, cluster.client() as client:
         LaidTopic(cluster, client)
         with pytest.raises(BadTopic, match="not ordered by event time"):
-            async with client.topic_reader(TOPIC, order="event-time"):
+            async with client.reader(TOPIC, order="event-time"):
                 pass
 
 
@@ -133,8 +131,8 @@ async def test_what_is_not_in_order_is_named_and_not_merged(
     async with memory_cluster(1) as cluster, cluster.client() as client:
         lane = LaidTopic(cluster, client, order="event-time").lane()
         row = await lane.lay(batch)
-        async with client.topic_reader(TOPIC, order="event-time") as reader:
-            with pytest.raises(BadBatch, match="event time") as told:
+        async with client.reader(TOPIC, order="event-time") as reader:
+            with pytest.raises(MessagesLost, match="event time") as told:
                 await anext(reader)
         assert (told.value.ledger_id, told.value.entry_id) == (row.ledger_id, 0)
 
@@ -147,9 +145,7 @@ async def test_a_follower_hands_out_what_all_lanes_have_passed(autojump_clock: M
         start = trio.current_time()
 
         async def read() -> None:
-            async with client.topic_reader(
-                TOPIC, order="event-time", follow=True, idle_s=3
-            ) as reader:
+            async with client.reader(TOPIC, order="event-time", follow=True, idle_s=3) as reader:
                 async for message in reader:
                     got.append((round(trio.current_time() - start), message.value))  # noqa: PERF401 - one by one
 
@@ -179,7 +175,7 @@ async def test_pausing_a_part_holds_back_what_comes_after(autojump_clock: MockCl
         topic = LaidTopic(cluster, client, order="event-time", partitions=2)
         await topic.lane(0).lay(said(["a1", "a4"], times=[1, 4]))
         await topic.lane(1).lay(said(["b2", "b5"], times=[2, 5]))
-        async with client.topic_reader(TOPIC, order="event-time") as reader:
+        async with client.reader(TOPIC, order="event-time") as reader:
             got = [await anext(reader)]
             reader.pause([1])
             with trio.move_on_after(30):

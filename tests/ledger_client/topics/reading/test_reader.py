@@ -1,4 +1,4 @@
-"""Reading one lane: places, directions, what is read and what is not."""
+"""Reading one lane: places, directions, and the bounds of a read."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from laid_topic import CONTROL, TOPIC, batches_of, laid_topic, read_all, said, s
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import BadTopic
-from ledger_client.topics.message_id import MessageId
+from ledger_client.errors import BadTopic
+from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
 from metadata.topics import RollPolicy
 from native.frame import Opcode
@@ -24,7 +24,7 @@ async def test_a_message_is_what_was_sent_with_its_id(autojump_clock: MockClock)
         lane = topic.lane()
         sent = plain(40)
         await lane.lay(sent, created_ms=1234)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             found = await read_all(reader)
         ledger_id = lane.rows[0].ledger_id
         assert [m.id for m in found] == [MessageId(ledger_id, 0, -1, i) for i in range(40)]
@@ -43,7 +43,7 @@ async def test_a_message_that_is_no_batch_has_batch_index_minus_one(
     async with laid_topic(partitions=2) as topic:
         lane = topic.lane(1)
         await lane.lay([Sent(b"one")], [Sent(b"two")], batched=False)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             found = await read_all(reader)
             ledger_id = lane.rows[0].ledger_id
             assert [m.id for m in found] == [
@@ -60,7 +60,7 @@ async def test_control_entries_are_no_messages_but_count_as_versions(
     """TD-05: versions have gaps. TB-27: reading goes on in the next ledger."""
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             found = await read_all(reader)
         assert same(found, lane.messages)
         assert [m.version for m in found] == [1, 1, 1, 2, 4, 4, 6, 6, 8, 9, 9, 9, 9]
@@ -70,7 +70,7 @@ async def test_reverse_is_the_mirror_of_forward(autojump_clock: MockClock) -> No
     """TB-72."""
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC, reverse=True) as reader:
+        async with topic.client.reader(TOPIC, reverse=True) as reader:
             assert same(await read_all(reader), lane.messages[::-1])
 
 
@@ -83,19 +83,17 @@ async def test_every_id_starts_and_ends_reading_in_both_directions(
         everything = lane.messages
         for i, laid in enumerate(everything):
             for inclusive in (True, False):
-                async with topic.client.topic_reader(
-                    TOPIC, start=laid.id, inclusive=inclusive
-                ) as reader:
+                async with topic.client.reader(TOPIC, start=laid.id, inclusive=inclusive) as reader:
                     assert same(await read_all(reader), everything[i + (not inclusive) :])
-                async with topic.client.topic_reader(
+                async with topic.client.reader(
                     TOPIC, end=laid.id, end_inclusive=inclusive
                 ) as reader:
                     assert same(await read_all(reader), everything[: i + inclusive])
-                async with topic.client.topic_reader(
+                async with topic.client.reader(
                     TOPIC, start=laid.id, inclusive=inclusive, reverse=True
                 ) as reader:
                     assert same(await read_all(reader), everything[: i + inclusive][::-1])
-                async with topic.client.topic_reader(
+                async with topic.client.reader(
                     TOPIC, end=laid.id, end_inclusive=inclusive, reverse=True
                 ) as reader:
                     assert same(await read_all(reader), everything[i + (not inclusive) :][::-1])
@@ -105,7 +103,7 @@ async def test_an_id_without_batch_index_names_the_whole_entry(autojump_clock: M
     async with laid_topic() as topic:
         lane = await some_lane(topic)
         entry = MessageId(lane.rows[0].ledger_id, 1)
-        async with topic.client.topic_reader(TOPIC, start=entry) as reader:
+        async with topic.client.reader(TOPIC, start=entry) as reader:
             assert same(await read_all(reader), lane.messages)
             await reader.seek(entry, inclusive=False)
             assert same(await read_all(reader), lane.messages[3:])
@@ -115,11 +113,11 @@ async def test_latest_begins_behind_what_was_acknowledged(autojump_clock: MockCl
     """PS-34."""
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC, start="latest") as reader:
+        async with topic.client.reader(TOPIC, start="latest") as reader:
             assert await read_all(reader) == []
         async with lane.write() as writer:
             await writer.send(said(["old"]))
-            async with topic.client.topic_reader(TOPIC, start="latest", follow=True) as reader:
+            async with topic.client.reader(TOPIC, start="latest", follow=True) as reader:
                 await writer.send(CONTROL)
                 await writer.send(said(["new"]))
                 assert (await anext(reader)).value == b"new"
@@ -134,7 +132,7 @@ async def test_a_reader_that_follows_nothing_gets_all_that_was_acknowledged_befo
         async with lane.write() as writer:
             for i in range(20):
                 await writer.send(said([f"d{i}"]))
-                async with topic.client.topic_reader(TOPIC) as reader:
+                async with topic.client.reader(TOPIC) as reader:
                     assert same(await read_all(reader), lane.messages)
 
 
@@ -142,7 +140,7 @@ async def test_prepared_ledgers_are_not_read(autojump_clock: MockClock) -> None:
     async with laid_topic() as topic:
         lane = await some_lane(topic)
         lane.prepare(99_999)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             assert same(await read_all(reader), lane.messages)
 
 
@@ -150,7 +148,7 @@ async def test_a_follower_goes_from_ledger_to_ledger(autojump_clock: MockClock) 
     """TB-07, TB-27."""
     async with laid_topic() as topic:
         lane = topic.lane()
-        async with topic.client.topic_reader(TOPIC, follow=True) as reader:
+        async with topic.client.reader(TOPIC, follow=True) as reader:
             for round_ in range(3):
                 async with lane.write() as writer:
                     for i in range(3):
@@ -170,14 +168,14 @@ async def test_a_ledger_that_ended_behind_its_rows_back_is_left_for_the_next(
         topic.cluster.store.hints = hints
         lane = topic.lane()
         await lane.lay(*batches_of("a", [0, 2]), state="open")
-        async with topic.client.topic_reader(TOPIC, follow=True) as reader:
+        async with topic.client.reader(TOPIC, follow=True) as reader:
             assert [(await anext(reader)).value for _ in range(2)] == [b"a0", b"a1"]
             with trio.move_on_after(1):
                 await anext(reader)
             await lane.lay(*batches_of("b", [0, 1]))
             with trio.fail_after(6):
                 assert (await anext(reader)).value == b"b0"
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             assert same(await read_all(reader), lane.messages)
 
 
@@ -186,7 +184,7 @@ async def test_a_bounded_reader_ends_although_the_lane_goes_on_and_on(
 ) -> None:
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             first = await anext(reader)
             await lane.lay(*batches_of("later", [5]))
             assert same([first, *await read_all(reader)], lane.messages[:-5])
@@ -200,14 +198,12 @@ async def test_position_is_exact_to_the_message_and_can_be_resumed_anywhere(
         for reverse in (False, True):
             expected = lane.messages[::-1] if reverse else lane.messages
             for count in range(len(expected) + 1):
-                async with topic.client.topic_reader(TOPIC, reverse=reverse) as reader:
+                async with topic.client.reader(TOPIC, reverse=reverse) as reader:
                     head = [await anext(reader) for _ in range(count)]
                     position = reader.position()
-                async with topic.client.topic_reader(
-                    TOPIC, start=position, reverse=reverse
-                ) as reader:
+                async with topic.client.reader(TOPIC, start=position, reverse=reverse) as reader:
                     assert same(head + await read_all(reader), expected)
-                async with topic.client.topic_reader(
+                async with topic.client.reader(
                     TOPIC, start=position, reverse=not reverse
                 ) as reader:
                     assert same(await read_all(reader), expected[:count][::-1])
@@ -216,13 +212,13 @@ async def test_position_is_exact_to_the_message_and_can_be_resumed_anywhere(
 async def test_a_position_ends_reading_too(autojump_clock: MockClock) -> None:
     async with laid_topic(partitions=2) as topic:
         lanes = [await some_lane(topic, partition) for partition in (0, 1)]
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             for _ in range(9):
                 await anext(reader)
             position = reader.position()
-        async with topic.client.topic_reader(TOPIC, end=position) as reader:
+        async with topic.client.reader(TOPIC, end=position) as reader:
             head = await read_all(reader)
-        async with topic.client.topic_reader(TOPIC, start=position) as reader:
+        async with topic.client.reader(TOPIC, start=position) as reader:
             tail = await read_all(reader)
         assert len(head) == 9
         for lane in lanes:
@@ -234,7 +230,7 @@ async def test_seek_goes_anywhere_and_nothing_comes_twice(autojump_clock: MockCl
     """TB-63."""
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             for i in (5, 0, 12, 3, 3, 7):
                 await reader.seek(lane.messages[i].id)
                 got = [await anext(reader) for _ in range(min(3, 13 - i))]
@@ -248,7 +244,7 @@ async def test_seek_goes_anywhere_and_nothing_comes_twice(autojump_clock: MockCl
 async def test_a_seek_that_cannot_be_changes_nothing(autojump_clock: MockClock) -> None:
     async with laid_topic() as topic:
         lane = await some_lane(topic)
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             got = [await anext(reader) for _ in range(2)]
             with pytest.raises(BadTopic, match="no ledger 99999"):
                 await reader.seek(MessageId(99_999, 0))
@@ -264,7 +260,7 @@ async def test_seek_wakes_a_reader_that_waits(autojump_clock: MockClock) -> None
     async with laid_topic() as topic:
         lane = await some_lane(topic)
         async with (
-            topic.client.topic_reader(TOPIC, start="latest", follow=True) as reader,
+            topic.client.reader(TOPIC, start="latest", follow=True) as reader,
             trio.open_nursery() as nursery,
         ):
             got: list[Message] = []
@@ -286,7 +282,7 @@ async def test_caught_up_is_told_once_between_history_and_news(autojump_clock: M
         history = [m.sent.value for lane in lanes for m in lane.messages]
         events: list[object] = []
         async with (
-            topic.client.topic_reader(
+            topic.client.reader(
                 TOPIC, follow=True, on_caught_up=lambda: events.append("caught up")
             ) as reader,
             lanes[0].write() as writer,
@@ -312,7 +308,7 @@ async def test_a_paused_partition_gives_nothing_until_it_is_resumed(
 ) -> None:
     async with laid_topic(partitions=2) as topic:
         lanes = [await some_lane(topic, partition) for partition in (0, 1)]
-        async with topic.client.topic_reader(TOPIC) as reader:
+        async with topic.client.reader(TOPIC) as reader:
             got = [await anext(reader)]
             reader.pause([0])
             left = len(lanes[1].messages) - (got[0].id.partition == 1)
@@ -336,9 +332,7 @@ async def test_partitions_and_lanes_can_be_chosen(autojump_clock: MockClock) -> 
             ([2, 0], [0]),
             ([1], None),
         ]:
-            async with topic.client.topic_reader(
-                TOPIC, partitions=partitions, lanes=numbers
-            ) as reader:
+            async with topic.client.reader(TOPIC, partitions=partitions, lanes=numbers) as reader:
                 found = await read_all(reader)
             for (partition, number), lane in lanes.items():
                 wanted = (partitions is None or partition in partitions) and (
@@ -347,7 +341,7 @@ async def test_partitions_and_lanes_can_be_chosen(autojump_clock: MockClock) -> 
                 got = [m for m in found if (m.id.partition, m.lane) == (partition, number)]
                 assert same(got, lane.messages if wanted else [])
         with pytest.raises(BadTopic, match="no partition 3"):
-            async with topic.client.topic_reader(TOPIC, partitions=[3]):
+            async with topic.client.reader(TOPIC, partitions=[3]):
                 pass
 
 
@@ -356,7 +350,7 @@ async def test_lanes_that_appear_are_followed(autojump_clock: MockClock, hints: 
     """TB-36."""
     async with laid_topic(partitions=2) as topic:
         topic.cluster.store.hints = hints
-        async with topic.client.topic_reader(TOPIC, start="latest", follow=True) as reader:
+        async with topic.client.reader(TOPIC, start="latest", follow=True) as reader:
             for place in [(1, 0), (0, 3), (1, 1)]:
                 lane = topic.lane(*place)
                 await lane.lay(*batches_of("x", [0, 2]))
@@ -370,9 +364,9 @@ async def test_an_id_where_several_lanes_are_read_is_refused(autojump_clock: Moc
         lanes = [await some_lane(topic, -1, number) for number in (0, 1)]
         start = lanes[1].messages[4].id
         with pytest.raises(BadTopic, match="name the lane"):
-            async with topic.client.topic_reader(TOPIC, start=start):
+            async with topic.client.reader(TOPIC, start=start):
                 pass
-        async with topic.client.topic_reader(TOPIC, start=start, lanes=[1]) as reader:
+        async with topic.client.reader(TOPIC, start=start, lanes=[1]) as reader:
             assert same(await read_all(reader), lanes[1].messages[4:])
 
 
@@ -381,7 +375,7 @@ async def test_small_read_ahead_and_many_lanes_read_the_same(autojump_clock: Moc
         lanes = [topic.lane(partition) for partition in range(30)]
         for lane in lanes:
             await lane.lay(*[[Sent(bytes([lane.partition]) * 3000)] * 3] * 10)
-        async with topic.client.topic_reader(TOPIC, read_ahead_size=1) as reader:
+        async with topic.client.reader(TOPIC, read_ahead_size=1) as reader:
             found = await read_all(reader)
         for lane in lanes:
             assert same([m for m in found if m.id.partition == lane.partition], lane.messages)
@@ -393,11 +387,11 @@ async def test_readers_of_the_same_ledger_read_from_the_same_bookie(
     """TB-37: the last of its list, whoever reads, in either direction; another if that is lost."""
     async with memory_cluster(4) as cluster:
         async with cluster.client() as client:
-            await client.create_topic(TOPIC, replication=3, roll=RollPolicy(entries=10))
+            await client.topics.create(TOPIC, replication=3, roll=RollPolicy(entries=10))
             async with client.producer(TOPIC, batch_messages=1) as producer:
                 for number in range(60):
                     await producer.send(b"%d" % number)
-            (lane,) = (await client.explain_topic(TOPIC)).lanes
+            (lane,) = (await client.topics.explain(TOPIC)).lanes
         lists = {
             fate.ledger.ledger_id: cluster.record(fate.ledger.ledger_id).fragments[-1].bookies
             for fate in lane.ledgers
@@ -409,7 +403,7 @@ async def test_readers_of_the_same_ledger_read_from_the_same_bookie(
                 bookie.requests.clear()
             async with (
                 cluster.client() as client,
-                client.topic_reader(TOPIC, reverse=reverse) as reader,
+                client.reader(TOPIC, reverse=reverse) as reader,
             ):
                 assert len([message async for message in reader]) == 60
             asked: dict[int, set[str]] = {}

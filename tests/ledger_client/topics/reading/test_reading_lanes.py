@@ -9,7 +9,7 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import MessageId
-from ledger_client.topics.errors import Gap
+from ledger_client.errors import Gap
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.messages import Message
 from ledger_client.topics.reading.reader import TopicReader
@@ -33,12 +33,14 @@ async def test_a_follower_gets_every_message_with_the_id_that_the_writer_was_tol
         got: list[Message] = []
         told: list[MessageId] = []
         async with (
-            client.topic_reader(TOPIC, follow=True) as reader,
+            client.reader(TOPIC, follow=True) as reader,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(keep, reader, got)
             for writer in range(3):
-                async with open_lane(client, topic, -1, access="take-over") as lane:
+                async with open_lane(
+                    client._context.ledgers, topic, -1, access="take-over"
+                ) as lane:
                     for number in range(7):
                         value = f"{writer}.{number}"
                         places = await lane.append([batch(value, value)])
@@ -48,7 +50,7 @@ async def test_a_follower_gets_every_message_with_the_id_that_the_writer_was_tol
         assert [message.id for message in got] == told
         versions = [message.version for message in got]
         assert versions == sorted(versions)
-        async with client.topic_reader(TOPIC, reverse=True) as reader:
+        async with client.reader(TOPIC, reverse=True) as reader:
             assert [message.id async for message in reader] == told[::-1]
 
 
@@ -59,8 +61,8 @@ async def test_a_lane_whose_writer_loses_its_bookies_is_followed_on(
         topic = make_topic(cluster)
         got: list[Message] = []
         async with (
-            client.topic_reader(TOPIC, follow=True) as reader,
-            open_lane(client, topic, -1) as lane,
+            client.reader(TOPIC, follow=True) as reader,
+            open_lane(client._context.ledgers, topic, -1) as lane,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(keep, reader, got)
@@ -84,9 +86,9 @@ async def test_purging_under_writers_and_readers_disturbs_only_who_is_behind(
         topic = make_topic(cluster, entries=2)
         ahead: list[Message] = []
         async with (
-            client.topic_reader(TOPIC, follow=True) as leader,
-            client.topic_reader(TOPIC, follow=True) as straggler,
-            open_lane(client, topic, -1) as lane,
+            client.reader(TOPIC, follow=True) as leader,
+            client.reader(TOPIC, follow=True) as straggler,
+            open_lane(client._context.ledgers, topic, -1) as lane,
             trio.open_nursery() as nursery,
         ):
             nursery.start_soon(keep, leader, ahead)
@@ -96,18 +98,18 @@ async def test_purging_under_writers_and_readers_disturbs_only_who_is_behind(
             for number in range(1, 9):
                 await lane.append([batch(str(number))])
                 await trio.sleep(1)  # for the leader to read it
-                await client.purge_topic(TOPIC)
+                await client.topics.purge(TOPIC)
             await lane.append([batch("9")])
             await trio.sleep(10)
             nursery.cancel_scope.cancel()
         values = [b"%d" % number for number in range(10)]
         assert [message.value for message in ahead] == values
-        async with client.topic_reader(TOPIC, start=position) as reader:
+        async with client.reader(TOPIC, start=position) as reader:
             with pytest.raises(Gap) as told:
                 await anext(reader)
             assert told.value.first == MessageId(rows(cluster)[0].ledger_id, 0)
             rest = [message.value async for message in reader]
         assert rest == values[-len(rest) :]
         assert behind[0].value == b"0"
-        async with client.topic_reader(TOPIC) as reader:
+        async with client.reader(TOPIC) as reader:
             assert [message.value async for message in reader] == rest

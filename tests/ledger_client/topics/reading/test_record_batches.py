@@ -11,8 +11,8 @@ from laid_topic import CONTROL, TOPIC, Laid, LaidTopic, batches_of, said
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.topics.errors import Gap
-from ledger_client.topics.message_id import MessageId
+from ledger_client.errors import Gap
+from ledger_client.message_id import MessageId
 from ledger_client.topics.reading.reader import TopicReader
 
 
@@ -34,7 +34,7 @@ async def test_rows_are_the_messages(autojump_clock: MockClock) -> None:
         lane = LaidTopic(cluster, client, partitions=3).lane(2)
         sent = plain(30)
         await lane.lay(sent, created_ms=77)
-        async with client.topic_reader(TOPIC) as reader:
+        async with client.reader(TOPIC) as reader:
             (batch,) = await read_all(reader)
         assert ids([batch]) == expected(lane.messages)
         rows = batch.to_pylist()
@@ -56,7 +56,7 @@ async def test_a_large_batch_is_handed_out_over_the_memory_in_which_it_came(
 ) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         await LaidTopic(cluster, client).lane().lay(*batches_of("x", [1500, 2000]))
-        async with client.topic_reader(TOPIC) as reader:
+        async with client.reader(TOPIC) as reader:
             first, second = await read_all(reader)
         assert (first.num_rows, second.num_rows) == (1500, 2000)
         places = [batch.column("value").buffers()[2].address for batch in (first, second)]
@@ -67,7 +67,7 @@ async def test_small_batches_are_joined_and_large_ones_cut(autojump_clock: MockC
     async with memory_cluster(1) as cluster, cluster.client() as client:
         lane = LaidTopic(cluster, client).lane()
         await lane.lay(CONTROL, *batches_of("x", [10] * 25), *batches_of("y", [120, 3]))
-        async with client.topic_reader(TOPIC) as reader:
+        async with client.reader(TOPIC) as reader:
             found = await read_all(reader, rows_min=100, rows_max=105)
             assert ids(found) == expected(lane.messages)
             assert [batch.num_rows for batch in found] == [100, 100, 105, 68]
@@ -81,7 +81,7 @@ async def test_objects_and_batches_can_be_taken_in_turn(autojump_clock: MockCloc
     async with memory_cluster(1) as cluster, cluster.client() as client:
         lane = LaidTopic(cluster, client).lane()
         await lane.lay(*batches_of("x", [7] * 9))
-        async with client.topic_reader(TOPIC) as reader:
+        async with client.reader(TOPIC) as reader:
             got = [(await anext(reader)).id for _ in range(10)]
             batches = reader.read_batches(rows_min=5, rows_max=5)
             got += ids([await anext(batches)])
@@ -102,7 +102,7 @@ async def test_merged_batches_are_in_order(autojump_clock: MockClock, reverse: b
             for first in range(0, 60, 20):
                 times = range(first + partition, first + 20, 2)
                 await lane.lay(said([str(time) for time in times], times=times))
-        async with client.topic_reader(TOPIC, order="event-time", reverse=reverse) as reader:
+        async with client.reader(TOPIC, order="event-time", reverse=reverse) as reader:
             found = await read_all(reader)
         times_found = [time for batch in found for time in batch.column("event_time").to_pylist()]
         assert times_found == (list(range(60))[::-1] if reverse else list(range(60)))
@@ -114,7 +114,7 @@ async def test_a_gap_comes_behind_what_was_read_before_it(autojump_clock: MockCl
         for name in "abc":
             await lane.lay(*batches_of(name, [2]))
         await lane.purge(1)
-        async with client.topic_reader(TOPIC, start=lane.messages[0].id) as reader:
+        async with client.reader(TOPIC, start=lane.messages[0].id) as reader:
             await trio.sleep(1)
             batches = reader.read_batches()
             assert ids([await anext(batches)]) == expected(lane.messages[:2])
@@ -126,7 +126,7 @@ async def test_a_gap_comes_behind_what_was_read_before_it(autojump_clock: MockCl
 async def test_a_follower_hands_out_what_is_here(autojump_clock: MockClock) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         lane = LaidTopic(cluster, client).lane()
-        async with lane.write() as writer, client.topic_reader(TOPIC, follow=True) as reader:
+        async with lane.write() as writer, client.reader(TOPIC, follow=True) as reader:
             batches = reader.read_batches()
             for round_ in range(3):
                 await writer.send(said(["a", "b"]))

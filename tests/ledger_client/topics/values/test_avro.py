@@ -14,8 +14,9 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 from hypothesis import given, settings, strategies as st
 
-from ledger_client.topics.errors import BadSchema, SchemaPackageMissing
-from ledger_client.topics.values.decoder import BadValue, open_decoder, struct_array
+from ledger_client.errors import BadSchema, SchemaPackageMissing
+from ledger_client.topics.values.decoder import open_decoder, struct_array
+from ledger_client.topics.values.kinds import BadValue
 from metadata.topics import Schema
 
 ITEM = {"type": "record", "name": "Item", "fields": [{"name": "sku", "type": "string"}]}

@@ -11,9 +11,9 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, timestamp_pb2
 from hypothesis import given, settings, strategies as st
 
-from ledger_client.topics.errors import BadSchema, SchemaPackageMissing
-from ledger_client.topics.values.decoder import BadValue, open_decoder, struct_array
-from ledger_client.topics.values.kinds import ProtobufDefinition
+from ledger_client.errors import BadSchema, SchemaPackageMissing
+from ledger_client.topics.values.decoder import open_decoder, struct_array
+from ledger_client.topics.values.kinds import BadValue, ProtobufDefinition
 from metadata.topics import Schema
 
 F = descriptor_pb2.FieldDescriptorProto

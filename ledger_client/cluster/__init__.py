@@ -1,0 +1,1 @@
+"""Work of leaders and operators: repair, observation, operations."""

@@ -1,0 +1,281 @@
+"""Decommissioning: everything on a bookie moves elsewhere, then the cluster forgets it.
+
+    Draining mark ──► workers move its copies ──► no record names it ──► every copy
+    (stops new entries)        (repair)                                  confirmed elsewhere
+                                                                              │
+                                    cookie and mark deleted in one transaction ◄┘
+
+The mark alone sets this in motion; drain() waits and makes the final decision. So it works
+for a dead bookie too, and may be interrupted and started again at will.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Literal
+
+import msgspec
+import trio
+
+from ledger_client.cluster.operations.overview import registered
+from ledger_client.cluster.repair.plan import fragment_ends, shares_of, wanted, without
+from ledger_client.cluster.repair.survey import look
+from ledger_client.errors import DrainRefused
+from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.wire.inflight import LedgerName
+from metadata.errors import VersionConflict
+from metadata.listings import ledger_records, list_draining, list_marks
+from metadata.records import (
+    DamagedRun,
+    Draining,
+    LedgerRecord,
+    LedgerState,
+    cookie_key,
+    draining_key,
+    encode_record,
+)
+from metadata.store import ABSENT, Delete, MetadataStore
+
+POLL_S = 0.5
+"""Pause between two checks of what is left."""
+SETTLE_S = 30.0
+"""Ledgers that lack copies elsewhere have this long to be repaired before drain() gives up."""
+NAMED_MAX = 5
+
+
+class DrainProgress(msgspec.Struct, frozen=True):
+    """The work left before a bookie can go. *size* is payload bytes."""
+
+    step: Literal["moving", "checking"]
+    ledgers: int
+    size: int
+    not_closed: int = 0
+    """how many of the ledgers are open or in recovery"""
+    waits_for: str = ""
+    """the obstacle, if a move is blocked"""
+
+
+OnProgress = Callable[[DrainProgress], None]
+
+
+async def drain(
+    ledgers: Ledgers,
+    store: MetadataStore,
+    bookie_id: str,
+    *,
+    wait: bool = False,
+    on_progress: OnProgress = lambda _progress: None,
+) -> None:
+    """Move everything off a bookie and forget it. After a cancellation it goes on draining.
+
+    Args:
+        ledgers: of the cluster.
+        store: its metadata.
+        bookie_id: the bookie to decommission; it may be dead.
+        wait: if the other bookies are too few for some ledger, wait for more.
+        on_progress: called at each check with the work that is left.
+
+    Raises:
+        DrainRefused: the bookie is unknown, or the others are too few for some ledger, and
+            nothing was changed; or entries have too few copies elsewhere, repair does not
+            help, and the bookie goes on draining; or the mark was removed meanwhile.
+        MetadataError, LedgerError: metadata is unavailable or damaged.
+    """
+    await _check_known(store, bookie_id)
+    if not wait:
+        await check_room(store, bookie_id)
+    await begin(store, bookie_id)
+    while True:
+        await _wait_until_empty(store, bookie_id, on_progress)
+        await _wait_until_copied(ledgers, store, bookie_id, on_progress, wait=wait)
+        if not (await remaining(store, bookie_id)).ledgers:
+            break  # no ledger came back during the check
+    await _forget(store, bookie_id)
+
+
+async def begin(store: MetadataStore, bookie_id: str) -> None:
+    """Mark a bookie as draining; no effect if it is. Raises DrainRefused: it is unknown."""
+    await _check_known(store, bookie_id)
+    mark = Draining(bookie_id, time.time_ns() // 1_000_000)
+    try:
+        await store.put(draining_key(bookie_id), encode_record(mark), expected=ABSENT)
+    except VersionConflict:
+        return
+
+
+async def cancel(store: MetadataStore, bookie_id: str) -> None:
+    """Remove the mark: the bookie gets new entries again. What has moved stays moved.
+
+    Raises:
+        DrainRefused: there is no mark.
+    """
+    found = await store.get(draining_key(bookie_id))
+    if found is None:
+        raise _not_draining(bookie_id)
+    await store.delete(draining_key(bookie_id))
+
+
+async def check_room(store: MetadataStore, bookie_id: str) -> None:
+    """Raise DrainRefused if an ensemble of some ledger does not fit on the other bookies."""
+    live, leaving = await registered(store), await list_draining(store)
+    staying = [b for name, b in live.items() if name not in {bookie_id, *leaving}]
+    takers = {b.bookie_id for b in staying if not (b.read_only or b.limbo)}
+    everybody = {b.bookie_id for b in staying}
+    cramped: dict[int, int] = {}
+    async for record in ledger_records(store):
+        listed = {name for fragment in record.fragments for name in fragment.bookies}
+        room = takers | (listed & everybody)
+        if bookie_id in listed and len(room) < record.ensemble_size:
+            cramped[record.ledger_id] = record.ensemble_size
+    if cramped:
+        raise _too_few_bookies(bookie_id, len(takers), min(cramped.values()), [*cramped])
+
+
+async def remaining(store: MetadataStore, bookie_id: str) -> DrainProgress:
+    """Count the ledgers that name the bookie, and the bytes it holds of them."""
+    failures = {mark.ledger_id: mark.last_failure for mark in await list_marks(store)}
+    ledgers = size = not_closed = 0
+    waits_for = ""
+    async for record in ledger_records(store):
+        if not any(bookie_id in fragment.bookies for fragment in record.fragments):
+            continue
+        ledgers += 1
+        if record.state is LedgerState.CLOSED:
+            size += shares_of(record).sizes[bookie_id]
+        else:
+            not_closed += 1
+        if not waits_for and failures.get(record.ledger_id):
+            waits_for = f"ledger {record.ledger_id}: {failures[record.ledger_id]}"
+    return DrainProgress("moving", ledgers, size, not_closed, waits_for)
+
+
+async def shortages(
+    ledgers: Ledgers, store: MetadataStore, bookie_id: str
+) -> tuple[list[str], int]:
+    """Check that every closed ledger has all its copies without *bookie_id*.
+
+    Bookies answer from their indexes and do not verify the records, but known damage
+    does not count as a copy.
+
+    Returns:
+        A description of what is missing, for at most five ledgers, and the number of all
+        ledgers that lack something.
+    """
+    damaged = {mark.ledger_id: mark.damaged for mark in await list_marks(store)}
+    named: list[str] = []
+    count = 0
+    async for record in ledger_records(store):
+        if record.state is not LedgerState.CLOSED:
+            continue
+        problem = await _shortage(ledgers, record, bookie_id, damaged.get(record.ledger_id, []))
+        count += bool(problem)
+        if problem and len(named) < NAMED_MAX:
+            named.append(f"ledger {record.ledger_id} lacks {problem}")
+    return named, count
+
+
+async def _shortage(
+    ledgers: Ledgers, record: LedgerRecord, bookie_id: str, damaged: list[DamagedRun]
+) -> str:
+    names = {name for fragment in record.fragments for name in fragment.bookies}
+    presence, reasons = await look(
+        ledgers, names, LedgerName(record.ledger_id, record.incarnation), damaged
+    )
+    for fragment, end in fragment_ends(record):
+        for index, name in enumerate(fragment.bookies):
+            share = wanted(record, fragment, end, index)
+            held = presence[name]
+            if share and name == bookie_id:
+                return f"another place for entries {share[0][0]} to {share[-1][1]}"
+            if share and held is None:
+                return f"an answer from {name} ({reasons[name]})"
+            missing = without(share, held or [])
+            if missing:
+                return f"entries {missing[0][0]} to {missing[0][1]} on {name}"
+    return ""
+
+
+async def _wait_until_empty(store: MetadataStore, bookie_id: str, on_progress: OnProgress) -> None:
+    while True:
+        left = await remaining(store, bookie_id)
+        on_progress(left)
+        if not left.ledgers:
+            return
+        await trio.sleep(POLL_S)
+
+
+async def _wait_until_copied(
+    ledgers: Ledgers, store: MetadataStore, bookie_id: str, on_progress: OnProgress, *, wait: bool
+) -> None:
+    until = trio.current_time() + (float("inf") if wait else SETTLE_S)
+    while True:
+        missing, count = await shortages(ledgers, store, bookie_id)
+        on_progress(DrainProgress("checking", count, 0, waits_for="; ".join(missing)))
+        if not count:
+            return
+        if trio.current_time() >= until:
+            raise _copies_missing(bookie_id, missing, count)
+        await trio.sleep(POLL_S)
+
+
+async def _check_known(store: MetadataStore, bookie_id: str) -> None:
+    if await store.get(cookie_key(bookie_id)) is None:
+        raise _unknown(bookie_id)
+
+
+async def _forget(store: MetadataStore, bookie_id: str) -> None:
+    """Delete cookie and mark in one transaction, so that the bookie is never half forgotten."""
+    cookie, mark = await store.get(cookie_key(bookie_id)), await store.get(draining_key(bookie_id))
+    if cookie is None:
+        raise _unknown(bookie_id)
+    if mark is None:
+        raise _not_draining(bookie_id)
+    try:
+        await store.transact(
+            [
+                Delete(cookie_key(bookie_id), cookie.version),
+                Delete(draining_key(bookie_id), mark.version),
+            ]
+        )
+    except VersionConflict as changed:
+        raise _not_draining(bookie_id) from changed
+
+
+# --- refusals -----------------------------------------------------------------------------
+
+
+def _unknown(bookie_id: str) -> DrainRefused:
+    return DrainRefused(
+        bookie_id, "unknown", f"no bookie {bookie_id} is known; `quire cluster status` lists them"
+    )
+
+
+def _not_draining(bookie_id: str) -> DrainRefused:
+    return DrainRefused(
+        bookie_id, "not draining", f"bookie {bookie_id} is not being decommissioned"
+    )
+
+
+def _too_few_bookies(
+    bookie_id: str, left: int, needed: int, ledgers: Sequence[int]
+) -> DrainRefused:
+    shown = ", ".join(map(str, ledgers[:NAMED_MAX]))
+    more = f" and {len(ledgers) - NAMED_MAX} more" if len(ledgers) > NAMED_MAX else ""
+    need = f"ledgers {shown}{more} need" if len(ledgers) > 1 else f"ledger {shown} needs"
+    return DrainRefused(
+        bookie_id,
+        "too few bookies",
+        f"without bookie {bookie_id}, {left} take copies, and {need} {needed}; start more "
+        "bookies, or wait for them with --wait",
+        ledgers=ledgers,
+    )
+
+
+def _copies_missing(bookie_id: str, missing: Sequence[str], count: int) -> DrainRefused:
+    more = f"; and {count - len(missing)} more" if count > len(missing) else ""
+    return DrainRefused(
+        bookie_id,
+        "copies missing",
+        f"bookie {bookie_id} is still needed: {'; '.join(missing)}{more}; its copies stay",
+    )

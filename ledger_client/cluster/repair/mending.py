@@ -1,0 +1,278 @@
+"""The repair of one marked ledger, from the claim to the outcome.
+
+An open ledger is mended up to its last fragment. If a bookie of that fragment is lost, its
+writer gets some time to replace it; after that the ledger is recovered, which fences the
+writer, and then mended as a whole.
+"""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from ledger_client.cluster.repair.claim import Claim, claim_ledger
+from ledger_client.cluster.repair.copier import Copier, Rereads
+from ledger_client.cluster.repair.marks import (
+    AGAIN_S,
+    WHOLE,
+    RepairOutcome,
+    StoredMark,
+    joined,
+    note_outcome,
+    read_mark,
+)
+from ledger_client.cluster.repair.plan import RepairCopy, RepairPlan, count, without
+from ledger_client.cluster.repair.survey import Census, Findings, Survey, damaged_on
+from ledger_client.errors import LedgerError
+from ledger_client.ledgers.ledgers import Ledgers
+from metadata.errors import VersionConflict
+from metadata.records import (
+    DamagedRun,
+    LedgerRecord,
+    LedgerState,
+    decode_ledger,
+    encode_record,
+    ledger_key,
+)
+from metadata.store import ABSENT, Check, MetadataStore, Op, Put
+
+
+class Repairs:
+    """Repairs ledgers for one worker, which limits how many run at once."""
+
+    def __init__(
+        self,
+        ledgers: Ledgers,
+        store: MetadataStore,
+        owner: str,
+        *,
+        census: Census,
+        survey: Survey,
+        copier: Copier,
+        rereads: Rereads,
+        open_grace_s: float,
+    ) -> None:
+        self._ledgers = ledgers
+        self._store = store
+        self._owner = owner
+        self._census = census
+        self._survey = survey
+        self._copier = copier
+        self._rereads = rereads
+        self._patience = Patience(open_grace_s)
+
+    async def attempt(self, ledger_id: int) -> RepairOutcome:
+        """Make a marked ledger whole, as far as that is possible now.
+
+        Raises:
+            LeaseHeld: another process repairs it.
+            MetadataError: the store is unavailable, or the claim was lost.
+        """
+        async with claim_ledger(self._store, ledger_id, self._owner) as claim:
+            mark = await read_mark(self._store, ledger_id)
+            if mark is None:
+                return RepairOutcome("another worker repaired it", AGAIN_S)
+            try:
+                outcome = await self._under_claim(claim, mark)
+            except LedgerError as failure:
+                outcome = RepairOutcome(str(failure))
+            if outcome.reason:
+                await note_outcome(self._store, mark, outcome, claim.check)
+            return outcome
+
+    async def _under_claim(self, claim: Claim, mark: StoredMark) -> RepairOutcome:
+        ledger_id = mark.content.ledger_id
+        found = await self._store.get(ledger_key(ledger_id))
+        if found is None:
+            return await self._unmark(claim, mark)
+        record = decode_ledger(ledger_key(ledger_id), found.value)
+        if record.state is not LedgerState.CLOSED:
+            await self._census.refresh()  # the mark may be newer than the census
+        away = sorted(b for b in _named(record) if self._census.away(b))
+        if away:
+            return RepairOutcome(f"{', '.join(away)} may come back", AGAIN_S)
+        waiting = self._waiting(record)
+        if waiting.again_s == 0.0:
+            await self._ledgers.recover(ledger_id, record.password_bytes)
+            return RepairOutcome("it was recovered", 0.0)
+        mending = Mending(self._store, claim, mark, record, found.version, waiting=waiting)
+        return await mending.run(self._survey, self._copier, self._rereads)
+
+    def _waiting(self, record: LedgerRecord) -> RepairOutcome:
+        """Return the time that an open ledger's writer has left, and the reason for a limit."""
+        trouble = "" if record.state is LedgerState.CLOSED else self._trouble(record)
+        if not trouble:
+            self._patience.forget(record.ledger_id)
+            return WHOLE
+        left_s = self._patience.left_s(record.ledger_id)
+        return RepairOutcome(f"it is still written, and {trouble}", max(left_s, 0.0))
+
+    def _trouble(self, record: LedgerRecord) -> str:
+        """Describe trouble with the last fragment or the recoverer; "" if there is none."""
+        if record.state is LedgerState.IN_RECOVERY:
+            return "its recovery did not end"
+        for bookie_id in record.fragments[-1].bookies:
+            if not self._census.stays(bookie_id):
+                return f"{bookie_id} is to be replaced"
+            if self._census.in_limbo(bookie_id):
+                return f"{bookie_id} may have lost entries"
+        return ""
+
+    async def _unmark(self, claim: Claim, mark: StoredMark) -> RepairOutcome:
+        """Remove the mark of a ledger that was deleted."""
+        self._patience.forget(mark.content.ledger_id)
+        gone = Check(ledger_key(mark.content.ledger_id), ABSENT)
+        await self._store.transact([claim.check, gone, mark.removal()])
+        return WHOLE
+
+
+def _named(record: LedgerRecord) -> set[str]:
+    return {bookie for fragment in record.fragments for bookie in fragment.bookies}
+
+
+# --- One attempt ------------------------------------------------------------------------
+# A SIGKILL anywhere does no harm. Copies come first: entries on an unlisted bookie disturb
+# nobody. Then the bookies are asked again, and one last transaction, guarded by the claim,
+# changes the location list and removes the mark. So the list is the old one or the new one,
+# and every bookie that the new one names holds what it should.
+
+
+class Mending:
+    """One attempt to make one ledger whole.
+
+    Args:
+        store: where the record and the mark are kept.
+        claim: held until the attempt is over.
+        mark: the ledger's mark.
+        record: the ledger.
+        version: the record's version in the store.
+        waiting: the reason to keep the mark even if nothing is missing.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        claim: Claim,
+        mark: StoredMark,
+        record: LedgerRecord,
+        version: int,
+        *,
+        waiting: RepairOutcome = WHOLE,
+    ) -> None:
+        self._store = store
+        self._claim = claim
+        self._mark = mark
+        self._record = record
+        self._version = version
+        self._waiting = waiting
+        self._damaged = mark.content.damaged
+
+    async def run(self, survey: Survey, copier: Copier, rereads: Rereads) -> RepairOutcome:
+        """Copy what is missing and change the location list, as far as possible now.
+
+        Damaged entries are read again first: the disk may have failed for a moment only.
+
+        Raises:
+            MetadataError: the store is unavailable, or the claim was lost.
+        """
+        self._damaged = await rereads.still_damaged(self._record, self._damaged)
+        outcome = await self._run(survey, copier)
+        return msgspec.structs.replace(outcome, damaged=self._damaged)
+
+    async def _run(self, survey: Survey, copier: Copier) -> RepairOutcome:
+        findings = await survey.look(self._record, self._damaged)
+        plan = findings.plan
+        mended = msgspec.structs.replace(self._record, fragments=plan.fragments)
+        failures = await self._copy_all(copier, findings)
+        if failures:
+            return RepairOutcome(joined([plan.blocked, *failures]))
+        if plan.copies:
+            findings = await survey.look(mended, self._damaged)
+        if findings.plan.copies or findings.plan.fragments != mended.fragments:
+            return RepairOutcome("its bookies changed meanwhile", AGAIN_S)
+        if any(findings.presence.get(name) is None for name in _newly_named(self._record, plan)):
+            return RepairOutcome("a bookie did not confirm its copies", AGAIN_S)
+        return await self._publish(mended, findings)
+
+    async def _copy_all(self, copier: Copier, findings: Findings) -> list[str]:
+        """Make all copies of the plan, small ones first; return the failures."""
+        copies = sorted(findings.plan.copies, key=lambda copy: count(copy.runs))
+        entry_size = self._record.length / max(self._record.last_entry + 1, 1)
+        self._claim.expect(round(entry_size * sum(count(copy.runs) for copy in copies)))
+        failures: list[str] = []
+        for copy in copies:
+            try:
+                await copier.copy(
+                    self._record,
+                    findings.presence,
+                    copy,
+                    self._claim.copied,
+                    mends=bool(damaged_on(copy.target, self._damaged)),
+                )
+            except LedgerError as failure:
+                failures.append(str(failure))
+            else:
+                self._damaged = [run for run in self._damaged if not _covers(copy, run)]
+        return failures
+
+    async def _publish(self, mended: LedgerRecord, findings: Findings) -> RepairOutcome:
+        """Replace the record by *mended*, and remove the mark if the ledger is whole."""
+        blocked = joined([findings.plan.blocked, self._growing_damage()])
+        whole = not blocked and not self._waiting.reason
+        changes = [self._change(mended)]
+        if whole:
+            changes.append(self._mark.removal())
+        try:
+            await self._store.transact([self._claim.check, *changes])
+        except VersionConflict as conflict:
+            return RepairOutcome(str(conflict), AGAIN_S)
+        if not blocked:
+            return self._waiting
+        details = [f"{bookie}: {reason}" for bookie, reason in findings.reasons.items()]
+        return RepairOutcome(joined([blocked, *details]))
+
+    def _change(self, mended: LedgerRecord) -> Op:
+        key = ledger_key(mended.ledger_id)
+        if mended == self._record:
+            return Check(key, self._version)
+        return Put(key, encode_record(mended), self._version)
+
+    def _growing_damage(self) -> str:
+        """Name the damage that has to wait for the close, as its fragment still grows."""
+        if self._record.state is LedgerState.CLOSED or not self._damaged:
+            return ""
+        return "entries of the fragment that is written are damaged"
+
+
+def _covers(copy: RepairCopy, run: DamagedRun) -> bool:
+    damaged = damaged_on(copy.target, [run])
+    return bool(damaged) and not without(damaged, copy.runs)
+
+
+def _newly_named(record: LedgerRecord, plan: RepairPlan) -> set[str]:
+    """Return the bookies that hold a fragment in *plan* but not in *record*."""
+    before = {(f.first_entry, b) for f in record.fragments for b in f.bookies}
+    if record.ensemble_size == record.write_quorum and len(plan.fragments) == 1:
+        whole = [set(fragment.bookies) for fragment in record.fragments]
+        before = {(0, b) for b in set.intersection(*whole)}
+    return {b for f in plan.fragments for b in f.bookies if (f.first_entry, b) not in before}
+
+
+# --- Patience ---------------------------------------------------------------------------
+
+
+class Patience:
+    """Measures how long open ledgers have had a lost bookie."""
+
+    def __init__(self, grace_s: float) -> None:
+        self._grace_s = grace_s
+        self._since: dict[int, float] = {}
+
+    def left_s(self, ledger_id: int) -> float:
+        """Return how long the writer still has, counted from the first call for the ledger."""
+        now = trio.current_time()
+        return self._since.setdefault(ledger_id, now) + self._grace_s - now
+
+    def forget(self, ledger_id: int) -> None:
+        """Stop counting: the ledger is in order, closed or deleted."""
+        self._since.pop(ledger_id, None)

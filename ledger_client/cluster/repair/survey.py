@@ -1,0 +1,273 @@
+"""A survey of a ledger: the entries that each bookie holds, and the plan to make it whole."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Collection, Iterable, Sequence
+
+import msgspec
+import trio
+
+from ledger_client.cluster.repair.plan import (
+    Holding,
+    Presence,
+    RepairPlan,
+    Runs,
+    fragment_ends,
+    plan_repair,
+    union,
+    without,
+)
+from ledger_client.errors import BookieUnavailable
+from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.wire.inflight import LedgerName
+from metadata.calls import LedgerRuns, RunPage
+from metadata.listings import list_cookies, list_draining
+from metadata.records import BookieRecord, DamagedRun, LedgerRecord
+from metadata.registrations import list_registrations
+from metadata.store import MetadataStore
+
+GIB = 1 << 30
+NEWCOMERS_MAX = 8
+"""At most this many bookies without a part in the ledger are asked whether they can take it."""
+
+
+class Findings(msgspec.Struct, frozen=True):
+    """What each bookie holds, the plan that follows, and why some bookies did not answer."""
+
+    presence: Presence
+    plan: RepairPlan
+    reasons: dict[str, str]
+
+
+class Survey:
+    """Compares ledgers with what bookies hold, asking through one client."""
+
+    def __init__(self, ledgers: Ledgers, census: Census, chance: random.Random) -> None:
+        self._ledgers = ledgers
+        self._census = census
+        self._chance = chance
+
+    async def look(self, record: LedgerRecord, damaged: Sequence[DamagedRun] = ()) -> Findings:
+        """Ask as many bookies as it takes to plan the repair.
+
+        Listed bookies that are alive come first. If they do not suffice, some that could take
+        copies are asked; and if entries are missing on all of these, every listed or
+        live bookie: a copy left behind when the ledger moved may be the last one.
+        """
+        listed = _listed(record)
+        seen = _Seen(self._ledgers, LedgerName(record.ledger_id, record.incarnation), damaged)
+        await seen.ask(bookie for bookie in listed if bookie in self._census.live)
+        plan = plan_repair(record, self._holdings(listed, seen.presence, assume=True))
+        if set(_listed(msgspec.structs.replace(record, fragments=plan.fragments))) - set(listed):
+            await seen.ask(self._newcomers(listed))
+            plan = plan_repair(record, self._holdings(listed, seen.presence, assume=False))
+        if without(_needed(plan), seen.held()):
+            await seen.ask([*listed, *sorted(self._census.live.keys() - set(listed))])
+        return Findings(seen.presence, plan, seen.reasons)
+
+    def _holdings(
+        self, listed: Iterable[str], presence: Presence, *, assume: bool
+    ) -> list[Holding]:
+        """Return the known holdings; with *assume*, other live bookies count as empty."""
+        others = sorted(self._census.live.keys() - presence.keys()) if assume else []
+        held: Presence = presence | {name: [] for name in others}
+        named = set(listed)
+        return [
+            Holding(
+                bookie_id,
+                runs,
+                stays=self._census.stays(bookie_id),
+                takes=not self._census.in_limbo(bookie_id),
+                full=self._census.live[bookie_id].read_only,
+            )
+            for bookie_id, runs in held.items()
+            if bookie_id in self._census.live and (runs is not None or bookie_id in named)
+        ]
+
+    def _newcomers(self, listed: Iterable[str]) -> list[str]:
+        """Draw bookies that take new ledgers at random, weighted by free space."""
+        live = self._census.live
+        able = [
+            bookie
+            for bookie in sorted(live.keys() - set(listed))
+            if self._census.stays(bookie) and not (live[bookie].read_only or live[bookie].limbo)
+        ]
+        # Efraimidis and Spirakis: the greatest of u ** (1 / weight) are a weighted draw.
+        drawn = {b: self._chance.random() ** (1 / max(live[b].free / GIB, 0.01)) for b in able}
+        return sorted(able, key=lambda b: drawn[b], reverse=True)[:NEWCOMERS_MAX]
+
+
+class _Seen:
+    """The bookies' reports on one ledger so far; none is asked twice."""
+
+    def __init__(self, ledgers: Ledgers, ledger: LedgerName, damaged: Sequence[DamagedRun]) -> None:
+        self._ledgers = ledgers
+        self._ledger = ledger
+        self._damaged = damaged
+        self.presence: Presence = {}
+        self.reasons: dict[str, str] = {}
+
+    async def ask(self, bookie_ids: Iterable[str]) -> None:
+        fresh = [bookie for bookie in bookie_ids if bookie not in self.presence]
+        presence, reasons = await look(self._ledgers, fresh, self._ledger, self._damaged)
+        self.presence.update({bookie: presence[bookie] for bookie in fresh})
+        self.reasons.update(reasons)
+
+    def held(self) -> Runs:
+        return union(*(runs for runs in self.presence.values() if runs is not None))
+
+
+def _listed(record: LedgerRecord) -> list[str]:
+    """Return the bookies of all complete fragments."""
+    named = (bookie for fragment, _ in fragment_ends(record) for bookie in fragment.bookies)
+    return list(dict.fromkeys(named))
+
+
+def _needed(plan: RepairPlan) -> Runs:
+    return union(*(copy.runs for copy in plan.copies))
+
+
+# --- Presence: each bookie's own word ---------------------------------------------------
+
+
+PAGE_COUNT = 1000
+ASK_S = 5.0
+"""Deadline for one page of runs, which a bookie reads from its index."""
+
+
+async def runs_on(ledgers: Ledgers, bookie_id: str, ledger: LedgerName) -> Runs:
+    """Return the entries of a ledger that a bookie holds; empty if it does not know the ledger.
+
+    The bookie answers from its index and does not verify the records.
+
+    Raises:
+        BookieUnavailable: it is unreachable or silent, or its index is damaged.
+    """
+    found: Runs = []
+    after = -1
+    while True:
+        request = LedgerRuns(ledger.ledger_id, after, PAGE_COUNT, ledger.incarnation)
+        page = await ledgers.call(bookie_id, request, timeout_s=ASK_S)
+        if not isinstance(page, RunPage):
+            raise BookieUnavailable(bookie_id, f"answered {type(page).__name__}")
+        if not page.runs:
+            return union(found)
+        found += page.runs
+        if found[-1][1] <= after:
+            raise BookieUnavailable(bookie_id, "reported runs that do not rise")
+        after = found[-1][1]
+
+
+async def look(
+    ledgers: Ledgers,
+    bookie_ids: Iterable[str],
+    ledger: LedgerName,
+    damaged: Iterable[DamagedRun] = (),
+) -> tuple[Presence, dict[str, str]]:
+    """Ask all of *bookie_ids* what they hold of a ledger, and subtract *damaged*.
+
+    Returns:
+        What each bookie holds, and the reasons of those that did not report.
+    """
+    presence: Presence = {}
+    reasons: dict[str, str] = {}
+    known = list(damaged)
+
+    async def ask(bookie_id: str) -> None:
+        try:
+            runs = await runs_on(ledgers, bookie_id, ledger)
+        except BookieUnavailable as failure:
+            presence[bookie_id], reasons[bookie_id] = None, failure.reason
+            return
+        presence[bookie_id] = without(runs, damaged_on(bookie_id, known))
+
+    async with trio.open_nursery() as nursery:
+        for bookie_id in bookie_ids:
+            nursery.start_soon(ask, bookie_id)
+    return presence, reasons
+
+
+def damaged_on(bookie_id: str, damaged: Iterable[DamagedRun]) -> Runs:
+    """Return the entries that *damaged* names on one bookie."""
+    return union((d.first_entry, d.last_entry) for d in damaged if d.bookie_id == bookie_id)
+
+
+# --- Census: which bookies are alive, away, lost or draining ----------------------------
+# A bookie that restarts is away for a few seconds, and nothing is copied because of it. Each
+# process measures absence by its own clock, from the moment it first missed the bookie.
+
+
+_log = logging.getLogger(__name__)
+
+
+class Census:
+    """The bookies of the cluster, as of the last refresh().
+
+    Attributes:
+        live: the bookies that hold a lease, by id.
+        runs: the epochs of these leases; a restart changes a bookie's epoch.
+        draining: ids of the bookies that are being decommissioned.
+    """
+
+    def __init__(self, store: MetadataStore, *, lost_after_s: float) -> None:
+        self._store = store
+        self._lost_after_s = lost_after_s
+        self._known: set[str] = set()
+        self._missed_since: dict[str, float] = {}
+        self._unreadable: set[str] = set()
+        self.live: dict[str, BookieRecord] = {}
+        self.runs: dict[str, int] = {}
+        self.draining: set[str] = set()
+
+    async def refresh(self) -> None:
+        """Read the leases and draining marks of all bookies. Raises MetadataError."""
+        found = await list_registrations(self._store)
+        self.live = {bookie.bookie_id: bookie for bookie in found.bookies}
+        self.runs = found.epochs
+        self._report(found.unreadable)
+        self.draining = await list_draining(self._store)
+        self.draining.update(b.bookie_id for b in self.live.values() if b.draining)
+        self._known |= self.live.keys() | await list_cookies(self._store)
+        self._notice(self._known)
+
+    def away(self, bookie_id: str) -> bool:
+        """Return True if it is down, but not for long enough to be lost."""
+        return bookie_id not in self.live and not self.lost(bookie_id)
+
+    def lost(self, bookie_id: str) -> bool:
+        """Return True if it has been down for lost_after_s, as far as this process saw."""
+        if bookie_id in self.live:
+            return False
+        self._notice([bookie_id])
+        return trio.current_time() >= self._missed_since[bookie_id] + self._lost_after_s
+
+    def stays(self, bookie_id: str) -> bool:
+        """Return True if copies may stay on it: it is alive and not draining."""
+        return bookie_id in self.live and bookie_id not in self.draining
+
+    def in_limbo(self, bookie_id: str) -> bool:
+        """Return True if it is alive and may have lost entries."""
+        return bookie_id in self.live and self.live[bookie_id].limbo
+
+    def all_lost(self) -> set[str]:
+        """Return the lost bookies, of all that have a cookie or were seen alive."""
+        return {bookie_id for bookie_id in self._known if self.lost(bookie_id)}
+
+    def _report(self, unreadable: dict[str, str]) -> None:
+        for bookie_id in unreadable.keys() - self._unreadable:
+            _log.error(
+                "%s counts as away, its registration is unreadable: %s",
+                bookie_id,
+                unreadable[bookie_id],
+            )
+        self._unreadable = set(unreadable)
+
+    def _notice(self, bookie_ids: Collection[str]) -> None:
+        now = trio.current_time()
+        for bookie_id in self.live:
+            self._missed_since.pop(bookie_id, None)
+        for bookie_id in bookie_ids:
+            if bookie_id not in self.live:
+                self._missed_since.setdefault(bookie_id, now)

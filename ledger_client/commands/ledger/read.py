@@ -1,0 +1,158 @@
+"""``quire ledger read`` and ``follow``: print entries, byte for byte."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Callable
+from functools import partial
+
+import click
+import msgspec
+import trio
+
+from ledger_client.client import connect
+from ledger_client.commands import options
+from ledger_client.commands.streams import join_framed, put
+from ledger_client.ledgers.entries import EntryBatch
+
+_framed = click.option(
+    "--framed", is_flag=True, help="Precede each entry by its size, 4 bytes, big-endian."
+)
+_first = click.option(
+    "--from",
+    "first",
+    type=click.IntRange(min=0),
+    default=0,
+    show_default=True,
+    metavar="ENTRY",
+    help="Begin at this entry.",
+)
+
+
+@click.command()
+@options.ledger_id
+@_first
+@click.option(
+    "--to",
+    "last",
+    type=click.IntRange(min=0),
+    metavar="ENTRY",
+    show_default="the last confirmed one",
+    help="End at this entry.",
+)
+@_framed
+@options.cluster
+@options.password
+@options.as_json
+def read(
+    *,
+    ledger_id: int,
+    first: int,
+    last: int | None,
+    framed: bool,
+    cluster: str,
+    password: str,
+    as_json: bool,
+) -> None:
+    """Print the entries of LEDGER.
+
+    Entries are written one after the other, so a file stored by `quire ledger write` comes
+    back byte for byte. With --json, each is an object on a line, with the payload in base64. Of
+    an open ledger, the entries acknowledged so far are read.
+    """
+    form = form_for(framed=framed, json=as_json)
+    trio.run(partial(_read, ledger_id, first, last, form, cluster, password))
+
+
+async def _read(
+    ledger_id: int, first: int, last: int | None, form: Form, cluster: str, password: str
+) -> None:
+    async with (
+        connect(cluster) as client,
+        client.ledgers.open(ledger_id, password=password.encode(), recover=False) as reader,
+    ):
+        end = reader.last_confirmed if last is None else last
+        if last is None and not reader.closed:
+            _hint(ledger_id, end)
+        if last is None and first == end + 1:
+            return  # the ledger is empty so far
+        async for batch in reader.read_batches(first, max(end, first)):
+            await put(form(batch))
+
+
+def _hint(ledger_id: int, end: int) -> None:
+    click.echo(
+        f"ledger {ledger_id} is open: this output ends with entry {end}, the last one known to be "
+        f"acknowledged; `quire ledger follow {ledger_id}` waits for more, and if its writer is "
+        f"gone, `quire ledger recover {ledger_id}` closes it",
+        err=True,
+    )
+
+
+@click.command()
+@options.ledger_id
+@_first
+@_framed
+@options.cluster
+@options.password
+@options.as_json
+def follow(
+    *, ledger_id: int, first: int, framed: bool, cluster: str, password: str, as_json: bool
+) -> None:
+    """Print the entries of LEDGER as they are acknowledged.
+
+    Ends when the ledger is closed, or with Ctrl-C. The output has the form of
+    `quire ledger read`.
+    """
+    form = form_for(framed=framed, json=as_json)
+    trio.run(partial(_follow, ledger_id, first, form, cluster, password))
+
+
+async def _follow(ledger_id: int, first: int, form: Form, cluster: str, password: str) -> None:
+    async with (
+        connect(cluster) as client,
+        client.ledgers.open(ledger_id, password=password.encode(), recover=False) as reader,
+    ):
+        entries = reader.follow(first)
+        while (batch := await entries.next_batch()) is not None:
+            await put(form(batch))
+
+
+# --- Forms of entries -------------------------------------------------------------------
+
+
+Form = Callable[[EntryBatch], bytes]
+
+
+def as_lines(batch: EntryBatch) -> bytes:
+    """Concatenate the payloads; lines still have their endings."""
+    return b"".join(batch.payloads())
+
+
+def as_frames(batch: EntryBatch) -> bytes:
+    """Return the payloads, each preceded by its size."""
+    return join_framed(list(batch.payloads()))
+
+
+def as_json(batch: EntryBatch) -> bytes:
+    """Return a JSON object per line and entry, with the payload in base64."""
+    return b"".join(
+        msgspec.json.encode(
+            {
+                "ledger_id": entry.ledger_id,
+                "entry_id": entry.entry_id,
+                "payload": base64.b64encode(entry.payload).decode(),
+            }
+        )
+        + b"\n"
+        for entry in batch
+    )
+
+
+def form_for(*, framed: bool, json: bool) -> Form:
+    """Return the form that the options ask for."""
+    if framed and json:
+        raise click.UsageError("--framed and --json exclude each other")
+    if json:
+        return as_json
+    return as_frames if framed else as_lines

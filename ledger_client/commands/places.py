@@ -1,0 +1,96 @@
+"""Places in topics on the command line: an end, the id of a message, or a time."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+from typing import Literal, NamedTuple
+
+import click
+
+from ledger_client.commands.options import MomentParam
+from ledger_client.message_id import MessageId
+from ledger_client.topics.catalogue import TopicInfo
+from ledger_client.topics.reading.options import ReadSettings, Start
+from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+
+By = Literal["event-time", "publish-time", "timestamp"]
+BYS: tuple[By, ...] = ("event-time", "publish-time", "timestamp")
+NS_PER_MS = 1_000_000
+FindTopic = Callable[[str], Awaitable[TopicInfo]]
+
+
+class Point(NamedTuple):
+    """A place, or the *number* of a time whose kind --by decides."""
+
+    start: Literal["earliest", "latest"] | MessageId | None = None
+    number: int = 0
+
+    def at(self, by: By) -> Start:
+        """Return the place, taking a number as a time of the kind *by*."""
+        if self.start is not None:
+            return self.start
+        if by == "event-time":
+            return EventTime(self.number)
+        if by == "timestamp":
+            return Timestamp(self.number)
+        return PublishTime(-(-self.number // NS_PER_MS))
+
+
+class PlaceOrTime(click.ParamType[Point]):
+    """Parses earliest, latest, the id of a message, or a time."""
+
+    name = "place"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Point:
+        """Parse a place, or a time whose kind --by decides later."""
+        if isinstance(value, Point):
+            return value
+        text = str(value).strip()
+        if text in {"earliest", "latest"}:
+            return Point("earliest" if text == "earliest" else "latest")
+        if text.isascii() and text.isdigit():
+            return Point(number=int(text))
+        try:
+            return Point(MessageId.parse(text))
+        except ValueError:
+            pass
+        try:
+            return Point(number=MomentParam().convert(text, param, ctx))
+        except click.UsageError:
+            forms = "write earliest, latest, an id as 7:2:-1:0, a time as 2024-05-01T12:00Z, or 7d"
+            self.fail(f"{value!r} is not a place; {forms}", param, ctx)
+
+
+class ReadRange(NamedTuple):
+    """A range of messages, from one place to another."""
+
+    start: Point | None
+    inclusive: bool
+    end: Point | None
+    end_inclusive: bool
+    by: By | None
+
+    @property
+    def has_time(self) -> bool:
+        """True if the range has a time whose kind matters."""
+        return any(point and point.start is None for point in (self.start, self.end))
+
+    def settings(self, by: By) -> ReadSettings:
+        """Return the range as reader settings, with times of the kind *by*."""
+        return {
+            "start": self.start and self.start.at(by),
+            "inclusive": self.inclusive,
+            "end": self.end and self.end.at(by),
+            "end_inclusive": self.end_inclusive,
+        }
+
+
+async def kind_of_time(find_topic: FindTopic, topics: tuple[str, ...], span: ReadRange) -> By:
+    """Return the kind of times in *span* for these topics, if --by was not given."""
+    if not span.has_time:
+        return "publish-time"
+    records = [await find_topic(name) for name in topics]
+    ordered = all(record.order == "event-time" for record in records)
+    return "event-time" if ordered else "publish-time"

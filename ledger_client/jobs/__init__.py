@@ -1,0 +1,1 @@
+"""Jobs that write what readers then see: staging, compaction, replay."""

@@ -1,0 +1,287 @@
+"""The plan of a compaction, fixed before it begins. Plain values, pickled for any process.
+
+Of each lane it reads the ledgers of survivors from the generation before, and the closed ledgers
+after that generation's horizon. A partition without new ledgers is left as it is, unless its keys
+may have moved to other partitions, or messages without keys are no longer kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from itertools import groupby
+from typing import Literal
+
+import msgspec
+
+from ledger_client.errors import TooManyLedgers
+from ledger_client.topics.reading.ranges import LedgerRange
+from ledger_client.topics.retention.holdings import HeldLedger, LaneHoldings, read_holdings
+from metadata.compaction import (
+    HORIZONS_MAX,
+    ORDER_MIN,
+    CompactedLedger,
+    CompactedSet,
+    Horizon,
+    SetAt,
+)
+from metadata.store import MetadataStore
+from metadata.topics import TopicRecord
+
+LEDGER_SIZE = 100_000_000
+"""Payload bytes of a ledger of survivors; larger if a set would list too many ledgers."""
+LEDGERS_WANTED = 400
+NullKeys = Literal["keep", "drop"]
+OnProgress = Callable[[float], None]
+"""Called with the fraction of the work that is done, from 0 to 1."""
+
+
+class LanePlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The ledgers to be read of one lane."""
+
+    partition: int
+    lane: int
+    before: tuple[LedgerRange, ...]
+    """ledgers of survivors"""
+    raw: tuple[LedgerRange, ...]
+    """closed ledgers after the horizon"""
+    horizon: Horizon | None
+    """the end of *raw*, with the order of the generation before; `None` if nothing is read"""
+    goes_on: bool
+    """whether the lane is still written, so that it may yet hold messages older than those read"""
+    is_cleared: bool = False
+    """whether the lane was deleted, and its survivors go"""
+
+    @property
+    def order_key(self) -> int:
+        """The greatest order in the generation before."""
+        return ORDER_MIN if self.horizon is None else self.horizon.order_key
+
+    @property
+    def size(self) -> int:
+        """Payload bytes to be read: survivors and new closed ledgers."""
+        return sum(ledger_range.size for ledger_range in (*self.before, *self.raw))
+
+
+class PartitionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The lanes of one partition, those without new ledgers included."""
+
+    partition: int
+    lanes: tuple[LanePlan, ...]
+    has_news: bool
+
+    @property
+    def size(self) -> int:
+        """Payload bytes to be read from all of its lanes."""
+        return sum(lane.size for lane in self.lanes)
+
+
+class CompactionPlan(msgspec.Struct, frozen=True, kw_only=True):
+    """The partitions of a topic to be compacted, and how."""
+
+    topic: TopicRecord
+    null_keys: NullKeys
+    partitions: tuple[PartitionPlan, ...]
+    """those with new ledgers; all of them if keys may be anywhere"""
+    pins: tuple[tuple[int, int, int], ...]
+    """partition, lane and first ledger number of what must stay meanwhile"""
+    others: tuple[LanePlan, ...] = ()
+    """lanes of the partitions left as they are"""
+    is_foreign: bool = False
+    """whether an earlier run met a key outside its partition; keys are then compared across all"""
+    is_first: bool = False
+    """the topic has no set yet"""
+
+    @property
+    def has_news(self) -> bool:
+        """Whether any partition has something to compact."""
+        return any(each.has_news for each in self.partitions)
+
+    @property
+    def size(self) -> int:
+        """Payload bytes to be read from all partitions, the measure of progress."""
+        return sum(each.size for each in self.partitions)
+
+    @property
+    def ledger_size(self) -> int:
+        """Payload bytes at which a ledger of survivors ends; it grows with the topic."""
+        return max(LEDGER_SIZE, self.size // LEDGERS_WANTED)
+
+
+class PartitionResult(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome for one partition. Plain values."""
+
+    partition: int
+    horizons: tuple[Horizon, ...] = ()
+    ledgers: tuple[CompactedLedger, ...] = ()
+    keys: int = 0
+    messages_in: int = 0
+    bytes_in: int = 0
+    ranges: int = 0
+    tombstones: int = 0
+    foreign: int = 0
+    """keys of other partitions; if there are any, compact_partition() wrote nothing"""
+
+
+async def plan_compaction(
+    store: MetadataStore,
+    topic: TopicRecord,
+    found: SetAt | None,
+    *,
+    null_keys: NullKeys | None = None,
+    everything: bool = False,
+) -> CompactionPlan:
+    """Return the plan for compacting a topic.
+
+    Args:
+        store: the metadata store.
+        topic: the topic.
+        found: its compacted set, or `None`.
+        null_keys: "keep" or "drop" messages without a key; by default as before, at first "drop".
+        everything: include partitions without new ledgers.
+
+    Raises:
+        TooManyLedgers: more lanes than a set can list.
+        MetadataError: as every call to the store.
+    """
+    # Partitions added since the topic was read are left to the next run.
+    holdings = [each for each in await read_holdings(store, topic) if _is_known(topic, each)]
+    before = found.set if found is not None else None
+    keys = null_keys or (before.null_keys if before is not None else "drop")
+    known = {(each.partition, each.lane) for each in holdings}
+    horizons = [each for each in (before.horizons if before else ()) if _is_known(topic, each)]
+    gone = [each for each in horizons if _at(each) not in known]
+    lanes = [_lane(topic, before, each) for each in holdings]
+    lanes += [_gone_lane(topic, before, each) for each in gone if before is not None]
+    if len(lanes) > HORIZONS_MAX:
+        raise TooManyLedgers(
+            topic.name,
+            count=len(lanes),
+            count_max=HORIZONS_MAX,
+            what="lanes to compact",
+            advice="delete lanes that are not written any more",
+        )
+    changed = before is not None and (
+        before.null_keys != keys or before.partitions != topic.partitions
+    )
+    is_foreign = before is not None and before.report.shuffled
+    lanes.sort(key=lambda lane: (lane.partition, lane.lane))
+    partitions = [
+        _partition(number, tuple(group), forced=changed)
+        for number, group in groupby(lanes, key=lambda lane: lane.partition)
+    ]
+    all_of_them = everything or (is_foreign and any(each.has_news for each in partitions))
+    chosen = [each for each in partitions if each.has_news or all_of_them]
+    left = [each for each in partitions if each not in chosen]
+    return CompactionPlan(
+        topic=topic,
+        null_keys=keys,
+        partitions=tuple(chosen),
+        pins=tuple(_pins(holdings, before)),
+        others=tuple(lane for each in left for lane in each.lanes),
+        is_foreign=is_foreign,
+        is_first=before is None,
+    )
+
+
+def _partition(number: int, lanes: tuple[LanePlan, ...], *, forced: bool) -> PartitionPlan:
+    has_news = forced or any(lane.raw or lane.is_cleared for lane in lanes)
+    return PartitionPlan(partition=number, lanes=lanes, has_news=has_news)
+
+
+def _lane(topic: TopicRecord, before: CompactedSet | None, held: LaneHoldings) -> LanePlan:
+    old = before.horizon(held.partition, held.lane) if before is not None else None
+    number = -1 if old is None else old.number
+    raw = []
+    for each in held.ledgers:
+        if each.number > number:
+            if each.row.state != "closed":
+                break
+            raw.append(each)
+    ledgers = [] if before is None else before.lane_ledgers(held.partition, held.lane)
+    is_deleted = held.record is not None and held.record.deleted
+    return LanePlan(
+        partition=held.partition,
+        lane=held.lane,
+        before=() if is_deleted else tuple(_compacted_range(topic, each) for each in ledgers),
+        raw=tuple(_raw_range(topic, held, each) for each in raw if each.row.entries),
+        horizon=_horizon(held, raw[-1], old) if raw else old,
+        goes_on=topic.order == "event-time" or any(e.row.state == "open" for e in held.ledgers),
+        is_cleared=is_deleted and bool(ledgers),
+    )
+
+
+def _gone_lane(topic: TopicRecord, before: CompactedSet, old: Horizon) -> LanePlan:
+    """Return the plan of a lane whose rows are gone: its survivors stay."""
+    ledgers = before.lane_ledgers(old.partition, old.lane)
+    return LanePlan(
+        partition=old.partition,
+        lane=old.lane,
+        before=tuple(_compacted_range(topic, each) for each in ledgers),
+        raw=(),
+        horizon=old,
+        goes_on=False,
+    )
+
+
+def _horizon(held: LaneHoldings, last: HeldLedger, old: Horizon | None) -> Horizon:
+    return Horizon(
+        partition=held.partition,
+        lane=held.lane,
+        number=last.number,
+        ledger_id=last.row.ledger_id,
+        version=max(last.row.base_version, 0) + last.row.entries,
+        order_key=ORDER_MIN if old is None else old.order_key,
+    )
+
+
+def _pins(holdings: list[LaneHoldings], before: CompactedSet | None) -> list[tuple[int, int, int]]:
+    pins = []
+    for held in holdings:
+        old = before.horizon(held.partition, held.lane) if before is not None else None
+        pins.append((held.partition, held.lane, 0 if old is None else old.number + 1))
+    return pins
+
+
+def _raw_range(topic: TopicRecord, held: LaneHoldings, each: HeldLedger) -> LedgerRange:
+    return LedgerRange(
+        topic=topic.name,
+        uid=topic.uid,
+        topic_index=0,
+        ordered=topic.order == "event-time",
+        partition=held.partition,
+        lane=held.lane,
+        number=each.number,
+        ledger_id=each.row.ledger_id,
+        base_version=each.row.base_version,
+        first_entry=0,
+        last_entry=each.row.entries - 1,
+        size=each.row.size,
+        messages=each.row.messages,
+        removed=tuple(each.row.removed),
+    )
+
+
+def _compacted_range(topic: TopicRecord, ledger: CompactedLedger) -> LedgerRange:
+    return LedgerRange(
+        topic=topic.name,
+        uid=topic.uid,
+        topic_index=0,
+        ordered=topic.order == "event-time",
+        partition=ledger.partition,
+        lane=ledger.lane,
+        number=ledger.first.number,
+        ledger_id=ledger.ledger_id,
+        base_version=-1,
+        first_entry=0,
+        last_entry=ledger.entries - 1,
+        size=ledger.size,
+        messages=ledger.messages,
+    )
+
+
+def _is_known(topic: TopicRecord, lane: LaneHoldings | Horizon) -> bool:
+    return lane.partition in topic.partition_indexes
+
+
+def _at(horizon: Horizon) -> tuple[int, int]:
+    return horizon.partition, horizon.lane

@@ -1,0 +1,1 @@
+"""Jobs that work on a topic: the ledgers they pin, stage and finally show."""

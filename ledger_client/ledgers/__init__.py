@@ -1,0 +1,1 @@
+"""Replicated ledgers: written, read, followed and recovered."""

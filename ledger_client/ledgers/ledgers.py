@@ -1,0 +1,173 @@
+"""Ledgers created, opened, recovered, listed and deleted."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+
+import trio
+
+from ledger_client.errors import WrongPassword
+from ledger_client.figures import Figures
+from ledger_client.ledgers.catalogue import Catalogue, LedgerInfo, LedgerListing
+from ledger_client.ledgers.creation import LedgerPlan, create_record
+from ledger_client.ledgers.placement import Placement, Quarantine
+from ledger_client.ledgers.reader import LedgerReader
+from ledger_client.ledgers.records import digest_of
+from ledger_client.ledgers.recovery import Recoveries
+from ledger_client.ledgers.view import LedgerSource, LedgerView
+from ledger_client.ledgers.writer import LedgerWriter
+from ledger_client.ledgers.writers import Writers, sealed_after
+from ledger_client.options import DEFAULT_OPTIONS, Options
+from ledger_client.wire.bookies import Bookies
+from ledger_client.wire.streams import OpenStream
+from metadata.calls import BookieReply, BookieRequest
+from metadata.records import BookieRecord, LedgerRecord
+from metadata.store import MetadataStore
+
+CALL_TIMEOUT_S = 10.0
+
+
+class Ledgers:
+    """The ledgers of one cluster. Any task may use it."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        nursery: trio.Nursery,
+        *,
+        options: Options = DEFAULT_OPTIONS,
+        open_stream: OpenStream = trio.open_tcp_stream,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.options = options
+        self.store = store
+        self.figures = Figures()
+        self.nursery = nursery
+        self._catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
+        self.clock = self._catalogue.clock
+        self._bookies = Bookies(
+            self._catalogue.bookies, options=options, nursery=nursery, open_stream=open_stream
+        )
+        quarantine = Quarantine(first_s=options.quarantine_s, longest_s=options.quarantine_max_s)
+        self._placement = Placement(self._bookies, quarantine, chance or random.Random())
+        self._writers = Writers(
+            catalogue=self._catalogue,
+            bookies=self._bookies,
+            placement=self._placement,
+            options=options,
+            nursery=nursery,
+        )
+        self._recoveries = Recoveries(
+            catalogue=self._catalogue,
+            bookies=self._bookies,
+            writers=self._writers,
+            options=options,
+        )
+
+    @asynccontextmanager
+    async def create(
+        self,
+        ensemble_size: int = 3,
+        write_quorum: int = 3,
+        ack_quorum: int = 2,
+        *,
+        password: bytes = b"",
+        digest: str = "crc32c",
+        custom: Mapping[str, str] | None = None,
+        ledger_id: int | None = None,
+    ) -> AsyncIterator[LedgerWriter]:
+        """Create a ledger and write it; Client.ledgers documents the arguments and errors."""
+        plan = LedgerPlan(
+            ensemble_size=ensemble_size,
+            write_quorum=write_quorum,
+            ack_quorum=ack_quorum,
+            password=password,
+            digest=digest,
+            custom=custom or {},
+            ledger_id=ledger_id,
+        )
+        record = await create_record(plan, catalogue=self._catalogue, placement=self._placement)
+        async with sealed_after(self._writers.open(record)) as driver:
+            yield LedgerWriter(driver)
+
+    @asynccontextmanager
+    async def open(
+        self, ledger_id: int, password: bytes = b"", *, recover: bool = True
+    ) -> AsyncIterator[LedgerReader]:
+        """Open a ledger for reading. See Client.ledgers."""
+        record = await self._checked(ledger_id, password)
+        if recover:
+            record = await self._recoveries.recovered(record)
+        source = LedgerSource(
+            record, digest=digest_of(record), bookies=self._bookies, options=self.options
+        )
+        view = LedgerView(source, self._catalogue, self.nursery)
+        await view.learn_confirmed()
+        try:
+            yield LedgerReader(view)
+        finally:
+            view.close()
+
+    async def recover(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
+        """Close a ledger in its writer's place; return its metadata. See Client.ledgers."""
+        record = await self._checked(ledger_id, password)
+        return LedgerInfo.of(await self._recoveries.recovered(record))
+
+    async def _checked(self, ledger_id: int, password: bytes) -> LedgerRecord:
+        record, _ = await self._catalogue.get(ledger_id)
+        if record.password_bytes != password:
+            raise WrongPassword(ledger_id)
+        return record
+
+    async def info(self, ledger_id: int) -> LedgerInfo:
+        """Return a ledger's metadata. Raises NoSuchLedger."""
+        record, _ = await self._catalogue.get(ledger_id)
+        return LedgerInfo.of(record)
+
+    async def delete(self, ledger_id: int) -> None:
+        """Remove a ledger from metadata; bookies free its space in their time.
+
+        A writer that still has it open cannot close it any more. Raises NoSuchLedger.
+        """
+        await self._catalogue.delete(ledger_id)
+
+    async def list_bookies(self) -> list[BookieRecord]:
+        """Return the bookies that are registered now, with their room and load."""
+        return await self._bookies.live()
+
+    async def call(
+        self, bookie_id: str, request: BookieRequest, *, timeout_s: float = CALL_TIMEOUT_S
+    ) -> BookieReply:
+        """Ask one bookie about itself or what it holds.
+
+        Raises:
+            BookieUnavailable: it cannot be reached, sent nothing for *timeout_s*, or
+                could not do it.
+        """
+        return await self._bookies.connection(bookie_id).call(request, timeout_s=timeout_s)
+
+    @property
+    def catalogue(self) -> Catalogue:
+        """The records of ledgers and bookies."""
+        return self._catalogue
+
+    @property
+    def placement(self) -> Placement:
+        """Chooses bookies, for callers that create records themselves."""
+        return self._placement
+
+    @property
+    def writers(self) -> Writers:
+        """Opens writers for ledgers whose records exist; the caller closes them."""
+        return self._writers
+
+    @property
+    def bookies(self) -> Bookies:
+        """The connections to the bookies, shared by all readers and writers of the client."""
+        return self._bookies
+
+    def list(self) -> LedgerListing:
+        """Return an async iterator of LedgerInfo, by rising id."""
+        return LedgerListing(self._catalogue)

@@ -1,0 +1,306 @@
+"""Reading a ledger, closed or, opened with recover=False, while it is written.
+
+A reader never returns an entry above the last confirmed one. In an open ledger that is the
+greatest that a bookie has reported; renew it with refresh(), or use follow(). Entries that a
+writer left unconfirmed can be read once the ledger is recovered.
+
+A follower first reads what is there in batches. Then it parks a long poll at one bookie,
+which answers as soon as it learns that new entries are confirmed. A bookie may learn nothing,
+because the writer has replaced it, and only the metadata says that the ledger ended. So the
+follower also watches the record, and every few seconds without news it reads the record and
+asks the other bookies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import suppress
+
+import trio
+
+from ledger_client.errors import MetadataUnavailable, NoSuchEntry, ReplicasUnavailable
+from ledger_client.ledgers.entries import Entries, Entry, EntryBatch
+from ledger_client.ledgers.replica_reads import (
+    RangeRead,
+    Unsound,
+    Verdict,
+    check_code,
+    sound_entries,
+)
+from ledger_client.ledgers.view import LedgerView
+from ledger_client.wire.connection import BookieConnection
+from ledger_client.wire.inflight import Reply
+from metadata.records import LedgerRecord
+from native import frame
+from native.frame import Code
+
+POLL_COUNT_MAX = 4096
+POLL_SIZE_MAX = 1 << 20
+PAUSE_S = 0.02
+"""After a poll without news: bookies answer at once for an empty or a fenced ledger."""
+
+
+class Follower:
+    """An async iterator over entries from a position on; waits for new ones."""
+
+    def __init__(self, view: LedgerView, start: int) -> None:
+        self._view = view
+        self._source = view.source
+        self._position = start
+        self._stretch: RangeRead | None = None
+        self._entries: Iterator[Entry] = iter(())
+        self._looked_at = float("-inf")
+        self._silent_since: float | None = None
+
+    @property
+    def position(self) -> int:
+        """Id of the first entry that is not in a batch yet."""
+        return self._position
+
+    def __aiter__(self) -> Follower:
+        return self
+
+    async def __anext__(self) -> Entry:
+        while True:
+            for entry in self._entries:
+                return entry
+            batch = await self.next_batch()
+            if batch is None:
+                raise StopAsyncIteration
+            self._entries = iter(batch)
+
+    async def next_batch(self) -> EntryBatch | None:
+        """Wait for the next entries; None means that the ledger has ended.
+
+        After an error or a cancellation the position is unchanged.
+
+        Raises:
+            EntryLost, NoSuchEntry: no replica has the next entry.
+            ReplicasUnavailable: no bookie answered for read_timeout_s.
+            MetadataUnavailable: the listed bookies lack it; others may have it.
+            NoSuchLedger: the ledger was deleted.
+        """
+        while True:
+            if self._has_backlog():
+                batch = await self._read_on()
+            elif self._view.closed:
+                return None
+            else:
+                batch = await self._wait()
+            if batch is not None:
+                self._position = batch.last_entry + 1
+                return batch
+
+    def _has_backlog(self) -> bool:
+        return self._position <= self._view.last_confirmed
+
+    async def _read_on(self) -> EntryBatch | None:
+        stretch, self._stretch = self._stretch, None  # dropped if this is cancelled or fails
+        if stretch is None:
+            stretch = RangeRead(self._view, self._position, self._view.last_confirmed)
+        batch = await stretch.next()
+        if batch is not None:
+            self._stretch = stretch
+        return batch
+
+    async def _wait(self) -> EntryBatch | None:
+        """Wait for at most one long poll; return the entries in its answer, if any."""
+        self._stretch = None
+        self._view.watch()
+        if self._view.hinted.is_set():
+            with suppress(MetadataUnavailable):  # reading goes on without the store
+                await self._view.reload()
+            return None
+        bookie = self._source.newest_ensemble()[0]
+        batch, unsound = None, None
+        try:
+            batch = await self._poll(bookie)
+        except Unsound as wrong:
+            unsound = wrong
+        if unsound is not None:
+            self._give_up(bookie, unsound)
+        if batch is None and not self._has_backlog() and not self._view.hinted.is_set():
+            await self._look_elsewhere(bookie)
+            await trio.sleep(PAUSE_S)
+        return batch
+
+    async def _poll(self, bookie: BookieConnection) -> EntryBatch | None:
+        """Park one long poll. Raises Unsound for a bad answer or none."""
+        news = trio.Event()
+        reply = self._ask(bookie, news)
+        options = self._source.options
+        try:
+            with trio.move_on_after(options.poll_s + options.request_timeout_s) as scope:
+                async with trio.open_nursery() as nursery:
+                    nursery.start_soon(_pass_on, self._view.hinted, news)
+                    await news.wait()
+                    nursery.cancel_scope.cancel()
+            if scope.cancelled_caught:
+                bookie.suspect(reply.sent_at)
+                raise Unsound(Verdict.UNAVAILABLE, "no answer")
+            return self._take(reply) if reply.arrived else None
+        finally:
+            reply.abandon()
+
+    def _ask(self, bookie: BookieConnection, news: trio.Event) -> Reply:
+        request_id = bookie.next_request_id()
+        request = frame.read_wait(
+            self._source.ledger_id,
+            self._position,
+            request_id=request_id,
+            count_max=0 if self._source.striped else POLL_COUNT_MAX,
+            size_max=POLL_SIZE_MAX,
+            known_lac=self._view.last_confirmed,
+            wait_ms=int(self._source.options.poll_s * 1000),
+        )
+        return bookie.ask(request, request_id, news.set, self._source.name)
+
+    def _take(self, reply: Reply) -> EntryBatch | None:
+        """Record the last confirmed entry in the answer; return its entries."""
+        response = reply.response
+        if response is None:
+            assert reply.failure is not None
+            raise Unsound(Verdict.UNAVAILABLE, reply.failure.reason)
+        self._silent_since = None
+        if response.code in (Code.NO_LEDGER, Code.NO_ENTRY):
+            return None  # no entry was written yet
+        check_code(response)
+        self._view.raise_confirmed(response.lac)
+        batch = sound_entries(
+            response, self._source.digest, self._position, POLL_COUNT_MAX, reply.bookie_id
+        )
+        return batch if len(batch) else None
+
+    async def _look_elsewhere(self, bookie: BookieConnection) -> None:
+        """Ask the metadata and the other bookies, which may know more than *bookie*."""
+        now = trio.current_time()
+        if now - self._looked_at < self._source.options.poll_s:
+            return
+        self._looked_at = now
+        with suppress(MetadataUnavailable, ReplicasUnavailable):  # the poll itself decides
+            await self._view.refresh()
+        if self._has_backlog():
+            self._source.shun(bookie.bookie_id)
+
+    def _give_up(self, bookie: BookieConnection, unsound: Unsound) -> None:
+        """Shun *bookie*; raise if no bookie has answered for read_timeout_s."""
+        self._source.shun(bookie.bookie_id)
+        now = trio.current_time()
+        if self._silent_since is None:
+            self._silent_since = now
+        if now - self._silent_since >= self._source.options.read_timeout_s:
+            self._silent_since = None  # the next call gets the full time again
+            raise ReplicasUnavailable(
+                ledger_id=self._source.ledger_id,
+                entry_id=self._position,
+                reasons={bookie.bookie_id: unsound.reason},
+            )
+
+
+async def _pass_on(hinted: trio.Event, news: trio.Event) -> None:
+    await hinted.wait()
+    news.set()
+
+
+class LedgerReader:
+    """One ledger, opened for reading by Ledgers.open."""
+
+    def __init__(self, view: LedgerView) -> None:
+        self._view = view
+
+    @property
+    def id(self) -> int:
+        """Id of the ledger; it may be reused after a deletion."""
+        return self._view.source.ledger_id
+
+    @property
+    def metadata(self) -> LedgerRecord:
+        """The ledger's record when it was last read."""
+        return self._view.source.record
+
+    @property
+    def closed(self) -> bool:
+        """True if the ledger is known to be closed: it will not grow."""
+        return self._view.closed
+
+    @property
+    def last_confirmed(self) -> int:
+        """The greatest entry known to be readable; -1 for none."""
+        return self._view.last_confirmed
+
+    async def refresh(self) -> int:
+        """Ask the metadata and the bookies again; return the last confirmed entry.
+
+        Raises:
+            ReplicasUnavailable: no bookie of the open ledger answered.
+            MetadataUnavailable: the store did not answer in time.
+            NoSuchLedger: the ledger was deleted.
+        """
+        await self._view.refresh()
+        return self.last_confirmed
+
+    def trust(self, last_confirmed: int) -> None:
+        """Record that entries up to *last_confirmed* are confirmed, as the caller knows.
+
+        The bookies that answered when the ledger was opened may not know that yet.
+        """
+        self._view.raise_confirmed(last_confirmed)
+
+    async def read(self, first: int, last: int) -> Entries:
+        """Return entries *first* to *last*, both included, all at once.
+
+        All of them are held in memory as received; an Entry is built when it is accessed.
+        Use read_batches() for more than fits in memory.
+
+        Raises:
+            NoSuchEntry: *last* is past the last confirmed entry.
+            EntryLost: no replica of an entry is sound.
+            ReplicasUnavailable: no replica could be asked for read_timeout_s.
+            MetadataUnavailable: the listed bookies lack an entry; others may have it.
+            NoSuchLedger: the ledger was deleted, and no copy of an entry is left.
+        """
+        return Entries([batch async for batch in self.read_batches(first, last)])
+
+    def read_batches(self, first: int, last: int) -> BatchReads:
+        """Return entries *first* to *last* as an async iterator of EntryBatch.
+
+        Holds about read_batch_size * reads_in_flight bytes. Raises as read().
+        """
+        return BatchReads(self._view, first, last)
+
+    def follow(self, start: int = 0) -> Follower:
+        """Return an async iterator over entries from *start* on.
+
+        It waits for new ones and ends after the last entry of a closed ledger.
+        Raises as read(), and NoSuchLedger when the ledger is deleted meanwhile.
+        """
+        if start < 0:
+            raise NoSuchEntry(ledger_id=self.id, entry_id=start, last_confirmed=self.last_confirmed)
+        return Follower(self._view, start)
+
+    def close(self) -> None:
+        """Stop watching the record for followers."""
+        self._view.close()
+
+
+class BatchReads:
+    """An async iterator over the batches of a range of entries."""
+
+    def __init__(self, view: LedgerView, first: int, last: int) -> None:
+        self._view = view
+        self._first = first
+        self._last = last
+        self._stretch: RangeRead | None = None
+
+    def __aiter__(self) -> BatchReads:
+        return self
+
+    async def __anext__(self) -> EntryBatch:
+        if self._stretch is None:
+            if self._first <= self._last:
+                await self._view.check_range(self._first, self._last)
+            self._stretch = RangeRead(self._view, self._first, self._last)
+        batch = await self._stretch.next()
+        if batch is None:
+            raise StopAsyncIteration
+        return batch

@@ -1,0 +1,150 @@
+"""Changes of a ledger's record and of its repair mark.
+
+These functions compute the new record; catalogue.py stores it by compare-and-set.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+from typing import Literal, NamedTuple
+
+import msgspec
+
+from ledger_client.errors import LedgerClosed, LedgerFenced
+from metadata.errors import BadRecord
+from metadata.records import (
+    DamagedRun,
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    UnderReplicated,
+    decode_underreplicated,
+    encode_record,
+    underreplicated_key,
+)
+from metadata.store import ABSENT, MetadataStore, Put
+from native.digest import Digest, DigestKind
+
+DIGESTS: dict[str, DigestKind] = {
+    "crc32": DigestKind.CRC32,
+    "hmac": DigestKind.HMAC,
+    "crc32c": DigestKind.CRC32C,
+    "dummy": DigestKind.DUMMY,
+}
+
+
+def digest_of(record: LedgerRecord) -> Digest:
+    """Return the digest that protects the entries of *record*."""
+    return Digest(DIGESTS[record.digest], record.password_bytes)
+
+
+def with_fragment(
+    record: LedgerRecord, expected_last: Fragment, fragment: Fragment
+) -> LedgerRecord:
+    """Return *record* continued with *fragment*; *record* itself if that is its last one.
+
+    Raises:
+        LedgerFenced: its last fragment is neither *fragment* nor *expected_last*.
+    """
+    last = record.fragments[-1]
+    if last == fragment:
+        return record
+    if last != expected_last:
+        raise LedgerFenced(record.ledger_id)
+    kept = record.fragments
+    if last.first_entry == fragment.first_entry:
+        kept = kept[:-1]
+    return msgspec.structs.replace(record, fragments=[*kept, fragment])
+
+
+def fragments_up_to(last_entry: int, fragments: list[Fragment]) -> list[Fragment]:
+    """Return the fragments of a ledger that ends at *last_entry*.
+
+    Fragments that begin after it hold nothing; the first stays in any case.
+    """
+    return [f for f in fragments if f.first_entry <= max(last_entry, 0)]
+
+
+def grown(record: LedgerRecord, expected_last: Fragment, fragment: Fragment) -> LedgerRecord:
+    """As with_fragment(), for a ledger that must be open.
+
+    Raises:
+        LedgerFenced: another client recovers it.
+        LedgerClosed: another client sealed it.
+    """
+    if record.state is LedgerState.CLOSED:
+        raise LedgerClosed(record.ledger_id, record.last_entry)
+    if record.state is not LedgerState.OPEN:
+        raise LedgerFenced(record.ledger_id)
+    return with_fragment(record, expected_last, fragment)
+
+
+def sealed(record: LedgerRecord, last_entry: int, length: int) -> LedgerRecord:
+    """Return *record* closed at *last_entry*; *record* itself if it is already.
+
+    Raises:
+        LedgerFenced: another client recovers it.
+        LedgerClosed: another client sealed it at another end.
+    """
+    if record.state is LedgerState.IN_RECOVERY:
+        raise LedgerFenced(record.ledger_id)
+    if record.state is LedgerState.CLOSED:
+        if (record.last_entry, record.length) != (last_entry, length):
+            raise LedgerClosed(record.ledger_id, record.last_entry)
+        return record
+    return msgspec.structs.replace(
+        record,
+        state=LedgerState.CLOSED,
+        last_entry=last_entry,
+        length=length,
+        fragments=fragments_up_to(last_entry, record.fragments),
+    )
+
+
+Reason = Literal["bookie lost", "draining", "ensemble changed", "damaged", "limbo", "check"]
+
+
+def new_mark(
+    ledger_id: int, reason: Reason, bookies: Iterable[str], damaged: Iterable[DamagedRun]
+) -> UnderReplicated:
+    """Return a repair mark made now. Without *bookies*, copies may be missing anywhere."""
+    now_ms = time.time_ns() // 1_000_000
+    return UnderReplicated(ledger_id, reason, now_ms, sorted(set(bookies)), [*damaged])
+
+
+def merged(known: UnderReplicated, mark: UnderReplicated) -> UnderReplicated:
+    """Return the union of both marks, so that no report is lost."""
+    anywhere = not (known.bookies and mark.bookies)
+    bookies = [] if anywhere else sorted({*known.bookies, *mark.bookies})
+    damaged = [*known.damaged, *(run for run in mark.damaged if run not in known.damaged)]
+    return msgspec.structs.replace(
+        known, bookies=bookies, damaged=damaged, size=max(known.size, mark.size)
+    )
+
+
+class Marking(NamedTuple):
+    """The operation that marks a ledger, unless another client marks it first.
+
+    *says_more* is False if the stored mark contains the new one.
+    """
+
+    put: Put
+    says_more: bool
+
+
+async def marking(store: MetadataStore, mark: UnderReplicated) -> Marking:
+    """Return the operation that adds *mark* to the stored mark. Raises MetadataError.
+
+    A stored mark that cannot be decoded is overwritten.
+    """
+    key = underreplicated_key(mark.ledger_id)
+    found = await store.get(key)
+    if found is None:
+        return Marking(Put(key, encode_record(mark), ABSENT), says_more=True)
+    try:
+        known = decode_underreplicated(key, found.value)
+    except BadRecord:
+        return Marking(Put(key, encode_record(mark), found.version), says_more=True)
+    content = merged(known, mark)
+    return Marking(Put(key, encode_record(content), found.version), content != known)

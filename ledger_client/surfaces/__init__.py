@@ -1,0 +1,1 @@
+"""The base classes of blocking.py and aio.py, which are generated."""

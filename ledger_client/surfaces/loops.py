@@ -1,0 +1,242 @@
+"""The base classes of aio.py: calls of asyncio tasks into trio's thread.
+
+    asyncio's thread                    trio's thread
+    call ──► future    ──post──►        task, or batch of a producer
+    future.set_result  ◄──call_soon──   outcomes, as many as there are by then
+
+Trio runs in a thread of its own, as it does for blocking.py, and not as a guest of asyncio's
+loop. Measured with 1000 tasks that send, both are as fast as trio itself, because one wake-up
+carries many sends in each direction. But a program that blocks its loop for a second does not
+delay the leases and acknowledgements of this thread, and any number of clients fit one loop.
+
+A task that is cancelled, by a timeout for instance, cancels its call and waits until that has
+ended, so that nothing goes on behind its back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from functools import partial
+from operator import length_hint
+from typing import Any, Generic, ParamSpec, TypeVar, cast
+
+from ledger_client.errors import ClientForked
+from ledger_client.ledgers.entries import Entry
+from ledger_client.ledgers.reader import Follower
+from ledger_client.message_id import MessageId
+from ledger_client.portal import Held, Portal, Settle, suppress_same
+from ledger_client.topics.messages import Message
+from ledger_client.topics.producing.producer import Bytes, Producer
+from ledger_client.topics.producing.send_queue import QueuedSend, SendQueue
+from ledger_client.topics.reading.reader import TopicReader
+
+T = TypeVar("T")
+R = TypeVar("R")
+P = ParamSpec("P")
+
+
+class LoopPortal(Generic[T]):
+    """A portal for the tasks of one event loop."""
+
+    def __init__(self, portal: Portal[T], loop: asyncio.AbstractEventLoop) -> None:
+        self.portal = portal
+        self.value = portal.value
+        self._loop = loop
+        self._settled: deque[tuple[asyncio.Future[Any], Any, BaseException | None]] = deque()
+        self._is_woken = False
+
+    async def call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run *work* in trio's thread and return what it returns, or raise what it raises.
+
+        Raises:
+            ClientForked: this process is a fork of the one that has the thread.
+            RuntimeError: the client is closed, or was connected in another event loop.
+        """
+        future: asyncio.Future[R] = self.future()
+        cancel = self.portal.spawn(partial(work, *args, **kwargs), self.settles(future))
+        return await outlast(future, cancel)
+
+    def future(self) -> asyncio.Future[R]:
+        """Return a future of the running loop, which must be the one of connect()."""
+        if self.portal.is_forked:
+            raise ClientForked
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError(
+                "this client was connected in another event loop; call "
+                "ledger_client.aio.connect() in the loop that uses it"
+            )
+        return self._loop.create_future()
+
+    def settles(self, future: asyncio.Future[R]) -> Settle[R]:
+        """Return a function for trio's thread that settles *future* in the loop's."""
+        return partial(self._settle, future)
+
+    def _settle(
+        self, future: asyncio.Future[R], value: R | None, error: BaseException | None
+    ) -> None:
+        self._settled.append((future, value, error))
+        if not self._is_woken:
+            self._is_woken = True
+            with suppress(RuntimeError):  # the loop is closed: no task waits
+                self._loop.call_soon_threadsafe(self._resolve)
+
+    def _resolve(self) -> None:
+        self._is_woken = False
+        while self._settled:
+            future, value, error = self._settled.popleft()
+            if future.done():
+                continue  # the task was cancelled meanwhile
+            if error is None:
+                future.set_result(value)
+            else:
+                future.set_exception(error)
+
+    @asynccontextmanager
+    async def hold(self, manager: AbstractAsyncContextManager[R]) -> AsyncIterator[R]:
+        """Enter *manager* for the block, as Portal.hold() does."""
+        held = Held(manager)
+        value = cast("R", await self.call(self.portal.start, held.run))
+        try:
+            yield value
+        except Exception as error:
+            trace = error.__traceback__
+            if not self.portal.is_forked:
+                with suppress_same(error):
+                    await self.call(held.leave, error)
+            error.__traceback__ = trace
+            raise
+        except BaseException:
+            if not self.portal.is_forked:
+                await self.call(held.cancel)
+            raise
+        if not self.portal.is_forked:
+            await self.call(held.leave)
+
+
+@asynccontextmanager
+async def open_portal(
+    open_resource: Callable[[], AbstractAsyncContextManager[T]],
+) -> AsyncIterator[LoopPortal[T]]:
+    """Run trio in a thread for the block, around a resource. Raises as opening it does."""
+    loop = asyncio.get_running_loop()
+    opening = loop.run_in_executor(None, Portal, open_resource)
+    try:
+        portal = await outlast(opening, lambda: None)
+    except asyncio.CancelledError:
+        if not opening.exception():
+            await loop.run_in_executor(None, opening.result().close)
+        raise
+    try:
+        yield LoopPortal(portal, loop)
+    finally:
+        await outlast(loop.run_in_executor(None, portal.close), lambda: None)
+
+
+async def outlast(future: asyncio.Future[R], cancel: Callable[[], None]) -> R:
+    """Wait for a call. If cancelled, cancel the call too, and still wait until it has ended."""
+    try:
+        await asyncio.wait((future,))  # which does not cancel it
+    except asyncio.CancelledError:
+        cancel()
+        while not future.done():
+            with suppress(asyncio.CancelledError):  # again; the first one is raised below
+                await asyncio.wait((future,))
+        future.exception()  # seen: the cancellation takes its place
+        raise
+    return future.result()
+
+
+class Looped(Generic[T]):
+    """An object that lives in the thread of *portal*, with calls for asyncio tasks."""
+
+    def __init__(self, portal: LoopPortal[Any], inner: T) -> None:
+        self._portal = portal
+        self._inner = inner
+
+    async def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        return await self._portal.call(work, *args, **kwargs)
+
+    def _call_sync(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        # The loop waits for the other thread, which does nothing in such calls but answer.
+        return self._portal.portal.call_sync(work, *args, **kwargs)
+
+    def _hold(self, manager: AbstractAsyncContextManager[R]) -> AbstractAsyncContextManager[R]:
+        return self._portal.hold(manager)
+
+    async def _iterate(self, items: AsyncIterator[R]) -> AsyncIterator[R]:
+        end = object()
+
+        async def following() -> R | object:
+            return await anext(items, end)
+
+        while (item := await self._portal.call(following)) is not end:
+            yield item  # type: ignore[misc]  # the end is the only other object
+
+
+class LoopSends(Looped[Producer]):
+    """Sends of any number of tasks; messages sent at the same time share batches."""
+
+    def __init__(self, portal: LoopPortal[Any], inner: Producer) -> None:
+        super().__init__(portal, inner)
+        self._queue = SendQueue(inner, portal.portal.post, portal.portal.nursery)
+
+    async def _send(self, value: Bytes | None, **fields: Any) -> MessageId:  # noqa: ANN401
+        future: asyncio.Future[MessageId] = self._portal.future()
+        send = QueuedSend(value, fields, self._portal.settles(future))
+        self._queue.put(send)
+        try:
+            return await future
+        except asyncio.CancelledError:
+            with suppress(RuntimeError):
+                self._portal.portal.post(send.cancel)
+            raise
+
+
+class LoopMessages(Looped[TopicReader]):
+    """An async iterator of messages, which are brought from trio's thread by the batch."""
+
+    _ready: Iterator[Message] = iter(())
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        for message in self._ready:
+            return message
+        self._ready = iter(await self._portal.call(self._inner.next_messages))
+        for message in self._ready:
+            return message
+        raise StopAsyncIteration
+
+    async def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
+        self._portal.portal.call_sync(self._give_back)
+        return await self._portal.call(work, *args, **kwargs)
+
+    def _call_sync(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
+        self._portal.portal.call_sync(self._give_back)
+        return self._portal.portal.call_sync(work, *args, **kwargs)
+
+    def _give_back(self) -> None:
+        left, self._ready = length_hint(self._ready), iter(())
+        self._inner.give_back(left)
+
+
+class LoopEntries(Looped[Follower]):
+    """An async iterator of entries, which are brought from trio's thread by the batch."""
+
+    _ready: Iterator[Entry] = iter(())
+
+    def __aiter__(self) -> AsyncIterator[Entry]:
+        return self
+
+    async def __anext__(self) -> Entry:
+        for entry in self._ready:
+            return entry
+        batch = await self._portal.call(self._inner.next_batch)
+        if batch is None:
+            raise StopAsyncIteration
+        self._ready = iter(batch)
+        return next(self._ready)

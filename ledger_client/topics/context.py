@@ -1,0 +1,92 @@
+"""One connection to a cluster for the code below the client: store, ledgers, topics, clock."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+
+import trio
+
+from ledger_client.background import Background
+from ledger_client.errors import InvalidAddress, MetadataBroken, MetadataUnavailable
+from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.options import DEFAULT_OPTIONS, Options
+from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.wire.stores import open_store
+from ledger_client.wire.streams import OpenStream, opener
+from metadata import errors as metadata_errors
+from metadata.cluster_url import is_cluster_url, parse_cluster_url
+from metadata.store import MetadataStore
+
+
+class TopicContext:
+    """One connection to a cluster, without the public API around it.
+
+    Attributes:
+        store: the metadata store.
+        ledgers: creates, opens, recovers and deletes ledgers.
+        catalogue: the records of topics.
+        clock: estimates the store's time.
+        figures: counts for metrics.
+        options: deadlines and bounds.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        nursery: trio.Nursery,
+        *,
+        options: Options = DEFAULT_OPTIONS,
+        open_stream: OpenStream = trio.open_tcp_stream,
+        chance: random.Random | None = None,
+    ) -> None:
+        self.store = store
+        self.options = options
+        self.ledgers = Ledgers(
+            store, nursery, options=options, open_stream=open_stream, chance=chance
+        )
+        self.clock = self.ledgers.clock
+        self.figures = self.ledgers.figures
+        self.catalogue = TopicCatalogue(
+            store, timeout_s=options.metadata_timeout_s, clock=self.clock
+        )
+
+    def ledger_opener(self) -> LedgerOpener:
+        """Return an opener of ledgers that fences no writer. Each reader sizes its own."""
+        return LedgerOpener(
+            catalogue=self.ledgers.catalogue,
+            bookies=self.ledgers.bookies,
+            nursery=self.ledgers.nursery,
+            options=self.options,
+        )
+
+
+@asynccontextmanager
+async def open_context(
+    url: str,
+    *,
+    options: Options = DEFAULT_OPTIONS,
+    open_stream: OpenStream = trio.open_tcp_stream,
+) -> AsyncIterator[TopicContext]:
+    """Connect to a cluster; ledger_client.connect() documents the arguments and errors."""
+    async with AsyncExitStack() as stack:
+        try:
+            reach = _opener(url, open_stream)
+            store = await stack.enter_async_context(open_store(url))
+        except metadata_errors.BadAddress as wrong:
+            raise InvalidAddress(str(wrong)) from wrong
+        except metadata_errors.MetadataUnavailable as wrong:
+            raise MetadataUnavailable(f"metadata: {wrong}") from wrong
+        except metadata_errors.MetadataError as wrong:
+            raise MetadataBroken(f"metadata: {wrong}") from wrong
+        nursery = await stack.enter_async_context(Background())
+        yield TopicContext(store, nursery, options=options, open_stream=reach)
+
+
+def _opener(url: str, open_stream: OpenStream) -> OpenStream:
+    """Return a dialler of bookies. A client opened by SQLite URL connects unauthenticated."""
+    if not is_cluster_url(url):
+        return open_stream
+    return opener(parse_cluster_url(url).access, open_stream)

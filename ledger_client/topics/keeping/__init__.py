@@ -1,1 +1,0 @@
-"""What stays and what goes: retention, purges, deletions, and the leader who sees to it."""

@@ -1,0 +1,519 @@
+"""One partition of a producer, without I/O: events in, actions out.
+
+All events go through PartitionMachine. It knows no task, no clock and no socket: the driver
+(partition_writer.py) calls one method for each event, and then performs what `actions` and
+`settled` list.
+
+The partition's lane, which is opened when the first batch waits and opened anew after a failure:
+
+    phase     event                      next      actions
+    -------   ------------------------   -------   -----------------------------------------
+    CLOSED    a batch is sealed          OPENING   OPEN_LANE
+    CLOSED    want_lane                  OPENING   OPEN_LANE
+    OPENING   lane_opened                OPEN      WAKE; APPEND if batches wait
+    OPENING   lane_refused               CLOSED    WAKE; the batches that wait fail
+    OPEN      a batch is sealed          OPEN      APPEND, unless APPENDS_MAX calls run
+    OPEN      lane_lost                  LEAVING   LEAVE_LANE; if strict, waiting batches fail
+    LEAVING   lane_left, batches wait    OPENING   OPEN_LANE
+    LEAVING   lane_left                  CLOSED    WAKE
+
+Once the producer is closed or fenced (`final` is set) the lane is left for good, and every batch
+that was not handed to it fails:
+
+    CLOSED    end                        ENDED     WAKE
+    OPENING   lane_opened                LEAVING   LEAVE_LANE
+    OPENING   lane_refused               ENDED     WAKE
+    OPEN      end, or lane_lost          LEAVING   LEAVE_LANE
+    LEAVING   lane_left                  ENDED     WAKE
+
+A batch:
+
+    GATHERING ──seal──► WAITING ──take──► HANDED ──acknowledged──► settled, with its place
+    one batch           in order          in order  ──fail───────► settled, with a failure
+
+A partition is *strict* when event times or numbers count. Then nothing is accepted before the
+lane is open, because the lane knows the last time and number. Batches that wait behind a failed
+one fail with it: they would overtake it, and a number that is sent again later would pass for one
+that is kept already.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from enum import Enum, auto
+from typing import NamedTuple, NoReturn, Protocol
+
+from ledger_client.errors import BadTopic, EventTimeBack, LedgerError, ProducerFailed
+from ledger_client.message_id import NOT_BATCHED
+from ledger_client.topics.lanes.lane_state import SealedBatch
+
+APPEND_SIZE = 1 << 20
+"""Bytes of batches that one call of append takes, or one batch that is larger."""
+APPENDS_MAX = 4
+REMEMBERED_MAX = 64
+"""Acknowledged batches whose ids a duplicate still gets."""
+UNKNOWN = -2
+"""Place in its batch of a duplicate whose batch is not remembered."""
+NOWHERE = (-1, -1)
+
+
+class Action(Enum):
+    """A task for the driver. Each may be listed several times."""
+
+    OPEN_LANE = auto()
+    LEAVE_LANE = auto()
+    APPEND = auto()
+    """start a task that calls take() and appends until nothing is left"""
+    LINGER = auto()
+    """call seal() after a while, if the batch that gathers now still does"""
+    WAKE = auto()
+    """tasks that wait for the lane, or to be admitted, look again"""
+    END_PRODUCER = auto()
+    """another producer has the lane: the whole producer takes nothing any more"""
+
+
+class LanePhase(Enum):
+    """The phase of the lane; see the table at the top."""
+
+    CLOSED = auto()
+    OPENING = auto()
+    OPEN = auto()
+    LEAVING = auto()
+    ENDED = auto()
+
+
+class BatchSignal(Protocol):
+    """Wakes the tasks that wait for a batch: a trio.Event, or a test's record."""
+
+    def set(self) -> None:
+        """Wake them, and let those that come later pass."""
+
+    async def wait(self) -> None:
+        """Return once set() was called, at once if that is past."""
+
+
+class Rules(NamedTuple):
+    """Settings that all partitions of a producer share."""
+
+    topic: str
+    is_ordered: bool
+    """by event time"""
+    is_named: bool
+    """the producer numbers its messages"""
+    is_batched: bool
+    size_max: int
+    """bytes of messages in a batch; a larger message goes alone"""
+    count_max: int
+    new_signal: Callable[[], BatchSignal]
+
+
+Columns = tuple[
+    list[bytes | None], list[bytes | None], list[int | None], list[Mapping[str, bytes] | None]
+]
+_NO_COLUMNS: Columns = ([], [], [], [])
+
+
+class Batch:
+    """Messages of one partition that share an entry.
+
+    Attributes:
+        columns: values, keys, event times and headers, until it is sealed.
+        sealed: the encoded batch for the lane, once sealed.
+        sequence: number of its first message, -1 if the producer does not count.
+        room: bytes of the producer's buffer that it gives back when it is settled.
+        is_settled: it is durable, or it failed.
+        done: set once it is settled.
+        failure: the error, if it failed.
+        place: ledger and entry id, once durable.
+        waiting: how many tasks wait for it.
+        followed: a task knows, or will ask, its outcome, even if none waits now.
+        began: when its first message came, by time.perf_counter().
+    """
+
+    __slots__ = (
+        "began",
+        "columns",
+        "count",
+        "done",
+        "failure",
+        "followed",
+        "is_settled",
+        "partition",
+        "place",
+        "room",
+        "sealed",
+        "sequence",
+        "size",
+        "waiting",
+    )
+
+    def __init__(
+        self,
+        partition: int,
+        done: BatchSignal,
+        *,
+        sequence: int = -1,
+        sealed: SealedBatch | None = None,
+    ) -> None:
+        """Begin a batch, or take one that is encoded already and needs no room."""
+        self.partition = partition
+        self.sequence = sequence
+        self.count = self.size = self.room = self.waiting = 0
+        self.began = 0.0
+        self.sealed = sealed
+        if sealed is None:
+            self.columns: Columns = ([], [], [], [])
+        else:
+            self.columns = _NO_COLUMNS
+            self.count, self.size = sealed.count, sealed.size
+        self.done = done
+        self.failure: LedgerError | None = None
+        self.place = NOWHERE
+        self.is_settled = self.followed = False
+
+
+class PartitionMachine:
+    """The states of one partition. No method waits, and none calls back.
+
+    Attributes:
+        actions: for the driver to perform, in order; it empties the list.
+        settled: batches whose tickets are to be resolved, and whose room is to be freed.
+        gathering: the batch that takes messages now.
+        waiting: sealed batches that the lane does not have yet, in order.
+        handed: batches that the lane has and that are not settled, in order.
+        strict: event times or numbers count.
+        is_ready: admit() may be called now.
+        is_held: a task sends messages that belong together; if strict, all others wait.
+        last_event_time: the last that was accepted; known once the lane is open.
+        next_number: one more than the last number that is kept or under way.
+        highest_number: the greatest that was ever accepted, even if it failed; -1 for none.
+        openings: how often the lane was opened.
+        lane_failure: the last error that lost the lane or kept it from opening.
+        lane_is_lost: the lane is being left because it failed.
+        lane_refusals: how often the lane could not be opened.
+        refusal: the error of the tasks that last waited in vain for a held partition.
+        refusals: how many times that happened.
+        final: the reason why nothing is accepted any more, if so.
+    """
+
+    def __init__(self, partition: int, rules: Rules) -> None:
+        self.partition = partition
+        self.rules = rules
+        self.actions: list[Action] = []
+        self.settled: list[Batch] = []
+        self.gathering: Batch | None = None
+        self.waiting: deque[Batch] = deque()
+        self.handed: deque[Batch] = deque()
+        self.strict = rules.is_ordered or rules.is_named
+        self.is_ready = not self.strict
+        self.is_held = False
+        self.last_event_time: int | None = None
+        self.next_number = 0
+        self.highest_number = -1
+        self.phase = LanePhase.CLOSED
+        self.openings = 0
+        self.lane_failure: LedgerError | None = None
+        self.lane_is_lost = False
+        self.lane_refusals = 0
+        self.refusal: LedgerError | None = None
+        self.refusals = 0
+        self.final: ProducerFailed | None = None
+        self._lane = -1
+        self._lane_is_wanted = False
+        self._appends = 0
+        self._recent: deque[Batch] = deque(maxlen=REMEMBERED_MAX)
+
+    # --- messages come ---------------------------------------------------------------
+
+    def admit(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        event_time: int | None,
+        headers: Mapping[str, bytes] | None,
+        sequence: int | None,
+        size: int,
+    ) -> tuple[Batch, int]:
+        """Accept a message that takes *size* bytes of room; return its batch and place there.
+
+        Raises:
+            EventTimeBack: on an ordered topic. Nothing was accepted.
+        """
+        number = -1
+        if self.strict:
+            number = self._accept(event_time, sequence)
+        batch = self.gathering
+        if batch is None or batch.size + size > self.rules.size_max:
+            batch = self._begin(number)
+        values, keys, event_times, named = batch.columns
+        values.append(value)
+        keys.append(key)
+        event_times.append(event_time)
+        named.append(headers)
+        place = batch.count
+        batch.count = place + 1
+        batch.size += size
+        batch.room += size
+        if batch.count >= self.rules.count_max or batch.size >= self.rules.size_max:
+            self.seal()
+        return batch, place if self.rules.is_batched else NOT_BATCHED
+
+    def find_duplicate(self, sequence: int) -> tuple[Batch, int] | None:
+        """Return the batch and place of the message that has this number, if one was accepted."""
+        if not self.rules.is_named or sequence >= self.next_number:
+            return None
+        for batch in (*self._recent, *self.unsettled()):
+            if batch.sequence <= sequence < batch.sequence + batch.count:
+                place = sequence - batch.sequence
+                return batch, place if self.rules.is_batched else NOT_BATCHED
+        known = Batch(self.partition, self.rules.new_signal())
+        known.is_settled = True
+        known.done.set()
+        return known, UNKNOWN
+
+    def put_encoded(self, batch: Batch) -> None:
+        """Accept a batch that its sender has checked, numbered and encoded."""
+        if self.rules.is_ordered and batch.sealed is not None:
+            self.last_event_time = batch.sealed.last_event_time
+        if self.rules.is_named:
+            self._take_number(batch.sequence + batch.count - 1)
+        if self.gathering is not None:
+            self.seal()
+        self._queue(batch)
+
+    def seal(self) -> None:
+        """Let the batch that gathers be sent: its time is over, or a task flushes."""
+        batch, self.gathering = self.gathering, None
+        if batch is not None:
+            self._queue(batch)
+
+    def _accept(self, event_time: int | None, sequence: int | None) -> int:
+        """Check the message's time and give it a number; return that, -1 for none."""
+        rules = self.rules
+        if rules.is_ordered:
+            if event_time is None:
+                self.refuse_timeless()
+            if self.last_event_time is not None and event_time < self.last_event_time:
+                self.refuse_time(event_time, self.last_event_time)
+            self.last_event_time = event_time
+        if not rules.is_named:
+            return -1
+        number = self.next_number if sequence is None else sequence
+        if number != self.next_number:
+            self.seal()  # a batch stores its first number alone: the others follow it
+        self._take_number(number)
+        return number
+
+    def _take_number(self, number: int) -> None:
+        self.next_number = number + 1
+        self.highest_number = max(self.highest_number, number)
+
+    def _begin(self, number: int) -> Batch:
+        self.seal()
+        batch = self.gathering = Batch(self.partition, self.rules.new_signal(), sequence=number)
+        self.actions.append(Action.LINGER)
+        return batch
+
+    def _queue(self, batch: Batch) -> None:
+        self.waiting.append(batch)
+        if self.final is not None:
+            self._fail_waiting(self.final)
+        elif self.phase is LanePhase.CLOSED:
+            self._open()
+        elif self.phase is LanePhase.OPEN and self._appends < APPENDS_MAX:
+            self._appends += 1
+            self.actions.append(Action.APPEND)
+
+    def refuse_time(self, event_time: int, last: int) -> NoReturn:
+        """Raise EventTimeBack: *event_time* comes after *last*."""
+        raise EventTimeBack(
+            self.rules.topic,
+            partition=self.partition,
+            lane=self._lane,
+            event_time=event_time,
+            last_event_time=last,
+        )
+
+    def refuse_timeless(self) -> NoReturn:
+        """Raise BadTopic: a message has no event time."""
+        raise BadTopic("ordered by event time: every message needs one", topic=self.rules.topic)
+
+    # --- batches go ------------------------------------------------------------------
+
+    def take(self) -> list[Batch]:
+        """Return the batches for the next call of append; none ends the task that calls it.
+
+        The driver waits for nothing between this and its call of append, so calls take their
+        places in the lane in the order of the batches, whichever task runs first.
+        """
+        taken: list[Batch] = []
+        if self.phase is LanePhase.OPEN:
+            size = 0
+            while self.waiting and size < APPEND_SIZE:
+                batch = self.waiting.popleft()
+                taken.append(batch)
+                size += batch.size
+        if taken:
+            self.handed.extend(taken)
+        else:
+            self._appends -= 1
+        return taken
+
+    def acknowledged(self, batches: Sequence[Batch], places: Sequence[tuple[int, int]]) -> None:
+        """*batches* of one call are durable at *places*."""
+        for batch, place in zip(batches, places, strict=True):
+            batch.place = place
+            batch.is_settled = True
+            batch.sealed = None
+        self.settled.extend(batches)
+        if self.rules.is_named:
+            self._recent.extend(batches)
+        while self.handed and self.handed[0].is_settled:
+            self.handed.popleft()
+
+    def fail(self, batches: Sequence[Batch], failure: LedgerError) -> None:
+        """The call of append that has *batches* failed."""
+        for batch in batches:
+            batch.failure = failure
+            batch.is_settled = True
+            batch.columns, batch.sealed = _NO_COLUMNS, None
+        self.settled.extend(batches)
+        while self.handed and self.handed[0].is_settled:
+            self.handed.popleft()
+
+    def _fail_waiting(self, failure: LedgerError) -> None:
+        """Fail everything that the lane does not have."""
+        doomed = list(self.waiting)
+        self.waiting.clear()
+        if self.gathering is not None:
+            doomed.append(self.gathering)
+            self.gathering = None
+        self.fail(doomed, failure)
+
+    def unsettled(self) -> Iterator[Batch]:
+        """Yield what was accepted and is not settled, in order."""
+        for batch in (*self.handed, *self.waiting):
+            if not batch.is_settled:
+                yield batch
+        if self.gathering is not None:
+            yield self.gathering
+
+    # --- the lane --------------------------------------------------------------------
+
+    def want_lane(self) -> None:
+        """A task waits for the lane."""
+        if self.phase is LanePhase.CLOSED:
+            self._open()
+        elif self.phase is LanePhase.LEAVING:
+            self._lane_is_wanted = True
+
+    def lane_opened(self, lane: int, last_event_time: int | None, last_number: int) -> None:
+        """The lane is open; its last time and number hold, whatever was accepted before.
+
+        *last_number*: of the producer's messages, -1 for none.
+        """
+        self.openings += 1
+        self.lane_is_lost = self._lane_is_wanted = False
+        self._lane = lane
+        self.last_event_time = last_event_time
+        if self.rules.is_named:
+            self._take_number(last_number)
+        if self.final is not None:
+            self._leave()
+            return
+        self.phase = LanePhase.OPEN
+        self._look()
+        if self.waiting and self._appends < APPENDS_MAX:
+            self._appends += 1
+            self.actions.append(Action.APPEND)
+
+    def lane_refused(self, failure: LedgerError) -> None:
+        """The lane cannot be opened: fail the waiting batches; END_PRODUCER if it is final."""
+        self.lane_failure = failure
+        self.lane_refusals += 1
+        self._lane_is_wanted = False
+        self.phase = LanePhase.CLOSED
+        self._fail_waiting(failure)
+        if (final := final_cause(failure)) is not None:
+            self.actions.append(Action.END_PRODUCER)
+        self._finish(final)
+
+    def lane_lost(self, failure: LedgerError, opening: int) -> None:
+        """An append to the lane of this *opening* failed; several calls may report one loss."""
+        if opening == self.openings and self.phase is LanePhase.OPEN:
+            self.lane_failure = failure
+            self.lane_is_lost = True
+            self._leave()
+            if self.strict:
+                self._fail_waiting(final_cause(failure) or failure)
+        if (final := final_cause(failure)) is not None:
+            self.actions.append(Action.END_PRODUCER)
+            self._finish(final)
+
+    def lane_left(self) -> None:
+        """The lane is closed: open it anew if batches wait or a task wants it."""
+        self.phase = LanePhase.CLOSED
+        if self.final is None and (self.waiting or self._lane_is_wanted):
+            self._open()
+        else:
+            self._finish(None)
+
+    def end(self, reason: ProducerFailed) -> None:
+        """Leave the lane for good. Batches not handed to it fail; flush first."""
+        self._finish(reason)
+
+    def _open(self) -> None:
+        self.phase = LanePhase.OPENING
+        self.actions.append(Action.OPEN_LANE)
+
+    def _leave(self) -> None:
+        self.phase = LanePhase.LEAVING
+        self.actions.append(Action.LEAVE_LANE)
+        self._look()
+
+    def _finish(self, final: ProducerFailed | None) -> None:
+        """Leave the lane for good if *final*, or an earlier reason, says so."""
+        self.final = self.final or final
+        if self.final is not None:
+            if self.phase is LanePhase.OPEN:
+                self._leave()
+            elif self.phase is LanePhase.CLOSED:
+                self.phase = LanePhase.ENDED
+            self._fail_waiting(self.final)
+        self._look()
+
+    # --- who may send ----------------------------------------------------------------
+
+    def hold(self) -> None:
+        """Let all other tasks wait until release(), if strict, so that messages stay together."""
+        self.is_held = self.strict
+        self._look()
+
+    def release(self) -> None:
+        """Let other tasks send again, after hold()."""
+        self.is_held = False
+        self._look()
+
+    def refuse(self, failure: LedgerError) -> None:
+        """Raise *failure* in the tasks that wait while the partition is held."""
+        self.refusal = failure
+        self.refusals += 1
+        self._look()
+
+    def _look(self) -> None:
+        """Wake the waiting tasks, which look at the new state."""
+        self.is_ready = not self.strict or (self.phase is LanePhase.OPEN and not self.is_held)
+        self.actions.append(Action.WAKE)
+
+
+def final_cause(failure: LedgerError) -> ProducerFailed | None:
+    """Return the reason to leave the lane for good; `None` if it may be opened anew.
+
+    A take-over may leave the outcome of batches unknown: then SendUnknown is the failure, and the
+    take-over its cause. To open the lane anew would take it away from its new writer.
+    """
+    for found in (failure, failure.__cause__):
+        if isinstance(found, ProducerFailed):
+            return found
+    return None

@@ -1,0 +1,130 @@
+"""Sends of other threads, taken into the producer's thread many at a time.
+
+A task for each message would cost more than the message. Here one wake-up takes over all
+sends that have come meanwhile, and one task waits for each batch.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import trio
+
+from ledger_client.errors import BufferFull
+from ledger_client.message_id import MessageId
+from ledger_client.topics.producing.partition_machine import Batch
+from ledger_client.topics.producing.partition_writer import Ticket, settled_id
+from ledger_client.topics.producing.producer import Bytes, Producer
+
+Settle = Callable[[MessageId | None, BaseException | None], None]
+"""Takes a message's id or its failure, in the producer's thread."""
+
+
+class QueuedSend:
+    """A message on its way to the producer's thread."""
+
+    __slots__ = ("_scope", "fields", "is_cancelled", "settle", "value")
+
+    def __init__(self, value: Bytes | None, fields: Mapping[str, Any], settle: Settle) -> None:
+        self.value = value
+        self.fields = fields
+        self.settle = settle
+        self.is_cancelled = False
+        self._scope: trio.CancelScope | None = None
+
+    def cancel(self) -> None:
+        """Do not send it, unless a batch has it already. Call this in the producer's thread."""
+        self.is_cancelled = True
+        if self._scope is not None:
+            self._scope.cancel()
+
+    async def wait(self, producer: Producer) -> None:
+        """Send it as Producer.send() does, which waits for room."""
+        try:
+            with trio.CancelScope() as self._scope:
+                self.settle(await producer.send(self.value, **self.fields), None)
+                return
+        except trio.Cancelled:
+            self.settle(None, RuntimeError("the client was closed during the call"))
+            raise
+        except Exception as failure:  # noqa: BLE001  # raised to the sender
+            self.settle(None, failure)
+            return
+        self.settle(None, InterruptedError("the call was cancelled"))
+
+
+class SendQueue:
+    """The sends of one producer from other threads.
+
+    Args:
+        producer: sends them.
+        post: calls a function in the producer's thread soon. May raise if that has ended.
+        nursery: of the producer's thread, for tasks that wait for batches.
+    """
+
+    def __init__(
+        self,
+        producer: Producer,
+        post: Callable[[Callable[[], object]], None],
+        nursery: trio.Nursery,
+    ) -> None:
+        self._producer = producer
+        self._post = post
+        self._nursery = nursery
+        self._sends: deque[QueuedSend] = deque()
+        self._is_woken = False
+        self._waiting: dict[Batch, list[tuple[Settle, Ticket]]] = {}
+
+    def put(self, send: QueuedSend) -> None:
+        """Queue a send, from any thread. Raises as *post*."""
+        self._sends.append(send)
+        if not self._is_woken:
+            self._is_woken = True  # two threads may both post: the second finds nothing
+            self._post(self._take_all)
+
+    def _take_all(self) -> None:
+        self._is_woken = False
+        while self._sends:
+            send = self._sends.popleft()
+            try:
+                self._take(send)
+            except Exception as failure:  # noqa: BLE001  # raised to the sender
+                send.settle(None, failure)
+
+    def _take(self, send: QueuedSend) -> None:
+        if send.is_cancelled:
+            send.settle(None, InterruptedError("the call was cancelled"))
+            return
+        try:
+            ticket = self._producer.send_nowait(send.value, **send.fields)
+        except BufferFull:
+            self._nursery.start_soon(send.wait, self._producer)
+            return
+        batch = ticket._batch
+        waiting = self._waiting.get(batch)
+        if waiting is None:
+            waiting = self._waiting[batch] = []
+            self._nursery.start_soon(self._wait, batch, waiting)
+            batch.waiting += 1
+        waiting.append((send.settle, ticket))
+
+    async def _wait(self, batch: Batch, waiting: list[tuple[Settle, Ticket]]) -> None:
+        """Settle the sends of one batch."""
+        try:
+            await batch.done.wait()
+        except trio.Cancelled:
+            for settle, _ in waiting:
+                settle(None, RuntimeError("the client was closed during the call"))
+            raise
+        finally:
+            batch.waiting -= 1
+            del self._waiting[batch]
+        for settle, ticket in waiting:
+            try:
+                message_id = settled_id(batch, ticket._place)
+            except Exception as failure:  # noqa: BLE001  # raised to the sender
+                settle(None, failure)
+            else:
+                settle(message_id, None)

@@ -1,0 +1,1 @@
+"""Removal of messages: retention, purges, truncation, deletion of topics, and pins."""

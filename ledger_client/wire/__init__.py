@@ -1,0 +1,1 @@
+"""The client's sockets: connections to bookies, their frames and answers."""

@@ -1,0 +1,343 @@
+"""The state of one connection to a bookie, without I/O.
+
+Outgoing      bytes that are queued for the socket
+Declarations  ledgers whose incarnation the bookie was sent
+ReplyBook     requests that are not answered yet
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+import trio
+
+from ledger_client.errors import BookieUnavailable
+from native import frame
+from native.frame import Opcode
+from native.link import Response
+
+CHUNK_SIZE = 256 * 1024
+"""Small buffers are joined up to this size for one send."""
+DECLARED_MAX = 16384
+"""Ledgers declared on one connection at a time; a bookie remembers four times as many."""
+PROBE = (0, (1 << 63) - 1)
+"""A ledger and an entry that no bookie has; it answers a READ of it without a disk access."""
+
+Buffer = bytes | bytearray | memoryview
+Key = int | tuple[int, int]
+"""A request id, or for READ the ledger and the entry."""
+
+
+# --- bytes to send ----------------------------------------------------------------------
+
+
+class Outgoing:
+    """The bounded queue in front of a socket.
+
+    Buffers are sent whole and in order. A writer that gives the bookie up revokes what it has
+    queued here, so that a bookie that stopped reading pins no memory.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._buffers: deque[tuple[int, int, Buffer]] = deque()
+        self._size = 0
+        self._put = 0
+        self._taken = 0
+        self._filled = trio.lowlevel.ParkingLot()
+        self._drained = trio.lowlevel.ParkingLot()
+
+    @property
+    def size(self) -> int:
+        """Bytes queued, including those that are being sent."""
+        return self._size
+
+    @property
+    def full(self) -> bool:
+        """True while senders of large data should wait."""
+        return self._size >= self._size_max
+
+    def put(self, owner: int, buffer: Buffer) -> int:
+        """Queue *buffer* and return its number, for withdraw().
+
+        Never blocks: a task that sends much checks ``full`` first.
+        """
+        self._put += 1
+        self._buffers.append((self._put, owner, buffer))
+        self._size += len(buffer)
+        self._filled.unpark_all()
+        return self._put
+
+    async def take(self) -> Buffer:
+        """Wait for something to send and return it; call sent() afterwards."""
+        while not self._buffers:
+            await self._filled.park()
+        self._taken, _, first = self._buffers.popleft()
+        if not self._buffers or len(first) >= CHUNK_SIZE:
+            return first
+        chunk = bytearray(first)
+        while self._buffers and len(chunk) + len(self._buffers[0][2]) <= CHUNK_SIZE:
+            self._taken, _, buffer = self._buffers.popleft()
+            chunk += buffer
+        return chunk
+
+    def sent(self, size: int) -> None:
+        """Free *size* bytes of the queue, and wake wait_room() if it is not full any more."""
+        self._size -= size
+        if not self.full:
+            self._drained.unpark_all()
+
+    def revoke(self, owner: int) -> None:
+        """Drop the buffers of *owner* that are still queued."""
+        self._drop(lambda _number, its_owner: its_owner == owner)
+
+    def withdraw(self, number: int) -> bool:
+        """Drop one buffer; return False if its bytes may have reached the socket already."""
+        if number <= self._taken:
+            return False
+        self._drop(lambda its_number, _owner: its_number == number)
+        return True
+
+    def clear(self) -> None:
+        """Drop everything, because the connection is lost."""
+        self._buffers.clear()
+        self.sent(self._size)
+
+    async def wait_room(self) -> None:
+        """Wait until the queue is not full."""
+        while self.full:
+            await self._drained.park()
+
+    def _drop(self, is_meant: Callable[[int, int], bool]) -> None:
+        kept = deque(each for each in self._buffers if not is_meant(each[0], each[1]))
+        dropped = sum(len(buffer) for *meant, buffer in self._buffers if is_meant(*meant))
+        self._buffers = kept
+        self.sent(dropped)
+
+
+# --- ledgers by id and incarnation --------------------------------------------------------
+
+
+class LedgerName(NamedTuple):
+    """Identifies one ledger even if its id is reused. Incarnation 0 means that it is unknown."""
+
+    ledger_id: int
+    incarnation: int
+
+
+class Declarations:
+    """The ledgers whose incarnation the bookie was sent on this connection.
+
+    A ledger id may be reused, so the first frame about a ledger is preceded by one that
+    declares which incarnation the id means from here on. That costs 24 bytes and no answer,
+    because frames keep their order. A bookie that stores another incarnation under the id
+    looks up in metadata which of the two is current before it goes on.
+    """
+
+    def __init__(self, put: Callable[[bytes], None]) -> None:
+        """*put* appends a frame to the queue."""
+        self._put = put
+        self._declared: dict[int, int] = {}  # the oldest first
+        self._held: dict[int, int] = {}
+
+    def declare(self, name: LedgerName) -> None:
+        """Let the ledger id mean *name* in every frame that is queued after this call."""
+        if self._declared.get(name.ledger_id, 0) == name.incarnation:
+            return
+        self._declared.pop(name.ledger_id, None)
+        if name.incarnation:
+            self._declared[name.ledger_id] = name.incarnation
+        self._put(frame.incarnation(*name))
+        if len(self._declared) > DECLARED_MAX:
+            self._withdraw_oldest()
+
+    def restore(self, ledger_id: int) -> None:
+        """Declare the writer's ledger again if a reader declared another incarnation."""
+        held = self._held.get(ledger_id)
+        if held is not None:
+            self.declare(LedgerName(ledger_id, held))
+
+    def hold(self, name: LedgerName) -> None:
+        """Keep *name* declared until release(): a writer's frames bypass declare()."""
+        self._held[name.ledger_id] = name.incarnation
+        self.declare(name)
+
+    def release(self, ledger_id: int) -> None:
+        """End hold(), for a writer that is detached."""
+        self._held.pop(ledger_id, None)
+        self.forget(ledger_id)
+
+    def forget(self, ledger_id: int) -> None:
+        """Declare the ledger anew before its next frame, so that the bookie looks it up again.
+
+        Called when the bookie answered that it does not know which incarnation is current.
+        """
+        if self._declared.get(ledger_id):
+            self.declare(LedgerName(ledger_id, 0))
+            self.restore(ledger_id)
+
+    def _withdraw_oldest(self) -> None:
+        for ledger_id in self._declared:
+            if ledger_id not in self._held:
+                self.declare(LedgerName(ledger_id, 0))
+                return
+
+
+# --- requests and their replies -----------------------------------------------------------
+
+
+class Reply:
+    """A pending request: not answered yet, answered by a response, or failed."""
+
+    __slots__ = ("_abandon", "_on_arrival", "bookie_id", "failure", "response", "sent_at")
+
+    def __init__(self, bookie_id: str, on_arrival: Callable[[], None]) -> None:
+        self.bookie_id = bookie_id
+        self.response: Response | None = None
+        self.failure: BookieUnavailable | None = None
+        self.sent_at = trio.current_time()
+        self._on_arrival = on_arrival
+        self._abandon: Callable[[], None] | None = None
+
+    @property
+    def arrived(self) -> bool:
+        """True once there is a response or a failure."""
+        return self.response is not None or self.failure is not None
+
+    def resolve(self, response: Response) -> None:
+        """Store the response and call on_arrival."""
+        self.response = response
+        self._abandon = None  # it refers to this reply, and the response should not outlive use
+        self._on_arrival()
+
+    def fail(self, failure: BookieUnavailable) -> None:
+        """Store the failure and call on_arrival: there will be no response."""
+        self.failure = failure
+        self._abandon = None
+        self._on_arrival()
+
+    def abandon(self) -> None:
+        """Stop waiting; the response is dropped when it arrives."""
+        if self._abandon is not None:
+            self._abandon()
+
+
+class Call(Reply):
+    """A pending CALL that one task waits for; *number* is that of its buffer in Outgoing."""
+
+    __slots__ = ("_done", "number")
+
+    def __init__(self, bookie_id: str) -> None:
+        self._done = trio.Event()
+        super().__init__(bookie_id, self._done.set)
+        self.number = 0
+
+    async def wait(self) -> Response:
+        """Return the response.
+
+        Raises:
+            BookieUnavailable: the connection was lost first.
+        """
+        await self._done.wait()
+        if self.failure is not None:
+            raise self.failure
+        assert self.response is not None
+        return self.response
+
+
+class _Reads:
+    """Unanswered READs of one ledger, including abandoned ones."""
+
+    __slots__ = ("count", "incarnation")
+
+    def __init__(self, incarnation: int) -> None:
+        self.incarnation = incarnation
+        self.count = 0
+
+
+class ReplyBook:
+    """The open requests of one connection, and the replies that belong to them.
+
+    READ has no request id on the wire, so its responses are matched by ledger and entry, the
+    oldest request first. Two equal requests get equal responses, so their order does not
+    matter. It would matter if the ledger's id was reused between the two: then the second must
+    be sent on another connection. All other requests carry a request id.
+    """
+
+    def __init__(self) -> None:
+        self._by_id: dict[int, Reply] = {}
+        self._by_entry: dict[tuple[int, int], deque[Reply]] = {}
+        self._reads: dict[int, _Reads] = {}
+
+    def __iter__(self) -> Iterator[Reply]:
+        yield from self._by_id.values()
+        for replies in self._by_entry.values():
+            yield from replies
+
+    def __bool__(self) -> bool:
+        return bool(self._by_id or self._by_entry)
+
+    def is_ambiguous(self, key: Key, incarnation: int) -> bool:
+        """True if a READ of another incarnation of its ledger may still be answered."""
+        if isinstance(key, int):
+            return False
+        reads = self._reads.get(key[0])
+        return reads is not None and reads.incarnation != incarnation
+
+    def add(self, key: Key, reply: Reply, incarnation: int = 0) -> None:
+        """Expect the response of *key*, about that incarnation of its ledger, for *reply*."""
+        if isinstance(key, int):
+            self._by_id[key] = reply
+        else:
+            self._by_entry.setdefault(key, deque()).append(reply)
+            if key != PROBE:
+                self._reads.setdefault(key[0], _Reads(incarnation)).count += 1
+        reply._abandon = lambda: self._forget(key, reply)
+
+    def resolve(self, response: Response) -> None:
+        """Pass *response* to its reply; drop it if the reply was abandoned."""
+        if response.opcode == Opcode.READ:
+            key = (response.ledger_id, response.entry_id)
+            reply = self._take_entry(key)
+            if key != PROBE:
+                self._note_read(response.ledger_id)
+        else:
+            reply = self._by_id.pop(response.request_id, None)
+        if reply is not None:
+            reply.resolve(response)
+
+    def fail(self, failure: BookieUnavailable) -> None:
+        """Fail all open requests, because the connection is lost."""
+        waiting = list(self)
+        self._by_id.clear()
+        self._by_entry.clear()
+        for reply in waiting:
+            reply.fail(failure)
+
+    def _note_read(self, ledger_id: int) -> None:
+        reads = self._reads.get(ledger_id)
+        if reads is not None:
+            reads.count -= 1
+            if reads.count == 0:
+                del self._reads[ledger_id]
+
+    def _take_entry(self, key: tuple[int, int]) -> Reply | None:
+        replies = self._by_entry.get(key)
+        if not replies:
+            return None
+        reply = replies.popleft()
+        if not replies:
+            del self._by_entry[key]
+        return reply
+
+    def _forget(self, key: Key, reply: Reply) -> None:
+        if isinstance(key, int):
+            self._by_id.pop(key, None)
+            return
+        replies = self._by_entry.get(key)
+        if replies is not None and reply in replies:
+            replies.remove(reply)
+            if not replies:
+                del self._by_entry[key]

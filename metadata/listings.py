@@ -1,0 +1,131 @@
+"""Ledgers, repairs and bookies as metadata lists them, for operators and repair."""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import AsyncIterator, Callable
+from contextlib import suppress
+from typing import Generic, TypeVar
+
+from metadata.errors import BadRecord
+from metadata.leadership import holder
+from metadata.records import (
+    COOKIES,
+    COORDINATOR,
+    DRAINING,
+    LEDGERS,
+    REPAIRS,
+    UNDERREPLICATED,
+    Leader,
+    LedgerRecord,
+    RepairProgress,
+    UnderReplicated,
+    decode_leader,
+    decode_ledger,
+    decode_repair,
+    decode_underreplicated,
+)
+from metadata.store import Item, MetadataStore
+
+T = TypeVar("T")
+
+_log = logging.getLogger(__name__)
+
+
+class Listing(Generic[T]):
+    """An async iterator over the records under a prefix, with one page in memory at a time.
+
+    It may be abandoned at any time. A record that cannot be decoded raises BadRecord; with a set
+    *unreadable*, it is skipped, logged once and its key added there. Raises MetadataError.
+    """
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        prefix: str,
+        decode: Callable[[str, bytes], T],
+        *,
+        unreadable: set[str] | None = None,
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._decode = decode
+        self._unreadable = unreadable
+        self._after = ""
+        self._page: deque[Item] = deque()
+
+    def __aiter__(self) -> AsyncIterator[T]:
+        return self
+
+    async def __anext__(self) -> T:
+        while True:
+            if not self._page:
+                self._page.extend(await self._store.list(self._prefix, after=self._after))
+            if not self._page:
+                raise StopAsyncIteration
+            self._after, found = self._page.popleft()
+            try:
+                return self._decode(self._after, found.value)
+            except BadRecord as wrong:
+                self._pass_over(wrong)
+
+    def _pass_over(self, wrong: BadRecord) -> None:
+        if self._unreadable is None:
+            raise wrong
+        if self._after not in self._unreadable:
+            self._unreadable.add(self._after)
+            _log.warning("passed over: %s", wrong)
+
+
+def ledger_records(
+    store: MetadataStore, *, unreadable: set[str] | None = None
+) -> Listing[LedgerRecord]:
+    """Return an iterator over every ledger, by rising id. *unreadable*: see Listing."""
+    return Listing(store, LEDGERS, decode_ledger, unreadable=unreadable)
+
+
+async def list_marks(
+    store: MetadataStore, *, unreadable: set[str] | None = None
+) -> list[UnderReplicated]:
+    """Return the ledgers that want repair, by rising id. *unreadable*: see Listing.
+
+    Raises MetadataError.
+    """
+    marks = Listing(store, UNDERREPLICATED, decode_underreplicated, unreadable=unreadable)
+    return [mark async for mark in marks]
+
+
+async def list_repairs(store: MetadataStore) -> list[RepairProgress]:
+    """Return the repairs and moves under way, by rising ledger. Raises MetadataError.
+
+    A lease that cannot be decoded is skipped, since it only reports progress.
+    """
+    found: list[RepairProgress] = []
+    after = ""
+    while leases := await store.leases(REPAIRS, after=after):
+        for lease in leases:
+            with suppress(BadRecord):
+                found.append(decode_repair(lease.name, lease.value))
+        after = leases[-1].name
+    return found
+
+
+async def leader(store: MetadataStore) -> Leader | None:
+    """Return the current leader, or None. Raises MetadataError."""
+    lease = await holder(store, COORDINATOR)
+    return None if lease is None else decode_leader(lease.name, lease.value)
+
+
+async def list_draining(store: MetadataStore) -> set[str]:
+    """Return the bookies that are being decommissioned. Raises MetadataError."""
+    return {key.removeprefix(DRAINING) async for key in Listing(store, DRAINING, _key)}
+
+
+async def list_cookies(store: MetadataStore) -> set[str]:
+    """Return the bookies that have a cookie: formatted and not decommissioned."""
+    return {key.removeprefix(COOKIES) async for key in Listing(store, COOKIES, _key)}
+
+
+def _key(key: str, _value: bytes) -> str:
+    return key

@@ -1,0 +1,225 @@
+"""Following over bookies in memory: latency, endings, bookies that fall behind."""
+
+from __future__ import annotations
+
+import pytest
+import trio
+from memory_cluster import memory_cluster
+from trio.testing import MockClock
+
+from ledger_client import LedgerReader, Options
+from ledger_client.errors import NoSuchEntry, NoSuchLedger, ReplicasUnavailable
+from native.frame import Opcode, Request
+
+
+@pytest.mark.parametrize("quorums", [(3, 3, 2), (3, 2, 2), (1, 1, 1)])
+async def test_a_follower_sees_an_entry_within_50_ms_of_its_acknowledgement(
+    autojump_clock: MockClock, quorums: tuple[int, int, int]
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        for bookie in cluster.bookies.values():
+            bookie.delay_s = lambda request: 0.001 if request.opcode == Opcode.ADD else 0.0
+        seen: dict[int, float] = {}
+        acknowledged: dict[int, float] = {}
+        async with (
+            trio.open_nursery() as nursery,
+            client.ledgers.create(*quorums) as ledger,
+            client.ledgers.open(ledger.id, recover=False) as reader,
+        ):
+            nursery.start_soon(note_times, reader, seen)
+            for pause_s in (0.5, 0.001, 3.0, 0.008, 0.02, 0.011, 6.0):
+                acknowledged[await ledger.append(b"x")] = trio.current_time()
+                await trio.sleep(pause_s)
+        assert seen.keys() == acknowledged.keys()
+        assert all(seen[i] - acknowledged[i] <= 0.05 for i in seen)
+
+
+@pytest.mark.parametrize("hints", [True, False])
+async def test_following_ends_after_the_ledger_is_closed_with_and_without_hints_of_the_store(
+    autojump_clock: MockClock, hints: bool
+) -> None:
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client(Options(poll_s=2)) as client,
+        client.ledgers.create() as ledger,
+        client.ledgers.open(ledger.id, recover=False) as reader,
+    ):
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(note_times, reader, {})
+            await ledger.append(b"x")
+            await trio.sleep(30)
+            if not hints:
+                cluster.store.hints = False
+            await ledger.close()
+            closed_at = trio.current_time()
+        assert trio.current_time() - closed_at < (0.1 if hints else 5)
+
+
+async def test_following_from_the_middle_and_from_beyond_the_end(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        async with client.ledgers.create() as ledger:
+            await ledger.append_many([b"%d" % i for i in range(5000)])
+        async with client.ledgers.open(ledger.id) as reader:
+            assert [e.entry_id async for e in reader.follow(4990)] == list(range(4990, 5000))
+            assert [e.entry_id async for e in reader.follow(6000)] == []
+            with pytest.raises(NoSuchEntry):
+                reader.follow(-1)
+
+
+async def test_a_bookie_that_the_writer_gave_up_does_not_hold_followers_back(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client(Options(poll_s=2)) as client,
+        client.ledgers.create(3, 3, 2) as ledger,
+    ):
+        await ledger.append(b"x")
+        first_asked = ledger.metadata.fragments[0].bookies[-1]
+        cluster.kill(first_asked)
+        await ledger.append(b"x")
+        cluster.revive(first_asked)
+        async with client.ledgers.open(ledger.id, recover=False) as reader:
+            follower = reader.follow(0)
+            for expected in range(10):
+                with trio.fail_after(5):
+                    assert (await anext(follower)).entry_id == expected
+                await ledger.append(b"x")
+
+
+async def test_a_bookie_that_dies_under_a_long_poll_is_replaced_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client() as client,
+        trio.open_nursery() as nursery,
+        client.ledgers.create(3, 3, 2) as ledger,
+        client.ledgers.open(ledger.id, recover=False) as reader,
+    ):
+        await ledger.append(b"x")
+        seen: dict[int, float] = {}
+        nursery.start_soon(note_times, reader, seen)
+        await trio.sleep(1)
+        cluster.kill(ledger.metadata.fragments[0].bookies[-1])
+        await trio.sleep(1)
+        await ledger.append(b"x")
+        await trio.sleep(0.05)
+        assert sorted(seen) == [0, 1]
+
+
+async def test_a_follower_without_any_bookie_fails_in_the_time_allowed_and_can_go_on(
+    autojump_clock: MockClock,
+) -> None:
+    options = Options(poll_s=1, read_timeout_s=5)
+    async with (
+        memory_cluster(1) as cluster,
+        cluster.client(options) as client,
+        client.ledgers.create(1, 1, 1) as ledger,
+    ):
+        await ledger.append(b"x")
+        async with client.ledgers.open(ledger.id, recover=False) as reader:
+            follower = reader.follow(0)
+            assert (await anext(follower)).entry_id == 0
+            cluster.kill("b1")
+            start = trio.current_time()
+            with pytest.raises(ReplicasUnavailable):
+                await anext(follower)
+            assert 4 < trio.current_time() - start < 8
+            cluster.revive("b1")
+            await ledger.close()
+            with pytest.raises(StopAsyncIteration):
+                await anext(follower)
+
+
+async def test_a_silent_bookie_is_left_by_its_follower(autojump_clock: MockClock) -> None:
+    options = Options(poll_s=1, request_timeout_s=2)
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client(options) as client,
+        client.ledgers.create(3, 3, 2) as ledger,
+    ):
+        await ledger.append(b"x")
+        async with client.ledgers.open(ledger.id, recover=False) as reader:
+            follower = reader.follow(0)
+            await anext(follower)
+            asked = ledger.metadata.fragments[0].bookies[-1]
+            cluster.bookies[asked].answering = False
+            await ledger.append(b"x")
+            with trio.fail_after(4):
+                assert (await anext(follower)).entry_id == 1
+
+
+async def test_following_goes_on_while_the_store_is_away(autojump_clock: MockClock) -> None:
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client(Options(poll_s=1)) as client,
+        client.ledgers.create() as ledger,
+        client.ledgers.open(ledger.id, recover=False) as reader,
+    ):
+        cluster.store.available = False
+        follower = reader.follow(0)
+        for expected in range(3):
+            await ledger.append(b"x")
+            assert (await anext(follower)).entry_id == expected
+            await trio.sleep(5)
+        cluster.store.available = True
+
+
+async def test_following_a_ledger_that_is_deleted_says_so(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        with pytest.raises(NoSuchLedger):
+            async with (
+                client.ledgers.create() as ledger,
+                client.ledgers.open(ledger.id, recover=False) as reader,
+            ):
+                await ledger.append(b"x")
+                follower = reader.follow(0)
+                await anext(follower)
+                await client.ledgers.delete(ledger.id)
+                with trio.fail_after(5):
+                    await anext(follower)
+
+
+async def test_cancelling_a_follower_loses_no_entry(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        async with client.ledgers.create() as ledger:
+            await ledger.append_many([b"x"] * 100)
+        for bookie in cluster.bookies.values():
+            bookie.delay_s = half_second_reads
+        async with client.ledgers.open(ledger.id) as reader:
+            follower = reader.follow(0)
+            seen: list[int] = []
+            while len(seen) < 100:
+                with trio.move_on_after(0.3 * cluster.chance.randint(1, 3)):
+                    seen.append((await anext(follower)).entry_id)
+            assert seen == list(range(100))
+
+
+async def test_an_empty_ledger_is_polled_gently_and_its_first_entry_comes_soon(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client() as client,
+        trio.open_nursery() as nursery,
+        client.ledgers.create() as ledger,
+        client.ledgers.open(ledger.id, recover=False) as reader,
+    ):
+        seen: dict[int, float] = {}
+        nursery.start_soon(note_times, reader, seen)
+        await trio.sleep(10)
+        assert sum(len(bookie.requests) for bookie in cluster.bookies.values()) < 1000
+        await ledger.append(b"x")
+        acknowledged = trio.current_time()
+        await trio.sleep(0.05)
+        assert seen[0] - acknowledged <= 0.05
+
+
+async def note_times(reader: LedgerReader, seen: dict[int, float]) -> None:
+    async for entry in reader.follow(0):
+        seen[entry.entry_id] = trio.current_time()
+
+
+def half_second_reads(request: Request) -> float:
+    return 0.5 if request.opcode == Opcode.BATCH_READ else 0.0

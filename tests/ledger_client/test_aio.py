@@ -1,0 +1,340 @@
+"""The asyncio calls, over a real thread that runs a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+import warnings
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from functools import partial
+
+import pytest
+import trio
+import uvloop
+from memory_cluster import memory_cluster
+
+from ledger_client import Client, EventTime, aio
+from ledger_client.aio import AioClient
+from ledger_client.errors import (
+    ClientForked,
+    InvalidAddress,
+    LedgerClosed,
+    NoSuchEntry,
+    NoSuchLedger,
+    NoSuchTopic,
+    ProducerClosed,
+)
+from ledger_client.surfaces.loops import LoopPortal, open_portal
+
+TOPIC = "shop/orders"
+Program = Callable[[AioClient], Awaitable[None]]
+
+
+@asynccontextmanager
+async def client_and_cluster() -> AsyncIterator[Client]:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        yield client
+
+
+@asynccontextmanager
+async def connected() -> AsyncIterator[AioClient]:
+    async with open_portal(client_and_cluster) as portal:
+        yield AioClient(portal, portal.value)
+
+
+@pytest.fixture(params=["asyncio", "uvloop"])
+def run(request: pytest.FixtureRequest) -> Callable[[Program], None]:
+    """Runs a program with a client, under each loop."""
+    runner = asyncio.run if request.param == "asyncio" else uvloop.run
+
+    def run_with_client(program: Program) -> None:
+        async def main() -> None:
+            async with connected() as client:
+                await program(client)
+
+        runner(main())
+
+    return run_with_client
+
+
+def test_the_whole_life_of_a_topic(run: Callable[[Program], None]) -> None:
+    async def program(client: AioClient) -> None:
+        made = await client.topics.create(TOPIC, partitions=2, order="event-time")
+        assert await client.topics.info(TOPIC) == made
+        assert await client.topics.list("shop") == [made]
+        async with client.producer(TOPIC, producer_name="p", partition=0) as producer:
+            first = await producer.send(b"a", key=b"k", event_time=1, headers={"h": b"v"})
+            ticket = producer.send_nowait(b"b", event_time=2)
+            assert ticket.sequence == 1
+            ids = [first, await ticket.message_id()]
+            assert ticket.done
+            ids += await producer.send_many([b"c", b"d"], event_times=[3, 4])
+            assert await producer.last_sequence() == 3
+            await producer.flush()
+            assert producer.topic == TOPIC
+        with pytest.raises(ProducerClosed):
+            await producer.send(b"late", event_time=9)
+        async with client.reader(TOPIC) as reader:
+            found = [message async for message in reader]
+            assert reader.caught_up
+        assert [message.value for message in found] == [b"a", b"b", b"c", b"d"]
+        assert [message.id for message in found] == ids
+        cut = await client.topics.truncate(TOPIC, EventTime(3))
+        assert cut.topic == TOPIC
+        await client.topics.delete(TOPIC)
+        with pytest.raises(NoSuchTopic):
+            await client.topics.info(TOPIC)
+
+    run(program)
+
+
+def test_a_reader_keeps_its_place(run: Callable[[Program], None]) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(10)])
+        async with client.reader(TOPIC) as reader:
+            assert [(await anext(reader)).value for _ in range(4)] == [b"0", b"1", b"2", b"3"]
+            place = reader.position()
+            batches = [batch async for batch in reader.read_batches()]
+            assert sum(batch.num_rows for batch in batches) == 6
+            await reader.seek("earliest")
+            assert (await anext(reader)).value == b"0"
+        async with client.reader(TOPIC, start=place) as reader:
+            messages = await reader.next_messages()
+            assert messages[0].value == b"4"
+
+    run(program)
+
+
+def test_the_whole_life_of_a_ledger(run: Callable[[Program], None]) -> None:
+    async def program(client: AioClient) -> None:
+        async with client.ledgers.create(3, 3, 2) as ledger:
+            assert await ledger.append(b"one") == 0
+            assert await ledger.append_many(b"%d" % i for i in range(3)) == range(1, 4)
+        with pytest.raises(LedgerClosed):
+            await ledger.append(b"late")
+        async with client.ledgers.open(ledger.id) as reader:
+            assert [e.payload for e in await reader.read(0, 3)] == [b"one", b"0", b"1", b"2"]
+            assert [len(batch) async for batch in reader.read_batches(0, 3)] == [4]
+            assert [e.entry_id async for e in reader.follow(1)] == [1, 2, 3]
+            with pytest.raises(NoSuchEntry):
+                await reader.read(0, 4)
+        assert [info.ledger_id async for info in client.ledgers.list()] == [ledger.id]
+        assert len(await client.cluster.bookies()) == 3
+        assert (await client.cluster.verify(ledger.id)).whole
+        await client.ledgers.delete(ledger.id)
+        with pytest.raises(NoSuchLedger):
+            await client.ledgers.info(ledger.id)
+
+    run(program)
+
+
+def test_a_thousand_tasks_share_a_producer_and_its_batches(
+    run: Callable[[Program], None],
+) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC, buffer_bytes=20_000) as producer:  # some wait for room
+            ids = await asyncio.gather(*(producer.send(b"%d" % n) for n in range(1000)))
+        assert len(set(ids)) == 1000
+        assert len({(each.ledger_id, each.entry_id) for each in ids}) < 500
+        async with client.reader(TOPIC) as reader:
+            assert [message.value async for message in reader] == [b"%d" % n for n in range(1000)]
+
+    run(program)
+
+
+def test_a_timeout_cancels_the_call_and_waits_for_it(run: Callable[[Program], None]) -> None:
+    async def program(client: AioClient) -> None:
+        ended: list[str] = []
+
+        async def slow() -> None:
+            try:
+                await trio.sleep_forever()
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(0.2)
+                ended.append("cleaned up")
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await client._call(slow)
+        assert ended == ["cleaned up"]
+
+        task = asyncio.create_task(client._call(slow))
+        await asyncio.sleep(0.05)
+        task.cancel()
+        await asyncio.sleep(0.05)
+        task.cancel()  # twice: it is waited for all the same
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert ended == ["cleaned up"] * 2
+
+    run(program)
+
+
+def test_a_send_that_is_cancelled_leaves_the_producer_usable(
+    run: Callable[[Program], None],
+) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC, linger_ms=300, buffer_bytes=300) as producer:
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await producer.send(b"a" * 200)
+            with pytest.raises(TimeoutError):
+                async with asyncio.timeout(0.05):
+                    await producer.send(b"b" * 200)  # waits for room, so it is not kept
+            await producer.send(b"c")
+        async with client.reader(TOPIC) as reader:
+            assert [(m.value or b"")[:1] async for m in reader] == [b"a", b"c"]
+
+    run(program)
+
+
+def test_a_cancelled_block_is_left_at_once(run: Callable[[Program], None]) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+
+        async def hold() -> None:
+            async with client.producer(TOPIC, access="exclusive", linger_ms=60_000) as producer:
+                producer.send_nowait(b"not sent yet")
+                await asyncio.sleep(3600)
+
+        task = asyncio.create_task(hold())
+        await asyncio.sleep(0.2)
+        task.cancel()
+        began = time.monotonic()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert time.monotonic() - began < 5
+        async with client.producer(TOPIC, access="exclusive") as producer:  # the lane is free
+            await producer.send(b"b")
+
+    run(program)
+
+
+def test_errors_come_out_as_they_are(run: Callable[[Program], None]) -> None:
+    async def program(client: AioClient) -> None:
+        with pytest.raises(KeyError) as told:
+            async with client.ledgers.create() as ledger:
+                await ledger.append(b"x")
+                raise KeyError("mine")
+        assert told.value.args == ("mine",)
+        assert (await client.ledgers.info(ledger.id)).last_entry == 0  # it was closed
+        with pytest.raises(NoSuchTopic) as missing:
+            async with client.producer("shop/none"):
+                pass
+        assert missing.value.topic == "shop/none"
+
+    run(program)
+
+
+def test_tasks_of_a_loop_that_is_busy_do_not_starve_the_client(
+    run: Callable[[Program], None],
+) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC) as producer:
+            sent = asyncio.create_task(producer.send(b"a"))
+            await asyncio.sleep(0)
+            time.sleep(0.3)  # noqa: ASYNC251  # a program that blocks its loop
+            assert (await client.topics.explain(TOPIC)).lanes
+            await sent
+
+    run(program)
+
+
+def test_what_fails_on_opening_is_raised() -> None:
+    async def main() -> None:
+        async with aio.connect("nonsense://"):
+            pass
+
+    with pytest.raises(InvalidAddress):
+        asyncio.run(main())
+
+
+def test_a_client_belongs_to_the_loop_that_connected_it() -> None:
+    async def main() -> None:
+        async with connected() as client:
+            failures: list[BaseException] = []
+
+            def use_elsewhere() -> None:
+                try:
+                    asyncio.run(client.topics.list())
+                except RuntimeError as wrong:
+                    failures.append(wrong)
+
+            thread = threading.Thread(target=use_elsewhere)
+            thread.start()
+            await asyncio.to_thread(thread.join)
+            assert "connected in another event loop" in str(failures[0])
+
+    asyncio.run(main())
+
+
+def test_a_client_whose_loop_has_ended_refuses_calls() -> None:
+    kept: list[AioClient] = []
+
+    async def main() -> None:
+        async with connected() as client:
+            kept.append(client)
+
+    asyncio.run(main())
+
+    async def later() -> None:
+        await kept[0].topics.list()
+
+    with pytest.raises(RuntimeError, match="another event loop"):
+        asyncio.run(later())
+
+    async def closed() -> None:
+        async with connected() as client:
+            pass
+        with pytest.raises(RuntimeError, match="the client is closed"):
+            await client.topics.list()
+
+    asyncio.run(closed())
+
+
+def test_a_loop_that_is_closed_without_leaving_the_block_hurts_nobody() -> None:
+    """What is under way is resolved in trio's thread, which has no loop to report to."""
+    loop = asyncio.new_event_loop()
+    opened: list[LoopPortal[Client]] = []
+
+    async def open_only() -> None:
+        manager = open_portal(client_and_cluster)
+        opened.append(await manager.__aenter__())
+        opened[0].__dict__["manager"] = manager  # or it would be closed as garbage
+        future: asyncio.Future[None] = opened[0].future()
+        opened[0].portal.spawn(partial(trio.sleep, 0.1), opened[0].settles(future))
+
+    loop.run_until_complete(open_only())
+    loop.close()
+    time.sleep(0.3)
+    assert opened[0].portal.call(opened[0].value.topics.list) == []
+    opened[0].portal.close()
+
+
+def test_a_forked_process_is_told_to_connect_again() -> None:
+    async def main() -> int:
+        async with connected() as client:
+            if child := os.fork():
+                return child
+            try:
+                await client.topics.list()
+            except ClientForked as wrong:
+                os._exit(0 if "connect()" in str(wrong) else 3)
+            finally:
+                os._exit(2)
+
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # threads and fork, the very point
+        child = asyncio.run(main())
+    with suppress(ChildProcessError):
+        _, status = os.waitpid(child, 0)
+        assert os.waitstatus_to_exitcode(status) == 0

@@ -1,0 +1,25 @@
+"""One warm message enters few files: a stranger can follow it."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+TOOL = Path(__file__).resolve().parent / "support/path_of_one_message.py"
+FILES_MAX = {
+    "producer.send": 30,
+    "ledger.append": 16,
+    "ledger.read": 18,
+    "a topic's three messages, opening included": 64,
+}
+
+
+def test_one_message_enters_few_files() -> None:
+    done = subprocess.run(
+        [sys.executable, "-P", str(TOOL)], capture_output=True, text=True, timeout=120, check=True
+    )
+    heads = [line[3:] for line in done.stdout.splitlines() if line.startswith("== ")]
+    files = {name: int(rest.split()[0]) for name, rest in (head.split(": ") for head in heads)}
+    assert files.keys() == FILES_MAX.keys()
+    assert {name: count for name, count in files.items() if count > FILES_MAX[name]} == {}
