@@ -120,6 +120,7 @@ class Partition:
         self.calls: deque[Call] = deque()
         self.idle_tasks = 0
         self.is_opening = self.is_leaving = False
+        self.failure: LedgerError | None = None  # a lane that failed takes nothing any more
         self.lingering: list[Batch] = []
 
 
@@ -360,7 +361,7 @@ class Producing(RuleBasedStateMachine):
             each.idle_tasks -= 1
             batches = each.machine.take()
             if batches:
-                each.calls.append(Call(batches, each.machine.openings))
+                each.calls.append(Call(batches, each.machine.openings, failure=each.failure))
             self.perform()
 
     def become_durable(self, each: Partition) -> None:
@@ -383,10 +384,12 @@ class Producing(RuleBasedStateMachine):
             self.append(each)
         open_calls = [call for call in each.calls if not call.is_decided]
         each.kept += [batch for call in open_calls for batch in call.batches][:kept]
-        for call in open_calls:
-            call.failure = unknown()
+        if open_calls:
+            each.failure = unknown()
             if kept == FENCED:
-                call.failure.__cause__ = ProducerFenced(TOPIC, partition=-1, lane=0)
+                each.failure.__cause__ = ProducerFenced(TOPIC, partition=-1, lane=0)
+        for call in open_calls:
+            call.failure = each.failure
 
     def report(self, each: Partition, which: int = 0) -> None:
         """The task of a call learns the outcome: trio wakes tasks in any order."""
@@ -416,6 +419,7 @@ class Producing(RuleBasedStateMachine):
     def open_lane(self, each: Partition) -> None:
         if each.is_opening:
             each.is_opening = False
+            each.failure = None
             # A lane is opened anew by recovery: from then on nothing more gets into it.
             assert all(call.is_decided for call in each.calls)
             numbers = [numbers_of(batch)[-1] for batch in each.kept]
@@ -470,14 +474,15 @@ class Producing(RuleBasedStateMachine):
 
     def write_boundary(self, place: int = 0, kept: int = 0) -> None:
         """Fails at an odd *place*, and the lane may have the boundary all the same."""
-        fails = place % 2 == 1
         first = self.partitions[0]
         if not self.count.chosen or first.machine.phase is not LanePhase.OPEN:
             return
-        if kept % 2 or not fails:
+        was_lost = first.failure is not None
+        fails = was_lost or place % 2 == 1
+        if not fails or (kept % 2 and not was_lost):
             self.lane_routes = list(self.count.chosen)
         if fails:
-            failure = unknown()
+            failure = first.failure = unknown()
             self.count.boundary_failed(failure)
             for call in first.calls:
                 if not call.is_decided:
