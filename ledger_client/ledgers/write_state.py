@@ -52,6 +52,7 @@ FEW = 64
 """With fewer payloads left than this, their sizes are added up one by one."""
 LATE_S = 1.0
 """A timer later than this means that this process hung, and not the bookies."""
+_IMMUTABLE = {bytes}
 
 
 class Add:
@@ -62,10 +63,12 @@ class Add:
     def __init__(self, payloads: Sequence[Payload]) -> None:
         """Raises TypeError if a payload is not bytes, bytearray or memoryview."""
         kinds = set(map(type, payloads))
-        if not kinds <= {bytes, bytearray, memoryview}:
+        if kinds == _IMMUTABLE:
+            self.payloads = cast(Sequence[bytes], payloads)
+        elif kinds <= {bytes, bytearray, memoryview}:
+            self.payloads = list(map(bytes, payloads))  # they may change before they are sent
+        else:
             raise TypeError(f"entries are bytes, not {', '.join(k.__name__ for k in kinds)}")
-        own = kinds <= {bytes}  # others are copied: they may change before they are sent
-        self.payloads = cast(Sequence[bytes], payloads) if own else list(map(bytes, payloads))
         self.largest = max(map(len, self.payloads), default=0)
         self.taken = 0
         self.first: int | None = None
@@ -103,9 +106,9 @@ class Chunk(NamedTuple):
 
 
 class Confirm(NamedTuple):
-    """Every entry of *add* is on its ack quorum, as are all entries before it."""
+    """Every entry of *adds* is on its ack quorum, as are all entries before it."""
 
-    add: Add
+    adds: list[Add]
 
 
 class Refuse(NamedTuple):
@@ -288,14 +291,18 @@ class WriteState:
     def _confirm(self, lac: int, now: float, actions: list[Action]) -> None:
         self.last_confirmed = lac
         sent = self._sent
+        confirmed: list[Add] = []
         while sent:
             chunk = sent[0]
             adds = chunk.adds
-            while adds and adds[0].ids[-1] <= lac:
-                actions.append(Confirm(adds.popleft()))
             if chunk.last > lac:
+                while adds and adds[0].ids[-1] <= lac:
+                    confirmed.append(adds.popleft())
                 break
+            confirmed += adds  # each ends within its chunk
             sent.popleft()
+        if confirmed:
+            actions.append(Confirm(confirmed))
         if self._announce_at == NEVER and self._options.explicit_lac_s > 0:
             self._announce_later(now)
 

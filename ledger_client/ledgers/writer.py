@@ -375,9 +375,10 @@ class WriteDriver:
 
     def _perform_one(self, action: Action) -> None:
         match action:
-            case Confirm(add):
-                assert isinstance(add, Request)
-                add.succeed()
+            case Confirm(adds):
+                for add in adds:
+                    assert isinstance(add, Request)
+                    add.succeed()
             case Refuse(add, failure):
                 assert isinstance(add, Request)
                 add.fail(failure)

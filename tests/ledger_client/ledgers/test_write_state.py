@@ -111,8 +111,9 @@ class Writing(RuleBasedStateMachine):
     def perform(self, actions: Sequence[Action]) -> None:
         for action in actions:
             match action:
-                case Confirm(add):
-                    self.check_confirmed(add)
+                case Confirm(adds):
+                    for add in adds:
+                        self.check_confirmed(add)
                 case Refuse(add, failure):
                     assert self.ended
                     assert isinstance(failure, OutcomeUnknown) == (add.first is not None)
