@@ -11,7 +11,7 @@ from __future__ import annotations
 import enum
 from array import array
 from functools import cache
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
@@ -20,6 +20,9 @@ from native.cdata import CData
 from native.columns import Binary, Buffer, Columns, Headers, address_of_rows, check_columns, nulls
 from native.errors import Corrupt, TooLarge, check
 from native.route import NO_PARTITION, murmur3, route, rows_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 __all__ = [
     "NO_PARTITION",
@@ -199,7 +202,7 @@ def _name_size(producer: bytes) -> int:
 
 
 @cache
-def codec(compression: str) -> Any:  # noqa: ANN401 - pyarrow has no types
+def codec(compression: str) -> pa.Codec:
     """Return pyarrow's codec; the first call imports pyarrow, which takes long."""
     import pyarrow as pa
 

@@ -26,7 +26,7 @@ from ledger_client.jobs.replay.log import ReplayProgress, ReplayReport
 from ledger_client.jobs.replay.options import ReplayOptions
 from ledger_client.jobs.replay.parquet_target import FILE_SIZE
 from ledger_client.jobs.replay.replay import replay_into_stream
-from ledger_client.jobs.replay.target import StreamBatch
+from ledger_client.jobs.replay.target import ReplayBatch
 from metadata.replays import Order
 
 if TYPE_CHECKING:
@@ -409,7 +409,7 @@ async def write_stream(
             raise click.UsageError("an Arrow stream is binary: redirect it to a file")
         async with arrow_stream(put) as write_batch:
 
-            async def write_part(part: StreamBatch) -> None:
+            async def write_part(part: ReplayBatch) -> None:
                 await write_batch(part.batch)
 
             return await replay_into_stream(
@@ -417,7 +417,7 @@ async def write_stream(
             )
     encode = text_of if form == "text" else json_of
 
-    async def write(part: StreamBatch) -> None:
+    async def write(part: ReplayBatch) -> None:
         await put(encode(part.messages))
 
     return await replay_into_stream(client._context, topics, write, how, as_objects=True)

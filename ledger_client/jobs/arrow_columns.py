@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from functools import cache, lru_cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,6 +27,7 @@ from ledger_client.message_id import NOT_BATCHED
 from ledger_client.topics.messages import MessageBatch, MessageRange
 from ledger_client.topics.reading.compacted import CompactedBatch
 from native.batch import Binary
+from native.columns import Buffer
 
 HEADERS = pa.list_(
     pa.field("element", pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())]))
@@ -204,7 +205,7 @@ def _event_time(piece: MessageRange) -> pa.Array:
 def _words(
     piece: MessageRange,
     words: memoryview | None,
-    validity: Any,  # noqa: ANN401 - a buffer or None
+    validity: Buffer | None,
 ) -> pa.Array:
     if words is None:
         return _same(None, pa.int64(), piece.stop - piece.start)

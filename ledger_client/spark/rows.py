@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
-from typing import Any
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import to_arrow_schema
@@ -63,7 +62,7 @@ class _Forming:
         """Return a batch of all wanted columns."""
         if not self._names:
             return pa.RecordBatch.from_struct_array(pa.array([{}] * rows, pa.struct([])))
-        found: dict[str, Any] = dict(zip(self.built, arrays, strict=True))
+        found: dict[str, pa.Array] = dict(zip(self.built, arrays, strict=True))
         if self._parser is not None:
             parsed = self._parser.columns(found["value"])
             found |= {name: parsed[inner] for name, inner in self._wanted.fields.items()}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 import pyarrow as pa
@@ -163,7 +163,7 @@ class RowRouter:
         return self._turn
 
 
-def _column(table: pa.Table, name: str | None) -> Any:  # noqa: ANN401 - pyarrow has no types
+def _column(table: pa.Table, name: str | None) -> pa.Array | None:
     """Return a column as one array without an offset, or `None` if there is no such column."""
     if name is None:
         return None
@@ -175,7 +175,7 @@ def _column(table: pa.Table, name: str | None) -> Any:  # noqa: ANN401 - pyarrow
     return found
 
 
-def _headers(found: Any) -> Any:  # noqa: ANN401
+def _headers(found: pa.Array | None) -> pa.ListArray | None:
     """Return headers in our Arrow type, from any of the types that a frame may use.
 
     Raises ValueError for a header without a name or a value.

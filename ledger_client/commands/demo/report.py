@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -16,6 +16,9 @@ from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
 from native.batch import Binary, Columns
 from native.checksum import Checksum
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 class CountedRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +91,7 @@ class Sum:
         columns = Columns(count=len(values), values=Binary.of(values), keys=Binary.of(keys))
         self._add(columns, sum(map(len, values)))
 
-    def add_batch(self, batch: Any) -> None:  # noqa: ANN401 - pyarrow has no types
+    def add_batch(self, batch: pa.RecordBatch) -> None:
         """Add the messages of a RecordBatch with columns key and value."""
         import pyarrow.compute as pc  # slow to import
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -27,7 +26,7 @@ TIME_HEADER = "quire-publish-ms"
 class CopiedColumns:
     """The copied columns of a batch, `None` for a column of nulls."""
 
-    def __init__(self, batch: Any) -> None:  # noqa: ANN401 - pyarrow has no types
+    def __init__(self, batch: pa.RecordBatch) -> None:
         self.values = batch.column("value")
         self.keys = _unless_null(batch.column("key"))
         self.event_times = _unless_null(batch.column("event_time"))
@@ -46,7 +45,7 @@ class CopiedColumns:
         return _bytes(self.values) + (0 if self.keys is None else _bytes(self.keys))
 
 
-def with_ids(batch: Any) -> Any:  # noqa: ANN401
+def with_ids(batch: pa.RecordBatch) -> pa.RecordBatch:
     """Return the batch with ID_HEADER and TIME_HEADER before each message's other headers."""
     count = batch.num_rows
     names = pa.array([ID_HEADER, TIME_HEADER] * count, pa.string())
@@ -60,11 +59,11 @@ def with_ids(batch: Any) -> Any:  # noqa: ANN401
     return batch.set_column(batch.schema.get_field_index("headers"), "headers", headers)
 
 
-def _unless_null(column: Any) -> Any:  # noqa: ANN401
+def _unless_null(column: pa.Array) -> pa.Array | None:
     return None if column.null_count == len(column) else column
 
 
-def _named(headers: Any) -> Any:  # noqa: ANN401
+def _named(headers: pa.Array | None) -> pa.ListArray | None:
     """Return headers as arrow.HEADERS, whatever their field names; null becomes empty."""
     if headers is None or (headers.type == HEADERS and not headers.null_count):
         return headers
@@ -74,11 +73,11 @@ def _named(headers: Any) -> Any:  # noqa: ANN401
     return _lists(offsets, *headers.flatten().flatten())
 
 
-def _bytes(column: Any) -> int:  # noqa: ANN401
+def _bytes(column: pa.Array) -> int:
     return int(pc.sum(pc.binary_length(column)).as_py() or 0)
 
 
-def _ids(batch: Any) -> Any:  # noqa: ANN401
+def _ids(batch: pa.RecordBatch) -> pa.StringArray:
     """Return the message ids as text."""
     parts = [batch.column(name).cast(pa.string()) for name in ("ledger_id", "entry_id")]
     parts.append(batch.column("partition").cast(pa.string()))
@@ -88,20 +87,20 @@ def _ids(batch: Any) -> Any:  # noqa: ANN401
     return pc.if_else(pc.less(place, 0), alone, placed)
 
 
-def _interleaved(ids: Any, times: Any) -> Any:  # noqa: ANN401
+def _interleaved(ids: pa.StringArray, times: pa.Array) -> pa.BinaryArray:
     both = pa.concat_arrays([ids, times.cast(pa.string())])
     order = [place for row in range(len(ids)) for place in (row, row + len(ids))]
     return both.take(pa.array(order, pa.int32())).cast(pa.binary())
 
 
-def _lists(offsets: Any, names: Any, values: Any) -> Any:  # noqa: ANN401
+def _lists(offsets: pa.Array, names: pa.Array, values: pa.Array) -> pa.ListArray:
     fields = [HEADERS.value_type.field(0), HEADERS.value_type.field(1)]
     return pa.ListArray.from_arrays(
         offsets, pa.StructArray.from_arrays([names, values], fields=fields)
     ).cast(HEADERS)
 
 
-def _joined(old: Any, values: Any) -> Any:  # noqa: ANN401
+def _joined(old: pa.ListArray, values: pa.BinaryArray) -> pa.ListArray:
     """Return the two new headers followed by the old ones, without old ones of these names."""
     new = values.to_pylist()
     rows = []
@@ -119,7 +118,7 @@ def indexes_of(partitions: int) -> range:
 
 
 def shares_of(
-    batch: Any,  # noqa: ANN401 - pyarrow has no types
+    batch: pa.RecordBatch,
     columns: Columns,
     indexes: range,
     *,

@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
@@ -29,10 +29,14 @@ import trio
 from ledger_client.errors import ReplayConflict
 from ledger_client.jobs.replay.log import WHOLE, sent_of, sums_of
 from ledger_client.jobs.replay.source import ReplayChunk
-from ledger_client.jobs.replay.target import Reached
+from ledger_client.jobs.replay.target import Reached, ReplayBatch
 from ledger_client.topics.reading.merging import MergedBatch
 from metadata.replays import LaneMark, ReplayRecord, SentChecksum
 from native.checksum import Checksum
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
 NAME = "_manifest.json"
 TEMPORARY = ".manifest.json.tmp"
@@ -152,8 +156,8 @@ class ParquetTarget:
         self._manifest = manifest
         self._file_size = file_size
         self._resumed = resumed
-        self._writer: Any = None
-        self._group: list[Any] = []
+        self._writer: pq.ParquetWriter | None = None
+        self._group: list[pa.RecordBatch] = []
         self._group_size = self._size = 0
         self._sum = Checksum()
 
@@ -161,25 +165,25 @@ class ParquetTarget:
         """Return the marks at which the next file begins, if the manifest has any."""
         return self._manifest.reached if self._resumed else None
 
-    def batch_of(self, chunk: ReplayChunk) -> Any:  # noqa: ANN401 - pyarrow has no types
+    def batch_of(self, chunk: ReplayChunk) -> ReplayBatch:
         """Return the messages with the columns of Spark's data source."""
         import pyarrow as pa
 
         batches = [_batch_of(run) for run in chunk.runs]
-        return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
+        return ReplayBatch(batches[0] if len(batches) == 1 else pa.concat_batches(batches))
 
-    async def put(self, batch: Any, reached: Reached | None) -> bool:  # noqa: ANN401
+    async def put(self, batch: ReplayBatch, reached: Reached | None) -> bool:
         """Write a batch, and complete the file if it is large enough. Raises OSError."""
         from ledger_client.jobs.replay.columns import CopiedColumns
 
-        given = CopiedColumns(batch)
+        given = CopiedColumns(batch.batch)
         columns, size = given.columns, given.size
         self._sum = self._sum.add(columns)
         self.sent[WHOLE] = self.sent.get(WHOLE, Checksum()).add(columns)
         self.sent[len(self._manifest.files)] = self._sum
         self.bytes += size
         self._size += size
-        self._group.append(batch)
+        self._group.append(batch.batch)
         self._group_size += size
         rows = sum(each.num_rows for each in self._group)
         if rows >= GROUP_ROWS or self._group_size >= GROUP_SIZE:
@@ -398,7 +402,7 @@ def _drop_unnamed(
         path.unlink()
 
 
-def _batch_of(run: MergedBatch) -> Any:  # noqa: ANN401 - pyarrow has no types
+def _batch_of(run: MergedBatch) -> pa.RecordBatch:
     import pyarrow as pa
 
     from ledger_client.jobs.arrow_columns import NAMES, columns_of
@@ -407,6 +411,6 @@ def _batch_of(run: MergedBatch) -> Any:  # noqa: ANN401 - pyarrow has no types
     return batch if run.order is None else batch.take(pa.array(run.order, pa.int32()))
 
 
-def _nothing() -> Any:  # noqa: ANN401 - a SentChecksum
+def _nothing() -> SentChecksum:
     (nothing,) = sent_of({WHOLE: Checksum()})
     return nothing

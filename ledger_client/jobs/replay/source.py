@@ -21,7 +21,7 @@ from __future__ import annotations
 import math
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import trio
 
@@ -38,6 +38,9 @@ from ledger_client.topics.reading.starts import LaneRange, LaneStart
 from ledger_client.topics.times import entry_ms
 from metadata.replays import LaneMark, Order as OrderName
 from metadata.topics import TopicRecord
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 Clock = Callable[[int, MessageRange], int]
 """Returns the clock of a lane with its next entry."""
@@ -114,7 +117,7 @@ class ReplayChunk(NamedTuple):
         """The number of messages in all runs."""
         return sum(run.rows for run in self.runs)
 
-    def record_batch(self) -> Any:  # noqa: ANN401 - pyarrow has no types
+    def record_batch(self) -> pa.RecordBatch:
         """Return the messages as one RecordBatch with arrow.SCHEMA."""
         batches = [run.record_batch() for run in self.runs]
         if len(batches) == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from ledger_client.errors import ChecksumDiffers
 from ledger_client.jobs.replay.log import WHOLE, ReplayLog, ReplayReport, sums_of
@@ -17,6 +17,22 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 Reached = Callable[[], list[LaneMark]]
+
+
+class ReplayBatch(NamedTuple):
+    """Consecutive messages as a RecordBatch and, if a stream wants them, as objects."""
+
+    batch: pa.RecordBatch
+    messages: Sequence[Message] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """The number of messages, under the name that a RecordBatch has for it."""
+        return int(self.batch.num_rows)
+
+    def slice(self, start: int, count: int) -> ReplayBatch:
+        """Return *count* messages from *start* on."""
+        return ReplayBatch(self.batch.slice(start, count), self.messages[start : start + count])
 
 
 class ReplayTarget(Protocol):
@@ -35,10 +51,10 @@ class ReplayTarget(Protocol):
     def reached(self) -> list[LaneMark] | None:
         """Return the marks reached, or `None` if only the record knows; called once opened."""
 
-    def batch_of(self, chunk: ReplayChunk) -> Any:  # noqa: ANN401 - pyarrow has no types
-        """Return a chunk as a RecordBatch for put()."""
+    def batch_of(self, chunk: ReplayChunk) -> ReplayBatch:
+        """Return a chunk with the columns that put() takes."""
 
-    async def put(self, batch: Any, reached: Reached | None) -> bool:  # noqa: ANN401
+    async def put(self, batch: ReplayBatch, reached: Reached | None) -> bool:
         """Take messages; return whether everything so far is durable.
 
         *reached* returns the marks after the batch; it is `None` within an entry, which has
@@ -49,23 +65,7 @@ class ReplayTarget(Protocol):
         """Wait until all messages are durable. Raises as put()."""
 
 
-class StreamBatch(NamedTuple):
-    """Consecutive messages as a RecordBatch and, if wanted, as objects."""
-
-    batch: pa.RecordBatch
-    messages: Sequence[Message]
-
-    @property
-    def num_rows(self) -> int:
-        """The number of messages, under the name that a RecordBatch has for it."""
-        return int(self.batch.num_rows)
-
-    def slice(self, start: int, count: int) -> StreamBatch:
-        """Return *count* messages from *start* on."""
-        return StreamBatch(self.batch.slice(start, count), self.messages[start : start + count])
-
-
-Write = Callable[[StreamBatch], Awaitable[None]]
+Write = Callable[[ReplayBatch], Awaitable[None]]
 
 
 class StreamTarget:
@@ -82,11 +82,11 @@ class StreamTarget:
         """Return `None`: a stream always begins anew."""
         return None
 
-    def batch_of(self, chunk: ReplayChunk) -> StreamBatch:
+    def batch_of(self, chunk: ReplayChunk) -> ReplayBatch:
         """Return the messages in the wanted forms."""
-        return StreamBatch(chunk.record_batch(), chunk.messages() if self._as_objects else ())
+        return ReplayBatch(chunk.record_batch(), chunk.messages() if self._as_objects else ())
 
-    async def put(self, batch: Any, reached: Reached | None) -> bool:  # noqa: ANN401
+    async def put(self, batch: ReplayBatch, reached: Reached | None) -> bool:
         """Write *batch*. Raises as the function does."""
         from ledger_client.jobs.replay.columns import CopiedColumns
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import trio
 
@@ -31,7 +31,7 @@ from ledger_client.errors import (
 from ledger_client.jobs.replay.columns import indexes_of, shares_of
 from ledger_client.jobs.replay.log import WHOLE, sums_of
 from ledger_client.jobs.replay.source import ReplayChunk
-from ledger_client.jobs.replay.target import Reached
+from ledger_client.jobs.replay.target import Reached, ReplayBatch
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes import lane_state
 from ledger_client.topics.lanes.lane_lease import LEASE_S
@@ -42,6 +42,9 @@ from ledger_client.topics.times import PublishTime
 from metadata.replays import Order, ReplayRecord
 from metadata.topics import TopicRecord
 from native.checksum import Checksum
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CreateTopic = Callable[..., Awaitable[TopicRecord]]
 """Topics.create of the target's cluster."""
@@ -88,31 +91,32 @@ class TopicTarget:
     def reached(self) -> None:
         """Return `None`: the record knows, and the lanes deduplicate."""
 
-    def batch_of(self, chunk: ReplayChunk) -> Any:  # noqa: ANN401 - pyarrow has no types
+    def batch_of(self, chunk: ReplayChunk) -> ReplayBatch:
         """Return the messages with arrow.SCHEMA, with their ids in headers if wanted."""
-        batch = chunk.record_batch()
+        found = chunk.record_batch()
         if not self._keep_ids:
-            return batch
+            return ReplayBatch(found)
         from ledger_client.jobs.replay.columns import with_ids
 
-        return with_ids(batch)
+        return ReplayBatch(with_ids(found))
 
-    async def put(self, batch: Any, reached: Reached | None) -> bool:  # noqa: ANN401
+    async def put(self, batch: ReplayBatch, reached: Reached | None) -> bool:
         """Send a batch and wait until it is durable. Raises as Producer.send_many()."""
         from ledger_client.jobs.replay.columns import CopiedColumns
 
-        given = CopiedColumns(batch)
+        whole_batch = batch.batch
+        given = CopiedColumns(whole_batch)
         columns = given.columns
         whole = self.sent.get(WHOLE, Checksum()).add(columns)
         sums: dict[int, Checksum] = {WHOLE: whole}
-        shares: list[tuple[int, Any, int]] = []
-        shared = shares_of(batch, columns, self._indexes, one_to_one=self._one_to_one)
-        for index, rows in shared:
+        shares: list[tuple[int, pa.RecordBatch, int]] = []
+        for index, rows in shares_of(
+            whole_batch, columns, self._indexes, one_to_one=self._one_to_one
+        ):
             before = self.sent.get(index, Checksum())
             sums[index] = before.add(columns, rows)
-            shares.append(
-                (index, batch if rows is None else batch.take(_arrow(rows)), before.count)
-            )
+            own = whole_batch if rows is None else whole_batch.take(_arrow(rows))
+            shares.append((index, own, before.count))
         await self._send_all(shares)
         self.sent |= sums
         self.bytes += given.size
@@ -121,11 +125,11 @@ class TopicTarget:
     async def finish(self, reached: Reached) -> None:
         """Do nothing: put() waited until all was durable."""
 
-    async def _send_all(self, shares: Sequence[tuple[int, Any, int]]) -> None:
+    async def _send_all(self, shares: Sequence[tuple[int, pa.RecordBatch, int]]) -> None:
         """Send to all partitions concurrently; raise the first failure once all have ended."""
         failures: list[LedgerError] = []
 
-        async def send(index: int, batch: Any, number: int) -> None:  # noqa: ANN401
+        async def send(index: int, batch: pa.RecordBatch, number: int) -> None:
             try:
                 await self._send(index, batch, number)
             except LedgerError as failure:
@@ -137,7 +141,7 @@ class TopicTarget:
         if failures:
             raise failures[0]
 
-    async def _send(self, index: int, batch: Any, number: int) -> None:  # noqa: ANN401
+    async def _send(self, index: int, batch: pa.RecordBatch, number: int) -> None:
         """Send a batch whose first message has *number*, without what the lane has already."""
         if index not in self._kept:
             self._kept[index] = await self._look(index, number)
@@ -245,7 +249,7 @@ async def _sum_of(context: TopicContext, topic: TopicRecord, index: int, run: st
     return found
 
 
-def _arrow(rows: array[int]) -> Any:  # noqa: ANN401 - pyarrow has no types
+def _arrow(rows: array[int]) -> pa.UInt32Array:
     import pyarrow as pa
 
     return pa.Array.from_buffers(pa.uint32(), len(rows), [None, pa.py_buffer(rows)])
