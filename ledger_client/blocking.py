@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, Unpack
 
 from ledger_client import client as trio_client
 from ledger_client.client import Client, ClientLedgers, ClientTopics
@@ -68,6 +68,7 @@ from ledger_client.topics.retention.retention import Before
 from metadata.compaction import CompactedSet
 from metadata.records import BookieRecord, LedgerRecord
 from metadata.topics import Retention, RollPolicy, Schema
+from native.columns import Column
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -103,7 +104,7 @@ def connect(url: str, *, options: Options = DEFAULT_OPTIONS) -> Iterator[Blockin
 class BlockingClient(Blocking[Client]):
     """A connected client. Made by connect(); any task may use it."""
 
-    def __init__(self, portal: Portal[Any], inner: Client) -> None:
+    def __init__(self, portal: Portal[object], inner: Client) -> None:
         super().__init__(portal, inner)
         self.topics = BlockingTopics(portal, inner.topics)
         self.ledgers = BlockingLedgers(portal, inner.ledgers)
@@ -522,11 +523,11 @@ class BlockingProducer(BlockingSends):
 
     def send_many(
         self,
-        values: Any,
+        values: Column[Bytes | None],
         *,
-        keys: Any = None,
-        event_times: Any = None,
-        headers: Any = None,
+        keys: Column[Bytes | None] | None = None,
+        event_times: Column[int | None] | None = None,
+        headers: Column[Mapping[str, bytes] | None] | None = None,
         partition: int | None = None,
         sequence: int | None = None,
     ) -> MessageIds:

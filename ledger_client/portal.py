@@ -14,26 +14,26 @@ from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
-from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import trio
 
 from ledger_client.errors import ClientForked
 
-R = TypeVar("R")
+R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
 Settle: TypeAlias = Callable[[T | None, BaseException | None], None]
 """Takes the result of a call, or its error."""
 
 
-class Portal(Generic[R]):
+class Portal(Generic[R_co]):
     """A running trio loop in a thread of its own, around one resource."""
 
-    def __init__(self, open_resource: Callable[[], AbstractAsyncContextManager[R]]) -> None:
+    def __init__(self, open_resource: Callable[[], AbstractAsyncContextManager[R_co]]) -> None:
         """Start the thread and wait for the resource. Raises as opening it does."""
         self._open_resource = open_resource
-        self._opened: Future[R] = Future()
+        self._opened: Future[R_co] = Future()
         self._process_id = os.getpid()
         self._thread = threading.Thread(
             target=trio.run, args=(self._serve,), name="ledger_client", daemon=True
@@ -125,7 +125,7 @@ class Portal(Generic[R]):
         Raises as entering and leaving *manager* do.
         """
         held = Held(manager)
-        value: T = self.call(self.start, held.run)
+        value = self.call(self.start, held)
         try:
             yield value
         except Exception as error:
@@ -142,9 +142,10 @@ class Portal(Generic[R]):
         if not self.is_forked:
             self.call(held.leave)
 
-    async def start(self, run: Callable[..., Awaitable[object]]) -> Any:  # noqa: ANN401
-        """Start a task that lives as long as the portal; return what it reports as started."""
-        return await self._nursery.start(run)
+    async def start(self, held: Held[T]) -> T:
+        """Enter *held* in a task of its own and return its value. Raises as entering does."""
+        value: T = await self._nursery.start(held.run)
+        return value
 
     def close(self) -> None:
         """Cancel the calls under way, close the resource, end the thread.

@@ -6,7 +6,7 @@ from array import array
 from collections.abc import Mapping, Sequence, Sized
 from functools import cached_property
 from itertools import chain, pairwise
-from typing import Any, Literal, NamedTuple, cast
+from typing import TYPE_CHECKING, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, Union, cast
 
 import msgspec
 
@@ -14,7 +14,22 @@ from native._core import ffi, lib
 from native.cdata import CData
 from native.errors import TooLarge, raise_for
 
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+T = TypeVar("T")
 Buffer = bytes | bytearray | memoryview
+
+
+class SupportsArray(Protocol):
+    """An array of numpy, or a column of pandas or Polars, which Arrow can convert."""
+
+    def __len__(self) -> int: ...
+    def __array__(self) -> object: ...
+
+
+Column: TypeAlias = Union[Sequence[T], "pa.Array", "pa.ChunkedArray", SupportsArray]
+"""Items as a caller has them. Arrow's arrays are not copied."""
 _BYTES_MAX = (1 << 31) - 1
 _ROW_SIZE = 4
 
@@ -37,7 +52,7 @@ class Binary(NamedTuple):
         return len(self.offsets) - 1
 
     @classmethod
-    def of(cls, values: Sequence[bytes | None]) -> Binary:
+    def of(cls, values: Sequence[Buffer | None]) -> Binary:
         """Return *values* as a column, which copies their bytes.
 
         Raises:
@@ -45,7 +60,7 @@ class Binary(NamedTuple):
             TooLarge: the values have 2 GiB or more.
         """
         validity = None
-        present = cast("Sequence[bytes]", values)  # join() finds None faster than a loop would
+        present = cast("Sequence[Buffer]", values)  # join() finds None faster than a loop would
         try:
             data = b"".join(present)
         except TypeError:
@@ -85,10 +100,12 @@ class Binary(NamedTuple):
             None if validity is None else slice_bits(validity, first, count),
         )
 
-    def to_list(self) -> list[Any]:
-        """Return a list of bytes objects, with `None` for null."""
+    def to_list(self) -> list[bytes | None]:
+        """Return bytes objects, with `None` for null."""
         data = bytes(self.data)
-        found: list[Any] = [data[begin:end] for begin, end in pairwise(self.offsets.tolist())]
+        found: list[bytes | None] = [
+            data[begin:end] for begin, end in pairwise(self.offsets.tolist())
+        ]
         if self.validity is not None:
             for i in null_places(self.validity, self.length):
                 found[i] = None
@@ -124,9 +141,9 @@ class Headers(NamedTuple):
 
     def to_list(self) -> list[dict[str, bytes]]:
         """Return the headers of each message; the last one wins if a name is repeated."""
-        pairs = list(
-            zip(map(bytes.decode, self.names.to_list()), self.values.to_list(), strict=True)
-        )
+        names = cast("list[bytes]", self.names.to_list())  # neither is null, as C checks
+        values = cast("list[bytes]", self.values.to_list())
+        pairs = list(zip(map(bytes.decode, names), values, strict=True))
         return [dict(pairs[begin:end]) for begin, end in pairwise(self.offsets.tolist())]
 
 
@@ -163,9 +180,9 @@ class Columns(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
     @classmethod
     def of(
         cls,
-        values: Sequence[bytes | None],
+        values: Sequence[Buffer | None],
         *,
-        keys: Sequence[bytes | None] | None = None,
+        keys: Sequence[Buffer | None] | None = None,
         event_times: Sequence[int | None] | None = None,
         timestamps: Sequence[int] | None = None,
         headers: Sequence[Mapping[str, bytes] | None] | None = None,

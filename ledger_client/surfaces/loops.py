@@ -21,7 +21,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from operator import length_hint
-from typing import Any, Generic, ParamSpec, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from ledger_client.errors import ClientForked
 from ledger_client.ledgers.entries import Entry
@@ -30,18 +30,19 @@ from ledger_client.message_id import MessageId
 from ledger_client.portal import Held, Portal, Settle, suppress_same
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
-from ledger_client.topics.producing.send_queue import QueuedSend, SendQueue
+from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
 from ledger_client.topics.reading.reader import TopicReader
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 P = ParamSpec("P")
 
 
-class LoopPortal(Generic[T]):
+class LoopPortal(Generic[T_co]):
     """A portal for the tasks of one event loop."""
 
-    def __init__(self, portal: Portal[T], loop: asyncio.AbstractEventLoop) -> None:
+    def __init__(self, portal: Portal[T_co], loop: asyncio.AbstractEventLoop) -> None:
         self.portal = portal
         self.value = portal.value
         self._loop = loop
@@ -98,7 +99,7 @@ class LoopPortal(Generic[T]):
     async def hold(self, manager: AbstractAsyncContextManager[R]) -> AsyncIterator[R]:
         """Enter *manager* for the block, as Portal.hold() does."""
         held = Held(manager)
-        value = cast("R", await self.call(self.portal.start, held.run))
+        value = await self.call(self.portal.start, held)
         try:
             yield value
         except Exception as error:
@@ -152,7 +153,7 @@ async def outlast(future: asyncio.Future[R], cancel: Callable[[], None]) -> R:
 class Looped(Generic[T]):
     """An object that lives in the thread of *portal*, with calls for asyncio tasks."""
 
-    def __init__(self, portal: LoopPortal[Any], inner: T) -> None:
+    def __init__(self, portal: LoopPortal[object], inner: T) -> None:
         self._portal = portal
         self._inner = inner
 
@@ -167,23 +168,24 @@ class Looped(Generic[T]):
         return self._portal.hold(manager)
 
     async def _iterate(self, items: AsyncIterator[R]) -> AsyncIterator[R]:
-        end = object()
+        async def following() -> tuple[R] | None:
+            try:
+                return (await anext(items),)
+            except StopAsyncIteration:
+                return None
 
-        async def following() -> R | object:
-            return await anext(items, end)
-
-        while (item := await self._portal.call(following)) is not end:
-            yield item  # type: ignore[misc]  # the end is the only other object
+        while (found := await self._portal.call(following)) is not None:
+            yield found[0]
 
 
 class LoopSends(Looped[Producer]):
     """Sends of any number of tasks; messages sent at the same time share batches."""
 
-    def __init__(self, portal: LoopPortal[Any], inner: Producer) -> None:
+    def __init__(self, portal: LoopPortal[object], inner: Producer) -> None:
         super().__init__(portal, inner)
         self._queue = SendQueue(inner, portal.portal.post, portal.portal.nursery)
 
-    async def _send(self, value: Bytes | None, **fields: Any) -> MessageId:  # noqa: ANN401
+    async def _send(self, value: Bytes | None, **fields: Unpack[SendFields]) -> MessageId:
         future: asyncio.Future[MessageId] = self._portal.future()
         send = QueuedSend(value, fields, self._portal.settles(future))
         self._queue.put(send)

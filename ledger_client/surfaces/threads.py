@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from operator import length_hint
-from typing import Any, Generic, ParamSpec, TypeVar
+from typing import Generic, ParamSpec, TypeVar, Unpack
 
 from ledger_client.ledgers.entries import Entry
 from ledger_client.ledgers.reader import Follower
@@ -14,7 +14,7 @@ from ledger_client.message_id import MessageId
 from ledger_client.portal import Portal, settled
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
-from ledger_client.topics.producing.send_queue import QueuedSend, SendQueue
+from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
 from ledger_client.topics.reading.reader import TopicReader
 
 T = TypeVar("T")
@@ -25,7 +25,7 @@ P = ParamSpec("P")
 class Blocking(Generic[T]):
     """An object that lives in the thread of *portal*, with calls that wait for that thread."""
 
-    def __init__(self, portal: Portal[Any], inner: T) -> None:
+    def __init__(self, portal: Portal[object], inner: T) -> None:
         self._portal = portal
         self._inner = inner
 
@@ -39,23 +39,24 @@ class Blocking(Generic[T]):
         return self._portal.hold(manager)
 
     def _iterate(self, items: AsyncIterator[R]) -> Iterator[R]:
-        end = object()
+        async def following() -> tuple[R] | None:
+            try:
+                return (await anext(items),)
+            except StopAsyncIteration:
+                return None
 
-        async def following() -> R | object:
-            return await anext(items, end)
-
-        while (item := self._portal.call(following)) is not end:
-            yield item  # type: ignore[misc]  # the end is the only other object
+        while (found := self._portal.call(following)) is not None:
+            yield found[0]
 
 
 class BlockingSends(Blocking[Producer]):
     """Sends of any number of threads; messages sent at the same time share batches."""
 
-    def __init__(self, portal: Portal[Any], inner: Producer) -> None:
+    def __init__(self, portal: Portal[object], inner: Producer) -> None:
         super().__init__(portal, inner)
         self._queue = SendQueue(inner, portal.post, portal.nursery)
 
-    def _send(self, value: Bytes | None, **fields: Any) -> MessageId:  # noqa: ANN401
+    def _send(self, value: Bytes | None, **fields: Unpack[SendFields]) -> MessageId:
         self._portal.check_thread()
         result: Future[MessageId] = Future()
         send = QueuedSend(value, fields, settled(result))

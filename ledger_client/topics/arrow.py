@@ -9,13 +9,14 @@ pyarrow takes long to import, so import this module only inside functions that n
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cache, lru_cache
-from typing import Any, Literal
+from typing import Literal, TypedDict, TypeVar
 
 import pyarrow as pa
 
 from native.batch import Binary, Columns, Decoded, Headers
-from native.columns import slice_bits, words_of
+from native.columns import Buffer, Column, slice_bits, words_of
 from native.compacted import Origins
 
 HEADERS = pa.list_(pa.struct([pa.field("name", pa.string()), pa.field("value", pa.binary())]))
@@ -36,6 +37,16 @@ SCHEMA = pa.schema(
 )
 """The schema of every RecordBatch of messages. event_time is in nanoseconds, publish_time in Unix
 milliseconds; timestamp, event_time, producer, key and headers are null if a message has none."""
+
+T = TypeVar("T")
+
+
+class HeaderStruct(TypedDict):
+    """A header in a list of HEADERS, as Arrow converts it to Python."""
+
+    name: str
+    value: bytes
+
 
 _KEPT_BITS_MAX = 16  # constant arrays of at most 2**16 items are built once and sliced
 _NOT_BATCHED = -1
@@ -94,12 +105,12 @@ def compacted_record_batch(
 
 
 def columns_of(
-    values: Any,  # noqa: ANN401 - pyarrow has no types
+    values: Column[Buffer | None],
     *,
-    keys: Any = None,  # noqa: ANN401
-    event_times: Any = None,  # noqa: ANN401
-    timestamps: Any = None,  # noqa: ANN401
-    headers: Any = None,  # noqa: ANN401
+    keys: Column[Buffer | None] | None = None,
+    event_times: Column[int | None] | None = None,
+    timestamps: Column[int] | None = None,
+    headers: Column[Mapping[str, bytes] | None] | None = None,
 ) -> Columns:
     """Return the columns of messages from sequences, Arrow arrays, or objects convertible to them.
 
@@ -164,7 +175,7 @@ def _kept_nulls(kind: pa.DataType, bits: int) -> pa.Array:
 def _words(
     kind: pa.DataType,
     words: memoryview | None,
-    validity: Any,  # noqa: ANN401 - a buffer or None
+    validity: Buffer | None,
     count: int,
 ) -> pa.Array:
     if words is None:
@@ -186,7 +197,7 @@ def _strings(kind: pa.DataType, strings: Binary | None, count: int) -> pa.Array:
     )
 
 
-def _buffer(validity: Any) -> pa.Buffer | None:  # noqa: ANN401 - a buffer or None
+def _buffer(validity: Buffer | None) -> pa.Buffer | None:
     return None if validity is None else pa.py_buffer(validity)
 
 
@@ -233,15 +244,15 @@ def _headers(headers: Headers | None, count: int) -> pa.Array:
 # --- to columns ---------------------------------------------------------------------
 
 
-def _take_array(given: Any) -> pa.Array | None:  # noqa: ANN401 - anything may be given
-    """Return *given* as one Arrow array, `None` if it is an ordinary sequence."""
+def _take_array(given: Column[T]) -> pa.Array | Sequence[T]:
+    """Return one Arrow array; an ordinary sequence is returned as it is."""
     if isinstance(given, pa.ChunkedArray):
         return given.combine_chunks()
     if isinstance(given, pa.Array):
         return given
     if hasattr(given, "__arrow_c_array__") or hasattr(given, "__array__"):
         return pa.array(given)
-    return None
+    return given
 
 
 def _cast(found: pa.Array, kind: pa.DataType) -> pa.Array:
@@ -251,10 +262,10 @@ def _cast(found: pa.Array, kind: pa.DataType) -> pa.Array:
         raise TypeError(f"a column of {found.type} where {kind} is needed") from wrong
 
 
-def _take_strings(given: Any) -> Binary:  # noqa: ANN401
+def _take_strings(given: Column[Buffer | None]) -> Binary:
     found = _take_array(given)
-    if found is None:
-        return Binary.of(given)
+    if not isinstance(found, pa.Array):
+        return Binary.of(found)
     if found.type != pa.string():
         found = _cast(found, pa.binary())
     validity, offsets, data = found.buffers()
@@ -272,14 +283,14 @@ def _take_strings(given: Any) -> Binary:  # noqa: ANN401
 def _take_words(
     code: Literal["q", "Q"],
     kind: pa.DataType,
-    given: Any,  # noqa: ANN401
-) -> tuple[memoryview | None, Any]:
+    given: Column[int | None] | None,
+) -> tuple[memoryview | None, Buffer | None]:
     """Return 64-bit numbers, and a validity bitmap if some are null."""
     if given is None:
         return None, None
     found = _take_array(given)
-    if found is None:
-        return words_of(code, given)
+    if not isinstance(found, pa.Array):
+        return words_of(code, found)
     if pa.types.is_timestamp(found.type):
         found = _cast(found, pa.timestamp("ns", found.type.tz))
     elif not (pa.types.is_integer(found.type) or pa.types.is_null(found.type)):
@@ -294,15 +305,17 @@ def _take_words(
     return words.cast(code), slice_bits(validity, found.offset, len(found))
 
 
-def _take_headers(given: Any) -> Headers:  # noqa: ANN401
+def _take_headers(given: Column[Mapping[str, bytes] | None]) -> Headers:
     found = _take_array(given)
-    if found is None:
-        return Headers.of(given)
+    if not isinstance(found, pa.Array):
+        return Headers.of(found)
     is_map = isinstance(found, pa.MapArray)
     if not is_map:
         found = _cast(found, HEADERS)
     if found.null_count or not len(found):  # a null list may still own some headers
-        return Headers.of([_one(given, is_map) for given in found.to_pylist()])
+        return Headers.of(
+            [None if pairs is None else dict_of(pairs) for pairs in found.to_pylist()]
+        )
     pairs = (found.keys, found.items) if is_map else found.values.flatten()
     names, values = pairs
     return Headers(
@@ -314,7 +327,6 @@ def _take_headers(given: Any) -> Headers:  # noqa: ANN401
     )
 
 
-def _one(given: Any, is_map: bool) -> dict[str, bytes] | None:  # noqa: ANN401
-    if given is None or is_map:
-        return None if given is None else dict(given)
-    return {pair["name"]: pair["value"] for pair in given}
+def dict_of(pairs: Iterable[HeaderStruct | tuple[str, bytes]]) -> dict[str, bytes]:
+    """Return headers as a dictionary, from Arrow's list of structs or its map."""
+    return dict((pair["name"], pair["value"]) if isinstance(pair, dict) else pair for pair in pairs)

@@ -236,7 +236,7 @@ class Writer:
             portal = "LoopPortal" if self._surface.is_async else "Portal"
             self._lines += [
                 "",
-                f"    def __init__(self, portal: {portal}[Any], inner: {noun.name}) -> None:",
+                f"    def __init__(self, portal: {portal}[object], inner: {noun.name}) -> None:",
                 "        super().__init__(portal, inner)",
                 *(
                     f"        self.{name} = {self._prefix}{kind}(portal, inner.{name})"
@@ -340,7 +340,7 @@ class Writer:
             "from collections.abc import AsyncIterator, Iterator",
             "from contextlib import asynccontextmanager, contextmanager",
             "from functools import partial",
-            "from typing import TYPE_CHECKING, Any",
+            "from typing import TYPE_CHECKING",
             "from ledger_client import client as trio_client",
             "from ledger_client.options import DEFAULT_OPTIONS, Options",
             "from ledger_client.errors import ClientForked",

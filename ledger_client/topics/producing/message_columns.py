@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
 
 from native.batch import Columns
-from native.columns import words_of
+from native.columns import Buffer, Column, words_of
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 CHUNK_SIZE = 4 << 20
 CHUNK_COUNT_MAX = 65536
@@ -20,6 +23,11 @@ PLENTY = 4096
 HEADER_OVERHEAD = 12
 """Bytes of a header beside its name and value."""
 _BYTES = {bytes, bytearray, memoryview, type(None)}
+
+T = TypeVar("T")
+Items: TypeAlias = "Sequence[T] | pa.Array | pa.ChunkedArray"
+"""A column that can be sliced."""
+MessageHeaders = Mapping[str, bytes] | None
 
 
 class MessageChunk(NamedTuple):
@@ -40,11 +48,11 @@ class MessageColumns:
 
     def __init__(
         self,
-        values: Any,  # noqa: ANN401 - pyarrow has no types
+        values: Column[Buffer | None],
         *,
-        keys: Any = None,  # noqa: ANN401
-        event_times: Any = None,  # noqa: ANN401
-        headers: Any = None,  # noqa: ANN401
+        keys: Column[Buffer | None] | None = None,
+        event_times: Column[int | None] | None = None,
+        headers: Column[MessageHeaders] | None = None,
     ) -> None:
         """Take sequences, Arrow arrays, chunked or not, or anything that Arrow converts to one.
 
@@ -54,9 +62,9 @@ class MessageColumns:
         """
         self.count = len(values)
         self._values = _sequence(values)
-        self._keys = _sequence(keys)
-        self._event_times = _sequence(event_times)
-        self._headers = _sequence(headers)
+        self._keys = None if keys is None else _sequence(keys)
+        self._event_times = None if event_times is None else _sequence(event_times)
+        self._headers = None if headers is None else _sequence(headers)
         for name, column in (
             ("keys", self._keys),
             ("event times", self._event_times),
@@ -64,7 +72,9 @@ class MessageColumns:
         ):
             if column is not None and len(column) != self.count:
                 raise ValueError(f"{len(column)} {name} for {self.count} values")
-        self.largest = _largest(self._values) + _largest(self._keys)
+        self.largest = _largest(self._values)
+        if self._keys is not None:
+            self.largest += _largest(self._keys)
         if self._headers is not None:
             self.largest += _largest_headers(self._headers)
 
@@ -78,7 +88,7 @@ class MessageColumns:
         if self.largest <= size_max:
             return None
         keys = [None] * self.count if self._keys is None else _listed(self._keys)
-        headers = [None] * self.count if self._headers is None else _listed(self._headers)
+        headers = [None] * self.count if self._headers is None else _dicts(self._headers)
         for value, key, named in zip(_listed(self._values), keys, headers, strict=True):
             size = len(value or b"") + len(key or b"") + headers_size(named)
             if size > size_max:
@@ -114,6 +124,7 @@ class MessageColumns:
 
     def keys(self, start: int, stop: int) -> Columns:
         """Return the keys from *start* to before *stop*, as the values of columns."""
+        assert self._keys is not None
         return _columns(self._keys[start:stop], None, None, None)
 
     def chunks(self, start: int = 0) -> Iterator[MessageChunk]:
@@ -155,7 +166,12 @@ def headers_size(headers: Mapping[str, bytes] | None) -> int:
     return size
 
 
-def _columns(values: Any, keys: Any, event_times: Any, headers: Any) -> Columns:  # noqa: ANN401
+def _columns(
+    values: Items[Buffer | None],
+    keys: Items[Buffer | None] | None,
+    event_times: Items[int | None] | None,
+    headers: Items[MessageHeaders] | None,
+) -> Columns:
     columns = (values, keys, event_times, headers)
     if all(column is None or isinstance(column, Sequence | memoryview) for column in columns):
         return Columns.of(values, keys=keys, event_times=event_times, headers=headers)
@@ -164,32 +180,31 @@ def _columns(values: Any, keys: Any, event_times: Any, headers: Any) -> Columns:
     return columns_of(values, keys=keys, event_times=event_times, headers=headers)
 
 
-def _sequence(column: Any) -> Any:  # noqa: ANN401
-    """Return a sequence or an Arrow array: both can be sliced."""
-    if column is None or isinstance(column, Sequence):
+def _sequence(column: Column[T]) -> Items[T]:
+    if isinstance(column, Sequence):
         return column
     import pyarrow as pa  # takes long: only when needed
 
     return column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
 
 
-def _listed(column: Any) -> Sequence[Any]:  # noqa: ANN401
+def _listed(column: Items[T]) -> Sequence[T]:
     if isinstance(column, Sequence):
         return column
-    return [_plain(one) for one in column.to_pylist()]
+    listed: list[T] = column.to_pylist()
+    return listed
 
 
-def _plain(item: Any) -> Any:  # noqa: ANN401
-    """Return the headers of a message as a dictionary. Arrow has two kinds of lists for them."""
-    if not isinstance(item, list):
-        return item
-    return dict((pair["name"], pair["value"]) if isinstance(pair, dict) else pair for pair in item)
+def _dicts(column: Items[MessageHeaders]) -> Sequence[MessageHeaders]:
+    if isinstance(column, Sequence):
+        return column
+    from ledger_client.topics.arrow import dict_of  # takes long: only when needed
+
+    return [dict_of(item) if isinstance(item, list) else item for item in column.to_pylist()]
 
 
-def _largest(column: Any) -> int:  # noqa: ANN401
+def _largest(column: Items[Buffer | None]) -> int:
     """Return the bytes of the longest value. Raises TypeError if one is not bytes."""
-    if column is None:
-        return 0
     if isinstance(column, Sequence):
         kinds = set(map(type, column))
         if not kinds <= _BYTES:
@@ -205,7 +220,7 @@ def _largest(column: Any) -> int:  # noqa: ANN401
         raise TypeError(f"values and keys are bytes, not {column.type}") from wrong
 
 
-def _largest_headers(column: Any) -> int:  # noqa: ANN401
+def _largest_headers(column: Items[MessageHeaders]) -> int:
     """Return a bound in bytes of any message's headers."""
     if not isinstance(column, Sequence):
         import pyarrow.compute as pc  # takes long: only when needed
@@ -217,10 +232,10 @@ def _largest_headers(column: Any) -> int:  # noqa: ANN401
             pairs = pc.list_flatten(column)
             names, values = (_largest(pc.struct_field(pairs, place)) for place in (0, 1))
             return int(count) * (HEADER_OVERHEAD + names + values)
-    return max(map(headers_size, _listed(column)), default=0)
+    return max(map(headers_size, _dicts(column)), default=0)
 
 
-def _size(column: Any) -> int:  # noqa: ANN401
+def _size(column: Items[Buffer | None]) -> int:
     if isinstance(column, Sequence):
         return sum(map(len, filter(None, column)))
     return int(column.nbytes)

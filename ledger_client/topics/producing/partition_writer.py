@@ -500,6 +500,6 @@ def seal(batch: Batch, encoding: Encoding, epoch: int) -> SealedBatch:
     return batch.sealed
 
 
-def _unless_empty(column: list[T | None]) -> list[T | None] | None:
+def _unless_empty(column: Sequence[T | None]) -> Sequence[T | None] | None:
     """Return the column, None if it holds only nulls: then it costs no bytes."""
     return column if column.count(None) < len(column) else None

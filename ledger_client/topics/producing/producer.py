@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from operator import index
-from typing import Any
 
 import trio
 
@@ -45,6 +44,7 @@ from ledger_client.topics.producing.room import Room
 from ledger_client.topics.producing.routing import PartitionCount, Routing, following
 from metadata.clock import host_wall_ms
 from metadata.topics import TopicRecord
+from native.columns import Column
 
 OPENINGS_MAX = 16
 """Lanes that are opened at a time: each costs some transactions of the metadata store."""
@@ -203,11 +203,11 @@ class Producer:
 
     async def send_many(
         self,
-        values: Any,  # noqa: ANN401 - pyarrow has no types
+        values: Column[Bytes | None],
         *,
-        keys: Any = None,  # noqa: ANN401
-        event_times: Any = None,  # noqa: ANN401
-        headers: Any = None,  # noqa: ANN401
+        keys: Column[Bytes | None] | None = None,
+        event_times: Column[int | None] | None = None,
+        headers: Column[Mapping[str, bytes] | None] | None = None,
         partition: int | None = None,
         sequence: int | None = None,
     ) -> MessageIds:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import TypedDict
 
 import trio
 
@@ -22,12 +22,22 @@ Settle = Callable[[MessageId | None, BaseException | None], None]
 """Takes a message's id or its failure, in the producer's thread."""
 
 
+class SendFields(TypedDict, total=False):
+    """The arguments of Producer.send() beside the value."""
+
+    key: Bytes | None
+    event_time: int | None
+    headers: Mapping[str, bytes] | None
+    partition: int | None
+    sequence: int | None
+
+
 class QueuedSend:
     """A message on its way to the producer's thread."""
 
     __slots__ = ("_scope", "fields", "is_cancelled", "settle", "value")
 
-    def __init__(self, value: Bytes | None, fields: Mapping[str, Any], settle: Settle) -> None:
+    def __init__(self, value: Bytes | None, fields: SendFields, settle: Settle) -> None:
         self.value = value
         self.fields = fields
         self.settle = settle
