@@ -10,8 +10,8 @@ import msgspec
 
 from ledger_client.errors import InvalidQuorum, LedgerExists, NoSuchLedger
 from ledger_client.ledgers.catalogue import Catalogue
+from ledger_client.ledgers.entries import DIGESTS
 from ledger_client.ledgers.placement import Placement
-from ledger_client.ledgers.records import DIGESTS
 from metadata.records import (
     ENSEMBLE_SIZE_MAX,
     Fragment,

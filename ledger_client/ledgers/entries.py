@@ -1,17 +1,41 @@
-"""Entries as received, converted to objects on access.
+"""Entries: how a bookie is asked for them, checked as received, and converted to objects on access.
 
 A batch is the body of one response, checked in C, with the offsets of its payloads.
 A million entries are a few hundred batches; an Entry object is built when it is accessed.
+
+A question can be sent to any replica. A bad answer raises Unsound with a reason and a
+verdict: the entry is not there (ABSENT), it is damaged there (DAMAGED), or the answer
+proves nothing about the entry (UNAVAILABLE).
 """
 
 from __future__ import annotations
 
 import bisect
-from collections.abc import Iterator, Sequence
+import enum
+from base64 import b64decode
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 from itertools import count, repeat
 from typing import NamedTuple, overload
+
+import msgspec
+
+from ledger_client.errors import NoSuchLedger
+from ledger_client.wire.connection import BookieConnection
+from ledger_client.wire.inflight import LedgerName, Reply
+from metadata.records import LedgerRecord
+from native import frame
+from native.digest import Digest, DigestKind
+from native.errors import Corrupt
+from native.frame import Code
+from native.link import Response, check_entries
+
+ENTRY_HEADER_SIZE = 32
+BATCH_SIZE_MAX = 4 << 20
+"""The most bytes that a batch read asks for; a frame has 5 MiB."""
+DIGESTS_KEPT = 64
+"""Digests that are kept: the ledgers of topics all have the same one."""
 
 
 class Entry(NamedTuple):
@@ -112,3 +136,134 @@ class Entries(Sequence[Entry]):
         return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
     __hash__ = None  # type: ignore[assignment]  # a sequence that compares by value
+
+
+# --- digests --------------------------------------------------------------------------
+
+DIGESTS: dict[str, DigestKind] = {
+    "crc32": DigestKind.CRC32,
+    "hmac": DigestKind.HMAC,
+    "crc32c": DigestKind.CRC32C,
+    "dummy": DigestKind.DUMMY,
+}
+
+
+def digest_of(record: LedgerRecord) -> Digest:
+    """Return the digest that protects the entries of *record*."""
+    return _digest(record.digest, record.password)
+
+
+@lru_cache(maxsize=DIGESTS_KEPT)
+def _digest(kind: str, password: str) -> Digest:
+    return Digest(DIGESTS[kind], b64decode(password))
+
+
+# --- questions and their answers --------------------------------------------------------
+
+
+class Verdict(enum.Enum):
+    """The conclusion from a bad answer about the entry."""
+
+    ABSENT = enum.auto()
+    DAMAGED = enum.auto()
+    UNAVAILABLE = enum.auto()
+
+
+class Unsound(Exception):
+    """The answer does not contain the requested entries."""
+
+    def __init__(self, verdict: Verdict, reason: str) -> None:
+        super().__init__(reason)
+        self.verdict = verdict
+        self.reason = reason
+
+
+_VERDICTS: dict[int, tuple[Verdict, str]] = {
+    Code.NO_LEDGER: (Verdict.ABSENT, "no such ledger"),
+    Code.NO_ENTRY: (Verdict.ABSENT, "no such entry"),
+    Code.IO_ERROR: (Verdict.DAMAGED, "I/O error"),
+}
+
+
+class EntryQuestion(msgspec.Struct, frozen=True):
+    """A READ of one entry, for striped ledgers."""
+
+    ledger: LedgerName
+    entry_id: int
+    digest: Digest
+
+    def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
+        """Queue a READ for *bookie*; its response is matched by ledger and entry."""
+        key = (self.ledger.ledger_id, self.entry_id)
+        return bookie.ask(frame.read(*key), key, on_arrival, self.ledger)
+
+    def judge(self, response: Response, bookie_id: str) -> EntryBatch:
+        """Return the entry, its digest checked."""
+        check_code(response)
+        body = response.body
+        try:
+            self.digest.check(body, self.ledger.ledger_id, self.entry_id)
+        except Corrupt:
+            raise Unsound(Verdict.DAMAGED, "wrong digest") from None
+        offset = ENTRY_HEADER_SIZE + self.digest.size
+        return EntryBatch(
+            self.ledger.ledger_id, self.entry_id, body, [offset], [len(body) - offset], bookie_id
+        )
+
+
+class BatchQuestion(msgspec.Struct, frozen=True):
+    """Up to *count* entries from *entry_id* on, by BATCH_READ.
+
+    *from_log*: only from the bookie's entry logs, not from its memtable.
+    """
+
+    ledger: LedgerName
+    entry_id: int
+    count: int
+    digest: Digest
+    from_log: bool = False
+
+    def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
+        """Queue a BATCH_READ of at most BATCH_SIZE_MAX bytes for *bookie*."""
+        request_id = bookie.next_request_id()
+        request = frame.batch_read(
+            self.ledger.ledger_id,
+            self.entry_id,
+            request_id=request_id,
+            count_max=self.count,
+            size_max=BATCH_SIZE_MAX,
+            flags=frame.Flag.FROM_LOG if self.from_log else 0,
+        )
+        return bookie.ask(request, request_id, on_arrival, self.ledger)
+
+    def judge(self, response: Response, bookie_id: str) -> EntryBatch:
+        """Return at least one entry; damage after it is left to the next question."""
+        check_code(response)
+        batch = sound_entries(response, self.digest, self.entry_id, self.count, bookie_id)
+        if not len(batch):
+            raise Unsound(Verdict.DAMAGED, "wrong digest")
+        return batch
+
+
+def check_code(response: Response) -> None:
+    """Raise Unsound unless the response is a success.
+
+    Raises:
+        NoSuchLedger: the ledger was deleted, and another one has its id now.
+    """
+    if response.code == Code.OTHER_LEDGER:
+        raise NoSuchLedger(response.ledger_id)
+    if response.code != Code.OK:
+        other = (Verdict.UNAVAILABLE, f"answered with code {response.code}")
+        verdict, reason = _VERDICTS.get(response.code, other)
+        raise Unsound(verdict, reason)
+
+
+def sound_entries(
+    response: Response, digest: Digest, start: int, count: int, bookie_id: str
+) -> EntryBatch:
+    """Return the entries of *response* from *start* on, up to the first damaged one."""
+    found = check_entries(digest, response.body, response.ledger_id, start, count)
+    return EntryBatch(
+        response.ledger_id, start, response.body, found.offsets, found.sizes, bookie_id
+    )

@@ -23,9 +23,8 @@ from typing import Protocol
 import trio
 
 from ledger_client.errors import BookieUnavailable, NoSuchLedger, RecoveryIncomplete, WrongPassword
-from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.replica_reads import sound_entries
-from ledger_client.ledgers.view import BATCH_COUNT_MAX, LedgerSource
+from ledger_client.ledgers.entries import EntryBatch, sound_entries
+from ledger_client.ledgers.replica_reads import BATCH_COUNT_MAX, LedgerSource
 from ledger_client.options import Options
 from ledger_client.wire.connection import BookieConnection
 from ledger_client.wire.inflight import Reply

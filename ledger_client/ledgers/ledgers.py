@@ -13,10 +13,8 @@ from ledger_client.figures import Figures
 from ledger_client.ledgers.catalogue import Catalogue, LedgerInfo, LedgerListing
 from ledger_client.ledgers.creation import LedgerPlan, create_record
 from ledger_client.ledgers.placement import Placement, Quarantine
-from ledger_client.ledgers.reader import LedgerReader
-from ledger_client.ledgers.records import digest_of
+from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
 from ledger_client.ledgers.recovery import Recoveries
-from ledger_client.ledgers.view import LedgerSource, LedgerView
 from ledger_client.ledgers.writer import LedgerWriter
 from ledger_client.ledgers.writers import Writers, sealed_after
 from ledger_client.options import DEFAULT_OPTIONS, Options
@@ -30,7 +28,19 @@ CALL_TIMEOUT_S = 10.0
 
 
 class Ledgers:
-    """The ledgers of one cluster. Any task may use it."""
+    """The ledgers of one cluster. Any task may use it.
+
+    Attributes:
+        options: deadlines and bounds.
+        store: the metadata store.
+        figures: counts for metrics.
+        clock: estimates the store's time.
+        catalogue: the records of ledgers and bookies.
+        bookies: the connections to the bookies, shared by all readers and writers of the client.
+        placement: chooses bookies, for callers that create records themselves.
+        writers: opens writers for ledgers whose records exist; the caller closes them.
+        opener: opens ledgers for reading, without recovery.
+    """
 
     def __init__(
         self,
@@ -44,25 +54,27 @@ class Ledgers:
         self.options = options
         self.store = store
         self.figures = Figures()
-        self.nursery = nursery
-        self._catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
-        self.clock = self._catalogue.clock
-        self._bookies = Bookies(
-            self._catalogue.bookies, options=options, nursery=nursery, open_stream=open_stream
+        self.catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
+        self.clock = self.catalogue.clock
+        self.bookies = Bookies(
+            self.catalogue.bookies, options=options, nursery=nursery, open_stream=open_stream
         )
         quarantine = Quarantine(first_s=options.quarantine_s, longest_s=options.quarantine_max_s)
-        self._placement = Placement(self._bookies, quarantine, chance or random.Random())
-        self._writers = Writers(
-            catalogue=self._catalogue,
-            bookies=self._bookies,
-            placement=self._placement,
+        self.placement = Placement(self.bookies, quarantine, chance or random.Random())
+        self.writers = Writers(
+            catalogue=self.catalogue,
+            bookies=self.bookies,
+            placement=self.placement,
             options=options,
             nursery=nursery,
         )
+        self.opener = LedgerOpener(
+            catalogue=self.catalogue, bookies=self.bookies, nursery=nursery, options=options
+        )
         self._recoveries = Recoveries(
-            catalogue=self._catalogue,
-            bookies=self._bookies,
-            writers=self._writers,
+            catalogue=self.catalogue,
+            bookies=self.bookies,
+            writers=self.writers,
             options=options,
         )
 
@@ -88,8 +100,8 @@ class Ledgers:
             custom=custom or {},
             ledger_id=ledger_id,
         )
-        record = await create_record(plan, catalogue=self._catalogue, placement=self._placement)
-        async with sealed_after(self._writers.open(record)) as driver:
+        record = await create_record(plan, catalogue=self.catalogue, placement=self.placement)
+        async with sealed_after(self.writers.open(record)) as driver:
             yield LedgerWriter(driver)
 
     @asynccontextmanager
@@ -100,15 +112,11 @@ class Ledgers:
         record = await self._checked(ledger_id, password)
         if recover:
             record = await self._recoveries.recovered(record)
-        source = LedgerSource(
-            record, digest=digest_of(record), bookies=self._bookies, options=self.options
-        )
-        view = LedgerView(source, self._catalogue, self.nursery)
-        await view.learn_confirmed()
+        reader = await self.opener.reader_of(record)
         try:
-            yield LedgerReader(view)
+            yield reader
         finally:
-            view.close()
+            reader.close()
 
     async def recover(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
         """Close a ledger in its writer's place; return its metadata. See Client.ledgers."""
@@ -116,14 +124,14 @@ class Ledgers:
         return LedgerInfo.of(await self._recoveries.recovered(record))
 
     async def _checked(self, ledger_id: int, password: bytes) -> LedgerRecord:
-        record, _ = await self._catalogue.get(ledger_id)
+        record, _ = await self.catalogue.get(ledger_id)
         if record.password_bytes != password:
             raise WrongPassword(ledger_id)
         return record
 
     async def info(self, ledger_id: int) -> LedgerInfo:
         """Return a ledger's metadata. Raises NoSuchLedger."""
-        record, _ = await self._catalogue.get(ledger_id)
+        record, _ = await self.catalogue.get(ledger_id)
         return LedgerInfo.of(record)
 
     async def delete(self, ledger_id: int) -> None:
@@ -131,11 +139,11 @@ class Ledgers:
 
         A writer that still has it open cannot close it any more. Raises NoSuchLedger.
         """
-        await self._catalogue.delete(ledger_id)
+        await self.catalogue.delete(ledger_id)
 
     async def list_bookies(self) -> list[BookieRecord]:
         """Return the bookies that are registered now, with their room and load."""
-        return await self._bookies.live()
+        return await self.bookies.live()
 
     async def call(
         self, bookie_id: str, request: BookieRequest, *, timeout_s: float = CALL_TIMEOUT_S
@@ -146,28 +154,8 @@ class Ledgers:
             BookieUnavailable: it cannot be reached, sent nothing for *timeout_s*, or
                 could not do it.
         """
-        return await self._bookies.connection(bookie_id).call(request, timeout_s=timeout_s)
-
-    @property
-    def catalogue(self) -> Catalogue:
-        """The records of ledgers and bookies."""
-        return self._catalogue
-
-    @property
-    def placement(self) -> Placement:
-        """Chooses bookies, for callers that create records themselves."""
-        return self._placement
-
-    @property
-    def writers(self) -> Writers:
-        """Opens writers for ledgers whose records exist; the caller closes them."""
-        return self._writers
-
-    @property
-    def bookies(self) -> Bookies:
-        """The connections to the bookies, shared by all readers and writers of the client."""
-        return self._bookies
+        return await self.bookies.connections[bookie_id].call(request, timeout_s=timeout_s)
 
     def list(self) -> LedgerListing:
         """Return an async iterator of LedgerInfo, by rising id."""
-        return LedgerListing(self._catalogue)
+        return LedgerListing(self.catalogue)

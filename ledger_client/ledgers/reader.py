@@ -9,6 +9,9 @@ which answers as soon as it learns that new entries are confirmed. A bookie may 
 because the writer has replaced it, and only the metadata says that the ledger ended. So the
 follower also watches the record, and every few seconds without news it reads the record and
 asks the other bookies.
+
+    LedgerReader ─┬─ BatchReads ─┐              the record, and the last confirmed entry:
+                  └─ Follower ───┴─► LedgerView  both age, and are renewed on demand
 """
 
 from __future__ import annotations
@@ -16,21 +19,38 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import suppress
 
+import msgspec
 import trio
 
-from ledger_client.errors import MetadataUnavailable, NoSuchEntry, ReplicasUnavailable
-from ledger_client.ledgers.entries import Entries, Entry, EntryBatch
-from ledger_client.ledgers.replica_reads import (
-    RangeRead,
+from ledger_client.errors import (
+    EntryLost,
+    LedgerError,
+    MetadataUnavailable,
+    NoSuchEntry,
+    ReplicasUnavailable,
+)
+from ledger_client.ledgers.catalogue import Catalogue
+from ledger_client.ledgers.entries import (
+    Entries,
+    Entry,
+    EntryBatch,
     Unsound,
     Verdict,
     check_code,
     sound_entries,
 )
-from ledger_client.ledgers.view import LedgerView
+from ledger_client.ledgers.replica_reads import (
+    NOTHING_KNOWN,
+    LedgerSource,
+    Parts,
+    ask_confirmed,
+)
+from ledger_client.options import Options
+from ledger_client.wire.bookies import Bookies
 from ledger_client.wire.connection import BookieConnection
 from ledger_client.wire.inflight import Reply
-from metadata.records import LedgerRecord
+from metadata.errors import MetadataError
+from metadata.records import LedgerRecord, LedgerState
 from native import frame
 from native.frame import Code
 
@@ -38,6 +58,239 @@ POLL_COUNT_MAX = 4096
 POLL_SIZE_MAX = 1 << 20
 PAUSE_S = 0.02
 """After a poll without news: bookies answer at once for an empty or a fenced ledger."""
+WATCH_RETRY_S = 1.0
+SETTLE_S = 0.03
+"""A quiet writer reports its last confirmed entry to bookies within a third of this."""
+READ_SIZE_MIN = 64 << 10
+READ_SIZE_MAX = 2 << 20
+
+
+class LedgerReader:
+    """One ledger, opened for reading by Ledgers.open."""
+
+    def __init__(self, view: LedgerView) -> None:
+        self._view = view
+
+    @property
+    def id(self) -> int:
+        """Id of the ledger; it may be reused after a deletion."""
+        return self._view.source.ledger_id
+
+    @property
+    def metadata(self) -> LedgerRecord:
+        """The ledger's record when it was last read."""
+        return self._view.source.record
+
+    @property
+    def closed(self) -> bool:
+        """True if the ledger is known to be closed: it will not grow."""
+        return self._view.closed
+
+    @property
+    def last_confirmed(self) -> int:
+        """The greatest entry known to be readable; -1 for none."""
+        return self._view.last_confirmed
+
+    async def refresh(self) -> int:
+        """Ask the metadata and the bookies again; return the last confirmed entry.
+
+        Raises:
+            ReplicasUnavailable: no bookie of the open ledger answered.
+            MetadataUnavailable: the store did not answer in time.
+            NoSuchLedger: the ledger was deleted.
+        """
+        await self._view.refresh()
+        return self.last_confirmed
+
+    async def read(self, first: int, last: int) -> Entries:
+        """Return entries *first* to *last*, both included, all at once.
+
+        All of them are held in memory as received; an Entry is built when it is accessed.
+        Use read_batches() for more than fits in memory.
+
+        Raises:
+            NoSuchEntry: *last* is past the last confirmed entry.
+            EntryLost: no replica of an entry is sound.
+            ReplicasUnavailable: no replica could be asked for read_timeout_s.
+            MetadataUnavailable: the listed bookies lack an entry; others may have it.
+            NoSuchLedger: the ledger was deleted, and no copy of an entry is left.
+        """
+        return Entries([batch async for batch in self.read_batches(first, last)])
+
+    def read_batches(self, first: int, last: int) -> BatchReads:
+        """Return entries *first* to *last* as an async iterator of EntryBatch.
+
+        Holds about read_batch_size * reads_in_flight bytes. Raises as read().
+        """
+        return BatchReads(self._view, first, last)
+
+    def follow(self, start: int = 0) -> Follower:
+        """Return an async iterator over entries from *start* on.
+
+        It waits for new ones and ends after the last entry of a closed ledger.
+        Raises as read(), and NoSuchLedger when the ledger is deleted meanwhile.
+        """
+        if start < 0:
+            raise NoSuchEntry(ledger_id=self.id, entry_id=start, last_confirmed=self.last_confirmed)
+        return Follower(self._view, start)
+
+    def close(self) -> None:
+        """Stop watching the record for followers."""
+        self._view.close()
+
+
+class BatchReads:
+    """An async iterator over the batches of a range of entries, wherever their copies have moved.
+
+    Repair and rebalancing move copies while readers hold an older record, and delete the old
+    copies after that. So if no listed bookie serves an entry, the record is read again; if it
+    lists other bookies, they are asked. Without the metadata it is unknown whether an entry
+    is lost or only somewhere else. Raises as LedgerReader.read().
+    """
+
+    def __init__(self, view: LedgerView, first: int, last: int) -> None:
+        self._view = view
+        self._record = view.source.record
+        self._position = first
+        self._last = last
+        self._parts: Parts | None = None
+
+    def __aiter__(self) -> BatchReads:
+        return self
+
+    async def __anext__(self) -> EntryBatch:
+        parts = self._parts
+        if parts is None:
+            if self._position <= self._last:
+                await self._view.check_range(self._position, self._last)
+            parts = self._begin()
+        while True:
+            try:
+                batch = await parts.next()
+            except (EntryLost, NoSuchEntry, ReplicasUnavailable) as failure:
+                if not await self._moved(failure):
+                    raise
+                parts = self._begin()
+                continue
+            if batch is None:
+                raise StopAsyncIteration
+            self._position = batch.last_entry + 1
+            return batch
+
+    def _begin(self) -> Parts:
+        self._record = self._view.source.record
+        self._parts = Parts(self._view.source, self._position, self._last)
+        return self._parts
+
+    async def _moved(self, failure: LedgerError) -> bool:
+        try:
+            return await self._view.moved_since(self._record)
+        except MetadataUnavailable:
+            if isinstance(failure, ReplicasUnavailable):
+                return False  # it already means that the entry may exist
+            raise
+
+
+class LedgerView:
+    """The known state of one ledger, shared by its reader and followers."""
+
+    def __init__(self, source: LedgerSource, catalogue: Catalogue, nursery: trio.Nursery) -> None:
+        self.source = source
+        self._catalogue = catalogue
+        self._nursery = nursery
+        self._watch_scope: trio.CancelScope | None = None
+        self._hinted = trio.Event()
+
+    @property
+    def closed(self) -> bool:
+        """True if the ledger is known to be closed: it will not grow."""
+        return self.source.record.state is LedgerState.CLOSED
+
+    @property
+    def last_confirmed(self) -> int:
+        """The greatest entry that may be read; -1 for none."""
+        return self.source.last_confirmed
+
+    @property
+    def hinted(self) -> trio.Event:
+        """Set when the record may have changed since the last reload."""
+        return self._hinted
+
+    def raise_confirmed(self, last_confirmed: int) -> None:
+        """Record that a bookie calls entries up to *last_confirmed* confirmed."""
+        if not self.closed:  # otherwise the record decides, not the bookies
+            self.source.last_confirmed = max(self.source.last_confirmed, last_confirmed)
+
+    async def reload(self) -> None:
+        """Read the record again: there may be new fragments, or the ledger may be closed.
+
+        Raises:
+            NoSuchLedger: it was deleted.
+            MetadataUnavailable: the store did not answer.
+        """
+        if self._hinted.is_set():
+            self._hinted = trio.Event()
+        self.source.record, _ = await self._catalogue.get(*self.source.name)
+        if self.closed:
+            self.source.last_confirmed = self.source.record.last_entry
+
+    async def moved_since(self, record: LedgerRecord) -> bool:
+        """Read the record again; return True if it lists other bookies than *record*.
+
+        Raises as reload().
+        """
+        await self.reload()
+        return self.source.record.fragments != record.fragments
+
+    async def refresh(self) -> None:
+        """Read the record again and, for an open ledger, ask its bookies.
+
+        Raises as reload(), and ReplicasUnavailable when no bookie answered.
+        """
+        await self.reload()
+        await self.learn_confirmed()
+
+    async def learn_confirmed(self) -> None:
+        """Ask the bookies of an open ledger for its last confirmed entry.
+
+        Raises:
+            ReplicasUnavailable: none of them answered.
+        """
+        if not self.closed:
+            self.raise_confirmed(await ask_confirmed(self.source))
+
+    async def check_range(self, first: int, last: int) -> None:
+        """Raise NoSuchEntry unless entries *first* to *last* may be read."""
+        if last > self.last_confirmed and not self.closed:
+            await self.refresh()
+        if first < 0 or last > self.last_confirmed:
+            raise NoSuchEntry(
+                ledger_id=self.source.ledger_id,
+                entry_id=first if first < 0 else max(first, self.last_confirmed + 1),
+                last_confirmed=self.last_confirmed,
+            )
+
+    def watch(self) -> None:
+        """Start to watch the record, unless that was done."""
+        if self._watch_scope is None:
+            self._watch_scope = trio.CancelScope()
+            self._nursery.start_soon(self._watch, self._watch_scope)
+
+    def close(self) -> None:
+        """End the watch; followers go on with their polls alone."""
+        if self._watch_scope is not None:
+            self._watch_scope.cancel()
+
+    async def _watch(self, scope: trio.CancelScope) -> None:
+        with scope:
+            while not self.closed:
+                try:
+                    async with self._catalogue.watch(self.source.ledger_id) as changes:
+                        self._hinted.set()  # for changes before the watch began
+                        async for _ in changes:
+                            self._hinted.set()
+                except MetadataError:
+                    await trio.sleep(WATCH_RETRY_S)  # followers poll meanwhile
 
 
 class Follower:
@@ -47,7 +300,7 @@ class Follower:
         self._view = view
         self._source = view.source
         self._position = start
-        self._stretch: RangeRead | None = None
+        self._reads: BatchReads | None = None
         self._entries: Iterator[Entry] = iter(())
         self._looked_at = float("-inf")
         self._silent_since: float | None = None
@@ -95,17 +348,19 @@ class Follower:
         return self._position <= self._view.last_confirmed
 
     async def _read_on(self) -> EntryBatch | None:
-        stretch, self._stretch = self._stretch, None  # dropped if this is cancelled or fails
-        if stretch is None:
-            stretch = RangeRead(self._view, self._position, self._view.last_confirmed)
-        batch = await stretch.next()
-        if batch is not None:
-            self._stretch = stretch
+        reads, self._reads = self._reads, None  # dropped if this is cancelled or fails
+        if reads is None:
+            reads = BatchReads(self._view, self._position, self._view.last_confirmed)
+        try:
+            batch = await reads.__anext__()
+        except StopAsyncIteration:
+            return None
+        self._reads = reads
         return batch
 
     async def _wait(self) -> EntryBatch | None:
         """Wait for at most one long poll; return the entries in its answer, if any."""
-        self._stretch = None
+        self._reads = None
         self._view.watch()
         if self._view.hinted.is_set():
             with suppress(MetadataUnavailable):  # reading goes on without the store
@@ -202,105 +457,71 @@ async def _pass_on(hinted: trio.Event, news: trio.Event) -> None:
     news.set()
 
 
-class LedgerReader:
-    """One ledger, opened for reading by Ledgers.open."""
+# --- opening ----------------------------------------------------------------------------
 
-    def __init__(self, view: LedgerView) -> None:
-        self._view = view
 
-    @property
-    def id(self) -> int:
-        """Id of the ledger; it may be reused after a deletion."""
-        return self._view.source.ledger_id
+class LedgerOpener:
+    """Opens ledgers for reading, which fences no writer."""
 
-    @property
-    def metadata(self) -> LedgerRecord:
-        """The ledger's record when it was last read."""
-        return self._view.source.record
+    def __init__(
+        self, *, catalogue: Catalogue, bookies: Bookies, nursery: trio.Nursery, options: Options
+    ) -> None:
+        self._catalogue = catalogue
+        self._bookies = bookies
+        self._nursery = nursery
+        self._options = options
 
-    @property
-    def closed(self) -> bool:
-        """True if the ledger is known to be closed: it will not grow."""
-        return self._view.closed
+    def sharing(self, size: int, readers: int) -> LedgerOpener:
+        """Return an opener whose readers read ahead, *readers* of them together *size* bytes."""
+        each = size // max(readers, 1)
+        batch_size = min(max(each // 4, READ_SIZE_MIN), READ_SIZE_MAX)
+        options = msgspec.structs.replace(
+            self._options,
+            read_batch_size=batch_size,
+            reads_in_flight=min(max(each // batch_size, 1), 4),
+        )
+        return LedgerOpener(
+            catalogue=self._catalogue,
+            bookies=self._bookies,
+            nursery=self._nursery,
+            options=options,
+        )
 
-    @property
-    def last_confirmed(self) -> int:
-        """The greatest entry known to be readable; -1 for none."""
-        return self._view.last_confirmed
+    async def open(self, ledger_id: int, *, confirmed: int = NOTHING_KNOWN) -> LedgerReader:
+        """Open a ledger. If it is not closed, ask its bookies for the last confirmed entry.
 
-    async def refresh(self) -> int:
-        """Ask the metadata and the bookies again; return the last confirmed entry.
+        The caller knows that entries up to *confirmed* are: the bookies that answer may not.
 
         Raises:
-            ReplicasUnavailable: no bookie of the open ledger answered.
+            NoSuchLedger: it was deleted.
+            ReplicasUnavailable: it is not closed, and none of its bookies answered.
             MetadataUnavailable: the store did not answer in time.
-            NoSuchLedger: the ledger was deleted.
         """
-        await self._view.refresh()
-        return self.last_confirmed
+        record, _ = await self._catalogue.get(ledger_id)
+        return await self.reader_of(record, confirmed=confirmed)
 
-    def trust(self, last_confirmed: int) -> None:
-        """Record that entries up to *last_confirmed* are confirmed, as the caller knows.
-
-        The bookies that answered when the ledger was opened may not know that yet.
-        """
-        self._view.raise_confirmed(last_confirmed)
-
-    async def read(self, first: int, last: int) -> Entries:
-        """Return entries *first* to *last*, both included, all at once.
-
-        All of them are held in memory as received; an Entry is built when it is accessed.
-        Use read_batches() for more than fits in memory.
-
-        Raises:
-            NoSuchEntry: *last* is past the last confirmed entry.
-            EntryLost: no replica of an entry is sound.
-            ReplicasUnavailable: no replica could be asked for read_timeout_s.
-            MetadataUnavailable: the listed bookies lack an entry; others may have it.
-            NoSuchLedger: the ledger was deleted, and no copy of an entry is left.
-        """
-        return Entries([batch async for batch in self.read_batches(first, last)])
-
-    def read_batches(self, first: int, last: int) -> BatchReads:
-        """Return entries *first* to *last* as an async iterator of EntryBatch.
-
-        Holds about read_batch_size * reads_in_flight bytes. Raises as read().
-        """
-        return BatchReads(self._view, first, last)
-
-    def follow(self, start: int = 0) -> Follower:
-        """Return an async iterator over entries from *start* on.
-
-        It waits for new ones and ends after the last entry of a closed ledger.
-        Raises as read(), and NoSuchLedger when the ledger is deleted meanwhile.
-        """
-        if start < 0:
-            raise NoSuchEntry(ledger_id=self.id, entry_id=start, last_confirmed=self.last_confirmed)
-        return Follower(self._view, start)
-
-    def close(self) -> None:
-        """Stop watching the record for followers."""
-        self._view.close()
+    async def reader_of(
+        self, record: LedgerRecord, *, confirmed: int = NOTHING_KNOWN
+    ) -> LedgerReader:
+        """As open(), for a ledger whose record was read just now."""
+        source = LedgerSource(record, bookies=self._bookies, options=self._options)
+        view = LedgerView(source, self._catalogue, self._nursery)
+        await view.learn_confirmed()
+        view.raise_confirmed(confirmed)
+        return LedgerReader(view)
 
 
-class BatchReads:
-    """An async iterator over the batches of a range of entries."""
+async def settle(reader: LedgerReader) -> int:
+    """Return the last entry acknowledged before this call, -1 for none. Takes SETTLE_S.
 
-    def __init__(self, view: LedgerView, first: int, last: int) -> None:
-        self._view = view
-        self._first = first
-        self._last = last
-        self._stretch: RangeRead | None = None
+    The last confirmed entry lags acknowledgements by some milliseconds, so for an open ledger it
+    is asked for again after SETTLE_S. Entries that a dead writer left unconfirmed are known once
+    its lane is taken over.
 
-    def __aiter__(self) -> BatchReads:
-        return self
-
-    async def __anext__(self) -> EntryBatch:
-        if self._stretch is None:
-            if self._first <= self._last:
-                await self._view.check_range(self._first, self._last)
-            self._stretch = RangeRead(self._view, self._first, self._last)
-        batch = await self._stretch.next()
-        if batch is None:
-            raise StopAsyncIteration
-        return batch
+    Raises:
+        NoSuchLedger, ReplicasUnavailable, MetadataUnavailable: as LedgerReader.refresh().
+    """
+    if reader.closed:
+        return reader.last_confirmed
+    await trio.sleep(SETTLE_S)
+    return await reader.refresh()

@@ -24,19 +24,6 @@ from metadata.records import (
     underreplicated_key,
 )
 from metadata.store import ABSENT, MetadataStore, Put
-from native.digest import Digest, DigestKind
-
-DIGESTS: dict[str, DigestKind] = {
-    "crc32": DigestKind.CRC32,
-    "hmac": DigestKind.HMAC,
-    "crc32c": DigestKind.CRC32C,
-    "dummy": DigestKind.DUMMY,
-}
-
-
-def digest_of(record: LedgerRecord) -> Digest:
-    """Return the digest that protects the entries of *record*."""
-    return Digest(DIGESTS[record.digest], record.password_bytes)
 
 
 def with_fragment(

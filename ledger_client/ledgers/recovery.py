@@ -35,10 +35,9 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers import inquiry
 from ledger_client.ledgers.catalogue import Catalogue
-from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.records import Reason, digest_of, fragments_up_to, with_fragment
-from ledger_client.ledgers.replica_reads import EntryQuestion, ReplicaRead, persist
-from ledger_client.ledgers.view import LedgerSource
+from ledger_client.ledgers.entries import EntryBatch, EntryQuestion
+from ledger_client.ledgers.records import Reason, fragments_up_to, with_fragment
+from ledger_client.ledgers.replica_reads import LedgerSource, ReplicaRead, persist
 from ledger_client.ledgers.writers import Writers
 from ledger_client.options import Options
 from ledger_client.wire.bookies import Bookies
@@ -132,9 +131,8 @@ class Recovery:
     def __init__(
         self, record: LedgerRecord, *, bookies: Bookies, writers: Writers, options: Options
     ) -> None:
-        digest = digest_of(record)
         self._record = record
-        self._source = LedgerSource(record, digest=digest, bookies=bookies, options=options)
+        self._source = LedgerSource(record, bookies=bookies, options=options)
         self._writers = writers
         self._changes = UnpublishedChanges(record)
 

@@ -1,73 +1,243 @@
-"""Reading a range of entries from their replicas, some batches ahead of the caller.
+"""Reading from the replicas of one ledger.
 
-    RangeRead     the range; reads the record again when copies have moved
-      └ Parts     some batches of it, a few of them under way at once
-          └ ReplicaRead   one question, sent to replica after replica
+    LedgerSource   the replicas, and the condition of their bookies
+    ask_confirmed  the last confirmed entry that they know
+    ReplicaRead    one question, sent to replica after replica
+    Parts          some batches of a range, a few of them under way at once
+
+A read tries the replicas of an entry one after the other, beginning with the last of the
+list. A replica that lately failed, was late or lacked an entry moves to the end for a while,
+so that a dead bookie delays one read and not every read.
 
 Where every bookie has every entry, a batch is one BATCH_READ, and further ones
 when an answer ends early. In a striped ledger it is a READ for each entry, all
 sent at once.
-
-A question can be sent to any replica. A bad answer raises Unsound with a reason and a
-verdict: the entry is not there (ABSENT), it is damaged there (DAMAGED), or the answer
-proves nothing about the entry (UNAVAILABLE).
 """
 
 from __future__ import annotations
 
-import enum
+import bisect
 from collections import deque
 from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
-import msgspec
 import trio
 
 from ledger_client.errors import (
     EntryLost,
     LedgerError,
-    MetadataUnavailable,
     NoSuchEntry,
     NoSuchLedger,
     ReplicasUnavailable,
 )
-from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.view import LedgerSource, LedgerView
+from ledger_client.ledgers.entries import (
+    BatchQuestion,
+    EntryBatch,
+    EntryQuestion,
+    Unsound,
+    Verdict,
+    digest_of,
+)
+from ledger_client.options import Options
+from ledger_client.wire.bookies import Bookies
 from ledger_client.wire.connection import BookieConnection
 from ledger_client.wire.inflight import LedgerName, Reply
+from metadata.records import Fragment, LedgerRecord
 from native import frame
-from native.digest import Digest
-from native.errors import Corrupt
 from native.frame import Code
-from native.link import Response, check_entries
+from native.link import Response
 
-ENTRY_HEADER_SIZE = 32
-BATCH_SIZE_MAX = 4 << 20
-"""The most bytes that a batch read asks for; a frame has 5 MiB."""
-
-
-class Verdict(enum.Enum):
-    """The conclusion from a bad answer about the entry."""
-
-    ABSENT = enum.auto()
-    DAMAGED = enum.auto()
-    UNAVAILABLE = enum.auto()
+SHUN_S = 10.0
+GUESSED_ENTRY_SIZE = 1024
+BATCH_COUNT_MAX = 16384
+STRIPED_COUNT_MAX = 128
+"""READs sent at once in a striped ledger."""
 
 
-class Unsound(Exception):
-    """The answer does not contain the requested entries."""
+class LedgerSource:
+    """The replicas of one ledger's entries, and the condition of its bookies.
 
-    def __init__(self, verdict: Verdict, reason: str) -> None:
-        super().__init__(reason)
-        self.verdict = verdict
-        self.reason = reason
+    Attributes:
+        record: lists the bookies.
+        last_confirmed: the greatest entry known to be acknowledged.
+    """
+
+    def __init__(self, record: LedgerRecord, *, bookies: Bookies, options: Options) -> None:
+        self.record = record
+        self.digest = digest_of(record)
+        self.options = options
+        self.last_confirmed = record.last_entry
+        self._bookies = bookies
+        self._shunned: dict[str, float] = {}
+        self._entry_size = float(GUESSED_ENTRY_SIZE)
+        if record.last_entry >= 0:
+            self._entry_size = record.length / (record.last_entry + 1)
+
+    @property
+    def ledger_id(self) -> int:
+        """Id of the ledger, without its incarnation; see `name`."""
+        return self.record.ledger_id
+
+    @property
+    def name(self) -> LedgerName:
+        """Id and incarnation: another ledger may get the same id."""
+        return LedgerName(self.record.ledger_id, self.record.incarnation)
+
+    @property
+    def striped(self) -> bool:
+        """True if no bookie has all of the entries."""
+        return self.record.ensemble_size > self.record.write_quorum
+
+    def replicas(self, entry_id: int) -> list[BookieConnection]:
+        """Return the bookies that should hold the entry, the best one first."""
+        bookies = self._fragment(entry_id).bookies
+        start = entry_id % len(bookies)
+        count = self.record.write_quorum
+        chosen = [bookies[(start + i) % len(bookies)] for i in reversed(range(count))]
+        if not self.striped:
+            chosen = bookies[::-1]  # the same one for every entry, so that it can read ahead
+        return self._by_condition(chosen)
+
+    def newest_ensemble(self) -> list[BookieConnection]:
+        """Return the bookies of the last fragment, the best one first."""
+        return self._by_condition(self.record.fragments[-1].bookies[::-1])
+
+    def shun(self, bookie_id: str) -> None:
+        """Ask this bookie last for SHUN_S."""
+        self._shunned[bookie_id] = trio.current_time() + SHUN_S
+
+    def suspect(self, bookie_id: str, since: float) -> None:
+        """Drop the connection to a bookie that sent nothing after *since*."""
+        self._bookies.connections[bookie_id].suspect(since)
+
+    def learn_sizes(self, size: int, count: int) -> None:
+        """Expect the next entries to be as large as these."""
+        if count > 0:
+            self._entry_size = size / count
+
+    def part_end(self, first: int, last: int) -> int:
+        """Return the last entry, at most *last*, to read together with *first*.
+
+        The entries lie in one fragment and have about read_batch_size bytes.
+        """
+        size = min(self.options.read_batch_size, 2 << 20)
+        count = int(size / max(self._entry_size, 1.0))
+        count_max = STRIPED_COUNT_MAX if self.striped else BATCH_COUNT_MAX
+        end = first + max(1, min(count, count_max)) - 1
+        after = bisect.bisect_right(self._starts(), first)
+        if after < len(self.record.fragments):
+            end = min(end, self.record.fragments[after].first_entry - 1)
+        return min(end, last)
+
+    def _fragment(self, entry_id: int) -> Fragment:
+        return self.record.fragments[max(bisect.bisect_right(self._starts(), entry_id) - 1, 0)]
+
+    def _starts(self) -> list[int]:
+        return [fragment.first_entry for fragment in self.record.fragments]
+
+    def _by_condition(self, bookie_ids: list[str]) -> list[BookieConnection]:
+        connections = [self._bookies.connections[bookie_id] for bookie_id in bookie_ids]
+        if not self._shunned and all(connection.standing for connection in connections):
+            return connections  # the common case, checked for each entry of a striped ledger
+        now = trio.current_time()
+        return sorted(
+            connections, key=lambda c: c.paused or self._shunned.get(c.bookie_id, 0.0) > now
+        )
 
 
-_VERDICTS: dict[int, tuple[Verdict, str]] = {
-    Code.NO_LEDGER: (Verdict.ABSENT, "no such ledger"),
-    Code.NO_ENTRY: (Verdict.ABSENT, "no such entry"),
-    Code.IO_ERROR: (Verdict.DAMAGED, "I/O error"),
-}
+# --- the last confirmed entry ------------------------------------------------------------
+
+NOTHING_KNOWN = -1
+STRAGGLER_S = 0.5
+"""How long to wait for the others once one bookie has answered."""
+
+
+async def ask_confirmed(source: LedgerSource) -> int:
+    """Return the greatest last confirmed entry that the bookies know, -1 for none.
+
+    Any of them may lag, and none can be ahead: an entry that a bookie calls confirmed was
+    acknowledged. So the greatest answer counts; it may be out of date, but is never wrong.
+    Waits for all bookies, but only STRAGGLER_S once one has answered.
+
+    Raises:
+        ReplicasUnavailable: none of them answered.
+        NoSuchLedger: it was deleted, and another one has its id now.
+    """
+    replies = _ask_all(source)
+    with trio.move_on_after(source.options.request_timeout_s):
+        await replies.wait_for(1)
+    with trio.move_on_after(STRAGGLER_S):
+        await replies.wait_for(len(replies.asked))
+    answers = [lac for reply in replies.asked if (lac := _judge(reply)) is not None]
+    for reply in replies.asked:
+        reply.abandon()
+        if reply.response is not None and reply.response.code == Code.OTHER_LEDGER:
+            raise NoSuchLedger(source.ledger_id)
+    if not answers:
+        raise ReplicasUnavailable(
+            ledger_id=source.ledger_id,
+            entry_id=source.record.fragments[-1].first_entry,
+            reasons={reply.bookie_id: _reason(reply) for reply in replies.asked},
+        )
+    floor = source.record.fragments[-1].first_entry - 1
+    return max(floor, *answers)
+
+
+class _Replies:
+    """Replies of several bookies to wait for together."""
+
+    def __init__(self) -> None:
+        self.asked: list[Reply] = []
+        self._news = trio.Event()
+
+    def wake(self) -> None:
+        self._news.set()
+
+    async def wait_for(self, good: int) -> None:
+        """Wait for *good* answers, or until all have arrived, good or not."""
+        while True:
+            answered = sum(_judge(reply) is not None for reply in self.asked)
+            if answered >= good or all(reply.arrived for reply in self.asked):
+                return
+            self._news = trio.Event()
+            await self._news.wait()
+
+
+def _ask_all(source: LedgerSource) -> _Replies:
+    replies = _Replies()
+    for bookie in source.newest_ensemble():
+        request_id = bookie.next_request_id()
+        request = frame.read_wait(
+            source.ledger_id,
+            0,
+            request_id=request_id,
+            count_max=0,
+            size_max=0,
+            known_lac=NOTHING_KNOWN,
+            wait_ms=0,
+        )
+        replies.asked.append(bookie.ask(request, request_id, replies.wake, source.name))
+    return replies
+
+
+def _judge(reply: Reply) -> int | None:
+    """Return the last confirmed entry in the answer; None without a good answer."""
+    if reply.response is None:
+        return None
+    if reply.response.code in (Code.NO_LEDGER, Code.NO_ENTRY):
+        return NOTHING_KNOWN
+    return reply.response.lac if reply.response.code == Code.OK else None
+
+
+def _reason(reply: Reply) -> str:
+    if reply.failure is not None:
+        return reply.failure.reason
+    if reply.response is not None:
+        return f"answered with code {reply.response.code}"
+    return "no answer"
+
+
+# --- one question ----------------------------------------------------------------------
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -84,90 +254,6 @@ class Question(Protocol[T_co]):
 
     def judge(self, response: Response, bookie_id: str) -> T_co:
         """Return the answer in *response*. Raises Unsound for a bad one."""
-
-
-class EntryQuestion(msgspec.Struct, frozen=True):
-    """A READ of one entry, for striped ledgers."""
-
-    ledger: LedgerName
-    entry_id: int
-    digest: Digest
-
-    def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
-        """Queue a READ for *bookie*; its response is matched by ledger and entry."""
-        key = (self.ledger.ledger_id, self.entry_id)
-        return bookie.ask(frame.read(*key), key, on_arrival, self.ledger)
-
-    def judge(self, response: Response, bookie_id: str) -> EntryBatch:
-        """Return the entry, its digest checked."""
-        check_code(response)
-        body = response.body
-        try:
-            self.digest.check(body, self.ledger.ledger_id, self.entry_id)
-        except Corrupt:
-            raise Unsound(Verdict.DAMAGED, "wrong digest") from None
-        offset = ENTRY_HEADER_SIZE + self.digest.size
-        return EntryBatch(
-            self.ledger.ledger_id, self.entry_id, body, [offset], [len(body) - offset], bookie_id
-        )
-
-
-class BatchQuestion(msgspec.Struct, frozen=True):
-    """Up to *count* entries from *entry_id* on, by BATCH_READ.
-
-    *from_log*: only from the bookie's entry logs, not from its memtable.
-    """
-
-    ledger: LedgerName
-    entry_id: int
-    count: int
-    digest: Digest
-    from_log: bool = False
-
-    def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
-        """Queue a BATCH_READ of at most BATCH_SIZE_MAX bytes for *bookie*."""
-        request_id = bookie.next_request_id()
-        request = frame.batch_read(
-            self.ledger.ledger_id,
-            self.entry_id,
-            request_id=request_id,
-            count_max=self.count,
-            size_max=BATCH_SIZE_MAX,
-            flags=frame.Flag.FROM_LOG if self.from_log else 0,
-        )
-        return bookie.ask(request, request_id, on_arrival, self.ledger)
-
-    def judge(self, response: Response, bookie_id: str) -> EntryBatch:
-        """Return at least one entry; damage after it is left to the next question."""
-        check_code(response)
-        batch = sound_entries(response, self.digest, self.entry_id, self.count, bookie_id)
-        if not len(batch):
-            raise Unsound(Verdict.DAMAGED, "wrong digest")
-        return batch
-
-
-def check_code(response: Response) -> None:
-    """Raise Unsound unless the response is a success.
-
-    Raises:
-        NoSuchLedger: the ledger was deleted, and another one has its id now.
-    """
-    if response.code == Code.OTHER_LEDGER:
-        raise NoSuchLedger(response.ledger_id)
-    if response.code != Code.OK:
-        other = (Verdict.UNAVAILABLE, f"answered with code {response.code}")
-        verdict, reason = _VERDICTS.get(response.code, other)
-        raise Unsound(verdict, reason)
-
-
-def sound_entries(
-    response: Response, digest: Digest, start: int, count: int, bookie_id: str
-) -> EntryBatch:
-    """Return the entries of *response* from *start* on, up to the first damaged one."""
-    found = check_entries(digest, response.body, response.ledger_id, start, count)
-    return EntryBatch(
-        response.ledger_id, start, response.body, found.offsets, found.sizes, bookie_id
-    )
 
 
 T = TypeVar("T")
@@ -441,52 +527,3 @@ async def persist(source: LedgerSource, question: Question[T], read: ReplicaRead
                 raise
             await trio.sleep(RETRY_S)
         read = ReplicaRead(source, question)
-
-
-class RangeRead:
-    """Reads entries *first* to *last* in order, wherever their copies have moved.
-
-    Repair and rebalancing move copies while readers hold an older record, and delete the old
-    copies after that. So if no listed bookie serves an entry, the record is read again; if it
-    lists other bookies, they are asked. Without the metadata it is unknown whether an entry
-    is lost or only somewhere else.
-    """
-
-    def __init__(self, view: LedgerView, first: int, last: int) -> None:
-        self._view = view
-        self._position = first
-        self._last = last
-        self._begin()
-
-    async def next(self) -> EntryBatch | None:
-        """Return the next batch, or None after the last.
-
-        Raises:
-            NoSuchEntry, EntryLost, ReplicasUnavailable: for its first entry, and the
-                record lists no other bookies.
-            MetadataUnavailable: the listed bookies lack it; there may be others.
-            NoSuchLedger: the ledger was deleted, and its copies with it.
-        """
-        while True:
-            try:
-                batch = await self._parts.next()
-            except (EntryLost, NoSuchEntry, ReplicasUnavailable) as failure:
-                if not await self._moved(failure):
-                    raise
-                self._begin()
-                continue
-            if batch is not None:
-                self._position = batch.last_entry + 1
-            return batch
-
-    async def _moved(self, failure: LedgerError) -> bool:
-        try:
-            return await self._view.moved_since(self._record)
-        except MetadataUnavailable:
-            if isinstance(failure, ReplicasUnavailable):
-                return False  # it already means that the entry may exist
-            raise
-
-    def _begin(self) -> None:
-        self._record = self._view.source.record
-        self._parts = Parts(self._view.source, self._position, self._last)

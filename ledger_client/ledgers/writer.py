@@ -396,7 +396,7 @@ class WriteDriver:
     # --- bookies -------------------------------------------------------------------------
 
     def _attach(self, index: int, bookie_id: str, chunks: Sequence[Sequence[memoryview]]) -> None:
-        bookie = self._bookies.connection(bookie_id)
+        bookie = self._bookies.connections[bookie_id]
         try:
             bookie.attach(self._token, self._native, index, self, self._name)
         except BookieUnavailable as failure:

@@ -13,8 +13,8 @@ import trio
 from ledger_client.background import Alarms
 from ledger_client.errors import LedgerError, LedgerFenced
 from ledger_client.ledgers.catalogue import Catalogue
+from ledger_client.ledgers.entries import digest_of
 from ledger_client.ledgers.placement import Placement
-from ledger_client.ledgers.records import digest_of
 from ledger_client.ledgers.writer import ChangeEnsemble, WriteDriver
 from ledger_client.options import Options
 from ledger_client.wire.bookies import Bookies

@@ -11,7 +11,6 @@ import trio
 from ledger_client.background import Background
 from ledger_client.errors import InvalidAddress, MetadataBroken, MetadataUnavailable
 from ledger_client.ledgers.ledgers import Ledgers
-from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.wire.stores import open_store
@@ -27,6 +26,7 @@ class TopicContext:
     Attributes:
         store: the metadata store.
         ledgers: creates, opens, recovers and deletes ledgers.
+        opener: opens ledgers for reading, without recovery.
         catalogue: the records of topics.
         clock: estimates the store's time.
         figures: counts for metrics.
@@ -47,19 +47,11 @@ class TopicContext:
         self.ledgers = Ledgers(
             store, nursery, options=options, open_stream=open_stream, chance=chance
         )
+        self.opener = self.ledgers.opener
         self.clock = self.ledgers.clock
         self.figures = self.ledgers.figures
         self.catalogue = TopicCatalogue(
             store, timeout_s=options.metadata_timeout_s, clock=self.clock
-        )
-
-    def ledger_opener(self) -> LedgerOpener:
-        """Return an opener of ledgers that fences no writer. Each reader sizes its own."""
-        return LedgerOpener(
-            catalogue=self.ledgers.catalogue,
-            bookies=self.ledgers.bookies,
-            nursery=self.ledgers.nursery,
-            options=self.options,
         )
 
 

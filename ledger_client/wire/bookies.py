@@ -28,8 +28,24 @@ ANSWER_S = 1.0
 """A bookie that replaces another in an ensemble must answer within this time."""
 
 
+class Connections(dict[str, BookieConnection]):
+    """Connections by the bookie's id; one that is missing is added when it is looked up."""
+
+    def __init__(self, connect: Callable[[str], BookieConnection]) -> None:
+        super().__init__()
+        self._connect = connect
+
+    def __missing__(self, bookie_id: str) -> BookieConnection:
+        connection = self[bookie_id] = self._connect(bookie_id)
+        return connection
+
+
 class Bookies:
-    """The directory of bookies; owns the connections to them."""
+    """The directory of bookies; owns the connections to them.
+
+    Attributes:
+        connections: to each bookie, registered or not; a connection opens when it is used.
+    """
 
     def __init__(
         self,
@@ -45,7 +61,7 @@ class Bookies:
         self._nursery = nursery
         self._open_stream = open_stream
         self._addresses: dict[str, Address] = {}
-        self._connections: dict[str, BookieConnection] = {}
+        self.connections = Connections(self._connection)
         self._refreshed_at = float("-inf")
         self._live: list[BookieRecord] = []
         self._refreshing = trio.Lock()
@@ -80,22 +96,17 @@ class Bookies:
                 return self._live
             return await self.live()
 
-    def connection(self, bookie_id: str) -> BookieConnection:
-        """Return the connection to a bookie, registered or not; it opens when used."""
-        connection = self._connections.get(bookie_id)
-        if connection is None:
+    def _connection(self, bookie_id: str) -> BookieConnection:
+        async def locate() -> Address | None:
+            return await self._locate(bookie_id)
 
-            async def locate() -> Address | None:
-                return await self._locate(bookie_id)
-
-            connection = self._connections[bookie_id] = BookieConnection(
-                bookie_id,
-                locate=locate,
-                options=self._options,
-                nursery=self._nursery,
-                open_stream=self._open_stream,
-            )
-        return connection
+        return BookieConnection(
+            bookie_id,
+            locate=locate,
+            options=self._options,
+            nursery=self._nursery,
+            open_stream=self._open_stream,
+        )
 
     def new_token(self) -> int:
         """Return a token for a writer, unique on these connections."""
@@ -107,7 +118,7 @@ class Bookies:
 
         async def reach(bookie_id: str) -> None:
             try:
-                await self.connection(bookie_id).ready()
+                await self.connections[bookie_id].ready()
             except BookieUnavailable as failure:
                 failures[bookie_id] = failure
 
@@ -124,7 +135,7 @@ class Bookies:
         async def ask(bookie_id: str) -> None:
             with trio.move_on_after(ANSWER_S):
                 try:
-                    await self.connection(bookie_id).answer()
+                    await self.connections[bookie_id].answer()
                 except BookieUnavailable:
                     return
                 answering.add(bookie_id)

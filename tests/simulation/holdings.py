@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from history import Replica, digest_of
 
-from ledger_client.ledgers.records import DIGESTS
+from ledger_client.ledgers.entries import DIGESTS
 from native.digest import Digest
 from native.engine import Engine, Request
 from native.errors import CoreError

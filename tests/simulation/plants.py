@@ -21,7 +21,7 @@ from replaced import replaced
 
 from ledger_client.cluster.operations.rebalance import Rebalancer
 from ledger_client.ledgers import creation, inquiry
-from ledger_client.ledgers.view import LedgerSource
+from ledger_client.ledgers.replica_reads import LedgerSource
 from ledger_client.ledgers.write_state import Action, WriteState
 from ledger_client.wire.connection import BookieConnection
 from metadata.records import LedgerRecord
@@ -124,7 +124,7 @@ def no_floor() -> Iterator[None]:
     def replicas(source: LedgerSource, entry_id: int) -> list[BookieConnection]:
         bookies = source.record.fragments[-1].bookies
         chosen = [bookies[(entry_id + i) % len(bookies)] for i in range(source.record.write_quorum)]
-        return [source._bookies.connection(name) for name in chosen]
+        return [source._bookies.connections[name] for name in chosen]
 
     run = inquiry.Run.__init__
 

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import trio
 from network import Network
 
-from ledger_client.ledgers.records import digest_of
+from ledger_client.ledgers.entries import digest_of
 from metadata.records import LedgerRecord
 from native.frame import Code
 from native.link import Link, Writer

@@ -17,11 +17,9 @@ import trio
 
 from ledger_client.cluster.repair.plan import Runs, striped
 from ledger_client.errors import BookieUnavailable, LedgerNotClosed
-from ledger_client.ledgers.entries import EntryBatch
+from ledger_client.ledgers.entries import BatchQuestion, EntryBatch, Unsound, Verdict
 from ledger_client.ledgers.ledgers import Ledgers
-from ledger_client.ledgers.records import digest_of
-from ledger_client.ledgers.replica_reads import BatchQuestion, Unsound, Verdict
-from ledger_client.ledgers.view import LedgerSource
+from ledger_client.ledgers.replica_reads import LedgerSource
 from ledger_client.wire.inflight import LedgerName
 from metadata.calls import LedgerRuns, RunPage
 from metadata.records import LedgerRecord, LedgerState
@@ -104,15 +102,14 @@ async def verify(
 
 class _Comparison:
     def __init__(self, ledgers: Ledgers, record: LedgerRecord) -> None:
-        digest = digest_of(record)
         self._record = record
-        self._source = LedgerSource(
-            record, digest=digest, bookies=ledgers.bookies, options=ledgers.options
-        )
+        self._source = LedgerSource(record, bookies=ledgers.bookies, options=ledgers.options)
         self._naming = True
         self._newest: dict[str, int] = {}
         names = sorted({name for fragment in record.fragments for name in fragment.bookies})
-        self._asked = {name: OwnCopy(ledgers, name, self._source.name, digest) for name in names}
+        self._asked = {
+            name: OwnCopy(ledgers, name, self._source.name, self._source.digest) for name in names
+        }
         self._found = Verification(
             ledger_id=record.ledger_id,
             entries=record.last_entry + 1,
@@ -292,7 +289,7 @@ class OwnCopy:
 
     async def _answer(self, question: BatchQuestion) -> EntryBatch:
         arrived = trio.Event()
-        connection = self._ledgers.bookies.connection(self.bookie_id)
+        connection = self._ledgers.bookies.connections[self.bookie_id]
         reply = question.ask(connection, arrived.set)
         limit_s = self._ledgers.options.request_timeout_s
         try:

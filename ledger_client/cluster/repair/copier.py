@@ -19,10 +19,8 @@ import trio
 
 from ledger_client.cluster.repair.plan import Presence, RepairCopy, Run, Runs, run_of, without
 from ledger_client.errors import BookieUnavailable, EntryLost, LedgerError, NoSuchEntry
-from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.records import digest_of
-from ledger_client.ledgers.replica_reads import BatchQuestion, ReplicaRead
-from ledger_client.ledgers.view import BATCH_COUNT_MAX, LedgerSource
+from ledger_client.ledgers.entries import BatchQuestion, EntryBatch
+from ledger_client.ledgers.replica_reads import BATCH_COUNT_MAX, LedgerSource, ReplicaRead
 from ledger_client.options import Options
 from ledger_client.wire.bookies import Bookies
 from ledger_client.wire.connection import BookieConnection
@@ -50,8 +48,7 @@ class CopySource(LedgerSource):
         bookies: Bookies,
         options: Options,
     ) -> None:
-        digest = digest_of(record)
-        super().__init__(record, digest=digest, bookies=bookies, options=options)
+        super().__init__(record, bookies=bookies, options=options)
         others = [(name, runs) for name, runs in presence.items() if name != target]
         start = record.ledger_id % max(len(others), 1)  # spread repairs over all replicas
         self._holders = others[start:] + others[:start]
@@ -133,7 +130,7 @@ class Copier:
         size = sum(batch.size for batch in batches)
         await self._throttle.take(size)
         await deliver(
-            self._bookies.connection(target),
+            self._bookies.connections[target],
             batches,
             source.digest,
             name=source.name,

@@ -178,7 +178,7 @@ class Planner:
         self._order = order
         self._end = _by_lane(end)
         self._ranges = ranges
-        self._opener = context.ledger_opener()
+        self._opener = context.opener
 
     async def parts(
         self, reached: Sequence[LaneMark], *, count: int, size: int, above: int | None = None
@@ -260,8 +260,10 @@ class Planner:
                 if reader is None or opened is not ledger_range:
                     if reader is not None:
                         reader.close()
-                    reader, opened = await self._opener.open(ledger_range.ledger_id), ledger_range
-                    reader.trust(ledger_range.last_entry)
+                    reader = await self._opener.open(
+                        ledger_range.ledger_id, confirmed=ledger_range.last_entry
+                    )
+                    opened = ledger_range
                 time = await self._time(ledger_range, reader, entry)
                 if time is not None:
                     yield Look(time, ahead)

@@ -216,13 +216,12 @@ async def open_source(
         RangeNotKept: a lane is gone.
         LedgerError: the metadata store did not answer.
     """
-    options, opener = ReadOptions(), context.ledger_opener()
-    marks = sorted(begin, key=_lane_of)
+    options, marks = ReadOptions(), sorted(begin, key=_lane_of)
     refs = [_ref(topics, mark) for mark in marks]
     source = ReplaySource(order, marks, refs, watch)
     lanes = LaneSet(
         catalogue=context.catalogue,
-        opener=opener,
+        opener=context.opener.sharing(options.read_ahead_size, len(marks)),
         topics=topics,
         options=options,
         notify=source.tell,
@@ -235,7 +234,6 @@ async def open_source(
             raise RangeNotKept(f"{ref} was removed, and the replay needs it", topic=ref.topic)
         begin_here = LaneStart(place_of(mark))
         openings.append(LaneRange(known[ref], begin_here, ends[_lane_of(mark)], True))
-    opener.share(options.read_ahead_size, len(openings))
     async with Background() as nursery:
         source.start(lanes, openings, nursery)
         yield source

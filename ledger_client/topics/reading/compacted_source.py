@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from ledger_client.errors import Gap, NoSuchLedger
 from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import LedgerOpener
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.positions import EARLIEST, Place
 from ledger_client.topics.reading.compacted import (

@@ -15,7 +15,7 @@ import trio
 
 from ledger_client.errors import LedgerError, MetadataUnavailable, NoSuchTopic
 from ledger_client.ledgers.catalogue import translated
-from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import LedgerOpener
 from ledger_client.message_id import MessageId
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.lanes.lane_names import read_lane_names
@@ -119,7 +119,6 @@ class LaneSet:
         self._topics = topics
         self._options = options
         self._notify = notify
-        self._places = PlaceFinder(opener)
         self.watches: list[TopicWatch] = []
         """of each topic, if they are followed"""
 
@@ -137,7 +136,7 @@ class LaneSet:
         lanes = await self.lanes()
         chosen = narrow([each.lane for each in lanes], start, options.end)
         lanes = [each for each in lanes if each.lane in chosen]
-        self._opener.share(options.read_ahead_size, len(lanes))
+        self._opener = self._opener.sharing(options.read_ahead_size, len(lanes))
         begins = await self._find(lanes, start, after=after)
         if options.end is None or self.until is not None:
             return [LaneRange(*pair) for pair in zip(lanes, begins, strict=True)]
@@ -203,12 +202,13 @@ class LaneSet:
         self, lanes: Sequence[KnownLane], start: Start, *, after: bool
     ) -> list[LaneStart]:
         """Return the place of *start* in each lane; all are looked up at once."""
+        places = PlaceFinder(self._opener)
         found: dict[int, LaneStart] = {}
         failures: list[LedgerError] = []
 
         async def look(index: int) -> None:
             try:
-                found[index] = await self._places.find(lanes[index], start, after=after)
+                found[index] = await places.find(lanes[index], start, after=after)
             except LedgerError as failure:
                 failures.append(failure)
 

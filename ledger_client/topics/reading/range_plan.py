@@ -16,8 +16,7 @@ import msgspec
 import trio
 
 from ledger_client.errors import Gap, LedgerError
-from ledger_client.ledgers.opener import LedgerOpener, settle
-from ledger_client.ledgers.reader import LedgerReader
+from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.ledger_rows import Row
 from ledger_client.topics.messages import message_header
@@ -61,7 +60,7 @@ async def plan_read(
     listed = [names] if isinstance(names, str) else list(names)
     topics = [(await context.catalogue.get(name))[0] for name in listed]
     options.check(topics)
-    opener = context.ledger_opener()
+    opener = context.opener
     lane_set = LaneSet(catalogue=context.catalogue, opener=opener, topics=topics, options=options)
     known = await lane_set.lanes()
     chosen = narrow([each.lane for each in known], options.start, options.end)
@@ -227,8 +226,7 @@ class _Planner:
 
         Entries up to *least* are known to be confirmed.
         """
-        reader = await self._opener.open(row.ledger.ledger_id)
-        reader.trust(least)
+        reader = await self._opener.open(row.ledger.ledger_id, confirmed=least)
         try:
             last = await settle(reader)
             if last < 0:

@@ -77,8 +77,7 @@ class RangeReader:
     ) -> None:
         self.gaps: list[Gap] = []
         self._context = context
-        self._opener = context.ledger_opener()
-        self._opener.share(read_ahead_size, 1)
+        self._opener = context.opener.sharing(read_ahead_size, 1)
         self._on_gap = on_gap
 
     async def batches(self, ranges: Iterable[LedgerRange]) -> AsyncGenerator[MessageRange, None]:
@@ -122,8 +121,8 @@ class RangeReader:
     ) -> None:
         first = wanted.first_entry
         try:
-            reader = await self._opener.open(wanted.ledger_id)
-            reader.trust(wanted.last_entry)  # planned entries are confirmed
+            # Planned entries are confirmed.
+            reader = await self._opener.open(wanted.ledger_id, confirmed=wanted.last_entry)
             try:
                 for start, stop in kept_entries(wanted.removed, first, wanted.last_entry):
                     async for entries in reader.read_batches(start, stop):

@@ -260,7 +260,7 @@ async def open_reader(
         merged = MergedLanes(options, nursery, context.figures)
         lanes = LaneSet(
             catalogue=context.catalogue,
-            opener=context.ledger_opener(),
+            opener=context.opener,
             topics=records,
             options=options,
             notify=merged.notify,

@@ -20,8 +20,7 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ledger_client.errors import NoSuchLedger
-from ledger_client.ledgers.opener import LedgerOpener
-from ledger_client.ledgers.reader import LedgerReader
+from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
 from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.messages import MessageBatch, message_header, open_batch

@@ -36,8 +36,7 @@ from ledger_client.errors import (
     ReplicasUnavailable,
 )
 from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.opener import LedgerOpener, settle
-from ledger_client.ledgers.reader import LedgerReader
+from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.messages import MessageBatch, open_batch
 from ledger_client.topics.positions import EARLIEST, UNKNOWN, LaneRef, Place
@@ -203,7 +202,10 @@ class RawSource:
         """Read the rest of a ledger; False if it was deleted meanwhile, and its row with it."""
         self._looked_at = trio.current_time()
         try:
-            reader = await self._opener.open(row.ledger.ledger_id)
+            is_known = self._end_was_confirmed and self._last_number is not None
+            reader = await self._opener.open(
+                row.ledger.ledger_id, confirmed=self._last_wanted(row) if is_known else UNKNOWN
+            )
             try:
                 await self._read_open(row, reader, put)
             except (EntryLost, NoSuchEntry, ReplicasUnavailable) as failure:
@@ -235,8 +237,6 @@ class RawSource:
         if self._number != self._place.number:
             self._place = row.place(0)
         if self._last_number is not None:
-            if self._end_was_confirmed:
-                reader.trust(self._last_wanted(row))
             await settle(reader)
         if reader.closed or self._last_number is not None:
             last = self._last_of(row, reader.last_confirmed)

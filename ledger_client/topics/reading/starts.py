@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from ledger_client.errors import BadTopic, Gap
-from ledger_client.ledgers.opener import LedgerOpener, settle
+from ledger_client.ledgers.reader import LedgerOpener, settle
 from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.positions import (

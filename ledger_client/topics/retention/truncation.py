@@ -37,7 +37,7 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
-from ledger_client.ledgers.opener import LedgerOpener, settle
+from ledger_client.ledgers.reader import LedgerOpener, settle
 from ledger_client.message_id import MessageId
 from ledger_client.topics.lanes.lane import close_lane, find_end
 from ledger_client.topics.lanes.lane_lease import LaneLease, hold_lane
@@ -317,7 +317,7 @@ class Truncation:
         self._start = start
         self._stop = stop
         self._force = force
-        self._opener = context.ledger_opener()
+        self._opener = context.opener
         self._starts = PlaceFinder(self._opener)
         self._options = ReadOptions(
             partitions=None if partition is None else [partition],

@@ -22,9 +22,8 @@ from ledger_client.ledgers.inquiry import (
     floor,
     is_negative,
 )
-from ledger_client.ledgers.view import LedgerSource
+from ledger_client.ledgers.replica_reads import LedgerSource
 from metadata.records import Fragment, LedgerRecord, LedgerState
-from native.digest import Digest
 from native.frame import Code, Opcode, Request
 from native.link import Response
 
@@ -69,7 +68,7 @@ async def test_answers_that_are_not_needed_leave_nothing_behind(autojump_clock: 
         reading = (Opcode.READ, Opcode.BATCH_READ)
         cluster.bookies["b3"].delay_s = lambda r: 7.0 if r.opcode in reading else 0.0
         await client.ledgers.recover(LEDGER_ID)
-        session = client._context.ledgers.bookies.connection("b3")._session
+        session = client._context.ledgers.bookies.connections["b3"]._session
         assert session is not None
         assert list(session.replies) == []
         await trio.sleep(10)  # the late answers find nobody, and the connection stands
@@ -121,7 +120,7 @@ async def test_one_bookie_too_few_is_named_with_what_it_said(autojump_clock: Moc
     async with memory_cluster(3) as cluster, cluster.client(options) as client:
         leave(cluster, {"b1": range(3)}, quorums=(3, 3, 3))
         cluster.kill("b1")
-        await client._context.ledgers.bookies.connection("b2").ready()
+        await client._context.ledgers.bookies.connections["b2"].ready()
         cluster.bookies["b2"].answering = False
         cluster.bookies["b3"].read_code = Code.IO_ERROR
         with pytest.raises(RecoveryIncomplete) as failure:
@@ -222,7 +221,6 @@ async def test_nothing_is_waited_for_behind_the_end(autojump_clock: MockClock) -
 def source_of(cluster: MemoryCluster, client: Client) -> LedgerSource:
     return LedgerSource(
         cluster.record(LEDGER_ID),
-        digest=Digest(),
         bookies=client._context.ledgers.bookies,
         options=client._context.options,
     )

@@ -44,7 +44,7 @@ async def test_a_bookie_that_answers_and_acknowledges_nothing_is_replaced_within
 
             async def read_on() -> None:
                 while True:
-                    await client._context.ledgers.bookies.connection(stalled).answer()
+                    await client._context.ledgers.bookies.connections[stalled].answer()
                     await trio.sleep(0.1)
 
             nursery.start_soon(read_on)
@@ -261,7 +261,7 @@ async def test_a_writer_that_never_rests_makes_no_connection_remember_those_that
             for _ in range(20):
                 async with client.ledgers.create(1, 1, 1) as ledger:
                     await ledger.append(b"x")
-            session = client._context.ledgers.bookies.connection("b1")._session
+            session = client._context.ledgers.bookies.connections["b1"]._session
             assert session is not None
             assert len(session._owed) <= 1
             nursery.cancel_scope.cancel()

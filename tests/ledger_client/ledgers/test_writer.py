@@ -265,7 +265,7 @@ async def test_a_stalled_bookie_is_given_up_when_the_quorum_can_spare_it(
         ids = await ledger.append_many([bytes(100_000)] * 200)
         assert ids == range(1, 201)
         assert 2.0 <= trio.current_time() - start < 5.0
-        connection = client._context.ledgers.bookies.connection("b3")
+        connection = client._context.ledgers.bookies.connections["b3"]
         assert connection.queued < 1 << 20  # what was queued there is dropped
 
 
@@ -295,7 +295,7 @@ async def test_a_bookie_that_takes_no_bytes_is_dropped_after_the_send_timeout(
         cluster.stalled["b1"] = trio.Event()
         await ledger.append(b"one")
         await trio.sleep(4)
-        assert not client._context.ledgers.bookies.connection("b1").standing
+        assert not client._context.ledgers.bookies.connections["b1"].standing
         await ledger.append(b"two")
 
 

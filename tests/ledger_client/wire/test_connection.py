@@ -60,7 +60,7 @@ async def test_a_bookie_that_does_not_say_its_name_costs_the_connect_timeout(
         cluster.bookies["b1"].answering = False
         began = trio.current_time()
         with pytest.raises(BookieUnavailable, match="no connection within 3 s"):
-            await client._context.ledgers.bookies.connection("b1").ready()
+            await client._context.ledgers.bookies.connections["b1"].ready()
         assert trio.current_time() - began == pytest.approx(3)
 
 
@@ -80,7 +80,7 @@ async def test_a_bookie_that_does_not_say_who_it_is_is_not_talked_to(
     async with memory_cluster(1) as cluster, cluster.client() as client:
         monkeypatch.setattr(cluster.bookies["b1"], "_call", lambda _request: answer)
         with pytest.raises(BookieUnavailable, match=reason):
-            await client._context.ledgers.bookies.connection("b1").ready()
+            await client._context.ledgers.bookies.connections["b1"].ready()
 
 
 async def test_attempts_are_spaced_out_while_a_bookie_is_down(autojump_clock: MockClock) -> None:
@@ -88,7 +88,7 @@ async def test_attempts_are_spaced_out_while_a_bookie_is_down(autojump_clock: Mo
     async with memory_cluster(1) as cluster, cluster.client(options) as client:
         await client.cluster.bookies()
         cluster.kill("b1")
-        connection = client._context.ledgers.bookies.connection("b1")
+        connection = client._context.ledgers.bookies.connections["b1"]
         with trio.move_on_after(20):
             while trio.current_time() < 1000:
                 with pytest.raises(BookieUnavailable) as unavailable:
@@ -104,7 +104,7 @@ async def test_attempts_are_spaced_out_while_a_bookie_is_down(autojump_clock: Mo
 async def test_an_unknown_bookie_is_unavailable(autojump_clock: MockClock) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         with pytest.raises(BookieUnavailable, match="b9: not registered"):
-            await client._context.ledgers.bookies.connection("b9").ready()
+            await client._context.ledgers.bookies.connections["b9"].ready()
 
 
 async def test_a_host_that_never_answers_costs_the_connect_timeout(
@@ -121,7 +121,7 @@ async def test_a_host_that_never_answers_costs_the_connect_timeout(
             await client.cluster.bookies()
             start = trio.current_time()
             with pytest.raises(BookieUnavailable, match="no connection within 3 s"):
-                await client._context.ledgers.bookies.connection("b1").ready()
+                await client._context.ledgers.bookies.connections["b1"].ready()
             assert trio.current_time() - start == pytest.approx(3)
 
 
@@ -142,7 +142,7 @@ async def test_a_peer_that_sends_nonsense_is_no_bookie(
         monkeypatch.setattr(cluster, "open_stream", babble)
         async with cluster.client() as client:
             with pytest.raises(BookieUnavailable, match="broke the protocol"):
-                await client._context.ledgers.bookies.connection("b1").ready()
+                await client._context.ledgers.bookies.connections["b1"].ready()
 
 
 @pytest.mark.parametrize("nonsense", NONSENSE)
@@ -150,7 +150,7 @@ async def test_a_bookie_that_begins_to_send_nonsense_is_dropped(
     autojump_clock: MockClock, nonsense: bytes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
-        connection = client._context.ledgers.bookies.connection("b1")
+        connection = client._context.ledgers.bookies.connections["b1"]
         await connection.ready()
         monkeypatch.setattr(cluster.bookies["b1"], "_handle", lambda _request: nonsense)
         with pytest.raises(BookieUnavailable):

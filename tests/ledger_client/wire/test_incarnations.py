@@ -99,7 +99,7 @@ async def test_a_copy_says_which_ledger_it_means(autojump_clock: MockClock) -> N
         name = LedgerName(7, cluster.record(7).incarnation)
         (target,) = cluster.bookies.keys() - {*cluster.record(7).fragments[0].bookies}
         await deliver(
-            client._context.ledgers.bookies.connection(target),
+            client._context.ledgers.bookies.connections[target],
             batches,
             Digest(),
             name=name,
@@ -233,7 +233,7 @@ async def test_a_late_answer_about_the_former_ledger_reaches_nobody(
     async with memory_cluster(1) as cluster, cluster.client() as client:
         bookie = cluster.bookies["b1"]
         bookie.delay_s = lambda request: 0.5 if request.opcode == Opcode.READ else 0.0
-        connection = client._context.ledgers.bookies.connection("b1")
+        connection = client._context.ledgers.bookies.connections["b1"]
         await connection.ready()
         dialled = len(cluster.dialled)
         read = frame.read(7, 3)

@@ -31,7 +31,7 @@ from ledger_client.jobs.replay import replay
 from ledger_client.jobs.replay.log import LEASE_S, ReplayProgress, ReplayReport, open_log
 from ledger_client.jobs.replay.options import FixedRange, ReplayOptions, ReplayRange, fix_range
 from ledger_client.jobs.replay.replay import replay_into_topic
-from ledger_client.ledgers.view import LedgerSource, ask_confirmed
+from ledger_client.ledgers.replica_reads import LedgerSource, ask_confirmed
 from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes import lane_state
@@ -461,7 +461,7 @@ async def test_nothing_is_left_out_when_bookies_know_of_less_than_they_did(
         given: TopicContext, topics: Sequence[TopicRecord], wanted: ReplayRange
     ) -> FixedRange:
         fixed = await fix_range(given, topics, wanted)
-        monkeypatch.setattr("ledger_client.ledgers.view.ask_confirmed", ask_others)
+        monkeypatch.setattr("ledger_client.ledgers.reader.ask_confirmed", ask_others)
         return fixed
 
     async with memory_cluster(3) as cluster, cluster.client() as client:

@@ -23,7 +23,7 @@ from laid_topic import (
 from trio.testing import MockClock
 
 from ledger_client.errors import BadTopic, Gap, NoSuchEntry, NoSuchLedger, NoSuchTopic
-from ledger_client.ledgers.view import LedgerSource, ask_confirmed
+from ledger_client.ledgers.replica_reads import LedgerSource, ask_confirmed
 from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LanePlace, Version
@@ -219,7 +219,7 @@ async def test_a_kept_end_holds_when_bookies_know_of_less(
             plan = await plan_read(topic.client._context, TOPIC)
             there = await read_ranges(topic, plan.ranges)
             assert there[-1].value == b"d"
-            monkeypatch.setattr("ledger_client.ledgers.view.ask_confirmed", ask_others)
+            monkeypatch.setattr("ledger_client.ledgers.reader.ask_confirmed", ask_others)
             assert await read_ranges(topic, plan.ranges) == there
             again = await plan_read(topic.client._context, TOPIC, start=plan.begin, end=plan.end)
             assert again == plan

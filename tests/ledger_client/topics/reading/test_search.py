@@ -13,7 +13,7 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client, LedgerReader
-from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import LedgerOpener
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LaneRef
@@ -31,14 +31,14 @@ class CountingOpener(LedgerOpener):
         super().__init__(
             catalogue=client._context.ledgers.catalogue,
             bookies=client._context.ledgers.bookies,
-            nursery=client._context.ledgers.nursery,
+            nursery=client._context.opener._nursery,
             options=client._context.options,
         )
         self.opened: list[int] = []
 
-    async def open(self, ledger_id: int) -> LedgerReader:
+    async def open(self, ledger_id: int, *, confirmed: int = -1) -> LedgerReader:
         self.opened.append(ledger_id)
-        return await super().open(ledger_id)
+        return await super().open(ledger_id, confirmed=confirmed)
 
 
 def in_memory(work: Callable[[], Awaitable[None]]) -> None:
