@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
-from bookie.commands.outcome import ActionFailed, Unreachable
 from metadata.access import Access
 from metadata.address import Address, parse_address
 from metadata.calls import BookieRequest, decode_reply, encode_request
 from metadata.cluster_url import is_cluster_url, parse_cluster_url
 from metadata.failures import expect
+from metadata.outcome import CommandFailed
 from native import frame
 from native.link import Response
 
@@ -44,26 +44,26 @@ class Asked:
         """Return the bookie's reply to *request*; wait at most *wait_s* (inf: without limit).
 
         Raises:
-            ActionFailed: a number in *request* exceeds 2**63 - 1.
+            CommandFailed: a number in *request* exceeds 2**63 - 1, the connection broke, or no
+                reply came in time.
             MetadataError: the bookie returned a Failure.
-            Unreachable: the connection broke, or no reply came in time.
         """
         from ledger_client.errors import BookieUnavailable
 
         try:
             body = encode_request(request)
         except OverflowError:
-            raise ActionFailed("a number is too large: 2**63 - 1 is the largest") from None
+            raise CommandFailed("a number is too large: 2**63 - 1 is the largest") from None
         with trio.move_on_after(wait_s):
             call = self._session.call(body, str(self.address))
             try:
                 response = await call.wait()
             except BookieUnavailable as cause:
-                raise Unreachable(f"{self.address}: {cause.reason}") from cause
+                raise CommandFailed.unreachable(f"{self.address}: {cause.reason}") from cause
             finally:
                 self._session.withdraw(call)
             return expect(decode_reply(response.body), kind)
-        raise Unreachable(f"{self.address}: no answer within {wait_s:g} s")
+        raise CommandFailed.unreachable(f"{self.address}: no answer within {wait_s:g} s")
 
 
 def locate(text: str) -> tuple[Address, Access]:
@@ -83,7 +83,7 @@ async def asking(address: Address, access: Access = PLAIN) -> AsyncIterator[Aske
     """Connect to the bookie at *address*.
 
     Raises:
-        Unreachable: no bookie answers at *address* within CONNECT_TIMEOUT_S.
+        CommandFailed: no bookie answers at *address* within CONNECT_TIMEOUT_S.
         AccessDenied: the bookie refuses the certificate or the login.
     """
     from ledger_client.wire.session import open_session
@@ -99,14 +99,16 @@ async def _connect(address: Address, access: Access) -> trio.abc.Stream:
         with trio.fail_after(CONNECT_TIMEOUT_S):
             return await opener(access)(address.host, address.port)
     except (OSError, trio.TooSlowError) as cause:
-        raise Unreachable(f"{address}: no bookie answers here; is it running?") from cause
+        raise CommandFailed.unreachable(
+            f"{address}: no bookie answers here; is it running?"
+        ) from cause
 
 
 async def read_entry(address: str, ledger_id: int, entry_id: int) -> Response:
     """Send a READ to the bookie at *address*, over a new connection, and return the response.
 
     Raises:
-        Unreachable: no bookie answers there, or no response came in time.
+        CommandFailed: no bookie answers there, or no response came in time.
     """
     from ledger_client.wire.streams import exchange
 
@@ -116,6 +118,8 @@ async def read_entry(address: str, ledger_id: int, entry_id: int) -> Response:
             with trio.fail_after(ANSWER_TIMEOUT_S):
                 return await exchange(stream, frame.read(ledger_id, entry_id))
         except ConnectionError as cause:
-            raise Unreachable(f"{address}: {cause}") from cause
+            raise CommandFailed.unreachable(f"{address}: {cause}") from cause
         except trio.TooSlowError as cause:
-            raise Unreachable(f"{address}: no answer within {ANSWER_TIMEOUT_S:g} s") from cause
+            raise CommandFailed.unreachable(
+                f"{address}: no answer within {ANSWER_TIMEOUT_S:g} s"
+            ) from cause

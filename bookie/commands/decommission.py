@@ -14,10 +14,10 @@ from rich.status import Status
 from rich.text import Text
 
 from bookie.commands import options
-from bookie.commands.outcome import ActionFailed, Unreachable
 from bookie.commands.output import count, print_json, size
 from bookie.commands.stores import open_store
 from metadata.errors import MetadataUnavailable
+from metadata.outcome import CommandFailed
 
 if TYPE_CHECKING:
     from ledger_client.cluster.operations.drain import DrainProgress
@@ -101,9 +101,9 @@ async def _drain(bookie_id: str, wait: bool, cluster: str) -> Decommissioned:
                     client._context.ledgers, store, bookie_id, wait=wait, on_progress=watch.show
                 )
     except (ClusterUnavailable, MetadataUnavailable) as cause:
-        raise Unreachable(str(cause)) from cause
+        raise CommandFailed.unreachable(str(cause)) from cause
     except LedgerError as cause:
-        raise ActionFailed(str(cause)) from cause
+        raise CommandFailed(str(cause)) from cause
     return Decommissioned(bookie_id, watch.ledgers, watch.size)
 
 
@@ -115,9 +115,9 @@ async def _cancel(bookie_id: str, _wait: bool, cluster: str) -> Decommissioned:
         async with open_store(cluster) as store:
             await cancel(store, bookie_id)
     except MetadataUnavailable as cause:
-        raise Unreachable(str(cause)) from cause
+        raise CommandFailed.unreachable(str(cause)) from cause
     except LedgerError as cause:
-        raise ActionFailed(str(cause)) from cause
+        raise CommandFailed(str(cause)) from cause
     return Decommissioned(bookie_id, cancelled=True)
 
 

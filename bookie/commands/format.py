@@ -9,7 +9,6 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import count, print_json, size
 from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
@@ -17,6 +16,7 @@ from bookie.cookie import adopt_folders, check_cookie
 from bookie.cookie_file import look
 from bookie.lock import hold_folders
 from bookie.wiping import Wiped, wipe_bookie
+from metadata.outcome import CommandFailed
 from metadata.records import CookieRecord
 
 
@@ -88,7 +88,7 @@ async def _format(config: BookieConfig, force: bool, moved: bool) -> Formatted:
 async def _check_no_bookie(config: BookieConfig) -> None:
     for folder in await look(config):
         if folder.cookie is not None and folder.cookie.complete:
-            raise ActionFailed(
+            raise CommandFailed(
                 f"{folder.path}: holds bookie {folder.cookie.bookie_id} already; "
                 "`bookie run` starts it, --force deletes it"
             )

@@ -8,13 +8,13 @@ import trio
 
 from bookie.commands import options
 from bookie.commands.call import CONNECT_TIMEOUT_S, FOR_EVER, asking
-from bookie.commands.outcome import ActionFailed, Unreachable
 from bookie.commands.output import print_json, print_table, size
 from metadata.access import Access
 from metadata.address import parse_address
 from metadata.calls import CollectGarbage, GarbageReport
 from metadata.cluster_url import parse_cluster_url
 from metadata.errors import MetadataUnavailable
+from metadata.outcome import CommandFailed
 from metadata.records import BookieRecord
 from metadata.registrations import list_registrations
 
@@ -54,7 +54,7 @@ def gc(*, cluster: str, only: str | None, major: bool, as_json: bool) -> None:
         _show(collected)
     failed = [each for each in collected if each.error]
     if failed:
-        raise ActionFailed(f"{failed[0].bookie_id} at {failed[0].address}: {failed[0].error}")
+        raise CommandFailed(f"{failed[0].bookie_id} at {failed[0].address}: {failed[0].error}")
 
 
 async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Collected]:
@@ -62,7 +62,7 @@ async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Coll
     bookies = [b for b in await _serving(cluster) if only in (None, b.bookie_id)]
     if not bookies:
         what = f"bookie {only}" if only else "no bookie"
-        raise ActionFailed(f"{what} is not registered; leave --bookie out to see who is")
+        raise CommandFailed(f"{what} is not registered; leave --bookie out to see who is")
     collected: list[Collected] = []
 
     async def collect(bookie: BookieRecord) -> None:
@@ -81,14 +81,14 @@ async def _serving(cluster: str) -> list[BookieRecord]:
         async with open_bookie_store(cluster, timeout_s=CONNECT_TIMEOUT_S) as store:
             return (await list_registrations(store)).bookies
     except MetadataUnavailable as cause:
-        raise Unreachable(f"no bookie answers: {cause}") from cause
+        raise CommandFailed.unreachable(f"no bookie answers: {cause}") from cause
 
 
 async def _collect(bookie: BookieRecord, access: Access, major: bool) -> Collected:
     try:
         async with asking(parse_address(bookie.address), access) as asked:
             report = await asked.ask(CollectGarbage(major), GarbageReport, wait_s=FOR_EVER)
-    except Unreachable as cause:
+    except CommandFailed as cause:
         return Collected(bookie.bookie_id, bookie.address, error=str(cause))
     return Collected(bookie.bookie_id, bookie.address, report)
 

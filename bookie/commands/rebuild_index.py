@@ -9,11 +9,11 @@ from rich.console import Console
 from rich.progress import Progress
 
 from bookie.commands import options
-from bookie.commands.outcome import ActionFailed, DamageFound
 from bookie.commands.output import count, print_json
 from bookie.config import BookieConfig
 from bookie.lock import hold_folders
 from bookie.rebuild import Rebuilt, Step, rebuild, total_size
+from metadata.outcome import CommandFailed, Exit
 
 
 @click.command("rebuild-index")
@@ -39,7 +39,7 @@ def rebuild_index(
     config = options.read_config(config_file, settings, data_folder=data_folder)
     for folder in (config.journal_folder, config.ledger_folder):
         if not Path(folder).is_dir():
-            raise ActionFailed(f"{folder} is not there; --data names a bookie's folder")
+            raise CommandFailed(f"{folder} is not there; --data names a bookie's folder")
     with hold_folders(config):
         rebuilt = _rebuild(config)
     if as_json:
@@ -47,7 +47,7 @@ def rebuild_index(
     else:
         _show(rebuilt)
     if rebuilt.damages:
-        raise DamageFound
+        raise click.exceptions.Exit(Exit.FAILED)
 
 
 def _rebuild(config: BookieConfig) -> Rebuilt:

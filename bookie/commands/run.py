@@ -15,7 +15,6 @@ import msgspec
 import trio
 
 from bookie.commands import options, parent
-from bookie.commands.outcome import ExitCode
 from bookie.commands.output import announce
 from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
@@ -23,6 +22,7 @@ from bookie.daemon import Ready, run_bookie
 from bookie.host import Roles
 from bookie.lock import hold_folders
 from bookie.security import scheme_of
+from metadata.outcome import Exit
 from metadata.store import MetadataStore
 
 _log = logging.getLogger("bookie")
@@ -142,7 +142,7 @@ async def _stop_with_parent(scope: trio.CancelScope, timeout_s: float) -> None:
 def _end_stalled(failure: OSError) -> None:
     """End the process at once, without waiting for the thread that hangs on the disk."""
     _log.error("%s", failure.strerror)
-    os._exit(ExitCode.FAILED)
+    os._exit(Exit.FAILED)
 
 
 def _give_up_after(timeout_s: float) -> None:
@@ -157,4 +157,4 @@ def _give_up_after(timeout_s: float) -> None:
 
 def _give_up(timeout_s: float) -> None:
     _log.error("not stopped in %g s; what is not flushed is replayed at the next start", timeout_s)
-    os._exit(ExitCode.FAILED)
+    os._exit(Exit.FAILED)

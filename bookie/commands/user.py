@@ -8,11 +8,11 @@ from pathlib import Path
 import click
 import msgspec
 
-from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json
 from bookie.security import FOLDER, LOGIN, USERS
 from bookie.users import read_users, secret_of, write_users
 from metadata.access import Login
+from metadata.outcome import CommandFailed
 
 _folder = click.option(
     "--data",
@@ -74,10 +74,10 @@ def remove(*, name: str, folder: Path) -> None:
     security = folder / FOLDER
     users = _read(security)
     if users.pop(name, None) is None:
-        raise ActionFailed(f"there is no user {name}; `bookie user list` shows those there are")
+        raise CommandFailed(f"there is no user {name}; `bookie user list` shows those there are")
     login = security / LOGIN
     if login.exists() and login.read_text().partition(":")[0] == name:
-        raise ActionFailed(f"bookies call each other as {name}; `bookie user add --login` another")
+        raise CommandFailed(f"bookies call each other as {name}; `bookie user add --login` another")
     write_users(security / USERS, users)
     click.echo(f"{name} may not call any more")
 

@@ -23,8 +23,8 @@ from typing import Any, Literal, NamedTuple, Protocol
 import msgspec
 
 from ledger_client.commands.options import nanoseconds_of
-from ledger_client.commands.outcome import BadInput
 from ledger_client.commands.streams import Lines
+from metadata.outcome import CommandFailed
 
 REMEDY = "cut it up"
 """The advice for a line that is too large."""
@@ -62,14 +62,14 @@ class Feed(Protocol):
         """Return the messages that *data* completes.
 
         Raises:
-            BadInput: a message is too large, or not in the expected form.
+            CommandFailed: a message is too large, or not in the expected form.
         """
 
     def finish(self) -> Messages:
         """Return the rest at the end of the stream.
 
         Raises:
-            BadInput: the stream ends within a message.
+            CommandFailed: the stream ends within a message.
         """
 
 
@@ -124,10 +124,10 @@ class InputRow(Protocol):
 
     @property
     def text(self) -> bytes:
-        """The whole row, as a value. Raises BadInput."""
+        """The whole row, as a value. Raises CommandFailed."""
 
     def take(self, field: str) -> Any:  # noqa: ANN401 - what JSON has
-        """Return a field, or `None` if the row lacks it. Raises BadInput."""
+        """Return a field, or `None` if the row lacks it. Raises CommandFailed."""
 
 
 class InputRows(Protocol):
@@ -150,7 +150,7 @@ class JsonRow:
 
     @property
     def text(self) -> bytes:
-        """The line unchanged. Raises BadInput if it is not an object."""
+        """The line unchanged. Raises CommandFailed if it is not an object."""
         self._parsed = self._parsed or self._parse()
         return self._text
 
@@ -165,9 +165,9 @@ class JsonRow:
         try:
             parsed = msgspec.json.decode(self._text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
-            raise BadInput(f"line {self.line} is not JSON: {wrong}") from wrong
+            raise CommandFailed(f"line {self.line} is not JSON: {wrong}") from wrong
         if not isinstance(parsed, dict):
-            raise BadInput(f"line {self.line} is not a JSON object")
+            raise CommandFailed(f"line {self.line} is not a JSON object")
         return parsed
 
 
@@ -231,7 +231,7 @@ class CsvRows:
         """Yield the last row if it has no ending."""
         yield from self._rows(self._lines.finish())
         if self._begun:
-            raise BadInput(f"the input ends within the quotes opened in line {self._first}")
+            raise CommandFailed(f"the input ends within the quotes opened in line {self._first}")
 
     def _rows(self, lines: Sequence[bytes]) -> Iterator[CsvRow]:
         for line in lines:
@@ -243,21 +243,21 @@ class CsvRows:
                 record, self._begun = self._begun, b""
                 yield from self._row(record)
             elif len(self._begun) > self._size_max:
-                raise BadInput(f"the quotes opened in line {self._first} do not end")
+                raise CommandFailed(f"the quotes opened in line {self._first} do not end")
 
     def _row(self, record: bytes) -> Iterator[CsvRow]:
         try:
             text = record.decode("utf-8-sig" if self._names is None else "utf-8")
             found = list(csv.reader([text], delimiter=self._delimiter, strict=True))
         except (UnicodeDecodeError, csv.Error) as wrong:
-            raise BadInput(f"line {self._first} is not CSV: {wrong}") from wrong
+            raise CommandFailed(f"line {self._first} is not CSV: {wrong}") from wrong
         cells = found[0] if found else []
         if not cells:  # an empty line
             return
         if self._names is None:
             self._take_header(cells)
         elif len(cells) != len(self._names):
-            raise BadInput(
+            raise CommandFailed(
                 f"line {self._first} has {len(cells)} columns, the header {len(self._names)}"
             )
         else:
@@ -266,9 +266,11 @@ class CsvRows:
     def _take_header(self, names: list[str]) -> None:
         missing = [name for name in self._needed if name not in names]
         if missing:
-            raise BadInput(f"there is no column {missing[0]!r}; the header has {', '.join(names)}")
+            raise CommandFailed(
+                f"there is no column {missing[0]!r}; the header has {', '.join(names)}"
+            )
         if len(set(names)) < len(names):
-            raise BadInput("two columns have the same name")
+            raise CommandFailed("two columns have the same name")
         self._names = names
 
 
@@ -289,7 +291,7 @@ def _time_of(row: InputRow, field: str, unit: TimeUnit) -> int | None:
     try:
         return parse_time(found, unit)
     except ValueError as wrong:
-        raise BadInput(f"line {row.line}: {field}: {wrong}") from wrong
+        raise CommandFailed(f"line {row.line}: {field}: {wrong}") from wrong
 
 
 # --- Event times ------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from wsgiref.simple_server import WSGIServer
 import click
 import trio
 
-from ledger_client.commands.outcome import CommandFailed
+from metadata.outcome import CommandFailed
 
 if TYPE_CHECKING:
     from prometheus_client.registry import Collector

@@ -1,26 +1,12 @@
-"""How a command ends: one line on stderr and an exit code.
+"""How a command of quire ends, and what ends it: its errors, signals, a machine without Spark.
 
-    0  done
-    1  the operation failed
-    2  the command line is wrong
-    3  the cluster cannot be reached
-  130  interrupted
-
-If the reader of our output goes away (`| head`), the command ends with 0. A bug keeps its
-traceback.
-
-CommandFailed          the command cannot go on; the message gives the reason and a remedy
-└── BadInput           its input is not in the form it expects
-Interrupted            Ctrl-C or SIGTERM arrived; the command has tidied up
+The exit codes are those of metadata/outcome.py.
 """
 
 from __future__ import annotations
 
-import enum
-import os
 import signal
-import sys
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import TypeVar
 
@@ -42,10 +28,11 @@ from ledger_client.errors import (
     WrongPassword,
 )
 from metadata import errors as metadata_errors
+from metadata.outcome import Exit, Program, first_of
 
 _START_ONE = "start one with `bookie standalone --data DIR` or name the cluster with --cluster"
 # The next step, for errors whose own message does not name it.
-ADVICE: dict[type[BaseException], str] = {
+_ADVICE: dict[type[BaseException], str] = {
     MetadataUnavailable: _START_ONE,
     metadata_errors.MetadataUnavailable: _START_ONE,
     NoSuchLedger: "`quire ledger list` shows those that exist",
@@ -58,17 +45,7 @@ ADVICE: dict[type[BaseException], str] = {
 }
 
 
-class Exit(enum.IntEnum):
-    """Exit codes of all commands; scripts may rely on them."""
-
-    DONE = 0
-    FAILED = 1
-    USAGE = 2
-    UNREACHABLE = 3
-    INTERRUPTED = 130
-
-
-CODES: dict[type[BaseException], Exit] = {
+_CODES: dict[type[BaseException], Exit] = {
     BadTopic: Exit.USAGE,
     InvalidAddress: Exit.USAGE,
     MetadataUnavailable: Exit.UNREACHABLE,
@@ -76,105 +53,7 @@ CODES: dict[type[BaseException], Exit] = {
     metadata_errors.MetadataUnavailable: Exit.UNREACHABLE,
 }
 
-
-def conclude(command: click.Command, arguments: Sequence[str]) -> int:
-    """Run *command* and return its exit code; an error becomes one line on stderr."""
-    code = Exit.DONE
-    _fill_streams()
-    try:
-        _invoke(command, arguments)
-    # Errors from nurseries come in groups; except* takes these apart and lets any
-    # unexpected error through.
-    except* (
-        click.ClickException,
-        LedgerError,
-        metadata_errors.MetadataError,
-        OSError,
-        CommandFailed,
-    ) as group:
-        code = _report(first_of(group))
-    except* (KeyboardInterrupt, Interrupted, click.Abort):  # Abort: a question answered "no"
-        code = Exit.INTERRUPTED
-    return code
-
-
-def _fill_streams() -> None:
-    """Open /dev/null for standard streams that are closed.
-
-    Otherwise the next file or socket gets their descriptor, and output goes into it.
-    """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
-        if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
-
-
-def _invoke(command: click.Command, arguments: Sequence[str]) -> None:
-    try:
-        with command.make_context("quire", list(arguments)) as context:
-            command.invoke(context)
-        sys.stdout.flush()
-    except click.exceptions.Exit:
-        sys.stdout.flush()  # --help and --version end this way
-
-
-def _report(error: BaseException) -> Exit:
-    if isinstance(error, BrokenPipeError):
-        # Keep the interpreter from flushing what is left in the buffer when it exits.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return Exit.DONE
-    if isinstance(error, click.ClickException):
-        return _report_usage(error)
-    click.echo(f"quire: {_one_line(error)}", err=True)
-    return next((code for kind, code in CODES.items() if isinstance(error, kind)), Exit.FAILED)
-
-
-def _report_usage(error: click.ClickException) -> Exit:
-    context = getattr(error, "ctx", None)
-    path = context.command_path if context is not None else "quire"
-    message = error.format_message()
-    if "\n" in message:  # a group without a command: its help is the message
-        click.echo(message, err=True)
-    else:
-        click.echo(f"quire: {message} (`{path} --help` shows what there is)", err=True)
-    return Exit.USAGE
-
-
-def _one_line(error: BaseException) -> str:
-    parts = [_text(error), *getattr(error, "__notes__", ())]
-    if type(error) in ADVICE:
-        parts.append(ADVICE[type(error)])
-    return " ".join("; ".join(parts).split())
-
-
-def _text(error: BaseException) -> str:
-    if isinstance(error, OSError) and error.strerror:  # leaves out the errno
-        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
-    return str(error) or type(error).__name__
-
-
-# --- Errors -----------------------------------------------------------------------------
-
-
-class CommandFailed(Exception):
-    """The command cannot go on. The message gives the reason and, if known, a remedy."""
-
-
-class BadInput(CommandFailed):
-    """The input of the command is not in the form it expects; the message names the line.
-
-    Lines shortly before it may have been dropped too.
-    """
-
-
-class Interrupted(Exception):
-    """Ctrl-C or SIGTERM arrived. The command has tidied up and reported what it did."""
-
-
-def first_of(error: BaseException) -> BaseException:
-    """Return *error*, or the first error in a group."""
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    return error
+conclude = Program("quire", (LedgerError, metadata_errors.MetadataError), _CODES, _ADVICE).conclude
 
 
 # --- Interruption -----------------------------------------------------------------------
@@ -212,7 +91,7 @@ async def finish(work: Callable[[], Awaitable[T]]) -> T:
     """Run *work* and return its result.
 
     Raises:
-        Interrupted: a signal cut it short.
+        click.Abort: a signal cut it short.
     """
     results: list[T] = []
 
@@ -220,7 +99,7 @@ async def finish(work: Callable[[], Awaitable[T]]) -> T:
         results.append(await work())
 
     if await interrupted(keep_result):
-        raise Interrupted
+        raise click.Abort
     return results[0]
 
 

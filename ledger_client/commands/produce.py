@@ -33,7 +33,7 @@ from ledger_client.commands.feeds import (
     TimeUnit,
 )
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
-from ledger_client.commands.outcome import CommandFailed, Interrupted, first_of, interrupted
+from ledger_client.commands.outcome import interrupted
 from ledger_client.commands.progress import show_progress
 from ledger_client.commands.streams import chunks
 from ledger_client.commands.tables import count
@@ -41,6 +41,7 @@ from ledger_client.errors import LedgerError, TopicExists
 from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.producing.producer_options import Access, ProducerOptions
+from metadata.outcome import CommandFailed, first_of
 
 Form = Literal["lines", "csv", "json"]
 FORMS = {".csv": "csv", ".json": "json", ".jsonl": "json", ".ndjson": "json"}
@@ -193,7 +194,7 @@ async def _produce(source: int, feed: Feed, order: ProduceRequest) -> None:
                 raise
     _show(done, as_json=order.as_json)
     if not done.complete:
-        raise Interrupted
+        raise click.Abort
 
 
 class Transfer:

@@ -17,7 +17,7 @@ from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.forms import arrow_stream, json_of, text_of
 from ledger_client.commands.options import SizeParam
-from ledger_client.commands.outcome import Interrupted, advising, finish
+from ledger_client.commands.outcome import advising, finish
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point, ReadRange, kind_of_time
 from ledger_client.commands.progress import show_messages
 from ledger_client.commands.streams import put
@@ -243,7 +243,7 @@ def replay(
     try:
         with advising("run it without Spark: leave out --spark and --master"):
             report = trio.run(finish, partial(run, topics, span, text, wanted))
-    except Interrupted:
+    except click.Abort:
         _show_interrupted(course, wanted)
         raise
     _show(report, wanted)

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 import trio
 
-from ledger_client.commands.outcome import CommandFailed
+from metadata.outcome import CommandFailed
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 60.0

@@ -22,9 +22,10 @@ from ledger_client.cluster.operations.scrubbing import (
     summary,
 )
 from ledger_client.commands import options
-from ledger_client.commands.outcome import CommandFailed, advising, finish
+from ledger_client.commands.outcome import advising, finish
 from ledger_client.commands.progress import show_part
 from ledger_client.commands.tables import Output, count, size
+from metadata.outcome import CommandFailed
 
 SHOWN_MAX = 50
 WIDTH = 100

@@ -21,8 +21,8 @@ from typing import Protocol
 
 import trio
 
-from ledger_client.commands.outcome import BadInput
 from ledger_client.ledgers.writer import LedgerWriter
+from metadata.outcome import CommandFailed
 
 SIZE_BYTES = 4
 
@@ -34,14 +34,14 @@ class Splitter(Protocol):
         """Return the records that *data* completes.
 
         Raises:
-            BadInput: a record exceeds the limit.
+            CommandFailed: a record exceeds the limit.
         """
 
     def finish(self) -> list[bytes]:
         """Return the rest at the end of the stream.
 
         Raises:
-            BadInput: the stream ends within a record.
+            CommandFailed: the stream ends within a record.
         """
 
 
@@ -76,7 +76,7 @@ class Lines:
     def _refuse_past_limit(self, lines: list[bytes]) -> None:
         for index, line in enumerate((*lines, self._rest)):
             if len(line) > self._size_max:
-                raise BadInput(
+                raise CommandFailed(
                     f"line {self._count + index + 1} is larger than an entry can be "
                     f"({self._size_max} bytes); {self._remedy}"
                 )
@@ -98,7 +98,7 @@ class Frames:
         while start + SIZE_BYTES <= len(held):
             size = int.from_bytes(held[start : start + SIZE_BYTES], "big")
             if size > self._size_max:
-                raise BadInput(
+                raise CommandFailed(
                     f"record {self._count + len(records) + 1} claims {size} bytes, but an entry "
                     f"has at most {self._size_max}; is the input framed?"
                 )
@@ -114,7 +114,7 @@ class Frames:
     def finish(self) -> list[bytes]:
         """Return an empty list: a stream of whole records leaves no rest."""
         if self._rest:
-            raise BadInput(f"the input ends within record {self._count + 1}; is it framed?")
+            raise CommandFailed(f"the input ends within record {self._count + 1}; is it framed?")
         return []
 
 
@@ -147,7 +147,7 @@ async def pump(source: AsyncIterator[bytes], splitter: Splitter, ledger: LedgerW
 
     Raises:
         LedgerError: an append failed. Entries acknowledged before stay acknowledged.
-        BadInput: the splitter refuses the source.
+        CommandFailed: the splitter refuses the source.
     """
     slots = trio.Semaphore(APPENDS_MAX)
     async with trio.open_nursery() as nursery:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
+import click
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -24,7 +25,7 @@ from processes import cluster, quire
 import ledger_client
 from ledger_client import blocking
 from ledger_client.__main__ import quire as quire_command
-from ledger_client.commands.outcome import Interrupted, conclude
+from ledger_client.commands.outcome import conclude
 from metadata.replays import decode_replay, replay_key
 
 Run = Callable[..., subprocess.CompletedProcess[bytes]]
@@ -187,7 +188,7 @@ def test_ctrl_c_before_anything_is_kept(
     """Of a stream nothing is kept, and nothing is told."""
 
     def interrupt(*_: object) -> None:
-        raise Interrupted
+        raise click.Abort
 
     monkeypatch.setattr("trio.run", interrupt)
     assert conclude(quire_command, ["replay", "t/few", *words]) == 130

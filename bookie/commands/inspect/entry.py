@@ -13,12 +13,12 @@ from bookie.commands import options
 from bookie.commands.call import Asked, read_entry
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
-from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.entry import StoredEntry, hexdump, take_apart
 from bookie.inspection.ledgers import read_unflushed
 from bookie.inspection.log import list_logs, read_index, read_log
 from metadata.calls import EntryLocation, EntryPlace
+from metadata.outcome import CommandFailed
 from native.digest import Digest, DigestKind
 from native.frame import Code
 from native.journal import Damage, Record
@@ -72,12 +72,12 @@ def entry(
         copies = list(_offline(place, ledger_id, entry_id, digest, report))
     if not copies:
         report.conclude()
-        raise ActionFailed(f"entry {entry_id} of ledger {ledger_id} is not on this bookie")
+        raise CommandFailed(f"entry {entry_id} of ledger {ledger_id} is not on this bookie")
     for copy in copies[:1] if raw else copies:
         _print(copy, raw=raw, as_json=as_json)
     report.conclude()
     if not all(copy.entry is not None and copy.entry.sound for copy in copies):
-        raise ActionFailed("a digest is wrong: damage, or another --digest or --password")
+        raise CommandFailed("a digest is wrong: damage, or another --digest or --password")
 
 
 # --- finding ---------------------------------------------------------------------------
@@ -88,7 +88,7 @@ def _online(place: InspectionTarget, ledger_id: int, entry_id: int, digest: Dige
     response = trio.run(read_entry, place.address, ledger_id, entry_id)
     if response.code != Code.OK:
         code = Code(response.code).name if response.code in set(Code) else response.code
-        raise ActionFailed(f"entry {entry_id} of ledger {ledger_id}: the bookie answers {code}")
+        raise CommandFailed(f"entry {entry_id} of ledger {ledger_id}: the bookie answers {code}")
     where = f"log {found.log_id:08x}" if found.source == "log" else found.source
     return Copy(where, found.offset, take_apart(bytes(response.body), digest))
 

@@ -12,7 +12,6 @@ from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
-from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.log import LogFile, list_logs, read_index
 from metadata.calls import (
@@ -23,6 +22,7 @@ from metadata.calls import (
     IndexExtents,
     IndexPage,
 )
+from metadata.outcome import CommandFailed
 from native.journal import Damage
 from native.store import Extent
 
@@ -177,5 +177,5 @@ def _find(logs: list[LogFile], log_id: str) -> LogFile:
     raise _unknown(log_id)
 
 
-def _unknown(log_id: str) -> ActionFailed:
-    return ActionFailed(f"no index {log_id!r}; without LOG they are summed up")
+def _unknown(log_id: str) -> CommandFailed:
+    return CommandFailed(f"no index {log_id!r}; without LOG they are summed up")

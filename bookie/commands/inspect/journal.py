@@ -14,7 +14,6 @@ from bookie.commands.call import Asked
 from bookie.commands.inspect.listing import RecordLine, line_of, print_head, print_records
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
-from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.journal import (
     JournalFile,
@@ -26,6 +25,7 @@ from bookie.inspection.journal import (
 from bookie.mark import read_mark
 from metadata.calls import JournalFilePage, JournalFiles, JournalRecordPage, JournalRecords
 from metadata.limits import INTEGER_MAX
+from metadata.outcome import CommandFailed
 from native.journal import Damage, End, Record
 
 
@@ -191,5 +191,5 @@ def _find(journals: list[JournalFile], file_id: str) -> JournalFile:
     raise _unknown(file_id)
 
 
-def _unknown(file_id: str) -> ActionFailed:
-    return ActionFailed(f"no journal file {file_id!r}; without FILE they are listed")
+def _unknown(file_id: str) -> CommandFailed:
+    return CommandFailed(f"no journal file {file_id!r}; without FILE they are listed")

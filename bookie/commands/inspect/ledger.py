@@ -8,10 +8,10 @@ from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import of_files_or_address, target
-from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.ledgers import LedgerFacts, read_ledgers
 from metadata.calls import LedgerOnBookie, LedgerStatePage, LedgerStates
+from metadata.outcome import CommandFailed
 
 _PAGE = 1000
 
@@ -54,7 +54,7 @@ async def _ask(asked: Asked) -> list[LedgerOnBookie]:
 
 def _check_found(ledger_id: int | None, found: list[LedgerFacts] | list[LedgerOnBookie]) -> None:
     if ledger_id is not None and not found:
-        raise ActionFailed(f"ledger {ledger_id} is not on this bookie")
+        raise CommandFailed(f"ledger {ledger_id} is not on this bookie")
 
 
 def _print_states(states: list[LedgerOnBookie], as_json: bool) -> None:

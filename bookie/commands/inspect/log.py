@@ -12,10 +12,10 @@ from bookie.commands.call import Asked
 from bookie.commands.inspect.listing import line_of, print_head, print_records
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
-from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.log import LogFile, kind_of, list_logs, read_log
 from metadata.calls import LogOnBookie, LogPage, Logs
+from metadata.outcome import CommandFailed
 from native.journal import Record
 
 
@@ -94,4 +94,4 @@ def _find(place: InspectionTarget, log_id: str) -> LogFile:
     for each in list_logs(place.ledger_folder):
         if f"{each.file.id:08x}" == log_id.removesuffix(".log").zfill(8):
             return each
-    raise ActionFailed(f"no entry log {log_id!r}; without LOG they are listed")
+    raise CommandFailed(f"no entry log {log_id!r}; without LOG they are listed")

@@ -8,12 +8,12 @@ import msgspec
 from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
-from bookie.commands.outcome import ActionFailed
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.files import list_files
 from bookie.limbo import in_limbo
 from bookie.mark import FILE_NAME, read_mark
 from metadata.calls import JournalMark, JournalState
+from metadata.outcome import CommandFailed
 from native.mark import Mark
 
 
@@ -52,7 +52,7 @@ def mark(*, as_json: bool, **where: object) -> None:
     else:
         _show(found)
     if found.mark is not None and _is_gone(found):
-        raise ActionFailed(
+        raise CommandFailed(
             f"journal file {found.mark.journal_id:016x}, which the mark names, is missing; "
             "restore it or run `bookie rebuild-index`"
         )

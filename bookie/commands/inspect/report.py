@@ -6,8 +6,8 @@ from pathlib import Path
 
 import click
 
-from bookie.commands.outcome import DamageFound
 from bookie.commands.output import print_json
+from metadata.outcome import Exit
 
 
 class DamageReport:
@@ -31,6 +31,6 @@ class DamageReport:
             click.echo(f"damaged: {path} at offset {offset}{what and f' ({what})'}", err=True)
 
     def conclude(self) -> None:
-        """Raise DamageFound if any damage was reported."""
+        """End the command with exit code 1 if any damage was reported."""
         if self.damages:
-            raise DamageFound
+            raise click.exceptions.Exit(Exit.FAILED)

@@ -33,7 +33,7 @@ class InspectionTarget(msgspec.Struct, frozen=True):
 
         Raises:
             click.UsageError: *address* is malformed.
-            Unreachable: no bookie answers there.
+            CommandFailed: no bookie answers there.
         """
         answer: T = trio.run(self._ask, question)
         return answer

@@ -11,7 +11,7 @@ import trio
 from ledger_client.client import connect
 from ledger_client.cluster.operations.rebalance import Balance, Move, Rebalancer
 from ledger_client.commands import options
-from ledger_client.commands.outcome import Interrupted, finish, interrupted
+from ledger_client.commands.outcome import finish, interrupted
 from ledger_client.commands.progress import SizeBar, show_sizes
 from ledger_client.commands.tables import count, size
 from ledger_client.wire.stores import open_store
@@ -93,7 +93,7 @@ def rebalance(*, dry_run: bool, rate: float, cluster: str, as_json: bool) -> Non
     else:
         _show(rebalanced, dry_run=dry_run)
     if not rebalanced.complete:
-        raise Interrupted
+        raise click.Abort
 
 
 async def _plan(cluster: str) -> Rebalanced:

@@ -22,11 +22,12 @@ from ledger_client.cluster.operations.usage import (
     take_usage,
 )
 from ledger_client.commands import options
-from ledger_client.commands.outcome import CommandFailed, finish
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.progress import show_ledgers
 from ledger_client.commands.tables import Output, count, size
 from ledger_client.errors import NoSuchTopic
 from ledger_client.wire.stores import open_store
+from metadata.outcome import CommandFailed
 
 WIDTH_PIPED = 200
 SHOWN_MAX = 50

@@ -11,9 +11,9 @@ import msgspec
 import trio
 
 from ledger_client.cluster.operations.verification import Verification
-from ledger_client.commands.outcome import CommandFailed
 from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
+from metadata.outcome import CommandFailed
 from native.batch import Binary, Columns
 from native.checksum import Checksum
 

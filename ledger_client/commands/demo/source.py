@@ -54,7 +54,7 @@ class InputFile:
 
         Raises:
             OSError: the file cannot be read.
-            BadInput: a line does not fit into a message.
+            CommandFailed: a line does not fit into a message.
         """
         descriptor = os.open(self._path, os.O_RDONLY)
         try:

@@ -35,10 +35,11 @@ from ledger_client.commands import options
 from ledger_client.commands.demo.report import Comparison, DemoReport, Sum, whole_copies
 from ledger_client.commands.demo.source import InputFile, Sample, choose_sample
 from ledger_client.commands.demo.writing import Writing
-from ledger_client.commands.outcome import CommandFailed, finish
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Sandbox, open_sandbox
 from ledger_client.errors import SparkError
 from ledger_client.topics.producing.producer_options import ProducerOptions
+from metadata.outcome import CommandFailed
 from metadata.topics import RollPolicy
 
 BOOKIES = 4

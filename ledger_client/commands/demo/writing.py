@@ -66,7 +66,7 @@ class Writing:
 
         Raises:
             LedgerError: writing or reading failed.
-            OSError, BadInput: the file cannot be written.
+            OSError, CommandFailed: the file cannot be written.
         """
         async with trio.open_nursery() as nursery:
             started = time.perf_counter()

@@ -12,11 +12,12 @@ import trio
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.options import NewLedger
-from ledger_client.commands.outcome import CommandFailed, finish
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.tables import count, event_times
 from ledger_client.errors import BadTopic
 from ledger_client.ledgers.catalogue import LedgerInfo
 from ledger_client.topics.retention.explanation import LedgerDescription
+from metadata.outcome import CommandFailed
 from metadata.records import LedgerState
 
 HEADS = ("ledger", "state", "entries", "bytes", "E/Qw/Qa", "created")

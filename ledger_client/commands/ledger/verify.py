@@ -19,11 +19,12 @@ from ledger_client.cluster.operations.verification import (
     verify as verify_copies,
 )
 from ledger_client.commands import options
-from ledger_client.commands.outcome import CommandFailed, finish
+from ledger_client.commands.outcome import finish
 from ledger_client.commands.progress import show_entries
 from ledger_client.commands.tables import Output, count
 from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.wire.stores import open_store
+from metadata.outcome import CommandFailed
 
 SHOWN_MAX = 20
 WIDTH = 100

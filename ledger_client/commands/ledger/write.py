@@ -18,12 +18,13 @@ import trio
 from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.options import NewLedger
-from ledger_client.commands.outcome import CommandFailed, Interrupted, first_of, interrupted
+from ledger_client.commands.outcome import interrupted
 from ledger_client.commands.progress import show_progress
 from ledger_client.commands.streams import Frames, Lines, Splitter, chunks, pump
 from ledger_client.errors import LedgerError
 from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
 from ledger_client.ledgers.writer import LedgerWriter
+from metadata.outcome import CommandFailed, first_of
 
 
 class LedgerWritten(msgspec.Struct, frozen=True):
@@ -82,7 +83,7 @@ async def _write(
         as_json,
     )
     if cut_short:
-        raise Interrupted
+        raise click.Abort
 
 
 async def _transfer(source: int, splitter: Splitter, ledger: LedgerWriter) -> None:

@@ -13,7 +13,7 @@ import trio
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.options import Ago, MomentParam
-from ledger_client.commands.outcome import Interrupted, finish, interrupted
+from ledger_client.commands.outcome import finish, interrupted
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.commands.progress import show_entries
 from ledger_client.commands.tables import count, size
@@ -56,7 +56,7 @@ def delete(*, name: str, yes: bool, cluster: str, as_json: bool) -> None:
         ledgers = count(deleted.ledgers, "ledger")
         click.echo(f"interrupted; {ledgers} removed, the leader will remove the rest", err=True)
     if not deleted.complete:
-        raise Interrupted
+        raise click.Abort
 
 
 async def _count_ledgers(cluster: str, name: str) -> int:

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 from command import Command
 
-from bookie.commands.outcome import ExitCode
 from bookie.config import load_config
+from metadata.outcome import Exit
 
 
 def test_config_prints_a_file_that_can_be_used(command: Command, tmp_path: Path) -> None:
@@ -15,7 +15,7 @@ def test_config_prints_a_file_that_can_be_used(command: Command, tmp_path: Path)
     path.write_text(command("config").out)
     assert tomllib.loads(path.read_text())["port"] == 3181
     told = command("config", "--effective", "--config", path, "--data", tmp_path, "--set", "port=7")
-    assert told.code == ExitCode.DONE
+    assert told.code == Exit.DONE
     shown = msgspec.json.decode(told.out)
     expected = load_config(path, {"data_folder": str(tmp_path), "port": 7})
     assert shown == msgspec.structs.asdict(expected)

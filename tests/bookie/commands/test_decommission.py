@@ -6,7 +6,7 @@ import pytest
 import trio
 from command import Command
 
-from bookie.commands.outcome import ExitCode
+from metadata.outcome import Exit
 from metadata.records import (
     CookieRecord,
     Fragment,
@@ -48,12 +48,12 @@ def stored(url: str, key: str) -> Versioned | None:
 
 def test_an_empty_bookie_goes_at_once(command: Command, url: str) -> None:
     told = command("decommission", "b2", "--cluster", url, "--json")
-    assert told.code == ExitCode.DONE, told.err
+    assert told.code == Exit.DONE, told.err
     assert told.json == [{"bookie_id": "b2", "ledgers": 0, "size": 0, "cancelled": False}]
     assert stored(url, cookie_key("b2")) is None
     assert stored(url, draining_key("b2")) is None
     again = command("decommission", "b2", "--cluster", url)
-    assert again.code == ExitCode.FAILED
+    assert again.code == Exit.FAILED
     assert again.err.splitlines() == [
         "bookie: no bookie b2 is known; `quire cluster status` lists them"
     ]
@@ -61,7 +61,7 @@ def test_an_empty_bookie_goes_at_once(command: Command, url: str) -> None:
 
 def test_it_is_refused_where_nobody_can_take_a_copy(command: Command, url: str) -> None:
     told = command("decommission", "b1", "--cluster", url)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     (line,) = told.err.splitlines()
     assert "without bookie b1, 0 take copies, and ledger 7 needs 1" in line
     assert stored(url, draining_key("b1")) is None
@@ -70,10 +70,10 @@ def test_it_is_refused_where_nobody_can_take_a_copy(command: Command, url: str) 
 
 def test_there_is_nothing_to_take_back_of_a_bookie_that_stays(command: Command, url: str) -> None:
     told = command("decommission", "b1", "--cluster", url, "--cancel")
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert "b1 is not being decommissioned" in told.err
 
 
 def test_to_wait_and_to_take_it_back_exclude_each_other(command: Command, url: str) -> None:
     told = command("decommission", "b1", "--cluster", url, "--wait", "--cancel")
-    assert told.code == ExitCode.USAGE
+    assert told.code == Exit.USAGE

@@ -7,13 +7,13 @@ import rig
 import v2
 from command import ENTRIES, FLUSHED, LEDGER, Command, damage
 
-from bookie.commands.outcome import ExitCode
 from bookie.lock import hold_folders
+from metadata.outcome import Exit
 
 
 def test_inspect_mark_shows_the_checkpoint(command: Command, data: Path) -> None:
     told = command("inspect", "mark", "--data", data, "--json")
-    assert told.code == ExitCode.DONE
+    assert told.code == Exit.DONE
     mark = told.json[0]["mark"]
     assert isinstance(mark, dict)
     assert mark["log_id"] == 1
@@ -24,7 +24,7 @@ def test_inspect_mark_fails_when_its_journal_is_gone(command: Command, data: Pat
     for path in data.glob("journal/*.journal"):
         path.unlink()
     told = command("inspect", "mark", "--data", data)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert "rebuild-index" in told.err
 
 
@@ -32,7 +32,7 @@ def test_inspect_mark_fails_when_it_is_damaged(command: Command, data: Path) -> 
     path = data / "ledgers/lastMark"
     path.write_bytes(path.read_bytes()[:-3])
     told = command("inspect", "mark", "--data", data)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert str(path) in told.err
 
 
@@ -54,7 +54,7 @@ def test_inspect_journal_tells_of_damage_with_its_offset(command: Command, data:
     content[int(str(victim["offset"])) + 20] ^= 1
     path.write_bytes(content)
     told = command("inspect", "journal", path.name, "--data", data)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert f"damaged: {path} at offset {victim['offset']}" in told.err
     assert str(ENTRIES - 1) in told.out  # what lies behind it is shown
 
@@ -63,26 +63,26 @@ def test_inspect_log_lists_files_and_records(command: Command, data: Path) -> No
     assert [row["id"] for row in command("inspect", "log", "--data", data, "--json").json] == [1]
     told = command("inspect", "log", "1", "--data", data, "--json", "--limit", 5)
     assert [line["entry_id"] for line in told.json] == list(range(5))
-    assert command("inspect", "log", "9", "--data", data).code == ExitCode.FAILED
+    assert command("inspect", "log", "9", "--data", data).code == Exit.FAILED
 
 
 def test_inspect_log_tells_of_damage(command: Command, data: Path) -> None:
     (path,) = data.glob("ledgers/*.log")
     offset = damage(path, 4)
     told = command("inspect", "log", "1", "--data", data)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert f"damaged: {path} at offset {offset}" in told.err
 
 
 def test_inspect_ledger_shows_what_is_flushed_and_what_is_not(command: Command, data: Path) -> None:
     told = command("inspect", "ledger", "--data", data, "--json")
     (facts,) = told.json
-    assert told.code == ExitCode.DONE
+    assert told.code == Exit.DONE
     assert (facts["entries"], facts["unflushed"]) == (FLUSHED, ENTRIES - FLUSHED)
     assert (facts["first_entry"], facts["last_entry"]) == (0, ENTRIES - 1)
     assert facts["fenced"] is True
     assert facts["key"] == v2.KEY.hex()
-    assert command("inspect", "ledger", 99, "--data", data).code == ExitCode.FAILED
+    assert command("inspect", "ledger", 99, "--data", data).code == Exit.FAILED
 
 
 def test_inspect_index_sums_up_and_lists(command: Command, data: Path) -> None:
@@ -98,7 +98,7 @@ def test_inspect_index_tells_of_damage(command: Command, data: Path) -> None:
     content[4096 + 70] ^= 1
     path.write_bytes(content)
     told = command("inspect", "index", "--data", data)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert str(path) in told.err
 
 
@@ -107,7 +107,7 @@ def test_inspect_entry_shows_header_digest_and_payload(
     command: Command, data: Path, entry_id: int
 ) -> None:
     told = command("inspect", "entry", LEDGER, entry_id, "--data", data)
-    assert told.code == ExitCode.DONE, told.err
+    assert told.code == Exit.DONE, told.err
     assert "right" in told.out
     assert "|hello|" in told.out
     assert ("log 00000001" if entry_id < FLUSHED else "journal") in told.out
@@ -116,13 +116,13 @@ def test_inspect_entry_shows_header_digest_and_payload(
 
 def test_inspect_entry_tells_a_wrong_digest(command: Command, data: Path) -> None:
     told = command("inspect", "entry", LEDGER, 0, "--data", data, "--digest", "crc32")
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert "WRONG" in told.out
 
 
 def test_inspect_entry_fails_when_it_is_not_there(command: Command, data: Path) -> None:
     told = command("inspect", "entry", LEDGER, ENTRIES, "--data", data)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert "not on this bookie" in told.err
 
 
@@ -130,10 +130,10 @@ def test_inspect_entry_tells_of_damage_instead_of_absence(command: Command, data
     (path,) = data.glob("ledgers/*.log")
     offset = damage(path, 4)
     told = command("inspect", "entry", LEDGER, 4, "--data", data)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert f"damaged: {path} at offset {offset}" in told.err
 
 
 def test_inspect_works_while_the_folder_is_held(command: Command, data: Path) -> None:
     with hold_folders(rig.settings(data)):
-        assert command("inspect", "ledger", "--data", data).code == ExitCode.DONE
+        assert command("inspect", "ledger", "--data", data).code == Exit.DONE

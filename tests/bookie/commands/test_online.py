@@ -11,9 +11,9 @@ from daemons import Daemon
 
 import ledger_client
 from bookie.commands.call import asking, locate
-from bookie.commands.outcome import ExitCode
 from bookie.commands.run import BookieStarted
 from metadata.calls import FlushNow, JournalState
+from metadata.outcome import Exit
 
 LEDGERS = 3
 
@@ -49,16 +49,16 @@ def test_inspect_ledger_lists_those_of_a_running_bookie(
     told = command("inspect", "ledger", "--address", bookie.address, "--json")
     assert {row["ledger_id"] for row in told.json} >= {1, 3}
     assert "confirmed" in command("inspect", "ledger", "1", "--address", bookie.address).out
-    assert command("inspect", "ledger", "99", "--address", bookie.address).code == ExitCode.FAILED
+    assert command("inspect", "ledger", "99", "--address", bookie.address).code == Exit.FAILED
 
 
 def test_inspect_entry_reads_from_a_running_bookie(command: Command, bookie: BookieStarted) -> None:
     told = command("inspect", "entry", "1", "3", "--address", bookie.address)
-    assert told.code == ExitCode.DONE, told.err
+    assert told.code == Exit.DONE, told.err
     assert "|entry 3|" in told.out
     assert "right" in told.out
     told = command("inspect", "entry", "1", "10", "--address", bookie.address)
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert "NO_ENTRY" in told.err
 
 
@@ -79,7 +79,7 @@ def test_numbers_that_are_too_large_are_refused_in_words(
     command: Command, bookie: BookieStarted, arguments: tuple[str, ...]
 ) -> None:
     told = command("inspect", *arguments, "--address", bookie.address)
-    assert told.code in {ExitCode.FAILED, ExitCode.USAGE}
+    assert told.code in {Exit.FAILED, Exit.USAGE}
     assert told.err.count("\n") == 1
 
 
@@ -94,12 +94,12 @@ def test_inspect_journal_shows_the_records_of_a_running_bookie(
 ) -> None:
     """Files first, then one of them, page by page; with --limit no more than wanted."""
     told = command("inspect", "journal", "--address", bookie.address, "--json")
-    assert told.code == ExitCode.DONE, told.err
+    assert told.code == Exit.DONE, told.err
     row = told.json[-1]
     assert (row["needed"], row["end"]) == (True, 0)
     name = f"{row['id']:x}"
     told = command("inspect", "journal", name, "--address", bookie.address, "--json")
-    assert told.code == ExitCode.DONE, told.err
+    assert told.code == Exit.DONE, told.err
     *lines, last = told.json
     assert sum(line["kind"] == "entry" for line in lines) == 10 * LEDGERS
     assert isinstance(last["end"], int)
@@ -113,8 +113,8 @@ def test_inspect_journal_shows_the_records_of_a_running_bookie(
     text = command("inspect", "journal", name, "--address", bookie.address).out
     assert "key" in text
     refused = command("inspect", "journal", "ffff", "--address", bookie.address)
-    assert (refused.code, "is not here" in refused.err) == (ExitCode.FAILED, True)
-    assert command("inspect", "journal", "x!", "--address", bookie.address).code == ExitCode.FAILED
+    assert (refused.code, "is not here" in refused.err) == (Exit.FAILED, True)
+    assert command("inspect", "journal", "x!", "--address", bookie.address).code == Exit.FAILED
 
 
 def test_inspect_index_shows_the_extents_of_a_running_bookie(
@@ -126,37 +126,37 @@ def test_inspect_index_shows_the_extents_of_a_running_bookie(
 
     trio.run(flush)
     told = command("inspect", "index", "--address", bookie.address, "--json")
-    assert told.code == ExitCode.DONE, told.err
+    assert told.code == Exit.DONE, told.err
     rows = [row for row in told.json if row["entries"]]
     assert rows
     name = f"{rows[0]['log_id']:x}"
     told = command("inspect", "index", name, "--address", bookie.address, "--json", "--ledger", 1)
-    assert told.code == ExitCode.DONE, told.err
+    assert told.code == Exit.DONE, told.err
     assert [(row["first_entry"], row["last_entry"]) for row in told.json] == [(0, 9)]
     text = command("inspect", "index", name, "--address", bookie.address, "--limit", 1).out
     assert len(text.splitlines()) == 2
     refused = command("inspect", "index", "ffff", "--address", bookie.address)
-    assert (refused.code, "is not here" in refused.err) == (ExitCode.FAILED, True)
+    assert (refused.code, "is not here" in refused.err) == (Exit.FAILED, True)
 
 
 def test_gc_frees_a_deleted_ledger(command: Command, bookie: BookieStarted) -> None:
     told = command("gc", "--cluster", bookie.ready, "--json")
-    assert told.code == ExitCode.DONE, told.err
+    assert told.code == Exit.DONE, told.err
     (row,) = told.json
     assert row["bookie_id"] == bookie.bookie_id
     listed = command("inspect", "ledger", "--address", bookie.address, "--json")
     assert [state["ledger_id"] for state in listed.json] == [1, 3]
-    assert command("gc", "--major", "--cluster", bookie.ready).code == ExitCode.DONE
+    assert command("gc", "--major", "--cluster", bookie.ready).code == Exit.DONE
     logs = command("inspect", "log", "--address", bookie.address, "--json").json
     assert all(isinstance(row["live"], int) for row in logs)
 
 
 def test_gc_of_a_bookie_that_is_not_there_fails(command: Command, bookie: BookieStarted) -> None:
     told = command("gc", "--cluster", bookie.ready, "--bookie", "nobody")
-    assert told.code == ExitCode.FAILED
+    assert told.code == Exit.FAILED
     assert "nobody" in told.err
 
 
 def test_records_are_read_from_files_only(command: Command, bookie: BookieStarted) -> None:
     told = command("inspect", "log", "1", "--address", bookie.address)
-    assert told.code == ExitCode.USAGE
+    assert told.code == Exit.USAGE

@@ -8,7 +8,8 @@ import pytest
 from command import Command
 
 import bookie.__main__
-from bookie.commands.outcome import ExitCode, conclude
+from bookie.commands.outcome import conclude
+from metadata.outcome import Exit
 
 COMMANDS: Sequence[Sequence[str]] = [
     [],
@@ -20,7 +21,7 @@ COMMANDS: Sequence[Sequence[str]] = [
 @pytest.mark.parametrize("words", COMMANDS, ids=" ".join)
 def test_every_command_explains_itself(command: Command, words: Sequence[str]) -> None:
     told = command(*words, "--help")
-    assert told.code == ExitCode.DONE
+    assert told.code == Exit.DONE
     assert told.out.startswith("Usage: bookie")
     assert len(told.out.splitlines()) > 8
 
@@ -45,7 +46,7 @@ def test_a_wrong_command_line_is_told_in_one_line(
     command: Command, words: Sequence[str], problem: str
 ) -> None:
     told = command(*words)
-    assert told.code == ExitCode.USAGE
+    assert told.code == Exit.USAGE
     assert told.out == ""
     assert problem in told.err
     assert told.err.count("\n") == 1
@@ -59,7 +60,7 @@ def test_a_reader_that_goes_away_is_no_failure(tmp_path: Path) -> None:
         os.dup2(write_end, 1)
         os._exit(conclude(bookie.__main__.bookie, ["config"]))
     os.close(write_end)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == ExitCode.DONE
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == Exit.DONE
 
 
 @pytest.mark.parametrize(
@@ -68,6 +69,6 @@ def test_a_reader_that_goes_away_is_no_failure(tmp_path: Path) -> None:
 )
 def test_a_bookie_that_cannot_be_reached_is_told(command: Command, words: Sequence[str]) -> None:
     told = command(*words)
-    assert told.code == ExitCode.UNREACHABLE
+    assert told.code == Exit.UNREACHABLE
     assert "127.0.0.1:1" in told.err
     assert told.err.count("\n") == 1

@@ -8,9 +8,10 @@ import pytest
 import trio
 
 from ledger_client.__main__ import quire
-from ledger_client.commands.outcome import Exit, conclude
+from ledger_client.commands.outcome import conclude
 from ledger_client.commands.tables import age, count, size
 from metadata.errors import MetadataUnavailable
+from metadata.outcome import Exit
 from metadata.records import (
     BookieRecord,
     CookieRecord,

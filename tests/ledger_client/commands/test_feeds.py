@@ -18,7 +18,7 @@ from ledger_client.commands.feeds import (
     TimeUnit,
     parse_time,
 )
-from ledger_client.commands.outcome import BadInput
+from metadata.outcome import CommandFailed
 
 
 def lines() -> Feed:
@@ -110,24 +110,24 @@ def test_what_pythons_csv_writes_comes_back(rows: list[tuple[str, str]], step: i
 @pytest.mark.parametrize(
     ("feed", "data", "kind", "message"),
     [
-        (lines(), b"x" * 2000, BadInput, "line 1 is larger.*; cut it up$"),
-        (json_feed(), b'{"k":1}\nnot json at all\n', BadInput, "line 2 is not JSON"),
-        (json_feed(), b"[1]\n", BadInput, "line 1 is not a JSON object"),
-        (json_feed(Fields(key="k")), b'{"k":1}\n{"k":\n', BadInput, "line 2 is not JSON"),
-        (json_feed(Fields(key="k")), b"[1]\n", BadInput, "line 1 is not a JSON object"),
+        (lines(), b"x" * 2000, CommandFailed, "line 1 is larger.*; cut it up$"),
+        (json_feed(), b'{"k":1}\nnot json at all\n', CommandFailed, "line 2 is not JSON"),
+        (json_feed(), b"[1]\n", CommandFailed, "line 1 is not a JSON object"),
+        (json_feed(Fields(key="k")), b'{"k":1}\n{"k":\n', CommandFailed, "line 2 is not JSON"),
+        (json_feed(Fields(key="k")), b"[1]\n", CommandFailed, "line 1 is not a JSON object"),
         (
             json_feed(Fields(event_time="t")),
             b'\n{"t":[]}',
-            BadInput,
+            CommandFailed,
             "line 2: t: .* is not a time",
         ),
-        (json_feed(Fields(event_time="t")), b'{"t":1e30}', BadInput, "fit 64 bits"),
-        (csv_feed(Fields(key="k")), b"a,b\n1,2\n", BadInput, "no column 'k'; .* a, b"),
-        (csv_feed(), b"a,b\n1,2\n1,2,3\n", BadInput, "line 3 has 3 columns, the header 2"),
-        (csv_feed(), b"a,a\n", BadInput, "same name"),
-        (csv_feed(), b'a,b\n1,"2\n\n', BadInput, "within the quotes opened in line 2"),
-        (csv_feed(), b'a\n"' + b"x\n" * 600, BadInput, "quotes opened in line 2 do not"),
-        (csv_feed(), b"a\n\xff\n", BadInput, "line 2 is not CSV"),
+        (json_feed(Fields(event_time="t")), b'{"t":1e30}', CommandFailed, "fit 64 bits"),
+        (csv_feed(Fields(key="k")), b"a,b\n1,2\n", CommandFailed, "no column 'k'; .* a, b"),
+        (csv_feed(), b"a,b\n1,2\n1,2,3\n", CommandFailed, "line 3 has 3 columns, the header 2"),
+        (csv_feed(), b"a,a\n", CommandFailed, "same name"),
+        (csv_feed(), b'a,b\n1,"2\n\n', CommandFailed, "within the quotes opened in line 2"),
+        (csv_feed(), b'a\n"' + b"x\n" * 600, CommandFailed, "quotes opened in line 2 do not"),
+        (csv_feed(), b"a\n\xff\n", CommandFailed, "line 2 is not CSV"),
     ],
 )
 def test_what_cannot_be_read_is_named_by_its_line(

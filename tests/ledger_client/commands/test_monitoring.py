@@ -15,7 +15,7 @@ from memory_cluster import memory_cluster
 from ledger_client.commands import monitoring
 from ledger_client.commands.metrics_page import metrics_page
 from ledger_client.commands.monitoring import PROMETHEUS, _put_targets, _target
-from ledger_client.commands.outcome import CommandFailed
+from metadata.outcome import CommandFailed
 
 
 def written(folder: Path, *words: str) -> str:

@@ -6,7 +6,8 @@ import pytest
 import trio
 
 from ledger_client.__main__ import quire
-from ledger_client.commands.outcome import Exit, conclude
+from ledger_client.commands.outcome import conclude
+from metadata.outcome import Exit
 from metadata.records import BookieRecord, bookie_lease, encode_record
 from metadata.urls import open_store
 

@@ -3,8 +3,8 @@ from __future__ import annotations
 import pytest
 from hypothesis import given, strategies
 
-from ledger_client.commands.outcome import BadInput
 from ledger_client.commands.streams import Frames, Lines, Splitter, join_framed
+from metadata.outcome import CommandFailed
 
 CHUNKS = strategies.lists(
     strategies.one_of(strategies.binary(max_size=40), strategies.sampled_from([b"\n", b"\r\n"]))
@@ -43,12 +43,12 @@ def test_a_line_ends_with_a_line_feed_and_nothing_else(text: bytes, lines: list[
     [[b"1234567"], [b"123", b"4567\n"], [b"ok\n1234567"], [b"12", b"34567\nok\n"], [b"1234567\n"]],
 )
 def test_a_line_longer_than_an_entry_is_refused(chunks: list[bytes]) -> None:
-    with pytest.raises(BadInput, match="larger than an entry can be"):
+    with pytest.raises(CommandFailed, match="larger than an entry can be"):
         split(Lines(6), chunks)
 
 
 def test_a_refused_line_is_named_by_its_number() -> None:
-    with pytest.raises(BadInput, match="line 3 "):
+    with pytest.raises(CommandFailed, match="line 3 "):
         split(Lines(6), [b"1\n", b"2\n1234567\n4\n"])
 
 
@@ -63,10 +63,10 @@ def test_every_cut_of_a_framed_stream_is_noticed() -> None:
     stream = join_framed([b"one", b"", b"three"])
     whole = {len(join_framed([b"one", b"", b"three"][:count])) for count in range(4)}
     for end in set(range(len(stream))) - whole:
-        with pytest.raises(BadInput, match="is it framed"):
+        with pytest.raises(CommandFailed, match="is it framed"):
             split(Frames(1000), [stream[:end]])
 
 
 def test_a_framed_size_beyond_an_entry_is_refused_before_its_bytes_come() -> None:
-    with pytest.raises(BadInput, match="record 2 claims 7 bytes"):
+    with pytest.raises(CommandFailed, match="record 2 claims 7 bytes"):
         Frames(6).feed(join_framed([b"ok"]) + (7).to_bytes(4, "big"))

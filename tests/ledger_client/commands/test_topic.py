@@ -14,7 +14,8 @@ from google.protobuf import descriptor_pb2, timestamp_pb2
 
 from ledger_client.__main__ import quire
 from ledger_client.commands.options import DurationParam, MomentParam, moment_text
-from ledger_client.commands.outcome import Exit, conclude
+from ledger_client.commands.outcome import conclude
+from metadata.outcome import Exit
 from metadata.records import (
     BookieRecord,
     Fragment,

@@ -1,0 +1,152 @@
+"""How a command of bookie or quire ends: one line on stderr and an exit code.
+
+    0  done
+    1  the operation failed, or damage was found
+    2  the command line or the configuration is wrong
+    3  the bookie or the cluster cannot be reached
+  130  interrupted
+
+If the reader of our output goes away (`| head`), the command ends with 0. A bug keeps its
+traceback.
+
+Either program says with a ``Program`` which of its packages' errors it reports. A command that
+has already reported what is wrong raises click's ``Exit`` with the code, one that was interrupted
+and has tidied up raises click's ``Abort``.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import click
+
+
+class Exit(enum.IntEnum):
+    """Exit codes of all commands; scripts may rely on them."""
+
+    DONE = 0
+    FAILED = 1
+    USAGE = 2
+    UNREACHABLE = 3
+    INTERRUPTED = 130
+
+
+class CommandFailed(Exception):
+    """The command cannot go on. The message gives the reason and, if known, a remedy."""
+
+    def __init__(self, message: str, *, code: Exit = Exit.FAILED) -> None:
+        super().__init__(message)
+        self.code = code
+
+    @classmethod
+    def unreachable(cls, message: str) -> CommandFailed:
+        """No bookie answers."""
+        return cls(message, code=Exit.UNREACHABLE)
+
+
+_REPORTED: tuple[type[Exception], ...] = (click.ClickException, OSError, CommandFailed)
+
+
+@dataclass(frozen=True)
+class Program:
+    """A program, and what its errors mean.
+
+    Attributes:
+        name: its name on the command line.
+        errors: the roots of the errors that it reports; any other is a bug.
+        codes: exit codes of the errors that end it with another code than 1.
+        advice: the next step, for errors whose own message does not name it.
+    """
+
+    name: str
+    errors: tuple[type[Exception], ...]
+    codes: Mapping[type[BaseException], Exit] = field(default_factory=dict)
+    advice: Mapping[type[BaseException], str] = field(default_factory=dict)
+
+    def conclude(self, command: click.Command, arguments: Sequence[str]) -> int:
+        """Run *command* and return its exit code; an error becomes one line on stderr."""
+        code: int = Exit.DONE
+        reported = (*_REPORTED, *self.errors)
+        _fill_streams()
+        try:
+            code = self._invoke(command, arguments)
+        # Errors from nurseries come in groups; except* takes these apart and lets any
+        # unexpected error through.
+        except* reported as group:
+            code = self._report(first_of(group))
+        except* (KeyboardInterrupt, click.Abort):  # Abort: also a question answered "no"
+            code = Exit.INTERRUPTED
+        return code
+
+    def _invoke(self, command: click.Command, arguments: Sequence[str]) -> int:
+        code: int = Exit.DONE
+        try:
+            with command.make_context(self.name, list(arguments)) as context:
+                command.invoke(context)
+        except click.exceptions.Exit as end:  # --help and --version end this way, too
+            code = end.exit_code
+        sys.stdout.flush()
+        return code
+
+    def _report(self, error: BaseException) -> Exit:
+        if isinstance(error, BrokenPipeError):
+            # Keep the interpreter from flushing what is left in the buffer when it exits.
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            return Exit.DONE
+        if isinstance(error, click.ClickException):
+            return self._report_usage(error)
+        advice = self.advice.get(type(error))
+        click.echo(f"{self.name}: {one_line(error, advice)}", err=True)
+        if isinstance(error, CommandFailed):
+            return error.code
+        return next(
+            (code for kind, code in self.codes.items() if isinstance(error, kind)), Exit.FAILED
+        )
+
+    def _report_usage(self, error: click.ClickException) -> Exit:
+        context = getattr(error, "ctx", None)
+        path = context.command_path if context is not None else self.name
+        message = error.format_message()
+        if "\n" in message:  # a group without a command: its help is the message
+            click.echo(message, err=True)
+        else:
+            click.echo(f"{self.name}: {message} (`{path} --help` shows what there is)", err=True)
+        return Exit.USAGE
+
+
+def one_line(error: BaseException, advice: str | None = None) -> str:
+    """Return the message of *error*, its notes and *advice* as one line.
+
+    An OSError comes without its errno.
+    """
+    parts = [_text(error), *getattr(error, "__notes__", ())]
+    if advice is not None:
+        parts.append(advice)
+    return " ".join("; ".join(parts).split())
+
+
+def first_of(error: BaseException) -> BaseException:
+    """Return *error*, or the first error in a group."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _text(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return f"{error.filename}: {error.strerror}" if error.filename else error.strerror
+    return str(error) or type(error).__name__
+
+
+def _fill_streams() -> None:
+    """Open /dev/null in place of standard streams that the parent process closed.
+
+    Otherwise the next file or socket gets their descriptor, and output goes into it.
+    """
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
