@@ -44,12 +44,14 @@ from bookie.outbox import Outbox
 from bookie.parked import CallRoom, ParkedCalls, ParkedReads
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
 from bookie.security import Security
-from native.engine import Connection, Engine, Request, Verdict
+from native.connection import Backlog, Connection, Verdict
+from native.engine import Engine
 from native.errors import BadKey, Full, OtherLedger
 from native.frame import (
     Code,
     Flag,
     Opcode,
+    Request,
     batch_response,
     call_response,
     pulse,
@@ -291,34 +293,29 @@ class Conversation:
     async def _receive(self, first: bytes) -> None:
         if first and not await self._take_in(first):
             return
+        budget = self._server.budget
         # The chunk is only an argument, so that no buffer is held while waiting.
         while await self._take_in(await self._next_chunk()):
             while self._received + self._unsent + self._outbox.size > self._bytes_max:
                 await self._eased.wait()
-            await self._room()
-
-    async def _room(self) -> None:
-        """Wait until there is memory for the next chunk."""
-        budget = self._server.budget
-        await budget.received.room(self.address)
-        if self._unfinished > SMALL_SIZE:
-            await budget.unfinished.room(self.address, self._token)
-        await self._unsent_room()
+            await budget.received.room(self.address)
+            if self._unfinished > SMALL_SIZE:
+                await budget.unfinished.room(self.address, self._token)
+            await self._unsent_room()
 
     async def _unsent_room(self) -> None:
         """Wait while memory for responses is used up and this peer holds part of it.
 
-        Others may release memory while this connection is idle, so the pool is checked too.
+        Its part: responses that it has not taken, and calls that wait for memory. Others may
+        release memory while this connection is idle, so the pool is checked too.
         """
         pool = self._server.budget.unsent
-        while self._hoard > SMALL_SIZE and not pool.has_room(self.address):
+        while (
+            self._unsent + self._outbox.size - self._parked_here.count * _CALL_SIZE > SMALL_SIZE
+            and not pool.has_room(self.address)
+        ):
             with trio.move_on_after(PRESSED_S):
                 await self._eased.wait()
-
-    @property
-    def _hoard(self) -> int:
-        """Bytes of responses that the peer has not taken, and of calls that wait for memory."""
-        return self._unsent + self._outbox.size - self._parked_here.count * _CALL_SIZE
 
     async def _next_chunk(self) -> bytes:
         """Return the next bytes, none at the end. Only time waiting for the peer counts."""
@@ -362,24 +359,23 @@ class Conversation:
                 await trio.to_thread.run_sync(
                     self._connection.look, limiter=self._server.read_workers
                 )
-        self._account()
-        self._watch_frame(len(chunk))
+        before, self._partial = self._partial, self._account().partial
+        # The whole chunk belongs to the frame that had begun, so its deadline stays.
+        if not (before and self._partial == before + len(chunk)):
+            self._frame_left_s = self._frame_s
+        if before or self._partial:
+            self._server.budget.unfinished.mark_unfinished(self._token, self._partial > 0)
         return bool(chunk)
 
-    def _watch_frame(self, received: int) -> None:
-        before, self._partial = self._partial, self._connection.backlog().partial
-        # The whole chunk belongs to the frame that had begun, so its deadline stays.
-        if not (before and self._partial == before + received):
-            self._frame_left_s = self._frame_s
-        self._server.budget.unfinished.mark_unfinished(self._token, self._partial > 0)
-
-    def _account(self) -> None:
+    def _account(self) -> Backlog:
+        """Let the budget know what the connection holds, and return that."""
         backlog = self._connection.backlog()
         self._charge(
             backlog.unsynced + backlog.waiting,
             backlog.partial,
             backlog.ready + self._in_send + self._asked,
         )
+        return backlog
 
     def _charge(self, received: int, unfinished: int, unsent: int) -> None:
         budget = self._server.budget
@@ -508,20 +504,21 @@ class Conversation:
     async def _send(self) -> None:
         while not (self._ended and self._is_drained()):
             await self.news.wait()
-            while buffer := self._take_acks() or self._take_pulse() or self._outbox.take():
+            while buffer := self._next_buffer():
                 await self._send_all(buffer)
             self._account()
             self._eased.set()
         self._nursery.cancel_scope.cancel()
 
-    def _take_acks(self) -> bytes:
-        acks = self._connection.take()
-        self._acknowledged = self._acknowledged or bool(acks)
-        return acks
-
-    def _take_pulse(self) -> bytes:
-        is_due, self._pulse_due = self._pulse_due, False
-        return _PULSE if is_due else b""
+    def _next_buffer(self) -> bytes:
+        """Return what to send next, none if nothing waits: acknowledgements before all else."""
+        if acks := self._connection.take():
+            self._acknowledged = True
+            return acks
+        if self._pulse_due:
+            self._pulse_due = False
+            return _PULSE
+        return self._outbox.take() if self._outbox.size else b""
 
     async def _send_all(self, buffer: bytes) -> None:
         self._in_send = len(buffer)

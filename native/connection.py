@@ -74,9 +74,9 @@ class Connection:
             )
             if result < 0:
                 raise_for(result, "a connection")
-            requests = [self._request(self._requests[i], buffer) for i in range(self._count[0])]
+            requests = self._take_requests(buffer) if self._count[0] else []
         used = self._used[0]
-        if any(request.body for request in requests):
+        if requests and any(request.body for request in requests):
             self._release_pieces()
         return Fed(used, Verdict(result), requests)
 
@@ -102,9 +102,10 @@ class Connection:
             self._pointer, _NOTHING, 0, self._used, self._requests, REQUESTS_MAX, self._count
         )
 
-    def _request(self, raw: CData, fed: CData) -> Request:
-        source = lib.bk_connection_partial(self._pointer) if raw.in_pieces else fed
-        return take_request(raw, source)
+    def _take_requests(self, fed: CData) -> list[Request]:
+        rows = self._requests[0 : self._count[0]]
+        partial = lib.bk_connection_partial(self._pointer)
+        return [take_request(row, partial if row.in_pieces else fed) for row in rows]
 
     def take(self) -> bytes:
         """Return all response bytes that may be sent now."""

@@ -165,6 +165,7 @@ class WriteState:
     Attributes:
         record: the ledger as this writer last published it.
         ensemble: its bookies.
+        waiting: adds of which entries are not sent yet, in order.
         last_confirmed: the greatest acknowledged entry, -1 for none.
         next_entry: id of the next entry to be sent.
         failure: the error that ended the writer; None before that.
@@ -182,7 +183,7 @@ class WriteState:
         self.due_at = NEVER
         self._native = native
         self._options = options
-        self._waiting: deque[Add] = deque()
+        self.waiting: deque[Add] = deque()
         self._sent: deque[Chunk] = deque()
         self._length = state.length
         self._announced = state.lac
@@ -192,14 +193,9 @@ class WriteState:
     # --- appending -----------------------------------------------------------------------
 
     @property
-    def has_waiting(self) -> bool:
-        """True while entries wait to be sent."""
-        return bool(self._waiting)
-
-    @property
     def is_idle(self) -> bool:
         """True when everything appended is confirmed, or the writer has ended."""
-        return not (self._waiting or self._sent)
+        return not (self.waiting or self._sent)
 
     @property
     def has_room(self) -> bool:
@@ -233,16 +229,16 @@ class WriteState:
             raise PayloadTooLarge.entry(
                 ledger_id=self.record.ledger_id, size=add.largest, size_max=PAYLOAD_SIZE_MAX
             )
-        self._waiting.append(add)
+        self.waiting.append(add)
 
     def withdraw(self, add: Add) -> None:
         """Send nothing more of *add*; entries sent already may be kept."""
-        if add in self._waiting:
-            self._waiting.remove(add)
+        if add in self.waiting:
+            self.waiting.remove(add)
 
     def next_chunk(self, now: float) -> Chunk | None:
         """Return the frames to send next; None if nothing waits."""
-        if not self._waiting:
+        if not self.waiting:
             return None
         payloads, complete = self._take_payloads()
         self._announced = self.last_confirmed  # these entries carry it
@@ -260,8 +256,8 @@ class WriteState:
         payloads: list[bytes] = []
         complete: deque[Add] = deque()
         room = CHUNK_SIZE
-        while self._waiting:
-            add = self._waiting[0]
+        while self.waiting:
+            add = self.waiting[0]
             count = add.count_within(room)
             if count == 0 and payloads:
                 break
@@ -273,7 +269,7 @@ class WriteState:
             room -= sum(map(len, taken))
             if add.taken < len(add.payloads):
                 break
-            complete.append(self._waiting.popleft())
+            complete.append(self.waiting.popleft())
         return payloads, complete
 
     # --- acknowledgements ----------------------------------------------------------------
@@ -487,10 +483,10 @@ class WriteState:
         self._length = state.confirmed_length
         self.failure = failure
         actions.append(End(is_sent=not self._sent))
-        refused = [add for chunk in self._sent for add in chunk.adds] + [*self._waiting]
+        refused = [add for chunk in self._sent for add in chunk.adds] + [*self.waiting]
         actions += [Refuse(add, self._outcome(add, failure)) for add in refused]
         self._sent.clear()
-        self._waiting.clear()
+        self.waiting.clear()
         self._set_due()
         return actions
 

@@ -49,8 +49,8 @@ from ledger_client.ledgers.write_state import (
 )
 from ledger_client.options import Options
 from ledger_client.wire.bookies import Bookies
-from ledger_client.wire.connection import BookieConnection
 from ledger_client.wire.inflight import LedgerName
+from ledger_client.wire.session import Session
 from metadata.records import Fragment, LedgerRecord
 from native import frame
 from native.link import Writer
@@ -217,12 +217,13 @@ class WriteDriver:
         self._options = options
         self._alarms = alarms
         self._name = LedgerName(record.ledger_id, record.incarnation)
-        self._live: dict[int, BookieConnection] = {}
+        self._live: dict[int, Session] = {}
         self._actions: deque[Action] = deque()
         self._performing = False
         self._alarms_at = [NEVER]  # those that are set, the next one last
         self._moved = trio.lowlevel.ParkingLot()
-        self._pump = OnDemand(nursery, self._send_waiting)
+        self._nursery = nursery
+        self._pumps = False
         self._replacing = OnDemand(nursery, self._replace)
         self._replace_scope = trio.CancelScope()
         self._closing = trio.Lock()
@@ -299,42 +300,42 @@ class WriteDriver:
         then the request is not notified.
         """
         self._state.add(request)
-        self._pump.start()
+        if not self._pumps:
+            self._pumps = True
+            self._nursery.start_soon(self._pump)
 
-    async def _send_waiting(self) -> None:
+    async def _pump(self) -> None:
+        """Send what waits, from the scheduler's next turn on."""
         state = self._state
-        while state.has_waiting:
-            await self._wait_room()
-            chunk = state.next_chunk(trio.current_time())
-            if chunk is not None:
-                self._send(chunk.frames)
-                if state.due_at < self._alarms_at[-1]:
-                    self._set_alarm()
-            if state.has_waiting:  # let the first chunks leave while the next are built
-                await trio.lowlevel.checkpoint()
-
-    def _send(self, frames: Sequence[memoryview]) -> None:
-        for index, bookie in self._live.items():
-            if frames[index]:
-                bookie.send(self._token, frames[index])
+        try:
+            while state.waiting:
+                await self._wait_room()
+                chunk = state.next_chunk(trio.current_time())
+                if chunk is not None:
+                    for index, session in self._live.items():
+                        if chunk.frames[index]:
+                            session.send(self._token, chunk.frames[index])
+                    if state.due_at < self._alarms_at[-1]:
+                        self._set_alarm()
+                if state.waiting:  # let the first chunks leave while the next are built
+                    await trio.lowlevel.checkpoint()
+        finally:
+            self._pumps = False
 
     async def _wait_room(self) -> None:
         """Wait for confirmations and for slow bookies, but not forever for these."""
         state = self._state
         while not state.has_room:
             await self._moved.park()
-        while slow := self._full():
+        while slow := [index for index, session in self._live.items() if session.outgoing.full]:
             with trio.move_on_after(self._options.slow_bookie_s) as patience:
                 for index in slow:
                     if index in self._live:
-                        await self._live[index].wait_room()
+                        await self._live[index].outgoing.wait_room()
             is_late = trio.current_time() > patience.deadline + LATE_S  # this process hung
             if patience.cancelled_caught and not is_late:
-                self._perform(state.slow(self._full(), trio.current_time()))
-
-    def _full(self) -> list[int]:
-        """Return the indexes of bookies whose queue is full."""
-        return [index for index, bookie in self._live.items() if bookie.full]
+                still = [index for index, session in self._live.items() if session.outgoing.full]
+                self._perform(state.slow(still, trio.current_time()))
 
     # --- events and actions ------------------------------------------------------------
 
@@ -398,34 +399,35 @@ class WriteDriver:
     def _attach(self, index: int, bookie_id: str, chunks: Sequence[Sequence[memoryview]]) -> None:
         bookie = self._bookies.connections[bookie_id]
         try:
-            bookie.attach(self._token, self._native, index, self, self._name)
+            session = bookie.attach(self._token, self._native, index, self, self._name)
         except BookieUnavailable as failure:
             self.bookie_lost(index, failure)
             return
-        self._live[index] = bookie
+        self._live[index] = session
         for frames in chunks:
             if frames[index]:
-                bookie.send(self._token, frames[index])
+                session.send(self._token, frames[index])
 
     def _detach(self, index: int, bookie_id: str) -> None:
-        bookie = self._live.pop(index, None)
-        if bookie is not None:
-            bookie.detach(self._token)
+        session = self._live.pop(index, None)
+        if session is not None:
+            session.detach(self._token)
         self._placement.failed(bookie_id)
 
     def _announce(self, last_confirmed: int) -> None:
-        for bookie in self._live.values():
+        for index in self._live:
+            bookie = self._bookies.connections[self._state.ensemble.bookies[index]]
             request_id = bookie.next_request_id()
             request = frame.write_lac(self._key, self.id, request_id=request_id, lac=last_confirmed)
             bookie.tell(request, self._name)
 
     def _leave_all(self, *, is_sent: bool) -> None:
         self._replace_scope.cancel()
-        for bookie in self._live.values():
+        for session in self._live.values():
             if is_sent:
-                bookie.leave(self._token)
+                session.leave(self._token)
             else:
-                bookie.detach(self._token)
+                session.detach(self._token)
         self._live.clear()
 
     async def _replace(self) -> None:

@@ -22,7 +22,7 @@ import trio
 
 from ledger_client.errors import BookieUnavailable
 from ledger_client.options import Options
-from ledger_client.wire.inflight import PROBE, Buffer, Key, LedgerName, Reply
+from ledger_client.wire.inflight import PROBE, Key, LedgerName, Reply
 from ledger_client.wire.session import NO_OWNER, Attached, Listener, Session
 from ledger_client.wire.streams import OpenStream, check_bookie, first_line
 from metadata.address import Address
@@ -177,8 +177,11 @@ class BookieConnection:
 
     def attach(
         self, token: int, writer: Writer, index: int, listener: Listener, name: LedgerName
-    ) -> None:
+    ) -> Session:
         """Count acknowledgements of *writer*'s ledger *name* for *index* of its ensemble.
+
+        The writer sends through the returned session, as *token*, until it is told that the
+        session is lost. It detaches itself there, or leaves.
 
         Raises:
             BookieUnavailable: the connection cannot be opened now, or another writer of the
@@ -192,21 +195,7 @@ class BookieConnection:
             session.attach(token, Attached(writer, index, listener, name))
         except OSError as wrong:
             raise BookieUnavailable(self.bookie_id, first_line(wrong)) from wrong
-
-    def detach(self, token: int) -> None:
-        """Forget the writer and drop what it has queued here."""
-        if self._session is not None:
-            self._session.detach(token)
-
-    def leave(self, token: int) -> None:
-        """Forget the writer; its queued frames are still sent."""
-        if self._session is not None:
-            self._session.leave(token)
-
-    def send(self, token: int, buffer: Buffer) -> None:
-        """Queue add frames of an attached writer; the bookie owes acknowledgements."""
-        if self._session is not None:
-            self._session.send(token, buffer)
+        return session
 
     def tell(self, request: bytes, about: LedgerName) -> None:
         """Send a request whose response is ignored, if the connection is open."""
@@ -217,16 +206,6 @@ class BookieConnection:
     def queued(self) -> int:
         """Bytes queued and not sent yet."""
         return self._session.outgoing.size if self._session is not None else 0
-
-    @property
-    def full(self) -> bool:
-        """True while queue_size_max or more bytes are queued."""
-        return self._session is not None and self._session.outgoing.full
-
-    async def wait_room(self) -> None:
-        """Wait until the queue is not full, or the connection is gone."""
-        if self._session is not None:
-            await self._session.outgoing.wait_room()
 
     # --- connecting ----------------------------------------------------------------
 

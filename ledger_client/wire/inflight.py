@@ -1,6 +1,5 @@
-"""The state of one connection to a bookie, without I/O.
+"""What one connection to a bookie waits for and has declared, without I/O.
 
-Outgoing      bytes that are queued for the socket
 Declarations  ledgers whose incarnation the bookie was sent
 ReplyBook     requests that are not answered yet
 """
@@ -18,103 +17,13 @@ from native import frame
 from native.frame import Opcode
 from native.link import Response
 
-CHUNK_SIZE = 256 * 1024
-"""Small buffers are joined up to this size for one send."""
 DECLARED_MAX = 16384
 """Ledgers declared on one connection at a time; a bookie remembers four times as many."""
 PROBE = (0, (1 << 63) - 1)
 """A ledger and an entry that no bookie has; it answers a READ of it without a disk access."""
 
-Buffer = bytes | bytearray | memoryview
 Key = int | tuple[int, int]
 """A request id, or for READ the ledger and the entry."""
-
-
-# --- bytes to send ----------------------------------------------------------------------
-
-
-class Outgoing:
-    """The bounded queue in front of a socket.
-
-    Buffers are sent whole and in order. A writer that gives the bookie up revokes what it has
-    queued here, so that a bookie that stopped reading pins no memory.
-    """
-
-    def __init__(self, size_max: int) -> None:
-        self._size_max = size_max
-        self._buffers: deque[tuple[int, int, Buffer]] = deque()
-        self._size = 0
-        self._put = 0
-        self._taken = 0
-        self._filled = trio.lowlevel.ParkingLot()
-        self._drained = trio.lowlevel.ParkingLot()
-
-    @property
-    def size(self) -> int:
-        """Bytes queued, including those that are being sent."""
-        return self._size
-
-    @property
-    def full(self) -> bool:
-        """True while senders of large data should wait."""
-        return self._size >= self._size_max
-
-    def put(self, owner: int, buffer: Buffer) -> int:
-        """Queue *buffer* and return its number, for withdraw().
-
-        Never blocks: a task that sends much checks ``full`` first.
-        """
-        self._put += 1
-        self._buffers.append((self._put, owner, buffer))
-        self._size += len(buffer)
-        self._filled.unpark_all()
-        return self._put
-
-    async def take(self) -> Buffer:
-        """Wait for something to send and return it; call sent() afterwards."""
-        while not self._buffers:
-            await self._filled.park()
-        self._taken, _, first = self._buffers.popleft()
-        if not self._buffers or len(first) >= CHUNK_SIZE:
-            return first
-        chunk = bytearray(first)
-        while self._buffers and len(chunk) + len(self._buffers[0][2]) <= CHUNK_SIZE:
-            self._taken, _, buffer = self._buffers.popleft()
-            chunk += buffer
-        return chunk
-
-    def sent(self, size: int) -> None:
-        """Free *size* bytes of the queue, and wake wait_room() if it is not full any more."""
-        self._size -= size
-        if not self.full:
-            self._drained.unpark_all()
-
-    def revoke(self, owner: int) -> None:
-        """Drop the buffers of *owner* that are still queued."""
-        self._drop(lambda _number, its_owner: its_owner == owner)
-
-    def withdraw(self, number: int) -> bool:
-        """Drop one buffer; return False if its bytes may have reached the socket already."""
-        if number <= self._taken:
-            return False
-        self._drop(lambda its_number, _owner: its_number == number)
-        return True
-
-    def clear(self) -> None:
-        """Drop everything, because the connection is lost."""
-        self._buffers.clear()
-        self.sent(self._size)
-
-    async def wait_room(self) -> None:
-        """Wait until the queue is not full."""
-        while self.full:
-            await self._drained.park()
-
-    def _drop(self, is_meant: Callable[[int, int], bool]) -> None:
-        kept = deque(each for each in self._buffers if not is_meant(each[0], each[1]))
-        dropped = sum(len(buffer) for *meant, buffer in self._buffers if is_meant(*meant))
-        self._buffers = kept
-        self.sent(dropped)
 
 
 # --- ledgers by id and incarnation --------------------------------------------------------

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import itertools
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol
@@ -24,19 +25,20 @@ from ledger_client.errors import BookieUnavailable
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.wire.inflight import (
     PROBE,
-    Buffer,
     Call,
     Declarations,
     LedgerName,
-    Outgoing,
     ReplyBook,
 )
-from ledger_client.wire.streams import BROKEN, first_line, parse, receive_into
+from ledger_client.wire.streams import BROKEN, first_line
 from metadata.stall_timer import StallTimer
 from native import frame
+from native.errors import ProtocolBroken
 from native.frame import Code, Opcode
 from native.link import Link, Writer
 
+CHUNK_SIZE = 256 * 1024
+"""Small buffers are joined up to this size for one send."""
 SEND_SIZE = 1 << 20
 LAST_CHANCE_S = 0.05
 """Before a bookie is given up, bytes that it has sent get this long to be received."""
@@ -48,6 +50,7 @@ UNANSWERED_MAX = 4096
 """Ledgers remembered because their writer left while adds were under way; the newest are kept."""
 ANSWERS = frozenset({Opcode.ADD, Opcode.PULSE})
 """Responses to no request: acknowledgements for a writer that left, and pulses."""
+Buffer = bytes | bytearray | memoryview
 
 
 class Listener(Protocol):
@@ -70,6 +73,90 @@ class Attached(NamedTuple):
 
 
 _IN_DOUBT = (Code.UNKNOWN_STATE, Code.OTHER_LEDGER)
+
+
+class Outgoing:
+    """The bounded queue in front of a socket.
+
+    Buffers are sent whole and in order. A writer that gives the bookie up revokes what it has
+    queued here, so that a bookie that stopped reading pins no memory.
+    """
+
+    def __init__(self, size_max: int) -> None:
+        self._size_max = size_max
+        self._buffers: deque[tuple[int, int, Buffer]] = deque()
+        self._size = 0
+        self._put = 0
+        self._taken = 0
+        self._filled = trio.lowlevel.ParkingLot()
+        self._drained = trio.lowlevel.ParkingLot()
+
+    @property
+    def size(self) -> int:
+        """Bytes queued, including those that are being sent."""
+        return self._size
+
+    @property
+    def full(self) -> bool:
+        """True while senders of large data should wait."""
+        return self._size >= self._size_max
+
+    def put(self, owner: int, buffer: Buffer) -> int:
+        """Queue *buffer* and return its number, for withdraw().
+
+        Never blocks: a task that sends much checks ``full`` first.
+        """
+        self._put += 1
+        self._buffers.append((self._put, owner, buffer))
+        self._size += len(buffer)
+        self._filled.unpark_all()
+        return self._put
+
+    async def take(self) -> Buffer:
+        """Wait for something to send and return it; call sent() afterwards."""
+        while not self._buffers:
+            await self._filled.park()
+        self._taken, _, first = self._buffers.popleft()
+        if not self._buffers or len(first) >= CHUNK_SIZE:
+            return first
+        chunk = bytearray(first)
+        while self._buffers and len(chunk) + len(self._buffers[0][2]) <= CHUNK_SIZE:
+            self._taken, _, buffer = self._buffers.popleft()
+            chunk += buffer
+        return chunk
+
+    def sent(self, size: int) -> None:
+        """Free *size* bytes of the queue, and wake wait_room() if it is not full any more."""
+        self._size -= size
+        if not self.full:
+            self._drained.unpark_all()
+
+    def revoke(self, owner: int) -> None:
+        """Drop the buffers of *owner* that are still queued."""
+        self._drop(lambda _number, its_owner: its_owner == owner)
+
+    def withdraw(self, number: int) -> bool:
+        """Drop one buffer; return False if its bytes may have reached the socket already."""
+        if number <= self._taken:
+            return False
+        self._drop(lambda its_number, _owner: its_number == number)
+        return True
+
+    def clear(self) -> None:
+        """Drop everything, because the connection is lost."""
+        self._buffers.clear()
+        self.sent(self._size)
+
+    async def wait_room(self) -> None:
+        """Wait until the queue is not full."""
+        while self.full:
+            await self._drained.park()
+
+    def _drop(self, is_meant: Callable[[int, int], bool]) -> None:
+        kept = deque(each for each in self._buffers if not is_meant(each[0], each[1]))
+        dropped = sum(len(buffer) for *meant, buffer in self._buffers if is_meant(*meant))
+        self._buffers = kept
+        self.sent(dropped)
 
 
 class Session:
@@ -290,6 +377,8 @@ class Session:
                 self._take_in(size)
             except ConnectionError as wrong:
                 return str(wrong)
+            except ProtocolBroken as wrong:
+                return f"broke the protocol: {wrong}"
 
     # --- progress of the bookie --------------------------------------------------------
 
@@ -336,7 +425,7 @@ class Session:
         return self._left_at == self._steps()
 
     def _take_in(self, size: int) -> None:
-        for response in parse(self._link, size):
+        for response in self._link.filled(size):
             if response.opcode in ANSWERS:
                 self._answers += 1
                 continue
@@ -348,6 +437,26 @@ class Session:
                 attached = self._attached.get(token)
                 if attached is not None:
                     attached.listener.acknowledged()
+
+
+async def receive_into(stream: trio.abc.Stream, room: memoryview) -> int:
+    """Receive some bytes into *room* and return how many; from a socket without a copy.
+
+    Raises:
+        ConnectionError: the connection is lost, or the bookie closed it.
+    """
+    try:
+        if isinstance(stream, trio.SocketStream):
+            size = await stream.socket.recv_into(room)
+        else:
+            data = await stream.receive_some(len(room))
+            size = len(data)
+            room[:size] = data
+    except BROKEN as wrong:
+        raise ConnectionError(f"connection lost: {first_line(wrong)}") from wrong
+    if size == 0:
+        raise ConnectionError("connection closed by the bookie")
+    return size
 
 
 def _owes(attached: Attached) -> bool:

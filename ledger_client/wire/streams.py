@@ -6,8 +6,6 @@ The last step is for connections to one particular bookie. An address may be tak
 another bookie while metadata still lists it for one that died. Entries that the other bookie
 stores, denies or acknowledges would count for the wrong copy, so nothing is sent before the
 bookie returned its id.
-
-Only this module receives bytes, for the handshake and for a session.
 """
 
 from __future__ import annotations
@@ -39,38 +37,6 @@ BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """Raised by a stream when the connection is lost."""
 
 
-async def receive_into(stream: trio.abc.Stream, room: memoryview) -> int:
-    """Receive some bytes into *room* and return how many; from a socket without a copy.
-
-    Raises:
-        ConnectionError: the connection is lost, or the bookie closed it.
-    """
-    try:
-        if isinstance(stream, trio.SocketStream):
-            size = await stream.socket.recv_into(room)
-        else:
-            data = await stream.receive_some(len(room))
-            size = len(data)
-            room[:size] = data
-    except BROKEN as wrong:
-        raise ConnectionError(f"connection lost: {first_line(wrong)}") from wrong
-    if size == 0:
-        raise ConnectionError("connection closed by the bookie")
-    return size
-
-
-def parse(link: Link, size: int) -> list[Response]:
-    """Return the responses that *size* bytes in the link's room complete, except for its writers.
-
-    Raises:
-        ConnectionError: the bytes are no responses.
-    """
-    try:
-        return link.filled(size)
-    except ProtocolBroken as wrong:
-        raise ConnectionError(f"broke the protocol: {wrong}") from wrong
-
-
 async def exchange(stream: trio.abc.Stream, request: bytes) -> Response:
     """Send one request and return the first response, before the stream has a session.
 
@@ -80,13 +46,16 @@ async def exchange(stream: trio.abc.Stream, request: bytes) -> Response:
     link = Link()
     try:
         await stream.send_all(request)
-        while True:
-            for response in parse(link, await receive_into(stream, link.room())):
+        while data := await stream.receive_some():
+            for response in link.feed(data):
                 return response
-    except (trio.BrokenResourceError, trio.ClosedResourceError) as wrong:
+    except ProtocolBroken as wrong:
+        raise ConnectionError(f"broke the protocol: {wrong}") from wrong
+    except BROKEN as wrong:
         raise ConnectionError(f"connection lost: {first_line(wrong)}") from wrong
     finally:
         link.close()
+    raise ConnectionError("connection closed by the bookie")
 
 
 def first_line(error: BaseException) -> str:

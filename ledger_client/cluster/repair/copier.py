@@ -223,18 +223,20 @@ async def deliver(
     await connection.ready()
     delivery = _Delivery(connection.bookie_id, batches, digest, token)
     try:
-        connection.attach(token, delivery.writer, 0, delivery, name)
-        flags = FLAGS | Flag.MEND if mends else FLAGS
-        for batch in batches:
-            frames, _ = readd(digest.master_key, flags, _sound_part(batch))
-            connection.send(token, frames)
-        with trio.fail_after(timeout_s):
-            await delivery.settled.wait()
+        session = connection.attach(token, delivery.writer, 0, delivery, name)
+        try:
+            flags = FLAGS | Flag.MEND if mends else FLAGS
+            for batch in batches:
+                frames, _ = readd(digest.master_key, flags, _sound_part(batch))
+                session.send(token, frames)
+            with trio.fail_after(timeout_s):
+                await delivery.settled.wait()
+        finally:
+            session.detach(token)
     except trio.TooSlowError:
         reason = f"acknowledged nothing within {timeout_s:g} s"
         raise BookieUnavailable(connection.bookie_id, reason) from None
     finally:
-        connection.detach(token)
         delivery.writer.close()
     if delivery.failure is not None:
         raise delivery.failure

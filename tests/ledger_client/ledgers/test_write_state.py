@@ -207,7 +207,7 @@ class Writing(RuleBasedStateMachine):
     def send(self) -> None:
         chunk = self.state.next_chunk(self.now)
         if chunk is None:
-            assert not self.state.has_waiting
+            assert not self.state.waiting
             return
         assert not self.ended and chunk.first == len(self.acks)
         self.chunks.append(chunk)

@@ -10,15 +10,14 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ledger_client.errors import BookieUnavailable
 from ledger_client.wire.inflight import (
-    CHUNK_SIZE,
     DECLARED_MAX,
     Declarations,
     Key,
     LedgerName,
-    Outgoing,
     Reply,
     ReplyBook,
 )
+from ledger_client.wire.session import CHUNK_SIZE, Outgoing
 from native import frame
 from native.frame import Opcode
 from native.link import Response
