@@ -1,1 +1,1 @@
-"""Work of leaders and operators: repair, observation, operations."""
+"""Work of leaders and operators: repair, operations, housekeeping and metrics."""

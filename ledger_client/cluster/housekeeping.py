@@ -26,14 +26,13 @@ from itertools import groupby
 import msgspec
 import trio
 
-from ledger_client.cluster.observation.topics import TopicFigures
+from ledger_client.cluster.observer import TopicFigures
 from ledger_client.errors import LedgerError
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.events import waiting_namespaces
 from ledger_client.topics.lanes.lane import close_lane
-from ledger_client.topics.retention.compacted_sets import remove_retired
-from ledger_client.topics.retention.holdings import LaneHoldings, Pin, read_holdings
+from ledger_client.topics.retention.holdings import LaneHoldings, Pin, read_holdings, remove_retired
 from ledger_client.topics.retention.job_rows import DeadJobs, read_pins
 from ledger_client.topics.retention.removal import Deletion, removable, remove_ledgers
 from ledger_client.topics.retention.retention import plan_retention

@@ -1,7 +1,7 @@
 """The roles of a bookie besides storing entries: it repairs, and leads when elected.
 
 The leader audits bookies and ledgers (repair/audit.py), looks after topics
-(housekeeping.py), and publishes metrics of the whole cluster (observation/).
+(housekeeping.py), and publishes metrics of the whole cluster (observer.py, metrics.py).
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ import trio
 from prometheus_client import CollectorRegistry
 
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
-from ledger_client.cluster.observation.metrics import LeaderMetrics
-from ledger_client.cluster.observation.observer import Observer
+from ledger_client.cluster.metrics import LeaderMetrics
+from ledger_client.cluster.observer import Observer
 from ledger_client.cluster.repair.audit import Auditor
 from ledger_client.cluster.repair.host import RepairHost, RepairOptions
 from ledger_client.cluster.repair.marks import add_mark, read_mark, size_on

@@ -38,7 +38,7 @@ from ledger_client.jobs.compaction.plan import (
     PartitionResult,
 )
 from ledger_client.jobs.compaction.runner import Candidate, candidates, elsewhere
-from ledger_client.jobs.staging.staging import JobStage
+from ledger_client.jobs.staging.job import JobStage
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
 from ledger_client.spark.session import collected, start_spark

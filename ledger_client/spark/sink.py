@@ -37,8 +37,8 @@ from pyspark.sql.datasource import (
 )
 
 from ledger_client.background import Background
+from ledger_client.jobs.staging.job import SealedLedger
 from ledger_client.jobs.staging.staged_writer import JobPart, StagedWriter, open_staged_writer
-from ledger_client.jobs.staging.staging import SealedLedger
 from ledger_client.jobs.staging.writing_job import (
     SinkBatch,
     WritePlan,

@@ -9,7 +9,7 @@ from laid_topic import Laid, LaidTopic
 
 from ledger_client import Client
 from ledger_client.message_id import MessageId
-from ledger_client.topics.retention.compacted_sets import read_set
+from ledger_client.topics.retention.holdings import read_set
 from metadata.compaction import CompactedSet
 from native.compacted import decode
 

@@ -9,8 +9,8 @@ from memory_cluster import MemoryCluster
 from topic_rig import ledger_ids
 
 from ledger_client import Client
+from ledger_client.jobs.staging.job import SealedLedger
 from ledger_client.jobs.staging.staged_writer import JobPart, open_staged_writer
-from ledger_client.jobs.staging.staging import SealedLedger
 from ledger_client.jobs.staging.writing_job import SinkBatch, WritePlan, commit_write, plan_write
 from ledger_client.ledgers.ledgers import Ledgers
 from metadata.topics import TopicRecord, decode_lane_ledger, lane_ledgers_prefix

@@ -23,8 +23,7 @@ from ledger_client.blocking import BlockingClient
 from ledger_client.commands.compact import Dropped
 from ledger_client.commands.topic.describe import Described
 from ledger_client.jobs.compaction.job import Compaction
-from ledger_client.topics.retention.compacted_sets import read_set
-from ledger_client.topics.retention.holdings import read_holdings
+from ledger_client.topics.retention.holdings import read_holdings, read_set
 from metadata.jobs import STAGED
 from metadata.store import items_under
 from metadata.topics import RollPolicy

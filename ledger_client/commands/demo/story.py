@@ -33,8 +33,7 @@ from rich.table import Table
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.demo.report import Comparison, DemoReport, Sum, whole_copies
-from ledger_client.commands.demo.source import InputFile, Sample, choose_sample
-from ledger_client.commands.demo.writing import Writing
+from ledger_client.commands.demo.writing import InputFile, Sample, Writing, choose_sample
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Sandbox, open_sandbox
 from ledger_client.errors import SparkError

@@ -22,7 +22,7 @@ from itertools import groupby
 from typing import Protocol
 
 from ledger_client.errors import LedgerError, MessagesLost
-from ledger_client.jobs.staging.staging import JobStage, open_staged
+from ledger_client.jobs.staging.job import JobStage, open_staged
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.ledgers.writer import WriteDriver
 from ledger_client.topics.messages import MessageRange

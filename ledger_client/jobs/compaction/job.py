@@ -25,11 +25,10 @@ from ledger_client.jobs.compaction.plan import (
     PartitionResult,
     plan_compaction,
 )
-from ledger_client.jobs.staging.job import Job, open_job
-from ledger_client.jobs.staging.staging import JobStage, staged_ledgers
+from ledger_client.jobs.staging.job import Job, JobStage, open_job, staged_ledgers
 from ledger_client.ledgers.catalogue import RETRY_S, translated
 from ledger_client.topics.context import TopicContext
-from ledger_client.topics.retention.compacted_sets import read_set, remove_retired, remove_set
+from ledger_client.topics.retention.holdings import read_set, remove_retired, remove_set
 from metadata.compaction import (
     LEDGERS_MAX,
     RETIRED_MAX,

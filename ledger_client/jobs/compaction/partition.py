@@ -40,7 +40,7 @@ from ledger_client.jobs.compaction.plan import (
     PartitionPlan,
     PartitionResult,
 )
-from ledger_client.jobs.staging.staging import JobStage
+from ledger_client.jobs.staging.job import JobStage
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.reading.range_reader import RangeEntries, RangeReader
 from ledger_client.topics.reading.ranges import LedgerRange

@@ -44,7 +44,7 @@ from ledger_client.jobs.compaction.plan import (
     PartitionPlan,
     PartitionResult,
 )
-from ledger_client.jobs.staging.staging import JobStage
+from ledger_client.jobs.staging.job import JobStage
 from ledger_client.topics.context import TopicContext
 from native.latest import Survivors
 

@@ -34,8 +34,8 @@ import msgspec
 from ledger_client.jobs.replay.columns import indexes_of, shares_of
 from ledger_client.jobs.replay.log import WHOLE, sent_of
 from ledger_client.jobs.replay.source import mark_of, open_source, place_of, position_of, time_of
+from ledger_client.jobs.staging.job import JobStage, SealedLedger
 from ledger_client.jobs.staging.staged_writer import JobPart, open_staged_writer
-from ledger_client.jobs.staging.staging import JobStage, SealedLedger
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.ledgers.reader import LedgerReader
 from ledger_client.topics.context import TopicContext

@@ -40,7 +40,7 @@ from ledger_client.errors import (
     Retryable,
     TooManyLedgers,
 )
-from ledger_client.jobs.staging.staging import (
+from ledger_client.jobs.staging.job import (
     JobStage,
     SealedLedger,
     Staged,

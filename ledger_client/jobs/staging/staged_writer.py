@@ -44,7 +44,7 @@ from ledger_client.errors import (
     PayloadTooLarge,
     TooManyLedgers,
 )
-from ledger_client.jobs.staging.staging import (
+from ledger_client.jobs.staging.job import (
     JobStage,
     SealedLedger,
     StagedLedgerWriter,

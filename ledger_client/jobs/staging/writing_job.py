@@ -34,9 +34,8 @@ from ledger_client.errors import (
     ProducerBusy,
     ReplayConflict,
 )
-from ledger_client.jobs.staging.job import grant_job, new_job_id
+from ledger_client.jobs.staging.job import JobStage, SealedLedger, grant_job, new_job_id
 from ledger_client.jobs.staging.showing import CommitMark, Showing
-from ledger_client.jobs.staging.staging import JobStage, SealedLedger
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue

@@ -13,8 +13,7 @@ from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.lanes.lane_names import read_lane_names
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.positions import LaneRef
-from ledger_client.topics.retention.compacted_sets import read_set
-from ledger_client.topics.retention.holdings import LaneHoldings, read_holdings
+from ledger_client.topics.retention.holdings import LaneHoldings, read_holdings, read_set
 from ledger_client.topics.retention.job_rows import read_pins
 from ledger_client.topics.retention.retention import Fate, plan_retention
 from metadata.compaction import CompactedSet

@@ -9,8 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 
-from ledger_client.topics.retention.compacted_sets import read_set
-from ledger_client.topics.retention.holdings import Pin
+from ledger_client.topics.retention.holdings import Pin, read_set
 from metadata.errors import BadRecord, VersionConflict
 from metadata.jobs import (
     IDS,

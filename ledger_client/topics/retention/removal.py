@@ -29,8 +29,7 @@ from ledger_client.errors import LedgerError
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue
-from ledger_client.topics.retention.compacted_sets import remove_set
-from ledger_client.topics.retention.holdings import read_holdings
+from ledger_client.topics.retention.holdings import read_holdings, remove_set
 from ledger_client.topics.retention.job_rows import discard, read_pins
 from ledger_client.topics.retention.retention import Before, Fate, plan_purge
 from metadata.errors import BadRecord, VersionConflict

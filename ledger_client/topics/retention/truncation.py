@@ -50,7 +50,6 @@ from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.options import ReadOptions, Start
 from ledger_client.topics.reading.starts import KnownLane, LaneStart, PlaceFinder, narrow
-from ledger_client.topics.retention.compacted_sets import read_set
 from ledger_client.topics.retention.cuts import (
     LaneCut,
     LaneTruncated,
@@ -62,7 +61,12 @@ from ledger_client.topics.retention.cuts import (
     cut_ops,
     ledger_cuts,
 )
-from ledger_client.topics.retention.holdings import HeldLedger, LaneHoldings, read_holdings
+from ledger_client.topics.retention.holdings import (
+    HeldLedger,
+    LaneHoldings,
+    read_holdings,
+    read_set,
+)
 from ledger_client.topics.retention.job_rows import HOLDER, read_pins
 from ledger_client.topics.times import EventTime
 from metadata.store import Op

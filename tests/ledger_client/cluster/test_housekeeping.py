@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
-from ledger_client.cluster.observation.topics import Removals, TopicFigures
+from ledger_client.cluster.observer import Removals, TopicFigures
 from ledger_client.errors import LedgerError
 from ledger_client.ledgers.ledgers import Ledgers
 from metadata.errors import LeaseLost

@@ -8,7 +8,7 @@ import pytest
 
 from ledger_client import Message, MessageId
 from ledger_client.commands.demo.report import Comparison, Sum
-from ledger_client.commands.demo.source import Deal, InputFile, key_of
+from ledger_client.commands.demo.writing import Deal, InputFile, key_of
 
 IDS = [MessageId(7, 1, number % 2, number // 2) for number in range(4)]
 OTHERS = [MessageId(8, 1, 0, 0)]

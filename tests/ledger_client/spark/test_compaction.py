@@ -18,7 +18,7 @@ from ledger_client.jobs.compaction.job import Compaction, Runner
 from ledger_client.jobs.compaction.runner import LocalRunner
 from ledger_client.spark.compaction import SparkRunner
 from ledger_client.topics.messages import Message
-from ledger_client.topics.retention.compacted_sets import read_set
+from ledger_client.topics.retention.holdings import read_set
 from metadata.compaction import CompactedSet
 from metadata.topics import RollPolicy
 from native.latest import MEMORY_MIN

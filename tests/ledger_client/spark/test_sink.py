@@ -11,7 +11,7 @@ import pytest
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.errors import BadFrame, BadOption, LedgerError, SparkFailed
-from ledger_client.jobs.staging.staging import read_staged
+from ledger_client.jobs.staging.job import read_staged
 from ledger_client.spark.failures import unwrapped
 from ledger_client.spark.reader import ask
 from metadata.jobs import JOBS, STAGED

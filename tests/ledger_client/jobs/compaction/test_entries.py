@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ledger_client.jobs.compaction.entries import ENTRY_COUNT, StagedLane
-from ledger_client.jobs.staging.staging import JobStage
+from ledger_client.jobs.staging.job import JobStage
 from metadata.topics import TopicRecord
 from native import compacted
 from native.batch import Columns

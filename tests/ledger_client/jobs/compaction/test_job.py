@@ -27,9 +27,8 @@ from ledger_client.errors import (
 from ledger_client.jobs.compaction.job import Compaction, compact_topic, drop_compacted
 from ledger_client.jobs.compaction.plan import CompactionPlan, OnProgress, PartitionResult
 from ledger_client.jobs.compaction.runner import LocalRunner
-from ledger_client.jobs.staging.job import open_job
-from ledger_client.jobs.staging.staging import JobStage
-from ledger_client.topics.retention.compacted_sets import read_set
+from ledger_client.jobs.staging.job import JobStage, open_job
+from ledger_client.topics.retention.holdings import read_set
 from ledger_client.topics.retention.job_rows import discard
 from metadata import compaction as metadata_compaction
 from metadata.compaction import RETIRED_MS, CompactedSet

@@ -10,8 +10,14 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.errors import BadTopic, JobLost
-from ledger_client.jobs.staging.job import LEASE_S, new_job_id, open_job
-from ledger_client.jobs.staging.staging import JobStage, create_staged, staged_ledgers
+from ledger_client.jobs.staging.job import (
+    LEASE_S,
+    JobStage,
+    create_staged,
+    new_job_id,
+    open_job,
+    staged_ledgers,
+)
 from ledger_client.topics.retention.explanation import explain
 from ledger_client.topics.retention.job_rows import discard, live_jobs, read_pins
 from ledger_client.topics.times import PublishTime

@@ -39,9 +39,9 @@ from ledger_client.errors import (
     ProducerBusy,
     TooManyLedgers,
 )
+from ledger_client.jobs.staging.job import SealedLedger
 from ledger_client.jobs.staging.showing import SHOW_S, Showing
 from ledger_client.jobs.staging.staged_writer import ATTEMPTS, PARTS_MAX, share_of
-from ledger_client.jobs.staging.staging import SealedLedger
 from ledger_client.jobs.staging.writing_job import abort_write, commit_write, plan_write
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.retention.job_rows import live_jobs

@@ -7,8 +7,8 @@ import pytest
 from laid_topic import TOPIC, LaidTopic, laid_topic, said
 from trio.testing import MockClock
 
-from ledger_client.topics.retention.compacted_sets import read_set, remove_retired, remove_set
 from ledger_client.topics.retention.explanation import explain
+from ledger_client.topics.retention.holdings import read_set, remove_retired, remove_set
 from ledger_client.topics.retention.job_rows import read_pins, set_pins
 from ledger_client.topics.retention.removal import Deletion
 from metadata.compaction import (

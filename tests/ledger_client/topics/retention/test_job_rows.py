@@ -10,8 +10,7 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
-from ledger_client.jobs.staging.job import LEASE_S, grant_job, open_job
-from ledger_client.jobs.staging.staging import JobStage, create_staged
+from ledger_client.jobs.staging.job import LEASE_S, JobStage, create_staged, grant_job, open_job
 from metadata.errors import LeaseLost
 from metadata.jobs import (
     IDS,

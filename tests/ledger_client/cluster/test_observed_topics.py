@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from topic_rig import HOUR_MS, begun, holdings, row
 
-from ledger_client.cluster.observation.topics import OTHERS, TOPICS_MAX, Removals, TopicFigures
+from ledger_client.cluster.observer import OTHERS, TOPICS_MAX, Removals, TopicFigures
 from ledger_client.topics.retention.retention import Fate
 from metadata.topics import LaneOwner, Retention, TopicRecord
 

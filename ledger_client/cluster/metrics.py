@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ledger_client.cluster.observation.observer import ClusterSnapshot, JobReport, Observer
-from ledger_client.cluster.observation.topics import TopicSnapshot
+from ledger_client.cluster.observer import ClusterSnapshot, JobReport, Observer, TopicSnapshot
 
 CLUSTER = "quire_cluster_"
 TOPIC = "quire_topic_"

@@ -6,7 +6,7 @@ from memory_cluster import memory_cluster
 from repair_rig import lose
 from trio.testing import MockClock
 
-from ledger_client.cluster.observation.observer import (
+from ledger_client.cluster.observer import (
     REASONS,
     ClusterFigures,
     JobFigures,

@@ -11,9 +11,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from topic_rig import begun, holdings, row
 from trio.testing import MockClock
 
-from ledger_client.cluster.observation.metrics import LeaderMetrics
-from ledger_client.cluster.observation.observer import JobReport, Observer
-from ledger_client.cluster.observation.topics import TOPICS_MAX
+from ledger_client.cluster.metrics import LeaderMetrics
+from ledger_client.cluster.observer import TOPICS_MAX, JobReport, Observer
 from metadata.topics import Retention, TopicRecord
 
 
