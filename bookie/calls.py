@@ -28,18 +28,18 @@ from bookie.scrub import Scrubber
 from bookie.status import Status
 from bookie.storage import Storage
 from metadata import calls
-from metadata.answers import MetadataCalls
+from metadata.answers import MetadataCalls, failure_of
 from metadata.calls import BookieReply, Failure, MetadataRequest, Reply
 from metadata.errors import BadRecord
-from metadata.failures import failure_of
-from metadata.limits import (
+from metadata.store import (
     KEY_SIZE_MAX,
     LEASE_VALUE_SIZE_MAX,
     PAGE_COUNT_MAX,
     PAGE_SIZE_MAX,
     VALUE_SIZE_MAX,
+    Changes,
+    MetadataStore,
 )
-from metadata.store import Changes, MetadataStore
 from native.engine import Request as WireRequest
 from native.errors import Absent, CoreError, Corrupt, NoLedger
 from native.frame import CALL_SIZE_MAX, Code, Opcode

@@ -1,15 +1,21 @@
-"""The bookie's side of metadata calls: a request in, a reply or a Failure out."""
+"""Answers to metadata calls: a bookie makes them from its store, a client takes them apart.
+
+An error is a Failure on the wire: the bookie turns an exception into one, and the client turns it
+back. Its kind is the name of the exception's class, and the attributes are its own. A kind that is
+not of the package metadata becomes a MetadataError with the message alone.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar
 
-from metadata import calls
-from metadata.calls import Done, Granted, MetadataReply, MetadataRequest
-from metadata.errors import MetadataError
-from metadata.failures import failure_of
+from metadata import calls, errors
+from metadata.calls import Done, Failure, Granted, MetadataReply, MetadataRequest, Reply
+from metadata.errors import Attribute, BadRecord, MetadataError
 from metadata.store import Delete, MetadataStore, Put
+
+T = TypeVar("T")
 
 
 class MetadataCalls:
@@ -88,3 +94,54 @@ class MetadataCalls:
         return await self._store.changes(
             request.prefix, since=request.revision, wait_s=request.wait_ms / 1000
         )
+
+
+# --- errors ------------------------------------------------------------------------------
+
+_FROM_MESSAGE = (errors.MetadataUnavailable, errors.BadStore)
+_FROM_ATTRIBUTES = (errors.VersionConflict, errors.LeaseHeld, errors.LeaseLost)
+_PLAIN = (errors.BadRequest, errors.BadRecord, errors.BadAddress, errors.AccessDenied)
+_KINDS: dict[str, type[MetadataError]] = {
+    kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ATTRIBUTES, *_PLAIN)
+}
+
+
+def failure_of(error: MetadataError) -> Failure:
+    """Return *error* as a reply, with all its attributes."""
+    attributes: dict[str, Attribute] = {
+        name: value for name, value in vars(error).items() if name != "message"
+    }
+    return Failure(type(error).__name__, error.message, attributes)
+
+
+def error_of(failure: Failure) -> MetadataError:
+    """Return the exception that *failure* was made from.
+
+    That is BadRecord if its attributes do not fit its kind, because the peer is at fault.
+    """
+    kind = _KINDS.get(failure.kind)
+    if kind is None:
+        return MetadataError(failure.message)
+    attributes = failure.attributes
+    try:
+        if kind in _FROM_ATTRIBUTES:
+            return kind(**attributes)  # type: ignore[arg-type]  # checked by the call
+        if kind in _FROM_MESSAGE:
+            return kind(failure.message, **attributes)  # type: ignore[arg-type]
+        return kind(failure.message)
+    except (TypeError, ValueError) as wrong:
+        return BadRecord(f"a failure of kind {failure.kind} has wrong attributes: {wrong}")
+
+
+def expect(reply: Reply, kind: type[T]) -> T:
+    """Return *reply* if it is a *kind*.
+
+    Raises:
+        MetadataError: the reply is a Failure, of this error.
+        BadRecord: the reply is of another kind.
+    """
+    if isinstance(reply, kind):
+        return reply
+    if isinstance(reply, Failure):
+        raise error_of(reply)
+    raise BadRecord(f"the bookie answered {type(reply).__name__}, not {kind.__name__}")

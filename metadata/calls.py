@@ -15,8 +15,7 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from metadata.errors import Attribute, BadRecord
-from metadata.limits import OPS_MAX
-from metadata.store import Changes, Check, CheckLease, Delete, Lease, Put
+from metadata.store import OPS_MAX, Changes, Check, CheckLease, Delete, Lease, Put
 from native.mark import Mark
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
@@ -205,7 +204,7 @@ class DiskUse(CallMessage, frozen=True):
 
 
 class Failure(CallMessage, frozen=True):
-    """The request was not done. *kind* is the name of the exception (metadata/failures.py)."""
+    """The request was not done. *kind* is the name of the exception (metadata/answers.py)."""
 
     kind: str
     message: str

@@ -16,8 +16,7 @@ from typing import Any
 
 from metadata import rows
 from metadata.errors import LeaseHeld, LeaseLost
-from metadata.limits import PAGE_COUNT_MAX
-from metadata.store import CheckLease, Lease, Leases
+from metadata.store import PAGE_COUNT_MAX, CheckLease, Lease, Leases
 
 _COLUMNS = "name, owner, epoch, value, renewed_ms + ttl_ms - :now"
 _LIVE = "renewed_ms <= :now AND :now < renewed_ms + ttl_ms"

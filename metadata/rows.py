@@ -9,8 +9,7 @@ from __future__ import annotations
 import sqlite3
 
 from metadata.errors import VersionConflict
-from metadata.limits import PAGE_SIZE_MAX
-from metadata.store import ABSENT, Changes, Check, Delete, Page, Put, Versioned
+from metadata.store import ABSENT, PAGE_SIZE_MAX, Changes, Check, Delete, Page, Put, Versioned
 
 CHANGES_MAX = 10_000
 """Changes that are kept; a watch further behind gets one hint for everything."""

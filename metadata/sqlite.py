@@ -11,6 +11,7 @@ One connection writes, another reads; each runs on worker threads.
 from __future__ import annotations
 
 import sqlite3
+import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
@@ -18,9 +19,11 @@ from typing import TypeVar
 
 import trio
 
-from metadata import clock_rows, lease_rows, limits, rows
+from metadata import clock_rows, lease_rows, rows
 from metadata.clock import host_wall_ms
+from metadata.errors import MetadataUnavailable
 from metadata.revisions import RevisionPoll
+from metadata.schema import error_code, open_connection, translate
 from metadata.store import (
     Changes,
     Check,
@@ -33,8 +36,14 @@ from metadata.store import (
     Put,
     Versioned,
     Versions,
+    check_changes,
+    check_grant,
+    check_ids,
+    check_key,
+    check_lease,
+    check_ops,
+    check_page,
 )
-from metadata.transactions import Transactions
 from metadata.watch import watching
 
 TIMEOUT_S = 10.0
@@ -95,7 +104,7 @@ class SqliteStore:
 
     async def get(self, key: str) -> Versioned | None:
         """Read a key, as MetadataStore.get specifies. Needs no sync."""
-        limits.check_key(key)
+        check_key(key)
         return await self._reader.read(lambda connection: rows.get(connection, key))
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None) -> int:
@@ -110,19 +119,19 @@ class SqliteStore:
     async def transact(self, ops: Sequence[Op]) -> Versions:
         """Do all ops or none, as MetadataStore.transact specifies. Costs one sync."""
         ops = tuple(ops)
-        limits.check_ops(ops)
+        check_ops(ops)
         return await self._change(lambda connection: [self._apply(connection, op) for op in ops])
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
         """List keys, as MetadataStore.list specifies. Needs no sync."""
-        limits.check_page(prefix, after, limit)
+        check_page(prefix, after, limit)
         return await self._reader.read(
             lambda connection: rows.page(connection, prefix, after, limit)
         )
 
     async def next_id(self, counter: str, count: int = 1) -> int:
         """Issue fresh ids, as MetadataStore.next_id specifies. Costs one sync."""
-        limits.check_ids(counter, count)
+        check_ids(counter, count)
         return await self._change(lambda connection: rows.next_id(connection, counter, count))
 
     async def now_ms(self) -> int:
@@ -135,7 +144,7 @@ class SqliteStore:
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
         """Take a lease, as MetadataStore.grant specifies. Costs one sync."""
-        limits.check_grant(name, owner, ttl_s, value)
+        check_grant(name, owner, ttl_s, value)
         return await self._change(
             lambda connection: lease_rows.grant(
                 connection,
@@ -149,19 +158,19 @@ class SqliteStore:
 
     async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
         """Extend a lease, as MetadataStore.renew specifies. Costs one sync."""
-        limits.check_lease(lease, value)
+        check_lease(lease, value)
         return await self._change(
             lambda connection: lease_rows.renew(connection, lease, value, self._clock_ms())
         )
 
     async def release(self, lease: Lease) -> None:
         """End a lease, as MetadataStore.release specifies. Costs one sync."""
-        limits.check_lease(lease)
+        check_lease(lease)
         await self._change(lambda connection: lease_rows.release(connection, lease))
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
         """List live leases, as MetadataStore.leases specifies. Needs no sync."""
-        limits.check_page(prefix, after)
+        check_page(prefix, after)
         return await self._reader.read(
             lambda connection: lease_rows.live(connection, prefix, after, self._clock_ms())
         )
@@ -170,7 +179,7 @@ class SqliteStore:
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
         """Wait for changes, as MetadataStore.changes specifies. Polls while it waits."""
-        limits.check_changes(prefix, since, wait_s)
+        check_changes(prefix, since, wait_s)
         found = await self._changes(prefix, since)
         with trio.move_on_after(wait_s):
             while since is not None and not (found.keys or found.everything):
@@ -218,3 +227,108 @@ class SqliteStore:
         if over:
             await self._change(lambda connection: lease_rows.sweep(connection, self._clock_ms()))
         return revision
+
+
+class Transactions:
+    """Runs functions inside transactions on the store at *path*, on a worker thread.
+
+    One connection, one transaction at a time, by a limiter of one. The thread holds it until it
+    ends, even if its caller was cancelled, so a cancelled change is over before the next one
+    starts.
+    """
+
+    def __init__(self, path: Path, connection: sqlite3.Connection, *, timeout_s: float) -> None:
+        self._path = path
+        self._connection = connection
+        self._timeout_s = timeout_s
+        self._limiter = trio.CapacityLimiter(1)
+        self._closed = False
+
+    @classmethod
+    async def open(cls, path: Path, *, timeout_s: float) -> Transactions:
+        """Open a new connection. Raises as open_connection."""
+        connection = await trio.to_thread.run_sync(
+            lambda: open_connection(path, timeout_s=timeout_s)
+        )
+        return cls(path, connection, timeout_s=timeout_s)
+
+    async def read(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of *work*, which sees one state of the store."""
+        return await self._run("BEGIN", work)
+
+    async def change(self, work: Callable[[sqlite3.Connection], T]) -> T:
+        """Return the result of *work* once its changes are on disk.
+
+        If *work* raises, nothing is changed. If the caller is cancelled while the thread runs,
+        the change may still be made.
+
+        Raises:
+            MetadataUnavailable: the store is locked, full or failing, after *timeout_s* at most.
+            BadStore: the file is damaged.
+        """
+        return await self._run("BEGIN IMMEDIATE", work)
+
+    async def aclose(self) -> None:
+        """Close the connection after the transaction that is under way."""
+        self._closed = True
+        with trio.CancelScope(shield=True):  # bounded: a transaction has a deadline
+            await trio.to_thread.run_sync(self._connection.close, limiter=self._limiter)
+
+    async def _run(self, begin: str, work: Callable[[sqlite3.Connection], T]) -> T:
+        deadline = time.monotonic() + self._timeout_s
+        return await trio.to_thread.run_sync(
+            lambda: self._transact(begin, work, deadline),
+            limiter=self._limiter,
+            abandon_on_cancel=True,
+        )
+
+    def _transact(self, begin: str, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
+        if self._closed:
+            raise MetadataUnavailable(f"{self._path}: the store is closed")
+        try:
+            return self._attempt(begin, work, deadline)
+        except MetadataUnavailable as error:
+            if not (_is_full(error) and self._reuse_log()):
+                raise
+        return self._attempt(begin, work, deadline)
+
+    def _attempt(self, begin: str, work: Callable[[sqlite3.Connection], T], deadline: float) -> T:
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise MetadataUnavailable(f"{self._path}: no turn within {self._timeout_s} s")
+        committing = False
+        try:
+            self._connection.execute(f"PRAGMA busy_timeout = {max(1, int(left_s * 1000))}")
+            self._connection.execute(begin)
+            result = work(self._connection)
+            committing = True
+            self._connection.execute("COMMIT")
+        except sqlite3.Error as error:
+            raise translate(error, self._path, committing=committing) from error
+        finally:
+            self._roll_back()
+        return result
+
+    def _reuse_log(self) -> bool:
+        """Let the next change overwrite the write-ahead log; return False if it cannot.
+
+        On a full disk the log cannot grow, but a checkpoint into the file makes room in it. So
+        bookies on a full disk keep their leases, and readers find them.
+        """
+        try:
+            row = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        except sqlite3.Error:
+            return False
+        return bool(row[0] == 0)
+
+    def _roll_back(self) -> None:
+        if self._connection.in_transaction:
+            try:
+                self._connection.rollback()
+            except sqlite3.Error as error:
+                raise translate(error, self._path) from error
+
+
+def _is_full(error: MetadataUnavailable) -> bool:
+    cause = error.__cause__
+    return isinstance(cause, sqlite3.Error) and error_code(cause) == sqlite3.SQLITE_FULL

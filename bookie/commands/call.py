@@ -14,9 +14,9 @@ import trio
 
 from metadata.access import Access
 from metadata.address import Address, parse_address
+from metadata.answers import expect
 from metadata.calls import BookieRequest, decode_reply, encode_request
 from metadata.cluster_url import is_cluster_url, parse_cluster_url
-from metadata.failures import expect
 from metadata.outcome import CommandFailed
 from native import frame
 from native.link import Response

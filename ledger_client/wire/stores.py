@@ -27,13 +27,13 @@ from ledger_client.options import DEFAULT_OPTIONS
 from ledger_client.wire.inflight import Call
 from ledger_client.wire.session import Session
 from ledger_client.wire.streams import OpenStream, opener
-from metadata import calls, limits, urls
+from metadata import calls, urls
 from metadata.access import LOGIN_WANTED
 from metadata.address import Address, format_cluster, parse_address
+from metadata.answers import error_of, expect
 from metadata.calls import MetadataRequest, Reply, decode_reply, encode_request
 from metadata.cluster_url import SCHEMES, parse_cluster_url
 from metadata.errors import AccessDenied, BadAddress, BadRecord, MetadataError, MetadataUnavailable
-from metadata.failures import error_of, expect
 from metadata.records import BOOKIES, decode_bookie
 from metadata.store import (
     Changes,
@@ -46,6 +46,13 @@ from metadata.store import (
     Put,
     Versioned,
     Versions,
+    check_changes,
+    check_grant,
+    check_ids,
+    check_key,
+    check_lease,
+    check_ops,
+    check_page,
 )
 from metadata.watch import watching
 from native.frame import Code
@@ -120,7 +127,7 @@ class BookieStore:
 
     async def get(self, key: str) -> Versioned | None:
         """As MetadataStore.get; repeated at other bookies until the deadline."""
-        limits.check_key(key)
+        check_key(key)
         reply = await self._ask(calls.Get(key))
         if isinstance(reply, calls.Missing):
             return None
@@ -130,31 +137,31 @@ class BookieStore:
     async def put(self, key: str, value: bytes, *, expected: int | None = None) -> int:
         """As MetadataStore.put; it is not repeated."""
         op = Put(key, value, expected)
-        limits.check_ops([op])
+        check_ops([op])
         return _first(await self._ask(op, twice=False))
 
     async def delete(self, key: str, *, expected: int | None = None) -> None:
         """As MetadataStore.delete; it is not repeated."""
         op = Delete(key, expected)
-        limits.check_ops([op])
+        check_ops([op])
         expect(await self._ask(op, twice=False), calls.Done)
 
     async def transact(self, ops: Sequence[Op]) -> Versions:
         """As MetadataStore.transact; it is not repeated."""
-        limits.check_ops(ops)
+        check_ops(ops)
         reply = await self._ask(calls.Transact([*ops]), twice=False)
         return expect(reply, calls.Done).numbers
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
         """As MetadataStore.list; repeated at other bookies until the deadline."""
-        limits.check_page(prefix, after, limit)
+        check_page(prefix, after, limit)
         reply = await self._ask(calls.ListKeys(prefix, after, limit))
         items = expect(reply, calls.KeyPage).items
         return [(item.key, Versioned(item.value, item.version)) for item in items]
 
     async def next_id(self, counter: str, count: int = 1) -> int:
         """As MetadataStore.next_id; a repeated call may lose ids."""
-        limits.check_ids(counter, count)
+        check_ids(counter, count)
         return _first(await self._ask(calls.NextId(counter, count)))
 
     async def now_ms(self) -> int:
@@ -163,24 +170,24 @@ class BookieStore:
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
         """As MetadataStore.grant; repeating it ends the lease of the first attempt."""
-        limits.check_grant(name, owner, ttl_s, value)
+        check_grant(name, owner, ttl_s, value)
         reply = await self._ask(calls.Grant(name, owner, ttl_s, value))
         return expect(reply, calls.Granted).lease
 
     async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
         """As MetadataStore.renew; with a value, it is not repeated."""
-        limits.check_lease(lease, value)
+        check_lease(lease, value)
         reply = await self._ask(calls.Renew(lease, value), twice=value is None)
         return expect(reply, calls.Granted).lease
 
     async def release(self, lease: Lease) -> None:
         """As MetadataStore.release; repeated at other bookies until the deadline."""
-        limits.check_lease(lease)
+        check_lease(lease)
         expect(await self._ask(calls.Release(lease)), calls.Done)
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
         """As MetadataStore.leases; of bookies, their addresses join the round."""
-        limits.check_page(prefix, after)
+        check_page(prefix, after)
         found = expect(await self._ask(calls.ListLeases(prefix, after)), calls.LeasePage).leases
         if prefix == BOOKIES and not after:
             self._dialer.learn(_addresses(found))
@@ -190,7 +197,7 @@ class BookieStore:
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
         """As MetadataStore.changes; *wait_s* is added to the deadline."""
-        limits.check_changes(prefix, since, wait_s)
+        check_changes(prefix, since, wait_s)
         request = calls.WatchSince(prefix, since, int(wait_s * 1000))
         return expect(await self._ask(request, wait_s=wait_s), Changes)
 

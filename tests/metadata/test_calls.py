@@ -17,8 +17,7 @@ from metadata.calls import (
     encode_request,
 )
 from metadata.errors import BadRecord
-from metadata.limits import OPS_MAX
-from metadata.store import Changes, Check, CheckLease, Delete, Lease, Put
+from metadata.store import OPS_MAX, Changes, Check, CheckLease, Delete, Lease, Put
 from native.mark import Mark
 
 LEASE = Lease("bookies/1", "me", 4, b"\0", 1.5)

@@ -18,7 +18,7 @@ from metadata.compaction import (
     encode_set,
 )
 from metadata.errors import BadRecord
-from metadata.limits import OPS_MAX, VALUE_SIZE_MAX
+from metadata.store import OPS_MAX, VALUE_SIZE_MAX
 
 BIG = (1 << 63) - 2
 LEDGER = CompactedLedger(

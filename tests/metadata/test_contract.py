@@ -9,9 +9,9 @@ import trio
 from lease_clock import LeaseClock
 
 from metadata.errors import BadRequest, LeaseHeld, LeaseLost, MetadataUnavailable, VersionConflict
-from metadata.limits import OPS_MAX
 from metadata.store import (
     ABSENT,
+    OPS_MAX,
     Check,
     CheckLease,
     Delete,

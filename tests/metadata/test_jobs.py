@@ -28,15 +28,15 @@ from metadata.jobs import (
     staged_key,
     staged_prefix,
 )
-from metadata.limits import (
+from metadata.store import (
     KEY_SIZE_MAX,
     LEASE_VALUE_SIZE_MAX,
     OPS_MAX,
     OPS_SIZE_MAX,
     VALUE_SIZE_MAX,
+    Put,
     check_ops,
 )
-from metadata.store import Put
 from native.frame import call
 
 NUMBER_MAX = (1 << 63) - 1

@@ -8,7 +8,6 @@ import msgspec
 import pytest
 
 from metadata.errors import BadRecord
-from metadata.limits import VALUE_SIZE_MAX
 from metadata.replays import (
     PARTS_MAX,
     LaneMark,
@@ -22,6 +21,7 @@ from metadata.replays import (
     encode_replay,
     replay_key,
 )
+from metadata.store import VALUE_SIZE_MAX
 
 END = LaneMark(0, -1, 0, 3, 17, 2, 55, 1017, 9)
 RECORD = ReplayRecord(

@@ -15,11 +15,12 @@ from contextlib import AbstractAsyncContextManager
 import trio
 from memory_leases import MemoryLeases
 
-from metadata import limits
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.records import BookieRecord, bookie_lease, encode_record
 from metadata.store import (
     ABSENT,
+    PAGE_COUNT_MAX,
+    PAGE_SIZE_MAX,
     Changes,
     Check,
     CheckLease,
@@ -32,6 +33,13 @@ from metadata.store import (
     Put,
     Versioned,
     Versions,
+    check_changes,
+    check_grant,
+    check_ids,
+    check_key,
+    check_lease,
+    check_ops,
+    check_page,
 )
 from metadata.watch import watching
 
@@ -81,7 +89,7 @@ class MemoryStore:
     # --- keys ------------------------------------------------------------------------
 
     async def get(self, key: str) -> Versioned | None:
-        limits.check_key(key)
+        check_key(key)
         await self._reach()
         return self.values.get(key)
 
@@ -94,7 +102,7 @@ class MemoryStore:
 
     async def transact(self, ops: Sequence[Op]) -> Versions:
         ops = tuple(ops)
-        limits.check_ops(ops)
+        check_ops(ops)
         await self._reach()
         for op in ops:
             if isinstance(op, Put):
@@ -125,19 +133,19 @@ class MemoryStore:
             self.on_change(key, None)
 
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
-        limits.check_page(prefix, after, limit)
+        check_page(prefix, after, limit)
         await self._reach()
         found: list[Item] = []
         size = 0
         for key in sorted(k for k in self.values if k.startswith(prefix) and k > after)[:limit]:
             size += len(self.values[key].value)
-            if found and size > limits.PAGE_SIZE_MAX:
+            if found and size > PAGE_SIZE_MAX:
                 break
             found.append((key, self.values[key]))
         return found
 
     async def next_id(self, counter: str, count: int = 1) -> int:
-        limits.check_ids(counter, count)
+        check_ids(counter, count)
         await self._reach()
         first = self._counters.get(counter, 1)
         self._counters[counter] = first + count
@@ -154,22 +162,22 @@ class MemoryStore:
     # --- leases ----------------------------------------------------------------------
 
     async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
-        limits.check_grant(name, owner, ttl_s, value)
+        check_grant(name, owner, ttl_s, value)
         await self._reach()
         return self._leases.grant(name, owner, round(ttl_s * 1000), value)
 
     async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        limits.check_lease(lease, value)
+        check_lease(lease, value)
         await self._reach()
         return self._leases.renew(lease, value)
 
     async def release(self, lease: Lease) -> None:
-        limits.check_lease(lease)
+        check_lease(lease)
         await self._reach()
         self._leases.release(lease)
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
-        limits.check_page(prefix, after)
+        check_page(prefix, after)
         await self._reach()
         found = self._leases.live(prefix)
         found += [
@@ -178,14 +186,14 @@ class MemoryStore:
             if bookie_lease(name).startswith(prefix)
         ]
         above = [lease for lease in found if lease.name > after]
-        return sorted(above, key=lambda lease: lease.name)[: limits.PAGE_COUNT_MAX]
+        return sorted(above, key=lambda lease: lease.name)[:PAGE_COUNT_MAX]
 
     # --- watches ---------------------------------------------------------------------
 
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
-        limits.check_changes(prefix, since, wait_s)
+        check_changes(prefix, since, wait_s)
         await self._reach()
         found = self._changes(prefix, since)
         with trio.move_on_after(wait_s):

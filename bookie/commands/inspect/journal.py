@@ -24,8 +24,8 @@ from bookie.inspection.journal import (
 )
 from bookie.mark import read_mark
 from metadata.calls import JournalFilePage, JournalFiles, JournalRecordPage, JournalRecords
-from metadata.limits import INTEGER_MAX
 from metadata.outcome import CommandFailed
+from metadata.store import INTEGER_MAX
 from native.journal import Damage, End, Record
 
 

@@ -55,8 +55,7 @@ from ledger_client.topics.lanes.lane_lease import LaneLease, hold_lane
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, greater
 from metadata.clock import StoreClock
-from metadata.limits import OPS_MAX
-from metadata.store import Check, Op, Put, Versioned
+from metadata.store import OPS_MAX, Check, Op, Put, Versioned
 from metadata.topics import (
     LaneLedger,
     TopicRecord,

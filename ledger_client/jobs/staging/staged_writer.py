@@ -57,9 +57,8 @@ from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.lanes.rolling import Rolling
 from metadata.errors import BadRecord, VersionConflict
 from metadata.jobs import IdRun, JobIds, decode_ids, encode_job_row, ids_key
-from metadata.limits import IDS_MAX, OPS_MAX
 from metadata.records import LEDGER_COUNTER
-from metadata.store import ABSENT, Put
+from metadata.store import ABSENT, IDS_MAX, OPS_MAX, Put
 from native.batch import Columns, cut, encode
 from native.errors import TooLarge
 

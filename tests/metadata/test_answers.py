@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from metadata import calls, errors
-from metadata.failures import error_of, expect, failure_of
+from metadata.answers import error_of, expect, failure_of
 
 ERRORS: list[errors.MetadataError] = [
     errors.VersionConflict(key="a", expected=1, found=0),
