@@ -112,8 +112,15 @@ class Portal(Generic[R_co]):
         return result.result()
 
     def check_thread(self) -> None:
-        """Raise RuntimeError in the loop's own thread, where waiting for it would never end."""
-        if threading.current_thread() is self._thread and not self.is_forked:
+        """Raise where waiting for the loop would never end: in its own thread, and in a fork.
+
+        Raises:
+            ClientForked: this process is a fork of the one that has the thread.
+            RuntimeError: this is the loop's own thread.
+        """
+        if self.is_forked:
+            raise ClientForked
+        if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call from the thread that serves it")
 
     @contextmanager
@@ -125,22 +132,24 @@ class Portal(Generic[R_co]):
         Raises as entering and leaving *manager* do.
         """
         held = Held(manager)
-        value = self.call(self.start, held)
         try:
-            yield value
-        except Exception as error:
+            value = self.call(self.start, held)
+            try:
+                yield value
+            except Exception as error:
+                if not self.is_forked:
+                    trace = error.__traceback__
+                    with suppress_same(error):
+                        self.call(held.leave, error)
+                    error.__traceback__ = trace
+                raise
             if not self.is_forked:
-                trace = error.__traceback__
-                with suppress_same(error):
-                    self.call(held.leave, error)
-                error.__traceback__ = trace
-            raise
-        except BaseException:
-            if not self.is_forked:
+                self.call(held.leave)
+        except BaseException as error:
+            # Also if the caller was interrupted while the block was entered or left.
+            if not isinstance(error, Exception) and held.is_entered and not self.is_forked:
                 self.call(held.cancel)
             raise
-        if not self.is_forked:
-            self.call(held.leave)
 
     async def start(self, held: Held[T]) -> T:
         """Enter *held* in a task of its own and return its value. Raises as entering does."""
@@ -181,9 +190,14 @@ class Portal(Generic[R_co]):
 
 
 class Held(Generic[T]):
-    """An async context manager held open in trio for another thread or an asyncio task."""
+    """An async context manager held open in trio for another thread or an asyncio task.
+
+    Attributes:
+        is_entered: the block was entered, so leave() or cancel() must follow.
+    """
 
     def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
+        self.is_entered = False
         self._manager = manager
         self._scope = trio.CancelScope()
         self._left, self._ended = trio.Event(), trio.Event()
@@ -192,17 +206,16 @@ class Held(Generic[T]):
 
     async def run(self, *, task_status: trio.TaskStatus[T]) -> None:
         """Enter the block and stay until leave() or cancel(). Raises as entering it does."""
-        entered = False
         try:
             with self._scope:
                 async with self._manager as value:
-                    entered = True
                     task_status.started(value)
+                    self.is_entered = True
                     await self._left.wait()
                     if self._error is not None:
                         raise self._error  # noqa: TRY301  # into the block, where it happened
         except Exception as failure:
-            if not entered:
+            if not self.is_entered:
                 raise
             self._failure = failure
         finally:

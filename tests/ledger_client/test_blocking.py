@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import warnings
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
@@ -93,7 +93,10 @@ def test_a_forked_process_is_told_to_connect_again(client: BlockingClient) -> No
         with client.ledgers.create() as ledger, client.producer("s/t") as producer:
             if child := os.fork():
                 return child
-            calls = (client.cluster.bookies, producer.flush, lambda: ledger.append(b"x"))
+            calls: list[Callable[[], object]] = [
+                *(client.cluster.bookies, producer.flush, lambda: ledger.append(b"x")),
+                *[lambda: producer.send(b"x")] * 2,
+            ]
             for call in calls:
                 try:
                     call()
@@ -179,6 +182,20 @@ def test_a_closed_client_refuses_calls_and_ends_those_under_way() -> None:
     portal.close()
     with pytest.raises(RuntimeError, match="closed"):
         client.ledgers.info(ledger.id)
+
+
+def test_a_producer_of_a_closed_client_refuses_every_send() -> None:
+    portal = Portal(client_and_cluster)
+    client = BlockingClient(portal, portal.value)
+    client.topics.create("s/t", replication=1)
+    with client.producer("s/t") as producer:
+        pass
+    portal.close()
+    with ThreadPoolExecutor(4) as pool:
+        sends = [pool.submit(producer.send, b"late") for _ in range(20)]
+        for send in sends:
+            with pytest.raises(RuntimeError, match="closed"):
+                send.result(timeout=5)
 
 
 def test_what_fails_on_opening_is_raised() -> None:

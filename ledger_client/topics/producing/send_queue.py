@@ -90,9 +90,22 @@ class SendQueue:
     def put(self, send: QueuedSend) -> None:
         """Queue a send, from any thread. Raises as *post*."""
         self._sends.append(send)
-        if not self._is_woken:
-            self._is_woken = True  # two threads may both post: the second finds nothing
+        if self._is_woken:
+            return
+        self._is_woken = True  # two threads may both post: the second finds nothing
+        try:
             self._post(self._take_all)
+        except RuntimeError as failure:
+            self._refuse_all(send, failure)
+            raise
+
+    def _refuse_all(self, mine: QueuedSend, failure: RuntimeError) -> None:
+        """Fail the sends that rely on a wake-up which cannot come; *mine* raises by itself."""
+        self._is_woken = False  # first: from here on, each send finds out by itself
+        while self._sends:
+            send = self._sends.popleft()
+            if send is not mine:
+                send.settle(None, failure)
 
     def _take_all(self) -> None:
         self._is_woken = False
