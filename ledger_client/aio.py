@@ -580,7 +580,7 @@ class AioTopicReader(LoopMessages):
 
     async def next_messages(self) -> list[Message]:
         """Wait for and return at least one batch of messages; an empty list means the end."""
-        return await self._call(self._inner.next_messages)
+        return await self._next_messages()
 
     def read_batches(
         self, *, rows_min: int = 1000, rows_max: int = 50000
@@ -703,8 +703,8 @@ class AioFollower(LoopEntries):
     @property
     def position(self) -> int:
         """Id of the first entry that is not in a batch yet."""
-        return self._inner.position
+        return self._position
 
     async def next_batch(self) -> EntryBatch | None:
         """Wait for the next entries; None means that the ledger has ended."""
-        return await self._call(self._inner.next_batch)
+        return await self._next_batch()

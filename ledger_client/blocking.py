@@ -578,7 +578,7 @@ class BlockingTopicReader(BlockingMessages):
 
     def next_messages(self) -> list[Message]:
         """Wait for and return at least one batch of messages; an empty list means the end."""
-        return self._call(self._inner.next_messages)
+        return self._next_messages()
 
     def read_batches(
         self, *, rows_min: int = 1000, rows_max: int = 50000
@@ -701,8 +701,8 @@ class BlockingFollower(BlockingEntries):
     @property
     def position(self) -> int:
         """Id of the first entry that is not in a batch yet."""
-        return self._inner.position
+        return self._position
 
     def next_batch(self) -> EntryBatch | None:
         """Wait for the next entries; None means that the ledger has ended."""
-        return self._call(self._inner.next_batch)
+        return self._next_batch()

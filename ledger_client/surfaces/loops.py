@@ -24,14 +24,14 @@ from operator import length_hint
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from ledger_client.errors import ClientForked
-from ledger_client.ledgers.entries import Entry
+from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
 from ledger_client.message_id import MessageId
 from ledger_client.portal import Held, Portal, Settle, suppress_same
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
-from ledger_client.topics.reading.reader import TopicReader
+from ledger_client.topics.reading.reader import RecordBatches, TopicReader
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -99,22 +99,24 @@ class LoopPortal(Generic[T_co]):
     async def hold(self, manager: AbstractAsyncContextManager[R]) -> AsyncIterator[R]:
         """Enter *manager* for the block, as Portal.hold() does."""
         held = Held(manager)
-        value = await self.call(self.portal.start, held)
         try:
-            yield value
-        except Exception as error:
-            trace = error.__traceback__
+            value = await self.call(self.portal.start, held)
+            try:
+                yield value
+            except Exception as error:
+                trace = error.__traceback__
+                if not self.portal.is_forked:
+                    with suppress_same(error):
+                        await self.call(held.leave, error)
+                error.__traceback__ = trace
+                raise
             if not self.portal.is_forked:
-                with suppress_same(error):
-                    await self.call(held.leave, error)
-            error.__traceback__ = trace
-            raise
-        except BaseException:
-            if not self.portal.is_forked:
+                await self.call(held.leave)
+        except BaseException as error:
+            # Also if the task was cancelled while the block was entered or left.
+            if not isinstance(error, Exception) and held.is_entered and not self.portal.is_forked:
                 await self.call(held.cancel)
             raise
-        if not self.portal.is_forked:
-            await self.call(held.leave)
 
 
 @asynccontextmanager
@@ -168,14 +170,24 @@ class Looped(Generic[T]):
         return self._portal.hold(manager)
 
     async def _iterate(self, items: AsyncIterator[R]) -> AsyncIterator[R]:
-        async def following() -> tuple[R] | None:
-            try:
-                return (await anext(items),)
-            except StopAsyncIteration:
-                return None
+        fetched: list[R] = []
 
-        while (found := await self._portal.call(following)) is not None:
-            yield found[0]
+        async def fetch() -> None:
+            with suppress(StopAsyncIteration):
+                fetched.append(await anext(items))
+
+        while True:
+            try:
+                await self._portal.call(fetch)
+            except BaseException:
+                # The task was cancelled, perhaps when there was something already.
+                if fetched and isinstance(items, RecordBatches):
+                    with suppress(RuntimeError):
+                        self._portal.portal.call_sync(items.give_back)
+                raise
+            if not fetched:
+                return
+            yield fetched.pop()
 
 
 class LoopSends(Looped[Producer]):
@@ -198,7 +210,11 @@ class LoopSends(Looped[Producer]):
 
 
 class LoopMessages(Looped[TopicReader]):
-    """An async iterator of messages, which are brought from trio's thread by the batch."""
+    """An async iterator of messages, which are brought from trio's thread by the batch.
+
+    They are kept here already in that thread: if the task that asked for them is cancelled at
+    this moment, the next call finds them.
+    """
 
     _ready: Iterator[Message] = iter(())
 
@@ -208,10 +224,19 @@ class LoopMessages(Looped[TopicReader]):
     async def __anext__(self) -> Message:
         for message in self._ready:
             return message
-        self._ready = iter(await self._portal.call(self._inner.next_messages))
+        await self._portal.call(self._fetch)
         for message in self._ready:
             return message
         raise StopAsyncIteration
+
+    async def _next_messages(self) -> list[Message]:
+        self._portal.portal.call_sync(self._give_back)
+        await self._portal.call(self._fetch)
+        fetched, self._ready = self._ready, iter(())
+        return list(fetched)
+
+    async def _fetch(self) -> None:
+        self._ready = iter(await self._inner.next_messages())
 
     async def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         self._portal.portal.call_sync(self._give_back)
@@ -227,9 +252,15 @@ class LoopMessages(Looped[TopicReader]):
 
 
 class LoopEntries(Looped[Follower]):
-    """An async iterator of entries, which are brought from trio's thread by the batch."""
+    """An async iterator of entries, brought from trio's thread by the batch as LoopMessages."""
 
     _ready: Iterator[Entry] = iter(())
+    _fetched: EntryBatch | None = None
+
+    @property
+    def _position(self) -> int:
+        fetched = self._fetched
+        return self._inner.position if fetched is None else fetched.first_entry
 
     def __aiter__(self) -> AsyncIterator[Entry]:
         return self
@@ -237,8 +268,17 @@ class LoopEntries(Looped[Follower]):
     async def __anext__(self) -> Entry:
         for entry in self._ready:
             return entry
-        batch = await self._portal.call(self._inner.next_batch)
+        batch = await self._next_batch()
         if batch is None:
             raise StopAsyncIteration
         self._ready = iter(batch)
         return next(self._ready)
+
+    async def _next_batch(self) -> EntryBatch | None:
+        if self._fetched is None:
+            await self._portal.call(self._fetch)
+        batch, self._fetched = self._fetched, None
+        return batch
+
+    async def _fetch(self) -> None:
+        self._fetched = await self._inner.next_batch()

@@ -8,14 +8,14 @@ from contextlib import AbstractAsyncContextManager, AbstractContextManager, supp
 from operator import length_hint
 from typing import Generic, ParamSpec, TypeVar, Unpack
 
-from ledger_client.ledgers.entries import Entry
+from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
 from ledger_client.message_id import MessageId
 from ledger_client.portal import Portal, settled
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
-from ledger_client.topics.reading.reader import TopicReader
+from ledger_client.topics.reading.reader import RecordBatches, TopicReader
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -39,14 +39,24 @@ class Blocking(Generic[T]):
         return self._portal.hold(manager)
 
     def _iterate(self, items: AsyncIterator[R]) -> Iterator[R]:
-        async def following() -> tuple[R] | None:
-            try:
-                return (await anext(items),)
-            except StopAsyncIteration:
-                return None
+        fetched: list[R] = []
 
-        while (found := self._portal.call(following)) is not None:
-            yield found[0]
+        async def fetch() -> None:
+            with suppress(StopAsyncIteration):
+                fetched.append(await anext(items))
+
+        while True:
+            try:
+                self._portal.call(fetch)
+            except BaseException:
+                # The caller was interrupted, perhaps when there was something already.
+                if fetched and isinstance(items, RecordBatches):
+                    with suppress(RuntimeError):
+                        self._portal.call_sync(items.give_back)
+                raise
+            if not fetched:
+                return
+            yield fetched.pop()
 
 
 class BlockingSends(Blocking[Producer]):
@@ -71,7 +81,11 @@ class BlockingSends(Blocking[Producer]):
 
 
 class BlockingMessages(Blocking[TopicReader]):
-    """An iterator of messages, which are brought from trio's thread by the batch."""
+    """An iterator of messages, which are brought from trio's thread by the batch.
+
+    They are kept here already in that thread: if the caller is interrupted at this moment, the
+    next call finds them.
+    """
 
     _ready: Iterator[Message] = iter(())
 
@@ -81,8 +95,17 @@ class BlockingMessages(Blocking[TopicReader]):
     def __next__(self) -> Message:
         for message in self._ready:
             return message
-        self._ready = iter(self._portal.call(self._inner.next_messages))
+        self._portal.call(self._fetch)
         return next(self._ready)
+
+    def _next_messages(self) -> list[Message]:
+        self._portal.call_sync(self._give_back)
+        self._portal.call(self._fetch)
+        fetched, self._ready = self._ready, iter(())
+        return list(fetched)
+
+    async def _fetch(self) -> None:
+        self._ready = iter(await self._inner.next_messages())
 
     def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         self._portal.call_sync(self._give_back)
@@ -98,9 +121,15 @@ class BlockingMessages(Blocking[TopicReader]):
 
 
 class BlockingEntries(Blocking[Follower]):
-    """An iterator of entries, which are brought from trio's thread by the batch."""
+    """An iterator of entries, brought from trio's thread by the batch as BlockingMessages."""
 
     _ready: Iterator[Entry] = iter(())
+    _fetched: EntryBatch | None = None
+
+    @property
+    def _position(self) -> int:
+        fetched = self._fetched
+        return self._inner.position if fetched is None else fetched.first_entry
 
     def __iter__(self) -> Iterator[Entry]:
         return self
@@ -108,8 +137,17 @@ class BlockingEntries(Blocking[Follower]):
     def __next__(self) -> Entry:
         for entry in self._ready:
             return entry
-        batch = self._portal.call(self._inner.next_batch)
+        batch = self._next_batch()
         if batch is None:
             raise StopIteration
         self._ready = iter(batch)
         return next(self._ready)
+
+    def _next_batch(self) -> EntryBatch | None:
+        if self._fetched is None:
+            self._portal.call(self._fetch)
+        batch, self._fetched = self._fetched, None
+        return batch
+
+    async def _fetch(self) -> None:
+        self._fetched = await self._inner.next_batch()

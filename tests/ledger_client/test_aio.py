@@ -28,6 +28,7 @@ from ledger_client.errors import (
     ProducerClosed,
 )
 from ledger_client.surfaces.loops import LoopPortal, open_portal
+from ledger_client.topics.reading.options import ReadSettings
 
 TOPIC = "shop/orders"
 Program = Callable[[AioClient], Awaitable[None]]
@@ -216,6 +217,130 @@ def test_a_cancelled_block_is_left_at_once(run: Callable[[Program], None]) -> No
             await producer.send(b"b")
 
     run(program)
+
+
+async def cancelled_when_answered(call: Awaitable[object]) -> None:
+    """Cancel *call* when trio's thread has its result and the loop has not seen that yet."""
+    task = asyncio.ensure_future(call)
+    await asyncio.sleep(0)
+    time.sleep(0.2)  # noqa: ASYNC251  # the loop sees nothing meanwhile
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+def test_messages_that_come_while_their_task_is_cancelled_are_not_lost(
+    run: Callable[[Program], None],
+) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(10)])
+        async with client.reader(TOPIC) as reader:
+            await cancelled_when_answered(anext(reader))
+            assert (await anext(reader)).value == b"0"
+            await reader.seek("earliest")
+            await cancelled_when_answered(anext(reader))
+            place = reader.position()
+            await cancelled_when_answered(reader.next_messages())
+            assert reader.position() == place
+            assert [m.value async for m in reader] == [b"%d" % number for number in range(10)]
+
+    run(program)
+
+
+@pytest.mark.parametrize("settings", [{}, {"order": "event-time"}, {"reverse": True}])
+@pytest.mark.parametrize("rows_max", [3, 50])
+def test_record_batches_that_come_while_their_task_is_cancelled_are_not_lost(
+    settings: ReadSettings, rows_max: int
+) -> None:
+    async def main() -> None:
+        async with connected() as client:
+            await client.topics.create(TOPIC, partitions=2, order="event-time")
+            async with client.producer(TOPIC) as producer:
+                for number in range(10):
+                    await producer.send(b"x", event_time=number, partition=number % 2)
+            async with client.reader(TOPIC, **settings) as reader:
+                expected = [message.event_time async for message in reader]
+            async with client.reader(TOPIC, **settings) as reader:
+                found: list[int | None] = []
+                while len(found) < 10:
+                    batches = reader.read_batches(rows_max=rows_max)
+                    await cancelled_when_answered(anext(batches))
+                    place = reader.position()
+                    async with client.reader(TOPIC, **(settings | {"start": place})) as other:
+                        assert len([message async for message in other]) == 10 - len(found)
+                    batch = await anext(reader.read_batches(rows_max=rows_max))
+                    found += batch.column("event_time").cast("int64").to_pylist()
+            assert sorted(found, key=str) == sorted(expected, key=str)
+            if settings.get("order"):
+                assert found == expected
+
+    asyncio.run(main())
+
+
+def test_entries_that_come_while_their_task_is_cancelled_are_not_lost(
+    run: Callable[[Program], None],
+) -> None:
+    async def program(client: AioClient) -> None:
+        async with client.ledgers.create() as ledger:
+            await ledger.append_many(b"%d" % i for i in range(3))
+        async with client.ledgers.open(ledger.id) as reader:
+            follower = reader.follow(0)
+            await cancelled_when_answered(anext(follower))
+            assert follower.position == 0
+            batch = await follower.next_batch()
+            assert batch is not None and len(batch) == 3
+            follower = reader.follow(0)
+            await cancelled_when_answered(follower.next_batch())
+            assert [entry.entry_id async for entry in follower] == [0, 1, 2]
+
+    run(program)
+
+
+def test_a_block_that_is_entered_while_its_task_is_cancelled_is_left(
+    run: Callable[[Program], None],
+) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        await cancelled_when_answered(client.producer(TOPIC, access="exclusive").__aenter__())
+        async with client.producer(TOPIC, access="exclusive") as producer:  # the lane is free
+            await producer.send(b"b")
+
+    run(program)
+
+
+def test_a_timeout_while_a_block_is_left_ends_it(run: Callable[[Program], None]) -> None:
+    async def program(client: AioClient) -> None:
+        steps: list[str] = []
+
+        @asynccontextmanager
+        async def slow_to_leave() -> AsyncIterator[None]:
+            yield
+            try:
+                await trio.sleep_forever()
+            finally:
+                steps.append("left")
+
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.1), client._hold(slow_to_leave()):
+                pass
+        assert steps == ["left"]
+
+    run(program)
+
+
+def test_a_producer_of_a_closed_client_refuses_every_send() -> None:
+    async def main() -> None:
+        async with connected() as client:
+            await client.topics.create(TOPIC)
+            async with client.producer(TOPIC) as producer:
+                pass
+        for _ in range(3):
+            with pytest.raises(RuntimeError, match="closed"):
+                await asyncio.wait_for(producer.send(b"late"), 5)
+
+    asyncio.run(main())
 
 
 def test_errors_come_out_as_they_are(run: Callable[[Program], None]) -> None:

@@ -94,8 +94,13 @@ NOUNS = [
 TWINS = {noun.name: noun.twin for noun in NOUNS}
 ITEMS = {"RecordBatches": "pa.RecordBatch", "BatchReads": "EntryBatch"}
 """Async iterators without other members, by what they yield."""
-FAST = {("Producer", "send")}
-"""Calls that go through a queue of the base."""
+OWN = {
+    ("Producer", "send"),
+    ("TopicReader", "next_messages"),
+    ("Follower", "next_batch"),
+    ("Follower", "position"),
+}
+"""Members that the hand-written base has, with an underscore before their names."""
 INTERNAL = {"publish_events"}
 LATE = {
     "pa": "import pyarrow as pa",
@@ -265,7 +270,7 @@ class Writer:
                 "    @property",
                 f"    def {node.name}(self) -> {result}:",
                 *text,
-                f"        return self._inner.{node.name}",
+                f"        return self.{self._of_base(noun, node) or f'_inner.{node.name}'}",
             ]
         return self._method(noun, node, text, result)
 
@@ -299,8 +304,8 @@ class Writer:
         if isinstance(node, ast.AsyncFunctionDef):
             def_, wait = ("async def", "await ") if is_async else ("def", "")
             run = f"{wait}self._call({passed})"
-            if (noun.name, node.name) in FAST:
-                run = f"{wait}self._send({', '.join(call)})"
+            if own := self._of_base(noun, node):
+                run = f"{wait}self.{own}({', '.join(call)})"
         else:
             def_, run = "def", f"self._call_sync({passed})"
         if result in TWINS:
@@ -311,6 +316,10 @@ class Writer:
             *text,
             f"        {'' if result == 'None' else 'return '}{run}",
         ]
+
+    def _of_base(self, noun: Noun, node: Function) -> str:
+        """Return the name of the member in the hand-written base, "" if it has none."""
+        return f"_{node.name}" if (noun.name, node.name) in OWN else ""
 
     def _twin(self, name: str) -> str:
         return self._prefix + TWINS[name]

@@ -59,6 +59,8 @@ class MergedBatch(NamedTuple):
 
     def last(self, count: int, *, backward: bool) -> list[MessageRange]:
         """Return the last *count* messages, as a range of each lane."""
+        if not count:
+            return []
         if self.order is None:
             (only,) = self.ranges
             return [MessageRange(only.batch, only.stop - count, only.stop)]
@@ -191,6 +193,12 @@ class EventTimes:
         return found
 
 
+def _without(whole: MessageRange, end: MessageRange, backward: bool) -> MessageRange:
+    if backward:
+        return MessageRange(whole.batch, end.stop, whole.stop)
+    return MessageRange(whole.batch, whole.start, end.start)
+
+
 def _merged(ranges: list[MessageRange], backward: bool) -> MergedBatch:
     count = sum(each.stop - each.start for each in ranges)
     if len(ranges) == 1 and (count == 1 or not backward):
@@ -266,11 +274,20 @@ class MergedLanes:
                 self._count(batch.ranges)
             return batch
 
-    def give_back(self, batch: MergedBatch, count: int) -> None:
-        """Take back the last *count* messages of the batch that was taken last."""
+    def give_back(self, batch: MergedBatch, count: int, *, kept: int = 0) -> None:
+        """Take back the last *count* messages of the batch that was taken last.
+
+        *kept*: so many of them, the last ones, were taken back before.
+        """
+        backward = self._options.reverse
         cursors = {cursor.lane: cursor for cursor in self._cursors}
-        for unused in batch.last(count, backward=self._options.reverse):
+        here = {each.batch.lane: each for each in batch.last(kept, backward=backward)}
+        for unused in batch.last(count, backward=backward):
             lane = unused.batch.lane
+            if lane in here:
+                unused = _without(unused, here[lane], backward)
+            if unused.start == unused.stop:
+                continue
             self._figures.reading(lane.topic).given_back += unused.stop - unused.start
             cursors[lane].give_back(unused)
 

@@ -195,12 +195,21 @@ class RecordBatches:
         self._rows_max = max(rows_max, 1)
         self._rows_min = min(rows_min, self._rows_max)
         self._failure: LedgerError | None = None
+        self._last: list[tuple[MergedBatch, int]] = []
+        """of the rows returned last: the batches they are from, and how many of each"""
 
     def __aiter__(self) -> RecordBatches:
         return self
 
+    def give_back(self) -> None:
+        """Take back the rows that were returned last, which nobody has seen."""
+        last, self._last = self._last, []
+        for merged, rows in reversed(last):
+            self._merged.give_back(merged, merged.rows, kept=merged.rows - rows)
+
     async def __anext__(self) -> pa.RecordBatch:
         failure, self._failure = self._failure, None
+        self._last = []
         if failure is not None:
             raise failure
         first = await self._merged.wait()
@@ -223,6 +232,7 @@ class RecordBatches:
     def _cut(self, merged: MergedBatch, rows_max: int) -> pa.RecordBatch:
         """Return the rows that fit, and give the others back."""
         batch, left = merged.record_batch(), merged.rows - rows_max
+        self._last.append((merged, min(merged.rows, rows_max)))
         if left <= 0:
             return batch
         self._merged.give_back(merged, left)
