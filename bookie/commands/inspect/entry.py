@@ -12,7 +12,7 @@ import trio
 from bookie.commands import options
 from bookie.commands.call import Asked, read_entry
 from bookie.commands.inspect.report import DamageReport
-from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.entry import StoredEntry, hexdump, take_apart
 from bookie.inspection.ledgers import read_unflushed
@@ -49,13 +49,13 @@ class Copy(msgspec.Struct, frozen=True):
 @options.as_json
 def entry(
     *,
+    place: InspectionTarget,
     ledger_id: int,
     entry_id: int,
     kind: str,
     password: str,
     raw: bool,
     as_json: bool,
-    **where: object,
 ) -> None:
     """Show one entry: place, header, payload, and whether its digest is right.
 
@@ -63,7 +63,6 @@ def entry(
     compaction or a repeated add), and the one in the journal until it is flushed. Exit code
     1 if there is no copy, or the digest of one is wrong.
     """
-    place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     report = DamageReport(as_json=as_json)
     digest = Digest(DigestKind[kind.upper()], password.encode())
     if place.address:

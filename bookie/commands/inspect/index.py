@@ -11,7 +11,7 @@ import msgspec
 from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.report import DamageReport
-from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.log import LogFile, list_logs, read_index
 from metadata.calls import (
@@ -46,7 +46,12 @@ class IndexRow(msgspec.Struct):
 @click.option("--limit", type=click.IntRange(1), help="Stop after this many extents.")
 @options.as_json
 def index(
-    *, log_id: str | None, ledger: int | None, limit: int | None, as_json: bool, **where: object
+    *,
+    place: InspectionTarget,
+    log_id: str | None,
+    ledger: int | None,
+    limit: int | None,
+    as_json: bool,
 ) -> None:
     """Show the totals of every index, or the extents of one; LOG is the entry log's id in hex.
 
@@ -54,7 +59,6 @@ def index(
     damaged index is rebuilt at the next start, or by rebuild-index. A running bookie
     (--address) reads its indexes itself, and sends the extents page by page.
     """
-    place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     report = DamageReport(as_json=as_json)
     if log_id is None:
         _sum_up(place, report, as_json)

@@ -13,7 +13,7 @@ from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.listing import RecordLine, line_of, print_head, print_records
 from bookie.commands.inspect.report import DamageReport
-from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.journal import (
     JournalFile,
@@ -61,13 +61,13 @@ class Wanted(msgspec.Struct, frozen=True):
 @options.as_json
 def journal(
     *,
+    place: InspectionTarget,
     file_id: str | None,
     start: int,
     ledger: int | None,
     groups: bool,
     limit: int | None,
     as_json: bool,
-    **where: object,
 ) -> None:
     """List the journal files, or the records of one; FILE is its id in hex.
 
@@ -76,7 +76,6 @@ def journal(
     damage. A running bookie (--address) reads its files itself, and sends the records page
     by page.
     """
-    place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     report = DamageReport(as_json=as_json)
     wanted = Wanted(start, ledger, groups, limit)
     if file_id is None:

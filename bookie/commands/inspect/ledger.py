@@ -7,7 +7,7 @@ import click
 from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.report import DamageReport
-from bookie.commands.inspect.target import of_files_or_address, target
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.ledgers import LedgerFacts, read_ledgers
 from metadata.calls import LedgerOnBookie, LedgerStatePage, LedgerStates
@@ -20,13 +20,12 @@ _PAGE = 1000
 @click.argument("ledger_id", metavar="[LEDGER]", type=click.IntRange(0), required=False)
 @of_files_or_address
 @options.as_json
-def ledger(*, ledger_id: int | None, as_json: bool, **where: object) -> None:
+def ledger(*, place: InspectionTarget, ledger_id: int | None, as_json: bool) -> None:
     """List the ledgers that a bookie holds, or show one.
 
     This shows the part of a ledger that is on one bookie; `quire ledger info` shows the
     ledger's metadata. "unflushed" entries are in memory and in the journal only.
     """
-    place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     report = DamageReport(as_json=as_json)
     if place.address:
         states = [s for s in place.ask(_ask) if ledger_id in (None, s.ledger_id)]

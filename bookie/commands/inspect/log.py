@@ -11,7 +11,7 @@ from bookie.commands import options
 from bookie.commands.call import Asked
 from bookie.commands.inspect.listing import line_of, print_head, print_records
 from bookie.commands.inspect.report import DamageReport
-from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.log import LogFile, kind_of, list_logs, read_log
 from metadata.calls import LogOnBookie, LogPage, Logs
@@ -36,14 +36,18 @@ class LogRow(msgspec.Struct, frozen=True):
 @click.option("--limit", type=click.IntRange(1), help="Stop after this many records.")
 @options.as_json
 def log(
-    *, log_id: str | None, ledger: int | None, limit: int | None, as_json: bool, **where: object
+    *,
+    place: InspectionTarget,
+    log_id: str | None,
+    ledger: int | None,
+    limit: int | None,
+    as_json: bool,
 ) -> None:
     """List the entry logs, or the records of one; LOG is its id in hex.
 
     "live" counts the bytes of ledgers that are not deleted; only a running bookie knows it
     (--address). A closed log ends with the map of its ledgers.
     """
-    place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     report = DamageReport(as_json=as_json)
     if log_id is None:
         _list(place, report, as_json)

@@ -7,7 +7,7 @@ import msgspec
 
 from bookie.commands import options
 from bookie.commands.call import Asked
-from bookie.commands.inspect.target import InspectionTarget, of_files_or_address, target
+from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.files import list_files
 from bookie.limbo import in_limbo
@@ -38,14 +38,13 @@ class Checkpoint(msgspec.Struct, frozen=True):
 @click.command()
 @of_files_or_address
 @options.as_json
-def mark(*, as_json: bool, **where: object) -> None:
+def mark(*, place: InspectionTarget, as_json: bool) -> None:
     """Show the last checkpoint: the place where a restart begins to replay the journal.
 
     Entries before it are in the entry logs. "log end", "index end" and "table end" are the
     sizes of those files at the checkpoint; data beyond belongs to a flush that was not
     finished. Exit code 1 if the mark is damaged.
     """
-    place = target(**where)  # type: ignore[arg-type]  # click gives what the options say
     found = place.ask(_ask) if place.address else _look(place)
     if as_json:
         print_json(found)

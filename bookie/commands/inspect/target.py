@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import TypeVar
@@ -47,21 +48,31 @@ class InspectionTarget(msgspec.Struct, frozen=True):
             return await question(asked)
 
 
-def of_files(command: options.Command) -> options.Command:
-    """Add the options that name a bookie's folders: --data, --config, --set."""
-    return options.data_folder(options.config_file(options.settings(command)))
-
-
 def of_files_or_address(command: options.Command) -> options.Command:
-    """Add the options that name a bookie's folders, or the address of a running bookie."""
-    return of_files(_address(command))
+    """Add the options that name a bookie's folders, or the address of a running bookie.
+
+    The command gets the bookie that they name as *place*, an InspectionTarget.
+    """
+
+    @functools.wraps(command)
+    def run(
+        *,
+        data_folder: str | None,
+        config_file: Path | None,
+        settings: tuple[str, ...],
+        address: str | None,
+        **others: object,
+    ) -> None:
+        command(place=_target(data_folder, config_file, settings, address), **others)
+
+    return options.data_folder(options.config_file(options.settings(_address(run))))
 
 
-def target(
+def _target(
     data_folder: str | None,
     config_file: Path | None,
     settings: tuple[str, ...],
-    address: str | None = None,
+    address: str | None,
 ) -> InspectionTarget:
     """Return the bookie that the options name.
 
