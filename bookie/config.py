@@ -13,7 +13,7 @@ import difflib
 import tomllib
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, get_type_hints
 
 import msgspec
 
@@ -371,7 +371,7 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     ] = "info"
 
 
-_HINTS: dict[str, Any] = get_type_hints(BookieConfig, include_extras=True)
+_HINTS = get_type_hints(BookieConfig, include_extras=True)
 _SETTINGS: dict[str, Setting] = {key: hint.__metadata__[0] for key, hint in _HINTS.items()}
 
 
@@ -398,11 +398,11 @@ def load_config(path: Path | None, overrides: Mapping[str, object] | None = None
         ConfigError: a setting is wrong; the message fits one line and says what is allowed.
     """
     source = str(path) if path else _COMMAND_LINE
-    values: dict[str, Any] = {}
+    values: dict[str, Value] = {}
     if path is not None:
         values |= _checked(source, _read(path), path.absolute().parent)
     values |= _checked(_COMMAND_LINE, overrides or {}, Path.cwd())
-    config = _with_folders(BookieConfig(**values), source)
+    config = _with_folders(msgspec.structs.replace(BookieConfig(), **values), source)
     _check_pairs(config, source)
     return config
 

@@ -120,8 +120,6 @@ class MessageIds(Sequence[MessageId]):
             return NotImplemented
         return len(self) == len(other) and all(map(MessageId.__eq__, self, other))
 
-    __hash__ = None  # type: ignore[assignment] # equal to lists, which have none either
-
     def __repr__(self) -> str:
         first = ", ".join(str(message_id) for message_id in islice(self, 3))
         return f"<{len(self)} message ids: {first}{', ...' if len(self) > 3 else ''}>"

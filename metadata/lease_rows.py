@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import sqlite3
 import time
-from typing import Any
 
 from metadata import rows
 from metadata.errors import LeaseHeld, LeaseLost
@@ -118,6 +117,6 @@ def _find(connection: sqlite3.Connection, name: str, now_ms: int) -> Lease | Non
     return None if row is None else _lease(row)
 
 
-def _lease(row: tuple[Any, ...]) -> Lease:
+def _lease(row: tuple[str, str, int, bytes, int]) -> Lease:
     name, owner, epoch, value, left_ms = row
     return Lease(name, owner, epoch, value, left_ms / 1000)

@@ -350,7 +350,7 @@ def words_of(
     if isinstance(numbers, array | memoryview):
         return memoryview(numbers).cast("B").cast(kind), None
     try:
-        return memoryview(array(kind, numbers)), None  # type: ignore[arg-type] # tried
+        return memoryview(array(kind, cast("Sequence[int]", numbers))), None
     except TypeError:
         if None not in numbers:
             raise

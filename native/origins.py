@@ -5,7 +5,7 @@ from __future__ import annotations
 from array import array
 from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
@@ -98,7 +98,8 @@ class Origins(msgspec.Struct, frozen=True, kw_only=True, dict=True, eq=False):
 
     def spread(self, words: memoryview) -> memoryview:
         """Repeat *words*, 4 or 8 bytes for each origin, so that each message has its own."""
-        return _spread(words, words.itemsize, self).cast(words.format)  # type: ignore[call-overload, no-any-return] # one of two
+        kind: Literal["i", "q"] = "i" if words.format == "i" else "q"
+        return _spread(words, words.itemsize, self).cast(kind)
 
     @cached_property
     def index(self) -> memoryview:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
 from bookie.config import BookieConfig, load_config
 
-Command = Callable[..., Any]
+Command = Callable[..., None]
 
 cluster = click.option(
     "--cluster",

@@ -18,7 +18,7 @@ import re
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from decimal import Decimal, InvalidOperation
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple, Protocol
 
 import msgspec
 
@@ -126,7 +126,7 @@ class InputRow(Protocol):
     def text(self) -> bytes:
         """The whole row, as a value. Raises CommandFailed."""
 
-    def take(self, field: str) -> Any:  # noqa: ANN401 - what JSON has
+    def take(self, field: str) -> object:
         """Return a field, or `None` if the row lacks it. Raises CommandFailed."""
 
 
@@ -146,7 +146,7 @@ class JsonRow:
     def __init__(self, text: bytes, line: int) -> None:
         self.line = line
         self._text = text
-        self._parsed: Any = None
+        self._parsed: dict[str, object] | None = None
 
     @property
     def text(self) -> bytes:
@@ -154,14 +154,15 @@ class JsonRow:
         self._parsed = self._parsed or self._parse()
         return self._text
 
-    def take(self, field: str) -> Any:  # noqa: ANN401 - what JSON has
+    def take(self, field: str) -> object:
         """Return a field; "a.b" names field b of a."""
-        found = self._parsed = self._parsed or self._parse()
+        self._parsed = self._parsed or self._parse()
+        found: object = self._parsed
         for name in field.split("."):
             found = found.get(name) if isinstance(found, dict) else None
         return found
 
-    def _parse(self) -> Any:  # noqa: ANN401
+    def _parse(self) -> dict[str, object]:
         try:
             parsed = msgspec.json.decode(self._text)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
@@ -278,7 +279,7 @@ def _without_ending(line: bytes) -> bytes:
     return line[:-2] if line.endswith(b"\r\n") else line.removesuffix(b"\n")
 
 
-def _bytes_of(field: Any) -> bytes | None:  # noqa: ANN401
+def _bytes_of(field: object) -> bytes | None:
     if field is None:
         return None
     return field.encode() if isinstance(field, str) else msgspec.json.encode(field)

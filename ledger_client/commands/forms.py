@@ -17,6 +17,7 @@ from metadata.topics import TopicRecord
 
 if TYPE_CHECKING:
     import pyarrow as pa
+    from _typeshed import ReadableBuffer
 
     from ledger_client.topics.reading.reader import RecordBatches
     from ledger_client.topics.values.decoder import Decoder
@@ -208,8 +209,8 @@ class _Kept(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: object) -> int:
-        return self._sink.write(memoryview(data))  # type: ignore[arg-type]  # pyarrow gives buffers
+    def write(self, data: ReadableBuffer) -> int:
+        return self._sink.write(memoryview(data))
 
 
 def _drain(sink: io.BytesIO) -> bytes:

@@ -17,14 +17,14 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args, get_origin
+from typing import Annotated, Literal, TypedDict, Union, Unpack, get_args, get_origin
 
 import click
 import msgspec
 
 from ledger_client.ledgers.writer import LedgerWriter
 
-Command = Callable[..., Any]
+Command = Callable[..., None]
 OpenLedger = Callable[..., AbstractAsyncContextManager[LedgerWriter]]
 """client.ledgers.create"""
 
@@ -183,6 +183,18 @@ def moment_text(at_ns: int) -> str:
 # --- fields of structs ------------------------------------------------------------------
 
 
+class ClickSettings(TypedDict, total=False):
+    """Arguments of click.Option."""
+
+    type: click.ParamType[object] | type
+    metavar: str
+    multiple: bool
+    is_flag: bool
+    help: str
+    default: object
+    show_default: bool | str
+
+
 class FieldOption(click.Option):
     """An option that sets one field of a struct, and has its text, type and default.
 
@@ -200,7 +212,7 @@ class FieldOption(click.Option):
         *,
         struct: type[msgspec.Struct],
         field: str,
-        **settings: Any,  # noqa: ANN401 - click's own
+        **settings: Unpack[ClickSettings],
     ) -> None:
         self.struct = struct
         self.field = field
@@ -227,7 +239,7 @@ def field_option(
     struct: type[msgspec.Struct],
     field: str,
     *names: str,
-    **settings: Any,  # noqa: ANN401 - click's own
+    **settings: Unpack[ClickSettings],
 ) -> Callable[[Command], Command]:
     """Return the decorator that adds a FieldOption."""
     return click.option(*names, cls=FieldOption, struct=struct, field=field, **settings)
@@ -245,9 +257,9 @@ def _field_docstrings(struct: type[msgspec.Struct]) -> dict[str, str]:
     assert isinstance(body, ast.ClassDef)
     texts: dict[str, str] = {}
     for node, after in zip(body.body, body.body[1:], strict=False):
-        is_text = isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant)
-        if is_text and isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            texts[node.target.id] = str(after.value.value)  # type: ignore[attr-defined]
+        match node, after:
+            case ast.AnnAssign(target=ast.Name(id=field)), ast.Expr(value=ast.Constant(value=text)):
+                texts[field] = str(text)
     return texts
 
 
@@ -262,7 +274,7 @@ def default_text(field: str, default: object) -> str:
     return f"{default:g}" if isinstance(default, float) else str(default)
 
 
-def _click_settings(field: str, annotation: object) -> dict[str, Any]:
+def _click_settings(field: str, annotation: object) -> ClickSettings:
     """Return click's settings for a field of this type."""
     kind, lowest, highest = _unwrapped(annotation)
     origin = get_origin(kind)
@@ -276,13 +288,17 @@ def _click_settings(field: str, annotation: object) -> dict[str, Any]:
         return {"type": SizeParam(unlimited=lowest == -1), "metavar": "SIZE"}
     if kind is float and field.endswith("_s"):
         return {"type": DurationParam(unlimited=lowest == -1), "metavar": "TIME"}
-    if kind in {int, float} and (lowest, highest) != (None, None):
-        bounded: Any = click.IntRange if kind is int else click.FloatRange
-        return {"type": bounded(lowest, highest), "metavar": "NUMBER"}
-    return {"type": kind if kind in {int, float} else str}
+    if kind not in (int, float):
+        return {"type": str}
+    if lowest is None and highest is None:
+        return {"type": int if kind is int else float}
+    if kind is float:
+        return {"type": click.FloatRange(lowest, highest), "metavar": "NUMBER"}
+    low, high = (None if bound is None else int(bound) for bound in (lowest, highest))
+    return {"type": click.IntRange(low, high), "metavar": "NUMBER"}
 
 
-def _unwrapped(kind: Any) -> tuple[Any, float | None, float | None]:  # noqa: ANN401 - any type
+def _unwrapped(kind: object) -> tuple[object, float | None, float | None]:
     """Return a type without Annotated and None, and the bounds that Annotated gave it."""
     lowest = highest = None
     if get_origin(kind) is Annotated:
@@ -410,8 +426,8 @@ def quorums(command: Command) -> Command:
     @functools.wraps(command)
     def fill(
         *, ensemble: int, write_quorum: int | None, ack_quorum: int | None, **given: object
-    ) -> object:
-        return command(quorums=fill_quorums(ensemble, write_quorum, ack_quorum), **given)
+    ) -> None:
+        command(quorums=fill_quorums(ensemble, write_quorum, ack_quorum), **given)
 
     return _ensemble(_write_quorum(_ack_quorum(fill)))
 
@@ -422,8 +438,8 @@ def new_ledger(command: Command) -> Command:
     @functools.wraps(command)
     def describe(
         *, quorums: Quorums, digest: str, password: str, new_id: int | None, **given: object
-    ) -> object:
+    ) -> None:
         new = NewLedger(quorums=quorums, digest=digest, password=password, ledger_id=new_id)
-        return command(new=new, **given)
+        command(new=new, **given)
 
     return quorums(digest(password(new_id(describe))))

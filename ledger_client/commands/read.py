@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple, Unpack
 
 import click
 import trio
@@ -75,7 +75,7 @@ def read(
     as_json: bool,
     metrics_port: int,
     cluster: str,
-    **asked: Any,  # noqa: ANN401 - follow, reverse, partitions, lanes, order, compacted
+    **settings: Unpack[ReadSettings],
 ) -> None:
     """Print the messages of TOPIC, from first to last.
 
@@ -95,17 +95,12 @@ def read(
     if form == "arrow" and sys.stdout.isatty():
         raise click.UsageError("an Arrow stream is binary: redirect it to a file")
     span = ReadRange(from_ or after, after is None, to or before, before is None, by)
-    settings: ReadSettings = {
-        "on_gap": "skip" if skip_gaps else "raise",
-        "follow": asked["follow"],
-        "reverse": asked["reverse"],
-        "order": asked["order"],
-        "partitions": asked["partitions"] or None,
-        "lanes": [int(lane) if lane.isdecimal() else lane for lane in asked["lanes"]] or None,
-        "compacted": asked["compacted"],
-    }
-    order = ReadRequest(cluster, topics, span, form, limit, metrics_port)
-    trio.run(finish, partial(_read, order, settings))
+    settings["on_gap"] = "skip" if skip_gaps else "raise"
+    settings["partitions"] = settings["partitions"] or None
+    lanes = settings["lanes"] or ()
+    settings["lanes"] = [int(lane) if str(lane).isdecimal() else lane for lane in lanes] or None
+    request = ReadRequest(cluster, topics, span, form, limit, metrics_port)
+    trio.run(finish, partial(_read, request, settings))
 
 
 class ReadRequest(NamedTuple):

@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import click
 import msgspec
@@ -216,7 +216,7 @@ def replay(
     until: Bound | None,
     before: Bound | None,
     by: By | None,
-    **asked: Any,  # noqa: ANN401 - click's values; ReplayRequest says which
+    **request: object,  # the fields of ReplayRequest
 ) -> None:
     """Copy a range of TOPIC to a topic, Parquet or standard output.
 
@@ -227,7 +227,7 @@ def replay(
     """
     if (from_ and after) or (until and before):
         raise click.UsageError("--from and --after, --until and --before exclude each other")
-    wanted = msgspec.convert(asked, ReplayRequest, dec_hook=lambda _kind, value: value)
+    wanted = msgspec.convert(request, ReplayRequest, dec_hook=lambda _kind, value: value)
     wanted.check()
     begin, end = from_ or after, until or before
     span = ReadRange(begin and begin.point, after is None, end and end.point, before is None, by)

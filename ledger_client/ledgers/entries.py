@@ -135,8 +135,6 @@ class Entries(Sequence[Entry]):
             return False
         return all(mine == theirs for mine, theirs in zip(self, other, strict=True))
 
-    __hash__ = None  # type: ignore[assignment]  # a sequence that compares by value
-
 
 # --- digests --------------------------------------------------------------------------
 

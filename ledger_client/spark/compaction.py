@@ -340,7 +340,10 @@ async def _following(pages: Pages) -> Page | None:
 
 
 def _contenders(page: Sequence[Candidate]) -> Page:
-    return [((CANDIDATE, key), (*rest, b"")) for key, *rest in page]  # type: ignore[misc] # all of them
+    return [
+        ((CANDIDATE, key), (order, partition, lane, ordinal, tombstone, b""))
+        for key, order, partition, lane, ordinal, tombstone in page
+    ]
 
 
 def _notes(found: PartitionSurvivors) -> Page:

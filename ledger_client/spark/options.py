@@ -56,6 +56,9 @@ from ledger_client.topics.reading.options import Start
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 
 Offset = Mapping[str, Mapping[str, str | int]]
+"""An offset from Spark; JSON in its checkpoints."""
+NewOffset = dict[str, dict[str, str | int]]
+"""An offset for Spark, which wants dictionaries."""
 _LANE = re.compile(r"(-1|\d{1,10})/(\d{1,10})", re.ASCII)
 _PLACE = re.compile(r"(-1|\d{1,19}):(\d{1,19}):(\d{1,19}):(-1|\d{1,19}):(-1|\d{1,19})", re.ASCII)
 
@@ -309,11 +312,9 @@ _PARSERS: dict[str, Callable[[str], Start | None]] = {
 }
 
 
-def offset_of(
-    position: Iterable[LanePlace], uids: Mapping[str, int]
-) -> dict[str, dict[str, str | int]]:
+def offset_of(position: Iterable[LanePlace], uids: Mapping[str, int]) -> NewOffset:
     """Return a position as an offset; *uids* also has the topics without lanes yet."""
-    offset: dict[str, dict[str, str | int]] = {name: {"uid": uids[name]} for name in sorted(uids)}
+    offset: NewOffset = {name: {"uid": uids[name]} for name in sorted(uids)}
     for each in sorted(position):
         lane = f"{each.partition}/{each.lane}"
         offset.setdefault(each.topic, {"uid": each.uid})[lane] = ":".join(map(str, each.place))

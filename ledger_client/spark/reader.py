@@ -25,7 +25,7 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
@@ -40,7 +40,14 @@ from pyspark.sql.streaming.datasource import (
 from ledger_client.errors import LedgerError
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
-from ledger_client.spark.options import Offset, SourceOptions, check_topics, offset_of, position_of
+from ledger_client.spark.options import (
+    NewOffset,
+    Offset,
+    SourceOptions,
+    check_topics,
+    offset_of,
+    position_of,
+)
 from ledger_client.spark.schema import SourceColumns
 from ledger_client.topics.context import TopicContext, open_context
 from ledger_client.topics.positions import Position
@@ -174,9 +181,9 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._portal: Portal[TopicContext] | None = None
         self._target: Position | None = None
         """end of a query with Trigger.AvailableNow"""
-        self._latest: dict[str, Any] | None = None
+        self._latest: NewOffset | None = None
 
-    def initialOffset(self) -> dict[str, Any]:  # noqa: N802  # Spark's name
+    def initialOffset(self) -> NewOffset:  # noqa: N802  # Spark's name
         """Return the offset at which the options begin."""
         with without_stack():
             options = self._options
@@ -191,7 +198,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return ReadMaxBytes(self._options.bytes_max)
         return ReadAllAvailable()
 
-    def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
+    def latestOffset(self, start: Offset, limit: ReadLimit) -> NewOffset:  # noqa: N802
         """Return the end of the next micro-batch, which is *start* if there is nothing to read."""
         with without_stack():
             planned = self._plan(position_of(start), end=self._target)
@@ -201,7 +208,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             end = limited_end(planned, messages_max=messages_max, bytes_max=bytes_max)
             return _offset(planned, end)
 
-    def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
+    def reportLatestOffset(self) -> NewOffset | None:  # noqa: N802
         """Return the confirmed end as of the last call of latestOffset()."""
         return self._latest
 
@@ -232,7 +239,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         if portal is not None:
             portal.close()
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Return the state sent to tasks, without the connection."""
         return {**self.__dict__, "_portal": None}
 
@@ -257,7 +264,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return portal.call(lambda: question(portal.value))
 
 
-def _offset(planned: RangePlan, position: Position) -> dict[str, Any]:
+def _offset(planned: RangePlan, position: Position) -> NewOffset:
     return offset_of(position, _uids(planned))
 
 

@@ -25,7 +25,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Sequenc
 from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
 import trio
@@ -58,6 +58,7 @@ COMPRESSION = "zstd"
 _CONF = {"spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS"}
 """Readers take these times as UTC, like those written without Spark."""
 Summed = tuple[int, int, int]
+T = TypeVar("T")
 """Count of messages, sum of their hashes, bytes of their values and keys."""
 
 
@@ -173,7 +174,7 @@ class _Job:
             groups = split(self._ranges, TASK_SIZE, groups_min=spark.defaultParallelism)
             return written, _total(spark, groups, partial(sum_ranges, self._url))
 
-    def _write(self, session: Any) -> None:  # noqa: ANN401 - a session, when PySpark is there
+    def _write(self, session: SparkSession) -> None:
         frame = (
             session.read.format("quire")
             .option("cluster", self._url)
@@ -187,9 +188,9 @@ class _Job:
 
 
 def _total(
-    spark: Any,  # noqa: ANN401 - a SparkContext, when PySpark is there
-    groups: Sequence[Any],
-    work: Callable[[Iterable[Any]], Iterator[Summed]],
+    spark: SparkContext,
+    groups: Sequence[T],
+    work: Callable[[Iterable[T]], Iterable[Summed]],
 ) -> Summed:
     if not groups:
         return 0, 0, 0

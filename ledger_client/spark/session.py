@@ -19,7 +19,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import trio
 
@@ -28,7 +28,7 @@ from ledger_client.errors import SparkFailed, SparkMissing
 from ledger_client.spark.failures import unwrapped
 
 if TYPE_CHECKING:
-    from pyspark import SparkContext
+    from pyspark import SparkContext, StatusTracker
     from pyspark.sql import SparkSession
 
 VERSION_MIN = 17
@@ -210,15 +210,11 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
     conf = SparkConf(loadDefaults=False).setAll(list(settings.items()))
     with log.open("wb") as output:
         try:
-            gateway = launch_gateway(conf, _popen(output))  # type: ignore[no-untyped-call] # as it is
+            gateway = launch_gateway(conf, {"stdout": output, "stderr": subprocess.STDOUT})  # type: ignore[no-untyped-call] # as it is
             session = SparkSession(SparkContext(conf=conf, gateway=gateway))
         except (PySparkException, Py4JError, OSError) as failure:
             raise SparkFailed(f"Spark did not start: {_reason(failure, log)}") from failure
     return session
-
-
-def _popen(output: IO[bytes]) -> dict[str, Any]:
-    return {"stdout": output, "stderr": subprocess.STDOUT}
 
 
 def _reason(failure: Exception, log: Path) -> str:
@@ -236,7 +232,7 @@ def _stop() -> None:
     from pyspark import SparkContext
     from pyspark.sql import SparkSession
 
-    gateway: Any = SparkContext._gateway  # otherwise PySpark keeps it for ever
+    gateway = SparkContext._gateway  # otherwise PySpark keeps it for ever
     session = SparkSession.getActiveSession() if gateway is not None else None
     with suppress(Exception):  # if the JVM is gone there is nothing to stop
         if session is not None:
@@ -297,7 +293,7 @@ async def collected(
 
 async def _watch(spark: SparkContext, on_progress: Callable[[float], None]) -> None:
     """Report the fraction of done tasks in the running stages."""
-    tracker: Any = spark.statusTracker()
+    tracker = spark.statusTracker()
     while True:
         await trio.sleep(LOOK_S)
         done, total = await trio.to_thread.run_sync(_tasks, tracker, abandon_on_cancel=True)
@@ -305,7 +301,7 @@ async def _watch(spark: SparkContext, on_progress: Callable[[float], None]) -> N
             on_progress(done / total)
 
 
-def _tasks(tracker: Any) -> tuple[int, int]:  # noqa: ANN401 - PySpark's tracker has no types
+def _tasks(tracker: StatusTracker) -> tuple[int, int]:
     stages = [tracker.getStageInfo(each) for each in tracker.getActiveStageIds()]
     known = [stage for stage in stages if stage is not None]
     return sum(one.numCompletedTasks for one in known), sum(one.numTasks for one in known)

@@ -27,7 +27,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark import TaskContext
 from pyspark.sql.datasource import (
@@ -116,7 +116,7 @@ class QuireStreamWriter(DataSourceStreamArrowWriter):
         self._rows = rows
         self._plan: WritePlan | None = None
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> dict[str, object]:
         """Begin the job, since pickling means that tasks will follow. Raises as plan_write()."""
         if self._plan is None:
             self._plan = call(self._options.cluster, partial(plan_write, name=self._options.topic))

@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 import msgspec
@@ -37,7 +37,7 @@ TOPIC = "bench/compact"
 PART = 10_000
 """Messages to generate and send at once."""
 MASTER = "local[2]"
-Run = Callable[[], Any]
+Run = Callable[[], object]
 
 
 class CompactPlan(msgspec.Struct, frozen=True, kw_only=True):

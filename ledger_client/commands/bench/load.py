@@ -14,13 +14,16 @@ import time
 from array import array
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING
 
 import msgspec
 import trio
 
 from ledger_client.ledgers.writer import LedgerWriter
 from ledger_client.topics.producing.producer import Producer
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 BATCH_BYTES = 1 << 20
 BATCH_ENTRIES_MAX = 16384
@@ -237,7 +240,7 @@ async def _in_tasks(call: Callable[[], Awaitable[None]], *, tasks: int, calls: i
     return SendOutcome(calls, time.perf_counter() - started, samples.percentiles())
 
 
-def _values(size: int, count: int, *, arrow: bool) -> Any:  # noqa: ANN401 - pyarrow has no types
+def _values(size: int, count: int, *, arrow: bool) -> list[bytes] | pa.BinaryArray:
     noise = os.urandom(size * count)
     values = [noise[number * size : (number + 1) * size] for number in range(count)]
     if not arrow:

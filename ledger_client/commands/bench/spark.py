@@ -187,7 +187,9 @@ class _Measuring:
         self._cluster = cluster
         self._folder = folder
         self._seconds: dict[tuple[str, str], list[float]] = {}
-        self._residence = Residence(session.sparkContext._gateway.proc.pid)  # type: ignore[union-attr] # it is there
+        gateway = session.sparkContext._gateway
+        assert gateway is not None
+        self._residence = Residence(gateway.proc.pid)
 
     def result(self) -> SparkResult:
         """Run all rounds and compute the medians."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from functools import cached_property
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from ledger_client.errors import MessagesLost, NoSuchLedger
 from ledger_client.ledgers.catalogue import translated
@@ -200,7 +200,7 @@ class CompactedBatch(MessageBatch):
         """Return a MessagesLost that names this entry."""
         return _bad(self.lane, self.stored, reason)
 
-    def _each(self, words: memoryview) -> list[Any]:
+    def _each(self, words: memoryview) -> list[int]:
         return self.origins.spread(words).tolist()
 
 

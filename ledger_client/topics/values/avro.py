@@ -18,11 +18,12 @@ import pyarrow as pa
 from fastavro import parse_schema, schemaless_reader
 from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException, UnknownType
+from fastavro.types import Schema
 
 from ledger_client.topics.values.kinds import BadValue, Budget
 
-Parsed = Any
-"""A schema parsed by fastavro: text, a list or a dict."""
+Complex = dict[str, Any]
+"""A schema that is a JSON object; others are a name, or a list."""
 Around = tuple[str, ...]
 """Names of the records that contain a type."""
 _PRIMITIVES: Mapping[str, pa.DataType] = {
@@ -61,7 +62,7 @@ class AvroDecoder:
     def __init__(self, definition: str) -> None:
         """Raise ValueError or TypeError if it is not a record's schema, or has no columns."""
         given = msgspec.json.decode(definition)
-        names: dict[str, Any] = {}
+        names: dict[str, dict[str, object]] = {}
         try:
             parsed = parse_schema(given, named_schemas=names)
         except (SchemaParseException, UnknownType, *_UNUSABLE) as wrong:
@@ -82,17 +83,18 @@ class AvroDecoder:
             raise BadValue(str(wrong) or type(wrong).__name__) from wrong
         if source.tell() != len(value):
             raise BadValue(f"it has {len(value) - source.tell()} bytes more than its fields")
-        return found  # type: ignore[return-value]  # a record is a dict
+        assert isinstance(found, dict)  # as a record is
+        return found
 
 
 class _RecordTypes:
     """Maps the types of a parsed schema to Arrow types."""
 
-    def __init__(self, names: Mapping[str, Any]) -> None:
+    def __init__(self, names: Mapping[str, Schema]) -> None:
         self._names = names
         self._budget = Budget()
 
-    def type_of(self, schema: Parsed, where: str, within: Around, depth: int = 0) -> pa.DataType:
+    def type_of(self, schema: Schema, where: str, within: Around, depth: int = 0) -> pa.DataType:
         """Return the Arrow type of *schema*, inside the records *within*. Raises ValueError."""
         self._budget.spend(where, depth)
         if isinstance(schema, list):
@@ -110,7 +112,7 @@ class _RecordTypes:
             return self.type_of(self._names[name], where, within, depth)
         raise ValueError(f"{where or 'it'} has the type {name!r}, which no column can have")
 
-    def _plain(self, schema: Parsed, where: str, within: Around, depth: int) -> pa.DataType:
+    def _plain(self, schema: Complex, where: str, within: Around, depth: int) -> pa.DataType:
         match schema["type"]:
             case "enum":
                 return pa.string()
@@ -127,7 +129,7 @@ class _RecordTypes:
             case kind:
                 return self.type_of(kind, where, within, depth)
 
-    def _record(self, schema: Parsed, where: str, within: Around, depth: int) -> pa.DataType:
+    def _record(self, schema: Complex, where: str, within: Around, depth: int) -> pa.DataType:
         name = schema["name"]
         if name in within:
             raise ValueError(f"{where} is a {name} inside of itself, which no column can have")
@@ -142,14 +144,14 @@ class _RecordTypes:
             raise ValueError(f"{where} is a record without fields, which no column can have")
         return pa.struct(fields)
 
-    def _union(self, kinds: list[Parsed], where: str, within: Around, depth: int) -> pa.DataType:
+    def _union(self, kinds: list[Schema], where: str, within: Around, depth: int) -> pa.DataType:
         left = [kind for kind in kinds if kind != "null"]
         if len(left) != 1:
             reason = f"{where or 'it'} is a union of several types, which no column can have"
             raise ValueError(reason)
         return self.type_of(left[0], where, within, depth)
 
-    def _logical(self, schema: Parsed) -> pa.DataType | None:
+    def _logical(self, schema: Complex) -> pa.DataType | None:
         kind, logical = str(schema["type"]), str(schema.get("logicalType"))
         if logical == "decimal" and kind in {"bytes", "fixed"}:
             precision = schema.get("precision", 0)
@@ -159,7 +161,7 @@ class _RecordTypes:
         return _LOGICAL.get((kind, logical))
 
 
-def _may_be_empty(schema: Parsed, names: Mapping[str, Parsed]) -> bool:
+def _may_be_empty(schema: Schema, names: Mapping[str, Schema]) -> bool:
     """True if a datum can take no bytes, so that a few bytes could encode any number of them."""
     if isinstance(schema, list):
         return False  # the branch takes a byte
@@ -175,7 +177,8 @@ def _may_be_empty(schema: Parsed, names: Mapping[str, Parsed]) -> bool:
     return _may_be_empty(kind, names)
 
 
-def _decimal(data: bytes, schema: Parsed, _reader: object = None) -> Decimal:
+def _decimal(data: bytes, schema: Complex | None, _reader: object = None) -> Decimal:
+    assert schema is not None
     if len(data) > _DECIMAL_SIZE_MAX:
         raise ValueError(f"a decimal of {len(data)} bytes")
     return Decimal(int.from_bytes(data, "big", signed=True)).scaleb(-schema.get("scale", 0), _EXACT)
@@ -184,7 +187,7 @@ def _decimal(data: bytes, schema: Parsed, _reader: object = None) -> Decimal:
 LOGICAL_READERS[f"bytes-{_DECIMAL}"] = LOGICAL_READERS[f"fixed-{_DECIMAL}"] = _decimal
 
 
-def _known_logical(schema: Parsed) -> Parsed:
+def _known_logical(schema: Schema) -> Schema:
     """Return the schema without logical types that have no column type here."""
     if isinstance(schema, list):
         return [_known_logical(each) for each in schema]
