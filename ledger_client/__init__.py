@@ -20,6 +20,7 @@ from ledger_client.client import Client, connect
 from ledger_client.errors import (
     AccessDenied,
     AckQuorumLost,
+    BadAddress,
     BadFrame,
     BadOption,
     BadSchema,
@@ -32,7 +33,6 @@ from ledger_client.errors import (
     EntryLost,
     EventTimeBack,
     Gap,
-    InvalidAddress,
     InvalidQuorum,
     JobBusy,
     JobLost,
@@ -90,6 +90,7 @@ from metadata.topics import Retention, RollPolicy, Schema
 __all__ = [
     "AccessDenied",
     "AckQuorumLost",
+    "BadAddress",
     "BadFrame",
     "BadOption",
     "BadSchema",
@@ -109,7 +110,6 @@ __all__ = [
     "EventTimeBack",
     "Follower",
     "Gap",
-    "InvalidAddress",
     "InvalidQuorum",
     "JobBusy",
     "JobLost",

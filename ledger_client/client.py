@@ -54,7 +54,7 @@ async def connect(
         open_stream: opens a connection to a host and port, below TLS and login; for tests.
 
     Raises:
-        InvalidAddress: *url* cannot be understood.
+        BadAddress: *url* cannot be understood.
         MetadataUnavailable: the SQLite file cannot be opened.
     """
     async with open_context(url, options=options, open_stream=open_stream) as context:

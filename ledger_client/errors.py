@@ -19,7 +19,7 @@ LedgerError
 ├── PayloadTooLarge          an entry or a message does not fit a frame
 ├── WrongPassword            the password is not the ledger's
 ├── InvalidQuorum            not 1 <= ack quorum <= write quorum <= ensemble
-├── InvalidAddress           the cluster's address cannot be understood
+├── BadAddress               the cluster's address cannot be understood
 ├── AccessDenied             a bookie refuses the login, or its certificate is not trusted
 ├── MetadataBroken           metadata is damaged or refuses; a person must look
 ├── LedgerNotClosed          its entries are not final; close or recover it first
@@ -65,19 +65,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from ledger_client.message_id import MessageId
+from metadata.errors import (
+    AccessDenied as AccessDenied,
+    BadAddress as BadAddress,
+    LedgerError as LedgerError,
+    MetadataBroken as MetadataBroken,
+    MetadataUnavailable as MetadataUnavailable,
+    Retryable as Retryable,
+)
 from native.checksum import Checksum
-
-
-class LedgerError(Exception):
-    """Root of the errors of this package."""
-
-    def __init__(self, message: str, *, ledger_id: int | None = None) -> None:
-        super().__init__(message if ledger_id is None else f"ledger {ledger_id}: {message}")
-        self.ledger_id = ledger_id
-
-
-class Retryable(LedgerError):
-    """Nothing is wrong with the request. The same call may succeed later."""
 
 
 class NotEnoughBookies(Retryable):
@@ -122,10 +118,6 @@ class RecoveryIncomplete(Retryable):
         super().__init__(f"recovery is not complete, {which} ({told})", ledger_id=ledger_id)
         self.entry_id = entry_id
         self.reasons = dict(reasons)
-
-
-class MetadataUnavailable(Retryable):
-    """The metadata store could not be reached or did not answer in time."""
 
 
 class WriterFailed(LedgerError):
@@ -254,18 +246,6 @@ class InvalidQuorum(LedgerError):
         self.ensemble_size = ensemble_size
         self.write_quorum = write_quorum
         self.ack_quorum = ack_quorum
-
-
-class InvalidAddress(LedgerError):
-    """The address of the cluster cannot be understood."""
-
-
-class AccessDenied(LedgerError):
-    """A bookie refuses the login, or its certificate is not trusted: mend the cluster's URL."""
-
-
-class MetadataBroken(LedgerError):
-    """The metadata store holds a damaged record, or refuses the request."""
 
 
 class LedgerNotClosed(LedgerError):

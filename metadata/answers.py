@@ -98,9 +98,15 @@ class MetadataCalls:
 
 # --- errors ------------------------------------------------------------------------------
 
-_FROM_MESSAGE = (errors.MetadataUnavailable, errors.BadStore)
+_FROM_MESSAGE = (errors.MetadataUnavailable,)
 _FROM_ATTRIBUTES = (errors.VersionConflict, errors.LeaseHeld, errors.LeaseLost)
-_PLAIN = (errors.BadRequest, errors.BadRecord, errors.BadAddress, errors.AccessDenied)
+_PLAIN = (
+    errors.BadRequest,
+    errors.BadRecord,
+    errors.MetadataBroken,
+    errors.BadAddress,
+    errors.AccessDenied,
+)
 _KINDS: dict[str, type[MetadataError]] = {
     kind.__name__: kind for kind in (*_FROM_MESSAGE, *_FROM_ATTRIBUTES, *_PLAIN)
 }

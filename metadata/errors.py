@@ -4,21 +4,39 @@ MetadataError             of this class itself: a bookie failed at a call, see t
 ├── VersionConflict       the key was changed first; read it again and decide
 ├── LeaseHeld             another owner holds the lease; wait until it is over
 ├── LeaseLost             the lease is over or was granted again; stop acting on it
-├── MetadataUnavailable   the store did not answer in time; try again later. With
-│                         outcome_unknown a change may have been made: read first
 ├── BadRequest            a key, value or count is outside the limits of the store
 ├── BadRecord             a record or message cannot be decoded; an operator must look
-├── BadStore              the file is not a metadata store that this version can use
-├── BadAddress            a URL or address cannot be parsed
-└── AccessDenied          a bookie refuses the login, or its certificate is not trusted: correct
+├── MetadataUnavailable * the store did not answer in time; try again later. With
+│                         outcome_unknown a change may have been made: read first
+├── MetadataBroken *      the store is damaged or refuses; a person must look
+├── BadAddress *          a URL or address cannot be parsed
+└── AccessDenied *        a bookie refuses the login, or its certificate is not trusted: correct
                           the user, the password or the certificates of the URL
 
 Attributes are plain values, so an error crosses the wire complete.
+
+Those with a star reach users of the client as they are. So they belong to LedgerError, too, the
+tree of ledger_client/errors.py, and its root is defined here.
 """
 
 from __future__ import annotations
 
 Attribute = str | int | float | bool | None
+
+
+class LedgerError(Exception):
+    """Root of the errors that the client raises; `ledger_id` is `None` if no ledger is meant."""
+
+    ledger_id: int | None = None
+
+    def __init__(self, message: str, *, ledger_id: int | None = None) -> None:
+        super().__init__(message if ledger_id is None else f"ledger {ledger_id}: {message}")
+        if ledger_id is not None:
+            self.ledger_id = ledger_id
+
+
+class Retryable(LedgerError):
+    """Nothing is wrong with the request. The same call may succeed later."""
 
 
 class MetadataError(Exception):
@@ -60,13 +78,17 @@ class LeaseLost(MetadataError):
         self.epoch = epoch
 
 
-class MetadataUnavailable(MetadataError):
-    """The store did not answer, or not in time."""
+class MetadataUnavailable(MetadataError, Retryable):
+    """The metadata store could not be reached or did not answer in time."""
 
-    def __init__(self, message: str, *, outcome_unknown: bool = False) -> None:
+    def __init__(
+        self, message: str, *, outcome_unknown: bool = False, ledger_id: int | None = None
+    ) -> None:
         """With *outcome_unknown*, the change may have been made, or may be made later."""
         super().__init__(message)
         self.outcome_unknown = outcome_unknown
+        if ledger_id is not None:
+            self.ledger_id = ledger_id
 
 
 class BadRequest(MetadataError):
@@ -77,20 +99,16 @@ class BadRecord(MetadataError):
     """Bytes are not a valid record or message."""
 
 
-class BadStore(MetadataError):
-    """The file is foreign, damaged, or written by a newer version."""
-
-    def __init__(self, message: str, *, path: str) -> None:
-        super().__init__(message)
-        self.path = path
+class MetadataBroken(MetadataError, LedgerError):
+    """The store is foreign, damaged or of a newer version, or it refuses the request."""
 
 
-class BadAddress(MetadataError):
-    """A URL or address is malformed."""
+class BadAddress(MetadataError, LedgerError):
+    """The URL of the cluster, or an address, cannot be understood."""
 
 
-class AccessDenied(MetadataError):
-    """A bookie refuses the login, or its certificate is not trusted; a retry changes nothing."""
+class AccessDenied(MetadataError, LedgerError):
+    """A bookie refuses the login, or its certificate is not trusted: correct the cluster's URL."""
 
 
 def _version(version: int) -> str:

@@ -21,7 +21,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
-from metadata.errors import BadStore, MetadataError, MetadataUnavailable
+from metadata.errors import MetadataBroken, MetadataError, MetadataUnavailable
 from metadata.lock_holder import describe_holder
 
 APPLICATION_ID = 0x71756972  # "quir"
@@ -60,7 +60,7 @@ def open_connection(path: Path, *, timeout_s: float) -> sqlite3.Connection:
     serves one at a time, and leaves transactions to the caller.
 
     Raises:
-        BadStore: the file is foreign, damaged, or of a newer version.
+        MetadataBroken: the file is foreign, damaged, or of a newer version.
         MetadataUnavailable: it cannot be opened, or was locked for *timeout_s*.
     """
     deadline = time.monotonic() + timeout_s
@@ -81,7 +81,7 @@ def translate(error: sqlite3.Error, path: Path, *, committing: bool = False) -> 
     """
     code = error_code(error)
     if code in _DAMAGE:
-        return BadStore(f"{path} is not a sound metadata store: {error}", path=str(path))
+        return MetadataBroken(f"{path} is not a sound metadata store: {error}")
     if code in _OUTAGES:
         unknown = committing and code == sqlite3.SQLITE_IOERR
         holder = describe_holder(path) if code in _LOCKED else ""
@@ -161,17 +161,16 @@ def _reserve(connection: sqlite3.Connection) -> None:
 def _check(connection: sqlite3.Connection, path: Path) -> None:
     version = _pragma(connection, "user_version")
     if _pragma(connection, "application_id") != APPLICATION_ID:
-        raise BadStore(f"{path} is a database of another program", path=str(path))
+        raise MetadataBroken(f"{path} is a database of another program")
     if version > SCHEMA_VERSION:
-        raise BadStore(
+        raise MetadataBroken(
             f"{path} has version {version} of the schema, made by a newer quire;"
-            f" this one knows {SCHEMA_VERSION}",
-            path=str(path),
+            f" this one knows {SCHEMA_VERSION}"
         )
     if version == 1:
         _add_clock(connection)
     if version < 1 or not set(_TABLES) <= _tables(connection):
-        raise BadStore(f"{path} lacks tables that a metadata store has", path=str(path))
+        raise MetadataBroken(f"{path} lacks tables that a metadata store has")
 
 
 def _add_clock(connection: sqlite3.Connection) -> None:

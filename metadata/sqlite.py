@@ -89,7 +89,7 @@ class SqliteStore:
             boot: id of this boot of the host; by default the kernel's.
 
         Raises:
-            BadStore: the file is foreign, damaged, or of a newer version.
+            MetadataBroken: the file is foreign, damaged, or of a newer version.
             MetadataUnavailable: it cannot be opened.
         """
         writer = await Transactions.open(path, timeout_s=timeout_s)
@@ -264,7 +264,7 @@ class Transactions:
 
         Raises:
             MetadataUnavailable: the store is locked, full or failing, after *timeout_s* at most.
-            BadStore: the file is damaged.
+            MetadataBroken: the file is damaged.
         """
         return await self._run("BEGIN IMMEDIATE", work)
 

@@ -28,7 +28,7 @@ async def open_store(
 
     Raises:
         BadAddress: no driver takes this URL.
-        BadStore: the file is not a metadata store.
+        MetadataBroken: the file is not a metadata store.
         MetadataUnavailable: the file cannot be opened.
     """
     driver = (drivers or {}).get(url.partition("://")[0]) if "://" in url else None

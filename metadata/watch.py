@@ -47,7 +47,7 @@ class StoreWatch(trio.abc.ReceiveChannel[str]):
 
         Raises:
             trio.ClosedResourceError: the watch is closed.
-            BadStore: the store is damaged.
+            MetadataBroken: the store is damaged.
         """
         async with self._turn:
             while not self._hints:

@@ -92,7 +92,7 @@ async def _drain(bookie_id: str, wait: bool, cluster: str) -> Decommissioned:
     # Loading the client takes a while, and other commands do without it.
     import ledger_client
     from ledger_client.cluster.operations.drain import drain
-    from ledger_client.errors import LedgerError, MetadataUnavailable as ClusterUnavailable
+    from ledger_client.errors import LedgerError
 
     try:
         async with ledger_client.connect(cluster) as client, open_store(cluster) as store:
@@ -100,7 +100,7 @@ async def _drain(bookie_id: str, wait: bool, cluster: str) -> Decommissioned:
                 await drain(
                     client._context.ledgers, store, bookie_id, wait=wait, on_progress=watch.show
                 )
-    except (ClusterUnavailable, MetadataUnavailable) as cause:
+    except MetadataUnavailable as cause:
         raise CommandFailed.unreachable(str(cause)) from cause
     except LedgerError as cause:
         raise CommandFailed(str(cause)) from cause

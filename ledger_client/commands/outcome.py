@@ -15,9 +15,9 @@ import trio
 
 from ledger_client.errors import (
     AckQuorumLost,
+    BadAddress,
     BadTopic,
     Gap,
-    InvalidAddress,
     LedgerError,
     MetadataUnavailable,
     NoSuchLedger,
@@ -27,14 +27,13 @@ from ledger_client.errors import (
     TopicExists,
     WrongPassword,
 )
-from metadata import errors as metadata_errors
+from metadata.errors import MetadataError
 from metadata.outcome import Exit, Program, first_of
 
 _START_ONE = "start one with `bookie standalone --data DIR` or name the cluster with --cluster"
 # The next step, for errors whose own message does not name it.
 _ADVICE: dict[type[BaseException], str] = {
     MetadataUnavailable: _START_ONE,
-    metadata_errors.MetadataUnavailable: _START_ONE,
     NoSuchLedger: "`quire ledger list` shows those that exist",
     WrongPassword: "pass the one it was created with by --password or QUIRE_PASSWORD",
     NotEnoughBookies: "start more bookies, or ask for fewer: --ensemble, for topics --replication",
@@ -47,13 +46,11 @@ _ADVICE: dict[type[BaseException], str] = {
 
 _CODES: dict[type[BaseException], Exit] = {
     BadTopic: Exit.USAGE,
-    InvalidAddress: Exit.USAGE,
+    BadAddress: Exit.USAGE,
     MetadataUnavailable: Exit.UNREACHABLE,
-    metadata_errors.BadAddress: Exit.USAGE,
-    metadata_errors.MetadataUnavailable: Exit.UNREACHABLE,
 }
 
-conclude = Program("quire", (LedgerError, metadata_errors.MetadataError), _CODES, _ADVICE).conclude
+conclude = Program("quire", (LedgerError, MetadataError), _CODES, _ADVICE).conclude
 
 
 # --- Interruption -----------------------------------------------------------------------

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 import trio
 
 from ledger_client.errors import (
-    AccessDenied,
+    LedgerError,
     LedgerExists,
     MetadataBroken,
     MetadataUnavailable,
     NoSuchLedger,
 )
 from ledger_client.ledgers.records import Reason, grown, marking, new_mark, sealed
-from metadata import errors as metadata_errors
 from metadata.clock import StoreClock
+from metadata.errors import LeaseLost, MetadataError, VersionConflict
 from metadata.records import (
     LEDGER_COUNTER,
     LEDGERS,
@@ -41,7 +41,7 @@ from metadata.store import ABSENT, MetadataStore, Op, Put, Versioned, Versions
 
 @contextmanager
 def translated(limit_s: float) -> Iterator[None]:
-    """Limit the block to *limit_s*, and raise errors of the store as errors of this package.
+    """Limit the block to *limit_s*, and raise errors of the store as public ones.
 
     VersionConflict and LeaseLost pass unchanged: the code that makes a change handles them.
 
@@ -55,13 +55,9 @@ def translated(limit_s: float) -> Iterator[None]:
             yield
     except trio.TooSlowError:
         raise MetadataUnavailable(f"metadata: no answer in {limit_s:g} s") from None
-    except metadata_errors.MetadataUnavailable as wrong:
-        raise MetadataUnavailable(f"metadata: {wrong}") from wrong
-    except (metadata_errors.VersionConflict, metadata_errors.LeaseLost):
+    except (LedgerError, VersionConflict, LeaseLost):
         raise
-    except metadata_errors.AccessDenied as wrong:
-        raise AccessDenied(str(wrong)) from wrong
-    except metadata_errors.MetadataError as wrong:
+    except MetadataError as wrong:
         raise MetadataBroken(f"metadata: {wrong}") from wrong
 
 
@@ -110,7 +106,7 @@ class Catalogue:
         try:
             with self._translated():
                 return await self._store.put(key, encode_record(record), expected=ABSENT)
-        except metadata_errors.VersionConflict:
+        except VersionConflict:
             raise LedgerExists(record.ledger_id) from None
 
     async def get(self, ledger_id: int, incarnation: int = 0) -> tuple[LedgerRecord, int]:
@@ -154,7 +150,7 @@ class Catalogue:
                     mark = new_mark(record.ledger_id, reason, (), ())
                     marked = await marking(self._store, mark)
                     await self._store.transact([change, marked.put])
-        except metadata_errors.VersionConflict:
+        except VersionConflict:
             return False
         return True
 
@@ -230,7 +226,7 @@ class Catalogue:
         try:
             with self._translated(limit_s):
                 return await self._store.transact(ops)
-        except metadata_errors.VersionConflict:
+        except VersionConflict:
             return None
 
     async def change_ensemble(
@@ -286,7 +282,7 @@ class Catalogue:
             try:
                 with self._translated():
                     await self._store.delete(ledger_key(ledger_id), expected=version)
-            except metadata_errors.VersionConflict:
+            except VersionConflict:
                 _, version = await self.get(ledger_id, record.incarnation)
                 continue
             return

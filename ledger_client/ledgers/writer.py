@@ -484,7 +484,8 @@ class WriteDriver:
                     incarnation=self._name.incarnation,
                 )
             if scope.cancelled_caught:
-                raise MetadataUnavailable(f"not closed within {limit_s:g} s", ledger_id=self.id)
+                late = f"ledger {self.id}: not closed within {limit_s:g} s"
+                raise MetadataUnavailable(late, ledger_id=self.id)
             self._native.close()
 
     async def settle(self, *, slower_s: float = 0.0) -> None:

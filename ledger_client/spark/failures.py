@@ -9,8 +9,9 @@ that line; users hide the rest by Spark's setting hideTraceback.
 from __future__ import annotations
 
 import importlib
+import inspect
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
@@ -84,10 +85,6 @@ def _kind(module: str, name: str) -> type[LedgerError] | None:
         return None
     if not (isinstance(kind, type) and issubclass(kind, LedgerError)):
         return None
-    own = any("__init__" in each.__dict__ for each in _below(kind))
-    return None if own else kind
-
-
-def _below(kind: type[LedgerError]) -> Sequence[type]:
-    """Return the class and its bases below LedgerError."""
-    return kind.__mro__[: kind.__mro__.index(LedgerError)]
+    first, *others = inspect.signature(kind).parameters.values()
+    alone = first.name == "message" and all(each.default is not each.empty for each in others)
+    return kind if alone else None

@@ -9,14 +9,14 @@ from contextlib import AsyncExitStack, asynccontextmanager
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import InvalidAddress, MetadataBroken, MetadataUnavailable
+from ledger_client.errors import LedgerError, MetadataBroken
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.wire.stores import open_store
 from ledger_client.wire.streams import OpenStream, opener
-from metadata import errors as metadata_errors
 from metadata.cluster_url import is_cluster_url, parse_cluster_url
+from metadata.errors import MetadataError
 from metadata.store import MetadataStore
 
 
@@ -67,11 +67,9 @@ async def open_context(
         try:
             reach = _opener(url, open_stream)
             store = await stack.enter_async_context(open_store(url))
-        except metadata_errors.BadAddress as wrong:
-            raise InvalidAddress(str(wrong)) from wrong
-        except metadata_errors.MetadataUnavailable as wrong:
-            raise MetadataUnavailable(f"metadata: {wrong}") from wrong
-        except metadata_errors.MetadataError as wrong:
+        except LedgerError:
+            raise
+        except MetadataError as wrong:
             raise MetadataBroken(f"metadata: {wrong}") from wrong
         nursery = await stack.enter_async_context(Background())
         yield TopicContext(store, nursery, options=options, open_stream=reach)

@@ -237,7 +237,7 @@ class BookieStore:
                 late = trio.current_time() + pause_s + ATTEMPT_S_MIN > deadline
                 if self._closed or late or (error.outcome_unknown and not twice):
                     raise MetadataUnavailable(
-                        f"{self._name}: {error.message}",
+                        f"metadata: {self._name}: {error.message}",
                         outcome_unknown=error.outcome_unknown and not twice,
                     ) from error
             await trio.sleep(pause_s)

@@ -19,8 +19,8 @@ from memory_cluster import memory_cluster
 from ledger_client import Client, EventTime, aio
 from ledger_client.aio import AioClient
 from ledger_client.errors import (
+    BadAddress,
     ClientForked,
-    InvalidAddress,
     LedgerClosed,
     NoSuchEntry,
     NoSuchLedger,
@@ -379,7 +379,7 @@ def test_what_fails_on_opening_is_raised() -> None:
         async with aio.connect("nonsense://"):
             pass
 
-    with pytest.raises(InvalidAddress):
+    with pytest.raises(BadAddress):
         asyncio.run(main())
 
 

@@ -18,8 +18,8 @@ from prometheus_client import CollectorRegistry
 from ledger_client import Client, EventTime, Retention, blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.errors import (
+    BadAddress,
     ClientForked,
-    InvalidAddress,
     LedgerClosed,
     NoSuchEntry,
     NoSuchLedger,
@@ -199,5 +199,5 @@ def test_a_producer_of_a_closed_client_refuses_every_send() -> None:
 
 
 def test_what_fails_on_opening_is_raised() -> None:
-    with pytest.raises(InvalidAddress), blocking.connect("nonsense://"):
+    with pytest.raises(BadAddress), blocking.connect("nonsense://"):
         pass

@@ -12,7 +12,7 @@ ERRORS: list[errors.MetadataError] = [
     errors.MetadataUnavailable("locked", outcome_unknown=True),
     errors.BadRequest("too long"),
     errors.BadRecord("spoilt"),
-    errors.BadStore("damaged", path="/x"),
+    errors.MetadataBroken("damaged"),
     errors.BadAddress("no host"),
     errors.AccessDenied("bob"),
     errors.MetadataError("not here"),
@@ -45,7 +45,7 @@ def test_a_reply_of_another_kind_is_named() -> None:
     [
         calls.Failure("VersionConflict", "m"),
         calls.Failure("LeaseHeld", "m", {"name": "a", "owner": "b", "expires_in_s": "soon"}),
-        calls.Failure("BadStore", "m", {"path": "/x", "__class__": "y"}),
+        calls.Failure("MetadataUnavailable", "m", {"outcome_unknown": True, "__class__": "y"}),
     ],
 )
 def test_a_failure_with_wrong_attributes_is_the_peers_fault(failure: calls.Failure) -> None:

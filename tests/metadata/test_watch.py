@@ -6,7 +6,7 @@ import pytest
 import trio
 import trio.testing
 
-from metadata.errors import BadStore, MetadataError, MetadataUnavailable
+from metadata.errors import MetadataBroken, MetadataError, MetadataUnavailable
 from metadata.store import Changes
 from metadata.watch import watching
 
@@ -56,9 +56,9 @@ async def test_an_outage_on_entering_is_the_callers_to_bear() -> None:
 
 
 async def test_damage_ends_the_watch() -> None:
-    store = Script(Changes(3, []), BadStore("damaged", path="/x"))
+    store = Script(Changes(3, []), MetadataBroken("damaged"))
     async with watching(store, "") as hints:  # type: ignore[arg-type]
-        with pytest.raises(BadStore):
+        with pytest.raises(MetadataBroken):
             await hints.receive()
 
 

@@ -176,7 +176,7 @@ def iterate_ranges(
     leaving it, ends the thread and its connections.
 
     Raises:
-        InvalidAddress: *url* cannot be parsed.
+        BadAddress: *url* cannot be parsed.
         Others: as RangeReader.batches().
     """
     portal = Portal(partial(open_context, url, options=options))

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 import ledger_client
 from ledger_client import Options
 from ledger_client.errors import (
-    InvalidAddress,
+    BadAddress,
     InvalidQuorum,
     LedgerClosed,
     LedgerExists,
@@ -215,7 +215,7 @@ async def test_a_store_that_stays_away_leaves_the_ledger_open_and_says_so(
 
 async def test_addresses_that_cannot_be_understood_are_named() -> None:
     for url in ("http://x", "bookie://", "bookie://host:port", "nonsense"):
-        with pytest.raises(InvalidAddress):
+        with pytest.raises(BadAddress):
             async with ledger_client.connect(url):
                 pass
 
