@@ -22,7 +22,7 @@ from bookie.errors import CallRefused
 from bookie.garbage import Collector
 from bookie.incarnations import Incarnations
 from bookie.inspecting import Inspector
-from bookie.parked import CallRoom
+from bookie.outbox import CallRoom
 from bookie.reads import ANSWER_SIZE_MAX
 from bookie.scrub import Scrubber
 from bookie.status import Status

@@ -1,14 +1,17 @@
-"""Responses of one connection that are queued or being made, bounded in bytes."""
+"""Responses of one connection that are queued or being made, and calls that wait for one: bounded."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import Self
 
 import trio
 
 from bookie.budget import SMALL_SIZE, MemoryBudget, Pool
+from bookie.errors import CallRefused
 from bookie.events import Wakeup
 
 # Enough to keep a fast peer's socket busy; a slow peer pins no more than this and one frame.
@@ -17,6 +20,8 @@ RESERVED_SIZE_MAX = 16 << 20
 """Held in addition for responses that are being made; one bound may exceed it."""
 # Small responses are joined up to this size for one send.
 _JOINED_SIZE = 256 << 10
+_PARKED_MAX = 4096
+"""Calls that wait, of all connections; each is a task of some kilobytes."""
 
 
 class Outbox:
@@ -148,3 +153,48 @@ class Reservation:
         trace: TracebackType | None,
     ) -> None:
         self.release()
+
+
+class ParkedCalls:
+    """Counts calls that wait, up to *count_max*.
+
+    Attributes:
+        count: calls that wait now.
+    """
+
+    def __init__(self, count_max: int = _PARKED_MAX) -> None:
+        self._count_max = count_max
+        self.count = 0
+
+    @contextmanager
+    def one_more(self) -> Iterator[None]:
+        """Count one during the block. Raises CallRefused if there are too many."""
+        if self.count >= self._count_max:
+            raise CallRefused(f"{self.count} calls wait already; try again later")
+        self.count += 1
+        try:
+            yield
+        finally:
+            self.count -= 1
+
+
+class CallRoom(Reservation):
+    """Resources of one call: memory for its response, and a place among the parked calls.
+
+    Attributes:
+        may_ask_again: the call changes nothing, so a response without memory for it is dropped
+            and made again later.
+    """
+
+    def __init__(self, outbox: Outbox, here: ParkedCalls, everywhere: ParkedCalls) -> None:
+        super().__init__(outbox)
+        self._here = here
+        self._everywhere = everywhere
+        self.may_ask_again = False
+
+    @contextmanager
+    def parked(self) -> Iterator[None]:
+        """Wait during the block, with no memory held. Raises CallRefused."""
+        self.release()
+        with self._here.one_more(), self._everywhere.one_more():
+            yield

@@ -1,19 +1,14 @@
-"""Reads and calls that wait for something to change, and the memory that any call may use."""
+"""Reads that wait until the last confirmed entry of a ledger moves on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import trio
 
-from bookie.errors import CallRefused
-from bookie.outbox import Outbox, Reservation
 from native.engine import Engine
 from native.errors import NoLedger
 
 _PARKED_MAX = 4096
-"""Of all connections, reads and calls each; a parked one is a task of some kilobytes."""
+"""Of all connections; a parked read is a task of some kilobytes."""
 
 
 class _LedgerWatch:
@@ -69,48 +64,3 @@ class ParkedReads:
         if watch is not None:
             watch.woken.set()
             watch.woken = trio.Event()
-
-
-class ParkedCalls:
-    """Counts calls that wait, up to *count_max*.
-
-    Attributes:
-        count: calls that wait now.
-    """
-
-    def __init__(self, count_max: int = _PARKED_MAX) -> None:
-        self._count_max = count_max
-        self.count = 0
-
-    @contextmanager
-    def one_more(self) -> Iterator[None]:
-        """Count one during the block. Raises CallRefused if there are too many."""
-        if self.count >= self._count_max:
-            raise CallRefused(f"{self.count} calls wait already; try again later")
-        self.count += 1
-        try:
-            yield
-        finally:
-            self.count -= 1
-
-
-class CallRoom(Reservation):
-    """Resources of one call: memory for its response, and a place among the parked calls.
-
-    Attributes:
-        may_ask_again: the call changes nothing, so a response without memory for it is dropped
-            and made again later.
-    """
-
-    def __init__(self, outbox: Outbox, here: ParkedCalls, everywhere: ParkedCalls) -> None:
-        super().__init__(outbox)
-        self._here = here
-        self._everywhere = everywhere
-        self.may_ask_again = False
-
-    @contextmanager
-    def parked(self) -> Iterator[None]:
-        """Wait during the block, with no memory held. Raises CallRefused."""
-        self.release()
-        with self._here.one_more(), self._everywhere.one_more():
-            yield

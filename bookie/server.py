@@ -40,8 +40,8 @@ from bookie.errors import PeerAtFault
 from bookie.events import Events, Wakeup
 from bookie.incarnations import Incarnations
 from bookie.listeners import peer_address
-from bookie.outbox import Outbox
-from bookie.parked import CallRoom, ParkedCalls, ParkedReads
+from bookie.outbox import CallRoom, Outbox, ParkedCalls
+from bookie.parked import ParkedReads
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
 from bookie.security import Security
 from native.connection import Backlog, Connection, Verdict

@@ -20,8 +20,8 @@ from ledger_client.ledgers.reader import LedgerReader
 from ledger_client.ledgers.writer import LedgerWriter
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.topics.context import TopicContext, open_context
-from ledger_client.topics.opening import topic_producer
 from ledger_client.topics.producing.producer import Producer
+from ledger_client.topics.producing.producer_lanes import topic_producer
 from ledger_client.topics.producing.producer_options import ProducerSettings
 from ledger_client.topics.reading.options import ReadSettings
 from ledger_client.topics.reading.reader import TopicReader, open_reader

@@ -23,7 +23,7 @@ from ledger_client.topics.catalogue import (
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.events import PUBLISHER, EventSender, events_topic, publish_events
 from ledger_client.topics.lanes.lane_names import rename_lane
-from ledger_client.topics.opening import topic_producer
+from ledger_client.topics.producing.producer_lanes import topic_producer
 from ledger_client.topics.reading.options import Start
 from ledger_client.topics.retention.cuts import Truncated
 from ledger_client.topics.retention.explanation import (

@@ -15,8 +15,7 @@ from bookie.budget import MemoryBudget
 from bookie.calls import Calls
 from bookie.events import Wakeup
 from bookie.incarnations import Incarnations
-from bookie.outbox import Outbox
-from bookie.parked import CallRoom, ParkedCalls
+from bookie.outbox import CallRoom, Outbox, ParkedCalls
 from metadata.calls import (
     CollectGarbage,
     DiskUse,

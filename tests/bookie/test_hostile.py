@@ -15,7 +15,7 @@ from rig import serving, settings
 from running import connected, page, running
 
 from bookie.daemon import Ready
-from bookie.parked import CallRoom
+from bookie.outbox import CallRoom
 from metadata import calls
 from metadata.urls import open_store
 

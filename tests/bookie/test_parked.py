@@ -15,8 +15,7 @@ from bookie.budget import MemoryBudget
 from bookie.calls import Calls
 from bookie.errors import CallRefused
 from bookie.events import Wakeup
-from bookie.outbox import Outbox
-from bookie.parked import CallRoom, ParkedCalls
+from bookie.outbox import CallRoom, Outbox, ParkedCalls
 from metadata import calls
 from metadata.store import Changes, Put
 from metadata.urls import open_store

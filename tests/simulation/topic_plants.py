@@ -20,7 +20,7 @@ from ledger_client.topics.lanes.lane_machine import LaneMachine
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState
 from ledger_client.topics.reading import source
-from ledger_client.topics.reading.starts import LaneStart
+from ledger_client.topics.reading.lane_set import LaneStart
 from ledger_client.topics.retention import truncation
 from metadata import rows
 from metadata.store import ABSENT, Check, Delete, Put

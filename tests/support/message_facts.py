@@ -30,7 +30,7 @@ from message_events import (
 )
 
 from ledger_client.message_id import MessageId
-from ledger_client.topics.reading.gaps import kept_messages
+from ledger_client.topics.lanes.ledger_rows import kept_messages
 from metadata.topics import LaneLedger, Removed
 
 

@@ -11,7 +11,7 @@ import trio.testing
 import v2
 
 from bookie.config import BookieConfig
-from bookie.parked import CallRoom
+from bookie.outbox import CallRoom
 from bookie.security import Security
 from bookie.server import OPEN, Server
 from bookie.storage import Storage

@@ -35,8 +35,8 @@ from ledger_client.jobs.replay.target import Reached, ReplayBatch
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes import lane_state
 from ledger_client.topics.lanes.lane_lease import LEASE_S
-from ledger_client.topics.opening import topic_producer
 from ledger_client.topics.producing.producer import Producer
+from ledger_client.topics.producing.producer_lanes import topic_producer
 from ledger_client.topics.reading.reader import open_reader
 from ledger_client.topics.times import PublishTime
 from metadata.replays import Order, ReplayRecord

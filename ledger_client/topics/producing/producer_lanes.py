@@ -1,15 +1,19 @@
-"""Opening the lanes of a producer, and opening them anew after a failure."""
+"""Opening a producer and its lanes, and opening these anew after a failure."""
 
 from __future__ import annotations
 
 import uuid
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import Unpack
 
 from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from ledger_client.topics.producing.partition_watch import PartitionWatch
-from ledger_client.topics.producing.producer_options import ProducerOptions
+from ledger_client.topics.producing.producer import Producer, open_producer
+from ledger_client.topics.producing.producer_options import ProducerOptions, ProducerSettings
 
 
 class ProducerLanes:
@@ -38,3 +42,22 @@ class ProducerLanes:
             owner=self._owner,
             is_back=is_anew,
         )
+
+
+@asynccontextmanager
+async def topic_producer(
+    context: TopicContext, topic: str, **settings: Unpack[ProducerSettings]
+) -> AsyncIterator[Producer]:
+    """Write a topic for the length of the block; see Client.producer()."""
+    options = ProducerOptions(**settings)
+    record, _ = await context.catalogue.get(topic)
+    watch = PartitionWatch(context.catalogue, record)
+    async with open_producer(
+        record,
+        options,
+        ProducerLanes(context.ledgers, watch, options).open,
+        context.figures.sending(record.name),
+        context.clock.now_ms,
+        watch.run if record.partitions and options.partition is None else None,
+    ) as producer:
+        yield producer

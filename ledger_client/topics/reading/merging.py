@@ -34,8 +34,8 @@ from ledger_client.figures import Figures
 from ledger_client.topics.messages import Message, MessageRange
 from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.cursor import LaneCursor
+from ledger_client.topics.reading.lane_set import LaneRange
 from ledger_client.topics.reading.options import ReadOptions
-from ledger_client.topics.reading.starts import LaneRange
 
 if TYPE_CHECKING:
     import pyarrow as pa

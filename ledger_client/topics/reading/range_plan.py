@@ -18,16 +18,14 @@ import trio
 from ledger_client.errors import Gap, LedgerError
 from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
 from ledger_client.topics.context import TopicContext
-from ledger_client.topics.lanes.ledger_rows import Row
+from ledger_client.topics.lanes.ledger_rows import Row, gap_after
 from ledger_client.topics.messages import message_header
 from ledger_client.topics.positions import LaneRef, Place, as_position, is_position
 from ledger_client.topics.reading.compacted import CompactedRange
-from ledger_client.topics.reading.gaps import gap_after
-from ledger_client.topics.reading.lane_set import LaneSet
+from ledger_client.topics.reading.lane_set import KnownLane, LaneSet, PlaceFinder, narrow
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings
 from ledger_client.topics.reading.ranges import LedgerRange, RangePlan
 from ledger_client.topics.reading.search import CompactedSearch, searching
-from ledger_client.topics.reading.starts import KnownLane, PlaceFinder, narrow
 from ledger_client.topics.times import TIMES
 from metadata.compaction import CompactedLedger
 from metadata.topics import TopicRecord

@@ -22,10 +22,9 @@ from ledger_client.message_id import MessageId
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.portal import Portal
 from ledger_client.topics.context import TopicContext, open_context
-from ledger_client.topics.lanes.ledger_rows import LedgerRows
+from ledger_client.topics.lanes.ledger_rows import LedgerRows, kept_entries, kept_messages
 from ledger_client.topics.messages import MessageBatch, MessageRange, open_batch
 from ledger_client.topics.reading.compacted import lost, open_compacted
-from ledger_client.topics.reading.gaps import kept_entries, kept_messages
 from ledger_client.topics.reading.options import READ_AHEAD_SIZE
 from ledger_client.topics.reading.ranges import LedgerRange
 

@@ -25,10 +25,9 @@ from ledger_client.errors import Gap, LedgerError
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import Position, as_position
-from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch
+from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch, new_lane
 from ledger_client.topics.reading.merging import MergedBatch, MergedLanes
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings, Start
-from ledger_client.topics.reading.starts import new_lane
 from metadata.topics import TopicRecord
 
 if TYPE_CHECKING:

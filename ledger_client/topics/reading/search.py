@@ -22,7 +22,7 @@ from typing import NamedTuple
 from ledger_client.errors import NoSuchLedger
 from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
 from ledger_client.message_id import NOT_BATCHED, MessageId
-from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
+from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row, past
 from ledger_client.topics.messages import MessageBatch, message_header, open_batch
 from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Version
 from ledger_client.topics.reading.compacted import (
@@ -32,7 +32,6 @@ from ledger_client.topics.reading.compacted import (
     lost,
     open_compacted,
 )
-from ledger_client.topics.reading.gaps import past
 from ledger_client.topics.times import AnyTime, Time
 from native.batch import BatchHeader
 

@@ -8,9 +8,9 @@ A closed ledger is read ahead of its consumer. An open one is followed by a read
 a bookie. After a ledger's end the lane goes on in the next row; until there is one, a watch wakes
 the source, and it also looks every LOOK_S seconds.
 
-Rows disappear, the oldest first, while they are read: gaps.py works out which messages are missing
-then. Messages deleted from a ledger during the read are skipped after the next look at its row, a
-second later at most.
+Rows disappear, the oldest first, while they are read: ledger_rows.py works out which messages are
+missing then. Messages deleted from a ledger during the read are skipped after the next look at its
+row, a second later at most.
 
 In reverse, entries are read in blocks of bounded size; the next block is read while the consumer
 takes the previous one.
@@ -37,17 +37,18 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers.entries import EntryBatch
 from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
-from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
-from ledger_client.topics.messages import MessageBatch, open_batch
-from ledger_client.topics.positions import EARLIEST, UNKNOWN, LaneRef, Place
-from ledger_client.topics.reading.compacted import open_compacted
-from ledger_client.topics.reading.gaps import (
+from ledger_client.topics.lanes.ledger_rows import (
+    LedgerRows,
+    Row,
     gap_after,
     gap_before,
     gap_of_ledger,
     kept_entries,
     kept_messages,
 )
+from ledger_client.topics.messages import MessageBatch, open_batch
+from ledger_client.topics.positions import EARLIEST, UNKNOWN, LaneRef, Place
+from ledger_client.topics.reading.compacted import open_compacted
 
 LOOK_S = 5.0
 """Seconds between two looks at a lane's rows without a hint from the store."""

@@ -23,10 +23,9 @@ from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.ledgers.reader import LedgerOpener
 from ledger_client.message_id import MessageId
 from ledger_client.topics.lanes.lane_state import Figures, LaneState, SealedBatch, greater, lower
-from ledger_client.topics.lanes.ledger_rows import Row
+from ledger_client.topics.lanes.ledger_rows import Point, Row, kept_messages, merged
 from ledger_client.topics.messages import MessageBatch, open_batch
 from ledger_client.topics.positions import LaneRef, Place
-from ledger_client.topics.reading.gaps import Point, kept_messages, merged
 from ledger_client.topics.retention.holdings import HeldLedger
 from metadata.records import ledger_key
 from metadata.store import ABSENT, Check, Delete, Op, Put

@@ -47,9 +47,8 @@ from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState, greater
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from ledger_client.topics.lanes.ledger_rows import Row
 from ledger_client.topics.positions import LaneRef, Place
-from ledger_client.topics.reading.lane_set import LaneSet
+from ledger_client.topics.reading.lane_set import KnownLane, LaneSet, LaneStart, PlaceFinder, narrow
 from ledger_client.topics.reading.options import ReadOptions, Start
-from ledger_client.topics.reading.starts import KnownLane, LaneStart, PlaceFinder, narrow
 from ledger_client.topics.retention.cuts import (
     LaneCut,
     LaneTruncated,

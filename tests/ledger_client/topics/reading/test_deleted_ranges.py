@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from ledger_client.topics.reading.gaps import kept_entries, kept_messages, merged, past
+from ledger_client.topics.lanes.ledger_rows import kept_entries, kept_messages, merged, past
 from metadata.topics import Removed
 
 COUNTS = [3, 1, 4, 2, 5]
