@@ -1,4 +1,4 @@
-"""Responses of one connection that are queued or being made, and calls that wait for one: bounded."""
+"""Bounds of one connection: responses queued or being made, and calls that wait."""
 
 from __future__ import annotations
 

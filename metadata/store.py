@@ -134,8 +134,8 @@ class Changes(msgspec.Struct, frozen=True, tag=True):
 class MetadataStore(Protocol):
     """Compare-and-set, transactions, listing, ids, leases and watches.
 
-    Every call may raise MetadataUnavailable, MetadataBroken and BadRequest (beyond one of
-    the limits); other errors are listed at each call. Many tasks may call at once. A change costs one
+    Every call may raise MetadataUnavailable, MetadataBroken and BadRequest (beyond one of the
+    limits); other errors are listed at each call. Many tasks may call at once. A change costs one
     durable transaction (milliseconds); a read costs less. No call blocks the event loop.
     """
 
