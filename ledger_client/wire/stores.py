@@ -65,6 +65,9 @@ ATTEMPT_S_MIN = 0.1
 """With less time left, no attempt is begun: its timeout would hide the reason of the last one."""
 CONNECT_S = 1.0
 """Time limit for connecting to one address; then the next one is tried."""
+IDLE_S = 1.0
+PROBE_S = 0.001
+"""After IDLE_S without a byte, a connection gets this long to turn out closed before it is used."""
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
 T = TypeVar("T")
@@ -294,6 +297,7 @@ class _Dialer:
         self._current: Session | None = None
         self._open: set[Session] = set()
         self._connecting = trio.Lock()
+        self._closed = False
 
     @property
     def count(self) -> int:
@@ -311,8 +315,14 @@ class _Dialer:
         Raises:
             OSError: that address cannot be reached; the next call tries another.
         """
-        if self._current is not None and self._current.takes_calls:
-            return self._current
+        current = self._current
+        if current is not None and current.takes_calls:
+            if trio.current_time() - current.received_at > IDLE_S:
+                # This process may have hung. So a bookie's restart in that time does not leave
+                # the next change with an unknown outcome.
+                await trio.sleep(PROBE_S)
+            if current.takes_calls:
+                return current
         async with self._connecting:
             if self._current is None or not self._current.takes_calls:
                 self._current = await self._connect()
@@ -326,7 +336,8 @@ class _Dialer:
             session.retire()
 
     def close(self) -> None:
-        """Close all connections. Calls under way fail."""
+        """Close all connections, also one that is being opened. Calls under way fail."""
+        self._closed = True
         for session in self._open:
             session.scope.cancel()
 
@@ -340,6 +351,9 @@ class _Dialer:
             raise TimeoutError(f"{address} cannot be reached in {CONNECT_S} s") from error
         except OSError as error:
             raise ConnectionError(f"{address} cannot be reached: {error}") from error
+        if self._closed:  # it would outlive its nursery's cancellation for ever
+            await trio.aclose_forcefully(stream)
+            raise ConnectionError("the store is closed")
         session = Session(DEFAULT_OPTIONS)
         session.scope.shield = True  # see BookieStore
         self._open.add(session)

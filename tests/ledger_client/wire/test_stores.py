@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from collections.abc import AsyncIterator
 from functools import partial
 from pathlib import Path
@@ -266,6 +267,58 @@ async def test_a_restarted_bookie_is_noticed_before_a_change_is_sent(
             assert await store.put("a", b"") == 5
             running.cancel()
     assert len(later.requests) == 1
+
+
+async def test_a_bookie_that_restarted_while_this_process_hung_is_noticed_as_well(
+    sqlite_store: SqliteStore, nursery: trio.Nursery, mock_clock: trio.testing.MockClock
+) -> None:
+    mock_clock.rate = 1.0
+    ours, theirs = (trio.socket.from_stdlib_socket(each) for each in socket.socketpair())
+    bookie = FakeBookie(sqlite_store)
+    ends: list[trio.abc.Stream] = [trio.SocketStream(ours)]
+    network = Network(nursery, bookie)
+
+    async def open_stream(_host: str, _port: int) -> trio.abc.Stream:
+        return ends.pop() if ends else await bookie.dial(nursery)
+
+    async with BookieStore.open(network.addresses, open_stream=open_stream) as store:
+        nursery.start_soon(bookie.serve, trio.SocketStream(theirs))
+        await store.put("a", b"")
+        theirs.shutdown(socket.SHUT_RDWR)
+        mock_clock.jump(5)  # this task does not let the others run meanwhile
+        await store.put("b", b"")
+    assert bookie.connections == 2
+    assert await sqlite_store.get("b") is not None
+
+
+async def test_a_connection_that_comes_after_the_end_is_closed(
+    network: Network, nursery: trio.Nursery
+) -> None:
+    opened, dialled = trio.Event(), trio.Event()
+
+    async def open_stream(host: str, port: int) -> trio.abc.Stream:
+        dialled.set()
+        await opened.wait()
+        return await network.open_stream(host, port)
+
+    async with trio.open_nursery() as connections:
+        store = BookieStore(network.addresses, nursery=connections, open_stream=open_stream)
+        refused = trio.Event()
+
+        async def ask() -> None:
+            with pytest.raises(MetadataUnavailable, match="closed"):
+                await store.get("a")
+            refused.set()
+
+        nursery.start_soon(ask)
+        await dialled.wait()
+        await store.aclose()
+        opened.set()
+        with trio.fail_after(5):
+            await refused.wait()
+        connections.cancel_scope.cancel()
+        await trio.testing.wait_all_tasks_blocked()
+        assert not connections.child_tasks
 
 
 async def test_one_cancelled_caller_does_not_disturb_the_others(
