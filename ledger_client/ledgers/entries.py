@@ -22,7 +22,7 @@ from typing import NamedTuple, overload
 import msgspec
 
 from ledger_client.errors import NoSuchLedger
-from ledger_client.wire.connection import BookieConnection
+from ledger_client.wire.bookies import BookieConnection
 from ledger_client.wire.inflight import LedgerName, Reply
 from metadata.records import LedgerRecord
 from native import frame

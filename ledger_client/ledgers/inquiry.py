@@ -26,7 +26,7 @@ from ledger_client.errors import BookieUnavailable, NoSuchLedger, RecoveryIncomp
 from ledger_client.ledgers.entries import EntryBatch, sound_entries
 from ledger_client.ledgers.replica_reads import BATCH_COUNT_MAX, LedgerSource
 from ledger_client.options import Options
-from ledger_client.wire.connection import BookieConnection
+from ledger_client.wire.bookies import BookieConnection
 from ledger_client.wire.inflight import Reply
 from metadata.records import LedgerRecord
 from native import frame

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import trio
 
-from ledger_client.errors import WrongPassword
+from ledger_client.errors import LedgerError, WrongPassword
 from ledger_client.figures import Figures
 from ledger_client.ledgers.catalogue import Catalogue, LedgerInfo, LedgerListing
 from ledger_client.ledgers.creation import LedgerPlan, create_record
 from ledger_client.ledgers.placement import Placement, Quarantine
 from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
 from ledger_client.ledgers.recovery import Recoveries
-from ledger_client.ledgers.writer import LedgerWriter
-from ledger_client.ledgers.writers import Writers, sealed_after
+from ledger_client.ledgers.writer import LedgerWriter, WriteDriver, Writers
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.wire.bookies import Bookies
 from ledger_client.wire.streams import OpenStream
@@ -159,3 +158,31 @@ class Ledgers:
     def list(self) -> LedgerListing:
         """Return an async iterator of LedgerInfo, by rising id."""
         return LedgerListing(self.catalogue)
+
+
+@asynccontextmanager
+async def sealed_after(writer: WriteDriver) -> AsyncIterator[WriteDriver]:
+    """Lend *writer* to the block, then close it, however the block ends.
+
+    Raises:
+        LedgerError: as LedgerWriter.close(); an error of the block itself takes precedence.
+    """
+    try:
+        try:
+            yield writer
+        except Exception as error:
+            await _close_after(error, writer.close)
+            raise
+        await writer.close()
+    except BaseException as error:
+        if not isinstance(error, Exception):  # cancelled or interrupted: be quick
+            await _close_after(error, writer.abort)
+        raise
+
+
+async def _close_after(error: BaseException, close: Callable[[], Awaitable[None]]) -> None:
+    """Close a ledger whose block failed; a failure to close becomes a note of *error*."""
+    try:
+        await close()
+    except LedgerError as failure:
+        error.add_note(f"the ledger was not closed: {failure}")

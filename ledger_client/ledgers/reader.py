@@ -46,8 +46,7 @@ from ledger_client.ledgers.replica_reads import (
     ask_confirmed,
 )
 from ledger_client.options import Options
-from ledger_client.wire.bookies import Bookies
-from ledger_client.wire.connection import BookieConnection
+from ledger_client.wire.bookies import BookieConnection, Bookies
 from ledger_client.wire.inflight import Reply
 from metadata.errors import MetadataError
 from metadata.records import LedgerRecord, LedgerState

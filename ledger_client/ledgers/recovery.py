@@ -38,7 +38,7 @@ from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.ledgers.entries import EntryBatch, EntryQuestion
 from ledger_client.ledgers.records import Reason, fragments_up_to, with_fragment
 from ledger_client.ledgers.replica_reads import LedgerSource, ReplicaRead, persist
-from ledger_client.ledgers.writers import Writers
+from ledger_client.ledgers.writer import Writers
 from ledger_client.options import Options
 from ledger_client.wire.bookies import Bookies
 from metadata.records import Fragment, LedgerRecord, LedgerState

@@ -39,8 +39,7 @@ from ledger_client.ledgers.entries import (
     digest_of,
 )
 from ledger_client.options import Options
-from ledger_client.wire.bookies import Bookies
-from ledger_client.wire.connection import BookieConnection
+from ledger_client.wire.bookies import BookieConnection, Bookies
 from ledger_client.wire.inflight import LedgerName, Reply
 from metadata.records import Fragment, LedgerRecord
 from native import frame

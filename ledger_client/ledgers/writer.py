@@ -19,7 +19,10 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from functools import partial
+from weakref import WeakValueDictionary
 
+import msgspec
 import trio
 
 from ledger_client.background import Alarms, OnDemand
@@ -27,10 +30,12 @@ from ledger_client.errors import (
     BookieUnavailable,
     LedgerClosed,
     LedgerError,
+    LedgerFenced,
     MetadataUnavailable,
 )
 from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.ledgers.ensemble_state import NEVER, Vacancies
+from ledger_client.ledgers.entries import digest_of
 from ledger_client.ledgers.placement import Placement
 from ledger_client.ledgers.records import Reason
 from ledger_client.ledgers.write_state import (
@@ -53,6 +58,7 @@ from ledger_client.wire.inflight import LedgerName
 from ledger_client.wire.session import Session
 from metadata.records import Fragment, LedgerRecord
 from native import frame
+from native.frame import Flag
 from native.link import Writer
 
 SLOWER_S = 0.2
@@ -272,10 +278,6 @@ class WriteDriver:
         return self._state.failure
 
     # --- appending -------------------------------------------------------------------
-
-    async def append(self, payload: Payload) -> int:
-        """Append one entry and wait, as LedgerWriter.append()."""
-        return (await self.append_many((payload,))).start
 
     async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Append entries and wait, as LedgerWriter.append_many()."""
@@ -519,3 +521,81 @@ class WriteDriver:
     def doubt(self) -> Reason | None:
         """Return a reason to check copies of confirmed entries; None if none are missing."""
         return self._state.doubt()
+
+
+class Writers:
+    """Opens writers for ledgers whose records exist."""
+
+    def __init__(
+        self,
+        *,
+        catalogue: Catalogue,
+        bookies: Bookies,
+        placement: Placement,
+        options: Options,
+        nursery: trio.Nursery,
+    ) -> None:
+        self._catalogue = catalogue
+        self._bookies = bookies
+        self._placement = placement
+        self._options = options
+        # Until a recovered ledger is closed, readers must not see entries that were added again.
+        self._quiet = msgspec.structs.replace(options, explicit_lac_s=0.0)
+        self._nursery = nursery
+        self._alarms = Alarms(nursery)
+        self._open: WeakValueDictionary[int, WriteDriver] = WeakValueDictionary()
+
+    def open(
+        self,
+        record: LedgerRecord,
+        *,
+        change: ChangeEnsemble | None = None,
+        first_entry: int = 0,
+        length: int = 0,
+        flags: int = 0,
+    ) -> WriteDriver:
+        """Return a writer that appends to the last fragment of *record*.
+
+        A connection counts acknowledgements for one writer of a ledger. So a writer that
+        recovers the ledger ends this client's earlier one, which could not acknowledge
+        anything any more.
+
+        Args:
+            record: the ledger; the caller has made sure that no other client writes to it.
+            change: publishes changes of the ensemble; by default in metadata.
+            first_entry: id of the first entry to append.
+            length: payload bytes of the entries before it.
+            flags: of every ADD frame, as native.frame.Flag.
+        """
+        earlier = self._open.get(record.ledger_id)
+        if earlier is not None and flags & Flag.RECOVERY:
+            earlier.fail(LedgerFenced(record.ledger_id))
+        catalogue, token = self._catalogue, self._bookies.new_token()
+        digest = digest_of(record)
+        native = Writer(
+            record.ledger_id,
+            record.ensemble_size,
+            record.write_quorum,
+            record.ack_quorum,
+            digest,
+            first_entry=first_entry,
+            length=length,
+            token=token,
+            flags=flags,
+        )
+        writer = WriteDriver(
+            record,
+            native=native,
+            key=digest.master_key,
+            token=token,
+            change=change
+            or partial(catalogue.change_ensemble, record.ledger_id, incarnation=record.incarnation),
+            catalogue=catalogue,
+            bookies=self._bookies,
+            placement=self._placement,
+            options=self._quiet if flags & Flag.RECOVERY else self._options,
+            nursery=self._nursery,
+            alarms=self._alarms,
+        )
+        self._open[record.ledger_id] = writer
+        return writer

@@ -23,7 +23,7 @@ from ledger_client.cluster.operations.rebalance import Rebalancer
 from ledger_client.ledgers import creation, inquiry
 from ledger_client.ledgers.replica_reads import LedgerSource
 from ledger_client.ledgers.write_state import Action, WriteState
-from ledger_client.wire.connection import BookieConnection
+from ledger_client.wire.bookies import BookieConnection
 from metadata.records import LedgerRecord
 from native.digest import crc32c
 from native.engine import Request

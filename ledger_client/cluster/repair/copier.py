@@ -22,8 +22,7 @@ from ledger_client.errors import BookieUnavailable, EntryLost, LedgerError, NoSu
 from ledger_client.ledgers.entries import BatchQuestion, EntryBatch
 from ledger_client.ledgers.replica_reads import BATCH_COUNT_MAX, LedgerSource, ReplicaRead
 from ledger_client.options import Options
-from ledger_client.wire.bookies import Bookies
-from ledger_client.wire.connection import BookieConnection
+from ledger_client.wire.bookies import BookieConnection, Bookies
 from ledger_client.wire.inflight import LedgerName
 from metadata.records import DamagedRun, LedgerRecord
 from native.digest import Digest

@@ -39,9 +39,8 @@ from ledger_client.background import Background
 from ledger_client.errors import BadTopic, JobLost, LedgerError, LedgerExists, MetadataUnavailable
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.creation import LedgerPlan, new_record
-from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.ledgers.ledgers import Ledgers, sealed_after
 from ledger_client.ledgers.writer import Request, WriteDriver
-from ledger_client.ledgers.writers import sealed_after
 from ledger_client.topics.lanes.lane_state import Figures, LaneState, SealedBatch
 from ledger_client.topics.retention.job_rows import discard
 from metadata.errors import LeaseLost, VersionConflict

@@ -286,7 +286,7 @@ class LaneExtension:
         version = self._end.next_version + sum(ledger.entries for ledger in sealed)
         state.begin(epoch=self.rows.record.epoch, base_version=version)
         async with create_staged(ledgers, stage, partition=self.rows.partition) as writer:
-            await writer.append(state.encode(self._clock.now_ms()))
+            await writer.append_many([state.encode(self._clock.now_ms())])
         return SealedLedger(
             ledger_id=writer.id,
             partition=self.rows.partition,

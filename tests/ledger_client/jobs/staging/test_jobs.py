@@ -36,7 +36,7 @@ async def topic(client: Client) -> TopicRecord:
 async def staged(client: Client, stage: JobStage, *payloads: bytes) -> int:
     async with create_staged(client._context.ledgers, stage, partition=-1) as ledger:
         for payload in payloads:
-            await ledger.append(payload)
+            await ledger.append_many([payload])
     return ledger.id
 
 

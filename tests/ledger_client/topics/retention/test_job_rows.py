@@ -61,7 +61,7 @@ async def left_by(client: Client, topic: TopicRecord, job_id: str) -> int:
     """Stage a ledger, and pin one, for a job without a lease."""
     stage = JobStage(topic=topic, job_id=job_id)
     async with create_staged(client._context.ledgers, stage, partition=-1) as ledger:
-        await ledger.append(b"x")
+        await ledger.append_many([b"x"])
     pins = JobPins(kind="write", lanes=[PinnedLane(-1, 0, 0)])
     await client._context.store.put(pins_key(topic.uid, job_id), encode_job_row(pins))
     ids = JobIds(runs=[IdRun(0, 1, 8, ledger.id + 1)])
@@ -86,7 +86,7 @@ async def test_what_a_living_job_staged_stays(
 ) -> None:
     async with open_job(client._context.ledgers, topic, "compaction") as job:
         async with create_staged(client._context.ledgers, job.stage, partition=-1) as ledger:
-            await ledger.append(b"x")
+            await ledger.append_many([b"x"])
         for _ in range(3):
             await keeper.look_after_all(term)
         assert ledger_ids(cluster.store) == [ledger.id]
