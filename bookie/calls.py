@@ -109,7 +109,7 @@ class Calls:
             calls.IndexExtents: self._look,
         }
 
-    def tell_of(self, status: Status) -> None:
+    def set_status(self, status: Status) -> None:
         """Answer BookieInfo with *status* from now on; before this call it is refused."""
         self._status = status
 

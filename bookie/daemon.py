@@ -182,7 +182,7 @@ class _Bookie:
             registry = self._registry
             host = Host(bookie_id, status.address, storage, drain, disk.changed, registry)
             registry.register(BookieMetrics(storage, server, disk, stall, upkeep, host))
-            calls.tell_of(status)
+            calls.set_status(status)
             await nursery.start(trio.serve_listeners, server.serve, listeners)
             registration = Registration(
                 store, status, disk, drain, owner=cookie.cookie_id, ttl_s=config.lease_ttl_s
@@ -223,10 +223,10 @@ class _Bookie:
     def _ready(self) -> Page:
         state = self._life.state
         stalled = self._stall is not None and self._stall.is_stalled
-        told = {
+        report = {
             "state": state.value,
             "read_only": self._disk is not None and self._disk.is_read_only,
             "stalled": stalled,
         }
         ready = state is BookieState.READY and not stalled
-        return 200 if ready else 503, "application/json", msgspec.json.encode(told)
+        return 200 if ready else 503, "application/json", msgspec.json.encode(report)

@@ -46,7 +46,7 @@ PLACES_MAX = 1000
 # A mark is one small value; with more runs than this, one run spans them all.
 RUNS_MAX = 1000
 
-_TOLD = "damaged: %s at offset %d (ledger %d, entry %d)"
+_MESSAGE = "damaged: %s at offset %d (ledger %d, entry %d)"
 
 _log = logging.getLogger(__name__)
 
@@ -60,7 +60,7 @@ class DamageLog:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._told: dict[DamagedPlace, float] = {}
+        self._reported: dict[DamagedPlace, float] = {}
         self._latest: deque[DamagedPlace] = deque(maxlen=PLACES_MAX)
         self.count = 0
 
@@ -70,17 +70,17 @@ class DamageLog:
         for place in map(place_of, self._store.take_damage()):
             self._latest.append(place)
             self.count += 1
-            told_at = self._told.get(place)
-            if told_at is None or (place.entry_id >= 0 and now >= told_at + AGAIN_S):
-                self._told[place] = now
+            reported_at = self._reported.get(place)
+            if reported_at is None or (place.entry_id >= 0 and now >= reported_at + AGAIN_S):
+                self._reported[place] = now
                 fresh.append(place)
-            if told_at is None:
-                _log.warning(_TOLD, place.file, place.offset, place.ledger_id, place.entry_id)
+            if reported_at is None:
+                _log.warning(_MESSAGE, place.file, place.offset, place.ledger_id, place.entry_id)
         return fresh
 
     def forget(self) -> None:
         """Handle places again that are found from now on."""
-        self._told.clear()
+        self._reported.clear()
 
     def met_since(self, count: int) -> list[DamagedPlace]:
         """Return the distinct places found after *count*, at most the last PLACES_MAX."""

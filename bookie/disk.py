@@ -81,7 +81,7 @@ class DiskGuard:
         self._refused = False
         self._stalled = False
         self._has_reserve = True
-        self._told = False
+        self._reported = False
         self.level = Level.OK
         self.free = 0
         self.capacity = 0
@@ -134,8 +134,8 @@ class DiskGuard:
             read_only=self.is_read_only,
             priority_allowed=self._has_reserve and not self._stalled,
         )
-        if self._told != self.is_read_only:
-            self._told = self.is_read_only
+        if self._reported != self.is_read_only:
+            self._reported = self.is_read_only
             self.changed.set()
 
     def _look(self) -> _Look:

@@ -29,14 +29,14 @@ def write_targets(folder: Path, running: Iterable[Running]) -> None:
     Raises:
         OSError: the file could not be written; it is unchanged.
     """
-    told = [
+    groups = [
         TargetGroup(
             [f"{host_of(bookie.address)}:{bookie.metrics_port}"], {"bookie": bookie.bookie_id}
         )
         for bookie in running
         if bookie.metrics_port
     ]
-    text = msgspec.json.format(msgspec.json.encode(told)) + b"\n"
+    text = msgspec.json.format(msgspec.json.encode(groups)) + b"\n"
     replace_file(folder / TARGETS_NAME, text, mode=0o644)  # Prometheus is another user
 
 

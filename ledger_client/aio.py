@@ -471,7 +471,7 @@ class AioProducer(LoopSends):
 
     @property
     def topic(self) -> str:
-        """The topic's name, as namespace/name."""
+        """The name of the topic, as namespace/name."""
         return self._inner.topic
 
     @property
@@ -562,7 +562,7 @@ class AioTicket(Looped[Ticket]):
 
     @property
     def sequence(self) -> int:
-        """See Ticket.sequence."""
+        """The message's number if the producer has a name, else -1."""
         return self._inner.sequence
 
     async def message_id(self) -> MessageId:

@@ -469,7 +469,7 @@ class BlockingProducer(BlockingSends):
 
     @property
     def topic(self) -> str:
-        """The topic's name, as namespace/name."""
+        """The name of the topic, as namespace/name."""
         return self._inner.topic
 
     @property
@@ -560,7 +560,7 @@ class BlockingTicket(Blocking[Ticket]):
 
     @property
     def sequence(self) -> int:
-        """See Ticket.sequence."""
+        """The message's number if the producer has a name, else -1."""
         return self._inner.sequence
 
     def message_id(self) -> MessageId:

@@ -80,8 +80,8 @@ class NotEnoughBookies(Retryable):
     """Fewer healthy, writable bookies are there than the ensemble needs."""
 
     def __init__(self, *, healthy: int, needed: int, ledger_id: int | None = None) -> None:
-        told = f"{healthy} healthy bookies, {needed} needed"
-        super().__init__(f"{told}: start another, or ask for fewer copies", ledger_id=ledger_id)
+        text = f"{healthy} healthy bookies, {needed} needed"
+        super().__init__(f"{text}: start another, or ask for fewer copies", ledger_id=ledger_id)
         self.healthy = healthy
         self.needed = needed
 
@@ -99,8 +99,8 @@ class ReplicasUnavailable(Retryable):
     """The entry was not found, and some of its replicas could not be asked."""
 
     def __init__(self, *, ledger_id: int, entry_id: int, reasons: Mapping[str, str]) -> None:
-        told = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
-        super().__init__(f"no replica served entry {entry_id} ({told})", ledger_id=ledger_id)
+        text = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
+        super().__init__(f"no replica served entry {entry_id} ({text})", ledger_id=ledger_id)
         self.entry_id = entry_id
         self.reasons = dict(reasons)
 
@@ -113,9 +113,9 @@ class RecoveryIncomplete(Retryable):
 
     def __init__(self, *, ledger_id: int, entry_id: int | None, reasons: Mapping[str, str]) -> None:
         """Pass the entry that was neither found nor proved absent; `None` if the fence failed."""
-        told = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
+        text = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
         which = "it cannot be fenced" if entry_id is None else f"entry {entry_id} is undetermined"
-        super().__init__(f"recovery is not complete, {which} ({told})", ledger_id=ledger_id)
+        super().__init__(f"recovery is not complete, {which} ({text})", ledger_id=ledger_id)
         self.entry_id = entry_id
         self.reasons = dict(reasons)
 
@@ -128,9 +128,9 @@ class AckQuorumLost(WriterFailed):
     """Fewer of the writer's bookies are left than must acknowledge an entry."""
 
     def __init__(self, *, ledger_id: int, ack_quorum: int, lost: Mapping[str, str]) -> None:
-        told = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in lost.items())
+        text = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in lost.items())
         super().__init__(
-            f"lost the ack quorum of {ack_quorum}; failed bookies: {told}", ledger_id=ledger_id
+            f"lost the ack quorum of {ack_quorum}; failed bookies: {text}", ledger_id=ledger_id
         )
         self.ack_quorum = ack_quorum
         self.lost = dict(lost)
@@ -199,8 +199,8 @@ class EntryLost(LedgerError):
     """Every replica of the entry is missing or damaged."""
 
     def __init__(self, *, ledger_id: int, entry_id: int, reasons: Mapping[str, str]) -> None:
-        told = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
-        super().__init__(f"entry {entry_id} is lost ({told})", ledger_id=ledger_id)
+        text = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
+        super().__init__(f"entry {entry_id} is lost ({text})", ledger_id=ledger_id)
         self.entry_id = entry_id
         self.reasons = dict(reasons)
 
@@ -218,14 +218,14 @@ class PayloadTooLarge(LedgerError):
     @classmethod
     def entry(cls, *, ledger_id: int, size: int, size_max: int) -> PayloadTooLarge:
         """A payload is too large for an entry."""
-        told = f"an entry of {size} bytes"
-        return cls(told, size=size, size_max=size_max, ledger_id=ledger_id)
+        text = f"an entry of {size} bytes"
+        return cls(text, size=size, size_max=size_max, ledger_id=ledger_id)
 
     @classmethod
     def message(cls, topic: str, *, size: int, size_max: int) -> PayloadTooLarge:
         """A message is too large with its key and headers."""
-        told = f"topic {topic}: a message of {size} bytes with key and headers"
-        return cls(told, size=size, size_max=size_max)
+        text = f"topic {topic}: a message of {size} bytes with key and headers"
+        return cls(text, size=size, size_max=size_max)
 
 
 class WrongPassword(LedgerError):
@@ -475,25 +475,25 @@ class MessagesLost(TopicError):
         cls, topic: str, *, partition: int, lane: int, ledger_id: int, entry_id: int
     ) -> MessagesLost:
         """No bookie has an entry that the lane's next writer must read. Nothing was given up."""
-        told = (
+        text = (
             f"lane {lane} of partition {partition}: no bookie has entry {entry_id} of ledger "
             f"{ledger_id}, which its next writer must read; bring a bookie back that had it, "
             "or give up the ledger with all its messages, after which the lane goes on: "
             f"quire ledger delete {ledger_id} --force"
         )
-        return cls(told, topic=topic, ledger_id=ledger_id, entry_id=entry_id)
+        return cls(text, topic=topic, ledger_id=ledger_id, entry_id=entry_id)
 
     @classmethod
     def compacted(cls, topic: str, *, reason: str, ledger_id: int = -1) -> MessagesLost:
         """A compacted ledger is gone; readers do not fall back to older messages."""
-        told = f"the compacted messages are lost: {reason}"
-        return cls(told, topic=topic, ledger_id=ledger_id)
+        text = f"the compacted messages are lost: {reason}"
+        return cls(text, topic=topic, ledger_id=ledger_id)
 
     @classmethod
     def batch(cls, topic: str, *, ledger_id: int, entry_id: int, reason: str) -> MessagesLost:
         """An entry is not a batch that this version can read: damage, or a foreign writer."""
-        told = f"entry {entry_id} of ledger {ledger_id}: {reason}"
-        return cls(told, topic=topic, ledger_id=ledger_id, entry_id=entry_id)
+        text = f"entry {entry_id} of ledger {ledger_id}: {reason}"
+        return cls(text, topic=topic, ledger_id=ledger_id, entry_id=entry_id)
 
 
 class Gap(TopicError):

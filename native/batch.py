@@ -92,7 +92,7 @@ class BatchHeader(msgspec.Struct, frozen=True):
 
 
 class Decoded(NamedTuple):
-    """A decoded batch of messages."""
+    """A batch as decode() returns it: its columns lie over the payload."""
 
     header: BatchHeader
     columns: Columns

@@ -39,7 +39,7 @@ class ProgressLine:
         self.ledgers = 0
         self.size = 0
         self._line = line
-        self._told = ""
+        self._shown = ""
 
     def show(self, progress: DrainProgress) -> None:
         """Show *progress*, unless a log would repeat its last line; keep the greatest numbers."""
@@ -49,9 +49,9 @@ class ProgressLine:
         text = _describe(progress)
         if self._line is not None:
             self._line.update(Text(text))
-        elif text != self._told:
+        elif text != self._shown:
             click.echo(text, err=True)
-        self._told = text
+        self._shown = text
 
 
 @click.command()

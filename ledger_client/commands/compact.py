@@ -109,11 +109,11 @@ def compact(
         raise click.UsageError("--drop excludes --dry-run and --null-keys")
     if drop:
         dropped = trio.run(finish, partial(_drop, cluster, name))
-        _print(dropped, _told_dropped(dropped), as_json=as_json)
+        _print(dropped, _dropped_text(dropped), as_json=as_json)
     else:
         with advising():
             done = trio.run(finish, partial(_compact, asked))
-        _print(done, _told(done, dry_run=dry_run), as_json=as_json)
+        _print(done, _text(done, dry_run=dry_run), as_json=as_json)
 
 
 def _print(result: Compaction | Dropped, line: str, *, as_json: bool) -> None:
@@ -161,7 +161,7 @@ async def _drop(cluster: str, name: str) -> Dropped:
     )
 
 
-def _told(done: Compaction, *, dry_run: bool) -> str:
+def _text(done: Compaction, *, dry_run: bool) -> str:
     report = done.report
     if not done.published:
         if dry_run and done.partitions:
@@ -181,7 +181,7 @@ def _told(done: Compaction, *, dry_run: bool) -> str:
     return f"{', '.join(parts)}; generation {done.generation}, {report.seconds:.1f} s"
 
 
-def _told_dropped(dropped: Dropped) -> str:
+def _dropped_text(dropped: Dropped) -> str:
     if not dropped.dropped:
         return "there is no compacted set"
     parts = (count(dropped.ledgers, "ledger"), count(dropped.messages, "message"))

@@ -175,23 +175,23 @@ async def _cut(batches: RecordBatches, limit: int | None) -> AsyncIterator[pa.Re
 
 
 def _object(message: Message) -> dict[str, object]:
-    told: dict[str, object] = {"id": str(message.id), "topic": message.topic}
-    told |= _told("key", message.key)
-    told |= _told("value", message.value)
-    told["event_time"] = message.event_time
-    told["timestamp"] = message.timestamp or None
-    told["publish_ms"] = message.publish_ms
-    told["producer"] = message.producer or None
-    told["sequence"] = None if message.sequence < 0 else message.sequence
-    told["lane"] = message.lane
+    fields: dict[str, object] = {"id": str(message.id), "topic": message.topic}
+    fields |= _text_or_base64("key", message.key)
+    fields |= _text_or_base64("value", message.value)
+    fields["event_time"] = message.event_time
+    fields["timestamp"] = message.timestamp or None
+    fields["publish_ms"] = message.publish_ms
+    fields["producer"] = message.producer or None
+    fields["sequence"] = None if message.sequence < 0 else message.sequence
+    fields["lane"] = message.lane
     headers: dict[str, object] = {}
     for name, value in message.headers.items():
-        headers |= _told(name, value)
-    told["headers"] = headers
-    return told
+        headers |= _text_or_base64(name, value)
+    fields["headers"] = headers
+    return fields
 
 
-def _told(name: str, value: bytes | None) -> dict[str, str | None]:
+def _text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
     if value is None:
         return {name: None}
     try:

@@ -137,8 +137,8 @@ def _put_targets(path: Path, targets: Iterable[ScrapeTarget]) -> None:
 def _show(folder: Path, pageless: Sequence[str]) -> None:
     if pageless:
         names = ", ".join(pageless)
-        told = f"quire: not scraped, as they serve no metrics: {names} (set metrics_port)"
-        click.echo(told, err=True)
+        warning = f"quire: not scraped, as they serve no metrics: {names} (set metrics_port)"
+        click.echo(warning, err=True)
     click.echo(
         f"prometheus --config.file={folder}/prometheus.yml "
         f"--storage.tsdb.path={folder}/data --web.listen-address=127.0.0.1:9090"

@@ -184,7 +184,7 @@ def moment_text(at_ns: int) -> str:
 
 
 class ClickSettings(TypedDict, total=False):
-    """Arguments of click.Option."""
+    """Arguments of click.Option that a command may give or override."""
 
     type: click.ParamType[object] | type
     metavar: str

@@ -361,21 +361,21 @@ def _show_interrupted(course: ReplayCourse, asked: ReplayRequest) -> None:
         return
     if course.last is None or course.last.kept == 0:
         next_ = "starts over" if asked.restart else "resumes"
-        told = f"interrupted before anything more was stored; the same command {next_}"
+        text = f"interrupted before anything more was stored; the same command {next_}"
     else:
         kept = count(course.last.kept, "message")
         where = f"topic {asked.to}" if asked.to else f"folder {asked.to_parquet}"
         same = "the same command without --restart" if asked.restart else "the same command"
         has = f"{where} has at least {kept} of the replay"
-        told = f"interrupted; {has}, and {same} resumes after them"
-    click.echo(told, err=True)
+        text = f"interrupted; {has}, and {same} resumes after them"
+    click.echo(text, err=True)
 
 
 def _show(report: ReplayReport, asked: ReplayRequest) -> None:
     is_stream = not (asked.to or asked.to_parquet)
     if asked.as_json:
-        told = msgspec.json.encode(report).decode()
-        click.echo(told, err=is_stream)
+        text = msgspec.json.encode(report).decode()
+        click.echo(text, err=is_stream)
         return
     checked = ", read back and compared" if report.verified else ""
     if report.finished_before:

@@ -421,7 +421,7 @@ class WriteDriver:
             bookie = self._bookies.connections[self._state.ensemble.bookies[index]]
             request_id = bookie.next_request_id()
             request = frame.write_lac(self._key, self.id, request_id=request_id, lac=last_confirmed)
-            bookie.tell(request, self._name)
+            bookie.notify(request, self._name)
 
     def _leave_all(self, *, is_sent: bool) -> None:
         self._replace_scope.cancel()

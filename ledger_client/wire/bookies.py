@@ -186,8 +186,8 @@ class BookieConnection:
     ) -> Session:
         """Count acknowledgements of *writer*'s ledger *name* for *index* of its ensemble.
 
-        The writer sends through the returned session, as *token*, until it is told that the
-        session is lost. It detaches itself there, or leaves.
+        The writer sends through the returned session, as *token*, until its
+        listener reports the session as lost. It detaches itself there, or leaves.
 
         Raises:
             BookieUnavailable: the connection cannot be opened now, or another writer of the
@@ -203,7 +203,7 @@ class BookieConnection:
             raise BookieUnavailable(self.bookie_id, first_line(wrong)) from wrong
         return session
 
-    def tell(self, request: bytes, about: LedgerName) -> None:
+    def notify(self, request: bytes, about: LedgerName) -> None:
         """Send a request whose response is ignored, if the connection is open."""
         if self._session is not None and self._standing:
             self._session.ask(request, about)

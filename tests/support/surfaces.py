@@ -33,7 +33,7 @@ class Noun:
         only: the members that users need; without them all public ones.
         base: suffix of the hand-written base of its twins.
         nouns: attributes that have twins themselves, by name and twin.
-        attributes: other ones that are set in the constructor, by name and type.
+        attributes: other ones that are set in the constructor: name, type and docstring.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Noun:
     only: tuple[str, ...] = ()
     base: str = ""
     nouns: tuple[tuple[str, str], ...] = ()
-    attributes: tuple[tuple[str, str], ...] = ()
+    attributes: tuple[tuple[str, str, str], ...] = ()
 
 
 TOPICS = Noun("Topics", "topics/topics", "Topics")
@@ -62,7 +62,9 @@ NOUNS = [
         "Ticket",
         "topics/producing/partition_writer",
         "Ticket",
-        attributes=(("sequence", "int"),),
+        attributes=(
+            ("sequence", "int", "The message's number if the producer has a name, else -1."),
+        ),
     ),
     Noun(
         "TopicReader",
@@ -248,12 +250,12 @@ class Writer:
                     for name, kind in noun.nouns
                 ),
             ]
-        for name, kind in noun.attributes:
+        for name, kind, text in noun.attributes:
             self._lines += [
                 "",
                 "    @property",
                 f"    def {name}(self) -> {kind}:",
-                f'        """See {noun.name}.{name}."""',
+                f'        """{text}"""',
                 f"        return self._inner.{name}",
             ]
         for node, module in members(noun):

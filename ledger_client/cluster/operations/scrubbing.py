@@ -277,8 +277,8 @@ async def _claimed(store: MetadataStore, ledger_id: int) -> AsyncIterator[Claim]
                 return
         except LeaseHeld as held:
             if trio.current_time() >= until:
-                told = f"{held.owner} repairs or moves it; try again later"
-                raise Retryable(told, ledger_id=ledger_id) from held
+                reason = f"{held.owner} repairs or moves it; try again later"
+                raise Retryable(reason, ledger_id=ledger_id) from held
         await trio.sleep(AGAIN_S)
 
 

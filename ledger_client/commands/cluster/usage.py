@@ -77,8 +77,8 @@ def usage(*, by: str, topic: str | None, cluster: str, as_json: bool) -> None:
     else:
         _print(used)
     if used.silent:
-        told = "; ".join(f"{name}: {why}" for name, why in sorted(used.silent.items()))
-        raise CommandFailed(f"{count(len(used.silent), 'bookie')} did not answer: {told}")
+        reasons = "; ".join(f"{name}: {why}" for name, why in sorted(used.silent.items()))
+        raise CommandFailed(f"{count(len(used.silent), 'bookie')} did not answer: {reasons}")
 
 
 async def _use(cluster: str, by: By, topic: str | None) -> Used:
@@ -142,8 +142,8 @@ def _reasons(used: Used) -> Table:
     table = _table("reason", right=("bytes",))
     table.add_column("what it is")
     for row in used.rows:
-        told = next(text for reason, text in REASONS.items() if reason == row.reason)
-        table.add_row(row.reason, size(row.size), told)
+        explanation = next(text for reason, text in REASONS.items() if reason == row.reason)
+        table.add_row(row.reason, size(row.size), explanation)
     return table
 
 

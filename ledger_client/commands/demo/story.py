@@ -260,8 +260,8 @@ async def _run(module: str, *words: str) -> None:
         deliver_cancel=_end,
     )
     if done.returncode:
-        told = done.stderr.decode(errors="replace").strip().splitlines()
-        raise CommandFailed(f"`{' '.join(words)}` failed: {told[-1] if told else 'no reason'}")
+        lines = done.stderr.decode(errors="replace").strip().splitlines()
+        raise CommandFailed(f"`{' '.join(words)}` failed: {lines[-1] if lines else 'no reason'}")
 
 
 async def _end(process: trio.Process) -> None:

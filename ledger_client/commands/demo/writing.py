@@ -215,8 +215,8 @@ class Writing:
             self.seconds = time.perf_counter() - started
             written.set()
 
-    async def _write(self, half_size: int, tell_half: Callable[[], None]) -> None:
-        told = False
+    async def _write(self, half_size: int, on_half: Callable[[], None]) -> None:
+        is_half_written = False
         async with AsyncExitStack() as stack:
             producers = [
                 await stack.enter_async_context(self._open_producer(name)) for name in self._names
@@ -226,9 +226,9 @@ class Writing:
                     self.under_way = sum(len(deal.values) for deal in deals)
                     for producer, name, deal in zip(producers, self._names, deals, strict=True):
                         nursery.start_soon(self._send, producer, name, deal)
-                    if self._source.consumed >= half_size and not told:
-                        told = True
-                        tell_half()
+                    if self._source.consumed >= half_size and not is_half_written:
+                        is_half_written = True
+                        on_half()
 
     async def _send(self, producer: Producer, name: str, deal: Deal) -> None:
         if deal.values:

@@ -88,8 +88,8 @@ def _lines(topic: TopicInfo) -> list[str]:
 
 
 def _total(extent: LedgerTotals) -> str:
-    told = (count(extent.ledgers, "ledger"), count(extent.messages, "message"), size(extent.size))
-    return f"{'holds':<16}{', '.join(told)}"
+    parts = (count(extent.ledgers, "ledger"), count(extent.messages, "message"), size(extent.size))
+    return f"{'holds':<16}{', '.join(parts)}"
 
 
 def _compacted(found: CompactedSet | None) -> list[str]:
@@ -132,8 +132,8 @@ def explain(*, name: str, cluster: str, as_json: bool) -> None:
     ledgers = [fate for lane in found.lanes for fate in lane.ledgers]
     if ledgers:
         show(_fates_table(ledgers), "")
-    told = (count(len(ledgers), "ledger"), size(found.extent.size))
-    show(f"{found.topic.name}: {', '.join(told)}; kept: {kept_for(found.topic.retention)}")
+    parts = (count(len(ledgers), "ledger"), size(found.extent.size))
+    show(f"{found.topic.name}: {', '.join(parts)}; kept: {kept_for(found.topic.retention)}")
 
 
 def _fates_table(fates: list[Fate]) -> Table:

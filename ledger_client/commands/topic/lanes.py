@@ -101,8 +101,8 @@ def delete_lane(
         click.confirm(f"Delete lane {lane}{where} with all its messages?", abort=True, err=True)
     went = trio.run(finish, partial(_delete, cluster, name, index, lane, force))
     if as_json:
-        told = LaneDeleted(topic=name, partition=index, lane=lane, messages=went.messages)
-        click.echo(msgspec.json.encode(told).decode())
+        deleted = LaneDeleted(topic=name, partition=index, lane=lane, messages=went.messages)
+        click.echo(msgspec.json.encode(deleted).decode())
     else:
         click.echo(f"lane {lane}: {count(went.messages, 'message')} deleted")
 

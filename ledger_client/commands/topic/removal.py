@@ -47,8 +47,8 @@ def delete(*, name: str, yes: bool, cluster: str, as_json: bool) -> None:
     """
     if not yes:
         held = count(trio.run(finish, partial(_count_ledgers, cluster, name)), "ledger")
-        told = f"Delete topic {name} with all its messages, in {held}?"
-        click.confirm(told, abort=True, err=True)
+        report = f"Delete topic {name} with all its messages, in {held}?"
+        click.confirm(report, abort=True, err=True)
     deleted = trio.run(_delete_topic, cluster, name)
     if as_json:
         click.echo(msgspec.json.encode(deleted).decode())
@@ -163,14 +163,14 @@ def truncate(
         click.confirm("Delete them?", abort=True, err=True)
     done = planned if dry_run else trio.run(finish, partial(_truncate, cluster, wanted, planned))
     if as_json:
-        told = MessagesDeleted(
+        report = MessagesDeleted(
             topic=name,
             ledgers=done.ledgers,
             messages=done.messages,
             dry_run=dry_run,
             lanes=done.lanes,
         )
-        click.echo(msgspec.json.encode(told).decode())
+        click.echo(msgspec.json.encode(report).decode())
     else:
         _show_truncated(done, "would be deleted" if dry_run else "deleted", to_err=False)
 
@@ -291,7 +291,7 @@ def purge(
     place = PurgePlace(partition, lane)
     ago = before if isinstance(before, Ago) else None
     purged = trio.run(finish, partial(_purge, cluster, name, end, ago, place, dry_run))
-    told = LedgersPurged(
+    report = LedgersPurged(
         topic=name,
         ledgers=len(purged.removed),
         messages=purged.messages,
@@ -300,9 +300,9 @@ def purge(
         kept=purged.kept,
     )
     if as_json:
-        click.echo(msgspec.json.encode(told).decode())
+        click.echo(msgspec.json.encode(report).decode())
     else:
-        _show_purged(told)
+        _show_purged(report)
 
 
 def _end(
@@ -339,10 +339,10 @@ async def _purge(
             return await client.topics.purge(name, before=before, **where, on_removed=advance)
 
 
-def _show_purged(told: LedgersPurged) -> None:
-    verb = "would be removed" if told.dry_run else "removed"
-    parts = (count(told.ledgers, "ledger"), count(told.messages, "message"), size(told.size))
+def _show_purged(report: LedgersPurged) -> None:
+    verb = "would be removed" if report.dry_run else "removed"
+    parts = (count(report.ledgers, "ledger"), count(report.messages, "message"), size(report.size))
     click.echo(f"{', '.join(parts)} {verb}")
-    for fate in told.kept:
+    for fate in report.kept:
         where = f"partition {fate.partition}, lane {fate.lane}"
         click.echo(f"{where}: ledger {fate.ledger.ledger_id} is the first one left: {fate.why}")

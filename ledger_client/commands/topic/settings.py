@@ -197,10 +197,10 @@ def create(*, name: str, given: GivenSettings, order: Order, cluster: str, as_js
     if not as_json:
         click.echo(made.name)
         return
-    told = msgspec.to_builtins(made)
+    fields = msgspec.to_builtins(made)
     if given.replication is None and made.replication < REPLICATION:
-        told["warning"] = ONE_COPY
-    click.echo(msgspec.json.encode(told).decode())
+        fields["warning"] = ONE_COPY
+    click.echo(msgspec.json.encode(fields).decode())
 
 
 async def _create(cluster: str, name: str, order: Order, given: GivenSettings) -> TopicInfo:

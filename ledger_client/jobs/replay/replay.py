@@ -314,7 +314,7 @@ class _Run:
                     self._note(target, source.reached())
                     if trio.current_time() >= self._saved_at + SAVE_S:
                         await self._save()
-                self._tell(source, target)
+                self._report_progress(source, target)
         except trio.Cancelled:
             with trio.CancelScope(shield=True, deadline=trio.current_time() + LAST_SAVE_S):
                 await self._save()
@@ -352,7 +352,7 @@ class _Run:
             updated_ms=self._context.clock.now_ms(),
         )
 
-    def _tell(self, source: ReplaySource, target: ReplayTarget) -> None:
+    def _report_progress(self, source: ReplaySource, target: ReplayTarget) -> None:
         if self._options.on_progress is None:
             return
         pairs = zip(self._record.end, source.reached(), strict=True)

@@ -175,7 +175,7 @@ class Rounds:
             self._context, self._topics, record.order, begin=record.reached, end=record.end
         )
         count, size, above = await self._parts_max(), self._part_size, None
-        self._tell(record, record.reached, 0.0)
+        self._report_progress(record, record.reached, 0.0)
         while True:
             parts = await planner.parts(record.reached, count=count, size=size, above=above)
             if not parts:
@@ -203,7 +203,7 @@ class Rounds:
             )
 
             def on_progress(done: float) -> None:
-                self._tell(record, parts[-1].end, done)
+                self._report_progress(record, parts[-1].end, done)
 
             results = await self._workers.copy(work, parts, on_progress)
             right: list[PartResult] = []
@@ -219,7 +219,7 @@ class Rounds:
                 ledgers = [ledger for result in right for ledger in result.ledgers]
                 await Showing(self._target, job.stage, ledgers, mark).run()
                 await self._note_shown(record, mark)
-        self._tell(record, record.reached, 0.0)
+        self._report_progress(record, record.reached, 0.0)
         return record, passed
 
     async def _parts_max(self) -> int:
@@ -278,7 +278,9 @@ class Rounds:
 
     # --- progress ----------------------------------------------------------------------
 
-    def _tell(self, record: ReplayRecord, ahead: Sequence[LaneMark], done: float) -> None:
+    def _report_progress(
+        self, record: ReplayRecord, ahead: Sequence[LaneMark], done: float
+    ) -> None:
         """Report progress: the record, plus the fraction *done* of the way to *ahead*."""
         if self._options.on_progress is None:
             return

@@ -174,7 +174,7 @@ class ReplaySource:
             for stream in self._streams
         ]
 
-    def tell(self) -> None:
+    def wake(self) -> None:
         """Wake the task that waits for messages."""
         self._news.set()
 
@@ -223,7 +223,7 @@ async def open_source(
         opener=context.opener.sharing(options.read_ahead_size, len(marks)),
         topics=topics,
         options=options,
-        notify=source.tell,
+        notify=source.wake,
     )
     known = {each.lane: each for each in await lanes.lanes()}
     ends = {_lane_of(mark): place_of(mark) for mark in end}

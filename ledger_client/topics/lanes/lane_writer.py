@@ -115,7 +115,7 @@ class LaneWriter:
 
     @property
     def topic(self) -> str:
-        """The topic's name, as namespace/name."""
+        """The name of the topic, as namespace/name."""
         return self._rows.topic.name
 
     @property

@@ -109,7 +109,7 @@ class Producer:
 
     @property
     def topic(self) -> str:
-        """The topic's name, as namespace/name."""
+        """The name of the topic, as namespace/name."""
         return self._topic.name
 
     @property
