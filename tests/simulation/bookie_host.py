@@ -24,7 +24,7 @@ from troubles import Troubles
 
 import bookie.daemon
 import bookie.storage
-import metadata.sqlite
+import metadata.transactions
 import native.engine
 from bookie.cookie_file import CookieRefused
 from bookie.disk import DiskGuard
@@ -236,7 +236,7 @@ def simulated_daemons(network: Network) -> Iterator[None]:
             (bookie.daemon, "DiskGuard", _guard),
             (bookie.storage, "Engine", SimulatedEngine),
             (native.engine, "Connection", RingingConnection),
-            (metadata.sqlite, "time", SimpleNamespace(monotonic=trio.current_time)),
+            (metadata.transactions, "time", SimpleNamespace(monotonic=trio.current_time)),
         ):
             stack.enter_context(replaced(owner, name, value))
         stack.enter_context(syncs_noted())

@@ -31,8 +31,9 @@ from metadata.address import Address
 from metadata.calls import Reply
 from metadata.clock import host_wall_ms
 from metadata.schema import open_connection
-from metadata.sqlite import TIMEOUT_S, SqliteStore, Transactions
+from metadata.sqlite import TIMEOUT_S, SqliteStore
 from metadata.store import Put, Versioned
+from metadata.transactions import Transactions
 
 _PORT = 1
 _BOOT = "the only one"
