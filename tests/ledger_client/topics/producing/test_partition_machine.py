@@ -359,8 +359,7 @@ class Producing(RuleBasedStateMachine):
         """A task takes batches and appends them, or ends."""
         if each.idle_tasks:
             each.idle_tasks -= 1
-            batches = each.machine.take()
-            if batches:
+            if batches := each.machine.take():
                 each.calls.append(Call(batches, each.machine.openings, failure=each.failure))
             self.perform()
 
@@ -380,8 +379,7 @@ class Producing(RuleBasedStateMachine):
         if not busy:
             return
         each = busy[place % len(busy)]
-        if each.idle_tasks:
-            self.append(each)
+        self.append(each)
         open_calls = [call for call in each.calls if not call.is_decided]
         each.kept += [batch for call in open_calls for batch in call.batches][:kept]
         if open_calls:
@@ -439,10 +437,9 @@ class Producing(RuleBasedStateMachine):
 
     def leave_lane(self, each: Partition) -> None:
         """A lane that did not fail is left once all that it has is durable."""
-        if each.is_leaving and all(call.is_decided for call in each.calls):
-            each.is_leaving = False
-            each.machine.lane_left()
-            self.perform()
+        each.is_leaving = False
+        each.machine.lane_left()
+        self.perform()
 
     # --- partitions are added ----------------------------------------------------------------
 
@@ -477,9 +474,8 @@ class Producing(RuleBasedStateMachine):
         first = self.partitions[0]
         if not self.count.chosen or first.machine.phase is not LanePhase.OPEN:
             return
-        was_lost = first.failure is not None
-        fails = was_lost or place % 2 == 1
-        if not fails or (kept % 2 and not was_lost):
+        fails = first.failure is not None or place % 2 == 1
+        if not fails or (kept % 2 and first.failure is None):
             self.lane_routes = list(self.count.chosen)
         if fails:
             failure = first.failure = unknown()
