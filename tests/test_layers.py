@@ -197,7 +197,7 @@ def test_no_module_of_the_client_imports_itself_through_others() -> None:
     [
         "ledgers/ensemble_state.py",
         "ledgers/write_state.py",
-        "topics/lanes/lane_actions.py",
+        "topics/lanes/written_ledger.py",
         "topics/lanes/lane_machine.py",
         "topics/producing/partition_machine.py",
     ],

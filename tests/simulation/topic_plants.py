@@ -15,10 +15,10 @@ from replaced import replaced
 from ledger_client.ledgers.catalogue import LedgerInfo
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.lanes import lane, lane_rows
-from ledger_client.topics.lanes.lane_actions import Append
 from ledger_client.topics.lanes.lane_machine import LaneMachine
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState
+from ledger_client.topics.lanes.written_ledger import Append
 from ledger_client.topics.reading import source
 from ledger_client.topics.reading.lane_set import LaneStart
 from ledger_client.topics.retention import truncation

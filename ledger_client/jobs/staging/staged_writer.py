@@ -54,7 +54,7 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.ledgers.writer import Request, WriteDriver
 from ledger_client.topics.lanes.lane_state import SealedBatch
-from ledger_client.topics.lanes.rolling import Rolling
+from ledger_client.topics.lanes.written_ledger import Rolling
 from metadata.errors import BadRecord, VersionConflict
 from metadata.jobs import IdRun, JobIds, decode_ids, encode_job_row, ids_key
 from metadata.records import LEDGER_COUNTER

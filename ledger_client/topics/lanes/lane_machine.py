@@ -50,7 +50,6 @@ from ledger_client.errors import EventTimeBack, LedgerError, ProducerClosed
 from ledger_client.ledgers.records import Reason
 from ledger_client.topics.lanes.lane_actions import (
     Action,
-    Append,
     Begin,
     Close,
     Drain,
@@ -60,14 +59,12 @@ from ledger_client.topics.lanes.lane_actions import (
     NoteStart,
     Prepare,
     Recover,
-    Sent,
     Step,
     Turn,
-    WrittenLedger,
 )
 from ledger_client.topics.lanes.lane_state import End, LaneEnd, LaneState, SealedBatch, greater
-from ledger_client.topics.lanes.rolling import Rolling
 from ledger_client.topics.lanes.routes import Route
+from ledger_client.topics.lanes.written_ledger import Append, Rolling, Sent, WrittenLedger
 from metadata.topics import LaneLedger, TopicRecord
 
 NO_LEDGER = -1

@@ -40,7 +40,6 @@ from ledger_client.ledgers.records import Reason
 from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
 from ledger_client.ledgers.writer import Request, WriteDriver
 from ledger_client.topics.lanes.lane_actions import (
-    Append,
     Begin,
     Close,
     Drain,
@@ -50,15 +49,14 @@ from ledger_client.topics.lanes.lane_actions import (
     NoteStart,
     Prepare,
     Recover,
-    Send,
     Step,
     Turn,
-    WrittenLedger,
 )
 from ledger_client.topics.lanes.lane_machine import LaneMachine, State
 from ledger_client.topics.lanes.lane_rows import Found, LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, SealedBatch
 from ledger_client.topics.lanes.routes import Route
+from ledger_client.topics.lanes.written_ledger import Append, Send, WrittenLedger
 
 OPENING_ATTEMPTS = 3
 """Attempts to make the first ledger, while bookies fail."""

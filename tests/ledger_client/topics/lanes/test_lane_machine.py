@@ -17,7 +17,6 @@ from hypothesis.stateful import (
 
 from ledger_client.errors import MetadataUnavailable, ProducerFenced, SendUnknown
 from ledger_client.topics.lanes.lane_actions import (
-    Append,
     Begin,
     Close,
     Drain,
@@ -26,13 +25,12 @@ from ledger_client.topics.lanes.lane_actions import (
     NoteStart,
     Prepare,
     Recover,
-    Send,
     Step,
     Turn,
-    WrittenLedger,
 )
 from ledger_client.topics.lanes.lane_machine import LaneMachine, State
 from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState, SealedBatch, greater
+from ledger_client.topics.lanes.written_ledger import Append, Send, WrittenLedger
 from metadata.topics import LaneLedger, RollPolicy, TopicRecord
 
 TOPIC = "shop/orders"

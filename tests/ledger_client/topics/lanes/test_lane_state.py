@@ -12,7 +12,7 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client.errors import ProducerFenced, SendUnknown
-from ledger_client.topics.lanes import lane_actions, lane_state
+from ledger_client.topics.lanes import lane_state, written_ledger
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.lanes.lane_state import LaneState
 from native.batch import BatchKind, encode_control
@@ -88,7 +88,7 @@ async def test_the_state_is_told_again_from_time_to_time(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """PS-39: every 1000 entries or 120 s; the next writer reads no further back."""
-    monkeypatch.setattr(lane_actions, "STATE_ENTRIES", 5)
+    monkeypatch.setattr(written_ledger, "STATE_ENTRIES", 5)
     async with memory_cluster(3) as cluster, cluster.client() as client:
         topic = make_topic(cluster)
         async with open_lane(client._context.ledgers, topic, -1) as lane:

@@ -12,7 +12,7 @@ from trio import sleep
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from ledger_client.topics.lanes.lane import open_lane
-from ledger_client.topics.lanes.rolling import Rolling
+from ledger_client.topics.lanes.written_ledger import Rolling
 from metadata.topics import RollPolicy
 
 
