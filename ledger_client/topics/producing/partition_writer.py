@@ -3,7 +3,8 @@
     put ──► machine ──► batches ──► encode ──► lane.append ──► machine ──► tickets
                                     up to APPENDS_MAX calls at a time
 
-The states and their transitions are in partition_machine.py.
+The states and their transitions are in partition_machine.py. The partitions of a producer share
+its room and its linger, which are here too.
 """
 
 from __future__ import annotations
@@ -30,7 +31,6 @@ from ledger_client.topics.producing.partition_machine import (
     PartitionMachine,
     Rules,
 )
-from ledger_client.topics.producing.room import Room
 from native.batch import Columns, Compression, encode
 
 UNHEARD_MAX = 1000
@@ -375,6 +375,80 @@ class PartitionWriter:
             await self._changed.park()
         if self._closing_failure is not None:
             raise self._closing_failure
+
+
+class RoomTurn:
+    """A place in the queue for room.
+
+    Attributes:
+        is_granted: it has its room now.
+    """
+
+    __slots__ = ("is_granted", "size", "wake")
+
+    def __init__(self, size: int, wake: Callable[[], object]) -> None:
+        self.size = size
+        self.wake = wake
+        self.is_granted = False
+
+
+class Room:
+    """Bounds the bytes of a producer's unacknowledged messages; first come, first served.
+
+    A message larger than *size* gets in when nothing else is there. A task that must wait queues
+    a turn, and its callable is called once it has the room.
+
+    Attributes:
+        size: bytes to share.
+        used: bytes that are taken.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.used = 0
+        self._turns: deque[RoomTurn] = deque()
+
+    def take(self, size: int) -> bool:
+        """Take *size* bytes if they are free and no turn waits."""
+        if self._turns or (self.used and self.used + size > self.size):
+            return False
+        self.used += size
+        return True
+
+    def queue(self, size: int, wake: Callable[[], object]) -> RoomTurn:
+        """Wait for *size* bytes; *wake* is called once they are taken."""
+        turn = RoomTurn(size, wake)
+        self._turns.append(turn)
+        return turn
+
+    def withdraw(self, turn: RoomTurn) -> None:
+        """Drop a turn whose task was cancelled, and free its room if it was granted."""
+        if turn.is_granted:
+            self.release(turn.size)
+        else:
+            self._turns.remove(turn)
+            self._grant()  # the next turn may need less
+
+    def release(self, size: int) -> None:
+        """Give *size* bytes back, and grant the waiting turns that fit, in order."""
+        self.used -= size
+        if self._turns:
+            self._grant()
+
+    def open_wide(self) -> None:
+        """Grant every turn: the producer accepts nothing any more, and will refuse each."""
+        while self._turns:
+            self._admit()
+
+    def _grant(self) -> None:
+        while self._turns and (not self.used or self.used + self._turns[0].size <= self.size):
+            self._admit()
+
+    def _admit(self) -> None:
+        turn = self._turns.popleft()
+        self.used += turn.size
+        turn.is_granted = True
+        turn.wake()
 
 
 class Linger:

@@ -35,12 +35,12 @@ from ledger_client.topics.producing.partition_writer import (
     Linger,
     OpenLane,
     PartitionWriter,
+    Room,
     Shared,
     Ticket,
     message_id,
 )
 from ledger_client.topics.producing.producer_options import ProducerOptions
-from ledger_client.topics.producing.room import Room
 from ledger_client.topics.producing.routing import PartitionCount, Routing, following
 from metadata.clock import host_wall_ms
 from metadata.topics import TopicRecord

@@ -34,7 +34,7 @@ from ledger_client.topics.producing.partition_machine import (
     PartitionMachine,
     Rules,
 )
-from ledger_client.topics.producing.room import Room, RoomTurn
+from ledger_client.topics.producing.partition_writer import Room, RoomTurn
 from ledger_client.topics.producing.routing import PartitionCount, Routing
 
 TOPIC = "shop/orders"
@@ -43,18 +43,11 @@ KEYS = [b"k%d" % number for number in range(7)]
 FENCED = 13
 """Drawn for how much is kept, it means that another producer took the lane."""
 EVENTS = [
-    "lose_lane",
-    "lose_lane",
+    *["lose_lane", "send_many", "use_partitions", "write_boundary"] * 2,
     "refuse_lane",
     "want_lane",
-    "send_many",
-    "send_many",
     "give_up_waiting",
     "add_partitions",
-    "use_partitions",
-    "use_partitions",
-    "write_boundary",
-    "write_boundary",
     "flush",
     "close",
 ]
