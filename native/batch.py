@@ -1,4 +1,4 @@
-"""Batches, as batch.h lays them out: columns of messages, cut, encoded, decoded.
+"""Batches, as batch.h lays them out: columns of messages, cut and encoded (columns.py), decoded.
 
     sequences ──► Columns ──► route, cut ──► encode ──► payload of an entry
     memoryviews ◄── Columns ◄── decode ◄──────────────────┘
@@ -9,29 +9,46 @@ Nothing here runs once per message in Python, except the conversion between list
 from __future__ import annotations
 
 import enum
-from array import array
-from functools import cache
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
 
 from native._core import ffi, lib
 from native.cdata import CData
-from native.columns import Binary, Buffer, Columns, Headers, address_of_rows, check_columns, nulls
-from native.errors import Corrupt, TooLarge, check
+from native.columns import (
+    COMPRESSIONS,
+    COUNT_MAX,
+    NO_TIME,
+    SIZE_MAX,
+    Binary,
+    Buffer,
+    Columns,
+    Compression,
+    Headers,
+    codec,
+    cut,
+    encode,
+    encode_control,
+    nulls,
+)
+from native.errors import Corrupt, check
 from native.route import NO_PARTITION, murmur3, route, rows_of
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 __all__ = [
+    "COUNT_MAX",
     "NO_PARTITION",
+    "SIZE_MAX",
     "BatchHeader",
     "BatchKind",
     "Binary",
     "Columns",
+    "Compression",
     "Decoded",
     "Headers",
+    "codec",
     "cut",
     "decode",
     "decode_control",
@@ -42,18 +59,6 @@ __all__ = [
     "route",
     "rows_of",
 ]
-
-SIZE_MAX = int(lib.BK_BATCH_SIZE_MAX)
-"""Bytes of the largest payload, also before it is compressed."""
-COUNT_MAX = int(lib.BK_BATCH_COUNT_MAX)
-NO_TIME = -(1 << 63)
-
-Compression = Literal["none", "zstd", "lz4"]
-_NAMES: list[Compression] = ["none", "zstd", "lz4"]
-_CODECS = {"zstd": "zstd", "lz4": "lz4_raw"}
-_ENDS_MAX = 4096
-_NAME_SIZE_MAX = 0xFFFF
-_new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class BatchKind(enum.IntEnum):
@@ -96,168 +101,6 @@ class Decoded(NamedTuple):
 
     header: BatchHeader
     columns: Columns
-
-
-# --- encoding ---------------------------------------------------------------------
-
-
-def encode(
-    columns: Columns,
-    start: int,
-    stop: int,
-    *,
-    rows: array[int] | None = None,
-    compression: Compression = "none",
-    batched: bool = True,
-    producer: bytes = b"",
-    sequence: int = -1,
-    epoch: int = 0,
-    created_ms: int = 0,
-) -> bytes:
-    """Return the payload of one batch: the messages from *start* to before *stop*.
-
-    With *rows*, an array "I" of row numbers in *columns*, the batch has the rows
-    ``rows[start:stop]``, in that order. A body that compression would not make smaller is stored
-    uncompressed. The buffers must not change during the call.
-
-    Raises:
-        TooLarge: the batch exceeds SIZE_MAX or COUNT_MAX; cut() prevents that.
-        ValueError: the batch has no messages or too many, *batched* is False and it has not exactly
-            one, an event time is -2**63, or the columns do not fit together.
-    """
-    which = _rows(columns, start, stop, rows)
-    if stop - start < 1 or not (batched or stop - start == 1):
-        raise ValueError(f"{stop - start} messages in a batch, batched={batched}")
-    header, layout = ffi.new("bk_batch_header *"), ffi.new("bk_batch_layout *")
-    header.producer_size = _name_size(producer)
-    result = lib.bk_batch_plan(columns.loan.pointer, *which, header, layout)
-    if result == lib.BK_SMALL:
-        raise TooLarge("a batch", size=layout.size, size_max=SIZE_MAX)
-    check_columns(result)
-    header.flags |= lib.BK_BATCH_BATCHED if batched else 0
-    _fill(header, BatchKind.MESSAGES, sequence, epoch, created_ms)
-    out = _new_uncleared("uint8_t[]", header.body_offset + header.body_size)
-    body = out + header.body_offset
-    lib.bk_batch_write_body(columns.loan.pointer, *which, header, layout, body)
-    return _finish(header, producer, out, compression)
-
-
-def encode_control(
-    kind: BatchKind,
-    body: bytes,
-    *,
-    compression: Compression = "none",
-    producer: bytes = b"",
-    epoch: int = 0,
-    created_ms: int = 0,
-    last_timestamp: int = 0,
-) -> bytes:
-    """Return the payload of a control entry, which holds *body* and no messages.
-
-    Raises:
-        TooLarge: the payload exceeds SIZE_MAX.
-    """
-    header = ffi.new("bk_batch_header *")
-    header.producer_size = _name_size(producer)
-    header.body_offset = lib.bk_batch_body_offset(header.producer_size)
-    size = header.body_offset + len(body)
-    if size > SIZE_MAX:
-        raise TooLarge("a control entry", size=size, size_max=SIZE_MAX)
-    header.body_size = len(body)
-    header.last_timestamp = last_timestamp
-    header.event_time_min = header.event_time_max = NO_TIME
-    _fill(header, kind, -1, epoch, created_ms)
-    out = _new_uncleared("uint8_t[]", size)
-    ffi.memmove(out + header.body_offset, body, len(body))
-    return _finish(header, producer, out, compression)
-
-
-def _fill(header: CData, kind: int, sequence: int, epoch: int, created_ms: int) -> None:
-    if not -1 <= sequence < 1 << 63:
-        raise ValueError(f"{sequence} is no sequence number")
-    header.kind = kind
-    header.sequence = sequence
-    header.epoch = epoch
-    header.created_ms = created_ms
-
-
-def _finish(header: CData, producer: bytes, out: CData, compression: Compression) -> bytes:
-    """Compress the body in *out* if that makes it smaller, and write the header before it."""
-    if compression != "none":
-        body = ffi.buffer(out + header.body_offset, header.body_size)
-        smaller = bytes(codec(compression).compress(body, asbytes=True))
-        if len(smaller) < header.body_size:
-            header.compression = _NAMES.index(compression)
-            lib.bk_batch_write_header(out, header, producer)
-            return bytes(ffi.buffer(out, header.body_offset)) + smaller
-    lib.bk_batch_write_header(out, header, producer)
-    return bytes(ffi.buffer(out))
-
-
-def _name_size(producer: bytes) -> int:
-    producer.decode()  # a ValueError here, rather than an entry that nobody can read
-    if len(producer) > _NAME_SIZE_MAX:
-        raise ValueError(f"a producer's name of {len(producer)} bytes; {_NAME_SIZE_MAX} at most")
-    return len(producer)
-
-
-@cache
-def codec(compression: str) -> pa.Codec:
-    """Return pyarrow's codec; the first call imports pyarrow, which takes long."""
-    import pyarrow as pa
-
-    return pa.Codec(_CODECS[compression])
-
-
-# --- selecting messages -----------------------------------------------------------
-
-
-def cut(
-    columns: Columns,
-    *,
-    size_max: int,
-    count_max: int,
-    rows: array[int] | None = None,
-    producer: bytes = b"",
-) -> array[int]:
-    """Return the ends of batches: each batch begins at the previous end and excludes its own.
-
-    A batch has at most *count_max* messages, and at most *size_max* uncompressed bytes unless a
-    single message is larger. With *rows*, ends are indexes in *rows*.
-
-    Raises:
-        TooLarge: a message does not fit a batch; the error's *index* is its row.
-        ValueError: the columns do not fit together.
-    """
-    total = columns.count if rows is None else len(rows)
-    name_size = _name_size(producer)
-    limits = min(size_max, SIZE_MAX), max(1, min(count_max, COUNT_MAX))
-    room = min(total, _ENDS_MAX)
-    some = _new_uncleared("uint32_t[]", room)
-    said = ffi.new("uint64_t[3]")
-    ends = array("I")
-    start = 0
-    while start < total:
-        which = _rows(columns, start, total, rows)
-        result = lib.bk_batch_cut(
-            columns.loan.pointer, *which, name_size, *limits, some, room, said, said + 1, said + 2
-        )
-        if result == lib.BK_SMALL:
-            raise TooLarge("a message", size=said[2], size_max=SIZE_MAX, index=said[1])
-        check_columns(result)
-        ends.frombytes(ffi.buffer(some, 4 * said[0]))
-        start = ends[-1]
-    return ends
-
-
-def _rows(
-    columns: Columns, start: int, stop: int, rows: array[int] | None
-) -> tuple[CData, int, int]:
-    """Return the three C arguments that select messages."""
-    total = columns.count if rows is None else len(rows)
-    if not 0 <= start <= stop <= total:
-        raise ValueError(f"messages {start} to {stop} of {total}")
-    return ffi.NULL if rows is None else address_of_rows(rows), start, stop
 
 
 # --- decoding ---------------------------------------------------------------------
@@ -342,7 +185,7 @@ def _take_header(raw: CData, payload: Buffer) -> BatchHeader:
     timed = raw.event_time_min != NO_TIME
     return BatchHeader(
         raw.kind,
-        _NAMES[raw.compression],
+        COMPRESSIONS[raw.compression],
         raw.flags & lib.BK_BATCH_BATCHED != 0,
         raw.count,
         raw.body_size,
@@ -365,7 +208,7 @@ def _body(raw: CData, payload: Buffer) -> memoryview:
             if lib.bk_lz4_size(lent, len(lent)) != raw.body_size:
                 raise Corrupt("a batch's body: its LZ4 block has another size")
     try:
-        return memoryview(codec(_NAMES[raw.compression]).decompress(body, raw.body_size))
+        return memoryview(codec(COMPRESSIONS[raw.compression]).decompress(body, raw.body_size))
     except OSError as wrong:
         raise Corrupt(f"a batch's body: {wrong}") from wrong
 
