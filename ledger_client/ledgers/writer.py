@@ -268,11 +268,6 @@ class WriteDriver:
         return self._sealed is not None
 
     @property
-    def failed(self) -> bool:
-        """True once the writer has ended."""
-        return self._state.failure is not None
-
-    @property
     def failure(self) -> LedgerError | None:
         """The error that ended the writer; `None` while it takes entries."""
         return self._state.failure
@@ -472,7 +467,7 @@ class WriteDriver:
             if self._sealed is not None:
                 return
             self._state.end()
-            failed = self.failed  # its bookies may be the way to the metadata
+            failed = self.failure is not None  # its bookies may be the way to the metadata
             with trio.move_on_after(wait_s):
                 await self.settle(slower_s=SLOWER_S)
             self.fail(LedgerClosed(self.id))

@@ -192,7 +192,7 @@ class LaneWriter:
                 raise PayloadTooLarge.message(self.topic, size=size, size_max=PAYLOAD_SIZE_MAX)
         now = trio.current_time()
         writer = self._writers.get(self._machine.ledger.id)
-        if writer is not None and writer.failed:
+        if writer is not None and writer.failure is not None:
             self._notice_failures(now)
         self._machine.append(append, now, self._now_ms())
         self._perform(now)
@@ -259,7 +259,7 @@ class LaneWriter:
         for ledger in (machine.ledger, machine.following):
             if ledger is not None:
                 writer = self._writers.get(ledger.id)
-                if writer is not None and writer.failed:
+                if writer is not None and writer.failure is not None:
                     machine.lost(ledger, now)
 
     # --- the loop ----------------------------------------------------------------------
@@ -431,7 +431,7 @@ class LaneWriter:
         self._found = None
         finished = machine.turned(step, self._rows.topic, now, self._now_ms())
         ended = self._writers.pop(old.id, None)
-        if ended is not None and not ended.failed:
+        if ended is not None and ended.failure is None:
             self._slower.watch(ended)
         for append in finished:
             append.finish()
