@@ -158,7 +158,7 @@ class BatchReads:
         return self
 
     async def __anext__(self) -> EntryBatch:
-        parts = self._parts
+        parts, self._parts = self._parts, None  # begun again if this is cancelled or fails
         if parts is None:
             if self._position <= self._last:
                 await self._view.check_range(self._position, self._last)
@@ -174,12 +174,12 @@ class BatchReads:
             if batch is None:
                 raise StopAsyncIteration
             self._position = batch.last_entry + 1
+            self._parts = parts
             return batch
 
     def _begin(self) -> Parts:
         self._record = self._view.source.record
-        self._parts = Parts(self._view.source, self._position, self._last)
-        return self._parts
+        return Parts(self._view.source, self._position, self._last)
 
     async def _moved(self, failure: LedgerError) -> bool:
         try:

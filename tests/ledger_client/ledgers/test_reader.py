@@ -287,3 +287,22 @@ def reads_by_bookie(cluster: MemoryCluster) -> dict[str, int]:
         name: sum(request.opcode == Opcode.BATCH_READ for request in bookie.requests)
         for name, bookie in cluster.bookies.items()
     }
+
+
+async def test_batches_go_on_after_a_cancellation_and_do_not_end_after_an_error(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        ledger_id = await write(client, 100)
+        async with client.ledgers.open(ledger_id) as reader:
+            batches = reader.read_batches(0, 99)
+            with trio.CancelScope() as scope:
+                scope.cancel()
+                await anext(batches)
+            assert sum([len(batch) async for batch in batches]) == 100
+            for bookie in cluster.bookies.values():
+                del bookie.entries(ledger_id)[4]
+            batches = reader.read_batches(4, 99)
+            for _ in range(2):
+                with pytest.raises(NoSuchEntry):
+                    await anext(batches)
