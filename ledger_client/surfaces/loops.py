@@ -169,25 +169,45 @@ class Looped(Generic[T]):
     def _hold(self, manager: AbstractAsyncContextManager[R]) -> AbstractAsyncContextManager[R]:
         return self._portal.hold(manager)
 
-    async def _iterate(self, items: AsyncIterator[R]) -> AsyncIterator[R]:
-        fetched: list[R] = []
+    def _iterate(self, items: AsyncIterator[R]) -> AsyncIterator[R]:
+        return LoopItems(self._portal, items)
 
-        async def fetch() -> None:
-            with suppress(StopAsyncIteration):
-                fetched.append(await anext(items))
 
-        while True:
+class LoopItems(Generic[R]):
+    """An iterator over items that come from trio's thread one by one.
+
+    If the task is cancelled when an item has come already, the next call returns it.
+    """
+
+    def __init__(self, portal: LoopPortal[Any], items: AsyncIterator[R]) -> None:
+        self._portal = portal
+        self._items = items
+        self._fetched: list[R] = []
+
+    def __aiter__(self) -> AsyncIterator[R]:
+        return self
+
+    async def __anext__(self) -> R:
+        if not self._fetched:
             try:
-                await self._portal.call(fetch)
+                await self._portal.call(self._fetch)
             except BaseException:
-                # The task was cancelled, perhaps when there was something already.
-                if fetched and isinstance(items, RecordBatches):
-                    with suppress(RuntimeError):
-                        self._portal.portal.call_sync(items.give_back)
+                self._give_back()
                 raise
-            if not fetched:
-                return
-            yield fetched.pop()
+        if not self._fetched:
+            raise StopAsyncIteration
+        return self._fetched.pop()
+
+    async def _fetch(self) -> None:
+        with suppress(StopAsyncIteration):
+            self._fetched.append(await anext(self._items))
+
+    def _give_back(self) -> None:
+        """Take rows back that have come: the reader's position must lie before them."""
+        if self._fetched and isinstance(self._items, RecordBatches):
+            self._fetched.clear()
+            with suppress(RuntimeError):
+                self._portal.portal.call_sync(self._items.give_back)
 
 
 class LoopSends(Looped[Producer]):

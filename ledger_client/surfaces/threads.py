@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
 from operator import length_hint
-from typing import Generic, ParamSpec, TypeVar, Unpack
+from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
 from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
@@ -39,24 +39,44 @@ class Blocking(Generic[T]):
         return self._portal.hold(manager)
 
     def _iterate(self, items: AsyncIterator[R]) -> Iterator[R]:
-        fetched: list[R] = []
+        return BlockingItems(self._portal, items)
 
-        async def fetch() -> None:
-            with suppress(StopAsyncIteration):
-                fetched.append(await anext(items))
 
-        while True:
+class BlockingItems(Generic[R]):
+    """An iterator over items that come from trio's thread one by one.
+
+    If the caller is interrupted when an item has come already, the next call returns it.
+    """
+
+    def __init__(self, portal: Portal[Any], items: AsyncIterator[R]) -> None:
+        self._portal = portal
+        self._items = items
+        self._fetched: list[R] = []
+
+    def __iter__(self) -> Iterator[R]:
+        return self
+
+    def __next__(self) -> R:
+        if not self._fetched:
             try:
-                self._portal.call(fetch)
+                self._portal.call(self._fetch)
             except BaseException:
-                # The caller was interrupted, perhaps when there was something already.
-                if fetched and isinstance(items, RecordBatches):
-                    with suppress(RuntimeError):
-                        self._portal.call_sync(items.give_back)
+                self._give_back()
                 raise
-            if not fetched:
-                return
-            yield fetched.pop()
+        if not self._fetched:
+            raise StopIteration
+        return self._fetched.pop()
+
+    async def _fetch(self) -> None:
+        with suppress(StopAsyncIteration):
+            self._fetched.append(await anext(self._items))
+
+    def _give_back(self) -> None:
+        """Take rows back that have come: the reader's position must lie before them."""
+        if self._fetched and isinstance(self._items, RecordBatches):
+            self._fetched.clear()
+            with suppress(RuntimeError):
+                self._portal.call_sync(self._items.give_back)
 
 
 class BlockingSends(Blocking[Producer]):
