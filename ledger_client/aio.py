@@ -652,9 +652,9 @@ class AioLedgerWriter(Looped[LedgerWriter]):
         """Add entries with consecutive ids and return the ids once all are durable."""
         return await self._call(self._inner.append_many, payloads)
 
-    async def close(self) -> None:
+    async def close(self, *, wait: bool = True) -> None:
         """Seal the ledger at its last confirmed entry."""
-        await self._call(self._inner.close)
+        await self._call(self._inner.close, wait=wait)
 
 
 class AioLedgerReader(Looped[LedgerReader]):

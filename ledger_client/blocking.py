@@ -650,9 +650,9 @@ class BlockingLedgerWriter(Blocking[LedgerWriter]):
         """Add entries with consecutive ids and return the ids once all are durable."""
         return self._call(self._inner.append_many, payloads)
 
-    def close(self) -> None:
+    def close(self, *, wait: bool = True) -> None:
         """Seal the ledger at its last confirmed entry."""
-        self._call(self._inner.close)
+        self._call(self._inner.close, wait=wait)
 
 
 class BlockingLedgerReader(Blocking[LedgerReader]):

@@ -114,16 +114,6 @@ class LedgerWriter:
         return self._driver.last_confirmed
 
     @property
-    def confirmed_length(self) -> int:
-        """Payload bytes of the ledger up to last_confirmed."""
-        return self._driver.confirmed_length
-
-    @property
-    def next_entry(self) -> int:
-        """Id that the next entry gets."""
-        return self._driver.next_entry
-
-    @property
     def closed(self) -> bool:
         """True once this writer has sealed the ledger."""
         return self._driver.closed
@@ -155,12 +145,13 @@ class LedgerWriter:
         """
         return await self._driver.append_many(payloads)
 
-    async def close(self) -> None:
+    async def close(self, *, wait: bool = True) -> None:
         """Seal the ledger at its last confirmed entry.
 
         Waits up to close_timeout_s for entries under way, then as long for the
         metadata; works on a failed writer too, which gives the metadata 5 s.
-        Closing twice does nothing.
+        Closing twice does nothing. Without *wait*, entries under way are not waited for,
+        and the ledger is sealed even when the task is cancelled.
 
         Raises:
             LedgerFenced: another client recovers the ledger.
@@ -169,14 +160,7 @@ class LedgerWriter:
             MetadataUnavailable: the store did not answer in time; the ledger
                 stays open, and close() may be called again.
         """
-        await self._driver.close()
-
-    async def abort(self) -> None:
-        """Seal the ledger without waiting for entries under way, even when cancelled.
-
-        Raises as close().
-        """
-        await self._driver.abort()
+        await (self._driver.close() if wait else self._driver.abort())
 
 
 class WriteDriver:
@@ -458,7 +442,7 @@ class WriteDriver:
         await self._seal(wait_s=self._options.close_timeout_s)
 
     async def abort(self) -> None:
-        """Seal the ledger without waiting for entries under way, as LedgerWriter.abort()."""
+        """Seal the ledger as LedgerWriter.close(wait=False)."""
         with trio.CancelScope(shield=True):
             await self._seal(wait_s=0.0)
 

@@ -31,7 +31,7 @@ from ledger_client.portal import Held, Portal, Settle, suppress_same
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
-from ledger_client.topics.reading.reader import RecordBatches, TopicReader
+from ledger_client.topics.reading.reader import RecordBatches, TopicReader, give_back
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -268,7 +268,7 @@ class LoopMessages(Looped[TopicReader]):
 
     def _give_back(self) -> None:
         left, self._ready = length_hint(self._ready), iter(())
-        self._inner.give_back(left)
+        give_back(self._inner, left)
 
 
 class LoopEntries(Looped[Follower]):

@@ -15,7 +15,7 @@ from ledger_client.portal import Portal, settled
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
-from ledger_client.topics.reading.reader import RecordBatches, TopicReader
+from ledger_client.topics.reading.reader import RecordBatches, TopicReader, give_back
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -137,7 +137,7 @@ class BlockingMessages(Blocking[TopicReader]):
 
     def _give_back(self) -> None:
         left, self._ready = length_hint(self._ready), iter(())
-        self._inner.give_back(left)
+        give_back(self._inner, left)
 
 
 class BlockingEntries(Blocking[Follower]):

@@ -123,7 +123,7 @@ class Author:
         """Append until nothing is left or the writer fails; one that stays goes on for ever."""
         while self._left > 0 or self._work.ending == "leave":
             await self._rest()
-            first = ledger.next_entry if self._work.tasks == 1 else None
+            first = ledger._driver.next_entry if self._work.tasks == 1 else None
             if not await self._append(ledger.append_many, ledger.id, writer, first):
                 return
 

@@ -73,10 +73,7 @@ async def _write(
             click.echo(ledger.id)
             sys.stdout.flush()
         cut_short = await interrupted(partial(_transfer, source, splitter, ledger))
-        if cut_short:
-            await ledger.abort()
-        else:
-            await ledger.close()
+        await ledger.close(wait=not cut_short)
     record = ledger.metadata
     _show(
         LedgerWritten(record.ledger_id, record.last_entry + 1, record.length, not cut_short),

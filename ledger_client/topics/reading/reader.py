@@ -80,21 +80,6 @@ class TopicReader:
             return []
         return list(self._ready)
 
-    def give_back(self, count: int) -> None:
-        """Take back the last *count* messages that next_messages() returned.
-
-        They are returned again, and position() lies before them.
-
-        Raises:
-            ValueError: fewer were returned.
-        """
-        left = length_hint(self._ready) + count
-        batch, self._batch, self._ready = self._batch, None, iter(())
-        if left and (batch is None or left > batch.rows):
-            raise ValueError(f"{count} messages given back, which were not handed out")
-        if batch is not None and left:
-            self._merged.give_back(batch, left)
-
     def read_batches(self, *, rows_min: int = 1000, rows_max: int = 50_000) -> RecordBatches:
         """Return an async iterator of pyarrow RecordBatches; no message becomes an object.
 
@@ -102,7 +87,7 @@ class TopicReader:
         which it arrived. Smaller batches are joined with what has arrived already. No batch
         has more than *rows_max* rows. Raises as next_messages().
         """
-        self.give_back(0)
+        give_back(self, 0)
         return RecordBatches(self._merged, rows_min=rows_min, rows_max=rows_max)
 
     def position(self) -> Position:
@@ -131,7 +116,7 @@ class TopicReader:
 
         Merged by event time, messages after the next one of a paused lane wait with it.
         """
-        self.give_back(0)
+        give_back(self, 0)
         if partitions is None:
             partitions = {index for topic in self._topics for index in topic.partition_indexes}
         self._merged.pause(partitions)
@@ -184,6 +169,22 @@ class TopicReader:
             return False
         self._ready = iter(self._batch.messages())
         return True
+
+
+def give_back(reader: TopicReader, count: int) -> None:
+    """Take back the last *count* messages that next_messages() of *reader* returned.
+
+    They are returned again, and position() lies before them.
+
+    Raises:
+        ValueError: fewer were returned.
+    """
+    left = length_hint(reader._ready) + count
+    batch, reader._batch, reader._ready = reader._batch, None, iter(())
+    if left and (batch is None or left > batch.rows):
+        raise ValueError(f"{count} messages given back, which were not handed out")
+    if batch is not None and left:
+        reader._merged.give_back(batch, left)
 
 
 class RecordBatches:

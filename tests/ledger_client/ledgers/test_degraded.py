@@ -211,7 +211,7 @@ async def test_closing_in_the_middle_of_a_change_seals_at_what_is_confirmed(
             cluster.kill(chosen(ledger)[0])
             nursery.start_soon(expect_unknown, ledger, b"one")
             await gate.reached.wait()
-            await ledger.abort()
+            await ledger.close(wait=False)
             gate.opened.set()
         record = cluster.record(ledger.id)
         assert (record.state, record.last_entry, len(record.fragments)) == (
