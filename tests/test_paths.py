@@ -8,10 +8,10 @@ from pathlib import Path
 
 TOOL = Path(__file__).resolve().parent / "support/path_of_one_message.py"
 FILES_MAX = {
-    "producer.send": 21,
-    "ledger.append": 10,
-    "ledger.read": 18,
-    "a topic's three messages, opening included": 64,
+    "producer.send": 20,
+    "ledger.append": 9,
+    "ledger.read": 14,
+    "a topic's three messages, opening included": 40,
 }
 
 
