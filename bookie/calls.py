@@ -212,8 +212,8 @@ class Calls:
         try:
             place = engine.store.find(ledger_id, entry_id)
         except (Absent, NoLedger):
-            asked = _read_of(ledger_id, entry_id)
-            frame = engine.answer(asked, use_disk=True, size_max=ANSWER_SIZE_MAX)
+            request = _read_of(ledger_id, entry_id)
+            frame = engine.answer(request, use_disk=True, size_max=ANSWER_SIZE_MAX)
             found = frame is not None and frame[8:12] == int(Code.OK).to_bytes(4, "big")
             return calls.EntryPlace("memtable" if found else "absent")
         return calls.EntryPlace("log", place.log_id, place.offset, place.record_size)

@@ -239,7 +239,7 @@ class Conversation:
         self._unfinished = 0
         self._unsent = 0  # without the responses in the outbox
         self._in_send = 0
-        self._asked = 0  # bytes of calls not yet answered
+        self._calls_size = 0  # bytes of calls not yet answered
         self._parked = 0
         self._parked_here = ParkedCalls(_PARKED_MAX)
         self._ended = False
@@ -373,7 +373,7 @@ class Conversation:
         self._charge(
             backlog.unsynced + backlog.waiting,
             backlog.partial,
-            backlog.ready + self._in_send + self._asked,
+            backlog.ready + self._in_send + self._calls_size,
         )
         return backlog
 
@@ -467,7 +467,7 @@ class Conversation:
         self._outbox.put(_AUTH_ANSWER)
 
     async def _on_call(self, request: Request) -> None:
-        self._asked += _CALL_SIZE + len(request.body)
+        self._calls_size += _CALL_SIZE + len(request.body)
         self._account()
         await self._start(self._call, request)
         await self._unsent_room()  # the call that has begun ends this wait, even if alone
@@ -486,7 +486,7 @@ class Conversation:
                     break
                 del reply, frame
                 await self._outbox.room()
-        self._asked -= _CALL_SIZE + len(request.body)
+        self._calls_size -= _CALL_SIZE + len(request.body)
 
     async def _start(self, work: Callable[[Request], Awaitable[None]], request: Request) -> None:
         await self._tasks.acquire()

@@ -79,7 +79,7 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
     order: Order
     engine: Engine = "process"
     """one process sends everything, or many workers send parts"""
-    asked: str
+    range_text: str = msgspec.field(name="asked")
     """the range and the filters, as requested"""
     target: str
     """the target, as requested"""

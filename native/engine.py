@@ -111,16 +111,16 @@ class EngineStats(msgspec.Struct, frozen=True):
     read_log: Histogram
 
 
-class _Desk:
+class _AnswerBuffers:
     """One thread's buffers for answers, kept because allocating them costs more than an answer."""
 
     def __init__(self) -> None:
         self.request = ffi.new("bk_request *")
         self.size = ffi.new("size_t *")
-        self._room = 0
-        self._paper: CData = None
+        self._memory_size = 0
+        self._memory: CData = None
 
-    def lay(self, request: Request) -> None:
+    def set_request(self, request: Request) -> None:
         """Copy *request* into the C struct."""
         raw = self.request
         raw.opcode = request.opcode
@@ -138,12 +138,12 @@ class _Desk:
         if request.key is not None:
             raw.key = request.key
 
-    def paper(self, size: int) -> CData:
+    def reserve(self, size: int) -> CData:
         """Return memory for an answer, of at least *size* bytes."""
-        if self._room < size:
-            self._paper = _new_uncleared("uint8_t[]", size)
-            self._room = size
-        return self._paper
+        if self._memory_size < size:
+            self._memory = _new_uncleared("uint8_t[]", size)
+            self._memory_size = size
+        return self._memory
 
 
 class Engine:
@@ -311,27 +311,27 @@ class Engine:
         An error is a response too. With *use_disk* it blocks. The frame has at most *size_max*
         bytes, unless a single entry is larger.
         """
-        desk = self._desk()
-        desk.lay(request)
+        buffers = self._buffers()
+        buffers.set_request(request)
         room = max(4096, min(size_max, lib.BK_FRAME_SIZE_MAX + 4))
         while True:
-            out = desk.paper(room)
+            out = buffers.reserve(room)
             result = lib.bk_engine_answer(
-                self._pointer, desk.request, use_disk, out, room, desk.size
+                self._pointer, buffers.request, use_disk, out, room, buffers.size
             )
             if result == lib.BK_OK:
-                return bytes(ffi.buffer(out, desk.size[0]))
+                return bytes(ffi.buffer(out, buffers.size[0]))
             if result == lib.BK_AGAIN:
                 return None
-            if result != lib.BK_SMALL or desk.size[0] <= room:
+            if result != lib.BK_SMALL or buffers.size[0] <= room:
                 raise_for(result, f"reading ledger {request.ledger_id}")
-            room = desk.size[0]
+            room = buffers.size[0]
 
-    def _desk(self) -> _Desk:
-        desk: _Desk | None = getattr(self._answers, "desk", None)
-        if desk is None:
-            desk = self._answers.desk = _Desk()
-        return desk
+    def _buffers(self) -> _AnswerBuffers:
+        buffers: _AnswerBuffers | None = getattr(self._answers, "buffers", None)
+        if buffers is None:
+            buffers = self._answers.buffers = _AnswerBuffers()
+        return buffers
 
     def set_limbo(self, limbo: bool) -> None:
         """Answer I/O error instead of "no entry": the entry may have been here."""

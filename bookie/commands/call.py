@@ -31,8 +31,8 @@ PLAIN = Access()
 T = TypeVar("T")
 
 
-class Asked:
-    """A connection to one bookie, opened by ``asking``."""
+class RemoteBookie:
+    """A connection to one bookie, opened by open_remote()."""
 
     def __init__(self, address: Address, session: Session) -> None:
         self.address = address
@@ -79,7 +79,7 @@ def locate(text: str) -> tuple[Address, Access]:
 
 
 @asynccontextmanager
-async def asking(address: Address, access: Access = PLAIN) -> AsyncIterator[Asked]:
+async def open_remote(address: Address, access: Access = PLAIN) -> AsyncIterator[RemoteBookie]:
     """Connect to the bookie at *address*.
 
     Raises:
@@ -89,7 +89,7 @@ async def asking(address: Address, access: Access = PLAIN) -> AsyncIterator[Aske
     from ledger_client.wire.session import open_session
 
     async with open_session(await _connect(address, access), str(address)) as session:
-        yield Asked(address, session)
+        yield RemoteBookie(address, session)
 
 
 async def _connect(address: Address, access: Access) -> trio.abc.Stream:

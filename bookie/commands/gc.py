@@ -7,7 +7,7 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.call import CONNECT_TIMEOUT_S, FOR_EVER, asking
+from bookie.commands.call import CONNECT_TIMEOUT_S, FOR_EVER, open_remote
 from bookie.commands.output import print_json, print_table, size
 from metadata.access import Access
 from metadata.address import parse_address
@@ -86,8 +86,8 @@ async def _serving(cluster: str) -> list[BookieRecord]:
 
 async def _collect(bookie: BookieRecord, access: Access, major: bool) -> Collected:
     try:
-        async with asking(parse_address(bookie.address), access) as asked:
-            report = await asked.ask(CollectGarbage(major), GarbageReport, wait_s=FOR_EVER)
+        async with open_remote(parse_address(bookie.address), access) as remote:
+            report = await remote.ask(CollectGarbage(major), GarbageReport, wait_s=FOR_EVER)
     except CommandFailed as cause:
         return Collected(bookie.bookie_id, bookie.address, error=str(cause))
     return Collected(bookie.bookie_id, bookie.address, report)

@@ -97,7 +97,7 @@ def compact(
     --drop ends that. Readers see either the old result or the new one, even if this command is
     interrupted.
     """
-    asked = CompactRequest(
+    request = CompactRequest(
         name=name,
         cluster=cluster,
         null_keys=null_keys,
@@ -112,7 +112,7 @@ def compact(
         _print(dropped, _dropped_text(dropped), as_json=as_json)
     else:
         with advising():
-            done = trio.run(finish, partial(_compact, asked))
+            done = trio.run(finish, partial(_compact, request))
         _print(done, _text(done, dry_run=dry_run), as_json=as_json)
 
 
@@ -120,29 +120,29 @@ def _print(result: Compaction | Dropped, line: str, *, as_json: bool) -> None:
     click.echo(msgspec.json.encode(result).decode() if as_json else line)
 
 
-async def _compact(asked: CompactRequest) -> Compaction:
+async def _compact(request: CompactRequest) -> Compaction:
     async with (
-        connect(asked.cluster) as client,
-        _runner(client, asked) as runner,
+        connect(request.cluster) as client,
+        _runner(client, request) as runner,
     ):
         with show_part() as advance:
             return await client.topics.compact(
-                asked.name,
-                null_keys=asked.null_keys,
+                request.name,
+                null_keys=request.null_keys,
                 runner=runner,
-                dry_run=asked.dry_run,
+                dry_run=request.dry_run,
                 on_progress=advance,
             )
 
 
 @asynccontextmanager
-async def _runner(client: Client, asked: CompactRequest) -> AsyncIterator[Runner]:
-    if asked.master is None:
-        yield LocalRunner(client._context, memory_max=asked.memory)
+async def _runner(client: Client, request: CompactRequest) -> AsyncIterator[Runner]:
+    if request.master is None:
+        yield LocalRunner(client._context, memory_max=request.memory)
         return
     from ledger_client.spark.compaction import spark_runner  # imports PySpark
 
-    runner = spark_runner(asked.cluster, master=asked.master, memory_max=asked.memory)
+    runner = spark_runner(request.cluster, master=request.master, memory_max=request.memory)
     async with runner as made:
         yield made
 

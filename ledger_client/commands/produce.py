@@ -130,14 +130,14 @@ def produce(
     event_time: str | None,
     time_unit: TimeUnit,
     delimiter: str,
-    **asked: object,
+    **arguments: object,
 ) -> None:
     """Send FILE, or standard input, to TOPIC.
 
     Each line becomes a message; of CSV each row does, as a JSON object or just its column
     --value. At the end, even after Ctrl-C, the number of durable messages is reported.
     """
-    order = msgspec.convert(asked, ProduceRequest)
+    order = msgspec.convert(arguments, ProduceRequest)
     if order.resume and not order.producer_name:
         raise click.UsageError("--resume needs the --name of the producer that sent FILE before")
     fields = Fields(value, key, event_time, time_unit)

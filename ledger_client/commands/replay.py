@@ -254,86 +254,86 @@ async def _replay(
     topics: tuple[str, ...],
     span: ReadRange,
     text: str,
-    asked: ReplayRequest,
+    request: ReplayRequest,
 ) -> ReplayReport:
-    async with connect(asked.cluster) as client:
+    async with connect(request.cluster) as client:
         with show_messages() as advance:
 
             def on_progress(progress: ReplayProgress) -> None:
                 course.last = progress
                 advance(progress.messages, progress.entries, progress.entries_total)
 
-            how = await _options(client, topics, span, text, asked)
-            if asked.to is None and asked.to_parquet is None:
-                return await write_stream(client, topics, how, asked.form or "text")
+            how = await _options(client, topics, span, text, request)
+            if request.to is None and request.to_parquet is None:
+                return await write_stream(client, topics, how, request.form or "text")
             how = msgspec.structs.replace(how, on_progress=on_progress)
-            if asked.to_parquet is not None:
+            if request.to_parquet is not None:
                 from ledger_client.jobs.replay.replay import replay_into_parquet
 
                 return await replay_into_parquet(
-                    client._context, topics, asked.to_parquet, how, file_size=asked.file_size
+                    client._context, topics, request.to_parquet, how, file_size=request.file_size
                 )
-            async with _workers(asked) as workers:
-                return await _into_topic(client, topics, how, asked, workers)
+            async with _workers(request) as workers:
+                return await _into_topic(client, topics, how, request, workers)
 
 
 async def _into_topic(
     client: Client,
     topics: tuple[str, ...],
     how: ReplayOptions,
-    asked: ReplayRequest,
+    request: ReplayRequest,
     workers: Workers | None,
 ) -> ReplayReport:
     from ledger_client.jobs.replay.replay import replay_into_topic
 
-    assert asked.to is not None
+    assert request.to is not None
     into = partial(
         replay_into_topic,
         client._context,
         topics,
-        asked.to,
+        request.to,
         how,
-        replication=asked.replication,
+        replication=request.replication,
         workers=workers,
-        part_size=asked.part_size,
+        part_size=request.part_size,
     )
-    if asked.to_cluster is None or asked.to_cluster == asked.cluster:
-        return await into(create=client.topics.create if asked.with_definition else None)
-    async with connect(asked.to_cluster) as target:
-        create = target.topics.create if asked.with_definition else None
-        return await into(target=target._context, cluster=asked.to_cluster, create=create)
+    if request.to_cluster is None or request.to_cluster == request.cluster:
+        return await into(create=client.topics.create if request.with_definition else None)
+    async with connect(request.to_cluster) as target:
+        create = target.topics.create if request.with_definition else None
+        return await into(target=target._context, cluster=request.to_cluster, create=create)
 
 
 @asynccontextmanager
-async def _workers(asked: ReplayRequest) -> AsyncIterator[Workers | None]:
+async def _workers(request: ReplayRequest) -> AsyncIterator[Workers | None]:
     """Provide Spark's workers for the block, if the request asks for Spark."""
-    if not asked.by_spark:
+    if not request.by_spark:
         yield None
         return
     from ledger_client.spark.replay import spark_workers  # imports PySpark
 
-    elsewhere = asked.to_cluster if asked.to_cluster != asked.cluster else None
-    master = asked.master or "local[*]"
-    async with spark_workers(asked.cluster, target_url=elsewhere, master=master) as workers:
+    elsewhere = request.to_cluster if request.to_cluster != request.cluster else None
+    master = request.master or "local[*]"
+    async with spark_workers(request.cluster, target_url=elsewhere, master=master) as workers:
         yield workers
 
 
 async def _parquet_by_spark(
-    topics: tuple[str, ...], span: ReadRange, text: str, asked: ReplayRequest
+    topics: tuple[str, ...], span: ReadRange, text: str, request: ReplayRequest
 ) -> ReplayReport:
     from ledger_client.spark.replay import replay_by_spark  # imports PySpark
 
-    assert asked.to_parquet is not None
-    async with connect(asked.cluster) as client:
-        how = await _options(client, topics, span, text, asked)
-        master = asked.master or "local[*]"
+    assert request.to_parquet is not None
+    async with connect(request.cluster) as client:
+        how = await _options(client, topics, span, text, request)
+        master = request.master or "local[*]"
         return await replay_by_spark(
-            client._context, asked.cluster, topics, asked.to_parquet, how, master=master
+            client._context, request.cluster, topics, request.to_parquet, how, master=master
         )
 
 
 async def _options(
-    client: Client, topics: tuple[str, ...], span: ReadRange, text: str, asked: ReplayRequest
+    client: Client, topics: tuple[str, ...], span: ReadRange, text: str, request: ReplayRequest
 ) -> ReplayOptions:
     by = span.by or await kind_of_time(client.topics.info, topics, span)
     settings = span.settings(by)
@@ -342,38 +342,38 @@ async def _options(
         inclusive=settings["inclusive"],
         end=settings.get("end"),
         end_inclusive=settings["end_inclusive"],
-        partitions=asked.partitions or None,
-        lanes=asked.lanes or None,
-        on_gap="skip" if asked.skip_gaps else "raise",
-        order=asked.order,
-        speed=asked.speed,
-        name=asked.name,
-        restart=asked.restart,
-        keep_ids=asked.keep_ids,
-        verify=asked.verify,
-        asked=text,
+        partitions=request.partitions or None,
+        lanes=request.lanes or None,
+        on_gap="skip" if request.skip_gaps else "raise",
+        order=request.order,
+        speed=request.speed,
+        name=request.name,
+        restart=request.restart,
+        keep_ids=request.keep_ids,
+        verify=request.verify,
+        range_text=text,
     )
 
 
-def _show_interrupted(course: ReplayCourse, asked: ReplayRequest) -> None:
+def _show_interrupted(course: ReplayCourse, request: ReplayRequest) -> None:
     """Report what is stored and how to resume; Spark's files and streams cannot be resumed."""
-    if not asked.to and (asked.by_spark or not asked.to_parquet):
+    if not request.to and (request.by_spark or not request.to_parquet):
         return
     if course.last is None or course.last.kept == 0:
-        next_ = "starts over" if asked.restart else "resumes"
+        next_ = "starts over" if request.restart else "resumes"
         text = f"interrupted before anything more was stored; the same command {next_}"
     else:
         kept = count(course.last.kept, "message")
-        where = f"topic {asked.to}" if asked.to else f"folder {asked.to_parquet}"
-        same = "the same command without --restart" if asked.restart else "the same command"
+        where = f"topic {request.to}" if request.to else f"folder {request.to_parquet}"
+        same = "the same command without --restart" if request.restart else "the same command"
         has = f"{where} has at least {kept} of the replay"
         text = f"interrupted; {has}, and {same} resumes after them"
     click.echo(text, err=True)
 
 
-def _show(report: ReplayReport, asked: ReplayRequest) -> None:
-    is_stream = not (asked.to or asked.to_parquet)
-    if asked.as_json:
+def _show(report: ReplayReport, request: ReplayRequest) -> None:
+    is_stream = not (request.to or request.to_parquet)
+    if request.as_json:
         text = msgspec.json.encode(report).decode()
         click.echo(text, err=is_stream)
         return

@@ -80,7 +80,7 @@ class ScrubResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option("--repair", is_flag=True, help="Replace bad copies by good ones from other bookies.")
 @options.cluster
 @options.as_json
-def scrub(**asked: object) -> None:
+def scrub(**arguments: object) -> None:
     """Compare all copies of closed ledgers.
 
     For each ledger that is not whole, shows how many copies of entries are missing, damaged
@@ -89,7 +89,7 @@ def scrub(**asked: object) -> None:
 
     Exit code 1 unless every copy is whole, with --repair after the repair.
     """
-    wanted = msgspec.convert(asked, ScrubRequest)
+    wanted = msgspec.convert(arguments, ScrubRequest)
     with advising():
         result = trio.run(finish, partial(_scrub, wanted))
     if wanted.as_json:
@@ -100,17 +100,17 @@ def scrub(**asked: object) -> None:
         raise CommandFailed(_verdict(result.found, repaired=wanted.repair))
 
 
-async def _scrub(asked: ScrubRequest) -> ScrubResult:
-    async with connect(asked.cluster) as client:
-        for topic in asked.topics:
+async def _scrub(request: ScrubRequest) -> ScrubResult:
+    async with connect(request.cluster) as client:
+        for topic in request.topics:
             await client.topics.info(topic)
         chosen = await choose_ledgers(
-            client._context.ledgers, topics=asked.topics, ids=asked.ledgers
+            client._context.ledgers, topics=request.topics, ids=request.ledgers
         )
         with show_part() as advance:
-            found = await _look(client, asked, chosen, advance)
+            found = await _look(client, request, chosen, advance)
         mended: list[int] = []
-        if asked.repair:
+        if request.repair:
             by_id = {one.ledger_id: one for one in chosen}
             for number, each in enumerate(found):
                 if each.faulty and not each.gone:
@@ -121,13 +121,13 @@ async def _scrub(asked: ScrubRequest) -> ScrubResult:
 
 
 async def _look(
-    client: Client, asked: ScrubRequest, chosen: list[Chosen], on_progress: OnProgress
+    client: Client, request: ScrubRequest, chosen: list[Chosen], on_progress: OnProgress
 ) -> list[ScrubbedLedger]:
-    if asked.no_spark:
+    if request.no_spark:
         return await scrub_here(client._context.ledgers, chosen, on_progress)
     from ledger_client.spark.scrub import scrub_by_spark  # imports PySpark
 
-    return await scrub_by_spark(asked.cluster, chosen, on_progress, master=asked.master)
+    return await scrub_by_spark(request.cluster, chosen, on_progress, master=request.master)
 
 
 async def _mend(client: Client, one: Chosen) -> ScrubbedLedger:

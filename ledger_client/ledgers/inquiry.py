@@ -59,7 +59,7 @@ class Inquiry:
     def __init__(self, poll: Poll, bookies: Iterable[BookieConnection], options: Options) -> None:
         self._poll = poll
         self._limit_s = options.request_timeout_s
-        self._asked: list[tuple[BookieConnection, Reply]] = []
+        self._pending: list[tuple[BookieConnection, Reply]] = []
         self._again: list[BookieConnection] = []
         self._again_at = 0.0
         self._again_until = trio.current_time() + options.read_timeout_s
@@ -85,7 +85,7 @@ class Inquiry:
         """
         while True:
             self._take_answers()
-            if decided() or not (self._asked or self._again):
+            if decided() or not (self._pending or self._again):
                 return
             await self._wait_for_news()
             if self._again and trio.current_time() >= self._again_at:
@@ -94,23 +94,23 @@ class Inquiry:
 
     def abandon(self) -> None:
         """Drop all further answers. Bookies may still do what they were asked."""
-        for _, reply in self._asked:
+        for _, reply in self._pending:
             reply.abandon()
-        self._asked.clear()
+        self._pending.clear()
         self._again.clear()
 
     def _ask(self, bookies: Iterable[BookieConnection]) -> None:
-        self._asked += [(bookie, self._poll.ask(bookie, self._wake)) for bookie in bookies]
+        self._pending += [(bookie, self._poll.ask(bookie, self._wake)) for bookie in bookies]
 
     def _wake(self) -> None:
         self._news.set()
 
     def _take_answers(self) -> None:
-        asked, self._asked = self._asked, []
-        for bookie, reply in asked:
+        pending, self._pending = self._pending, []
+        for bookie, reply in pending:
             answer = self._answer(bookie, reply)
             if answer is None:
-                self._asked.append((bookie, reply))
+                self._pending.append((bookie, reply))
             else:
                 self._take(bookie, answer)
 
@@ -133,12 +133,12 @@ class Inquiry:
 
     async def _wait_for_news(self) -> None:
         until = min(
-            (reply.sent_at + self._limit_s for _, reply in self._asked), default=float("inf")
+            (reply.sent_at + self._limit_s for _, reply in self._pending), default=float("inf")
         )
         if self._again:
             until = min(until, self._again_at)
         self._news = trio.Event()
-        if any(reply.arrived for _, reply in self._asked):
+        if any(reply.arrived for _, reply in self._pending):
             return
         with trio.move_on_at(until):
             await self._news.wait()

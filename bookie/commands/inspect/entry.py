@@ -10,7 +10,7 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.call import Asked, read_entry
+from bookie.commands.call import RemoteBookie, read_entry
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
@@ -83,7 +83,7 @@ def entry(
 
 
 def _online(place: InspectionTarget, ledger_id: int, entry_id: int, digest: Digest) -> Copy:
-    found = place.ask(lambda asked: _locate(asked, ledger_id, entry_id))
+    found = place.ask(lambda remote: _locate(remote, ledger_id, entry_id))
     response = trio.run(read_entry, place.address, ledger_id, entry_id)
     if response.code != Code.OK:
         code = Code(response.code).name if response.code in set(Code) else response.code
@@ -92,8 +92,8 @@ def _online(place: InspectionTarget, ledger_id: int, entry_id: int, digest: Dige
     return Copy(where, found.offset, take_apart(bytes(response.body), digest))
 
 
-async def _locate(asked: Asked, ledger_id: int, entry_id: int) -> EntryPlace:
-    return await asked.ask(EntryLocation(ledger_id, entry_id), EntryPlace)
+async def _locate(remote: RemoteBookie, ledger_id: int, entry_id: int) -> EntryPlace:
+    return await remote.ask(EntryLocation(ledger_id, entry_id), EntryPlace)
 
 
 def _offline(

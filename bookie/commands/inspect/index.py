@@ -9,7 +9,7 @@ import click
 import msgspec
 
 from bookie.commands import options
-from bookie.commands.call import Asked
+from bookie.commands.call import RemoteBookie
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
@@ -65,7 +65,7 @@ def index(
     elif place.address:
         number = _number(log_id)
         _print_head(as_json)
-        place.ask(lambda asked: _ask_extents(asked, number, ledger, limit, report, as_json))
+        place.ask(lambda remote: _ask_extents(remote, number, ledger, limit, report, as_json))
     else:
         _list(_find(list_logs(place.ledger_folder), log_id), ledger, limit, report, as_json)
     report.conclude()
@@ -73,7 +73,7 @@ def index(
 
 def _sum_up(place: InspectionTarget, report: DamageReport, as_json: bool) -> None:
     if place.address:
-        rows = place.ask(lambda asked: _ask_rows(asked, report))
+        rows = place.ask(lambda remote: _ask_rows(remote, report))
     else:
         rows = [_sum(log, report) for log in list_logs(place.ledger_folder)]
     if as_json:
@@ -99,9 +99,9 @@ def _sum(log: LogFile, report: DamageReport) -> IndexRow:
     return row
 
 
-async def _ask_rows(asked: Asked, report: DamageReport) -> list[IndexRow]:
+async def _ask_rows(remote: RemoteBookie, report: DamageReport) -> list[IndexRow]:
     rows: list[IndexRow] = []
-    while page := (await asked.ask(Indexes(rows[-1].log_id if rows else -1), IndexPage)).indexes:
+    while page := (await remote.ask(Indexes(rows[-1].log_id if rows else -1), IndexPage)).indexes:
         for each in page:
             rows.append(
                 IndexRow(each.log_id, each.size, each.extents, each.entries, each.entries_size)
@@ -112,7 +112,7 @@ async def _ask_rows(asked: Asked, report: DamageReport) -> list[IndexRow]:
 
 
 async def _ask_extents(
-    asked: Asked,
+    remote: RemoteBookie,
     number: int,
     ledger: int | None,
     limit: int | None,
@@ -122,7 +122,7 @@ async def _ask_extents(
     after, left, is_last = -1, limit, False
     while not is_last and left != 0:
         count = PAGE_MAX if left is None else min(left, PAGE_MAX)
-        page = await asked.ask(IndexExtents(number, after, ledger, count), ExtentPage)
+        page = await remote.ask(IndexExtents(number, after, ledger, count), ExtentPage)
         for each in page.extents:
             _print_extent(each, as_json)
         for offset in page.damages:

@@ -10,7 +10,7 @@ import click
 import msgspec
 
 from bookie.commands import options
-from bookie.commands.call import Asked
+from bookie.commands.call import RemoteBookie
 from bookie.commands.inspect.listing import RecordLine, line_of, print_head, print_records
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
@@ -82,7 +82,7 @@ def journal(
         _list(place, report, as_json)
     elif place.address:
         number = _number(file_id)
-        place.ask(lambda asked: _ask_records(asked, number, wanted, report, as_json))
+        place.ask(lambda remote: _ask_records(remote, number, wanted, report, as_json))
     else:
         found = _find(list_journals(place.journal_folder), file_id)
         print_head(as_json=as_json)
@@ -123,8 +123,8 @@ def _look(place: InspectionTarget) -> Listed:
     return rows, damaged + _missing(place.journal_folder, missing_ids(journals))
 
 
-async def _ask_files(asked: Asked) -> Listed:
-    page = await asked.ask(JournalFiles(), JournalFilePage)
+async def _ask_files(remote: RemoteBookie) -> Listed:
+    page = await remote.ask(JournalFiles(), JournalFilePage)
     rows = [JournalRow(each.id, "", each.size, each.end, each.needed) for each in page.files]
     damaged = [(_name(each.id), "header") for each in page.files if each.damaged]
     return rows, damaged + _missing(Path(), page.missing)
@@ -152,14 +152,14 @@ def _read(found: JournalFile, wanted: Wanted) -> Iterator[RecordLine | Damage | 
 
 
 async def _ask_records(
-    asked: Asked, number: int, wanted: Wanted, report: DamageReport, as_json: bool
+    remote: RemoteBookie, number: int, wanted: Wanted, report: DamageReport, as_json: bool
 ) -> None:
     print_head(as_json=as_json)
     group, skip, left = wanted.start, 0, wanted.limit
     end: int | None = None
     while end is None and left != 0:
         request = JournalRecords(number, group, skip, wanted.ledger, wanted.groups)
-        page = await asked.ask(request, JournalRecordPage)
+        page = await remote.ask(request, JournalRecordPage)
         lines: list[RecordLine | Damage | End] = [
             RecordLine(
                 each.offset, kind_of(each.entry_id), each.ledger_id, each.entry_id, each.size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 
 from bookie.commands import options
-from bookie.commands.call import Asked
+from bookie.commands.call import RemoteBookie
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
@@ -41,11 +41,11 @@ def ledger(*, place: InspectionTarget, ledger_id: int | None, as_json: bool) -> 
     report.conclude()
 
 
-async def _ask(asked: Asked) -> list[LedgerOnBookie]:
+async def _ask(remote: RemoteBookie) -> list[LedgerOnBookie]:
     found: list[LedgerOnBookie] = []
     while True:
         after = found[-1].ledger_id if found else -1
-        page = (await asked.ask(LedgerStates(after, _PAGE), LedgerStatePage)).ledgers
+        page = (await remote.ask(LedgerStates(after, _PAGE), LedgerStatePage)).ledgers
         if not page:
             return found
         found += page

@@ -8,7 +8,7 @@ import click
 import msgspec
 
 from bookie.commands import options
-from bookie.commands.call import Asked
+from bookie.commands.call import RemoteBookie
 from bookie.commands.inspect.listing import line_of, print_head, print_records
 from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
@@ -87,9 +87,9 @@ def _list(place: InspectionTarget, report: DamageReport, as_json: bool) -> None:
     )
 
 
-async def _ask(asked: Asked) -> list[LogOnBookie]:
+async def _ask(remote: RemoteBookie) -> list[LogOnBookie]:
     logs: list[LogOnBookie] = []
-    while page := (await asked.ask(Logs(logs[-1].log_id if logs else -1), LogPage)).logs:
+    while page := (await remote.ask(Logs(logs[-1].log_id if logs else -1), LogPage)).logs:
         logs += page
     return logs
 

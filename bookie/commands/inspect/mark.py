@@ -6,7 +6,7 @@ import click
 import msgspec
 
 from bookie.commands import options
-from bookie.commands.call import Asked
+from bookie.commands.call import RemoteBookie
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.files import list_files
@@ -67,8 +67,8 @@ def _look(place: InspectionTarget) -> Checkpoint:
     )
 
 
-async def _ask(asked: Asked) -> Checkpoint:
-    state = await asked.ask(JournalMark(), JournalState)
+async def _ask(remote: RemoteBookie) -> Checkpoint:
+    state = await remote.ask(JournalMark(), JournalState)
     return Checkpoint(state.mark, [state.journal_id], state.journal_offset, None)
 
 

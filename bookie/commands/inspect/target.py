@@ -12,7 +12,7 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.call import Asked, asking, locate
+from bookie.commands.call import RemoteBookie, locate, open_remote
 from metadata.errors import BadAddress
 
 T = TypeVar("T")
@@ -29,7 +29,7 @@ class InspectionTarget(msgspec.Struct, frozen=True):
     ledger_folder: Path
     address: str = ""
 
-    def ask(self, question: Callable[[Asked], Awaitable[T]]) -> T:
+    def ask(self, question: Callable[[RemoteBookie], Awaitable[T]]) -> T:
         """Connect to the bookie, run *question*, and return its result.
 
         Raises:
@@ -39,13 +39,13 @@ class InspectionTarget(msgspec.Struct, frozen=True):
         answer: T = trio.run(self._ask, question)
         return answer
 
-    async def _ask(self, question: Callable[[Asked], Awaitable[T]]) -> T:
+    async def _ask(self, question: Callable[[RemoteBookie], Awaitable[T]]) -> T:
         try:
             address, access = locate(self.address)
         except BadAddress as cause:
             raise click.UsageError(f"--address: {cause}") from cause
-        async with asking(address, access) as asked:
-            return await question(asked)
+        async with open_remote(address, access) as remote:
+            return await question(remote)
 
 
 def of_files_or_address(command: options.Command) -> options.Command:

@@ -116,13 +116,13 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
 )
 @options.folder
 @options.as_json
-def compact(*, folder: Path | None, as_json: bool, **asked: object) -> None:
+def compact(*, folder: Path | None, as_json: bool, **arguments: object) -> None:
     """Compact a topic, and compare with plain Spark.
 
     Spark compacts the same rows in Parquet. Starts a temporary cluster, and Spark as local[2].
     """
-    given = asked | {"folder": folder or Path(tempfile.gettempdir())}
-    plan = msgspec.convert(given, CompactPlan, dec_hook=lambda _kind, value: value)
+    fields = arguments | {"folder": folder or Path(tempfile.gettempdir())}
+    plan = msgspec.convert(fields, CompactPlan, dec_hook=lambda _kind, value: value)
     result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 

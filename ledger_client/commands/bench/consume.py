@@ -142,20 +142,22 @@ class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.floor_size
 @metrics_port
 @options.as_json
-def consume(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
+def consume(
+    *, messages: int | None, folder: Path | None, as_json: bool, **arguments: object
+) -> None:
     """Fill a topic and read it in several ways.
 
     Everything is read from the disk as Arrow batches, then from the bookies' caches as Arrow
     batches, as objects, and in reverse. At last, a reader follows a producer that sends at a
     fixed rate. Starts a temporary cluster.
     """
-    size = asked["message_size"]
+    size = arguments["message_size"]
     assert isinstance(size, int)
-    given = asked | {
+    fields = arguments | {
         "messages": messages or TOTAL_SIZE // max(size, 1),
         "folder": folder or Path(tempfile.gettempdir()),
     }
-    plan = msgspec.convert(given, ConsumePlan, dec_hook=lambda _kind, value: value)
+    plan = msgspec.convert(fields, ConsumePlan, dec_hook=lambda _kind, value: value)
     result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 

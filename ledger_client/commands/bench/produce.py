@@ -186,26 +186,26 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.floor_size
 @metrics_port
 @options.as_json
-def produce(*, as_json: bool, **asked: object) -> None:
+def produce(*, as_json: bool, **arguments: object) -> None:
     """Send messages, each acknowledged after fdatasync.
 
     Messages are sent with send_many(), then by many tasks one by one, then at a fixed rate,
     without and with rolling ledgers. Starts a temporary cluster unless --cluster is given.
     """
-    result = trio.run(finish, partial(_measure, _plan(asked)))
+    result = trio.run(finish, partial(_measure, _plan(arguments)))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 
 
-def _plan(asked: dict[str, object]) -> ProducePlan:
-    given = {name: value for name, value in asked.items() if value is not None}
-    replication = given.setdefault("replication", given["bookies"])
-    size = given["message_size"]
+def _plan(arguments: dict[str, object]) -> ProducePlan:
+    fields = {name: value for name, value in arguments.items() if value is not None}
+    replication = fields.setdefault("replication", fields["bookies"])
+    size = fields["message_size"]
     assert isinstance(replication, int)
     assert isinstance(size, int)
-    given.setdefault("ack_quorum", replication // 2 + 1)
-    given.setdefault("messages", MANY_SIZE // max(size, 1))
-    given.setdefault("folder", Path(tempfile.gettempdir()))
-    return msgspec.convert(given, ProducePlan, dec_hook=lambda _kind, value: value)
+    fields.setdefault("ack_quorum", replication // 2 + 1)
+    fields.setdefault("messages", MANY_SIZE // max(size, 1))
+    fields.setdefault("folder", Path(tempfile.gettempdir()))
+    return msgspec.convert(fields, ProducePlan, dec_hook=lambda _kind, value: value)
 
 
 async def _measure(plan: ProducePlan) -> ProduceResult:

@@ -98,18 +98,20 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.folder
 @options.floor_size
 @options.as_json
-def replay(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
+def replay(
+    *, messages: int | None, folder: Path | None, as_json: bool, **arguments: object
+) -> None:
     """Fill a topic and replay it into another one.
 
     Starts a temporary cluster, whose bookies read and write at the same time.
     """
-    size = asked["message_size"]
+    size = arguments["message_size"]
     assert isinstance(size, int)
-    given = asked | {
+    fields = arguments | {
         "messages": messages or TOTAL_SIZE // max(size, 1),
         "folder": folder or Path(tempfile.gettempdir()),
     }
-    plan = msgspec.convert(given, ReplayPlan, dec_hook=lambda _kind, value: value)
+    plan = msgspec.convert(fields, ReplayPlan, dec_hook=lambda _kind, value: value)
     result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 

@@ -112,20 +112,20 @@ class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
 )
 @options.folder
 @options.as_json
-def spark(*, messages: int | None, folder: Path | None, as_json: bool, **asked: object) -> None:
+def spark(*, messages: int | None, folder: Path | None, as_json: bool, **arguments: object) -> None:
     """Read a topic by Spark, and compare with its fastest sources.
 
     The floor is a Python data source that yields the same Arrow batches from memory; Parquet is
     what Spark reads fastest. Each is counted and copied to Parquet. Starts a temporary
     bookie. Needs quire[spark].
     """
-    size = asked["message_size"]
+    size = arguments["message_size"]
     assert isinstance(size, int)
-    given = asked | {
+    fields = arguments | {
         "messages": messages or TOTAL_SIZE // max(size, 1),
         "folder": folder or Path(tempfile.gettempdir()),
     }
-    plan = msgspec.convert(given, SparkPlan, dec_hook=lambda _kind, value: value)
+    plan = msgspec.convert(fields, SparkPlan, dec_hook=lambda _kind, value: value)
     result = _measure(plan)
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
 

@@ -43,7 +43,7 @@ class ReplaySettings(TypedDict, total=False):
     restart: bool
     keep_ids: bool
     verify: bool
-    asked: str
+    range_text: str
     on_progress: Callable[[ReplayProgress], None] | None
 
 
@@ -77,7 +77,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Store each message's original id and publish time in headers."""
     verify: bool = False
     """Read the target back and compare checksums."""
-    asked: str = ""
+    range_text: str = ""
     """The range as the user wrote it; part of what identifies the replay."""
     on_progress: Callable[[ReplayProgress], None] | None = None
     """Called with the progress after every step."""
@@ -104,7 +104,7 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def describe(self) -> str:
         """Return a text that is equal for equal ranges and forms of messages; it is stored."""
-        return f"{self.asked or self.wanted}{'; ids kept' if self.keep_ids else ''}"
+        return f"{self.range_text or self.wanted}{'; ids kept' if self.keep_ids else ''}"
 
     def name_of(self, topics: Sequence[TopicRecord], target: str) -> str:
         """Return the replay's name; the default is unique to its sources, options and target."""

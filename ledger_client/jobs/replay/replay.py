@@ -187,7 +187,7 @@ async def _begin(
         sources=_sources(topics),
         order=options.order_of(topics),
         engine=aim.engine,
-        asked=options.describe(),
+        range_text=options.describe(),
         target=aim.text,
         target_uid=aim.uid,
         target_partitions=aim.partitions,
@@ -227,7 +227,7 @@ def _check_same(
         reason = "its target was deleted and made again since the replay began; use --restart"
         raise ReplayConflict(reason, topic=topics[0].name)
     for was, wanted, what in zip(
-        (record.sources, record.order, record.asked, record.target),
+        (record.sources, record.order, record.range_text, record.target),
         now,
         ("the topics {}", "the order {}", "the range {}", "the target {}"),
         strict=True,

@@ -159,7 +159,7 @@ class Partition:
         self._limit_s = limit_s
         self._is_closing = is_closing
         self._owner = owner or f"{producer or 'producer'}-{secrets.token_hex(16)}"
-        self._asked: LaneLease | None = None
+        self._requested: LaneLease | None = None
 
     async def lease(self, access: Access) -> LaneLease:
         """Return the lease of a lane, by the table above. Raises ProducerBusy."""
@@ -201,8 +201,8 @@ class Partition:
 
     async def give_up(self) -> None:
         """Release the lease that was requested, after a failure."""
-        if self._asked is not None:
-            await self._asked.release()
+        if self._requested is not None:
+            await self._requested.release()
 
     async def _others(self, lease: LaneLease) -> dict[int, LaneOwner]:
         """Take lane 0 if the partition has no writer; else return its writers by lane."""
@@ -306,8 +306,8 @@ class Partition:
             closing=self._is_closing,
         )
         name = writer_lease(self._topic.uid, self._index, lane)
-        self._asked = LaneLease(self._store, name, self._owner, encode_row(owner))
-        return self._asked
+        self._requested = LaneLease(self._store, name, self._owner, encode_row(owner))
+        return self._requested
 
     def _is_busy(self, lane: int, owners: dict[int, LaneOwner]) -> ProducerBusy:
         owner = owners.get(lane)

@@ -344,8 +344,8 @@ class LaneSet:
         return chosen.end
 
 
-def _is_among(asked: int | str, wanted: Sequence[int | str] | None) -> bool:
-    return wanted is None or asked in wanted
+def _is_among(lane: int | str, wanted: Sequence[int | str] | None) -> bool:
+    return wanted is None or lane in wanted
 
 
 # --- where a read begins or ends ----------------------------------------------------------

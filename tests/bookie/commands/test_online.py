@@ -10,7 +10,7 @@ from command import Command
 from daemons import Daemon
 
 import ledger_client
-from bookie.commands.call import asking, locate
+from bookie.commands.call import locate, open_remote
 from bookie.commands.run import BookieStarted
 from metadata.calls import FlushNow, JournalState
 from metadata.outcome import Exit
@@ -121,8 +121,8 @@ def test_inspect_index_shows_the_extents_of_a_running_bookie(
     command: Command, bookie: BookieStarted
 ) -> None:
     async def flush() -> None:
-        async with asking(*locate(bookie.address)) as asked:
-            await asked.ask(FlushNow(), JournalState)
+        async with open_remote(*locate(bookie.address)) as remote:
+            await remote.ask(FlushNow(), JournalState)
 
     trio.run(flush)
     told = command("inspect", "index", "--address", bookie.address, "--json")

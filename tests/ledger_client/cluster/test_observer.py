@@ -120,7 +120,7 @@ def replay(*, state: str) -> ReplayRecord:
         run="1",
         sources=[],
         order="arrival",
-        asked="",
+        range_text="",
         target="",
         end=[],
         reached=[],
