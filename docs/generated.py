@@ -9,17 +9,34 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Literal, get_args, get_origin
 
 import click
+import msgspec
 
 from bookie.__main__ import bookie as bookie_command
 from ledger_client.__main__ import quire as quire_command
+from ledger_client.commands.options import field_text
+from ledger_client.jobs.replay.options import ReplayOptions
+from ledger_client.options import Options
 from ledger_client.spark import options as spark_options
+from ledger_client.topics.producing.producer_options import ProducerOptions
+from ledger_client.topics.reading.options import ReadOptions
+from metadata.topics import Retention, RollPolicy, Schema
 
 ROOT = Path(__file__).resolve().parents[1]
 HEADERS = (
     *("api.h", "record.h", "journal.h", "table.h", "store.h"),
     *("digest.h", "frame.h", "batch.h", "compacted.h", "checksum.h"),
+)
+OPTIONS: tuple[tuple[type[msgspec.Struct], str], ...] = (
+    (ProducerOptions, "Keyword arguments of `client.producer()`."),
+    (ReadOptions, "Keyword arguments of `client.reader()`."),
+    (ReplayOptions, "Keyword arguments of `client.replay()`."),
+    (RollPolicy, "`roll=` of `client.topics.create()` and `alter()`."),
+    (Retention, "`retention=` of `client.topics.create()` and `alter()`."),
+    (Schema, "`schema=` of `client.topics.create()` and `alter()`."),
+    (Options, "`options=` of `connect()`. Seconds end in `_s`, sizes are bytes."),
 )
 _MARKER = re.compile(r"^<!-- (?:generated: )?([a-z ]+) -->$", re.MULTILINE)
 _COMMENT = re.compile(r"/\*(.*?)\*/", re.DOTALL)
@@ -66,6 +83,27 @@ def _settings() -> Iterator[str]:
             comment = []
 
 
+def _options() -> Iterator[str]:
+    """Tables from the structs that hold the options."""
+    for struct, use in OPTIONS:
+        yield f"\n### {struct.__name__}\n\n{use}\n\n| option | default | meaning |\n|---|---|---|"
+        for field in msgspec.structs.fields(struct):
+            meaning = field_text(struct, field.name) + _choices(field.type)
+            yield f"| `{field.name}` | `{field.default!r}` | {meaning} |"
+
+
+def _choices(kind: object) -> str:
+    """Return a sentence with the values that a field may have, if these are a few words."""
+    kinds = [each for each in get_args(kind) or (kind,) if each is not type(None)]
+    if get_origin(kind) is Literal:
+        words = get_args(kind)
+    elif all(get_origin(each) is Literal for each in kinds):
+        words = tuple(word for each in kinds for word in get_args(each))
+    else:
+        return ""
+    return f" One of {', '.join(f'`{word!r}`' for word in words)}."
+
+
 def _spark_options() -> Iterator[str]:
     yield f"```text\n{spark_options.__doc__}```"
 
@@ -86,6 +124,7 @@ _WORTH_LINES = 4
 _MAKERS: dict[str, Callable[[], Iterator[str]]] = {
     "commands": _commands,
     "settings": _settings,
+    "options": _options,
     "spark options": _spark_options,
     "formats": _formats,
 }

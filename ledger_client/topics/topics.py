@@ -346,7 +346,7 @@ class Topics:
 
         Raises:
             BadTopic: there is no such lane.
-            Others: as truncate().
+            TopicError: as truncate().
         """
         check_users(name)
         topic, _ = await self._context.catalogue.get(name)

@@ -20,8 +20,12 @@ from typing import NamedTuple
 import pytest
 from processes import DEADLINE_S, cluster
 
+import ledger_client
+from ledger_client.options import Options
+
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
+OPTIONS_OF_CLIENTS = set(Options.__struct_fields__)
 STANDALONE = "bookie standalone --data ./data --bookies 3"
 _BLOCK = re.compile(
     r"(?:^<!-- ([^\n]*) -->\n)?^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -186,3 +190,16 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     assert "generated:" not in commands
     assert "journal_folder" in (tmp_path / "reference/settings/index.html").read_text()
     assert "torn tail" in (tmp_path / "reference/formats/index.html").read_text()
+    api = (tmp_path / "reference/api/index.html").read_text()
+    described = {each.rpartition(".")[2] for each in re.findall(r'id="([\w.]+)"', api)}
+    headings = set(re.findall(r"<h3[^>]*>(\w+)", api))
+    assert set(ledger_client.__all__) - described - headings == set()
+
+
+@pytest.mark.parametrize("page", PAGES, ids=name)
+def test_every_setting_that_a_page_names_exists(page: Path) -> None:
+    named = set(re.findall(r"`(\w+_(?:s|rate|folder|port|size))`", page.read_text()))
+    settings = set(
+        re.findall(r"^(\w+) = ", (ROOT / "bookie/bookie.toml").read_text(), re.MULTILINE)
+    )
+    assert named - settings - OPTIONS_OF_CLIENTS == set()

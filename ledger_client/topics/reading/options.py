@@ -36,9 +36,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     lanes: Sequence[int | str] | None = None
     """read only lanes with these numbers or names; "" selects those without a name"""
     follow: bool = False
-    """wait for new messages and new lanes, up to *end* if there is one"""
+    """wait for new messages and new lanes; stop at *end* if it is given"""
     reverse: bool = False
-    """read from *start* backward"""
+    """read backward, from *start* or the latest message"""
     order: Literal["arrival", "event-time"] = "arrival"
     """"arrival": each lane in its order, several lanes as they come. "event-time": all lanes merged
     by event time, equal times by topic, lane name, partition and lane; the topics must be ordered
@@ -46,7 +46,7 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_gap: Literal["raise", "skip"] = "raise"
     """"skip": removed messages are skipped and noted in the reader's *gaps*"""
     idle_s: float = 1.0
-    """A followed lane silent for so many seconds stops holding back the merge by event time; its
+    """A lane silent for this many seconds stops holding back the merge by event time; its
     later messages arrive out of order."""
     read_ahead_size: int = READ_AHEAD_SIZE
     """bytes that all lanes together may hold in memory"""
