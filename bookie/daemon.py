@@ -128,7 +128,7 @@ class _Bookie:
 
     def _enter(self, state: BookieState) -> None:
         self._life.state = state
-        _log.info("%s", state.value)
+        _log.info("state: %s", state.value)
 
     @asynccontextmanager
     async def _storage(self) -> AsyncIterator[Storage]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import socket
 
@@ -25,7 +26,10 @@ async def listen(host: str, port: int) -> list[trio.SocketListener]:
     try:
         listeners = list(await trio.open_tcp_listeners(port, host=host))
     except OSError as cause:
-        raise OSError(cause.errno, f"cannot listen on {host}:{port}: {cause.strerror}") from cause
+        reason = cause.strerror
+        if cause.errno == errno.EADDRINUSE:
+            reason = f"{reason}; stop the program that uses the port, or choose another port"
+        raise OSError(cause.errno, f"cannot listen on {host}:{port}: {reason}") from cause
     for listener in listeners:
         for level, option, value in _KEEPALIVE:
             listener.socket.setsockopt(level, option, value)

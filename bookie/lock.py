@@ -47,7 +47,9 @@ def _hold(folder: Path) -> Iterator[None]:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as cause:
-            raise BookieError(f"{folder}: in use by another process") from cause
+            raise BookieError(
+                f"{folder}: in use by another process; the bookie may be running already"
+            ) from cause
         file.truncate(0)
         file.write(f"{os.getpid()}\n")
         file.flush()

@@ -288,7 +288,10 @@ class NoSuchTopic(TopicError):
     """The topic does not exist, was deleted, or is being deleted."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(f"no such topic; make it: quire topic create {topic}", topic=topic)
+        super().__init__(
+            f"no such topic; `quire topic list` shows all, `quire topic create {topic}` makes it",
+            topic=topic,
+        )
 
 
 class TopicExists(TopicError):

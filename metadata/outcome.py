@@ -114,7 +114,7 @@ class Program:
         if "\n" in message:  # a group without a command: its help is the message
             click.echo(message, err=True)
         else:
-            click.echo(f"{self.name}: {message} (`{path} --help` shows what there is)", err=True)
+            click.echo(f"{self.name}: {message} (see `{path} --help`)", err=True)
         return Exit.USAGE
 
 

@@ -50,8 +50,8 @@ def _path(url: str) -> Path:
     path = url.removeprefix(SQLITE_SCHEME)
     if path == url:
         raise BadAddress(
-            f"{without_password(url)!r} is no metadata store; "
-            "expected sqlite:///path or bookie://host"
+            f"{without_password(url)!r} is not the URL of a cluster or a metadata store; "
+            "write bookie://HOST:PORT or sqlite:///absolute/path"
         )
     if not path.startswith("/"):
         raise BadAddress(f"{url!r} does not hold an absolute path; expected sqlite:///path")

@@ -30,7 +30,9 @@ from ledger_client.errors import (
 from metadata.errors import MetadataError
 from metadata.outcome import Exit, Program, first_of
 
-_START_ONE = "start one with `bookie standalone --data DIR` or name the cluster with --cluster"
+_START_ONE = (
+    "start a cluster with `bookie standalone --data DIR`, or name a running one with --cluster"
+)
 # The next step, for errors whose own message does not name it.
 _ADVICE: dict[type[BaseException], str] = {
     MetadataUnavailable: _START_ONE,

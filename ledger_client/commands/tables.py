@@ -42,6 +42,11 @@ def show(*parts: Table | str) -> None:
         console.print(part)
 
 
+def partition_text(partition: int) -> str:
+    """Return a partition's number; "-" for the only one of a topic without partitions."""
+    return "-" if partition < 0 else str(partition)
+
+
 def moment_of_ms(at_ms: int) -> str:
     """Write a Unix time in milliseconds, "-" for none."""
     return moment_text(at_ms // 1000 * 1000 * MS) if at_ms else "-"
@@ -128,7 +133,7 @@ def lanes_table(lanes: list[LaneDescribed]) -> Table:
     drawn = table(*numbers, *texts, right=numbers)
     for lane in lanes:
         drawn.add_row(
-            str(lane.partition),
+            partition_text(lane.partition),
             str(lane.lane),
             str(lane.extent.ledgers),
             f"{lane.extent.messages:,}",

@@ -14,6 +14,7 @@ A call that was not sent yet, or that a bookie refused without doing it, may alw
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -350,7 +351,7 @@ class _Dialer:
         except trio.TooSlowError as error:
             raise TimeoutError(f"{address} cannot be reached in {CONNECT_S} s") from error
         except OSError as error:
-            raise ConnectionError(f"{address} cannot be reached: {error}") from error
+            raise ConnectionError(f"{address} cannot be reached: {_reason(error)}") from error
         if self._closed:  # it would outlive its nursery's cancellation for ever
             await trio.aclose_forcefully(stream)
             raise ConnectionError("the store is closed")
@@ -396,6 +397,17 @@ def _unavailable(error: Exception, limit_s: float, *, is_sent: bool) -> Metadata
     else:
         reason = error.reason if isinstance(error, BookieUnavailable) else str(error)
     return MetadataUnavailable(reason, outcome_unknown=is_sent)
+
+
+def _reason(error: OSError) -> str:
+    """Return the system's reason; trio's own message only repeats the address."""
+    cause = error.__cause__
+    while isinstance(cause, BaseExceptionGroup):
+        cause = cause.exceptions[0]
+    first = cause if isinstance(cause, OSError) else error
+    if first.errno is None or first.errno < 0:  # below 0: the resolver's
+        return first.strerror or str(first)
+    return os.strerror(first.errno)
 
 
 def _addresses(bookies: Leases) -> Iterator[Address]:

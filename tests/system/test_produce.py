@@ -112,7 +112,12 @@ def test_a_large_file_arrives_whole_and_in_order(run: Run, url: str, tmp_path: P
 @pytest.mark.parametrize(
     ("words", "stdin", "code", "message"),
     [
-        (["t/none"], b"x\n", 1, "no such topic; make it: quire topic create t/none"),
+        (
+            ["t/none"],
+            b"x\n",
+            1,
+            "`quire topic create t/none` makes it",
+        ),
         (["none"], b"x\n", 2, "is not namespace/name"),
         (["t/x", "--key", "k"], b"x\n", 2, "lines have no fields"),
         (["t/x", "--resume"], b"x\n", 2, "--resume needs the --name"),

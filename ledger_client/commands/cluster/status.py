@@ -113,7 +113,7 @@ def _leader(leader: Leader | None) -> str:
 
 
 def _bookies(seen: Overview) -> Table:
-    table = _table("bookie", "state", "address", right=("ledgers", "free", "of", "adds/s"))
+    table = _table("bookie", "state", "address", right=("stored", "free", "disk", "written/s"))
     for bookie in seen.bookies:
         sizes = (bookie.ledgers_size, bookie.free, bookie.capacity, round(bookie.load))
         shown = map(size, sizes) if bookie.registered else "----"

@@ -19,6 +19,7 @@ from ledger_client.commands.tables import (
     kept_for,
     lanes_table,
     moment_of_ms,
+    partition_text,
     rolls_at,
     show,
     size,
@@ -144,7 +145,8 @@ def _fates_table(fates: list[Fate]) -> Table:
         row = fate.ledger
         closed = row.state == "closed"
         drawn.add_row(
-            *map(str, (fate.partition, fate.lane, fate.number, row.ledger_id)),
+            partition_text(fate.partition),
+            *map(str, (fate.lane, fate.number, row.ledger_id)),
             row.state,
             f"{row.entries:,}" if closed else "-",
             f"{row.messages:,}" if closed else "-",

@@ -212,11 +212,15 @@ async def _delete(
 
 def _show_truncated(done: Truncated, verb: str, *, to_err: bool) -> None:
     for lane in done.lanes:
-        where = f"partition {lane.partition}, lane {lane.lane}"
+        where = _place(lane.partition, lane.lane)
         behind = "all of it" if lane.last_kept is None else f"after {lane.last_kept}"
         click.echo(f"{where}: {count(lane.messages, 'message')}, {behind}", err=to_err)
     parts = (count(done.messages, "message"), count(done.ledgers, "whole ledger"))
     click.echo(f"{', '.join(parts)} {verb}", err=to_err)
+
+
+def _place(partition: int, lane: int) -> str:
+    return f"partition {partition}, lane {lane}" if partition >= 0 else f"lane {lane}"
 
 
 # --- Purge ------------------------------------------------------------------------------
@@ -344,5 +348,5 @@ def _show_purged(report: LedgersPurged) -> None:
     parts = (count(report.ledgers, "ledger"), count(report.messages, "message"), size(report.size))
     click.echo(f"{', '.join(parts)} {verb}")
     for fate in report.kept:
-        where = f"partition {fate.partition}, lane {fate.lane}"
+        where = _place(fate.partition, fate.lane)
         click.echo(f"{where}: ledger {fate.ledger.ledger_id} is the first one left: {fate.why}")

@@ -89,7 +89,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"a producer's name {self.producer_name!a} cannot be printed": (
                 not self.producer_name.isprintable()
             ),
-            "who names a lane shares the partition with others": (
+            "a named lane needs shared access": (
                 bool(self.lane_name) and self.access not in {None, "shared"}
             ),
             f"there is no partition {self.partition}": (

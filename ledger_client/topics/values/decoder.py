@@ -49,7 +49,7 @@ def open_decoder(topic: str, schema: Schema) -> Decoder:
     except ImportError as missing:
         package = PACKAGES[schema.kind]
         raise SchemaPackageMissing(
-            f"its schema is of kind {schema.kind}, which needs {package}: "
+            f"values of kind {schema.kind} are decoded by {package}, which is not installed: "
             "pip install 'quire[schemas]'",
             topic=topic,
         ) from missing

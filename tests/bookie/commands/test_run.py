@@ -120,7 +120,7 @@ def test_a_bookie_goes_on_when_nobody_reads_what_it_prints(tmp_path: Path) -> No
     with start(tmp_path, "--metrics-port", 0, "--log-level", "info") as daemon:
         assert daemon.process.stdout is not None
         daemon.process.stdout.close()
-        daemon.wait_for_log("bookie.daemon: ready")
+        daemon.wait_for_log("bookie.daemon: state: ready")
         assert daemon.stop() == 0
     assert "Traceback" not in daemon.log
 

@@ -147,7 +147,7 @@ def test_a_bookie_that_was_killed_is_started_again_at_its_address(tmp_path: Path
         os.kill(ready.bookies[1].process_id, signal.SIGKILL)
         daemon.wait_for_log("bookie-2 was killed by SIGKILL; starting it again in 1 s")
         daemon.wait_for_log("bookie-2 | ", count=3)
-        daemon.wait_for_log("daemon: ready", count=4)
+        daemon.wait_for_log("daemon: state: ready", count=4)
         daemon.wait_for_log("bookie-2 serves again, process ")
         address = ready.bookies[1].address
         assert trio.run(read, f"bookie://{address}", ledger_id) == [b"one", b"two"]

@@ -47,7 +47,7 @@ def test_the_tables_name_bookies_and_ledgers(url: str, capsys: pytest.CaptureFix
     assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "leader: none at the moment"
-    assert "b[1]    writable  host:3181  1.0 MiB  2.0 GiB  3.0 GiB     0 B" in "\n".join(lines)
+    assert "b[1]    writable  host:3181  1.0 MiB  2.0 GiB  3.0 GiB        0 B" in "\n".join(lines)
     assert "under-replicated: 30 ledgers, 30.0 MiB to copy; 0 repairs under way" in lines
     assert sum("bookie lost: b2" in line for line in lines) == 20
     assert lines[-1] == "and 10 ledgers more"
@@ -76,7 +76,7 @@ def test_a_store_that_is_away_is_a_cluster_out_of_reach(
         raise MetadataUnavailable("nobody answers")
 
     assert conclude(ask, []) == Exit.UNREACHABLE
-    assert "nobody answers; start one with `bookie standalone" in capsys.readouterr().err
+    assert "nobody answers; start a cluster with `bookie standalone" in capsys.readouterr().err
 
 
 def test_quantities_read_as_people_write_them(monkeypatch: pytest.MonkeyPatch) -> None:

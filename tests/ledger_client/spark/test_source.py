@@ -275,7 +275,8 @@ def test_what_cannot_be_read_is_told_in_a_line(
         return f"{type(found.value).__name__}: {found.value}"
 
     assert told("s/none") == (
-        "SparkFailed: topic s/none: no such topic; make it: quire topic create s/none"
+        "SparkFailed: topic s/none: no such topic; `quire topic list` shows all, "
+        "`quire topic create s/none` makes it"
     )
     away = told(KINDS, cluster="bookie://127.0.0.1:1")
     assert away.startswith(f"{MetadataUnavailable.__name__}: metadata: bookie://127.0.0.1:1: ")
