@@ -244,19 +244,24 @@ class LoopMessages(Looped[TopicReader]):
     async def __anext__(self) -> Message:
         for message in self._ready:
             return message
-        await self._portal.call(self._fetch)
-        for message in self._ready:
-            return message
+        while await self._portal.call(self._fetch):
+            for message in self._ready:
+                return message
+            # Another task had them taken back, as for position().
         raise StopAsyncIteration
 
     async def _next_messages(self) -> list[Message]:
         self._portal.portal.call_sync(self._give_back)
-        await self._portal.call(self._fetch)
-        fetched, self._ready = self._ready, iter(())
-        return list(fetched)
+        while await self._portal.call(self._fetch):
+            fetched, self._ready = list(self._ready), iter(())
+            if fetched:
+                return fetched
+        return []
 
-    async def _fetch(self) -> None:
-        self._ready = iter(await self._inner.next_messages())
+    async def _fetch(self) -> bool:
+        messages = await self._inner.next_messages()
+        self._ready = iter(messages)
+        return bool(messages)
 
     async def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         self._portal.portal.call_sync(self._give_back)

@@ -115,17 +115,24 @@ class BlockingMessages(Blocking[TopicReader]):
     def __next__(self) -> Message:
         for message in self._ready:
             return message
-        self._portal.call(self._fetch)
-        return next(self._ready)
+        while self._portal.call(self._fetch):
+            for message in self._ready:
+                return message
+            # Another thread had them taken back, as for position().
+        raise StopIteration
 
     def _next_messages(self) -> list[Message]:
         self._portal.call_sync(self._give_back)
-        self._portal.call(self._fetch)
-        fetched, self._ready = self._ready, iter(())
-        return list(fetched)
+        while self._portal.call(self._fetch):
+            fetched, self._ready = list(self._ready), iter(())
+            if fetched:
+                return fetched
+        return []
 
-    async def _fetch(self) -> None:
-        self._ready = iter(await self._inner.next_messages())
+    async def _fetch(self) -> bool:
+        messages = await self._inner.next_messages()
+        self._ready = iter(messages)
+        return bool(messages)
 
     def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         self._portal.call_sync(self._give_back)

@@ -249,6 +249,26 @@ def test_messages_that_come_while_their_task_is_cancelled_are_not_lost(
     run(program)
 
 
+def test_another_task_may_ask_for_the_position_while_messages_come(
+    run: Callable[[Program], None],
+) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(10)])
+        async with client.reader(TOPIC) as reader:
+            task = asyncio.ensure_future(anext(reader))
+            await asyncio.sleep(0)
+            time.sleep(0.2)  # noqa: ASYNC251  # they come, and the task has not seen them yet
+            place = reader.position()
+            async with client.reader(TOPIC, start=place) as other:
+                assert (await anext(other)).value == b"0"
+            assert (await task).value == b"0"
+            assert [m.value async for m in reader] == [b"%d" % number for number in range(1, 10)]
+
+    run(program)
+
+
 @pytest.mark.parametrize("settings", [{}, {"order": "event-time"}, {"reverse": True}])
 @pytest.mark.parametrize("rows_max", [3, 50])
 def test_record_batches_that_come_while_their_task_is_cancelled_are_not_lost(
