@@ -204,7 +204,7 @@ class DiskUse(CallMessage, frozen=True):
 
 
 class Failure(CallMessage, frozen=True):
-    """The request was not done. *kind* is the name of the exception (metadata/answers.py)."""
+    """The request was not done. *kind* is the name of the exception (metadata/failures.py)."""
 
     kind: str
     message: str
@@ -576,6 +576,13 @@ def decode_request(body: bytes) -> Request:
 def decode_reply(body: bytes | memoryview) -> Reply:
     """Return the reply in *body*. Raises BadRecord for anything else."""
     return _decode(_reply_decoder, body)
+
+
+def expect(reply: Reply, kind: type[T]) -> T:
+    """Return *reply* if it is a *kind*. Raises BadRecord for one of another kind."""
+    if isinstance(reply, kind):
+        return reply
+    raise BadRecord(f"the bookie answered {type(reply).__name__}, not {kind.__name__}")
 
 
 def _decode(decoder: msgspec.msgpack.Decoder[T], body: bytes | memoryview) -> T:

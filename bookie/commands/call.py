@@ -14,9 +14,9 @@ import trio
 
 from metadata.access import Access
 from metadata.address import Address, parse_address
-from metadata.answers import expect
-from metadata.calls import BookieRequest, decode_reply, encode_request
+from metadata.calls import BookieRequest, Failure, decode_reply, encode_request, expect
 from metadata.cluster_url import is_cluster_url, parse_cluster_url
+from metadata.failures import error_of
 from metadata.outcome import CommandFailed
 from native import frame
 from native.link import Response
@@ -62,7 +62,10 @@ class RemoteBookie:
                 raise CommandFailed.unreachable(f"{self.address}: {cause.reason}") from cause
             finally:
                 self._session.withdraw(call)
-            return expect(decode_reply(response.body), kind)
+            reply = decode_reply(response.body)
+            if isinstance(reply, Failure):
+                raise error_of(reply)
+            return expect(reply, kind)
         raise CommandFailed.unreachable(f"{self.address}: no answer within {wait_s:g} s")
 
 

@@ -31,10 +31,10 @@ from ledger_client.wire.streams import OpenStream, opener
 from metadata import calls, urls
 from metadata.access import LOGIN_WANTED
 from metadata.address import Address, format_cluster, parse_address
-from metadata.answers import error_of, expect
-from metadata.calls import MetadataRequest, Reply, decode_reply, encode_request
+from metadata.calls import MetadataRequest, Reply, decode_reply, encode_request, expect
 from metadata.cluster_url import SCHEMES, parse_cluster_url
 from metadata.errors import AccessDenied, BadAddress, BadRecord, MetadataError, MetadataUnavailable
+from metadata.failures import error_of
 from metadata.records import BOOKIES, decode_bookie
 from metadata.store import (
     Changes,

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import trio
 import trio.testing
 
+from bookie.calls import MetadataCalls
 from metadata.address import Address
-from metadata.answers import MetadataCalls
 from metadata.calls import MetadataRequest, Reply, decode_request, encode_reply
 from metadata.store import MetadataStore
 
