@@ -49,7 +49,7 @@ LEVELS = [
     {"commands", "__main__"},
 ]
 BELOW_LEVELS = {"errors", "options", "background", "figures", "message_id", "portal"}
-IMPORT_LEVELS_MAX = 19
+IMPORT_LEVELS_MAX = 16
 """Modules in the longest chain of imports within ledger_client."""
 
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

@@ -31,7 +31,7 @@ from ledger_client.errors import LedgerError
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.events import waiting_namespaces
-from ledger_client.topics.lanes.lane import close_lane
+from ledger_client.topics.lanes.lane_end import close_lane
 from ledger_client.topics.retention.holdings import LaneHoldings, Pin, read_holdings, remove_retired
 from ledger_client.topics.retention.job_rows import DeadJobs, read_pins
 from ledger_client.topics.retention.removal import Deletion, removable, remove_ledgers

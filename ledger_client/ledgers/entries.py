@@ -13,7 +13,7 @@ from __future__ import annotations
 import bisect
 import enum
 from base64 import b64decode
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import count, repeat
@@ -22,8 +22,7 @@ from typing import NamedTuple, overload
 import msgspec
 
 from ledger_client.errors import NoSuchLedger
-from ledger_client.wire.bookies import BookieConnection
-from ledger_client.wire.inflight import LedgerName, Reply
+from ledger_client.wire.inflight import Key, LedgerName
 from metadata.records import LedgerRecord
 from native import frame
 from native.digest import Digest, DigestKind
@@ -190,10 +189,10 @@ class EntryQuestion(msgspec.Struct, frozen=True):
     entry_id: int
     digest: Digest
 
-    def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
-        """Queue a READ for *bookie*; its response is matched by ledger and entry."""
+    def request(self, _request_id: int) -> tuple[bytes, Key]:
+        """Return a READ; its response is matched by ledger and entry."""
         key = (self.ledger.ledger_id, self.entry_id)
-        return bookie.ask(frame.read(*key), key, on_arrival, self.ledger)
+        return frame.read(*key), key
 
     def judge(self, response: Response, bookie_id: str) -> EntryBatch:
         """Return the entry, its digest checked."""
@@ -221,9 +220,8 @@ class BatchQuestion(msgspec.Struct, frozen=True):
     digest: Digest
     from_log: bool = False
 
-    def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
-        """Queue a BATCH_READ of at most BATCH_SIZE_MAX bytes for *bookie*."""
-        request_id = bookie.next_request_id()
+    def request(self, request_id: int) -> tuple[bytes, Key]:
+        """Return a BATCH_READ of at most BATCH_SIZE_MAX bytes."""
         request = frame.batch_read(
             self.ledger.ledger_id,
             self.entry_id,
@@ -232,7 +230,7 @@ class BatchQuestion(msgspec.Struct, frozen=True):
             size_max=BATCH_SIZE_MAX,
             flags=frame.Flag.FROM_LOG if self.from_log else 0,
         )
-        return bookie.ask(request, request_id, on_arrival, self.ledger)
+        return request, request_id
 
     def judge(self, response: Response, bookie_id: str) -> EntryBatch:
         """Return at least one entry; damage after it is left to the next question."""

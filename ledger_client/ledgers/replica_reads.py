@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
-from collections.abc import Callable
 from typing import Generic, Protocol, TypeVar
 
 import trio
@@ -40,7 +39,7 @@ from ledger_client.ledgers.entries import (
 )
 from ledger_client.options import Options
 from ledger_client.wire.bookies import BookieConnection, Bookies
-from ledger_client.wire.inflight import LedgerName, Reply
+from ledger_client.wire.inflight import Key, LedgerName, Reply
 from metadata.records import Fragment, LedgerRecord
 from native import frame
 from native.frame import Code
@@ -248,8 +247,12 @@ class Question(Protocol[T_co]):
     def entry_id(self) -> int:
         """The first requested entry; its replicas are asked."""
 
-    def ask(self, bookie: BookieConnection, on_arrival: Callable[[], None]) -> Reply:
-        """Queue the question for *bookie* without waiting; *on_arrival* reports the outcome."""
+    @property
+    def ledger(self) -> LedgerName:
+        """The ledger that the request names."""
+
+    def request(self, request_id: int) -> tuple[bytes, Key]:
+        """Return the request, and the key that its response is matched by."""
 
     def judge(self, response: Response, bookie_id: str) -> T_co:
         """Return the answer in *response*. Raises Unsound for a bad one."""
@@ -327,7 +330,8 @@ class ReplicaRead(Generic[T]):
         bookie = self._untried.pop()
         self._next_at = trio.current_time() + self._patience_s
         self._patience_s *= 2
-        self._asked.append(self._question.ask(bookie, self._wake))
+        request, key = self._question.request(bookie.next_request_id())
+        self._asked.append(bookie.ask(request, key, self._wake, self._question.ledger))
         return True
 
     def _wake(self) -> None:

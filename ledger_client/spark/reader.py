@@ -27,7 +27,6 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
 
-import trio
 from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
@@ -37,7 +36,6 @@ from pyspark.sql.streaming.datasource import (
     SupportsTriggerAvailableNow,
 )
 
-from ledger_client.errors import LedgerError
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
 from ledger_client.spark.options import (
@@ -49,7 +47,7 @@ from ledger_client.spark.options import (
     position_of,
 )
 from ledger_client.spark.schema import SourceColumns
-from ledger_client.topics.context import TopicContext, open_context
+from ledger_client.topics.context import TopicContext, ask, open_context
 from ledger_client.topics.positions import Position
 from ledger_client.topics.reading.options import Start
 from ledger_client.topics.reading.range_plan import plan_read
@@ -110,28 +108,6 @@ async def plan_of(
         on_gap=options.on_gap,
         compacted=options.compacted,
     )
-
-
-def ask(url: str, question: Callable[[TopicContext], Awaitable[T]]) -> T:
-    """Connect, and return the result of *question*; raise its first LedgerError ungrouped."""
-    return trio.run(partial(_ask, url, question))
-
-
-async def _ask(url: str, question: Callable[[TopicContext], Awaitable[T]]) -> T:
-    failure: LedgerError
-    try:
-        async with open_context(url) as context:
-            return await question(context)
-    except* LedgerError as group:
-        failure = _first(group)
-    raise failure
-
-
-def _first(error: BaseException) -> LedgerError:
-    while isinstance(error, BaseExceptionGroup):
-        error = error.exceptions[0]
-    assert isinstance(error, LedgerError)
-    return error
 
 
 class RangePartition(InputPartition):

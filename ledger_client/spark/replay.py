@@ -37,11 +37,9 @@ from ledger_client.jobs.replay.options import ReplayOptions, fix_range
 from ledger_client.jobs.replay.parts import PartPlan, PartResult, PartWork, copy_part
 from ledger_client.jobs.replay.source import position_of
 from ledger_client.jobs.staging.job import open_job
-from ledger_client.spark import open_session
 from ledger_client.spark.failures import unwrapped, without_stack
-from ledger_client.spark.reader import ask
-from ledger_client.spark.session import collected
-from ledger_client.topics.context import TopicContext, open_context
+from ledger_client.spark.session import collected, start_spark
+from ledger_client.topics.context import TopicContext, ask, open_context
 from ledger_client.topics.positions import Position
 from ledger_client.topics.reading.range_plan import plan_read
 from ledger_client.topics.reading.range_reader import iterate_ranges
@@ -161,7 +159,10 @@ class _Job:
 
     def run(self, master: str, *, verify: bool) -> tuple[Summed, Summed | None]:
         """Write; return the sums of the files and, with *verify*, of the topics."""
-        with open_session(master, app="quire replay", conf=_CONF) as session, unwrapped():
+        with start_spark(master, app="quire replay", conf=_CONF) as session, unwrapped():
+            from ledger_client.spark.source import QuireSource  # imports PySpark
+
+            session.dataSource.register(QuireSource)
             if self._begin:
                 self._write(session)
             else:
@@ -327,7 +328,7 @@ async def spark_workers(
 
         def session() -> SparkSession:
             if not sessions:
-                sessions.append(opened.enter_context(open_session(master, app="quire replay")))
+                sessions.append(opened.enter_context(start_spark(master, app="quire replay")))
             return sessions[0]
 
         yield SparkWorkers(session, url, target_url)

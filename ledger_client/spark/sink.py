@@ -51,9 +51,8 @@ from ledger_client.jobs.staging.writing_job import (
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
-from ledger_client.spark.reader import ask
 from ledger_client.spark.sink_plan import RowPlan, SinkOptions
-from ledger_client.topics.context import TopicContext, open_context
+from ledger_client.topics.context import TopicContext, ask, open_context
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from functools import partial
+from typing import TypeVar
 
 import trio
 
@@ -18,6 +20,8 @@ from ledger_client.wire.streams import OpenStream, opener
 from metadata.cluster_url import is_cluster_url, parse_cluster_url
 from metadata.errors import MetadataError
 from metadata.store import MetadataStore
+
+T = TypeVar("T")
 
 
 class TopicContext:
@@ -80,3 +84,28 @@ def _opener(url: str, open_stream: OpenStream) -> OpenStream:
     if not is_cluster_url(url):
         return open_stream
     return opener(parse_cluster_url(url).access, open_stream)
+
+
+def ask(url: str, question: Callable[[TopicContext], Awaitable[T]]) -> T:
+    """Connect, and return the result of *question*; raise its first LedgerError ungrouped.
+
+    For code without an event loop of its own.
+    """
+    return trio.run(partial(_ask, url, question))
+
+
+async def _ask(url: str, question: Callable[[TopicContext], Awaitable[T]]) -> T:
+    failure: LedgerError
+    try:
+        async with open_context(url) as context:
+            return await question(context)
+    except* LedgerError as group:
+        failure = _first(group)
+    raise failure
+
+
+def _first(error: BaseException) -> LedgerError:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    assert isinstance(error, LedgerError)
+    return error

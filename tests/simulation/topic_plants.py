@@ -14,13 +14,13 @@ from replaced import replaced
 
 from ledger_client.ledgers.catalogue import LedgerInfo
 from ledger_client.ledgers.ledgers import Ledgers
-from ledger_client.topics.lanes import lane, lane_rows
+from ledger_client.topics.lanes import lane_end, lane_rows
 from ledger_client.topics.lanes.lane_machine import LaneMachine
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState
 from ledger_client.topics.lanes.written_ledger import Append
 from ledger_client.topics.reading import source
-from ledger_client.topics.reading.lane_set import LaneStart
+from ledger_client.topics.reading.cursor import LaneStart
 from ledger_client.topics.retention import truncation
 from metadata import rows
 from metadata.store import ABSENT, Check, Delete, Put
@@ -30,14 +30,14 @@ from metadata.topics import LANES
 @contextmanager
 def take_over_without_fencing() -> Iterator[None]:
     """Believe the last confirmed entry where the last ledger ends, and fence nobody."""
-    find = lane.find_end
+    find = lane_end.find_end
 
     async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
         trusting = Trusting.__new__(Trusting)
         trusting.__dict__ = ledgers.__dict__
         return await find(trusting, rows)
 
-    with replaced(lane, "find_end", find_end):
+    with replaced(lane_end, "find_end", find_end):
         yield
 
 
@@ -87,14 +87,14 @@ def forget_sequence_numbers() -> Iterator[None]:
 @contextmanager
 def forget_event_time() -> Iterator[None]:
     """Find out of a lane everything but how far its event time is."""
-    find = lane.find_end
+    find = lane_end.find_end
 
     async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
         end = await find(ledgers, rows)
         end.state.last_event_time = None
         return end
 
-    with replaced(lane, "find_end", find_end):
+    with replaced(lane_end, "find_end", find_end):
         yield
 
 

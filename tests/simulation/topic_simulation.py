@@ -25,7 +25,7 @@ from topic_plan import TopicPlan, make_topic_plan
 
 from ledger_client import Client
 from ledger_client.errors import LedgerError
-from ledger_client.topics.lanes.lane import close_lane
+from ledger_client.topics.lanes.lane_end import close_lane
 from metadata.records import LEDGERS, decode_ledger, ledger_key
 from metadata.store import Versioned
 from metadata.topics import (

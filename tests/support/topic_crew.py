@@ -18,7 +18,7 @@ from topic_audit import tell_ledgers, tell_rows
 import ledger_client
 from ledger_client import Client
 from ledger_client.errors import LedgerError
-from ledger_client.topics.lanes.lane import close_lane
+from ledger_client.topics.lanes.lane_end import close_lane
 from ledger_client.topics.retention.holdings import read_holdings
 from metadata.topics import RollPolicy
 

@@ -19,8 +19,7 @@ from spark_cluster import standalone
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.jobs.staging.job import read_staged
-from ledger_client.spark.reader import ask
-from ledger_client.topics.context import TopicContext
+from ledger_client.topics.context import TopicContext, ask
 from metadata.jobs import JOBS, STAGED
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]

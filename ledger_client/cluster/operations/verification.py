@@ -290,7 +290,8 @@ class OwnCopy:
     async def _answer(self, question: BatchQuestion) -> EntryBatch:
         arrived = trio.Event()
         connection = self._ledgers.bookies.connections[self.bookie_id]
-        reply = question.ask(connection, arrived.set)
+        request, key = question.request(connection.next_request_id())
+        reply = connection.ask(request, key, arrived.set, question.ledger)
         limit_s = self._ledgers.options.request_timeout_s
         try:
             with trio.move_on_after(limit_s):

@@ -41,9 +41,8 @@ from ledger_client.jobs.replay.options import ReplayOptions
 from ledger_client.jobs.replay.parts import PartPlan, PartResult, PartWork, open_planner
 from ledger_client.jobs.replay.target import Destination, pin_of, verify
 from ledger_client.jobs.staging.job import open_job
-from ledger_client.jobs.staging.showing import Showing, ledgers_max
+from ledger_client.jobs.staging.showing import Showing, check_free, ledgers_max
 from ledger_client.jobs.staging.staged_writer import ROLLS_MAX
-from ledger_client.jobs.staging.writing_job import check_free
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.context import TopicContext

@@ -30,8 +30,8 @@ from ledger_client.errors import RangeNotKept
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message, MessageRange
 from ledger_client.topics.positions import LanePlace, LaneRef, Place, Position
-from ledger_client.topics.reading.cursor import LaneCursor
-from ledger_client.topics.reading.lane_set import LaneRange, LaneSet, LaneStart
+from ledger_client.topics.reading.cursor import LaneCursor, LaneRange, LaneStart
+from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.merging import EventTimes, MergedBatch, MergeOrder
 from ledger_client.topics.reading.options import ReadOptions
 from ledger_client.topics.times import entry_ms

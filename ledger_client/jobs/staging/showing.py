@@ -50,10 +50,11 @@ from ledger_client.jobs.staging.job import (
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue
-from ledger_client.topics.lanes.lane import find_end
+from ledger_client.topics.lanes.lane_end import find_end
 from ledger_client.topics.lanes.lane_lease import LaneLease, hold_lane
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, greater
+from ledger_client.topics.retention.holdings import read_owners
 from metadata.clock import StoreClock
 from metadata.store import OPS_MAX, Check, Op, Put, Versioned
 from metadata.topics import (
@@ -385,3 +386,14 @@ async def _keep(lease: LaneLease, rows: LaneRows) -> None:
     """Renew the lease; without it the transaction that shows the ledgers fails."""
     with suppress(LedgerError):
         await lease.keep(rows)
+
+
+async def check_free(ledgers: Ledgers, topic: TopicRecord) -> None:
+    """Raise ProducerBusy if a producer holds a whole partition now."""
+    with translated(ledgers.options.metadata_timeout_s):
+        owners = await read_owners(ledgers.store, topic)
+    for (partition, lane), owner in owners.items():
+        if not (owner.shared or owner.closing):
+            name = f"producer {owner.producer}" if owner.producer else "a producer"
+            who = f"{name} (process {owner.process_id} on {owner.host})"
+            raise ProducerBusy(topic.name, partition=partition, lane=lane, owner=who)

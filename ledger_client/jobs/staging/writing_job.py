@@ -31,15 +31,13 @@ from ledger_client.errors import (
     JobLost,
     LedgerError,
     MetadataUnavailable,
-    ProducerBusy,
     ReplayConflict,
 )
 from ledger_client.jobs.staging.job import JobStage, SealedLedger, grant_job, new_job_id
-from ledger_client.jobs.staging.showing import CommitMark, Showing
+from ledger_client.jobs.staging.showing import CommitMark, Showing, check_free
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue
-from ledger_client.topics.retention.holdings import read_owners
 from ledger_client.topics.retention.job_rows import discard
 from metadata.errors import LeaseHeld, LeaseLost
 from metadata.jobs import (
@@ -193,17 +191,6 @@ async def _leave(ledgers: Ledgers, plan: WritePlan, lease: Lease | None) -> None
                 await ledgers.store.delete(ids_key(uid, job_id))
         except LedgerError as failure:
             _log.warning("a job leaves staged ledgers to the leader: %s", failure)
-
-
-async def check_free(ledgers: Ledgers, topic: TopicRecord) -> None:
-    """Raise ProducerBusy if a producer holds a whole partition now."""
-    with translated(ledgers.options.metadata_timeout_s):
-        owners = await read_owners(ledgers.store, topic)
-    for (partition, lane), owner in owners.items():
-        if not (owner.shared or owner.closing):
-            name = f"producer {owner.producer}" if owner.producer else "a producer"
-            who = f"{name} (process {owner.process_id} on {owner.host})"
-            raise ProducerBusy(topic.name, partition=partition, lane=lane, owner=who)
 
 
 class SinkBatch(NamedTuple):

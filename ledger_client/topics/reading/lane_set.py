@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from typing import NamedTuple
 
 import trio
 
@@ -34,9 +33,16 @@ from ledger_client.topics.positions import (
     Version,
     is_position,
 )
-from ledger_client.topics.reading.compacted import CompactedRange, CompactedSets, range_of
+from ledger_client.topics.reading.compacted import CompactedSets, range_of
 from ledger_client.topics.reading.compacted_source import CompactedSource
-from ledger_client.topics.reading.cursor import LaneBounds, LaneCursor, Source
+from ledger_client.topics.reading.cursor import (
+    KnownLane,
+    LaneBounds,
+    LaneCursor,
+    LaneRange,
+    LaneStart,
+    Source,
+)
 from ledger_client.topics.reading.options import ReadOptions, Start
 from ledger_client.topics.reading.search import (
     FoundPlace,
@@ -48,42 +54,10 @@ from ledger_client.topics.reading.source import LOOK_S, RawSource, ReverseSource
 from ledger_client.topics.times import TIMES, Time
 from metadata.errors import MetadataError
 from metadata.store import MetadataStore
-from metadata.topics import LANE_LEDGERS, LaneRecord, TopicRecord, topic_prefix
+from metadata.topics import LANE_LEDGERS, TopicRecord, topic_prefix
 
 WATCH_RETRY_S = 1.0
 _NUMBER_MAX = (1 << 63) - 1
-
-
-class KnownLane(NamedTuple):
-    """A lane that exists, with its record when it was looked up."""
-
-    lane: LaneRef
-    rows: LedgerRows
-    record: LaneRecord
-    compacted: CompactedRange | None = None
-    """its compacted beginning, if that is read"""
-    name: str = ""
-    """set only if lanes are chosen or ordered by it"""
-
-
-class LaneStart(NamedTuple):
-    """The place at which to begin in a lane."""
-
-    place: Place
-    since: Time | None = None
-    """leave out messages before this time: none had reached it when the place was looked up"""
-    gap: Gap | None = None
-    """set if the requested place is gone"""
-
-
-class LaneRange(NamedTuple):
-    """A lane, and the range of it to be read."""
-
-    known: KnownLane
-    begin: LaneStart
-    end: Place | None = None
-    end_was_confirmed: bool = False
-    """entries before *end* were confirmed once, as when it comes from a kept position"""
 
 
 def new_lane(known: KnownLane, start: Start) -> LaneRange:

@@ -33,8 +33,7 @@ from ledger_client.errors import Gap, LedgerError
 from ledger_client.figures import Figures
 from ledger_client.topics.messages import Message, MessageRange
 from ledger_client.topics.positions import LaneRef, Place
-from ledger_client.topics.reading.cursor import LaneCursor
-from ledger_client.topics.reading.lane_set import LaneRange
+from ledger_client.topics.reading.cursor import LaneCursor, LaneRange
 from ledger_client.topics.reading.options import ReadOptions
 
 if TYPE_CHECKING:

@@ -39,7 +39,7 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.ledgers.reader import LedgerOpener, settle
 from ledger_client.message_id import MessageId
-from ledger_client.topics.lanes.lane import close_lane, find_end
+from ledger_client.topics.lanes.lane_end import close_lane, find_end
 from ledger_client.topics.lanes.lane_lease import LaneLease, hold_lane
 from ledger_client.topics.lanes.lane_names import unnaming
 from ledger_client.topics.lanes.lane_rows import Beside, LaneRows
@@ -47,7 +47,8 @@ from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState, greater
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from ledger_client.topics.lanes.ledger_rows import Row
 from ledger_client.topics.positions import LaneRef, Place
-from ledger_client.topics.reading.lane_set import KnownLane, LaneSet, LaneStart, PlaceFinder, narrow
+from ledger_client.topics.reading.cursor import KnownLane, LaneStart
+from ledger_client.topics.reading.lane_set import LaneSet, PlaceFinder, narrow
 from ledger_client.topics.reading.options import ReadOptions, Start
 from ledger_client.topics.retention.cuts import (
     LaneCut,

@@ -14,7 +14,7 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.errors import LedgerError, NoSuchTopic, TopicError
-from ledger_client.topics.lanes.lane import close_lane
+from ledger_client.topics.lanes.lane_end import close_lane
 from metadata.leadership import Term
 from metadata.topics import (
     LANE_LEDGERS,

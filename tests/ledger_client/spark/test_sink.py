@@ -13,7 +13,7 @@ from ledger_client.blocking import BlockingClient
 from ledger_client.errors import BadFrame, BadOption, LedgerError, SparkFailed
 from ledger_client.jobs.staging.job import read_staged
 from ledger_client.spark.failures import unwrapped
-from ledger_client.spark.reader import ask
+from ledger_client.topics.context import ask
 from metadata.jobs import JOBS, STAGED
 from metadata.topics import Schema, topic_prefix
 from native.route import murmur3

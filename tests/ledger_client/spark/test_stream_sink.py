@@ -13,7 +13,7 @@ from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.errors import LedgerError
 from ledger_client.spark.failures import unwrapped
-from ledger_client.spark.reader import ask
+from ledger_client.topics.context import ask
 from metadata.jobs import SINKS, decode_sink
 from metadata.topics import topic_prefix
 

@@ -16,7 +16,7 @@ from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.errors import BadTopic, NoSuchTopic, NotEnoughBookies, TopicError, TopicExists
 from ledger_client.topics.events import pending_events
-from ledger_client.topics.lanes.lane import close_lane
+from ledger_client.topics.lanes.lane_end import close_lane
 from ledger_client.topics.retention.explanation import Explanation
 from ledger_client.topics.times import EventTime
 from metadata.leadership import Term

@@ -21,7 +21,8 @@ from ledger_client.errors import (
     SendUnknown,
     TopicError,
 )
-from ledger_client.topics.lanes.lane import close_lane, open_lane
+from ledger_client.topics.lanes.lane import open_lane
+from ledger_client.topics.lanes.lane_end import close_lane
 from ledger_client.topics.lanes.lane_lease import LEASE_S, Access, LaneLease, hold_lane
 from metadata.store import Lease
 from metadata.topics import WRITERS, encode_row, last_number, topic_key

@@ -15,7 +15,8 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.errors import LedgerError, MessagesLost, NoSuchLedger, SendUnknown
-from ledger_client.topics.lanes.lane import LOST_VERSIONS, open_lane
+from ledger_client.topics.lanes.lane import open_lane
+from ledger_client.topics.lanes.lane_end import LOST_VERSIONS
 from ledger_client.topics.lanes.lane_writer import LaneWriter
 from metadata.records import ledger_key
 from metadata.topics import TopicRecord, lane_ledger_key

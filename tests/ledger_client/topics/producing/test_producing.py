@@ -20,7 +20,7 @@ from ledger_client.errors import (
     SendUnknown,
 )
 from ledger_client.message_id import MessageId
-from ledger_client.topics.lanes.lane import close_lane
+from ledger_client.topics.lanes.lane_end import close_lane
 from ledger_client.topics.lanes.lane_lease import LEASE_S, Access
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Producer
