@@ -43,6 +43,7 @@ class Events:
     """The engine's events, as events and callbacks of the loop.
 
     Attributes:
+        space: set when a half is next given back. Take it before feeding, wait on it after.
         sealed: set when a half of the memtable is sealed.
         on_ready: called with the token of a connection that has responses.
         on_woken: called with the id of a ledger whose watch came true.
@@ -52,18 +53,13 @@ class Events:
     def __init__(self, engine: Engine, fd: int) -> None:
         self._engine = engine
         self._fd = fd
-        self._space = trio.Event()
+        self.space = trio.Event()
         self._tickets: list[tuple[int, int, trio.Event]] = []
         self._order = itertools.count()
         self.sealed = Wakeup()
         self.on_ready: Callable[[int], None] = _nobody
         self.on_woken: Callable[[int], None] = _nobody
         self.on_failed: Callable[[OSError], None] = _nobody
-
-    @property
-    def space(self) -> trio.Event:
-        """Set when a half is next given back. Take it before feeding, wait on it after."""
-        return self._space
 
     async def synced(self, ticket: int) -> None:
         """Wait until everything up to *ticket* is durable."""
@@ -96,8 +92,8 @@ class Events:
         if events & Event.FLUSH:
             self.sealed.set()
         if events & Event.SPACE:
-            self._space.set()
-            self._space = trio.Event()
+            self.space.set()
+            self.space = trio.Event()
         if events & Event.WOKEN:
             for ledger_id in self._engine.woken():
                 self.on_woken(ledger_id)

@@ -114,14 +114,15 @@ class Writer:
             raise ValueError(
                 f"a payload has more than {self._payload_size_max} bytes, or entry ids run out"
             )
-        buffers = [_new_uncleared("uint8_t[]", size) for size in self._sizes]
-        for i, buffer in enumerate(buffers):
-            self._outs[i] = buffer
+        frames: list[memoryview] = []
+        for i, size in enumerate(self._sizes):
+            buffer = self._outs[i] = _new_uncleared("uint8_t[]", size)
+            frames.append(memoryview(ffi.buffer(buffer)))
         joined = b"".join(payloads)
         result = lib.bk_writer_add(pointer, joined, lent_sizes, len(sizes), self._outs, self._first)
         if result != lib.BK_OK:
             raise_for(result, "adding entries")
-        return self._first[0], [memoryview(ffi.buffer(b)) for b in buffers] * self._copies
+        return self._first[0], frames * self._copies
 
     def state(self) -> WriterState:
         """Return how far the writer is."""
@@ -268,7 +269,8 @@ class Link:
             )
             if result != lib.BK_OK:
                 raise_for(result, "a response")
-            responses += [self._response(raw, at) for raw in self._raw[0 : self._count[0]]]
+            if count := self._count[0]:
+                responses += [self._response(raw, at) for raw in self._raw[0:count]]
             at, size = at + self._used[0], size - self._used[0]
             if size == 0:
                 return responses

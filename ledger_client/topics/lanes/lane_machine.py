@@ -315,10 +315,6 @@ class LaneMachine:
 
     # --- steps -----------------------------------------------------------------------------
 
-    def is_due(self, now: float) -> bool:
-        """True if `take_step` would return a step."""
-        return self._due(now) is not None
-
     def due_in_s(self, now: float) -> float:
         """Return the seconds until a step may be due without an event; infinity means never."""
         if self.state is not State.WRITING:
@@ -327,10 +323,11 @@ class LaneMachine:
 
     def take_step(self, now: float, now_ms: int) -> Step | None:
         """Begin the step that is due and return it; `None` if there is nothing to do."""
-        start = self._due(now)
+        start = self.due(now)
         return None if start is None else start(now, now_ms)
 
-    def _due(self, now: float) -> Start | None:
+    def due(self, now: float) -> Start | None:
+        """Return how `take_step` would begin the step that is due; `None` if there is none."""
         state = self.state
         if state is State.WRITING:
             return self._due_while_writing(now)

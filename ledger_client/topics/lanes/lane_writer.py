@@ -214,7 +214,7 @@ class LaneWriter:
         if self._scope.deadline > machine.deadline:
             self._scope.deadline = machine.deadline  # of the step that is under way
         # With the first batch of a ledger its age begins to count: run() sets a timer.
-        if machine.is_due(now) or (machine.ledger.batches and not self._has_timer):
+        if machine.due(now) is not None or (machine.ledger.batches and not self._has_timer):
             self._news.set()
 
     def _send(self, send: Send) -> None:

@@ -245,7 +245,10 @@ class PartitionMachine:
             number = self._accept(event_time, sequence)
         batch = self.gathering
         if batch is None or batch.size + size > self.rules.size_max:
-            batch = self._begin(number)
+            self.seal()
+            batch = Batch(self.partition, self.rules.new_signal(), sequence=number)
+            self.gathering = batch
+            self.actions.append(Action.LINGER)
         values, keys, event_times, named = batch.columns
         values.append(value)
         keys.append(key)
@@ -308,12 +311,6 @@ class PartitionMachine:
     def _take_number(self, number: int) -> None:
         self.next_number = number + 1
         self.highest_number = max(self.highest_number, number)
-
-    def _begin(self, number: int) -> Batch:
-        self.seal()
-        batch = self.gathering = Batch(self.partition, self.rules.new_signal(), sequence=number)
-        self.actions.append(Action.LINGER)
-        return batch
 
     def _queue(self, batch: Batch) -> None:
         self.waiting.append(batch)
