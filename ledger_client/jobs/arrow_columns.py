@@ -40,50 +40,50 @@ _ENOUGH_SIZE = 4 << 20
 
 
 def batches_of(
-    slices: Iterator[MessageRange], columns: Sequence[str], *, rows_min: int, rows_max: int
+    ranges: Iterator[MessageRange], columns: Sequence[str], *, rows_min: int, rows_max: int
 ) -> Iterator[tuple[int, list[pa.Array]]]:
     """Yield the number of rows and the named columns, batch by batch.
 
     Batches have *rows_min* rows or enough bytes, except the last and where the next entry does
     not fit, and *rows_max* rows at most.
     """
-    part: list[MessageRange] = []
+    gathered: list[MessageRange] = []
     rows = size = 0
-    for piece in _cut(slices, min(rows_max, _KEPT_ROWS)):
-        count = piece.stop - piece.start
+    for messages in _cut(ranges, min(rows_max, _KEPT_ROWS)):
+        count = messages.stop - messages.start
         if rows + count > rows_max:
-            yield rows, columns_of(part, columns)
-            part, rows, size = [], 0, 0
-        part.append(piece)
+            yield rows, columns_of(gathered, columns)
+            gathered, rows, size = [], 0, 0
+        gathered.append(messages)
         rows += count
-        size += piece.batch.decoded.columns.values.data.nbytes * count // piece.batch.count
+        size += messages.batch.decoded.columns.values.data.nbytes * count // messages.batch.count
         if rows >= rows_min or size >= _ENOUGH_SIZE:
-            yield rows, columns_of(part, columns)
-            part, rows, size = [], 0, 0
-    if part:
-        yield rows, columns_of(part, columns)
+            yield rows, columns_of(gathered, columns)
+            gathered, rows, size = [], 0, 0
+    if gathered:
+        yield rows, columns_of(gathered, columns)
 
 
-def columns_of(part: Sequence[MessageRange], columns: Sequence[str]) -> list[pa.Array]:
-    """Return the named columns of these messages, each in one piece."""
-    raw = not any(isinstance(piece.batch, CompactedBatch) for piece in part)
-    counts = [piece.stop - piece.start for piece in part]
+def columns_of(ranges: Sequence[MessageRange], columns: Sequence[str]) -> list[pa.Array]:
+    """Return the named columns of these messages, each as one array."""
+    raw = not any(isinstance(messages.batch, CompactedBatch) for messages in ranges)
+    counts = [messages.stop - messages.start for messages in ranges]
     return [
-        _PER_BATCH[name].spread(part, counts)
+        _PER_BATCH[name].spread(ranges, counts)
         if raw and name in _PER_BATCH
-        else _joined([_builder(name, piece)(piece) for piece in part])
+        else _joined([_builder(name, messages)(messages) for messages in ranges])
         for name in columns
     ]
 
 
-def _builder(name: str, piece: MessageRange) -> Callable[[MessageRange], pa.Array]:
-    if isinstance(piece.batch, CompactedBatch) and name in _COMPACTED:
+def _builder(name: str, messages: MessageRange) -> Callable[[MessageRange], pa.Array]:
+    if isinstance(messages.batch, CompactedBatch) and name in _COMPACTED:
         return _COMPACTED[name]
     return _PER_BATCH[name].column if name in _PER_BATCH else _BUILDERS[name]
 
 
-def _cut(slices: Iterator[MessageRange], rows_max: int) -> Iterator[MessageRange]:
-    for batch, start, stop in slices:
+def _cut(ranges: Iterator[MessageRange], rows_max: int) -> Iterator[MessageRange]:
+    for batch, start, stop in ranges:
         for first in range(start, stop, rows_max):
             yield MessageRange(batch, first, min(first + rows_max, stop))
 
@@ -111,16 +111,16 @@ class _Shared(NamedTuple):
     kind: pa.DataType
     value: Callable[[MessageBatch], object]
 
-    def column(self, piece: MessageRange) -> pa.Array:
+    def column(self, messages: MessageRange) -> pa.Array:
         """Return the value for each message."""
-        return _same(self.value(piece.batch), self.kind, piece.stop - piece.start)
+        return _same(self.value(messages.batch), self.kind, messages.stop - messages.start)
 
-    def spread(self, part: Sequence[MessageRange], counts: Sequence[int]) -> pa.Array:
+    def spread(self, ranges: Sequence[MessageRange], counts: Sequence[int]) -> pa.Array:
         """Return the column of several batches."""
-        values = [self.value(piece.batch) for piece in part]
+        values = [self.value(messages.batch) for messages in ranges]
         if values.count(values[0]) == len(values):
             return _same(values[0], self.kind, sum(counts))
-        return _joined([self.column(piece) for piece in part])
+        return _joined([self.column(messages) for messages in ranges])
 
 
 class _Number(NamedTuple):
@@ -129,15 +129,15 @@ class _Number(NamedTuple):
     kind: pa.DataType
     value: Callable[[MessageBatch], int]
 
-    def column(self, piece: MessageRange) -> pa.Array:
+    def column(self, messages: MessageRange) -> pa.Array:
         """Return the number for each message."""
-        return self.spread([piece], [piece.stop - piece.start])
+        return self.spread([messages], [messages.stop - messages.start])
 
-    def spread(self, part: Sequence[MessageRange], counts: Sequence[int]) -> pa.Array:
+    def spread(self, ranges: Sequence[MessageRange], counts: Sequence[int]) -> pa.Array:
         """Return the column of several batches."""
         cells = b"".join(
-            self.value(piece.batch).to_bytes(8, "little", signed=True) * count
-            for piece, count in zip(part, counts, strict=True)
+            self.value(messages.batch).to_bytes(8, "little", signed=True) * count
+            for messages, count in zip(ranges, counts, strict=True)
         )
         return pa.Array.from_buffers(self.kind, len(cells) // 8, [None, pa.py_buffer(cells)], 0)
 
@@ -173,61 +173,61 @@ def _index_texts() -> pa.Array:
     return pc.cast(_indexes(), pa.string())
 
 
-def _batch_index(piece: MessageRange) -> pa.Array:
-    if not piece.batch.header.batched:
-        return _same(NOT_BATCHED, pa.int32(), piece.stop - piece.start)
-    if piece.stop > _KEPT_ROWS:
-        return pa.array(range(piece.start, piece.stop), pa.int32())
-    return _indexes().slice(piece.start, piece.stop - piece.start)
+def _batch_index(messages: MessageRange) -> pa.Array:
+    if not messages.batch.header.batched:
+        return _same(NOT_BATCHED, pa.int32(), messages.stop - messages.start)
+    if messages.stop > _KEPT_ROWS:
+        return pa.array(range(messages.start, messages.stop), pa.int32())
+    return _indexes().slice(messages.start, messages.stop - messages.start)
 
 
-def _message_id(piece: MessageRange) -> pa.Array:
-    place, partition = piece.batch.place, piece.batch.lane.partition
+def _message_id(messages: MessageRange) -> pa.Array:
+    place, partition = messages.batch.place, messages.batch.lane.partition
     prefix = pa.array([f"{place.ledger_id}:{place.entry}:{partition}"], pa.string())
-    if not piece.batch.header.batched:
+    if not messages.batch.header.batched:
         return prefix
-    if piece.stop > _KEPT_ROWS:
-        texts = pc.cast(_batch_index(piece), pa.string())
+    if messages.stop > _KEPT_ROWS:
+        texts = pc.cast(_batch_index(messages), pa.string())
     else:
-        texts = _index_texts().slice(piece.start, piece.stop - piece.start)
+        texts = _index_texts().slice(messages.start, messages.stop - messages.start)
     return pc.binary_join_element_wise(prefix[0], texts, _colon())
 
 
-def _timestamp(piece: MessageRange) -> pa.Array:
-    return _words(piece, piece.batch.decoded.columns.timestamps, None)
+def _timestamp(messages: MessageRange) -> pa.Array:
+    return _words(messages, messages.batch.decoded.columns.timestamps, None)
 
 
-def _event_time(piece: MessageRange) -> pa.Array:
-    columns = piece.batch.decoded.columns
-    return _words(piece, columns.event_times, columns.event_time_validity)
+def _event_time(messages: MessageRange) -> pa.Array:
+    columns = messages.batch.decoded.columns
+    return _words(messages, columns.event_times, columns.event_time_validity)
 
 
 def _words(
-    piece: MessageRange,
+    messages: MessageRange,
     words: memoryview | None,
     validity: Buffer | None,
 ) -> pa.Array:
     if words is None:
-        return _same(None, pa.int64(), piece.stop - piece.start)
+        return _same(None, pa.int64(), messages.stop - messages.start)
     bits = None if validity is None else pa.py_buffer(validity)
     buffers = [bits, pa.py_buffer(words)]
-    count = piece.stop - piece.start
+    count = messages.stop - messages.start
     unknown = -1 if validity is not None else 0
-    return pa.Array.from_buffers(pa.int64(), count, buffers, unknown, piece.start)
+    return pa.Array.from_buffers(pa.int64(), count, buffers, unknown, messages.start)
 
 
-def _key(piece: MessageRange) -> pa.Array:
-    return _binary(piece, piece.batch.decoded.columns.keys)
+def _key(messages: MessageRange) -> pa.Array:
+    return _binary(messages, messages.batch.decoded.columns.keys)
 
 
-def _value(piece: MessageRange) -> pa.Array:
-    return _binary(piece, piece.batch.decoded.columns.values)
+def _value(messages: MessageRange) -> pa.Array:
+    return _binary(messages, messages.batch.decoded.columns.values)
 
 
-def _binary(piece: MessageRange, strings: Binary | None) -> pa.Array:
+def _binary(messages: MessageRange, strings: Binary | None) -> pa.Array:
     if strings is None:
-        return _same(None, pa.binary(), piece.stop - piece.start)
-    return _strings(pa.binary(), strings, piece.start, piece.stop - piece.start)
+        return _same(None, pa.binary(), messages.stop - messages.start)
+    return _strings(pa.binary(), strings, messages.start, messages.stop - messages.start)
 
 
 def _strings(kind: pa.DataType, strings: Binary, start: int, count: int) -> pa.Array:
@@ -240,10 +240,10 @@ def _strings(kind: pa.DataType, strings: Binary, start: int, count: int) -> pa.A
     return pa.Array.from_buffers(kind, count, buffers, 0 if validity is None else -1, start)
 
 
-def _headers(piece: MessageRange) -> pa.Array:
-    headers = piece.batch.decoded.columns.headers
+def _headers(messages: MessageRange) -> pa.Array:
+    headers = messages.batch.decoded.columns.headers
     if headers is None:
-        return _same(None, HEADERS, piece.stop - piece.start)
+        return _same(None, HEADERS, messages.stop - messages.start)
     total = headers.names.length
     pairs = pa.StructArray.from_buffers(
         HEADERS.value_type,
@@ -256,9 +256,9 @@ def _headers(piece: MessageRange) -> pa.Array:
         ],
     )
     whole = pa.ListArray.from_buffers(
-        HEADERS, piece.batch.count, [None, pa.py_buffer(headers.offsets)], 0, children=[pairs]
+        HEADERS, messages.batch.count, [None, pa.py_buffer(headers.offsets)], 0, children=[pairs]
     )
-    return whole.slice(piece.start, piece.stop - piece.start)
+    return whole.slice(messages.start, messages.stop - messages.start)
 
 
 _BUILDERS: dict[str, Callable[[MessageRange], pa.Array]] = {
@@ -276,57 +276,57 @@ NAMES = (
 )
 
 
-def _compacted(piece: MessageRange) -> CompactedBatch:
-    assert isinstance(piece.batch, CompactedBatch)
-    return piece.batch
+def _compacted(messages: MessageRange) -> CompactedBatch:
+    assert isinstance(messages.batch, CompactedBatch)
+    return messages.batch
 
 
-def _origin_words(words: memoryview, kind: pa.DataType, piece: MessageRange) -> pa.Array:
+def _origin_words(words: memoryview, kind: pa.DataType, messages: MessageRange) -> pa.Array:
     """Return the origins' values in a column, one for each message."""
-    return _compacted_words(_compacted(piece).origins.spread(words), kind, piece)
+    return _compacted_words(_compacted(messages).origins.spread(words), kind, messages)
 
 
-def _compacted_words(words: memoryview, kind: pa.DataType, piece: MessageRange) -> pa.Array:
+def _compacted_words(words: memoryview, kind: pa.DataType, messages: MessageRange) -> pa.Array:
     """Return the messages' part of a column that covers the whole entry."""
     buffers = [None, pa.py_buffer(words)]
-    return pa.Array.from_buffers(kind, piece.stop - piece.start, buffers, 0, piece.start)
+    return pa.Array.from_buffers(kind, messages.stop - messages.start, buffers, 0, messages.start)
 
 
-def _compacted_ledger(piece: MessageRange) -> pa.Array:
-    return _origin_words(_compacted(piece).origins.ledger_ids, pa.int64(), piece)
+def _compacted_ledger(messages: MessageRange) -> pa.Array:
+    return _origin_words(_compacted(messages).origins.ledger_ids, pa.int64(), messages)
 
 
-def _compacted_entry(piece: MessageRange) -> pa.Array:
-    return _origin_words(_compacted(piece).origins.entry_ids, pa.int64(), piece)
+def _compacted_entry(messages: MessageRange) -> pa.Array:
+    return _origin_words(_compacted(messages).origins.entry_ids, pa.int64(), messages)
 
 
-def _compacted_version(piece: MessageRange) -> pa.Array:
-    return _origin_words(_compacted(piece).origins.versions, pa.int64(), piece)
+def _compacted_version(messages: MessageRange) -> pa.Array:
+    return _origin_words(_compacted(messages).origins.versions, pa.int64(), messages)
 
 
-def _compacted_publish_time(piece: MessageRange) -> pa.Array:
+def _compacted_publish_time(messages: MessageRange) -> pa.Array:
     milliseconds = _origin_words(
-        _compacted(piece).origins.created_ms, pa.timestamp("ms", tz="UTC"), piece
+        _compacted(messages).origins.created_ms, pa.timestamp("ms", tz="UTC"), messages
     )
     return milliseconds.cast(TIME)
 
 
-def _compacted_producer(piece: MessageRange) -> pa.Array:
-    origins = _compacted(piece).origins
+def _compacted_producer(messages: MessageRange) -> pa.Array:
+    origins = _compacted(messages).origins
     names = pa.array([name or None for name in origins.names], pa.string())
-    return names.take(_origin_words(origins.producers, pa.int32(), piece))
+    return names.take(_origin_words(origins.producers, pa.int32(), messages))
 
 
-def _compacted_batch_index(piece: MessageRange) -> pa.Array:
-    return _compacted_words(_compacted(piece).batch_indexes, pa.int32(), piece)
+def _compacted_batch_index(messages: MessageRange) -> pa.Array:
+    return _compacted_words(_compacted(messages).batch_indexes, pa.int32(), messages)
 
 
-def _compacted_message_id(piece: MessageRange) -> pa.Array:
-    origins, partition = _compacted(piece).origins, piece.batch.lane.partition
+def _compacted_message_id(messages: MessageRange) -> pa.Array:
+    origins, partition = _compacted(messages).origins, messages.batch.lane.partition
     places = zip(origins.ledger_ids.tolist(), origins.entry_ids.tolist(), strict=True)
     prefixes = pa.array([f"{ledger}:{entry}:{partition}" for ledger, entry in places], pa.string())
-    entries = prefixes.take(_compacted_words(origins.index, pa.int32(), piece))
-    indexes = _compacted_batch_index(piece)
+    entries = prefixes.take(_compacted_words(origins.index, pa.int32(), messages))
+    indexes = _compacted_batch_index(messages)
     whole = pc.binary_join_element_wise(entries, indexes.cast(pa.string()), ":")
     return pc.if_else(pc.equal(indexes, NOT_BATCHED), entries, whole)
 

@@ -89,8 +89,8 @@ class _FloorReader(DataSourceReader):
         )
         decoded = native_batch.decode(native_batch.encode(given, 0, rows, created_ms=1))
         lane = LaneRef(0, 0, 0, "bench/floor", 0, ordered=False)
-        piece = MessageRange(MessageBatch(lane, Place(0, 1, 0, 1, 1), decoded), 0, rows)
-        built = arrow_columns.columns_of([piece], self._schema.fieldNames())
+        messages = MessageRange(MessageBatch(lane, Place(0, 1, 0, 1, 1), decoded), 0, rows)
+        built = arrow_columns.columns_of([messages], self._schema.fieldNames())
         return pa.RecordBatch.from_arrays(built, schema=arrow_schema(self._schema))
 
 

@@ -228,8 +228,8 @@ def sum_ranges(url: str, groups: Iterable[Sequence[LedgerRange]]) -> Iterator[Su
     for ranges in groups:
         found, size = Checksum(), 0
         with without_stack():
-            for piece in iterate_ranges(url, ranges):
-                batch = pa.RecordBatch.from_arrays(columns_of([piece], NAMES), NAMES)
+            for messages in iterate_ranges(url, ranges):
+                batch = pa.RecordBatch.from_arrays(columns_of([messages], NAMES), NAMES)
                 given = CopiedColumns(batch)
                 found, size = found.add(given.columns), size + given.size
         yield found.count, found.total, size

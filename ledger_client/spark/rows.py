@@ -29,10 +29,10 @@ def read_rows(
     if not ranges:
         return
     forming = _Forming(wanted, options)
-    slices = iterate_ranges(options.cluster, ranges, on_gap=options.on_gap)
-    with without_stack(), closing(slices):
+    messages = iterate_ranges(options.cluster, ranges, on_gap=options.on_gap)
+    with without_stack(), closing(messages):
         for rows, arrays in arrow_columns.batches_of(
-            slices, forming.built, rows_min=options.rows_per_batch, rows_max=ROWS_MAX
+            messages, forming.built, rows_min=options.rows_per_batch, rows_max=ROWS_MAX
         ):
             yield forming.batch(rows, arrays)
 

@@ -235,7 +235,7 @@ async def _measure_cluster(
     many = await run(partial(send_many, size=size, messages=plan.messages, arrow=plan.arrow))
     tasks = await run(partial(send_in_tasks, size=size, messages=plan.sends, tasks=plan.tasks))
     steady = await run(by_clock)
-    turning = await run(by_clock, rolling)
+    rolled = await run(by_clock, rolling)
     return ProduceResult(
         replication=plan.replication,
         ack_quorum=plan.ack_quorum,
@@ -243,11 +243,11 @@ async def _measure_cluster(
         many=many,
         tasks=tasks,
         steady=steady,
-        rolling=turning,
+        rolling=rolled,
         floor=floor,
         bandwidth_to_floor=round(many.mb_per_s * plan.replication / floor.write_mb_per_s, 3),
         latency_to_floor=round(steady.latency.p50_ms / floor.sync.latency.p50_ms, 2),
-        rolling_to_steady=round(turning.latency.p999_ms / steady.latency.p999_ms, 2),
+        rolling_to_steady=round(rolled.latency.p999_ms / steady.latency.p999_ms, 2),
     )
 
 

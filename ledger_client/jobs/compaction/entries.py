@@ -88,15 +88,15 @@ def may_lack_keys(columns: Columns) -> bool:
 class RawMessages:
     """Messages as their producer wrote them."""
 
-    def __init__(self, piece: MessageRange, base: int, order: int) -> None:
-        batch, header = piece.batch, piece.batch.header
+    def __init__(self, raw: MessageRange, base: int, order: int) -> None:
+        batch, header = raw.batch, raw.batch.header
         self.entry = batch.place.entry
         self.base = base
         self.columns = batch.decoded.columns
-        if piece.stop - piece.start != header.count:  # some of its messages were deleted
-            part = encode(batch.decoded.columns, piece.start, piece.stop)
+        if raw.stop - raw.start != header.count:  # some of its messages were deleted
+            part = encode(batch.decoded.columns, raw.start, raw.stop)
             self.columns = decode(part).columns
-        self._piece = piece
+        self._raw = raw
         self.orders: memoryview | int = max(order, header.created_ms)
         if batch.lane.ordered:
             times = _event_times(self.columns)
@@ -106,7 +106,7 @@ class RawMessages:
 
     def origins(self, rows: array[int]) -> list[Origin]:
         """Return one origin, since all of these messages are of one raw entry."""
-        batch, header = self._piece.batch, self._piece.batch.header
+        batch, header = self._raw.batch, self._raw.batch.header
         place = batch.place
         return [
             Origin(
@@ -124,9 +124,9 @@ class RawMessages:
 
     def indexes(self, rows: array[int]) -> list[int]:
         """Return indexes in the batch as its producer sent it; -1 for an unbatched message."""
-        if not self._piece.batch.header.batched:
+        if not self._raw.batch.header.batched:
             return [-1]
-        start = self._piece.start
+        start = self._raw.start
         return [start + row for row in rows] if start else rows.tolist()
 
 
@@ -159,8 +159,8 @@ def raw_messages(brought: RangeEntries, base: int, order: int) -> Iterator[Entry
     Raises:
         MessagesLost: an entry is damaged, or not a batch of messages.
     """
-    for piece in message_ranges(brought):
-        messages = RawMessages(piece, base, order)
+    for raw in message_ranges(brought):
+        messages = RawMessages(raw, base, order)
         yield messages
         base, order = base + messages.columns.count, greatest_order(messages)
 

@@ -138,11 +138,11 @@ class _TimeWatch:
         """Check the last time of each range in a merged batch."""
         if self._until is None or self.passed is not None:
             return
-        for piece in run.ranges:
+        for messages in run.ranges:
             if self._order == "event-time":
-                last = piece.batch.rising_times[piece.stop - 1]
+                last = messages.batch.rising_times[messages.stop - 1]
             else:
-                last = time_of(piece)
+                last = time_of(messages)
             if last >= self._until:
                 self.passed = last
                 return

@@ -60,19 +60,19 @@ class Clocked:
         """Take the next entry once every lane has one read or has ended."""
         best: tuple[int, LaneCursor, MessageRange] | None = None
         for stream in cursors:
-            piece = stream.peek()
-            if piece is None:
+            messages = stream.peek()
+            if messages is None:
                 if not stream.ended:
                     return None
                 continue
-            clock = self._clock(self.clocks.get(stream.lane, 0), piece)
+            clock = self._clock(self.clocks.get(stream.lane, 0), messages)
             if best is None or clock < best[0]:
-                best = clock, stream, piece
+                best = clock, stream, messages
         if best is None:
             return None
-        clock, stream, piece = best
+        clock, stream, messages = best
         self.clocks[stream.lane] = clock
-        return MergedBatch((stream.take(piece),), None)
+        return MergedBatch((stream.take(messages),), None)
 
 
 def new_order(name: OrderName, clocks: Mapping[LaneRef, int]) -> MergeOrder:
@@ -87,17 +87,17 @@ def clocks_of(order: MergeOrder) -> Mapping[LaneRef, int]:
     return order.clocks if isinstance(order, Clocked) else {}
 
 
-def time_of(piece: MessageRange) -> int:
+def time_of(messages: MessageRange) -> int:
     """Return the time of an entry in Unix milliseconds."""
-    return entry_ms(piece.batch.header)
+    return entry_ms(messages.batch.header)
 
 
-def _time(clock: int, piece: MessageRange) -> int:
-    return max(clock, time_of(piece))
+def _time(clock: int, messages: MessageRange) -> int:
+    return max(clock, time_of(messages))
 
 
-def _turn(clock: int, piece: MessageRange) -> int:
-    return clock + (piece.start == 0)  # the rest of an entry still belongs to its turn
+def _turn(clock: int, messages: MessageRange) -> int:
+    return clock + (messages.start == 0)  # the rest of an entry still belongs to its turn
 
 
 NS_PER_MS = 1_000_000
@@ -265,19 +265,19 @@ def position_of(topics: Sequence[TopicRecord], marks: Sequence[LaneMark]) -> Pos
 def _size(run: MergedBatch) -> int:
     """Return the approximate bytes of a merged batch, at least 1."""
     sizes = (
-        piece.batch.header.body_size * (piece.stop - piece.start) // piece.batch.count
-        for piece in run.ranges
+        messages.batch.header.body_size * (messages.stop - messages.start) // messages.batch.count
+        for messages in run.ranges
     )
     return max(sum(sizes), 1)
 
 
 def _times(run: MergedBatch, order: OrderName) -> list[int | None]:
     found: list[int | None] = []
-    for piece in run.ranges:
+    for messages in run.ranges:
         if order == "event-time":
-            found += piece.batch.event_times[piece.start : piece.stop]
+            found += messages.batch.event_times[messages.start : messages.stop]
         else:
-            found += [time_of(piece) * NS_PER_MS] * (piece.stop - piece.start)
+            found += [time_of(messages) * NS_PER_MS] * (messages.stop - messages.start)
     return found if run.order is None else [found[place] for place in run.order]
 
 
