@@ -89,8 +89,8 @@ class ClientTopics(Topics):
 
         Raises:
             NoSuchTopic: it does not exist.
-            JobBusy: the topic is being compacted, or its compacted set changed meanwhile.
-            TooManyLedgers: the compacted set would list too many lanes or ledgers.
+            TopicBusy: the topic is being compacted, or its compacted set changed meanwhile.
+            TopicError: the compacted set would list too many lanes or ledgers.
             MessagesLost: a ledger of the previous compaction is gone.
             JobLost: the metadata store was away for too long; nothing changed.
             LedgerError: as reading and writing; nothing changed.
@@ -111,7 +111,7 @@ class ClientTopics(Topics):
 
         Raises:
             NoSuchTopic: it does not exist.
-            JobBusy: the topic is being compacted.
+            TopicBusy: the topic is being compacted.
         """
         return await drop_compacted(self._context, name)
 
@@ -147,7 +147,7 @@ class ClientLedgers:
             ledger_id: an id of your choice. Default: a new one.
 
         Raises:
-            InvalidQuorum: not 1 <= ack_quorum <= write_quorum <= ensemble_size.
+            LedgerError: not 1 <= ack_quorum <= write_quorum <= ensemble_size.
             NotEnoughBookies: fewer than ensemble_size bookies take writes.
             LedgerExists: *ledger_id* is taken.
             MetadataUnavailable: the store did not answer in time.
@@ -316,7 +316,7 @@ class Client:
             NoSuchTopic: a source does not exist, or the target without *with_definition*.
             BadTopic: a setting is not possible; the message says why.
             Gap, RangeNotKept: messages of the range were removed.
-            JobBusy, JobLost: another process runs the replay.
+            TopicBusy, JobLost: another process runs the replay.
             ReplayConflict, ChecksumDiffers: the name or the target has other contents.
             LedgerError: as reading and sending.
             OSError: files cannot be written.

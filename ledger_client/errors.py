@@ -18,19 +18,16 @@ LedgerError
 ├── EntryLost                every replica of the entry is missing or damaged
 ├── PayloadTooLarge          an entry or a message does not fit a frame
 ├── WrongPassword            the password is not the ledger's
-├── InvalidQuorum            not 1 <= ack quorum <= write quorum <= ensemble
 ├── BadAddress               the cluster's address cannot be understood
 ├── AccessDenied             a bookie refuses the login, or its certificate is not trusted
 ├── MetadataBroken           metadata is damaged or refuses; a person must look
-├── LedgerNotClosed          its entries are not final; close or recover it first
 ├── DrainRefused             the bookie cannot be decommissioned as asked; `reason` says why
 ├── TopicError               errors that concern a topic
 │   ├── NoSuchTopic          it does not exist, or was deleted
 │   ├── TopicExists          the name is taken
 │   ├── BadTopic             the name or a setting is invalid; the message says which
-│   ├── BadSchema            the definition of its values cannot be used; read them as bytes
-│   ├── SchemaPackageMissing a package for values of this kind is missing; the message names it
-│   ├── TopicBusy            the messages to be deleted are in use; the message says what to do
+│   ├── BadSchema            its values cannot be decoded; read them as bytes, or install `package`
+│   ├── TopicBusy            a producer or another job uses the messages: wait for it
 │   ├── ProducerBusy         the lane is another producer's; wait, take over, or choose "shared"
 │   ├── ProducerFailed       this producer takes nothing any more; open a new one
 │   │   ├── ProducerFenced   another producer took the lane over; stop writing
@@ -38,22 +35,17 @@ LedgerError
 │   ├── SendUnknown          the messages may or may not be kept: a named producer sends again
 │   ├── BufferFull           send_nowait found no room; wait with send(), or flush()
 │   ├── EventTimeBack        the event time is lower than one the lane has already
-│   ├── TooManyLedgers       more ledgers or lanes than a job can show at once: use fewer
-│   ├── JobBusy              another process runs the job: wait for it
 │   ├── JobLost              the job's lease is over; its staged ledgers are not shown: run it again
 │   ├── ReplayConflict       the replay's name or target is another's: restart it, or rename it
 │   ├── RangeNotKept         messages of the replay's range were removed: skip gaps, or begin later
 │   ├── ChecksumDiffers      the target of a replay does not hold what was sent
 │   ├── MessagesLost         messages are damaged, or no bookie has them; a person must look
 │   └── Gap                  the position was removed; the first remaining message is named
-└── SparkError               errors that concern Spark
+└── SparkError               errors that concern Spark; of itself: it did not start, or a job failed
     ├── SparkMissing         PySpark or Java is missing or too old: install it
-    ├── SparkFailed          Spark did not start, or one of its jobs failed for a reason of its own
     ├── BadOption            an option of the source or sink is invalid
     ├── BadFrame             a frame's columns, or a row, cannot be written as messages
     └── UnreadableValue      a value is not what the topic's schema says
-
-ClientForked                 a RuntimeError: a client is used in a forked process; connect there
 
 All are exported by ledger_client. Each message is one line and names the ids, which are
 attributes too. A lost or slow bookie, a roll, or a metadata store that is away for a moment is
@@ -235,29 +227,6 @@ class WrongPassword(LedgerError):
         super().__init__("wrong password", ledger_id=ledger_id)
 
 
-class InvalidQuorum(LedgerError):
-    """Quorums must satisfy 1 <= ack quorum <= write quorum <= ensemble <= 64."""
-
-    def __init__(self, ensemble_size: int, write_quorum: int, ack_quorum: int) -> None:
-        super().__init__(
-            f"ensemble size {ensemble_size}, write quorum {write_quorum}, ack quorum "
-            f"{ack_quorum}: must be 1 <= ack <= write <= ensemble <= 64"
-        )
-        self.ensemble_size = ensemble_size
-        self.write_quorum = write_quorum
-        self.ack_quorum = ack_quorum
-
-
-class LedgerNotClosed(LedgerError):
-    """The ledger is open or in recovery. Only the copies of a closed one are final."""
-
-    def __init__(self, ledger_id: int) -> None:
-        super().__init__(
-            f"not closed; if its writer is gone, `quire ledger recover {ledger_id}` closes it",
-            ledger_id=ledger_id,
-        )
-
-
 class DrainRefused(LedgerError):
     """A bookie cannot be decommissioned as asked. Its copies stay.
 
@@ -283,6 +252,19 @@ class TopicError(LedgerError):
         super().__init__(f"topic {topic}: {message}")
         self.topic = topic
 
+    @classmethod
+    def too_many(
+        cls, topic: str, *, count: int, count_max: int, what: str, advice: str | None = None
+    ) -> TopicError:
+        """A job has more ledgers or lanes than can be shown at once. Nothing is shown."""
+        if advice is None:
+            advice = (
+                "write with fewer tasks, in Spark: coalesce(n), or let ledgers be larger: "
+                f"quire topic alter {topic} --roll-size"
+            )
+        told = f"{count} {what}, and at most {count_max} can be shown at once; {advice}"
+        return cls(told, topic=topic)
+
 
 class NoSuchTopic(TopicError):
     """The topic does not exist, was deleted, or is being deleted."""
@@ -306,20 +288,27 @@ class BadTopic(TopicError):
 
 
 class BadSchema(TopicError):
-    """The definition of the topic's schema cannot be understood, or gives no columns."""
+    """The topic's schema cannot be understood, or gives no columns.
 
+    Attributes:
+        package: the missing package that decodes values of this kind; `None` if none is missing.
+    """
 
-class SchemaPackageMissing(TopicError):
-    """Values of this kind are decoded by a package that is not installed."""
+    def __init__(self, message: str, *, topic: str, package: str | None = None) -> None:
+        super().__init__(message, topic=topic)
+        self.package = package
 
 
 class TopicBusy(TopicError):
-    """A writer, a job or the compacted set needs the messages. The lane lost none of them."""
+    """A producer, another job or the compacted set uses the messages; nothing was lost.
 
-    def __init__(self, topic: str, *, partition: int, lane: int, why: str) -> None:
-        super().__init__(f"lane {lane} of partition {partition} {why}", topic=topic)
-        self.partition = partition
-        self.lane = lane
+    Attributes:
+        owner: the process that uses them, empty if it is none.
+    """
+
+    def __init__(self, message: str, *, topic: str, owner: str = "") -> None:
+        super().__init__(message, topic=topic)
+        self.owner = owner
 
 
 class ProducerBusy(TopicError):
@@ -396,32 +385,6 @@ class EventTimeBack(TopicError):
         self.lane = lane
         self.event_time = event_time
         self.last_event_time = last_event_time
-
-
-class TooManyLedgers(TopicError):
-    """A job has more ledgers or lanes than can be shown at once. Nothing is shown."""
-
-    def __init__(
-        self, topic: str, *, count: int, count_max: int, what: str, advice: str | None = None
-    ) -> None:
-        if advice is None:
-            advice = (
-                "write with fewer tasks, in Spark: coalesce(n), or let ledgers be larger: "
-                f"quire topic alter {topic} --roll-size"
-            )
-        super().__init__(
-            f"{count} {what}, and at most {count_max} can be shown at once; {advice}", topic=topic
-        )
-        self.count = count
-        self.count_max = count_max
-
-
-class JobBusy(TopicError):
-    """Another process runs this job, or compacts the topic."""
-
-    def __init__(self, topic: str, *, owner: str, reason: str) -> None:
-        super().__init__(reason, topic=topic)
-        self.owner = owner
 
 
 class JobLost(TopicError):
@@ -536,10 +499,6 @@ class SparkMissing(SparkError):
     """PySpark or Java is not installed, does not run, or is too old."""
 
 
-class SparkFailed(SparkError):
-    """Spark did not start, or a job failed for a reason that is Spark's own."""
-
-
 class BadOption(SparkError):
     """An option of the source or sink is invalid; the message names it."""
 
@@ -567,13 +526,3 @@ class BadFrame(SparkError):
 
 class UnreadableValue(SparkError):
     """A value is not what the topic's schema says it is."""
-
-
-class ClientForked(RuntimeError):
-    """The process was forked after the client connected, and the thread stayed in the parent."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "this client was connected before the process was forked, and works only in the "
-            "parent; call connect() again in the forked process"
-        )

@@ -18,8 +18,10 @@ from typing import Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import trio
 
-from ledger_client.errors import ClientForked
-
+FORKED = (
+    "this client was connected before the process was forked, and works only in the "
+    "parent; call connect() again in the forked process"
+)
 R_co = TypeVar("R_co", covariant=True)
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -55,11 +57,11 @@ class Portal(Generic[R_co]):
         """Call *work*, which must not fail, in the loop's thread soon, and do not wait for it.
 
         Raises:
-            ClientForked: this process is a fork of the one that has the thread.
-            RuntimeError: the portal is closed.
+            RuntimeError: the portal is closed, or this process is a fork of the one that has
+                the thread.
         """
         if self.is_forked:
-            raise ClientForked
+            raise RuntimeError(FORKED)
         try:
             self._token.run_sync_soon(work)
         except trio.RunFinishedError:
@@ -83,8 +85,8 @@ class Portal(Generic[R_co]):
         """Run *work* in the loop and return what it returns, or raise what it raises.
 
         Raises:
-            ClientForked: this process is a fork of the one that has the thread.
-            RuntimeError: the portal is closed, or this is its own thread.
+            RuntimeError: the portal is closed, this is its own thread, or this process is a
+                fork of the one that has the thread.
         """
         self.check_thread()
         result: Future[T] = Future()
@@ -115,11 +117,10 @@ class Portal(Generic[R_co]):
         """Raise where waiting for the loop would never end: in its own thread, and in a fork.
 
         Raises:
-            ClientForked: this process is a fork of the one that has the thread.
-            RuntimeError: this is the loop's own thread.
+            RuntimeError: this is the loop's own thread, or a fork of the process that has it.
         """
         if self.is_forked:
-            raise ClientForked
+            raise RuntimeError(FORKED)
         if threading.current_thread() is self._thread:
             raise RuntimeError("a blocking call from the thread that serves it")
 

@@ -71,7 +71,7 @@ class Cluster:
 
         Raises:
             NoSuchLedger: there is none with this id.
-            LedgerNotClosed: its entries are not final.
+            LedgerError: it is not closed, so its entries are not final.
         """
         record, _ = await self._ledgers.catalogue.get(ledger_id)
         return await verify(self._ledgers, record, advance=on_entries)
@@ -89,7 +89,7 @@ class Cluster:
 
         Raises:
             NoSuchLedger: there is none with this id.
-            LedgerNotClosed: its entries are not final.
+            LedgerError: it is not closed, so its entries are not final.
             Retryable: another process repairs or moves it and does not finish.
             BookieUnavailable: a bookie took no copies; some may be copied.
         """
@@ -113,7 +113,7 @@ class Cluster:
 
         Raises:
             NoSuchLedger: one of *ledgers* does not exist.
-            LedgerNotClosed: one of *ledgers* is not closed.
+            LedgerError: one of *ledgers* is not closed.
         """
         chosen = await choose_ledgers(self._ledgers, topics=topics, ids=ledgers)
         return summary(await scrub(self._ledgers, chosen, on_progress))

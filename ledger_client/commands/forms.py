@@ -32,7 +32,7 @@ class MessageFields:
     A value that does not fit its schema decodes to null.
 
     Raises:
-        BadSchema, SchemaPackageMissing: as open_decoder().
+        BadSchema: as open_decoder().
     """
 
     def __init__(self, topics: Sequence[TopicRecord]) -> None:
@@ -52,7 +52,7 @@ class MessageFields:
             return {}
         try:
             return {"fields": None if message.value is None else decoder.decode(message.value)}
-        except ValueError:  # BadValue
+        except ValueError:
             return {"fields": None}
 
     def schema(self, plain: pa.Schema) -> pa.Schema:

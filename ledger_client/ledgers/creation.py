@@ -8,7 +8,7 @@ from typing import Literal, cast
 
 import msgspec
 
-from ledger_client.errors import InvalidQuorum, LedgerExists, NoSuchLedger
+from ledger_client.errors import LedgerError, LedgerExists, NoSuchLedger
 from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.ledgers.entries import DIGESTS
 from ledger_client.ledgers.placement import Placement
@@ -36,12 +36,13 @@ class LedgerPlan(msgspec.Struct, frozen=True, kw_only=True):
     ledger_id: int | None = None
 
     def check(self) -> None:
-        """Raise InvalidQuorum or ValueError if no such ledger can exist."""
-        quorums = (self.ensemble_size, self.write_quorum, self.ack_quorum)
-        if not 1 <= self.ack_quorum <= self.write_quorum <= self.ensemble_size:
-            raise InvalidQuorum(*quorums)
-        if self.ensemble_size > ENSEMBLE_SIZE_MAX:
-            raise InvalidQuorum(*quorums)
+        """Raise LedgerError or ValueError if no such ledger can exist."""
+        sizes = (1, self.ack_quorum, self.write_quorum, self.ensemble_size, ENSEMBLE_SIZE_MAX)
+        if list(sizes) != sorted(sizes):
+            raise LedgerError(
+                f"ensemble size {self.ensemble_size}, write quorum {self.write_quorum}, ack quorum "
+                f"{self.ack_quorum}: must be 1 <= ack <= write <= ensemble <= {ENSEMBLE_SIZE_MAX}"
+            )
         if self.ledger_id is not None and not 0 <= self.ledger_id <= LEDGER_ID_MAX:
             raise ValueError(f"ledger id {self.ledger_id} is not between 0 and 2**63 - 1")
         if self.digest not in DIGESTS:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from types import TracebackType
 
-from ledger_client.errors import LedgerError, SparkFailed
+from ledger_client.errors import LedgerError, SparkError
 
 _OURS = re.compile(r"^((?:ledger_client|metadata)(?:\.\w+)*)\.(\w+): (.+)$", re.MULTILINE)
 _LAST = re.compile(r"^[\w.$]+(?:Exception|Error): (.+)$", re.MULTILINE)
@@ -49,8 +49,8 @@ def unwrapped() -> Iterator[None]:
     """Raise Spark's errors in the block as errors of ours, with one-line messages.
 
     Raises:
-        MetadataUnavailable, SparkError: as tasks or the planner raised them.
-        SparkFailed: for anything else.
+        LedgerError: as tasks or the planner raised them, if that is known.
+        SparkError: for anything else.
     """
     from py4j.protocol import Py4JError
     from pyspark.errors import PySparkException
@@ -67,10 +67,10 @@ def error_in(text: str) -> LedgerError:
     if not found:
         last = _LAST.findall(text)
         lines = [line for line in text.strip().splitlines() if line.strip()]
-        return SparkFailed(_plain(last[-1] if last else next(iter(lines), "it gave no reason")))
+        return SparkError(_plain(last[-1] if last else next(iter(lines), "it gave no reason")))
     module, name, message = found[-1]
     kind = _kind(module, name)
-    return SparkFailed(_plain(message)) if kind is None else kind(_plain(message))
+    return SparkError(_plain(message)) if kind is None else kind(_plain(message))
 
 
 def _plain(line: str) -> str:

@@ -24,7 +24,7 @@ from typing import TYPE_CHECKING, TypeVar
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import SparkFailed, SparkMissing
+from ledger_client.errors import SparkError, SparkMissing
 from ledger_client.spark.failures import unwrapped
 
 if TYPE_CHECKING:
@@ -122,7 +122,7 @@ def start_spark(
 
     Raises:
         SparkMissing: PySpark or Java is not installed, or is too old.
-        SparkFailed: Spark did not start, or this process has a session already.
+        SparkError: Spark did not start, or this process has a session already.
     """
     check_spark()
     check_java()
@@ -130,7 +130,7 @@ def start_spark(
     from pyspark import SparkContext
 
     if SparkContext._active_spark_context is not None:  # PySpark offers no public way
-        raise SparkFailed("a Spark session is open in this process already; use that one")
+        raise SparkError("a Spark session is open in this process already; use that one")
     kept = signal.getsignal(signal.SIGINT)  # Spark installs its own and never restores it
     with tempfile.TemporaryDirectory(prefix="quire-spark-") as folder, _python(master):
         try:
@@ -153,7 +153,7 @@ def check_spark() -> None:
 
 
 def check_master(master: str) -> None:
-    """Raise SparkFailed unless a spark:// master listens; Spark would retry for a minute.
+    """Raise SparkError unless a spark:// master listens; Spark would retry for a minute.
 
     Other kinds of masters are not checked.
     """
@@ -168,7 +168,7 @@ def check_master(master: str) -> None:
             why = str(failure)
         else:
             return
-    raise SparkFailed(f"Spark's master {master} cannot be reached: {why}")
+    raise SparkError(f"Spark's master {master} cannot be reached: {why}")
 
 
 def _settings(master: str, app: str, conf: Mapping[str, str]) -> dict[str, str]:
@@ -213,7 +213,7 @@ def _start(settings: Mapping[str, str], log: Path) -> SparkSession:
             gateway = launch_gateway(conf, {"stdout": output, "stderr": subprocess.STDOUT})  # type: ignore[no-untyped-call] # as it is
             session = SparkSession(SparkContext(conf=conf, gateway=gateway))
         except (PySparkException, Py4JError, OSError) as failure:
-            raise SparkFailed(f"Spark did not start: {_reason(failure, log)}") from failure
+            raise SparkError(f"Spark did not start: {_reason(failure, log)}") from failure
     return session
 
 

@@ -23,11 +23,10 @@ from functools import partial
 from operator import length_hint
 from typing import Any, Generic, ParamSpec, TypeVar, Unpack
 
-from ledger_client.errors import ClientForked
 from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
 from ledger_client.message_id import MessageId
-from ledger_client.portal import Held, Portal, Settle, suppress_same
+from ledger_client.portal import FORKED, Held, Portal, Settle, suppress_same
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
@@ -53,8 +52,8 @@ class LoopPortal(Generic[T_co]):
         """Run *work* in trio's thread and return what it returns, or raise what it raises.
 
         Raises:
-            ClientForked: this process is a fork of the one that has the thread.
-            RuntimeError: the client is closed, or was connected in another event loop.
+            RuntimeError: the client is closed, was connected in another event loop, or before
+                this process was forked.
         """
         future: asyncio.Future[R] = self.future()
         cancel = self.portal.spawn(partial(work, *args, **kwargs), self.settles(future))
@@ -63,7 +62,7 @@ class LoopPortal(Generic[T_co]):
     def future(self) -> asyncio.Future[R]:
         """Return a future of the running loop, which must be the one of connect()."""
         if self.portal.is_forked:
-            raise ClientForked
+            raise RuntimeError(FORKED)
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError(
                 "this client was connected in another event loop; call "

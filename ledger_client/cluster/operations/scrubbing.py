@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from ledger_client.cluster.operations.verification import Fault, Verification, verify
+from ledger_client.cluster.operations.verification import Fault, Verification, not_closed, verify
 from ledger_client.cluster.repair.claim import Claim, claim_ledger
 from ledger_client.cluster.repair.copier import Copier, Throttle
 from ledger_client.cluster.repair.plan import (
@@ -27,7 +27,7 @@ from ledger_client.cluster.repair.plan import (
     wanted,
     without,
 )
-from ledger_client.errors import LedgerError, LedgerNotClosed, NoSuchLedger, Retryable
+from ledger_client.errors import LedgerError, NoSuchLedger, Retryable
 from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.ledgers.ledgers import Ledgers
 from metadata.errors import LeaseHeld
@@ -106,7 +106,7 @@ async def choose_ledgers(
 
     Raises:
         NoSuchLedger: an id in *ids* does not exist.
-        LedgerNotClosed: a ledger in *ids* is still open.
+        LedgerError: a ledger in *ids* is still open.
     """
     chosen: list[Chosen] = []
     left = set(ids)
@@ -116,7 +116,7 @@ async def choose_ledgers(
             continue
         if info.state is not LedgerState.CLOSED:
             if info.ledger_id in left:
-                raise LedgerNotClosed(info.ledger_id)
+                raise not_closed(info.ledger_id)
             continue
         left.discard(info.ledger_id)
         chosen.append(Chosen(info.ledger_id, topic, info.length * info.write_quorum))
@@ -247,7 +247,7 @@ async def mend(
         The verifications before and after the repair.
 
     Raises:
-        LedgerNotClosed: its entries are not final.
+        LedgerError: it is not closed, so its entries are not final.
         Retryable: another process repairs or moves it and does not finish.
         BookieUnavailable: a bookie that lacks entries takes none; some may be copied.
         MetadataError, LedgerError: metadata is unavailable, or the ledger was deleted.

@@ -16,7 +16,7 @@ import msgspec
 import trio
 
 from ledger_client.cluster.repair.plan import Runs, striped
-from ledger_client.errors import BookieUnavailable, LedgerNotClosed
+from ledger_client.errors import BookieUnavailable, LedgerError
 from ledger_client.ledgers.entries import BatchQuestion, EntryBatch, Unsound, Verdict
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.ledgers.replica_reads import LedgerSource
@@ -93,11 +93,17 @@ async def verify(
         advance: called with the number of entries just compared.
 
     Raises:
-        LedgerNotClosed: its entries are not final.
+        LedgerError: it is not closed, so its entries are not final.
     """
     if record.state is not LedgerState.CLOSED:
-        raise LedgerNotClosed(record.ledger_id)
+        raise not_closed(record.ledger_id)
     return await _Comparison(ledgers, record).run(advance)
+
+
+def not_closed(ledger_id: int) -> LedgerError:
+    """Return the error for a ledger that is open or in recovery."""
+    recover = f"if its writer is gone, `quire ledger recover {ledger_id}` closes it"
+    return LedgerError(f"not closed; {recover}", ledger_id=ledger_id)
 
 
 class _Comparison:

@@ -62,7 +62,7 @@ class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
 
         Raises:
             click.UsageError: the definition of an avro or protobuf schema is unusable.
-            SchemaPackageMissing: the package for that kind is not installed.
+            BadSchema: the package for that kind is not installed.
         """
         kind = self.schema or now.kind
         if (kind == "protobuf" and self.schema_file is not None) != bool(self.schema_message):
@@ -77,6 +77,8 @@ class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
             try:
                 open_decoder(str(self.schema_file), found)
             except BadSchema as wrong:
+                if wrong.package is not None:
+                    raise
                 raise click.UsageError(str(wrong).removeprefix("topic ")) from wrong
         return found
 

@@ -17,7 +17,7 @@ from typing import Literal, Protocol
 import msgspec
 import trio
 
-from ledger_client.errors import JobBusy, JobLost, MetadataUnavailable, NoSuchTopic, TooManyLedgers
+from ledger_client.errors import JobLost, MetadataUnavailable, NoSuchTopic, TopicBusy, TopicError
 from ledger_client.jobs.compaction.plan import (
     CompactionPlan,
     NullKeys,
@@ -112,9 +112,9 @@ async def compact_topic(
 
     Raises:
         NoSuchTopic: there is no such topic.
-        JobBusy: another job compacts it.
+        TopicBusy: another job compacts it.
         MessagesLost: a ledger of the generation before is gone.
-        TooManyLedgers: it has more lanes, or ledgers of survivors, than a set can list.
+        TopicError: it has more lanes, or ledgers of survivors, than a set can list.
         JobLost: the lease ran out, or another compaction published first; nothing was
             published.
         LedgerError: as reading and writing; nothing was published.
@@ -153,7 +153,7 @@ async def drop_compacted(context: TopicContext, name: str) -> CompactedSet | Non
 
     Raises:
         NoSuchTopic: there is no such topic.
-        JobBusy: a job compacts it.
+        TopicBusy: a job compacts it.
         MetadataUnavailable, MetadataBroken: it may be removed in part; call again.
     """
     topic, _ = await context.catalogue.get(name)
@@ -197,7 +197,7 @@ async def _tidy(context: TopicContext, topic: TopicRecord) -> None:
 
 
 async def _refuse_second(context: TopicContext, topic: TopicRecord, own: Job | None = None) -> None:
-    """Raise JobBusy if a job that began before *own* compacts the topic."""
+    """Raise TopicBusy if a job that began before *own* compacts the topic."""
     with translated(context.options.metadata_timeout_s):
         leases = await context.store.leases(topic_prefix(JOBS, topic.uid))
     for lease in leases:
@@ -210,7 +210,7 @@ async def _refuse_second(context: TopicContext, topic: TopicRecord, own: Job | N
         if owner.kind == "compaction" and earlier and not _is_dead(owner):
             where = f"process {owner.process_id} on {owner.host or 'a host'}"
             reason = f"is being compacted by {where}; wait for it"
-            raise JobBusy(topic.name, owner=where, reason=reason)
+            raise TopicBusy(reason, topic=topic.name, owner=where)
 
 
 def _is_dead(owner: JobOwner) -> bool:
@@ -269,7 +269,7 @@ def set_after(
     """Return the next generation: compacted partitions anew, the others as before.
 
     Raises:
-        TooManyLedgers: more ledgers than a set can list.
+        TopicError: more ledgers than a set can list.
     """
     before = found.set if found is not None else None
     done = {each.partition for each in results}
@@ -282,7 +282,7 @@ def set_after(
         gone = [each.ledger_id for each in before.ledgers if each.partition in done]
         retired = [*before.retired, *(Retired(each, report.at_ms) for each in gone)]
     if len(ledgers) > LEDGERS_MAX:
-        raise TooManyLedgers(
+        raise TopicError.too_many(
             topic.name,
             count=len(ledgers),
             count_max=LEDGERS_MAX,
@@ -290,7 +290,7 @@ def set_after(
             advice="write fewer keys to the topic",
         )
     if len(retired) > RETIRED_MAX:
-        raise TooManyLedgers(
+        raise TopicError.too_many(
             topic.name,
             count=len(retired),
             count_max=RETIRED_MAX,

@@ -13,7 +13,7 @@ from typing import Literal
 
 import msgspec
 
-from ledger_client.errors import TooManyLedgers
+from ledger_client.errors import TopicError
 from ledger_client.topics.reading.ranges import LedgerRange
 from ledger_client.topics.retention.holdings import HeldLedger, LaneHoldings, read_holdings
 from metadata.compaction import (
@@ -140,7 +140,7 @@ async def plan_compaction(
         everything: include partitions without new ledgers.
 
     Raises:
-        TooManyLedgers: more lanes than a set can list.
+        TopicError: more lanes than a set can list.
         MetadataError: as every call to the store.
     """
     # Partitions added since the topic was read are left to the next run.
@@ -153,7 +153,7 @@ async def plan_compaction(
     lanes = [_lane(topic, before, each) for each in holdings]
     lanes += [_gone_lane(topic, before, each) for each in gone if before is not None]
     if len(lanes) > HORIZONS_MAX:
-        raise TooManyLedgers(
+        raise TopicError.too_many(
             topic.name,
             count=len(lanes),
             count_max=HORIZONS_MAX,

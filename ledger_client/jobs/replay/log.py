@@ -14,7 +14,7 @@ import msgspec
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import BadTopic, JobBusy, JobLost, MetadataBroken, MetadataUnavailable
+from ledger_client.errors import BadTopic, JobLost, MetadataBroken, MetadataUnavailable, TopicBusy
 from ledger_client.ledgers.catalogue import translated
 from metadata.errors import BadRecord, LeaseHeld, LeaseLost, MetadataError
 from metadata.replays import ReplayRecord, SentChecksum, decode_replay, encode_replay, replay_key
@@ -75,7 +75,7 @@ class ReplayLog:
         """Take the lease, waiting for that of a killed process to end.
 
         Raises:
-            JobBusy: another process renews it.
+            TopicBusy: another process renews it.
         """
         owner = f"{socket.gethostname()}/{os.getpid()}/{id(self):x}"
         until = trio.current_time() + LEASE_S + LOOK_S
@@ -92,7 +92,7 @@ class ReplayLog:
                     host, process_id, _ = held.owner.split("/")
                     owner = f"process {process_id} on {host}"
                     reason = f"replay {name} is run by {owner}"
-                    raise JobBusy(self._topic, owner=owner, reason=reason) from failure
+                    raise TopicBusy(reason, topic=self._topic, owner=owner) from failure
                 await trio.sleep(LOOK_S)
 
     async def keep(self, scope: trio.CancelScope) -> None:
@@ -130,7 +130,7 @@ async def open_log(
 
     Raises:
         BadTopic: the name is invalid.
-        JobBusy: another process runs it.
+        TopicBusy: another process runs it.
         JobLost: its lease ran out, for example while the store was away; the block is
             cancelled.
         MetadataUnavailable: the store did not answer in time.

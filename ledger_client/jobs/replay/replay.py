@@ -131,7 +131,7 @@ async def run_replay(
     A finished replay sends nothing, but is verified if options.verify is set.
 
     Raises:
-        JobBusy, JobLost, ReplayConflict: see ledger_client/errors.py.
+        TopicBusy, JobLost, ReplayConflict: see ledger_client/errors.py.
         Gap, RangeNotKept: messages of the range were removed.
         ChecksumDiffers: the target does not hold what was sent (with verify).
         LedgerError: as reading, and as the target.

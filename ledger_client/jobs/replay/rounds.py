@@ -147,7 +147,7 @@ class Rounds:
 
         Raises:
             JobLost: another process runs the replay.
-            TooManyLedgers: the parts have more ledgers than one transaction shows.
+            TopicError: the parts have more ledgers than one transaction shows.
             Others: as run_replay().
         """
         started = time.monotonic()

@@ -38,7 +38,7 @@ from ledger_client.errors import (
     ProducerBusy,
     ProducerFenced,
     Retryable,
-    TooManyLedgers,
+    TopicError,
 )
 from ledger_client.jobs.staging.job import (
     JobStage,
@@ -124,7 +124,7 @@ class Showing:
             LedgerError: the mark cannot follow the one that is there, see CommitMark.
             JobLost: a ledger was discarded, since the job was taken for dead.
             EventTimeBack, BadFrame: see LaneExtension.check_times().
-            TooManyLedgers: more than one transaction can show.
+            TopicError: more than one transaction can show.
             ProducerBusy: a producer still holds a whole partition after SHOW_S.
             NoSuchTopic: the topic was deleted.
             MessagesLost: the end of a lane is lost, and an operator must decide.
@@ -222,7 +222,7 @@ class Showing:
         lanes = len(self._sealed)
         count_max = ledgers_max(lanes)
         if self._count > count_max:
-            raise TooManyLedgers(
+            raise TopicError.too_many(
                 self._stage.topic.name,
                 count=self._count,
                 count_max=max(count_max, 0),

@@ -42,7 +42,7 @@ from ledger_client.errors import (
     LedgerExists,
     MetadataBroken,
     PayloadTooLarge,
-    TooManyLedgers,
+    TopicError,
 )
 from ledger_client.jobs.staging.job import (
     JobStage,
@@ -103,7 +103,7 @@ async def open_staged_writer(
         producer: the producer's name that readers see.
 
     Raises:
-        TooManyLedgers: the job has more than PARTS_MAX parts.
+        TopicError: the job has more than PARTS_MAX parts.
     """
     ids = PartIds(ledgers, stage, part=part.index, attempt=part.attempt).ids()
     async with aclosing(ids) as rising:
@@ -243,7 +243,7 @@ class StagedWriter:
                 continue
         count = len(self._ended) + len(self._open)
         name = self._topic.name
-        raise TooManyLedgers(name, count=count + 1, count_max=count, what="ledgers of a task")
+        raise TopicError.too_many(name, count=count + 1, count_max=count, what="ledgers of a task")
 
     def _check_times(self, partition: int, columns: Columns, rows: array[int] | None) -> None:
         times = _times(columns, rows)
@@ -277,9 +277,9 @@ class PartIds:
     """Ids for the ledgers of one attempt at a part."""
 
     def __init__(self, ledgers: Ledgers, stage: JobStage, *, part: int, attempt: int) -> None:
-        """Raise TooManyLedgers if there are fewer parts."""
+        """Raise TopicError if there are fewer parts."""
         if part >= PARTS_MAX:
-            raise TooManyLedgers(
+            raise TopicError.too_many(
                 stage.topic.name, count=part + 1, count_max=PARTS_MAX, what="tasks"
             )
         self._ledgers = ledgers

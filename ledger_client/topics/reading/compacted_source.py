@@ -152,10 +152,13 @@ class CompactedSource:
 
     async def _run_raw(self, raw: RawSource | ReverseSource, put: Put) -> bool:
         """Read raw ledgers; False if a gap in them was compacted since reading began."""
+        compacted: Gap | None = None
 
         async def put_raw(item: Entries | Gap | Edge) -> None:
-            if isinstance(item, Gap):
-                await self._look_for_survivors(item)
+            nonlocal compacted
+            if isinstance(item, Gap) and await self._has_survivors():
+                compacted = item
+                raise item  # it ends raw.run()
             await put(item)
             if isinstance(item, RawEntries):
                 batch = item.batch
@@ -164,18 +167,21 @@ class CompactedSource:
 
         try:
             await raw.run(put_raw)
-        except _Compacted:
+        except Gap as gap:
+            if gap is not compacted:
+                raise
             return False
         return True
 
-    async def _look_for_survivors(self, gap: Gap) -> None:
-        """Raise _Compacted if a later generation holds what is missing at the place."""
+    async def _has_survivors(self) -> bool:
+        """Switch to a later generation if that holds what is missing at the place."""
         found, place = await self._sets.of(self._lane), self._place
         if found is None or place == EARLIEST:
-            return
-        if found.holds(place) or (self._backward and place.at == found.horizon.at):
-            self._compacted = found
-            raise _Compacted(str(gap))
+            return False
+        if not found.holds(place) and not (self._backward and place.at == found.horizon.at):
+            return False
+        self._compacted = found
+        return True
 
     # --- in reverse --------------------------------------------------------------------
 
@@ -233,10 +239,6 @@ class CompactedSource:
                 stop = first
         finally:
             reader.close()
-
-
-class _Compacted(Exception):
-    """The missing messages were compacted meanwhile."""
 
 
 def _after(header: CompactedHeader) -> Place:

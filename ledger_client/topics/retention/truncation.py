@@ -219,11 +219,9 @@ class LaneTruncation:
         if row is None or end is None:
             return
         if last.next_version != row.base_version + end.last_entry + 1:
-            raise TopicBusy(
-                self._topic.name,
-                partition=self._lane.partition,
-                lane=self._lane.lane,
-                why=f"ends in ledger {row.ledger_id}, which was deleted by itself: let a producer "
+            raise _busy(
+                self._lane,
+                f"ends in ledger {row.ledger_id}, which was deleted by itself: let a producer "
                 "write the lane first",
             )
         await rows.close(row, end)
@@ -351,7 +349,7 @@ class Truncation:
         for known in lanes:
             found, _, stop, cut = await self._look(known)
             if cut.messages:
-                await self._check(found, stop, cut)
+                await self._check(known.lane, found, stop, cut)
         for known in lanes:
             went = await self._truncate(known, on_removed)
             done += [] if went is None else [went]
@@ -410,32 +408,31 @@ class Truncation:
             raise begin.gap
         return begin
 
-    async def _check(self, found: LaneHoldings, stop: Place | None, cut: LaneCut) -> None:
+    async def _check(
+        self, lane: LaneRef, found: LaneHoldings, stop: Place | None, cut: LaneCut
+    ) -> None:
         """Raise TopicBusy if a writer, a job or the compacted set needs the messages."""
         last = cut.parts[-1].held
         first = cut.parts[0].held.number
         owner = found.owner if found.owner is not None and not found.owner.closing else None
         if _takes_lane(stop, cut) and owner is not None and not self._force:
             who = f"{owner.producer or 'a producer'}, process {owner.process_id} on {owner.host}"
-            raise self._busy(found, f"is written by {who}: close it, or end it by force")
+            raise _busy(lane, f"is written by {who}: close it, or end it by force")
         with translated(self._context.catalogue.timeout_s):
             pins = await read_pins(self._context.store, self._topic)
             compacted = await read_set(self._context.store, self._topic.uid)
         for pin in pins:
             is_here = (pin.partition, pin.lane) == (found.partition, found.lane)
             if is_here and pin.holder != HOLDER and pin.number <= last.number:
-                raise self._busy(found, f"is needed by {pin.holder}: wait for its end")
+                raise _busy(lane, f"is needed by {pin.holder}: wait for its end")
         for horizon in compacted.set.horizons if compacted is not None else ():
             is_here = (horizon.partition, horizon.lane) == (found.partition, found.lane)
             if is_here and first <= horizon.number:
-                raise self._busy(
-                    found,
+                raise _busy(
+                    lane,
                     "is compacted up to a later place, and what is deleted would stay there: "
                     f"quire compact {self._topic.name} --drop",
                 )
-
-    def _busy(self, found: LaneHoldings, why: str) -> TopicBusy:
-        return TopicBusy(self._topic.name, partition=found.partition, lane=found.lane, why=why)
 
     async def _close_idle(self) -> None:
         """Close lanes without a writer, so that their contents are final."""
@@ -457,7 +454,7 @@ class Truncation:
             found, start, stop, cut = await self._look(known)
             if not cut.messages:
                 return done
-            await self._check(found, stop, cut)
+            await self._check(known.lane, found, stop, cut)
             lost, step = None, None
             try:
                 step = await self._step(known, start, stop, cut)
@@ -484,14 +481,14 @@ class Truncation:
                 cut = await lane.plan(found, *limited(cut, start, stop))
                 if stop is not None or not cut.parts:
                     return None  # it was closed meanwhile
-                await self._check(found, stop, cut)  # recovery may have taken long
+                await self._check(known.lane, found, stop, cut)  # recovery may have taken long
                 await lane.truncate(rows, cut)
                 return lane.outcome(cut, found)
         found, start, stop, cut = await self._look(known)
         cut = await lane.plan(found, *limited(cut, start, stop))
         if not cut.parts or _takes_lane(stop, cut):
             return None  # it has changed meanwhile
-        await self._check(found, stop, cut)  # reading the rest may have taken long
+        await self._check(known.lane, found, stop, cut)  # reading the rest may have taken long
         return lane.outcome(cut, found) if await lane.punch(cut) else None
 
 
@@ -509,3 +506,7 @@ def _both(before: LaneTruncated | None, step: LaneTruncated, *, is_end: bool) ->
 def _takes_lane(stop: Place | None, cut: LaneCut) -> bool:
     """True if the lane must be held: the cut reaches its end, or an open ledger."""
     return stop is None or any(part.held.row.state == "open" for part in cut.parts)
+
+
+def _busy(lane: LaneRef, why: str) -> TopicBusy:
+    return TopicBusy(f"{lane} {why}", topic=lane.topic)

@@ -20,7 +20,7 @@ from fastavro.read import LOGICAL_READERS
 from fastavro.schema import SchemaParseException, UnknownType
 from fastavro.types import Schema
 
-from ledger_client.topics.values.kinds import BadValue, Budget
+from ledger_client.topics.values.kinds import Budget
 
 Complex = dict[str, Any]
 """A schema that is a JSON object; others are a name, or a list."""
@@ -75,14 +75,14 @@ class AvroDecoder:
         self._schema = _known_logical(parsed)
 
     def decode(self, value: bytes) -> dict[str, object]:
-        """Return the fields by name. Raises BadValue unless all bytes match the schema."""
+        """Return the fields by name. Raises ValueError unless all bytes match the schema."""
         source = io.BytesIO(value)
         try:
             found = schemaless_reader(source, self._schema, None)
         except _BROKEN as wrong:
-            raise BadValue(str(wrong) or type(wrong).__name__) from wrong
+            raise ValueError(str(wrong) or type(wrong).__name__) from wrong
         if source.tell() != len(value):
-            raise BadValue(f"it has {len(value) - source.tell()} bytes more than its fields")
+            raise ValueError(f"it has {len(value) - source.tell()} bytes more than its fields")
         assert isinstance(found, dict)  # as a record is
         return found
 

@@ -15,8 +15,8 @@ from typing import Protocol
 import msgspec
 import pyarrow as pa
 
-from ledger_client.errors import BadSchema, SchemaPackageMissing
-from ledger_client.topics.values.kinds import PACKAGES, BadValue, ProtobufDefinition
+from ledger_client.errors import BadSchema
+from ledger_client.topics.values.kinds import PACKAGES, ProtobufDefinition
 from metadata.topics import Schema
 
 
@@ -27,15 +27,15 @@ class Decoder(Protocol):
     """of a value; each may be null"""
 
     def decode(self, value: bytes) -> dict[str, object]:
-        """Return the fields as Python objects that Arrow accepts. Raises BadValue."""
+        """Return the fields as Python objects that Arrow accepts. Raises ValueError."""
 
 
 def open_decoder(topic: str, schema: Schema) -> Decoder:
     """Return the decoder of a schema for which kinds.is_decoded() holds.
 
     Raises:
-        BadSchema: the definition cannot be parsed, or a field has no column type.
-        SchemaPackageMissing: the package for its kind is not installed.
+        BadSchema: the definition cannot be parsed, a field has no column type, or the package
+            for its kind is not installed.
     """
     try:
         if schema.kind == "avro":
@@ -48,10 +48,11 @@ def open_decoder(topic: str, schema: Schema) -> Decoder:
         return ProtobufDecoder(definition.descriptor_set, definition.message)
     except ImportError as missing:
         package = PACKAGES[schema.kind]
-        raise SchemaPackageMissing(
+        raise BadSchema(
             f"values of kind {schema.kind} are decoded by {package}, which is not installed: "
             "pip install 'quire[schemas]'",
             topic=topic,
+            package=package,
         ) from missing
     except (ValueError, TypeError, RecursionError) as wrong:
         reason = next(iter(str(wrong).strip().splitlines()), type(wrong).__name__)
@@ -73,7 +74,7 @@ def struct_array(
     for value in values:
         try:
             rows.append(None if value is None else decoder.decode(value))
-        except BadValue as wrong:
+        except ValueError as wrong:
             assert value is not None
             on_bad(value, wrong)
             rows.append(None)

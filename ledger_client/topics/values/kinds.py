@@ -26,10 +26,6 @@ FIELDS_MAX = 10_000
 """Fields of a schema at all depths: one that refers to itself multiplies."""
 
 
-class BadValue(ValueError):
-    """The bytes do not match the schema."""
-
-
 class ProtobufDefinition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The definition of a schema of kind "protobuf"."""
 

@@ -18,7 +18,7 @@ from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from ledger_client.topics.values.kinds import BadValue, Budget
+from ledger_client.topics.values.kinds import Budget
 
 _TIMESTAMP = "google.protobuf.Timestamp"
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
@@ -50,15 +50,15 @@ class ProtobufDecoder:
         self._convert = layout.message(found)
 
     def decode(self, value: bytes) -> dict[str, object]:
-        """Return the fields by name. Raises BadValue if the bytes do not parse."""
+        """Return the fields by name. Raises ValueError if the bytes do not parse."""
         message = self._class()
         try:
             message.ParseFromString(value)
         except (DecodeError, ValueError, RecursionError) as wrong:
-            raise BadValue(str(wrong) or type(wrong).__name__) from wrong
+            raise ValueError(str(wrong) or type(wrong).__name__) from wrong
         if not message.IsInitialized():
             missing = ", ".join(message.FindInitializationErrors())
-            raise BadValue(f"a required field is missing: {missing}")
+            raise ValueError(f"a required field is missing: {missing}")
         return cast("dict[str, object]", self._convert(message))
 
 
@@ -185,5 +185,5 @@ def _same(value: object) -> object:
 
 def _moment(stamp: Any) -> datetime:  # noqa: ANN401 - made at run time
     if not (_SECONDS_MIN <= stamp.seconds <= _SECONDS_MAX and 0 <= stamp.nanos < _NANOS):
-        raise BadValue(f"{stamp.seconds} s and {stamp.nanos} ns is no point of time")
+        raise ValueError(f"{stamp.seconds} s and {stamp.nanos} ns is no point of time")
     return _EPOCH + timedelta(seconds=stamp.seconds, microseconds=stamp.nanos // 1000)

@@ -11,7 +11,7 @@ from ledger_client.errors import (
     LedgerError,
     MetadataUnavailable,
     NoSuchTopic,
-    SparkFailed,
+    SparkError,
     UnreadableValue,
 )
 from ledger_client.spark.failures import error_in, without_stack
@@ -29,7 +29,7 @@ def told(line: str) -> LedgerError:
 
 def test_the_line_that_says_why_is_found() -> None:
     found = told("ledger_client.topics.errors.NoSuchTopic: topic a/b: no such topic")
-    assert type(found) is SparkFailed
+    assert type(found) is SparkError
     assert str(found) == "topic a/b: no such topic"
 
 

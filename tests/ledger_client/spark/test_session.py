@@ -13,7 +13,7 @@ import pytest
 import sortedcontainers
 from daemons import wait_until_gone
 
-from ledger_client.errors import SparkFailed, SparkMissing
+from ledger_client.errors import SparkError, SparkMissing
 from ledger_client.spark import open_session, session as sessions
 from ledger_client.spark.session import check_master
 
@@ -131,7 +131,7 @@ def test_a_java_that_is_good_is_taken(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_a_session_knows_the_source_and_stands_alone(spark: SparkSession) -> None:
     assert spark.range(3).count() == 3
     assert spark.dataSource is not None
-    with pytest.raises(SparkFailed, match="open in this process already"), open_session():
+    with pytest.raises(SparkError, match="open in this process already"), open_session():
         pass
     assert spark.range(3).count() == 3
 
@@ -173,7 +173,7 @@ def test_an_interrupted_session_leaves_no_jvm() -> None:
     ],
 )
 def test_a_cluster_that_is_not_there_is_told_at_once(master: str, told: str) -> None:
-    with pytest.raises(SparkFailed, match=told):
+    with pytest.raises(SparkError, match=told):
         check_master(master)
 
 
@@ -186,10 +186,10 @@ def test_one_of_several_masters_is_enough() -> None:
 def test_a_session_that_cannot_start_says_why_in_a_line() -> None:
     script = (
         "from ledger_client.spark import open_session\n"
-        "from ledger_client.errors import SparkFailed\n"
+        "from ledger_client.errors import SparkError\n"
         "try:\n"
         "    with open_session('local[no]'): pass\n"
-        "except SparkFailed as failure:\n"
+        "except SparkError as failure:\n"
         "    assert 'Could not parse Master URL' in str(failure), failure\n"
         "    assert '\\n' not in str(failure)\n"
         "else:\n"

@@ -10,7 +10,7 @@ import pytest
 
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
-from ledger_client.errors import BadFrame, BadOption, LedgerError, SparkFailed
+from ledger_client.errors import BadFrame, BadOption, LedgerError, SparkError
 from ledger_client.jobs.staging.job import read_staged
 from ledger_client.spark.failures import unwrapped
 from ledger_client.topics.context import ask
@@ -152,7 +152,7 @@ def test_a_task_that_fails_leaves_nothing_of_the_frame(
         "map('filler', cast(repeat('x', 1000) as binary)) as headers",
         "if(id = 3500, raise_error('row 3500 is bad'), 1) as event_time",
     )
-    with pytest.raises(SparkFailed, match="row 3500 is bad"):
+    with pytest.raises(SparkError, match="row 3500 is bad"):
         write(frame, url, "w/fails")
     assert values(client, "w/fails") == []
     assert left_over(client, url, "w/fails") == (0, 0)
@@ -177,19 +177,19 @@ def test_what_cannot_be_written_is_told_in_one_line(
 ) -> None:
     client.topics.create("w/told")
     frame = spark.range(1).selectExpr("string(id) as value")
-    with pytest.raises(SparkFailed, match="no such topic"):
+    with pytest.raises(SparkError, match="no such topic"):
         write(frame, url, "w/nothing")
     with pytest.raises(BadFrame, match="id would be lost"):
         write(frame.selectExpr("value", "1 as id"), url, "w/told")
-    with pytest.raises(SparkFailed, match="topics can be appended to alone"), unwrapped():
+    with pytest.raises(SparkError, match="topics can be appended to alone"), unwrapped():
         options = {"cluster": url, "topic": "w/told"}
         frame.write.format("quire").options(**options).mode("overwrite").save()
     with (
         client.producer("w/told", access="exclusive"),
-        pytest.raises(SparkFailed, match="is written by a producer"),
+        pytest.raises(SparkError, match="is written by a producer"),
     ):
         write(frame, url, "w/told")
-    with pytest.raises((SparkFailed, BadOption), match="is valueFormat meant"):
+    with pytest.raises((SparkError, BadOption), match="is valueFormat meant"):
         write(frame, url, "w/told", valuFormat="json")
     with pytest.raises(LedgerError, match="metadata"):
         write(frame, "bookie://127.0.0.1:9", "w/told")

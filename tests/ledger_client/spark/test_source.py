@@ -16,7 +16,7 @@ from ledger_client.errors import (
     BadOption,
     LedgerError,
     MetadataUnavailable,
-    SparkFailed,
+    SparkError,
     UnreadableValue,
 )
 from ledger_client.message_id import MessageId
@@ -275,7 +275,7 @@ def test_what_cannot_be_read_is_told_in_a_line(
         return f"{type(found.value).__name__}: {found.value}"
 
     assert told("s/none") == (
-        "SparkFailed: topic s/none: no such topic; `quire topic list` shows all, "
+        "SparkError: topic s/none: no such topic; `quire topic list` shows all, "
         "`quire topic create s/none` makes it"
     )
     away = told(KINDS, cluster="bookie://127.0.0.1:1")
@@ -286,7 +286,7 @@ def test_what_cannot_be_read_is_told_in_a_line(
     assert "there is no column 'kye'" in told(KINDS, columns="kye")
     assert "there is no partition 5" in told(KINDS, partitions="5")
     assert BadOption.__name__ not in told(KINDS, mode="no")
-    assert SparkFailed.__name__ in told(KINDS, mode="no")
+    assert SparkError.__name__ in told(KINDS, mode="no")
 
 
 def test_bounds_outside_what_is_retained_are_an_error_unless_loss_is_allowed(
@@ -307,12 +307,12 @@ def check_what_was_removed(spark: SparkSession, client: BlockingClient, url: str
     client.topics.purge("s/old")
     left = read_rows(url, "s/old")
     assert 0 < len(left) < len(rows)
-    with pytest.raises(SparkFailed, match=r"was removed.*the first that is left is"), unwrapped():
+    with pytest.raises(SparkError, match=r"was removed.*the first that is left is"), unwrapped():
         frame_of(spark, url, "s/old", **start).count()
     skipping = frame_of(spark, url, "s/old", **start, failOnDataLoss="false")
     assert rows_of(skipping) == left
     assert rows_of(planned) == left
-    with pytest.raises(SparkFailed, match="was removed"), unwrapped():
+    with pytest.raises(SparkError, match="was removed"), unwrapped():
         frame_of(spark, url, "s/old", startingVersion="0").count()
 
 

@@ -11,7 +11,7 @@ from trio.testing import MockClock
 
 from ledger_client import Client, Options
 from ledger_client.cluster.operations.scrubbing import Chosen, choose_ledgers, group, scrub, summary
-from ledger_client.errors import LedgerNotClosed, NoSuchLedger
+from ledger_client.errors import LedgerError, NoSuchLedger
 from metadata.topics import RollPolicy
 
 ENTRIES = 50
@@ -98,7 +98,7 @@ async def test_only_what_is_closed_named_or_of_a_topic(
         }
         assert ids < open_ids - {one, other}
         still_open = max(open_ids)
-        with pytest.raises(LedgerNotClosed):
+        with pytest.raises(LedgerError):
             await choose_ledgers(client._context.ledgers, ids=[still_open])
     assert [
         each.ledger_id for each in await choose_ledgers(client._context.ledgers, ids=[other])

@@ -8,7 +8,7 @@ from trio.testing import MockClock
 
 from ledger_client import Client, Options
 from ledger_client.cluster.operations.verification import Fault, FaultyRun, Verification, verify
-from ledger_client.errors import LedgerNotClosed
+from ledger_client.errors import LedgerError
 from metadata.records import LedgerState
 
 ENTRIES = 300
@@ -118,7 +118,7 @@ async def test_a_bookie_that_is_away_is_unknown_and_not_missing(
 async def test_an_open_ledger_is_not_verified(cluster: MemoryCluster, client: Client) -> None:
     async with client.ledgers.create() as ledger:
         assert cluster.record(ledger.id).state is LedgerState.OPEN
-        with pytest.raises(LedgerNotClosed, match=f"quire ledger recover {ledger.id}"):
+        with pytest.raises(LedgerError, match=f"quire ledger recover {ledger.id}"):
             await verify(client._context.ledgers, cluster.record(ledger.id))
 
 

@@ -17,12 +17,12 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.errors import (
-    JobBusy,
     JobLost,
     LedgerError,
     MessagesLost,
     NoSuchTopic,
-    TooManyLedgers,
+    TopicBusy,
+    TopicError,
 )
 from ledger_client.jobs.compaction.job import Compaction, compact_topic, drop_compacted
 from ledger_client.jobs.compaction.plan import CompactionPlan, OnProgress, PartitionResult
@@ -267,9 +267,9 @@ async def test_a_second_compaction_is_refused_while_one_runs(autojump_clock: Moc
     async with laid_topic() as topic:
         await topic.lane().lay(keyed("a", 3))
         async with open_job(topic.client._context.ledgers, topic.record, "compaction"):
-            with pytest.raises(JobBusy, match="is being compacted by process"):
+            with pytest.raises(TopicBusy, match="is being compacted by process"):
                 await compacted(topic)
-            with pytest.raises(JobBusy):
+            with pytest.raises(TopicBusy):
                 await drop_compacted(topic.client._context, TOPIC)
         async with open_job(topic.client._context.ledgers, topic.record, "replay"):
             assert (await compacted(topic)).published
@@ -347,7 +347,7 @@ async def test_more_lanes_than_a_set_lists_are_refused(
     async with laid_topic() as topic:
         for lane in range(2):
             await topic.lane(lane=lane).lay(keyed("a", 1))
-        with pytest.raises(TooManyLedgers, match="2 lanes to compact, and at most 1"):
+        with pytest.raises(TopicError, match="2 lanes to compact, and at most 1"):
             await compacted(topic)
 
 

@@ -20,12 +20,12 @@ from ledger_client.errors import (
     BadTopic,
     ChecksumDiffers,
     Gap,
-    JobBusy,
     JobLost,
     NoSuchTopic,
     NotEnoughBookies,
     RangeNotKept,
     ReplayConflict,
+    TopicBusy,
 )
 from ledger_client.jobs.replay import replay
 from ledger_client.jobs.replay.log import LEASE_S, ReplayProgress, ReplayReport, open_log
@@ -504,7 +504,7 @@ async def test_of_two_who_run_it_at_once_one_is_told_who_does(autojump_clock: Mo
     ):
         await fill(client, SOURCE)
         await client.topics.create(TARGET)
-        with pytest.raises(JobBusy, match=rf"run by process {os.getpid()} on"):
+        with pytest.raises(TopicBusy, match=rf"run by process {os.getpid()} on"):
             await client.replay(SOURCE, TARGET, name="n")
 
 

@@ -21,12 +21,12 @@ from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.errors import (
     BadTopic,
-    JobBusy,
     JobLost,
     LedgerError,
     MetadataBroken,
     ProducerBusy,
     ReplayConflict,
+    TopicBusy,
 )
 from ledger_client.jobs.replay.log import LEASE_S, ReplayLog, ReplayProgress, ReplayReport
 from ledger_client.jobs.replay.options import ReplayOptions
@@ -394,11 +394,11 @@ async def test_whoever_runs_it_holds_its_lease(autojump_clock: MockClock, clock:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         await fill(client, SOURCE)
         await client.topics.create(TARGET)
-        refused: list[JobBusy] = []
+        refused: list[TopicBusy] = []
 
         async def second() -> None:
             if not refused:
-                with pytest.raises(JobBusy) as told_so:
+                with pytest.raises(TopicBusy) as told_so:
                     await by_workers(client, TaskWorkers(client))
                 refused.append(told_so.value)
 

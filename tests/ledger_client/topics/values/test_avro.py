@@ -14,9 +14,8 @@ import pytest
 from fastavro import parse_schema, schemaless_writer
 from hypothesis import given, settings, strategies as st
 
-from ledger_client.errors import BadSchema, SchemaPackageMissing
+from ledger_client.errors import BadSchema
 from ledger_client.topics.values.decoder import open_decoder, struct_array
-from ledger_client.topics.values.kinds import BadValue
 from metadata.topics import Schema
 
 ITEM = {"type": "record", "name": "Item", "fields": [{"name": "sku", "type": "string"}]}
@@ -102,7 +101,7 @@ def test_a_number_without_end_is_refused_at_once(size: int) -> None:
     """Reading it as a number would take hours: no bytes of a producer may stop a reader."""
     decoder = open_decoder("s/t", schema(record(PRICE)))
     value = encoded(record("bytes"), {"f": b"\x7f" * size})
-    with pytest.raises(BadValue, match=f"a decimal of {size} bytes"):
+    with pytest.raises(ValueError, match=f"a decimal of {size} bytes"):
         decoder.decode(value)
 
 
@@ -127,9 +126,9 @@ def test_every_cut_of_a_value_and_every_byte_more_is_none() -> None:
     decoder = open_decoder("s/t", schema(ORDER))
     whole = encoded(ORDER, VALUE)
     for size in range(len(whole)):
-        with pytest.raises(BadValue):
+        with pytest.raises(ValueError):
             decoder.decode(whole[:size])
-    with pytest.raises(BadValue, match="1 bytes more"):
+    with pytest.raises(ValueError, match="1 bytes more"):
         decoder.decode(whole + b"\x00")
 
 
@@ -197,5 +196,5 @@ def test_a_schema_that_multiplies_itself_is_refused_at_once() -> None:
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastavro", None)
     monkeypatch.delitem(sys.modules, "ledger_client.topics.values.avro", raising=False)
-    with pytest.raises(SchemaPackageMissing, match=r"fastavro: pip install 'quire\[schemas\]'"):
+    with pytest.raises(BadSchema, match=r"fastavro: pip install 'quire\[schemas\]'"):
         open_decoder("s/t", schema(ORDER))
