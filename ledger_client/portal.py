@@ -173,8 +173,11 @@ class Portal(Generic[R_co]):
         self._stop = trio.Event()
         try:
             async with self._open_resource() as value, trio.open_nursery() as self._nursery:
-                self._opened.set_result(value)
-                await self._stop.wait()
+                try:
+                    self._opened.set_result(value)
+                    await self._stop.wait()
+                finally:
+                    self._stop.set()  # also after a crash: from here on, calls are refused
                 self._nursery.cancel_scope.cancel()
         except Exception as error:
             if self._opened.done():

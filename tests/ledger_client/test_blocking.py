@@ -12,6 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 import pytest
+import trio
 from memory_cluster import memory_cluster
 from prometheus_client import CollectorRegistry
 
@@ -195,6 +196,33 @@ def test_a_producer_of_a_closed_client_refuses_every_send() -> None:
         for send in sends:
             with pytest.raises(RuntimeError, match="closed"):
                 send.result(timeout=5)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_calls_are_refused_while_a_crashed_client_still_cleans_up() -> None:
+    cleaning = threading.Event()
+
+    async def crash() -> None:
+        raise KeyError("a bug")
+
+    @asynccontextmanager
+    async def crashing() -> AsyncIterator[trio.Nursery]:
+        try:
+            async with trio.open_nursery() as nursery:
+                yield nursery
+        finally:
+            cleaning.set()
+            with trio.CancelScope(shield=True):
+                await trio.sleep(0.5)
+
+    portal = Portal(crashing)
+    portal.call_sync(portal.value.start_soon, crash)
+    assert cleaning.wait(5)
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(portal.call, trio.sleep, 0)
+        with pytest.raises(RuntimeError, match="closed"):
+            call.result(timeout=5)
+    portal.close()
 
 
 def test_what_fails_on_opening_is_raised() -> None:

@@ -128,8 +128,9 @@ class SendQueue:
         batch = ticket._batch
         waiting = self._waiting.get(batch)
         if waiting is None:
-            waiting = self._waiting[batch] = []
+            waiting = []
             self._nursery.start_soon(self._wait, batch, waiting)
+            self._waiting[batch] = waiting
             batch.waiting += 1
         waiting.append((send.settle, ticket))
 
