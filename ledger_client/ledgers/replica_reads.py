@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import bisect
 from collections import deque
+from operator import attrgetter
 from typing import Generic, Protocol, TypeVar
 
 import trio
@@ -50,6 +51,7 @@ GUESSED_ENTRY_SIZE = 1024
 BATCH_COUNT_MAX = 16384
 STRIPED_COUNT_MAX = 128
 """READs sent at once in a striped ledger."""
+_FIRST_ENTRY = attrgetter("first_entry")
 
 
 class LedgerSource:
@@ -122,16 +124,14 @@ class LedgerSource:
         count = int(size / max(self._entry_size, 1.0))
         count_max = STRIPED_COUNT_MAX if self.striped else BATCH_COUNT_MAX
         end = first + max(1, min(count, count_max)) - 1
-        after = bisect.bisect_right(self._starts(), first)
+        after = bisect.bisect_right(self.record.fragments, first, key=_FIRST_ENTRY)
         if after < len(self.record.fragments):
             end = min(end, self.record.fragments[after].first_entry - 1)
         return min(end, last)
 
     def _fragment(self, entry_id: int) -> Fragment:
-        return self.record.fragments[max(bisect.bisect_right(self._starts(), entry_id) - 1, 0)]
-
-    def _starts(self) -> list[int]:
-        return [fragment.first_entry for fragment in self.record.fragments]
+        after = bisect.bisect_right(self.record.fragments, entry_id, key=_FIRST_ENTRY)
+        return self.record.fragments[max(after - 1, 0)]
 
     def _by_condition(self, bookie_ids: list[str]) -> list[BookieConnection]:
         connections = [self._bookies.connections[bookie_id] for bookie_id in bookie_ids]
@@ -505,13 +505,11 @@ class Parts:
 
     def _read_ahead(self) -> None:
         part = StripedPart if self._source.striped else BatchPart
-        while self._position <= self._last and len(self._ahead) < self._limit():
+        limit = max(self._source.options.reads_in_flight, 1)
+        while self._position <= self._last and len(self._ahead) < limit:
             end = self._source.part_end(self._position, self._last)
             self._ahead.append(part(self._source, self._position, end))
             self._position = end + 1
-
-    def _limit(self) -> int:
-        return max(self._source.options.reads_in_flight, 1)
 
 
 async def persist(source: LedgerSource, question: Question[T], read: ReplicaRead[T]) -> T:
