@@ -285,8 +285,12 @@ class Conversation:
         self._connection.close()
         while self._outbox.size:
             self._outbox.take()
-        self._charge(0, 0, 0)
-        self._server.budget.unfinished.mark_unfinished(self._token, False)
+        budget = self._server.budget
+        budget.received.change(self.address, -self._received)
+        budget.unfinished.change(self.address, -self._unfinished)
+        budget.unsent.change(self.address, -self._unsent)
+        self._received = self._unfinished = self._unsent = 0
+        budget.unfinished.mark_unfinished(self._token, False)
 
     # --- receiving ---------------------------------------------------------------------
 
@@ -369,20 +373,14 @@ class Conversation:
 
     def _account(self) -> Backlog:
         """Let the budget know what the connection holds, and return that."""
-        backlog = self._connection.backlog()
-        self._charge(
-            backlog.unsynced + backlog.waiting,
-            backlog.partial,
-            backlog.ready + self._in_send + self._calls_size,
-        )
-        return backlog
-
-    def _charge(self, received: int, unfinished: int, unsent: int) -> None:
-        budget = self._server.budget
+        budget, backlog = self._server.budget, self._connection.backlog()
+        received, unfinished = backlog.unsynced + backlog.waiting, backlog.partial
+        unsent = backlog.ready + self._in_send + self._calls_size
         budget.received.change(self.address, received - self._received)
         budget.unfinished.change(self.address, unfinished - self._unfinished)
         budget.unsent.change(self.address, unsent - self._unsent)
         self._received, self._unfinished, self._unsent = received, unfinished, unsent
+        return backlog
 
     # --- requests that are not adds ----------------------------------------------------
 

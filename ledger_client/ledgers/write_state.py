@@ -224,7 +224,8 @@ class WriteState:
             WriterFailed, LedgerClosed: the writer takes no entries any more.
             PayloadTooLarge: one of the payloads; nothing is queued.
         """
-        self.check_open()
+        if self.failure is not None or self.is_ending:
+            self.check_open()
         if add.largest > PAYLOAD_SIZE_MAX:
             raise PayloadTooLarge.entry(
                 ledger_id=self.record.ledger_id, size=add.largest, size_max=PAYLOAD_SIZE_MAX

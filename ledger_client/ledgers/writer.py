@@ -260,9 +260,9 @@ class WriteDriver:
 
     async def append_many(self, payloads: Iterable[Payload]) -> range:
         """Append entries and wait, as LedgerWriter.append_many()."""
-        self._state.check_open()
         request = Request(list(payloads))
         if not request.payloads:
+            self._state.check_open()
             return range(self._state.next_entry, self._state.next_entry)
         self.submit(request)
         try:
