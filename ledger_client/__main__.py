@@ -31,6 +31,9 @@ def quire() -> None:
 
     New here? `quire demo` shows everything on this machine in a minute. For a cluster that
     stays, run `bookie standalone --data DIR`.
+
+    Exit codes: 0 done; 1 failed, or damage found; 2 wrong command line; 3 no bookie answers;
+    130 interrupted.
     """
 
 

@@ -47,16 +47,22 @@ async def connect(
     the first call.
 
     Args:
-        url: "bookie://host:port,host:port" (any live bookies; others are found
-            through them), with TLS and a login as metadata/cluster_url.py says, or
-            "sqlite:///path" of the metadata on this host.
+        url: "bookie://host:port,host:port" (any live bookies; others are found through them);
+            with a login, "bookie://user:password@host:port"; over TLS,
+            "bookie+tls://host:port?ca=FILE"; or "sqlite:///path" of the metadata on this host.
         options: deadlines and bounds.
         open_stream: opens a connection to a host and port, below TLS and login; for tests.
 
     Raises:
         BadAddress: *url* cannot be understood.
         MetadataUnavailable: the SQLite file cannot be opened.
+        RuntimeError: this is not a trio program.
     """
+    if not trio.lowlevel.in_trio_run():
+        raise RuntimeError(
+            "ledger_client runs on trio; use ledger_client.aio with asyncio, and "
+            "ledger_client.blocking without an event loop"
+        )
     async with open_context(url, options=options, open_stream=open_stream) as context:
         yield Client(context)
 

@@ -21,7 +21,9 @@ def config(
     settings: tuple[str, ...],
     **direct: str | None,
 ) -> None:
-    """Print a sample bookie.toml: every setting with unit, default and bounds.
+    """Print a sample bookie.toml with every setting.
+
+    Each has its unit, default and bounds.
 
     \b
     Create a file to edit:     bookie config > bookie.toml

@@ -46,7 +46,7 @@ def format_folders(
     settings: tuple[str, ...],
     **direct: str | None,
 ) -> None:
-    """Create the folders and the identity of a new bookie, without starting it.
+    """Create the folders and the identity of a new bookie.
 
     `bookie run` does this by itself for a new bookie. Use this command when a bookie refuses
     to start: with --moved after its folders were moved, with --force to delete its data and

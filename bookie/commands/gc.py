@@ -36,7 +36,7 @@ class Collected(msgspec.Struct, frozen=True):
 )
 @options.as_json
 def gc(*, cluster: str, only: str | None, major: bool, as_json: bool) -> None:
-    """Free the space of deleted ledgers now, on the bookies of a cluster.
+    """Free the space of deleted ledgers now, on all bookies.
 
     Each bookie looks for ledgers that the metadata no longer has, deletes entry logs without
     live data, and rewrites those with little of it: less than the share minor_threshold, or

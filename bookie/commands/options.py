@@ -17,8 +17,9 @@ cluster = click.option(
     default="bookie://127.0.0.1:3181",
     show_default=True,
     metavar="URL",
-    help="Any bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...], with a login "
-    "bookie://USER:PASSWORD@HOST:PORT, over TLS bookie+tls://...?ca=FILE. Also QUIRE_CLUSTER.",
+    help="One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]; with a login, "
+    "bookie://USER:PASSWORD@HOST:PORT; over TLS, bookie+tls://...?ca=FILE. QUIRE_CLUSTER sets "
+    "it too.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 config_file = click.option(
@@ -26,7 +27,7 @@ config_file = click.option(
     "config_file",
     type=click.Path(path_type=Path, dir_okay=False),
     metavar="FILE",
-    help="TOML file with settings, as `bookie config` prints one. [default: none]",
+    help="TOML file with settings; `bookie config` prints a sample.",
 )
 settings = click.option(
     "--set",

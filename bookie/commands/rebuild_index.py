@@ -24,7 +24,9 @@ from metadata.outcome import CommandFailed, Exit
 def rebuild_index(
     *, data_folder: str | None, config_file: Path | None, settings: tuple[str, ...], as_json: bool
 ) -> None:
-    """Rebuild indexes, ledger table and mark from entry logs and journals.
+    """Rebuild lost indexes from entry logs and journals.
+
+    The ledger table and the mark (the last checkpoint) are rebuilt, too.
 
     Use it for a bookie that does not start because its lastMark or its indexes are missing
     or damaged. The bookie must be stopped. Afterwards every ledger is fenced on this bookie,

@@ -36,12 +36,13 @@ def replace(
     settings: tuple[str, ...],
     **direct: str | None,
 ) -> None:
-    """Continue a bookie that lost its folders in empty ones, under its old name.
+    """Let a bookie that lost its disks continue in empty folders.
 
-    Both folders must be empty, and the bookie stopped and known to the metadata. It gets a
-    new cookie; the old disks, should they come back, are refused. The bookie then starts in
-    limbo: it serves the entries it has, and never answers "no such entry" until it got all
-    its entries back from other bookies. `quire cluster status` shows the progress.
+    It keeps its name. Both folders must be empty, and the bookie stopped and known to the
+    metadata. It gets a new cookie; the old disks, should they come back, are refused. The
+    bookie then starts in limbo: it serves the entries it has, and never answers "no such
+    entry" until it got all its entries back from other bookies. `quire cluster status` shows
+    the progress.
 
     If you do not replace the bookie, repair copies its ledgers to other bookies after
     lost_after_s, and `bookie decommission` removes it from the cluster.

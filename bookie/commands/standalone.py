@@ -90,7 +90,7 @@ def standalone(
 
     \b
     Try:   bookie standalone --data /tmp/quire &
-           quire ledger create --cluster bookie://127.0.0.1:3181
+           quire topic create shop/orders
 
     Prints "ready bookie://..." once all bookies serve, then a table of processes and
     folders. Logs of the bookies go to standard error. All bookies end with this process,

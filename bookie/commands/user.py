@@ -32,7 +32,9 @@ class Listed(msgspec.Struct, frozen=True):
 
 @click.group()
 def user() -> None:
-    """Manage the users who may call a bookie, kept in DIR/security/users.
+    """Manage the users who may call a bookie.
+
+    They are kept in DIR/security/users.
 
     Once there is a user, every caller needs a name and a password. Clients give them in the
     cluster's URL, bookie://USER:PASSWORD@HOST:PORT. Bookies, which call each other, read them

@@ -16,6 +16,7 @@ import trio
 import uvloop
 from memory_cluster import memory_cluster
 
+import ledger_client
 from ledger_client import Client, EventTime, aio
 from ledger_client.aio import AioClient
 from ledger_client.errors import (
@@ -487,3 +488,12 @@ def test_a_forked_process_is_told_to_connect_again() -> None:
     with suppress(ChildProcessError):
         _, status = os.waitpid(child, 0)
         assert os.waitstatus_to_exitcode(status) == 0
+
+
+def test_a_program_of_asyncio_that_calls_the_surface_of_trio_is_sent_here() -> None:
+    async def program() -> None:
+        async with ledger_client.connect("bookie://127.0.0.1:1"):
+            pass
+
+    with pytest.raises(RuntimeError, match=r"use ledger_client\.aio with asyncio"):
+        asyncio.run(program())

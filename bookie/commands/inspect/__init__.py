@@ -14,7 +14,9 @@ from bookie.commands.inspect.mark import mark
 
 @click.group()
 def inspect() -> None:
-    """Inspect a bookie's files (--data DIR), or ask a running bookie (--address).
+    """Inspect a bookie's files, or ask a running bookie.
+
+    --data DIR names the files, --address the bookie.
 
     Nothing is changed, and a bookie may use the files at the same time. Entries that it has
     not flushed yet appear in the files as records of the journal.

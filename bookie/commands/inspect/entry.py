@@ -57,7 +57,7 @@ def entry(
     raw: bool,
     as_json: bool,
 ) -> None:
-    """Show one entry: place, header, payload, and whether its digest is right.
+    """Show one entry: its place, header, payload and digest.
 
     With --data, this shows all copies in the files: those in entry logs (several after a
     compaction or a repeated add), and the one in the journal until it is flushed. Exit code

@@ -53,7 +53,9 @@ def index(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """Show the totals of every index, or the extents of one; LOG is the entry log's id in hex.
+    """Show the totals of every index, or the extents of one.
+
+    LOG is the entry log's id in hex.
 
     An extent is a run of one ledger's entries that lie one after the other in the log. A
     damaged index is rebuilt at the next start, or by rebuild-index. A running bookie

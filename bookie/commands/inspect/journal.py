@@ -69,7 +69,9 @@ def journal(
     limit: int | None,
     as_json: bool,
 ) -> None:
-    """List the journal files, or the records of one; FILE is its id in hex.
+    """List the journal files, or the records of one.
+
+    FILE is its id in hex.
 
     A file is "needed" while it holds entries that are not in an entry log yet. Records that
     a crash cut off at the end of the newest file were never acknowledged, so that is no

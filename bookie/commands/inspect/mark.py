@@ -39,11 +39,11 @@ class Checkpoint(msgspec.Struct, frozen=True):
 @of_files_or_address
 @options.as_json
 def mark(*, place: InspectionTarget, as_json: bool) -> None:
-    """Show the last checkpoint: the place where a restart begins to replay the journal.
+    """Show where a restart begins to replay the journal.
 
-    Entries before it are in the entry logs. "log end", "index end" and "table end" are the
-    sizes of those files at the checkpoint; data beyond belongs to a flush that was not
-    finished. Exit code 1 if the mark is damaged.
+    That place is the last checkpoint: entries before it are in the entry logs. "log end",
+    "index end" and "table end" are the sizes of those files at the checkpoint; data beyond
+    belongs to a flush that was not finished. Exit code 1 if the mark is damaged.
     """
     found = place.ask(_ask) if place.address else _look(place)
     if as_json:

@@ -52,10 +52,9 @@ async def _create(new: NewLedger, cluster: str, as_json: bool) -> None:
 def info(*, ledger_id: int, cluster: str, as_json: bool) -> None:
     """Show the metadata of LEDGER.
 
-    It includes the ledger's bookies and, if it belongs to a topic, its place there.
-
-    The first bookie of its list is the head, the last the tail. Its end is known once it is
-    closed.
+    It includes the ledger's bookies and, if it belongs to a topic, its place there. The first
+    of these bookies is called head, the last one tail. Last entry and size are known once the
+    ledger is closed.
     """
     trio.run(_info, ledger_id, cluster, as_json)
 

@@ -20,6 +20,7 @@ _lane = click.argument("lane", type=click.IntRange(0))
 _partition = click.option(
     "--partition",
     type=click.IntRange(-1),
+    metavar="INDEX",
     show_default="the only one of a topic without partitions",
     help="The lane's partition; required if the topic has partitions.",
 )

@@ -123,8 +123,10 @@ class TruncateRequest(NamedTuple):
     show_default="event-time for topics ordered by it, else publish-time",
     help="Kind of the times in PLACE.",
 )
-@click.option("--partition", type=click.IntRange(-1), help="In this partition only.")
-@click.option("--lane", type=click.IntRange(0), help="In lanes with this number only.")
+@click.option(
+    "--partition", metavar="INDEX", type=click.IntRange(-1), help="Only in this partition."
+)
+@click.option("--lane", metavar="NUMBER", type=click.IntRange(0), help="Only in lanes with it.")
 @click.option(
     "--force",
     is_flag=True,
@@ -266,8 +268,10 @@ class PurgePlace(NamedTuple):
     help="Remove ledgers whose timestamps are all lower than NUMBER.",
 )
 @click.option("--all", "everything", is_flag=True, help="Remove every closed ledger.")
-@click.option("--partition", type=click.IntRange(-1), help="In this partition only.")
-@click.option("--lane", type=click.IntRange(0), help="In lanes with this number only.")
+@click.option(
+    "--partition", metavar="INDEX", type=click.IntRange(-1), help="Only in this partition."
+)
+@click.option("--lane", metavar="NUMBER", type=click.IntRange(0), help="Only in lanes with it.")
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @options.cluster
 @options.as_json

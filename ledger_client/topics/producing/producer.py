@@ -329,7 +329,7 @@ class Producer:
     def _check_sequence(self, sequence: int) -> None:
         """Raise BadTopic or ValueError unless messages may have this number."""
         if not self.name:
-            raise BadTopic("only a producer with a name counts its messages", topic=self.topic)
+            raise BadTopic("sequence numbers need a producer with a name", topic=self.topic)
         if not 0 <= index(sequence) < 1 << 62:
             raise ValueError(f"{sequence} is no sequence number")
 

@@ -500,10 +500,10 @@ def _check_place(named: object, topic: str) -> None:
     )
     if not (is_known or is_position(named)):
         raise BadTopic(
-            f'{named!r} is no place: "earliest", "latest", a MessageId, an EventTime, a Timestamp, '
-            "a PublishTime, a Version, or what position() returned",
+            f'{named!r} is not a place; use "earliest", "latest", a MessageId, an EventTime, '
+            "a Timestamp, a PublishTime, a Version, or what position() returned",
             topic=topic,
         )
     for kept in named if is_position(named) else ():
         if not all(UNKNOWN <= number <= _NUMBER_MAX for number in kept.place):
-            raise BadTopic(f"{kept!r} is no place of a lane", topic=topic)
+            raise BadTopic(f"{kept!r} is not a place of a lane", topic=topic)

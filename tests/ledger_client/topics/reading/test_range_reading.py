@@ -298,9 +298,9 @@ async def test_positions_that_no_reader_ever_gave_are_refused(
         await some_lane(topic)
         (kept,) = (await plan_read(topic.client._context, TOPIC)).end
         position = [kept._replace(place=kept.place._replace(**{field: number}))]
-        with pytest.raises(BadTopic, match="is no place of a lane"):
+        with pytest.raises(BadTopic, match="is not a place of a lane"):
             await plan_read(topic.client._context, TOPIC, end=position)
-        with pytest.raises(BadTopic, match="is no place of a lane"):
+        with pytest.raises(BadTopic, match="is not a place of a lane"):
             await plan_read(topic.client._context, TOPIC, start=position)
 
 
@@ -334,7 +334,7 @@ async def test_bounds_are_refused_as_a_reader_refuses_them(autojump_clock: MockC
             await plan_read(topic.client._context, TOPIC, start=lane.messages[0].id)
         with pytest.raises(BadTopic, match="not in one partition"):
             await plan_read(topic.client._context, TOPIC, start=MessageId(1, 1, 3))
-        with pytest.raises(BadTopic, match="is no place"):
+        with pytest.raises(BadTopic, match="is not a place"):
             await plan_read(topic.client._context, TOPIC, start="anywhere")  # type: ignore[arg-type]
         assert len(await same_as_reader(topic, start=lane.messages[4].id, lanes=[0])) == 9
 
