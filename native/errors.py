@@ -6,10 +6,10 @@ CoreError
 ├── NoLedger      the ledger is not known here
 ├── Fenced        the ledger is fenced; only recovery may add
 ├── BadKey        the master key is not the ledger's
-├── TooLarge      what is to be stored fits no frame; nothing of it was taken
-├── OtherLedger   the id is that of another ledger here
-├── Full          no room now; try again when the engine says that there is
-└── ProtocolBroken  the peer sent what no frame allows; close the connection
+├── TooLarge      the bytes exceed the largest entry, column or frame; nothing was stored
+├── OtherLedger   the ledger with this id here is of another incarnation
+├── Full          no room now; try again after Event.SPACE
+└── ProtocolBroken  the peer sent an invalid frame; close the connection
 
 A failure of the operating system stays an OSError with its errno.
 """
@@ -58,15 +58,15 @@ class TooLarge(CoreError):
         self.size = size
         self.size_max = size_max
         self.index = index
-        """Which of those given it is, where there are several."""
+        """of the item that is too large, if several were passed"""
 
 
 class Full(CoreError):
-    """No room now; an event of the engine says when there is."""
+    """No room now; the engine reports Event.SPACE when there is."""
 
 
 class ProtocolBroken(CoreError):
-    """The peer sent what no frame allows. Close the connection."""
+    """The peer sent an invalid frame. Close the connection."""
 
 
 _VERDICTS: dict[int, type[CoreError]] = {

@@ -15,13 +15,13 @@ from native.errors import Corrupt, check, raise_for
 _RESPONSES_MAX = 256
 _TOKENS_MAX = 256
 _CHUNK_SIZE = 256 << 10
-_COPIED_MAX = 65536  # bytes of a body that come in pieces and are cheaper to copy than to lend
+_COPIED_MAX = 65536  # a body that arrived in several reads is copied up to this size, else lent
 _ENTRY_SIZE_MIN = 36  # in a batch: the size, and a stored entry without payload
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
 class WriterState(msgspec.Struct, frozen=True):
-    """How far a writer is. Sizes are payload bytes of the ledger."""
+    """The progress of a writer. Sizes are payload bytes of the ledger."""
 
     lac: int
     next_entry: int
@@ -37,8 +37,8 @@ class WriterState(msgspec.Struct, frozen=True):
 class Writer:
     """One ledger being written: builds its ADD frames and counts acknowledgements.
 
-    With ``ensemble_size == write_quorum`` every bookie gets the same bytes, which
-    are then built once. Closing it detaches it from its links.
+    If ``ensemble_size == write_quorum``, every bookie gets the same bytes, so they are
+    built once. close() detaches the writer from its links.
     """
 
     def __init__(
@@ -54,10 +54,10 @@ class Writer:
         token: int = 0,
         flags: int = 0,
     ) -> None:
-        """*length* is the payload bytes before *first_entry*; links report *token*.
+        """Start before *first_entry*, with *length* payload bytes in front of it.
 
-        Every ADD frame carries *flags*: Flag.RECOVERY lets entries into a ledger
-        that is fenced.
+        Link.dirty() returns *token* when the writer's state has changed. Every ADD frame
+        carries *flags*; Flag.RECOVERY adds to a fenced ledger.
 
         Raises:
             OSError: EINVAL, not 1 <= ack <= write <= ensemble <= 64.
@@ -94,18 +94,17 @@ class Writer:
 
     @property
     def is_open(self) -> bool:
-        """Whether close() was not called yet."""
+        """False once close() was called."""
         return self._pointer is not None
 
     def add(self, payloads: Sequence[bytes]) -> tuple[int, list[memoryview]]:
-        """Return the first entry's id, and what to send to each bookie of the ensemble.
+        """Return the first entry's id, and the ADD frames for each bookie of the ensemble.
 
-        The ids of *payloads* rise by one from there. A bookie whose share is empty
-        gets an empty buffer; bookies with the same share get the same object.
+        The ids of *payloads* rise by one from there. A bookie that stores none of them gets
+        an empty buffer; bookies that store the same entries get the same object.
 
         Raises:
-            ValueError: a payload is too large for a frame, or ids run out. Nothing
-                was added.
+            ValueError: a payload is too large for a frame, or ids run out. Nothing is added.
         """
         pointer = self.pointer
         sizes = array("I", map(len, payloads))
@@ -125,7 +124,7 @@ class Writer:
         return self._first[0], frames * self._copies
 
     def state(self) -> WriterState:
-        """Return how far the writer is."""
+        """Return the writer's progress, as of the acknowledgements counted so far."""
         lib.bk_writer_get_state(self.pointer, self._state)
         raw = self._state
         return WriterState(
@@ -139,39 +138,38 @@ class Writer:
         )
 
     def acknowledge(self, bookie: int, entry_id: int, code: int = 0) -> None:
-        """Count one answer of the bookie at this index, as a link does."""
+        """Count one response of the bookie at this index, as a link does."""
         lib.bk_writer_acknowledge(self.pointer, bookie, entry_id, code)
 
     def behind(self) -> int:
-        """Return a bit for each bookie that has not acknowledged everything it got.
+        """Return bit i set for each index i whose bookie has unacknowledged entries.
 
-        Bit i is that of index i. Entries count that are confirmed without it, and those
-        from before it stood there do not.
+        Confirmed entries count too, if the bookie has not acknowledged them. Entries sent to
+        a bookie that it replaced do not.
         """
         return int(lib.bk_writer_behind(self.pointer))
 
     def owing(self) -> int:
-        """Return a bit for each bookie without the oldest entry that is not confirmed.
+        """Return bit i set for each index i that holds up the oldest unconfirmed entry.
 
-        Bit i is that of index i; 0 means that everything is confirmed.
+        0 means that everything is confirmed.
         """
         return int(lib.bk_writer_owing(self.pointer))
 
     def hold(self, on: bool) -> None:
-        """Let the LAC stand while the ensemble changes, or go on again.
+        """Hold the LAC while the ensemble changes, or release it.
 
-        Acknowledgements are counted meanwhile. `hold(False)` confirms what is
-        complete; no link reports that, so look at the state.
+        Acknowledgements are counted meanwhile. `hold(False)` confirms every entry that has
+        its ack quorum; no link reports this, so read state() afterwards.
         """
         lib.bk_writer_hold(self.pointer, on)
 
     def replace(self, bookie: int) -> None:
-        """Let another bookie stand at this index of the ensemble.
+        """Replace the bookie at this index of the ensemble.
 
-        Links that counted for the old one are detached. Its acknowledgements of all
-        entries above the LAC, and that it refused, are forgotten; `code` is 0 again
-        unless it is FENCED or UNAUTHORIZED. Attach the new one's link, and send it
-        its share of every entry above the LAC.
+        Detaches the old bookie's link and forgets its refusal and its acknowledgements above
+        the LAC; `code` becomes 0 unless it is FENCED or UNAUTHORIZED. Then attach the new
+        bookie's link, and send it the entries above the LAC that it stores.
 
         Raises:
             OSError: EINVAL, no such index, or the LAC is not held.
@@ -179,16 +177,16 @@ class Writer:
         check(lib.bk_writer_replace(self.pointer, bookie), "replacing a bookie")
 
     def close(self) -> None:
-        """Forget everything pending, and leave all links. Closing twice is fine."""
+        """Drop pending entries and detach from all links. Closing twice is harmless."""
         if self._pointer is not None:
             ffi.release(self._pointer)
             self._pointer = None
 
 
 class Response(msgspec.Struct, frozen=True):
-    """A response frame. Fields that its opcode has not are 0 or empty.
+    """A response frame. Fields that its opcode lacks are 0 or empty.
 
-    A large body is a read-only view of the memory into which it was received.
+    A large body is a read-only view of the memory that it was received into.
     """
 
     opcode: int
@@ -202,7 +200,7 @@ class Response(msgspec.Struct, frozen=True):
 
 
 class Link:
-    """What comes from one bookie: acknowledgements to writers, the rest to the caller."""
+    """The incoming side of one connection: counts acknowledgements, returns other responses."""
 
     def __init__(self) -> None:
         out = ffi.new("bk_link **")
@@ -227,16 +225,16 @@ class Link:
         check(lib.bk_link_attach(self._open(), writer.pointer, bookie), "attaching a writer")
 
     def detach(self, writer: Writer) -> None:
-        """Count for this writer no longer. Nothing happens when it is not attached."""
+        """Stop counting for this writer; harmless if it is not attached."""
         if self._pointer is not None and writer.is_open:
             lib.bk_link_detach(self._pointer, writer.pointer)
 
     def room(self) -> memoryview:
-        """Return where to put the next bytes from the bookie; then call `filled`.
+        """Return memory for the next bytes from the bookie; then call `filled`.
 
-        The rest of a large frame goes where the frame is put together, and is not
-        copied any more. Feed nothing in between. The memory stays valid when the link
-        is closed meanwhile, as long as the link object lives.
+        The rest of a large frame is received in place, without another copy. Do not call
+        `feed` in between. The memory stays valid while the link object lives, even if the
+        link is closed meanwhile.
         """
         self._room = lib.bk_link_room(self._open(), self._room_size)
         if self._room != ffi.NULL:
@@ -247,15 +245,15 @@ class Link:
         return memoryview(ffi.buffer(self._chunk))
 
     def filled(self, size: int) -> list[Response]:
-        """Take in *size* bytes that were put into the last room; returns and raises as `feed`."""
+        """Parse *size* bytes received into the memory of room(); returns and raises as `feed`."""
         room, self._room = self._room, None
         return self._feed(room, size)
 
     def feed(self, data: bytes | bytearray | memoryview) -> list[Response]:
-        """Take in bytes from the bookie and return the responses that are not for writers.
+        """Parse bytes from the bookie and return the responses that no writer counted.
 
         Raises:
-            ProtocolBroken: these are no responses; the link takes nothing any more.
+            ProtocolBroken: they are no responses; the link accepts no more bytes.
         """
         with ffi.from_buffer(data) as lent:
             return self._feed(lent, len(lent))
@@ -307,13 +305,13 @@ class Link:
 
     @property
     def answers(self) -> int:
-        """How many ADD responses came for writers that were attached."""
+        """The number of ADD responses counted for attached writers."""
         return int(lib.bk_link_answers(self._open()))
 
     def close(self) -> None:
-        """Detach all writers and forget a frame that is not whole. Closing twice is fine."""
+        """Detach all writers and drop an incomplete frame. Closing twice is harmless."""
         if self._pointer is not None:
-            if self._room is not None:  # somebody may be about to receive into it
+            if self._room is not None:  # the caller may still receive into it
                 self._orphan = ffi.gc(lib.bk_link_take(self._pointer), lib.bk_link_release)
             ffi.release(self._pointer)
             self._pointer = None
@@ -349,17 +347,17 @@ def add_frame(
 
 
 class Entries(msgspec.Struct, frozen=True):
-    """The sound entries at the start of a body: payload i lies at offsets[i]."""
+    """The sound entries at the start of a body; payload i begins at offsets[i]."""
 
     count: int
     offsets: list[int]
     sizes: list[int]
     lac: int
-    """The greatest LAC that they carry, -1 for none."""
+    """The greatest LAC in their headers, -1 without entries."""
     length: int
     """The ledger's payload bytes up to the last of them."""
     sound: bool
-    """False when what follows them is damaged."""
+    """False if the bytes after them are damaged."""
 
 
 def check_entries(
@@ -367,7 +365,7 @@ def check_entries(
 ) -> Entries:
     """Check the entries in the body of a BATCH_READ or READ_WAIT response.
 
-    Their ids rise by one from *start_id*; at most *count_max* are looked at.
+    Their ids rise by one from *start_id*; at most *count_max* are checked.
     """
     with ffi.from_buffer(body) as lent:
         room = max(0, min(count_max, len(lent) // _ENTRY_SIZE_MIN + 1))
@@ -401,11 +399,11 @@ def check_entries(
 def readd(key: bytes, flags: int, body: bytes | memoryview) -> tuple[memoryview, int]:
     """Return the entries in the body of a BATCH_READ response as ADD frames, and their count.
 
-    Not a byte of the stored entries changes, so every replica is the same. Digests
-    are not looked at; `check_entries` does that.
+    The stored entries are copied unchanged, so all replicas stay equal. Digests are not
+    checked here, but by `check_entries`.
 
     Raises:
-        Corrupt: the body is not made of whole entries.
+        Corrupt: the body does not consist of whole entries.
     """
     count, size = ffi.new("uint32_t *"), ffi.new("uint64_t *")
     with ffi.from_buffer(body) as lent:

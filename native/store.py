@@ -36,7 +36,7 @@ class LogRecord(msgspec.Struct, frozen=True):
 
 
 class Extent(msgspec.Struct, frozen=True):
-    """A run of one ledger's entries in a log; *offset* is its row's in the index."""
+    """A run of one ledger's entries in a log; *offset* is that of its row in the index."""
 
     offset: int
     ledger_id: int
@@ -50,7 +50,7 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Where an entry's record lies. *record_size* counts its header too."""
+    """The place of an entry's record. *record_size* includes its header."""
 
     log_id: int
     offset: int
@@ -58,7 +58,7 @@ class Place(msgspec.Struct, frozen=True):
 
 
 class LedgerUsage(msgspec.Struct, frozen=True):
-    """What entry logs hold of a ledger. *bytes* is the size of its records."""
+    """A ledger's entries in the entry logs. *bytes* is the size of their records."""
 
     ledger_id: int
     first_entry: int
@@ -80,7 +80,7 @@ class LogUsage(msgspec.Struct, frozen=True):
 
 
 class Damage(msgspec.Struct, frozen=True):
-    """A place in *path* that is not sound; ids are -1 when not known."""
+    """A damaged place in *path*; ids are -1 if unknown."""
 
     path: Path
     offset: int
@@ -96,7 +96,7 @@ class LogHead(msgspec.Struct, frozen=True):
 
 
 class StoreStats(msgspec.Struct, frozen=True):
-    """Counters since the store was opened, and present sizes in bytes."""
+    """Counters since the store was opened, and current sizes in bytes."""
 
     flushes: int
     flushed_entries: int
@@ -123,12 +123,12 @@ class Stop:
         self.flag = ffi.new("int32_t *")
 
     def set(self) -> None:
-        """Let it end within a fraction of a second, without loss."""
+        """End it within a fraction of a second; nothing is lost."""
         self.flag[0] = 1
 
 
 class Store:
-    """Entry logs and index of one folder. CData thread may read; store.h has the rules.
+    """Entry logs and index of one folder. Any thread may read; store.h has the rules.
 
     All calls but the listings touch the disk.
     """
@@ -141,14 +141,13 @@ class Store:
     def open(
         cls, folder: Path, mark: Mark | None, log_size_max: int, index_cache_size: int
     ) -> Store:
-        """Open *folder* and cut off what lies beyond *mark*.
+        """Open *folder* and truncate its files to *mark*.
 
-        Damage is no error: it is reported by `take_damage`, and an index that is
-        damaged is built anew.
+        Damage is no error: `take_damage` reports it, and a damaged index is rebuilt.
 
         Args:
             folder: holds logs and indexes.
-            mark: the last checkpoint; None accepts whatever is sound.
+            mark: the last checkpoint; None keeps all sound records.
             log_size_max: begin a new log after this many bytes, at most 2 GiB.
             index_cache_size: bytes of index pages kept in memory.
 
@@ -165,11 +164,11 @@ class Store:
 
     @classmethod
     def wrap(cls, pointer: CData) -> Store:
-        """Return the binding of a store that somebody else opened and will close."""
+        """Return a Store for a *pointer* that its owner closes, as an engine does."""
         return cls(pointer, owned=False)
 
     def close(self) -> None:
-        """Release the store, if it is this object's to release. Harmless twice."""
+        """Close the store if open() made it. Closing twice is harmless."""
         if self._owned and self._pointer != ffi.NULL:
             lib.bk_store_close(self._pointer)
         self._pointer = ffi.NULL
@@ -190,14 +189,14 @@ class Store:
     def flush(
         self, ledgers: Mapping[int, Mapping[int, bytes]], mark: Mark, *, salt: int = 0
     ) -> Mark:
-        """Store entries durably; return *mark* with where the logs end now.
+        """Store entries durably; return *mark* with the logs' new ends.
 
         The engine flushes by itself; this is for tools and tests. *ledgers* gives,
-        for each ledger id, stored entries (digest.h) by entry id. *salt* is that
-        of the records on their way; none of it reaches the disk.
+        for each ledger id, stored entries (digest.h) by entry id. *salt* is
+        that of the journal file the entries come from; records are stored with salt 0.
 
         Raises:
-            OSError: nothing of this flush can be seen, and no later one works.
+            OSError: no entry of this flush is visible, and every later flush fails.
         """
         self.flush_begin()
         for ledger_id, entries in sorted(ledgers.items()):
@@ -234,25 +233,25 @@ class Store:
         )
 
     def flush_commit(self, mark: Mark) -> Mark:
-        """Sync and show what was flushed; return *mark* with where the logs end now."""
+        """Sync the flushed entries and make them visible; return *mark* with the logs' new ends."""
         raw = lend_mark(mark)
         check(lib.bk_store_flush_commit(self._pointer, raw), "ending a flush")
         return take_mark(raw)
 
     def roll(self, mark: Mark) -> Mark:
-        """Close the open log; return *mark* with where the logs end now.
+        """Close the open log; return *mark* with the logs' new ends.
 
         The log can be compacted and deleted once that mark is durable: see `marked`.
 
         Raises:
-            OSError: no later flush works.
+            OSError: every later flush fails.
         """
         raw = lend_mark(mark)
         check(lib.bk_store_roll(self._pointer, raw), "closing the open entry log")
         return take_mark(raw)
 
     def marked(self, mark: Mark) -> None:
-        """Let logs go that only the mark before *mark*, which is durable now, needed.
+        """Release the logs that only the mark before *mark* needed; *mark* is durable now.
 
         The engine's trim does this too.
         """
@@ -265,7 +264,7 @@ class Store:
 
         Raises:
             Absent, NoLedger: it is not stored here.
-            Corrupt: it was stored here and is damaged; the damage was noted.
+            Corrupt: it is damaged; `take_damage` reports that.
         """
         size = ffi.new("uint32_t *")
         room = _READ_SIZE
@@ -287,10 +286,10 @@ class Store:
         count_max: int = 2**32 - 1,
         size_max: int = 1 << 20,
     ) -> tuple[int, bytes]:
-        """Return how many entries, and them as ``{size 4 big-endian, entry}``.
+        """Return a count, and so many entries as ``{size 4 big-endian, entry}``.
 
-        Entries follow each other from *start_id* on without a gap, as many as
-        *size_max* bytes hold. None when the first is larger than that.
+        These are the entries from *start_id* on without a gap, as many as fit *size_max*
+        bytes. The count is 0 if the first one does not fit.
 
         Raises:
             Absent, NoLedger, Corrupt: as `read`, of the first entry.
@@ -306,13 +305,13 @@ class Store:
         return int(count[0]), bytes(ffi.buffer(out, size[0]))
 
     def last(self, ledger_id: int) -> int:
-        """Return the greatest entry id of the ledger; NoLedger when it has none."""
+        """Return the ledger's greatest entry id. Raises NoLedger if it has no entry."""
         out = ffi.new("int64_t *")
         check(lib.bk_store_last(self._pointer, ledger_id, out), f"ledger {ledger_id}")
         return int(out[0])
 
     def find(self, ledger_id: int, entry_id: int) -> Place:
-        """Return where the entry lies, without reading it. Raises as `read`."""
+        """Return the entry's place without reading it. Raises as `read`."""
         log_id = ffi.new("uint32_t *")
         offset = ffi.new("uint64_t *")
         size = ffi.new("uint32_t *")
@@ -340,7 +339,7 @@ class Store:
         ]
 
     def delete_ledger(self, ledger_id: int) -> None:
-        """Forget a ledger, until the store is opened again; its bytes become dead.
+        """Drop a ledger until the store is opened again; its bytes become dead.
 
         Raises:
             NoLedger: it is not stored here.
@@ -348,7 +347,7 @@ class Store:
         check(lib.bk_store_delete_ledger(self._pointer, ledger_id), f"ledger {ledger_id}")
 
     def delete_log(self, log_id: int) -> int:
-        """Delete a log without live bytes; return the bytes that this freed.
+        """Delete a log without live bytes; return the bytes freed.
 
         Raises:
             Full: it is open, or has live bytes.
@@ -383,14 +382,14 @@ class Store:
         return int(copied[0])
 
     def check_log(self, log_id: int, *, bytes_per_s: int = 0, stop: Stop | None = None) -> int:
-        """Check every record of a log that may be read; return the bytes checked.
+        """Check every live record of a log; return the bytes checked.
 
-        Damage goes to `take_damage`, with ledger and entry where they are known. An
-        entry that was stored again since is sound: its newer place counts. Reads,
-        flushes and compactions go on meanwhile. Blocks.
+        `take_damage` returns the damage, with ledger and entry if known. A damaged record
+        of an entry that was stored again does not count. Reads, flushes and compactions
+        continue meanwhile. Blocks.
 
         Args:
-            log_id: which log; of the open one, what is flushed is checked.
+            log_id: which log; of the open one, only flushed records are checked.
             bytes_per_s: read no faster; 0 for as fast as it goes.
             stop: ends it early.
 
@@ -408,7 +407,7 @@ class Store:
     # --- damage and figures ---------------------------------------------------------------
 
     def take_damage(self) -> list[Damage]:
-        """Return the damage met since the last call, oldest first, 1000 places at most."""
+        """Return the damage found since the last call, oldest first, at most 1000 places."""
         taken: list[Damage] = []
         rows = ffi.new("bk_damage[]", _DAMAGES)
         while n := lib.bk_store_take_damage(self._pointer, rows, _DAMAGES):
@@ -437,11 +436,11 @@ def read_head(path: Path) -> LogHead:
 
 
 def scan_log(path: Path, end: int = 0) -> Iterator[LogRecord | Damage]:
-    """Yield the records of an entry log in file order, the ledger map too; blocks.
+    """Yield the records of an entry log in file order, with the ledger map. Blocks.
 
     Args:
         path: the file.
-        end: stop here; 0 for the end that its header names, or of the file.
+        end: stop here; 0 for the end in its header, or else of the file.
 
     Raises:
         Corrupt: the header is damaged.
@@ -464,12 +463,12 @@ def scan_log(path: Path, end: int = 0) -> Iterator[LogRecord | Damage]:
 
 
 def scan_index(path: Path, *, pages: bool = False) -> Iterator[Extent | Damage]:
-    """Yield the extents of an index file; damage of the directory ends it; blocks.
+    """Yield the extents of an index file, up to damage in its directory. Blocks.
 
     Args:
         path: the file.
-        pages: also check the pages, which hold nearly all of the file. The first
-            damaged page of an extent follows the extent.
+        pages: also check the pages, nearly all of the file. An extent is followed by
+            its first damaged page.
 
     Raises:
         Corrupt: the header is damaged.
@@ -499,10 +498,10 @@ def scan_index(path: Path, *, pages: bool = False) -> Iterator[Extent | Damage]:
 
 
 def rebuild_index(log_path: Path, index_path: Path) -> tuple[int, int]:
-    """Write the index of a log anew; return its entries and the damages met.
+    """Rebuild the index of a log; return its entries and the damaged places found.
 
-    Blocks for as long as reading the log takes. The old index is replaced at
-    the end, in one step.
+    Blocks for as long as reading the log takes. The old index is replaced at the end,
+    atomically.
     """
     entries = ffi.new("uint64_t *")
     damaged = ffi.new("uint64_t *")
