@@ -189,6 +189,7 @@ class Session:
         self._attached: dict[int, Attached] = {}
         self._retired = False
         self._over = False
+        self._failure: BookieUnavailable | None = None
 
     def attach(self, token: int, attached: Attached) -> None:
         """Count acknowledgements for a writer.
@@ -216,9 +217,15 @@ class Session:
         self._declared.restore(name.ledger_id)
 
     def call(self, body: bytes, bookie_id: str) -> Call:
-        """Queue a CALL. The caller must call withdraw() when it stops waiting."""
+        """Queue a CALL. The caller must call withdraw() when it stops waiting.
+
+        It fails at once if the connection is over.
+        """
         request_id = next(self._request_ids)
         call = Call(bookie_id)
+        if self._failure is not None:
+            call.fail(self._failure)
+            return call
         self.replies.add(request_id, call)
         buffer = frame.call(request_id, body)
         sent = self._send_now(buffer)
@@ -342,7 +349,7 @@ class Session:
 
     def end(self, failure: BookieUnavailable) -> None:
         """Fail all requests and notify all writers; later responses are dropped."""
-        self._over = True
+        self._over, self._failure = True, failure
         self.scope.cancel()
         self._link.close()
         self.outgoing.clear()

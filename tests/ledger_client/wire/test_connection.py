@@ -11,6 +11,7 @@ from trio.testing import MockClock
 
 from ledger_client import Options
 from ledger_client.errors import BookieUnavailable, ReplicasUnavailable
+from ledger_client.wire.session import open_session
 from metadata.calls import BookieReply, Failure, LedgerRuns, RunPage
 from native.frame import Opcode
 
@@ -187,3 +188,16 @@ async def test_a_bookie_that_says_nothing_is_unavailable_after_a_while(
         with pytest.raises(BookieUnavailable, match="within 3 s"):
             await client._context.ledgers.call("b1", LedgerRuns(1), timeout_s=3.0)
         assert trio.current_time() == pytest.approx(began + 3)
+
+
+async def test_a_call_over_a_connection_that_broke_before_fails_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    ours, theirs = trio.testing.memory_stream_pair()
+    async with open_session(ours, "b1") as session:
+        await theirs.aclose()
+        await trio.testing.wait_all_tasks_blocked()
+        call = session.call(b"", "b1")
+        with trio.fail_after(1), pytest.raises(BookieUnavailable, match="closed by the bookie"):
+            await call.wait()
+        session.withdraw(call)
