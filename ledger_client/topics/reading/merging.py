@@ -231,6 +231,7 @@ class MergedLanes:
         self._paused: frozenset[int] = frozenset()
         self._caught_up = trio.Event()
         self._failure: LedgerError | None = None
+        self._put_off: LedgerError | None = None
         self._news = trio.Event()
         self._taken = 0
 
@@ -257,8 +258,9 @@ class MergedLanes:
             MessagesLost, LedgerError: the next call tries again.
         """
         while True:
-            if self._failure is not None:
-                raise self._failure
+            put_off, self._put_off = self._put_off, None
+            if failure := self._failure or put_off:
+                raise failure
             self._reopen_failed()
             try:
                 batch = self._order.next_batch(self._cursors, self._paused)
@@ -272,6 +274,10 @@ class MergedLanes:
             if batch is not None:
                 self._count(batch.ranges)
             return batch
+
+    def put_off(self, failure: LedgerError) -> None:
+        """Let the next call raise what take() raised: messages before it are handed out first."""
+        self._put_off = failure
 
     def give_back(self, batch: MergedBatch, count: int, *, kept: int = 0) -> None:
         """Take back the last *count* messages of the batch that was taken last.
@@ -350,7 +356,7 @@ class MergedLanes:
         for cursor in self._cursors:
             cursor.close()
         self._open, self._order = open_cursor, _order_of(self._options)
-        self._cursors, self._ranges = [], {}
+        self._cursors, self._ranges, self._put_off = [], {}, None
         if self._caught_up.is_set():
             self._caught_up = trio.Event()
         for each in ranges:

@@ -194,7 +194,6 @@ class RecordBatches:
         self._merged = merged
         self._rows_max = max(rows_max, 1)
         self._rows_min = min(rows_min, self._rows_max)
-        self._failure: LedgerError | None = None
         self._last: list[tuple[MergedBatch, int]] = []
         """of the rows returned last: the batches they are from, and how many of each"""
 
@@ -208,10 +207,7 @@ class RecordBatches:
             self._merged.give_back(merged, merged.rows, kept=merged.rows - rows)
 
     async def __anext__(self) -> pa.RecordBatch:
-        failure, self._failure = self._failure, None
         self._last = []
-        if failure is not None:
-            raise failure
         first = await self._merged.wait()
         if first is None:
             raise StopAsyncIteration
@@ -220,8 +216,8 @@ class RecordBatches:
         while rows < self._rows_min:
             try:
                 more = self._merged.take()
-            except LedgerError as failure:  # raised after the messages before it
-                self._failure = failure
+            except LedgerError as failure:
+                self._merged.put_off(failure)
                 break
             if more is None:
                 break

@@ -123,6 +123,27 @@ async def test_a_gap_comes_behind_what_was_read_before_it(autojump_clock: MockCl
             assert ids([await anext(batches)]) == expected(lane.messages[4:])
 
 
+async def test_a_gap_is_told_by_whichever_call_comes_next(autojump_clock: MockClock) -> None:
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        lane = LaidTopic(cluster, client).lane()
+        for name in "abc":
+            await lane.lay(*batches_of(name, [2]))
+        await lane.purge(1)
+        async with client.reader(TOPIC, start=lane.messages[0].id) as reader:
+            await trio.sleep(1)
+            async for batch in reader.read_batches():
+                assert ids([batch]) == expected(lane.messages[:2])
+                break
+            with pytest.raises(Gap):
+                await anext(reader)
+            assert (await anext(reader)).id == lane.messages[4].id
+            await reader.seek(lane.messages[0].id)
+            await trio.sleep(1)
+            await anext(reader.read_batches())
+            await reader.seek(lane.messages[4].id)
+            assert (await anext(reader)).id == lane.messages[4].id
+
+
 async def test_a_follower_hands_out_what_is_here(autojump_clock: MockClock) -> None:
     async with memory_cluster(1) as cluster, cluster.client() as client:
         lane = LaidTopic(cluster, client).lane()
