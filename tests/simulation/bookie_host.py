@@ -220,7 +220,7 @@ def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 @contextmanager
 def simulated_daemons(network: Network) -> Iterator[None]:
-    """Let daemons use *network* and simulated disks within the block."""
+    """Run daemons on *network* and simulated disks within the block."""
 
     async def listen(_host: str, _port: int) -> list[Door]:
         machine = MACHINE.get()

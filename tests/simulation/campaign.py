@@ -18,7 +18,7 @@ SEEDS_PER_PROCESS = 250
 
 
 class Finding(NamedTuple):
-    """What a seed came to; *told* is empty when every promise was kept.
+    """The outcome of a seed; *told* is empty when every promise was kept.
 
     *happened*: how often each kind of trouble had an effect.
     """

@@ -165,7 +165,7 @@ class ClientHost:
 
     @property
     def serves(self) -> bool:
-        """Whether something of serve() is not done."""
+        """True while a task of serve() runs."""
         return bool(self._services)
 
     async def _serve(self, number: int, client: Client) -> None:
@@ -272,7 +272,7 @@ class ClientHost:
                 return
 
     async def scrub(self, bookie_id: str, client: Client) -> None:
-        """Let a bookie look for damage that nobody met yet."""
+        """Scrub a bookie."""
         for _ in range(10):
             try:
                 await client._context.ledgers.call(bookie_id, ScrubNow())

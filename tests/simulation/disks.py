@@ -44,7 +44,7 @@ MEMTABLE_SIZE = 12 << 20
 
 
 class Tail(enum.Enum):
-    """What lies beyond the last sync when a machine was cut off."""
+    """The fate of unsynced data when a machine loses power."""
 
     CLEAN = "clean"
     TORN_GROUP = "torn group"
@@ -53,7 +53,7 @@ class Tail(enum.Enum):
 
 
 class Usage(NamedTuple):
-    """What shutil.disk_usage tells."""
+    """The result of shutil.disk_usage."""
 
     total: int
     used: int

@@ -224,7 +224,7 @@ class Faults:
         bookie.start()
 
     def _spares(self, bookie: BookieHost) -> bool:
-        """Whether a bookie must keep its copies, else take note that it loses them."""
+        """True if a bookie must keep its copies; otherwise note their loss."""
         name = bookie.machine.name
         needed = self._lost.lose(name, self._simulation.records())
         if needed is not None:

@@ -85,6 +85,6 @@ class Listener:
 
 
 def acknowledged(history: History) -> list[MessageId]:
-    """Return where messages were said to be."""
+    """Return the acknowledged places of messages."""
     told = (each for each in history.events if isinstance(each, MessagesAcknowledged))
     return [each for event in told for each in event.ids if not is_nowhere(each)]

@@ -48,7 +48,7 @@ class Machine:
 
     @property
     def frozen(self) -> bool:
-        """Whether its tasks stand still."""
+        """True if its tasks are paused."""
         return self._frozen
 
     def freeze(self) -> None:
@@ -57,7 +57,7 @@ class Machine:
         FROZEN.add(self)
 
     def thaw(self) -> None:
-        """Let all tasks go on."""
+        """Resume all tasks."""
         self._frozen = False
         FROZEN.discard(self)
         held, self._held = self._held, []

@@ -175,7 +175,7 @@ class Connection:
 
     @property
     def over(self) -> bool:
-        """Whether nothing can come out of it any more."""
+        """True if no more bytes can arrive."""
         there = self.there
         return self.back.broken and (there.broken or (there.ended and not there.pieces))
 
@@ -196,7 +196,7 @@ class Connection:
 
 
 class Door(trio.abc.Listener[SimulatedStream]):
-    """Where a bookie takes connections."""
+    """A listening socket of a bookie."""
 
     def __init__(self, overhear: Callable[[], Hear]) -> None:
         """*overhear* returns who hears what the bookie sends on the next connection."""
@@ -204,7 +204,7 @@ class Door(trio.abc.Listener[SimulatedStream]):
         self._send, self._receive = trio.open_memory_channel[SimulatedStream](1000)
 
     def knock(self, connection: Connection) -> None:
-        """Let the bookie accept its end of *connection*.
+        """Pass the bookie its end of *connection*.
 
         Raises:
             ConnectionRefusedError: the bookie is about to end.
@@ -266,18 +266,18 @@ class Network:
         return connection.client_end()
 
     def delay_s(self, route: Route) -> float:
-        """Return how long the next piece takes."""
+        """Return the delay of the next bytes in seconds."""
         delay_s = self._delay_max_s * self.chance.random() ** 3
         if self._slow:
             delay_s += _along(self._slow, route) * self.chance.random()
         return delay_s
 
     def is_lost(self, route: Route) -> bool:
-        """Whether the next piece is lost, and its connection with it."""
+        """True if the next bytes are lost, and the connection with them."""
         return bool(self._lossy) and self.chance.random() < _along(self._lossy, route)
 
     def is_cut(self, route: Route) -> bool:
-        """Whether bytes from the first to the second stand still."""
+        """True if bytes from the first to the second are held back."""
         return route in self._cuts
 
     # --- what goes wrong ---------------------------------------------------------------
@@ -302,7 +302,7 @@ class Network:
             connection.break_off(late_s=late_s)
 
     def repeat(self, machine: Machine) -> None:
-        """Let *machine* hear once more what its clients sent last; nobody hears its answers."""
+        """Deliver to *machine* its clients' last bytes once more, and drop its answers."""
         for connection in self._of(machine, as_client=False):
             name = machine.name
             if name not in self._doors or not machine.alive:
@@ -315,7 +315,7 @@ class Network:
                 self._doors[name][1].knock(again)
 
     def cut(self, source: str, target: str) -> None:
-        """Let bytes from *source* to *target* stand still."""
+        """Hold back bytes from *source* to *target*."""
         self._cuts[source, target] = self._cuts.get((source, target), 0) + 1
 
     def mend(self, source: str, target: str) -> None:

@@ -1,4 +1,4 @@
-"""What of a bookie's files is on the disk, and what only in memory: a power cut loses that.
+"""A bookie's files, on the disk or only in memory; a power cut loses the latter.
 
 After each sync the files are looked at: what was written is known to last then. At a power
 cut the rest is there or not, as the seed has it:
@@ -97,7 +97,7 @@ class PageCache:
     def _content_left(
         self, name: str, now: Names, inode: int, chance: random.Random
     ) -> bytes | None:
-        """Return what is in a file; None for a folder."""
+        """Return a file's bytes; None for a folder."""
         found = next((each for each in (name, *sorted(now)) if now.get(each) == inode), None)
         if found is None:
             return self._contents.get(inode, b"")
@@ -172,7 +172,7 @@ CACHES: list[PageCache] = []
 
 @contextmanager
 def syncs_noted() -> Iterator[None]:
-    """Let page caches hear of the syncs of this process within the block."""
+    """Report the syncs of this process to page caches within the block."""
 
     def note(fd: int) -> None:
         path = Path(f"/proc/self/fd/{fd}").readlink()

@@ -1,4 +1,4 @@
-"""What happens in a simulation: settings and steps, all drawn from the seed beforehand.
+"""The plan of a simulation: settings and steps, all drawn from the seed beforehand.
 
 A plan is data. So a failing one can be made smaller by leaving steps out (shrinking.py),
 and printed. Not every seed is like the others: each draws which kinds of faults are

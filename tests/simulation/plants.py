@@ -138,7 +138,7 @@ def no_floor() -> Iterator[None]:
 
 @contextmanager
 def stale_acknowledgements() -> Iterator[None]:
-    """Let what a replaced bookie acknowledged count for the one in its place."""
+    """Count a replaced bookie's acknowledgements for its replacement."""
     told: defaultdict[str, set[tuple[int, int]]] = defaultdict(set)
     keep, replaced_by = Promises.keep, WriteState.replaced
 
@@ -185,7 +185,7 @@ _RECORD_SIZE = 24  # size, check, ledger, number
 
 
 def _forget_fences(path: Path) -> None:
-    """Let every fence record name a ledger that does not exist."""
+    """Make every fence record name a ledger that does not exist."""
     data = bytearray(path.read_bytes())
     at = data.find(_FENCE)
     while at >= 0:

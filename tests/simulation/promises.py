@@ -1,4 +1,4 @@
-"""What one bookie acknowledged must be there after every restart.
+"""Entries that a bookie acknowledged must survive every restart.
 
 The history checker sees the cluster, where other copies hide what one bookie lost.
 So each bookie is held to its own word too: what a client was told is synced here, is
@@ -31,7 +31,7 @@ class Promises:
         self._acknowledged.setdefault(ledger, set()).add(entry)
 
     def cover(self, ledger: int, entry: int) -> bool:
-        """Whether the bookie has acknowledged the entry."""
+        """True if the bookie has acknowledged the entry."""
         return entry in self._acknowledged.get(ledger, ())
 
     def forget(self, ledger: int) -> None:

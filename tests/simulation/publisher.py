@@ -78,18 +78,18 @@ class Publisher:
 
     @property
     def name(self) -> str:
-        """What the cluster knows it by."""
+        """Its name in the cluster."""
         return self.publishing.name if self.publishing.named else ""
 
     @property
     def _has_partition(self) -> bool:
-        """Whether it writes alone: one that shares a partition has numbers in its own lane."""
+        """True if it has its partition alone; otherwise it numbers in its own lane."""
         access = self.publishing.access or ("exclusive" if self._plan.ordered else "shared")
         return access != "shared"
 
     @property
     def next_host(self) -> str:
-        """Where it is moved next."""
+        """The machine that it moves to next."""
         self._host += 1
         return self.publishing.hosts[self._host % len(self.publishing.hosts)]
 
@@ -154,7 +154,7 @@ class Publisher:
             self._settled.add(number)  # it rather loses one than sends it twice
 
     def goes_on(self, failure: LedgerError) -> bool:
-        """Whether the session is to be used on after a failure."""
+        """True if the session stays in use after a failure."""
         if isinstance(failure, EventTimeBack):
             return True
         return not isinstance(failure, ProducerFailed) and self._chance.random() < 0.3

@@ -41,7 +41,7 @@ def shrink(outcome: Outcome, run: Simulate | None = None, *, runs_max: int = RUN
 
 
 def report(outcome: Outcome, *, plant: str = "") -> str:
-    """Return what a person needs to know of a failure, and to see it again."""
+    """Return a report of a failure, with the way to repeat it."""
     numbers = ",".join(map(str, _numbers(outcome)))
     violations = [
         f"invariant {v.invariant}, ledger {v.ledger}, entry {v.entry}: {v.message}"

@@ -64,7 +64,7 @@ _FAST_DISKS = Path("/dev/shm")
 
 
 class Outcome(msgspec.Struct):
-    """What became of a simulation.
+    """The outcome of a simulation.
 
     *trace*: the steps, as they were taken. *happened*: how often each kind of trouble had
     an effect.
@@ -184,7 +184,7 @@ class Simulation:
             self.clients[client].start_writing(work)
 
     def set_back(self, share: float) -> None:
-        """Let metadata lose this share of the ledgers, those with the greatest ids.
+        """Drop this fraction of the ledgers from metadata, those with the greatest ids.
 
         Nothing is promised of them any more, and their ids are given to others.
         """
@@ -254,7 +254,7 @@ class Simulation:
         return sorted({record.ledger_id for record in self.records()} - set(self.ledgers))
 
     async def _do(self, work: Callable[[Client], Awaitable[object]], over: float) -> None:
-        """Let the auditor do *work*, until the time *over* at most."""
+        """Run *work* as the auditor, at most until the time *over*."""
         done = trio.Event()
 
         async def do(client: Client) -> None:
@@ -297,7 +297,7 @@ class Simulation:
         self.violations.append(Violation(invariant, ledger, entry, told))
 
     def records(self) -> list[LedgerRecord]:
-        """Return what metadata say of every ledger."""
+        """Return every ledger's metadata."""
         found = self.metadata.values.items()
         return [decode_ledger(key, value.value) for key, value in found if key.startswith(LEDGERS)]
 
@@ -309,7 +309,7 @@ class Simulation:
         return self._record(ledger).state is LedgerState.OPEN
 
     def _check_copies(self, ledger: int, entries: range) -> None:
-        """What a writer was told is stored must be, on enough bookies where it will be read."""
+        """Check that acknowledged entries are on enough of the bookies that readers ask."""
         record = self._record(ledger)
         for entry in entries:
             holders = [

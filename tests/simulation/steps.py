@@ -1,4 +1,4 @@
-"""What happens at a time of a simulation, as data."""
+"""The steps of a simulation, with their times, as data."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ NOTICED_S = 4.0
 
 
 def written_while(*steps: Step) -> Outcome:
-    """What becomes of a writer that needs each of its three bookies, of four."""
+    """Run a writer that needs all of its three bookies, of four."""
     work = Work(
         start_s=0.0,
         ensemble_size=3,

@@ -25,7 +25,7 @@ def sync(path: Path) -> None:
 
 
 def left(folder: Path, cut: int, *, synced: bool = False) -> dict[str, bytes]:
-    """What lies there after a power cut, of files two of which are new, changed or renamed."""
+    """Return the files after a power cut, two of which are new, changed or renamed."""
     folder.mkdir()
     (folder / "pages").write_bytes(OLD * 3)
     (folder / "from").write_bytes(b"from")

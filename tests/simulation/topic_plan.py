@@ -1,4 +1,4 @@
-"""What happens in a simulation of a topic: who writes it, who reads it, and what befalls them.
+"""The plan of a simulated topic: its writers, its readers, and their troubles.
 
 As plan.py, which draws what happens to ledgers, and of the same make.
 """

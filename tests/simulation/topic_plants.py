@@ -68,7 +68,7 @@ def send_again_without_looking() -> Iterator[None]:
 
 @contextmanager
 def roll_with_what_is_settled() -> Iterator[None]:
-    """Let a ledger begin with the lane's state without what is under way to the one before."""
+    """Begin a ledger with a lane state that lacks the batches under way to the previous one."""
 
     def known_at(machine: LaneMachine, _stop_entry: int, _now_ms: int) -> LaneState:
         return machine.known.copy()

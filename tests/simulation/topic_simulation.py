@@ -153,7 +153,7 @@ class TopicSimulation(Simulation):
         host.do(truncate)
 
     def read(self, host: ClientHost) -> None:
-        """Let a machine read the topic."""
+        """Read the topic on a machine."""
 
         async def read(client: Client) -> None:
             await self._listener.read(host, client)
@@ -173,7 +173,7 @@ class TopicSimulation(Simulation):
         return not any(client.serves for client in self.clients.values())
 
     async def _audited(self, what: str, work: Callable[[Client], Awaitable[None]]) -> None:
-        """Let the auditor do *work*, again and again until it works, or for HEALED_S."""
+        """Run *work* as the auditor, repeatedly until it succeeds, at most for HEALED_S."""
         done, last = trio.Event(), ""
 
         async def insist(client: Client) -> None:
@@ -238,7 +238,7 @@ class TopicSimulation(Simulation):
 
 
 class TopicFaults(Faults):
-    """What befalls a topic too."""
+    """Troubles of a topic."""
 
     def __init__(self, simulation: TopicSimulation, trace: list[str]) -> None:
         super().__init__(simulation, trace)

@@ -26,7 +26,7 @@ class Clock(msgspec.Struct, frozen=True):
 
 
 class Troubles(msgspec.Struct, frozen=True):
-    """What a seed has beside the plan. *clocks*: by machine."""
+    """The troubles of a seed, beside its plan. *clocks* are by machine."""
 
     kinds: list[str] = []
     clocks: dict[str, Clock] = {}
@@ -156,7 +156,7 @@ def _lost_pages(chance: random.Random, bookies: list[str], _: list[str]) -> Iter
 
 
 def _misdirected(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
-    """What was written to one place lies at another, and is read there."""
+    """A misdirected write: the data lies at another place, and is read there."""
     for target in chance.sample(bookies, k=chance.randint(1, 2)):
         at_s, span_s = chance.uniform(2.0, DURATION_S), chance.uniform(0.2, 1.0)
         yield Step(0, at_s, "damage", target, span_s, "misdirected")

@@ -1,4 +1,4 @@
-"""What can be simulated: ledgers, or a topic; each with its plans and the mistakes to find."""
+"""The worlds to simulate, ledgers or a topic, with their plans and planted mistakes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Simulate(Protocol):
     """Runs a seed, with all its steps or some *only*."""
 
     def __call__(self, seed: int, *, only: Sequence[int] | None = None) -> Outcome:
-        """Return what became of it."""
+        """Run it and return the outcome."""
 
 
 class World(NamedTuple):

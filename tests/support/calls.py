@@ -1,4 +1,4 @@
-"""How much a piece of work does, in calls: the same on a fast machine and a busy one."""
+"""Measures work in function calls: equal on a fast machine and a busy one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from types import FrameType
 
 
 def calls_of(work: Callable[[], object]) -> int:
-    """Return how many functions, of Python or of C, *work* calls in this thread."""
+    """Return the number of calls, of Python and C functions, that *work* makes in this thread."""
     calls = 0
 
     def note(_frame: FrameType, event: str, _arg: object) -> None:

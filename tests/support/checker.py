@@ -78,7 +78,7 @@ def _changed(facts: Facts) -> Broken:
 
 
 def _never_sent(facts: Facts) -> Broken:
-    """What is read was sent, as this entry if its writer knew, and as often as it is read."""
+    """Each entry read was sent, under this id if its writer knew it, and as often as it is read."""
     read = Counter(facts.returned.values())
     for entry, digest in facts.returned.items():
         expected = facts.sent_as.get(entry)
@@ -98,7 +98,7 @@ def _gaps(facts: Facts) -> Broken:
 
 
 def _vanished(facts: Facts) -> Broken:
-    """What was read before the ledger ended is below its end."""
+    """Entries read before the ledger was closed are below its end."""
     yield from _read_above_end(facts, after=False)
 
 
@@ -191,7 +191,7 @@ def _two_lists(facts: Facts) -> Broken:
 
 
 def _past_end(facts: Facts) -> Broken:
-    """What is read once the ledger ended is below its end."""
+    """Entries read after the ledger was closed are below its end."""
     yield from _read_above_end(facts, after=True)
 
 

@@ -61,7 +61,7 @@ class RecordedFleet(Fleet):
 
 
 def work(fleet: Fleet, folder: Path, seed: int) -> None:
-    """Let the clients do all their work; *folder* has the record, "trace"."""
+    """Run the clients to their end; *folder* gets the record, "trace"."""
     words: list[str | Path | int] = [fleet.metadata, folder / "trace", seed]
     log = folder / "worker.log"
     with Daemon(*words, log=log, program=[str(WORKER)], environment=fleet.environment) as worker:
@@ -70,7 +70,7 @@ def work(fleet: Fleet, folder: Path, seed: int) -> None:
 
 @dataclass
 class Promised:
-    """What clients were promised up to a moment. Ends are one behind the last entry."""
+    """The acknowledgements to clients up to a moment. Ends are exclusive."""
 
     created: set[int] = field(default_factory=set)
     sent: dict[int, int] = field(default_factory=dict)

@@ -50,7 +50,7 @@ def payload(ledger_id: int, entry_id: int) -> bytes:
 
 
 def message(number: int) -> bytes:
-    """What the topic's message *number* says."""
+    """Return the value of the topic's message *number*."""
     return b"%d/" % number + payload(-1, number)[:700]
 
 

@@ -22,7 +22,7 @@ FLUSHED = 20
 
 
 class Told(NamedTuple):
-    """What a command left behind."""
+    """The output and exit code of a command."""
 
     code: int
     out: str

@@ -62,7 +62,7 @@ def _messages(payload: bytes, partition: int) -> list[Kept]:
 def survivors_of(
     lanes: dict[Place, list[Laid]], *, ordered: bool = False, null_keys: str = "drop"
 ) -> list[Kept]:
-    """Return what must be left of lanes, by a dictionary."""
+    """Return the messages that compaction must keep, found by a dictionary."""
     latest: dict[bytes, tuple[tuple[int, int, int, int], Kept]] = {}
     keyless: list[tuple[tuple[int, int, int, int], Kept]] = []
     for (partition, lane), messages in sorted(lanes.items()):
@@ -83,5 +83,5 @@ def survivors_of(
 
 
 def without_tombstones(kept: list[Kept]) -> list[Kept]:
-    """Return what is no tombstone that had to stay."""
+    """Return the messages without the tombstones that had to stay."""
     return [each for each in kept if each.sent.value or each.sent.key is None]

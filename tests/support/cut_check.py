@@ -1,4 +1,4 @@
-"""What must be there after a power cut, and bookies that start on what is."""
+"""The data that must survive a power cut, and bookies that start on what is left."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _HEADER_SIZE = 32  # of a stored entry, digest.h
 
 
 class Promised:
-    """What a record's notes promise."""
+    """The promises in a record's notes."""
 
     def __init__(self) -> None:
         self.kept: set[tuple[int, int]] = set()
@@ -115,7 +115,7 @@ def live(root: Path, trace: Path, seed: int, *, kill: int = 0) -> None:
 
 
 def images(disk: Disk, at: int, seed: int, records: list[Record]) -> Iterator[Image]:
-    """What a cut behind record *at* may leave: the extremes where names change, and by chance."""
+    """Yield disks that a cut after record *at* may leave: extremes of renames, and random ones."""
     near = {each.kind for each in records[at - 1 : at + 1]}
     if near & _NAMING:
         yield partial(disk.image, chance=None)

@@ -71,7 +71,7 @@ class Daemon:
         return self.process.stdout.readline().decode().rstrip("\n")
 
     def ready(self, kind: type[T]) -> T:
-        """What it prints in JSON when it serves."""
+        """The JSON that it prints once it serves."""
         line = self.line()
         assert line, self.log
         return msgspec.json.decode(line, type=kind)
@@ -103,7 +103,7 @@ def wait_until_gone(process_ids: list[int]) -> None:
 
 
 def is_running(process_id: int) -> bool:
-    """Whether there is such a process, and it is no zombie."""
+    """True if the process exists and is no zombie."""
     try:
         state = Path(f"/proc/{process_id}/stat").read_text().rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):

@@ -144,7 +144,7 @@ class Life:
 
 
 def unanswered(trace: Path) -> list[tuple[int, int]]:
-    """What earlier lives sent and had no answer to."""
+    """The adds that earlier runs sent without getting an answer."""
     sent: dict[tuple[int, int], None] = {}
     for record in read(trace) if trace.exists() else ():
         if record.kind is Kind.NOTE:

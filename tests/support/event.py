@@ -1,4 +1,4 @@
-"""What a history is made of, and how contents stand in it."""
+"""The events of a history, and the marks that stand for contents."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Event(msgspec.Struct, kw_only=True, tag=True):
 
 
 def digest_of(payload: bytes | memoryview) -> int:
-    """Return what stands for *payload* in a history: its CRC-32, its size above that."""
+    """Return the mark of *payload* in a history: its CRC-32, with its size above that."""
     return zlib.crc32(payload) | len(payload) << 32
 
 
@@ -25,5 +25,5 @@ def size_of(digest: int) -> int:
 
 
 def mark_of(content: bytes) -> int:
-    """Return what stands for a message's value, or key, in a history, among very many."""
+    """Return the mark of a message's value or key in a history; wide enough for very many."""
     return int.from_bytes(hashlib.blake2b(content, digest_size=7).digest(), "big")

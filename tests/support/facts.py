@@ -1,4 +1,4 @@
-"""What a history says of one ledger, gathered so that it can be looked up."""
+"""The events of one ledger in a history, indexed."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class Kept(NamedTuple):
 
 
 class Failing(NamedTuple):
-    """What the next append does: keep so many of its batches, then fail, and the lane with it."""
+    """The plan of the next append: keep so many of its batches, then fail with the lane."""
 
     failure: LedgerError
     kept: int
@@ -165,7 +165,7 @@ class FakeLanes:
             lane.fence(ProducerClosed(TOPIC))
 
     def messages(self, partition: int = -1) -> list[Kept]:
-        """Return what a partition holds."""
+        """Return the messages of a partition."""
         found = []
         for entry_id, batch in enumerate(self.kept[partition]):
             header, columns = decode(batch.payload)
@@ -191,7 +191,7 @@ class FakeLanes:
         return [message.value for message in self.messages(partition)]
 
     def sizes(self, partition: int = -1) -> list[int]:
-        """Return how many messages each batch of a partition has."""
+        """Return the message count of each batch in a partition."""
         return [batch.count for batch in self.kept[partition]]
 
 

@@ -133,7 +133,7 @@ class Fleet:
             self.wait_until_served(number)
 
     def runs(self, number: int) -> bool:
-        """Whether the process is there, paused or not."""
+        """True if the process exists, paused or not."""
         daemon = self._daemons.get(number)
         return daemon is not None and daemon.process.poll() is None
 
@@ -146,5 +146,5 @@ class Fleet:
         self._daemons[number].process.send_signal(signal.SIGSTOP)
 
     def resume(self, number: int) -> None:
-        """Let a paused bookie go on; one that is not paused does so anyway."""
+        """Resume a paused bookie; harmless if it runs."""
         self._daemons[number].process.send_signal(signal.SIGCONT)

@@ -1,4 +1,4 @@
-"""What was asked of a cluster and what it answered, in order.
+"""The requests to a cluster and its answers, in order.
 
 A history is a list of events. A simulation keeps it in memory; processes append
 JSON lines to a file of their own each, which are merged by time afterwards. The
@@ -140,7 +140,7 @@ _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_AnyEvent)
 
 
 class Recorder(Protocol):
-    """Where events go: a History in memory, or a HistoryFile."""
+    """Takes events: a History in memory, or a HistoryFile."""
 
     def add(self, event: Event) -> None:
         """Record *event* as happening now."""

@@ -1,4 +1,4 @@
-"""What compaction leaves of a laid topic, made by hand: a dictionary decides, ledgers hold it."""
+"""The compacted set of a laid topic, made by hand: a dictionary finds the latest messages."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class LaidLane:
             self.shut()
 
     def shut(self) -> None:
-        """Let the row of the last ledger, which was left open, say that it is closed."""
+        """Mark the last ledger, which was left open, as closed in its row."""
         self.rows[-1] = _closed(self.rows[-1], self._last)
         self._put(len(self.rows) - 1)
 
@@ -113,7 +113,7 @@ class LaidLane:
         await self._cluster.store.transact([Delete(key), Delete(record)])
 
     def delete(self, number: int, removed: Sequence[Removed]) -> None:
-        """Let the row of a closed ledger say that messages of it were deleted."""
+        """Mark messages of a closed ledger as deleted in its row."""
         row = msgspec.structs.replace(self.rows[number], removed=list(removed))
         self.rows[number] = row
         self._put(number)

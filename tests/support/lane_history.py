@@ -1,4 +1,4 @@
-"""What the writers of a lane were told, and whether the lane bears it out."""
+"""The answers that writers of a lane got, checked against the lane."""
 
 from __future__ import annotations
 

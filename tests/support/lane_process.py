@@ -29,7 +29,7 @@ HASTY = Options(
 
 
 def shuffle_by(seed: int) -> None:
-    """Let trio shuffle its tasks in the same way each time."""
+    """Make trio shuffle its tasks in the same way each time."""
     trio._core._run._r.seed(seed)  # there is no other way
 
 

@@ -1,4 +1,4 @@
-"""What holds of a lane when it goes from one producer to the next, and of its event times."""
+"""Promises of a lane: its takeovers by producers, and its event times."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ledger_client.message_id import MessageId
 
 
 def _foreign_epoch(facts: TopicFacts) -> Broken:
-    """Who has a lane by an epoch is acknowledged what is in ledgers of that epoch.
+    """Acknowledgements under an epoch are for entries in ledgers of that epoch.
 
     A named producer may be told where an earlier session of it put a message.
     """
@@ -29,7 +29,7 @@ def _foreign_epoch(facts: TopicFacts) -> Broken:
 
 
 def _acknowledged_late(facts: TopicFacts) -> Broken:
-    """What was first sent after a taking over is not acknowledged to who had the lane before."""
+    """The previous owner of a lane gets no acknowledgement for messages sent after the takeover."""
     epochs = _epochs(facts)
     for ack in facts.acks:
         found = facts.place(ack.id.ledger_id)
@@ -80,7 +80,7 @@ def _sequences(facts: TopicFacts) -> Broken:
 
 
 def _sequences_continue(facts: TopicFacts) -> Broken:
-    """Who takes a lane knows the last sequence number that its producer was acknowledged."""
+    """A takeover restores the last sequence number acknowledged to the producer."""
     sent: dict[str, int] = {}
     kept: dict[tuple[str, Place], int] = {}
     for _, event in sorted(_steps(facts), key=lambda step: step[0]):

@@ -83,7 +83,7 @@ def row_count(cluster: MemoryCluster) -> int:
 
 
 class Stored(msgspec.Struct):
-    """What an entry of a lane holds."""
+    """An entry of a lane, decoded."""
 
     ledger_id: int
     entry_id: int

@@ -1,4 +1,4 @@
-"""What a writer that is gone left behind on bookies in memory, laid out by hand."""
+"""The entries that a dead writer left on bookies in memory, laid out by hand."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LEDGER_ID = 7
 
 
 def payload(entry_id: int) -> bytes:
-    """What entry *entry_id* of such a ledger holds."""
+    """Return the payload of entry *entry_id* of such a ledger."""
     return b"entry %d" % entry_id
 
 

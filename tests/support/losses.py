@@ -64,7 +64,7 @@ async def release_all(cluster: MemoryCluster) -> None:
 
 
 def once(cluster: MemoryCluster, act: Callable[[], None]) -> None:
-    """Let *act* happen right before the next put looks at its key."""
+    """Run *act* right before the next put reads its key."""
 
     def before_put(_key: str) -> None:
         cluster.store.before_put = lambda _key: None

@@ -25,7 +25,7 @@ PICTURES = ROOT / "grafana" / "pictures"
 
 
 async def tell_story(folder: Path, minutes: float) -> None:
-    """Let things happen for so long, then draw."""
+    """Run the load for so long, then draw."""
     part_s = minutes * 60 / 12
     async with watched(folder) as cluster, trio.open_nursery() as tasks:
         await tasks.start(Load(cluster.client).run)

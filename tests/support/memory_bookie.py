@@ -29,7 +29,7 @@ from native.frame import Code, Flag, Opcode, Request
 
 
 class MemoryLedger:
-    """What a bookie holds of one ledger."""
+    """A bookie's entries of one ledger."""
 
     def __init__(self) -> None:
         self.entries: dict[int, bytes] = {}
@@ -48,7 +48,7 @@ class MemoryLedger:
         self.news.unpark_all()
 
     def admits(self, key: bytes | None) -> bool:
-        """Whether *key* is the ledger's; the first one that is shown becomes it."""
+        """True if *key* is the ledger's; the first key used becomes it."""
         self.key = self.key or key
         return key is not None and key == self.key
 

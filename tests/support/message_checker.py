@@ -26,7 +26,7 @@ from send_promises import SEND_PROMISES
 
 
 class BrokenPromise(NamedTuple):
-    """What is not as it should be; *ledger* 0 where it is about the whole topic."""
+    """A broken promise; *ledger* is 0 if it concerns the whole topic."""
 
     invariant: int
     ledger: int

@@ -1,4 +1,4 @@
-"""What was asked of a topic and what it answered: events of a history (history.py).
+"""The requests to a topic and its answers: events of a history (history.py).
 
     producer ─► LaneTaken, MessagesSent, MessagesAcknowledged, MessagesRefused ─┐
     reader   ─► ReadBegun, MessagesRead, GapTold, ReadEnded ────────────────────┼─► History
@@ -28,7 +28,7 @@ NOWHERE = MessageId(-1, -1)
 
 
 def is_nowhere(message_id: MessageId) -> bool:
-    """Whether it is told for a message that is kept already, who knows where."""
+    """True for the id of a message that was stored before, at an unknown place."""
     return message_id.ledger_id < 0
 
 
@@ -40,7 +40,7 @@ class Place(NamedTuple):
 
 
 class Message(msgspec.Struct, frozen=True, array_like=True):
-    """What is known of a message. *mark* and *key* are marks (event.py)."""
+    """The known facts of a message. *mark* and *key* are marks (event.py)."""
 
     mark: int
     sequence: int = -1
@@ -166,7 +166,7 @@ class RowRemoved(TopicHappening):
 
 
 class TopicCut(TopicHappening):
-    """What lies in the lane of *start*, from there on, is about to be deleted; or *done*."""
+    """A deletion in the lane of *start*, from there on: about to begin, or *done*."""
 
     start: MessageId
     done: bool = False

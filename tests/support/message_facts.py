@@ -1,4 +1,4 @@
-"""What a history says of one topic, gathered so that it can be looked up."""
+"""The events of one topic in a history, indexed."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from metadata.topics import LaneLedger, Removed
 
 
 class Where(NamedTuple):
-    """Where a message is in its lane; orders as the lane does."""
+    """The place of a message in its lane; compares in lane order."""
 
     number: int
     entry: int
@@ -53,7 +53,7 @@ class Ack(NamedTuple):
 
 
 class Run(NamedTuple):
-    """What one reader met, in order; *order* of each event among all of the topic."""
+    """One reader's events, in order; *order* counts over all events of the topic."""
 
     begun: tuple[int, ReadBegun]
     events: list[tuple[int, MessagesRead | GapTold]]
@@ -187,7 +187,7 @@ class TopicFacts:
         return self._lanes.get(ledger)
 
     def where(self, message_id: MessageId) -> tuple[Place, Where] | None:
-        """Where a message is; None: its ledger is in no row."""
+        """The place of a message; None if no row has its ledger."""
         found = self._lanes.get(message_id.ledger_id)
         if found is None:
             return None
@@ -220,7 +220,7 @@ class TopicFacts:
         return min(orders, default=None)
 
     def is_cut(self, message_id: MessageId) -> bool:
-        """Whether a message lies where somebody deleted: readers are told of no gap there."""
+        """True if a message lies in a deleted range, for which readers get no gap."""
         located = self.where(message_id)
         return located is not None and any(
             cut[0] == located[0] and cut[1] <= located[1] for cut in self.cut_places
@@ -276,7 +276,7 @@ class TopicFacts:
 
 
 def is_in(removed: Sequence[Removed], entry: int, slot: int) -> bool:
-    """Whether a message of a ledger was deleted out of it."""
+    """True if the message was deleted from its ledger."""
     return not kept_messages(removed, entry, slot, slot + 1)
 
 

@@ -44,7 +44,7 @@ class Draft(NamedTuple):
 
     @property
     def message(self) -> Message:
-        """What a history knows of it."""
+        """The message as a history records it."""
         return Message(
             mark_of(self.value),
             -1 if self.sequence is None else self.sequence,
@@ -199,7 +199,7 @@ TELLER: ContextVar[Teller | None] = ContextVar("TELLER", default=None)
 
 @contextmanager
 def lanes_told() -> Iterator[None]:
-    """Let each session's teller know of the lanes that it takes, within the block."""
+    """Report the lanes that each session takes to its witness, within the block."""
     opened = LaneWriter.open
 
     async def open_and_tell(lane: LaneWriter) -> None:

@@ -1,4 +1,4 @@
-"""What another process does with a store: run as a script, ordered about by a test."""
+"""A process that calls a store as a test orders: run as a script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What one bookie itself holds of a ledger, whatever the others hold."""
+"""One bookie's own entries of a ledger, whatever the others hold."""
 
 from __future__ import annotations
 

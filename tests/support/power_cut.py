@@ -1,4 +1,4 @@
-"""What a power cut leaves of a disk: built from a record of everything a process did to it.
+"""The disk after a power cut, built from a record of all that a process wrote.
 
     subprocess.run(program, env=environment(folder, trace))
     for record in read(trace):
@@ -36,7 +36,7 @@ _HEAD_SIZE = 40
 
 
 class Kind(Enum):
-    """What happened, with the numbers of disk_trace.c."""
+    """Kinds of events, numbered as in disk_trace.c."""
 
     CREATE = 1
     WRITE = 2

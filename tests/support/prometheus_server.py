@@ -31,12 +31,12 @@ class Series(NamedTuple):
 
     @property
     def is_told(self) -> bool:
-        """Whether it says anything."""
+        """True if there is any result."""
         return any(math.isfinite(value) for _, value in self.points)
 
 
 def tool(name: str) -> str:
-    """Return where prometheus or promtool is."""
+    """Return the path of prometheus or promtool."""
     found = shutil.which(name)
     assert found is not None, f"{name} is not installed. {INSTALL}"
     return found
@@ -58,14 +58,14 @@ class Prometheus:
             raise AssertionError(f"{fields}: {refused.read().decode()}") from refused
 
     def query(self, expr: str) -> list[Series]:
-        """Return what an expression is now."""
+        """Return the current value of an expression."""
         found = self.get("query", query=expr)["result"]
         return [Series(each["metric"], [_point(each["value"])]) for each in found]
 
     def query_range(
         self, expr: str, start: float, end: float, *, step: float = INTERVAL_S
     ) -> list[Series]:
-        """Return what an expression was between two moments, in Unix seconds."""
+        """Return the values of an expression between two moments, in Unix seconds."""
         fields = {"start": start, "end": end, "step": step}
         found = self.get("query_range", query=expr, **fields)["result"]
         return [Series(each["metric"], [*map(_point, each["values"])]) for each in found]
@@ -79,7 +79,7 @@ class Prometheus:
         return [rule for group in self.get("rules")["groups"] for rule in group["rules"]]
 
     def wait_for(self, expr: str, *, within_s: float = DEADLINE_S) -> list[Series]:
-        """Return what *expr* is as soon as it is anything."""
+        """Wait until *expr* has a value, and return it."""
         deadline = time.monotonic() + within_s
         while not (found := self.query(expr)):
             assert time.monotonic() < deadline, f"{expr} stayed empty for {within_s} s"
@@ -92,7 +92,7 @@ def _point(pair: tuple[float, str]) -> tuple[float, float]:
 
 
 def hasten(folder: Path) -> None:
-    """Let what ``quire monitoring`` wrote look every second, so that a test need not wait."""
+    """Set the scrape interval of ``quire monitoring`` to a second, so that tests need not wait."""
     config = folder / "prometheus.yml"
     config.write_text(config.read_text().replace(": 10s", f": {INTERVAL_S}s"))
 

@@ -1,4 +1,4 @@
-"""What readers of a topic may rely on: one order, nothing left out in silence.
+"""Promises to readers of a topic: one order, and nothing skipped silently.
 
 A reader that follows nothing and comes to its end has got everything that was acknowledged
 before it began, in ledgers that were closed. Between two messages of a lane that a reader got
@@ -44,7 +44,7 @@ def _unread(facts: TopicFacts) -> Broken:
 
 
 def _is_due(facts: TopicFacts, run: Run, message_id: MessageId) -> bool:
-    """Whether a reader that came to its end must have got what is at *message_id*.
+    """True if a reader that reached its end must have got the message at *message_id*.
 
     Of a ledger whose writer or bookies died, nobody knows how far it is confirmed before it
     is closed: there the reader may end a little early.
@@ -61,7 +61,7 @@ def _is_due(facts: TopicFacts, run: Run, message_id: MessageId) -> bool:
 
 
 def _is_ahead(facts: TopicFacts, run: Run, message_id: MessageId) -> bool:
-    """Whether the message lies on the way of a reader that begins at an id."""
+    """True if a reader that begins at an id must pass the message."""
     begun = run.begun[1]
     assert begun.first is not None
     start, at = facts.where(begun.first), facts.where(message_id)
@@ -119,7 +119,7 @@ def _between(
 def _ids_between(
     facts: TopicFacts, place: Place, start: Where | None, stop: Where | None, *, reverse: bool
 ) -> list[MessageId]:
-    """Return what is known to lie between, both excluded; None: where the lane begins or ends."""
+    """Return the known messages between two, excluded; None is the lane's beginning or end."""
     ids = facts.lanes.get(place, [])
     wheres = [where for where, _ in ids]
     low, high = (stop, start) if reverse else (start, stop)
@@ -176,7 +176,7 @@ def _by_lane(facts: TopicFacts, run: Run) -> dict[Place, list[Met]]:
 
 
 def _read_deleted(facts: TopicFacts) -> Broken:
-    """Who begins to read once a deletion is done sees nothing of what was deleted."""
+    """A reader opened after a deletion gets no deleted message."""
     for name, run in facts.runs.items() if facts.cuts else ():
         for _, event in run.events:
             for message_id in event.ids if isinstance(event, MessagesRead) else ():

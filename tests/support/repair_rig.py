@@ -107,7 +107,7 @@ async def unmarked(cluster: MemoryCluster, ledger_id: int = 1, *, within_s: floa
 
 
 def adds(cluster: MemoryCluster, name: str) -> int:
-    """How many entries the bookie was asked to add."""
+    """The number of adds that the bookie received."""
     return sum(r.opcode == Opcode.ADD for r in cluster.bookies[name].requests)
 
 

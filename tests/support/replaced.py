@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 @contextmanager
 def replaced(owner: object, name: str, value: object) -> Iterator[None]:
-    """Let ``owner.name`` be *value* within the block."""
+    """Replace ``owner.name`` by *value* within the block."""
     missing = name not in vars(owner)
     before = getattr(owner, name)
     setattr(owner, name, value)

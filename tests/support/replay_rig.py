@@ -15,7 +15,7 @@ Told = tuple[bytes | None, bytes | None, int | None, dict[str, bytes]]
 
 
 def told(message: Message) -> Told:
-    """What a copy keeps of a message."""
+    """The fields of a message that a copy keeps."""
     return message.key, message.value, message.event_time, dict(message.headers)
 
 
@@ -32,7 +32,7 @@ def lanes(messages: Sequence[Message]) -> dict[tuple[int, int], list[Told]]:
 
 
 def is_within(part: Sequence[Told], whole: Sequence[Told]) -> bool:
-    """Whether *part* comes in *whole* in its order."""
+    """True if *part* is a subsequence of *whole*."""
     left = iter(whole)
     return all(message in left for message in part)
 

@@ -1,4 +1,4 @@
-"""What one bookie holds of a ledger, read from that one and no other.
+"""One bookie's entries of a ledger, read from that bookie alone.
 
 Many questions are under way at once, since a striped ledger lies on a bookie in runs
 of a few entries. Whatever is no sound entry counts as not held.

@@ -65,7 +65,7 @@ class Peer:
         return whole
 
     async def closed(self) -> bool:
-        """Whether the bookie closes without a further byte."""
+        """True if the bookie closes without another byte."""
         try:
             return self._received == b"" and not await self.stream.receive_some(65536)
         except trio.BrokenResourceError:
@@ -76,7 +76,7 @@ class Peer:
 
 
 class Rig:
-    """What serves, and a way to it."""
+    """A bookie's storage and its server, under test."""
 
     def __init__(self, storage: Storage, server: Server, nursery: trio.Nursery) -> None:
         self.storage = storage
@@ -89,7 +89,7 @@ class Rig:
         return Peer(ours)
 
     async def commit(self) -> None:
-        """Let a bookie without a journal thread sync, and tell of it."""
+        """Sync a bookie that has no journal thread, and signal the event."""
         self.storage.engine.commit()
         await trio.testing.wait_all_tasks_blocked()
 

@@ -1,4 +1,4 @@
-"""What the rows of a lane's ledgers say is what the ledgers hold, and versions have no hole."""
+"""Promises of a lane's rows: they match the ledgers, and versions have no gap."""
 
 from __future__ import annotations
 

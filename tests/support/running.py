@@ -38,7 +38,7 @@ async def connected(address: str) -> AsyncIterator[Peer]:
 
 
 async def registered(store: MetadataStore) -> list[BookieRecord]:
-    """What the bookies that serve say of themselves."""
+    """The announcements of serving bookies."""
     return [decode_bookie(lease.name, lease.value) for lease in await store.leases(BOOKIES)]
 
 

@@ -19,7 +19,7 @@ REPAIR, OPEN = 1, 2
 COMPRESSIONS: list[Compression] = ["none", "zstd", "lz4"]
 MODES = [bytes([0]), bytes([REPAIR]), bytes([REPAIR | OPEN])]
 PIECES = [b"\x00", b"\x01", b"\xff"]
-"""Of a stream: 1 + 4 times this many bytes."""
+"""A stream has 1 + 4 times this many bytes."""
 
 REQUESTS = [
     add(1, 0, b"hello"),

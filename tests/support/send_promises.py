@@ -1,4 +1,4 @@
-"""What who sends may rely on: it is there, once, where it was said, in the order of its sends."""
+"""Promises to a sender: each message is stored once, at the acknowledged id, in send order."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def _changed(facts: TopicFacts) -> Broken:
 
 
 def _lost(facts: TopicFacts) -> Broken:
-    """What was acknowledged is where it was said to be, unless it was removed since."""
+    """An acknowledged message is at its acknowledged id, unless it was removed since."""
     places = (facts.place(ledger) for ledger in facts.removed)
     removed = {found[0].partition for found in places if found}
     removed |= {place.partition for place in facts.cut_lanes}
@@ -73,7 +73,7 @@ def _too_often(facts: TopicFacts) -> Broken:
 
 
 def _never_sent(facts: TopicFacts) -> Broken:
-    """What is there or read was sent so, before it was read."""
+    """Each message stored or read was sent like this, before it was read."""
     for message_id, message in facts.kept.items():
         if not _is_sent(facts, message):
             yield message_id, f"{message_id} holds {message}, which nobody sent so"
@@ -88,7 +88,7 @@ def _never_sent(facts: TopicFacts) -> Broken:
 
 
 def _is_sent(facts: TopicFacts, message: Message) -> bool:
-    """Whether it was sent so; Arrow batches do not tell the sequence number."""
+    """True if it was sent like this. Arrow batches have no sequence numbers."""
     sent = facts.messages.get(message.mark)
     if sent is None or message.sequence < 0:
         return sent is not None and (sent.key, sent.event_time) == (message.key, message.event_time)
@@ -96,7 +96,7 @@ def _is_sent(facts: TopicFacts, message: Message) -> bool:
 
 
 def _reordered(facts: TopicFacts) -> Broken:
-    """What a writer sent one after the other lies so in each lane."""
+    """Each lane keeps the order of a writer's successive sends."""
     last: dict[tuple[str, str, Place], tuple[tuple[int, int], Ack]] = {}
     for ack, turn in sorted(_turns(facts), key=lambda each: each[1]):
         located = facts.where(ack.id)

@@ -9,7 +9,7 @@ SOURCE = Path(__file__).with_suffix(".c")
 
 
 def build(folder: Path) -> str:
-    """Return what LD_PRELOAD must name in the bookies' environment."""
+    """Return the value of LD_PRELOAD for the bookies' environment."""
     library = folder / "slow_disk.so"
     words = ["cc", "-shared", "-fPIC", "-O1", "-o", str(library), str(SOURCE), "-ldl"]
     subprocess.run(words, check=True)
@@ -17,17 +17,17 @@ def build(folder: Path) -> str:
 
 
 def hang(bookie_folder: Path) -> None:
-    """Let no sync of the bookie's files return, until heal()."""
+    """Block every sync of the bookie's files until heal()."""
     _tell(bookie_folder, "hang")
 
 
 def delay(bookie_folder: Path, ms: int) -> None:
-    """Let each of its syncs take so long."""
+    """Delay each of its syncs by so many milliseconds."""
     _tell(bookie_folder, str(ms))
 
 
 def heal(bookie_folder: Path) -> None:
-    """Let its disk be as it is."""
+    """Return its disk to normal speed."""
     _tell(bookie_folder, "0")
 
 

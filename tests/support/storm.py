@@ -96,7 +96,7 @@ class Storm:
             self._workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
 
     def _finish(self) -> None:
-        """Let the workers come to an end by themselves; none may have ended by a failure."""
+        """Ask the workers to finish, and check that none of them failed."""
         for worker in self._workers.values():
             assert worker.stdin is not None
             worker.stdin.close()

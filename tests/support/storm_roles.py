@@ -1,4 +1,4 @@
-"""What the processes of a storm do, over and over: write, read, recover, list.
+"""The roles of a storm's processes, each repeated: write, read, recover, list.
 
 Each call does one thing to one ledger. A LedgerError that it raises is an answer
 that a cluster in trouble may give.
@@ -29,7 +29,7 @@ SIZES = (0, 1, 100, 100, 1000, 1000, 5000, 60_000)
 
 
 class Role(NamedTuple):
-    """Who acts, how it decides, and when it is to finish."""
+    """The acting process, its random choices, and when to finish."""
 
     client: Client
     witness: Witness

@@ -415,7 +415,7 @@ def import_of(name: str, module: str) -> str:
 
 
 def arguments(node: Function) -> list[str]:
-    """Return how the call passes its arguments on."""
+    """Return the arguments as the call passes them on."""
     args = node.args
     passed = [each.arg for each in [*args.posonlyargs, *args.args] if each.arg != "self"]
     passed += [f"*{args.vararg.arg}"] if args.vararg else []

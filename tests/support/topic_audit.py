@@ -1,4 +1,4 @@
-"""What metadata and ledgers hold of a topic, told to a history: rows as they change, entries."""
+"""Records a topic's metadata and ledgers in a history: rows as they change, and entries."""
 
 from __future__ import annotations
 

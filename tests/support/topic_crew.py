@@ -79,11 +79,11 @@ class Crew:
         self._workers[name][0].send_signal(signal.SIGSTOP)
 
     def resume(self, name: str) -> None:
-        """Let a paused worker go on; one that is not paused, or ended, does not mind."""
+        """Resume a paused worker; harmless if it runs or has ended."""
         self._workers[name][0].send_signal(signal.SIGCONT)
 
     def stop(self, name: str) -> None:
-        """Let a worker that has no end of its own come to one."""
+        """Ask a worker that would run for ever to finish."""
         worker, _ = self._workers.pop(name)
         assert worker.stdin is not None
         worker.stdin.close()

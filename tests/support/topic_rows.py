@@ -59,7 +59,7 @@ def rows_of(frame: DataFrame) -> list[Row]:
 
 
 def read_rows(url: str, topic: str, **settings: Unpack[ReadSettings]) -> list[Row]:
-    """What a reader reads, in order of places."""
+    """Return the messages that a reader gets as rows, in order of their places."""
     with blocking.connect(url) as client, client.reader(topic, **settings) as reader:
         return sorted((_of_message(message) for message in reader), key=_place)
 

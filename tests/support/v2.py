@@ -38,7 +38,7 @@ class Response(NamedTuple):
 
     @property
     def body(self) -> bytes:
-        """What follows the ids, and the request id of a batch, and the LAC of a wait."""
+        """The bytes after the ids, a batch's request id and a wait's LAC."""
         return self.rest[{BATCH_READ: 24, READ_WAIT: 36}.get(self.opcode, 16) :]
 
     @property
