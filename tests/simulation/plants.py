@@ -20,7 +20,7 @@ from promises import Promises
 from replaced import replaced
 
 from ledger_client.cluster.operations.rebalance import Rebalancer
-from ledger_client.ledgers import creation, inquiry
+from ledger_client.ledgers import inquiry, ledgers
 from ledger_client.ledgers.replica_reads import LedgerSource
 from ledger_client.ledgers.write_state import Action, WriteState
 from ledger_client.wire.bookies import BookieConnection
@@ -285,7 +285,7 @@ def _not_synced(suffix: str) -> Iterator[None]:
 @contextmanager
 def name_no_incarnation() -> Iterator[None]:
     """Write ledgers as if no id were ever given out again."""
-    with replaced(creation, "_new_incarnation", lambda: 0):
+    with replaced(ledgers, "_new_incarnation", lambda: 0):
         yield
 
 

@@ -24,8 +24,8 @@ from bookie.commands.decommission import Decommissioned
 from ledger_client import LedgerInfo
 from ledger_client.commands.cluster.rebalance import Rebalanced
 from ledger_client.commands.cluster.status import ClusterStatus
+from ledger_client.commands.ledger.entries import LedgerWritten
 from ledger_client.commands.ledger.verify import Verified
-from ledger_client.commands.ledger.write import LedgerWritten
 from metadata.calls import FlushNow, JournalState
 from metadata.records import LedgerState
 

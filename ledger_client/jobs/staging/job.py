@@ -38,8 +38,7 @@ import trio
 from ledger_client.background import Background
 from ledger_client.errors import BadTopic, JobLost, LedgerError, LedgerExists, MetadataUnavailable
 from ledger_client.ledgers.catalogue import translated
-from ledger_client.ledgers.creation import LedgerPlan, new_record
-from ledger_client.ledgers.ledgers import Ledgers, sealed_after
+from ledger_client.ledgers.ledgers import LedgerPlan, Ledgers, new_record, sealed_after
 from ledger_client.ledgers.writer import Request, WriteDriver
 from ledger_client.topics.lanes.lane_state import Figures, LaneState, SealedBatch
 from ledger_client.topics.retention.job_rows import discard

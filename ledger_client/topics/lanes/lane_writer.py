@@ -34,8 +34,7 @@ from ledger_client.errors import (
     WriterFailed,
 )
 from ledger_client.ledgers.catalogue import CHANGE_S, RETRY_S, Catalogue
-from ledger_client.ledgers.creation import LedgerPlan, new_record
-from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.ledgers.ledgers import LedgerPlan, Ledgers, new_record
 from ledger_client.ledgers.records import Reason
 from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
 from ledger_client.ledgers.writer import Request, WriteDriver
