@@ -330,6 +330,11 @@ password = click.option(
     metavar="TEXT",
     help="Password of the ledger. QUIRE_PASSWORD sets it too, hidden from other users.",
 )
+topic = click.argument("name", metavar="NAMESPACE/NAME")
+ledger_id = click.argument("ledger_id", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
+
+# --- options of several benchmarks -------------------------------------------------------
+
 folder = click.option(
     "--folder",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
@@ -345,8 +350,73 @@ floor_size = click.option(
     show_default=True,
     help="Bytes to write and read when measuring the disk itself.",
 )
-topic = click.argument("name", metavar="NAMESPACE/NAME")
-ledger_id = click.argument("ledger_id", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
+measured_cluster = click.option(
+    "--cluster",
+    envvar="QUIRE_CLUSTER",
+    default="",
+    help="Cluster to measure; by default a temporary one.",
+)
+bookies = click.option(
+    "--bookies",
+    type=click.IntRange(1, 64),
+    default=1,
+    show_default=True,
+    help="Bookies of the temporary cluster.",
+)
+entry_size = click.option(
+    "--entry-size",
+    type=SizeParam(),
+    default="1KiB",
+    show_default=True,
+    help="Bytes of each payload.",
+)
+message_size = click.option(
+    "--message-size",
+    type=SizeParam(),
+    default="100",
+    show_default=True,
+    help="Bytes of each value.",
+)
+partitions = click.option(
+    "--partitions",
+    type=click.IntRange(0),
+    default=0,
+    show_default=True,
+    help="Partitions of the topic.",
+)
+message_batch = click.option(
+    "--batch",
+    type=click.IntRange(1),
+    default=1000,
+    show_default=True,
+    metavar="COUNT",
+    help="Messages in each batch.",
+)
+compression = click.option(
+    "--compression",
+    type=click.Choice(["none", "zstd", "lz4"]),
+    default="none",
+    help="Compression of batches.",
+)
+send_rate = click.option(
+    "--rate",
+    type=click.FloatRange(1),
+    default=1000.0,
+    show_default=True,
+    help="Messages a second of the sends at a fixed rate.",
+)
+send_seconds = click.option(
+    "--rate-seconds",
+    "rate_s",
+    type=float,
+    default=5.0,
+    show_default=True,
+    help="Duration of the sends at a fixed rate.",
+)
+
+
+# --- options of ledgers -------------------------------------------------------------------
+
 new_id = click.option(
     "--id",
     "new_id",

@@ -24,7 +24,7 @@ from ledger_client.commands.bench.load import (
     open_ledgers,
 )
 from ledger_client.commands.bench.usage import counter_total
-from ledger_client.commands.options import NewLedger, Quorums, SizeParam, fill_quorums
+from ledger_client.commands.options import NewLedger, Quorums, fill_quorums
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 
@@ -82,19 +82,8 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option(
-    "--cluster",
-    envvar="QUIRE_CLUSTER",
-    default="",
-    help="Cluster to measure; by default a temporary one.",
-)
-@click.option(
-    "--bookies",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Bookies of the temporary cluster.",
-)
+@options.measured_cluster
+@options.bookies
 @click.option(
     "--ensemble", type=int, show_default="all bookies", help="Bookies that hold each ledger."
 )
@@ -105,13 +94,7 @@ class AppendResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default="more than half of the write quorum",
     help="Copies that must be durable before the acknowledgement.",
 )
-@click.option(
-    "--entry-size",
-    type=SizeParam(),
-    default="1KiB",
-    show_default=True,
-    help="Bytes of each payload.",
-)
+@options.entry_size
 @click.option(
     "--entries",
     type=int,

@@ -24,7 +24,6 @@ import trio
 
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
-from ledger_client.commands.options import SizeParam
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import open_sandbox
 from ledger_client.jobs.compaction.job import Runner
@@ -72,13 +71,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option(
-    "--bookies",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Bookies of the temporary cluster.",
-)
+@options.bookies
 @click.option(
     "--partitions",
     type=click.IntRange(1),
@@ -86,13 +79,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Partitions of the topic.",
 )
-@click.option(
-    "--message-size",
-    type=SizeParam(),
-    default="100",
-    show_default=True,
-    help="Bytes of each value.",
-)
+@options.message_size
 @click.option(
     "--messages",
     type=click.IntRange(1),

@@ -20,7 +20,6 @@ from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.disk import Floor, measure_floor
 from ledger_client.commands.bench.load import Percentiles, Samples, send_many
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
-from ledger_client.commands.options import SizeParam
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 from ledger_client.commands.tables import copies
@@ -85,59 +84,16 @@ class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option(
-    "--bookies",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Bookies of the temporary cluster.",
-)
-@click.option(
-    "--partitions",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Partitions of the topic.",
-)
-@click.option(
-    "--message-size",
-    type=SizeParam(),
-    default="100",
-    show_default=True,
-    help="Bytes of each value.",
-)
+@options.bookies
+@options.partitions
+@options.message_size
 @click.option(
     "--messages", type=click.IntRange(1), show_default="400 MiB of them", help="Messages in total."
 )
-@click.option(
-    "--batch",
-    type=click.IntRange(1),
-    default=1000,
-    show_default=True,
-    metavar="COUNT",
-    help="Messages in each batch.",
-)
-@click.option(
-    "--compression",
-    type=click.Choice(["none", "zstd", "lz4"]),
-    default="none",
-    help="Compression of batches.",
-)
-@click.option(
-    "--rate",
-    type=click.FloatRange(1),
-    default=1000.0,
-    show_default=True,
-    help="Messages a second of the sends at a fixed rate.",
-)
-@click.option(
-    "--rate-seconds",
-    "rate_s",
-    type=float,
-    default=5.0,
-    show_default=True,
-    help="Duration of the sends at a fixed rate.",
-)
+@options.message_batch
+@options.compression
+@options.send_rate
+@options.send_seconds
 @options.folder
 @options.floor_size
 @metrics_port

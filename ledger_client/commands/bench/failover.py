@@ -21,7 +21,7 @@ import trio
 from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.bench.load import Load, apply_load, batch_for
-from ledger_client.commands.options import NewLedger, Quorums, SizeParam
+from ledger_client.commands.options import NewLedger, Quorums
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Sandbox, open_sandbox
 from ledger_client.ledgers.writer import LedgerWriter
@@ -69,13 +69,7 @@ class FailoverResult(msgspec.Struct, frozen=True, kw_only=True):
     help="Bookies of the temporary cluster.",
 )
 @options.quorums
-@click.option(
-    "--entry-size",
-    type=SizeParam(),
-    default="1KiB",
-    show_default=True,
-    help="Bytes of each payload.",
-)
+@options.entry_size
 @click.option(
     "--seconds",
     type=click.FloatRange(0.1),

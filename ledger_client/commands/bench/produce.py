@@ -27,7 +27,6 @@ from ledger_client.commands.bench.load import (
     send_many,
 )
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
-from ledger_client.commands.options import SizeParam
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 from ledger_client.commands.tables import copies
@@ -104,19 +103,8 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option(
-    "--cluster",
-    envvar="QUIRE_CLUSTER",
-    default="",
-    help="Cluster to measure; by default a temporary one.",
-)
-@click.option(
-    "--bookies",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Bookies of the temporary cluster.",
-)
+@options.measured_cluster
+@options.bookies
 @click.option(
     "--replication",
     type=click.IntRange(1, 64),
@@ -129,30 +117,13 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default="more than half of them",
     help="Copies that must be durable before the acknowledgement.",
 )
-@click.option(
-    "--partitions",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Partitions of the topic.",
-)
-@click.option(
-    "--message-size",
-    type=SizeParam(),
-    default="100",
-    show_default=True,
-    help="Bytes of each value.",
-)
+@options.partitions
+@options.message_size
 @click.option(
     "--messages", type=click.IntRange(1), show_default="400 MiB of them", help="Messages in total."
 )
 @click.option("--arrow/--list", default=False, help="Pass an Arrow array or a list to send_many().")
-@click.option(
-    "--compression",
-    type=click.Choice(["none", "zstd", "lz4"]),
-    default="none",
-    help="Compression of batches.",
-)
+@options.compression
 @click.option(
     "--tasks",
     type=click.IntRange(1),
@@ -167,21 +138,8 @@ class ProduceResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="Messages that these tasks send in total.",
 )
-@click.option(
-    "--rate",
-    type=click.FloatRange(1),
-    default=1000.0,
-    show_default=True,
-    help="Messages a second of the sends at a fixed rate.",
-)
-@click.option(
-    "--rate-seconds",
-    "rate_s",
-    type=float,
-    default=5.0,
-    show_default=True,
-    help="Duration of the sends at a fixed rate.",
-)
+@options.send_rate
+@options.send_seconds
 @options.folder
 @options.floor_size
 @metrics_port

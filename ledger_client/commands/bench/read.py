@@ -68,13 +68,7 @@ class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
     show_default=True,
     help="All entries in order, or random single ones.",
 )
-@click.option(
-    "--entry-size",
-    type=SizeParam(),
-    default="1KiB",
-    show_default=True,
-    help="Bytes of each payload.",
-)
+@options.entry_size
 @click.option(
     "--bytes",
     "size",
@@ -85,13 +79,7 @@ class ReadResult(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option("--reads", type=click.IntRange(1), default=20_000, help="For --order random.")
 @click.option("--outstanding", type=click.IntRange(1), default=8, help="For --order random.")
-@click.option(
-    "--bookies",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Bookies of the temporary cluster.",
-)
+@options.bookies
 @options.folder
 @options.floor_size
 @options.as_json

@@ -17,7 +17,6 @@ from ledger_client.commands import options
 from ledger_client.commands.bench import usage
 from ledger_client.commands.bench.disk import Floor, measure_floor
 from ledger_client.commands.bench.load import send_many
-from ledger_client.commands.options import SizeParam
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.sandbox import open_sandbox
 from ledger_client.jobs.replay.options import ORDERS
@@ -63,27 +62,9 @@ class ReplayResult(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @click.command()
-@click.option(
-    "--bookies",
-    type=click.IntRange(1, 64),
-    default=1,
-    show_default=True,
-    help="Bookies of the temporary cluster.",
-)
-@click.option(
-    "--partitions",
-    type=click.IntRange(0),
-    default=0,
-    show_default=True,
-    help="Partitions of the topic.",
-)
-@click.option(
-    "--message-size",
-    type=SizeParam(),
-    default="100",
-    show_default=True,
-    help="Bytes of each value.",
-)
+@options.bookies
+@options.partitions
+@options.message_size
 @click.option(
     "--messages", type=click.IntRange(1), show_default="200 MiB of them", help="Messages in total."
 )

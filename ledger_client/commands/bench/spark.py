@@ -23,7 +23,6 @@ import trio
 from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.bench.usage import Residence
-from ledger_client.commands.options import SizeParam
 from ledger_client.commands.sandbox import open_sandbox
 from ledger_client.portal import Portal
 from ledger_client.spark import open_session
@@ -83,21 +82,8 @@ class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
 @click.option(
     "--messages", type=click.IntRange(1), show_default="500 MB of them", help="Messages in total."
 )
-@click.option(
-    "--message-size",
-    type=SizeParam(),
-    default="100",
-    show_default=True,
-    help="Bytes of each value.",
-)
-@click.option(
-    "--batch",
-    type=click.IntRange(1),
-    default=1000,
-    show_default=True,
-    metavar="COUNT",
-    help="Messages in each batch.",
-)
+@options.message_size
+@options.message_batch
 @click.option(
     "--partitions",
     type=click.IntRange(0),
