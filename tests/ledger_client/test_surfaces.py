@@ -7,17 +7,33 @@ import typing
 
 import pyarrow as pa
 import pytest
-from surfaces import AIO, BLOCKING, NOUNS, Noun, Surface, generated, path_of
+from surfaces import (
+    AIO,
+    BLOCKING,
+    NOUNS,
+    SETTINGS,
+    Noun,
+    Surface,
+    generated,
+    path_of,
+    settings_path,
+    with_settings,
+)
 
 from ledger_client import aio, blocking
 
+REMEDY = "run: python tests/support/surfaces.py --write"
 MODULES = {"blocking": blocking, "aio": aio}
 
 
 @pytest.mark.parametrize("surface", [BLOCKING, AIO], ids=lambda surface: surface.name)
 def test_a_surface_is_current(surface: Surface) -> None:
-    told = "run: python tests/support/surfaces.py --write"
-    assert path_of(surface).read_text() == generated(surface), told
+    assert path_of(surface).read_text() == generated(surface), REMEDY
+
+
+@pytest.mark.parametrize("module", SETTINGS)
+def test_keyword_arguments_are_the_fields_of_their_struct(module: str) -> None:
+    assert settings_path(module).read_text() == with_settings(module), REMEDY
 
 
 @pytest.mark.parametrize("noun", NOUNS, ids=lambda noun: noun.name)

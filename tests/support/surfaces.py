@@ -1,9 +1,10 @@
-"""Generates ledger_client/blocking.py and aio.py from the async classes.
+"""Generates ledger_client/blocking.py and aio.py from the async classes, and keyword arguments.
 
     python tests/support/surfaces.py --write
 
 Signatures are copied, and so is the first paragraph of each docstring. What a call does, its
-arguments and its errors are documented once, where it is implemented.
+arguments and its errors are documented once, where it is implemented. Options are the fields of a
+struct; the TypedDict of the same keyword arguments, beside it, gets its body from there.
 """
 
 from __future__ import annotations
@@ -104,6 +105,12 @@ OWN = {
 }
 """Members that the hand-written base has, with an underscore before their names."""
 INTERNAL = {"publish_events"}
+SETTINGS = {
+    "topics/producing/producer_options": ("ProducerOptions", "ProducerSettings"),
+    "topics/reading/options": ("ReadOptions", "ReadSettings"),
+    "jobs/replay/options": ("ReplayOptions", "ReplaySettings"),
+}
+"""By module, the struct of options and the TypedDict of the same keyword arguments."""
 LATE = {
     "pa": "import pyarrow as pa",
     "ClientMetrics": "from ledger_client.metrics import ClientMetrics",
@@ -449,6 +456,26 @@ def generated(surface: Surface) -> str:
     return text
 
 
+def with_settings(module: str) -> str:
+    """Return a module of SETTINGS with the TypedDict as its struct defines it."""
+    text = settings_path(module).read_text()
+    tree = ast.parse(text)
+    classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
+    struct, settings = (classes[name] for name in SETTINGS[module])
+    fields = [each for each in struct.body if isinstance(each, ast.AnnAssign)]
+    body = [
+        f"    {ast.unparse(each.target)}: {ast.get_source_segment(text, each.annotation)}"
+        for each in fields
+    ]
+    lines = text.splitlines()
+    lines[settings.body[0].end_lineno : settings.end_lineno] = ["", *body]  # after the docstring
+    return "\n".join(lines) + "\n"
+
+
+def settings_path(module: str) -> Path:
+    return PACKAGE / f"{module}.py"
+
+
 def path_of(surface: Surface) -> Path:
     return PACKAGE / f"{surface.name}.py"
 
@@ -458,6 +485,8 @@ def main() -> None:
         raise SystemExit(__doc__)
     for surface in (BLOCKING, AIO):
         path_of(surface).write_text(generated(surface))
+    for module in SETTINGS:
+        settings_path(module).write_text(with_settings(module))
 
 
 if __name__ == "__main__":
