@@ -51,7 +51,7 @@ from metadata.store import (
     Put,
 )
 from native.engine import Request as WireRequest
-from native.errors import Absent, CoreError, Corrupt, NoLedger
+from native.errors import Absent, CoreError, Corrupt
 from native.frame import CALL_SIZE_MAX, Code, Opcode
 
 _Looked = calls.JournalFiles | calls.JournalRecords | calls.Indexes | calls.IndexExtents
@@ -299,7 +299,7 @@ class Calls:
         engine = self._storage.engine
         try:
             place = engine.store.find(ledger_id, entry_id)
-        except (Absent, NoLedger):
+        except Absent:
             request = _read_of(ledger_id, entry_id)
             frame = engine.answer(request, use_disk=True, size_max=ANSWER_SIZE_MAX)
             found = frame is not None and frame[8:12] == int(Code.OK).to_bytes(4, "big")
@@ -337,7 +337,7 @@ class Calls:
             page = await trio.to_thread.run_sync(
                 runs, request.ledger_id, request.after, request.count, limiter=self._threads
             )
-        except NoLedger:
+        except Absent:
             page = []
         if not self._incarnations.is_here(ledger_id, meant):
             raise CallRefused(

@@ -3,7 +3,6 @@
 BookieError              the message names what to repair; after one at the start nothing changed
 ├── ConfigError          a setting is wrong (config.py)
 ├── CookieRefused        a folder is not this bookie's, or metadata disagrees (cookie_file.py)
-├── BadMark              the lastMark file is damaged: bookie rebuild-index
 ├── CallRefused          the bookie cannot answer a CALL; its peer gets the message
 ├── TooManyConnections   a connection is closed because there are too many (connection_limits.py)
 └── PeerAtFault          ends one connection: a login failed, a frame stayed unfinished, or
@@ -14,19 +13,9 @@ A failure of the disk stays an OSError: the bookie ends with it.
 
 from __future__ import annotations
 
-from pathlib import Path
-
 
 class BookieError(Exception):
     """Root of this package's errors; the message says what to do."""
-
-
-class BadMark(BookieError):
-    """The lastMark file is damaged, so it is not known where replay must start."""
-
-    def __init__(self, path: Path, problem: str) -> None:
-        super().__init__(f"{path}: {problem}; run `bookie rebuild-index` on this bookie")
-        self.path = path
 
 
 class CallRefused(BookieError):

@@ -35,7 +35,7 @@ from metadata.errors import BadRecord, MetadataError
 from metadata.records import LEDGERS, cookie_key, decode_ledger, ledger_key, parse_ledger_key
 from metadata.store import MetadataStore, pages
 from native.engine import LedgerState
-from native.errors import NoLedger
+from native.errors import Absent
 
 _log = logging.getLogger(__name__)
 
@@ -139,7 +139,7 @@ class Collector:
             return False
         try:
             self._storage.engine.delete_ledger(ledger_id, now_ms, incarnation)
-        except NoLedger:  # its id was reused meanwhile
+        except Absent:  # its id was reused meanwhile
             return False
         return True
 

@@ -30,7 +30,7 @@ from bookie.storage import Storage
 from metadata.records import LEDGERS, LedgerRecord, LedgerState, decode_ledger
 from metadata.store import MetadataStore, pages
 from native.digest import Digest
-from native.errors import BadKey, Full, OtherLedger
+from native.errors import Full, OtherLedger, Refused
 
 _log = logging.getLogger(__name__)
 
@@ -98,7 +98,7 @@ async def _fence(storage: Storage, record: LedgerRecord) -> None:
         except OtherLedger:
             # The stored incarnation is over, and the current one may have been fenced here too.
             await _renew(storage, record)
-        except BadKey:
+        except Refused:
             return  # stored here with another key, and fenced with all stored ledgers
         else:
             return

@@ -25,7 +25,7 @@ from pathlib import Path
 import msgspec
 
 from bookie.durable import replace_file, settle_file, sync_folder
-from bookie.errors import BadMark, BookieError
+from bookie.errors import BookieError
 from native.digest import crc32c
 from native.mark import Mark
 
@@ -40,7 +40,7 @@ def read_mark(ledger_folder: Path) -> Mark | None:
     """Return the mark in *ledger_folder*, or None if there is no file. Blocks.
 
     Raises:
-        BadMark: the file is damaged.
+        BookieError: the file is damaged.
         OSError: it cannot be read.
     """
     return _read(ledger_folder / FILE_NAME)
@@ -67,7 +67,8 @@ def _read(path: Path) -> Mark | None:
     try:
         return parse_mark(data)
     except ValueError as cause:
-        raise BadMark(path, f"damaged ({cause})") from cause
+        told = f"{path}: damaged ({cause}); run `bookie rebuild-index` on this bookie"
+        raise BookieError(told) from cause
 
 
 def write_mark(ledger_folder: Path, mark: Mark, previous: Mark | None) -> None:
@@ -98,7 +99,7 @@ def put_mark_aside(ledger_folder: Path) -> Mark | None:
         sync_folder(ledger_folder)
     try:
         return _read(aside)
-    except BadMark:
+    except BookieError:  # it is damaged
         return None
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import trio
 
 from native.engine import Engine
-from native.errors import NoLedger
+from native.errors import Absent
 
 _PARKED_MAX = 4096
 """Of all connections; a parked read is a task of some kilobytes."""
@@ -40,7 +40,7 @@ class ParkedReads:
         """True if a read of the ledger has nothing to wait for."""
         try:
             return not self._engine.watch(ledger_id, known_lac)
-        except NoLedger:
+        except Absent:
             return True
 
     async def park(self, ledger_id: int, known_lac: int, wait_s: float) -> None:

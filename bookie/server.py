@@ -46,7 +46,7 @@ from bookie.reads import ANSWER_SIZE_MAX, DiskReads
 from bookie.security import Security
 from native.connection import Backlog, Connection, Verdict
 from native.engine import Engine
-from native.errors import BadKey, Full, OtherLedger
+from native.errors import Full, OtherLedger, Refused
 from native.frame import (
     Code,
     Flag,
@@ -404,7 +404,7 @@ class Conversation:
         with trio.move_on_after(_FENCE_S_MAX) as patience:
             try:
                 ticket = await self._fence_ticket(request)
-            except (BadKey, OtherLedger):
+            except (Refused, OtherLedger):
                 pass  # the read checks it again and returns the error code
             else:
                 await self._server.events.synced(ticket)
@@ -416,7 +416,7 @@ class Conversation:
 
     async def _fence_ticket(self, request: Request) -> int:
         if request.key is None:
-            raise BadKey(f"ledger {request.ledger_id}: a fencing read without a key")
+            raise Refused(f"ledger {request.ledger_id}: a fencing read without a key")
         while True:
             space = self._server.events.space
             try:

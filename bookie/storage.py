@@ -109,7 +109,7 @@ class Storage:
         A new bookie takes its first checkpoint; run() flushes replayed entries.
 
         Raises:
-            BadMark: the mark is damaged.
+            BookieError: the mark is damaged.
             BookieError: the folders hold data and no mark, or lack the journal file that the
                 mark names.
             OSError: the disk failed.

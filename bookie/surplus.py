@@ -29,7 +29,7 @@ from metadata.records import (
 )
 from metadata.store import MetadataStore
 from native.engine import Engine
-from native.errors import NoLedger
+from native.errors import Absent
 
 LEASE_S = 10.0
 RELEASE_S = 2.0
@@ -86,7 +86,7 @@ class SurplusLedgers:
                 return False  # too late to be sure; the next collection tries again
             try:
                 self._engine.delete_ledger(ledger_id, now_ms, here.incarnation)
-            except NoLedger:  # its id was reused meanwhile
+            except Absent:  # its id was reused meanwhile
                 return False
             _log.info("ledger %d has its copies elsewhere and was deleted here", ledger_id)
             await self._check(ledger_id)

@@ -41,11 +41,8 @@ LedgerError
 │   ├── ChecksumDiffers      the target of a replay does not hold what was sent
 │   ├── MessagesLost         messages are damaged, or no bookie has them; a person must look
 │   └── Gap                  the position was removed; the first remaining message is named
-└── SparkError               errors that concern Spark; of itself: it did not start, or a job failed
-    ├── SparkMissing         PySpark or Java is missing or too old: install it
-    ├── BadOption            an option of the source or sink is invalid
-    ├── BadFrame             a frame's columns, or a row, cannot be written as messages
-    └── UnreadableValue      a value is not what the topic's schema says
+└── SparkError               Spark failed, or an option, a column or a value is invalid
+    └── SparkMissing         PySpark or Java is missing or too old: install it
 
 All are exported by ledger_client. Each message is one line and names the ids, which are
 attributes too. A lost or slow bookie, a roll, or a metadata store that is away for a moment is
@@ -492,30 +489,18 @@ class Gap(TopicError):
 
 
 class SparkError(LedgerError):
-    """Root of the errors of Spark's data source and jobs."""
+    """Spark did not start, a job failed, or an option, a column or a value is invalid.
 
-
-class SparkMissing(SparkError):
-    """PySpark or Java is not installed, does not run, or is too old."""
-
-
-class BadOption(SparkError):
-    """An option of the source or sink is invalid; the message names it."""
-
-    def __init__(self, name: str, reason: str) -> None:
-        super().__init__(f"option {name!r}: {reason}")
-        self.name = name
-        self.reason = reason
-
-    def __reduce__(self) -> tuple[type[BadOption], tuple[str, str]]:
-        return BadOption, (self.name, self.reason)
-
-
-class BadFrame(SparkError):
-    """A frame's columns, or one of its rows, cannot be written as messages. Nothing is shown."""
+    The message says which. What a task was to write is not shown.
+    """
 
     @classmethod
-    def unordered(cls, topic: str, *, partition: int, event_time: int, before: int) -> BadFrame:
+    def option(cls, name: str, reason: str) -> SparkError:
+        """An option of the source or sink is invalid."""
+        return cls(f"option {name!r}: {reason}")
+
+    @classmethod
+    def unordered(cls, topic: str, *, partition: int, event_time: int, before: int) -> SparkError:
         """The topic is ordered by event time, and the rows are not. Nothing is shown."""
         return cls(
             f"topic {topic}: partition {partition}: event time {event_time} ns comes after "
@@ -524,5 +509,5 @@ class BadFrame(SparkError):
         )
 
 
-class UnreadableValue(SparkError):
-    """A value is not what the topic's schema says it is."""
+class SparkMissing(SparkError):
+    """PySpark or Java is not installed, does not run, or is too old."""

@@ -4,11 +4,10 @@ MetadataError             of this class itself: a bookie failed at a call, see t
 ├── VersionConflict       the key was changed first; read it again and decide
 ├── LeaseHeld             another owner holds the lease; wait until it is over
 ├── LeaseLost             the lease is over or was granted again; stop acting on it
-├── BadRequest            a key, value or count is outside the limits of the store
 ├── BadRecord             a record or message cannot be decoded; an operator must look
 ├── MetadataUnavailable * the store did not answer in time; try again later. With
 │                         outcome_unknown a change may have been made: read first
-├── MetadataBroken *      the store is damaged or refuses; a person must look
+├── MetadataBroken *      the store is damaged, or a key, value or count is beyond its limits
 ├── BadAddress *          a URL or address cannot be parsed
 └── AccessDenied *        a bookie refuses the login, or its certificate is not trusted: correct
                           the user, the password or the certificates of the URL
@@ -91,16 +90,15 @@ class MetadataUnavailable(MetadataError, Retryable):
             self.ledger_id = ledger_id
 
 
-class BadRequest(MetadataError):
-    """A key, value, count or time is beyond the store's limits; nothing was done."""
-
-
 class BadRecord(MetadataError):
     """Bytes are not a valid record or message."""
 
 
 class MetadataBroken(MetadataError, LedgerError):
-    """The store is foreign, damaged or of a newer version, or it refuses the request."""
+    """The store is foreign, damaged or of a newer version, or a request is beyond its limits.
+
+    A retry changes nothing: a person must look. A request beyond the limits changed nothing.
+    """
 
 
 class BadAddress(MetadataError, LedgerError):

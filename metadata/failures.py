@@ -13,7 +13,6 @@ from metadata.errors import Attribute, BadRecord, MetadataError
 _FROM_MESSAGE = (errors.MetadataUnavailable,)
 _FROM_ATTRIBUTES = (errors.VersionConflict, errors.LeaseHeld, errors.LeaseLost)
 _PLAIN = (
-    errors.BadRequest,
     errors.BadRecord,
     errors.MetadataBroken,
     errors.BadAddress,

@@ -43,7 +43,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 import trio
 
-from metadata.errors import BadRequest
+from metadata.errors import MetadataBroken
 
 ABSENT = 0
 """The version of a key that does not exist."""
@@ -134,7 +134,7 @@ class Changes(msgspec.Struct, frozen=True, tag=True):
 class MetadataStore(Protocol):
     """Compare-and-set, transactions, listing, ids, leases and watches.
 
-    Every call may raise MetadataUnavailable, MetadataBroken and BadRequest (beyond one of the
+    Every call may raise MetadataUnavailable, MetadataBroken and MetadataBroken (beyond one of the
     limits); other errors are listed at each call. Many tasks may call at once. A change costs one
     durable transaction (milliseconds); a read costs less. No call blocks the event loop.
     """
@@ -264,41 +264,41 @@ async def items_under(store: MetadataStore, prefix: str) -> list[Item]:
 
 
 def check_key(key: str, what: str = "key") -> None:
-    """Raise BadRequest unless *key* has 1 to 512 bytes, all printable."""
+    """Raise MetadataBroken unless *key* has 1 to 512 bytes, all printable."""
     if not key:
-        raise BadRequest(f"the {what} is empty")
+        raise MetadataBroken(f"the {what} is empty")
     check_prefix(key, what)
 
 
 def check_prefix(prefix: str, what: str = "prefix") -> None:
-    """Raise BadRequest unless *prefix* has at most 512 bytes, all printable."""
+    """Raise MetadataBroken unless *prefix* has at most 512 bytes, all printable."""
     if not prefix.isprintable():
-        raise BadRequest(f"the {what} {prefix[:40]!a} has characters that cannot be printed")
+        raise MetadataBroken(f"the {what} {prefix[:40]!a} has characters that cannot be printed")
     size = len(prefix.encode())
     if size > KEY_SIZE_MAX:
-        raise BadRequest(f"the {what} has {size} bytes; at most {KEY_SIZE_MAX} are allowed")
+        raise MetadataBroken(f"the {what} has {size} bytes; at most {KEY_SIZE_MAX} are allowed")
 
 
 def check_size(size: int, size_max: int, what: str) -> None:
-    """Raise BadRequest when *size* bytes are more than *size_max*."""
+    """Raise MetadataBroken when *size* bytes are more than *size_max*."""
     if size > size_max:
-        raise BadRequest(f"{what} has {size} bytes; at most {size_max} are allowed")
+        raise MetadataBroken(f"{what} has {size} bytes; at most {size_max} are allowed")
 
 
 def check_range(number: float, lowest: float, highest: float, what: str) -> None:
-    """Raise BadRequest unless *number* lies between the two, both included."""
+    """Raise MetadataBroken unless *number* lies between the two, both included."""
     if not lowest <= number <= highest:
-        raise BadRequest(f"{what} is {number}; allowed are {lowest} to {highest}")
+        raise MetadataBroken(f"{what} is {number}; allowed are {lowest} to {highest}")
 
 
 def check_expected(expected: int | None) -> None:
-    """Raise BadRequest unless *expected* is None or can be a version."""
+    """Raise MetadataBroken unless *expected* is None or can be a version."""
     if expected is not None:
         check_range(expected, 0, INTEGER_MAX, "the expected version")
 
 
 def check_ops(ops: Sequence[Op]) -> None:
-    """Raise BadRequest if a transaction has too many ops, too large values or a bad key."""
+    """Raise MetadataBroken if a transaction has too many ops, too large values or a bad key."""
     check_range(len(ops), 0, OPS_MAX, "the number of ops")
     size = 0
     for op in ops:
@@ -314,20 +314,20 @@ def check_ops(ops: Sequence[Op]) -> None:
 
 
 def check_page(prefix: str, after: str, limit: int = PAGE_COUNT_MAX) -> None:
-    """Check the arguments of a listing of keys or leases. Raises BadRequest."""
+    """Check the arguments of a listing of keys or leases. Raises MetadataBroken."""
     check_prefix(prefix)
     check_prefix(after, "key to go on after")
     check_range(limit, 1, PAGE_COUNT_MAX, "the limit")
 
 
 def check_ids(counter: str, count: int) -> None:
-    """Check a request for fresh ids. Raises BadRequest."""
+    """Check a request for fresh ids. Raises MetadataBroken."""
     check_key(counter, "counter")
     check_range(count, 1, IDS_MAX, "the count of ids")
 
 
 def check_grant(name: str, owner: str, ttl_s: float, value: bytes) -> None:
-    """Check a request for a lease. Raises BadRequest."""
+    """Check a request for a lease. Raises MetadataBroken."""
     check_key(name, "lease name")
     check_key(owner, "owner")
     check_range(ttl_s, TTL_S_MIN, TTL_S_MAX, "the time to live")
@@ -335,7 +335,7 @@ def check_grant(name: str, owner: str, ttl_s: float, value: bytes) -> None:
 
 
 def check_lease(lease: Lease | CheckLease, value: bytes | None = None) -> None:
-    """Check the lease of a renewal or release, and its new value. Raises BadRequest."""
+    """Check the lease of a renewal or release, and its new value. Raises MetadataBroken."""
     check_key(lease.name, "lease name")
     check_key(lease.owner, "owner")
     check_range(lease.epoch, 1, INTEGER_MAX, "the epoch")
@@ -343,7 +343,7 @@ def check_lease(lease: Lease | CheckLease, value: bytes | None = None) -> None:
 
 
 def check_changes(prefix: str, since: int | None, wait_s: float) -> None:
-    """Check the arguments of changes(). Raises BadRequest."""
+    """Check the arguments of changes(). Raises MetadataBroken."""
     check_prefix(prefix)
     check_range(since or 0, 0, INTEGER_MAX, "the revision")
     check_range(wait_s, 0, WAIT_S_MAX, "the wait")

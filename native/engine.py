@@ -21,7 +21,7 @@ from native.connection import (
     Fed as Fed,
     Verdict as Verdict,
 )
-from native.errors import NoLedger, check, raise_for
+from native.errors import Absent, check, raise_for
 from native.frame import Request as Request
 from native.mark import Mark, lend_mark, take_mark
 from native.progress import Progress, take_progress
@@ -269,7 +269,7 @@ class Engine:
         """Watch the ledger's LAC; return False if it is past *known_lac* already.
 
         Raises:
-            NoLedger: it is not known here.
+            Absent: it is not known here.
         """
         result = lib.bk_engine_watch(self._pointer, ledger_id, known_lac)
         if result not in (lib.BK_OK, lib.BK_END):
@@ -294,7 +294,7 @@ class Engine:
         """Fence the ledger; the fence is durable once the returned ticket is synced.
 
         Raises:
-            BadKey: *key* is not the ledger's master key.
+            Refused: *key* is not the ledger's master key.
             OtherLedger: the ledger here has another incarnation; 0 accepts any.
             Full: the memtable is full; try again after Event.SPACE.
         """
@@ -364,7 +364,7 @@ class Engine:
         durable before the ticket of gathered() is synced.
 
         Raises:
-            NoLedger: the ledger is not known here, or was deleted.
+            Absent: the ledger is not known here, or was deleted.
             Corrupt: the index is damaged.
         """
         rows = ffi.new("bk_entry_run[]", count)
@@ -379,12 +379,12 @@ class Engine:
         """Forget a ledger's entries; a tombstone keeps late writers away.
 
         Raises:
-            NoLedger: the ledger is not known here, or has another *incarnation*.
+            Absent: the ledger is not known here, or has another *incarnation*.
         """
         meant = -1 if incarnation is None else incarnation
         result = lib.bk_engine_delete_ledger(self._pointer, ledger_id, meant, now_ms)
         if result == lib.BK_NO_LEDGER:
-            raise NoLedger(f"ledger {ledger_id}")
+            raise Absent(f"ledger {ledger_id}")
         check(result, f"deleting ledger {ledger_id}")
 
     def renew_ledger(self, ledger_id: int, before: int, after: int) -> bool:

@@ -3,7 +3,7 @@
 CoreError
 ├── Corrupt       checksum or structure is wrong: damage, never absence
 ├── Absent        the ledger is known and does not hold the entry
-├── NoLedger      the ledger is not known here
+├── Absent      the ledger is not known here
 ├── Fenced        the ledger is fenced; only recovery may add
 ├── BadKey        the master key is not the ledger's
 ├── TooLarge      the bytes exceed the largest entry, column or frame; nothing was stored
@@ -31,19 +31,11 @@ class Corrupt(CoreError):
 
 
 class Absent(CoreError):
-    """The ledger is known here and does not hold the entry."""
+    """The ledger is not known here, or is known and does not hold the entry."""
 
 
-class NoLedger(CoreError):
-    """The ledger is not known here."""
-
-
-class Fenced(CoreError):
-    """The ledger is fenced; only recovery may add."""
-
-
-class BadKey(CoreError):
-    """The given master key is not the ledger's."""
+class Refused(CoreError):
+    """The ledger is fenced, so that only recovery may add, or the master key is not its own."""
 
 
 class OtherLedger(CoreError):
@@ -72,9 +64,9 @@ class ProtocolBroken(CoreError):
 _VERDICTS: dict[int, type[CoreError]] = {
     lib.BK_CORRUPT: Corrupt,
     lib.BK_ABSENT: Absent,
-    lib.BK_NO_LEDGER: NoLedger,
-    lib.BK_FENCED: Fenced,
-    lib.BK_BAD_KEY: BadKey,
+    lib.BK_NO_LEDGER: Absent,
+    lib.BK_FENCED: Refused,
+    lib.BK_BAD_KEY: Refused,
     lib.BK_OTHER_LEDGER: OtherLedger,
     lib.BK_FULL: Full,
     lib.BK_CLOSE: ProtocolBroken,

@@ -263,7 +263,7 @@ class Store:
         """Return the stored entry (digest.h).
 
         Raises:
-            Absent, NoLedger: it is not stored here.
+            Absent: it is not stored here.
             Corrupt: it is damaged; `take_damage` reports that.
         """
         size = ffi.new("uint32_t *")
@@ -292,7 +292,7 @@ class Store:
         bytes. The count is 0 if the first one does not fit.
 
         Raises:
-            Absent, NoLedger, Corrupt: as `read`, of the first entry.
+            Absent, Corrupt: as `read`, of the first entry.
         """
         out = _new("uint8_t[]", size_max)
         count = ffi.new("uint32_t *")
@@ -305,7 +305,7 @@ class Store:
         return int(count[0]), bytes(ffi.buffer(out, size[0]))
 
     def last(self, ledger_id: int) -> int:
-        """Return the ledger's greatest entry id. Raises NoLedger if it has no entry."""
+        """Return the ledger's greatest entry id. Raises Absent if it has no entry."""
         out = ffi.new("int64_t *")
         check(lib.bk_store_last(self._pointer, ledger_id, out), f"ledger {ledger_id}")
         return int(out[0])
@@ -342,7 +342,7 @@ class Store:
         """Drop a ledger until the store is opened again; its bytes become dead.
 
         Raises:
-            NoLedger: it is not stored here.
+            Absent: it is not stored here.
         """
         check(lib.bk_store_delete_ledger(self._pointer, ledger_id), f"ledger {ledger_id}")
 

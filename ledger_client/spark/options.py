@@ -49,7 +49,7 @@ from typing import Literal, TypeVar
 
 import msgspec
 
-from ledger_client.errors import BadOption, BadTopic
+from ledger_client.errors import BadTopic, SparkError
 from ledger_client.message_id import MessageId
 from ledger_client.topics.positions import LanePlace, Place, Version
 from ledger_client.topics.reading.options import Start
@@ -110,7 +110,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """Parse the options that Spark passes.
 
     Raises:
-        BadOption: an option is invalid; the message names it.
+        SparkError: an option is invalid; the message names it.
     """
     options = GivenOptions(given, _NAMES)
     rows = options.one("rowsPerBatch", _count, ROWS_PER_BATCH)
@@ -139,12 +139,12 @@ class GivenOptions:
     """Options as Spark passes them, restricted to known *names*."""
 
     def __init__(self, given: Mapping[str, str], names: Sequence[str]) -> None:
-        """Raises BadOption for an unknown name."""
+        """Raises SparkError for an unknown name."""
         known = {name.lower(): name for name in names}
         self._values: dict[str, str] = {}
         for name, value in given.items():
             if name.lower() not in known:
-                raise BadOption(name, _unknown(name, known))
+                raise SparkError.option(name, _unknown(name, known))
             self._values[known[name.lower()]] = value.strip()
 
     def text(self, name: str) -> str:
@@ -156,32 +156,34 @@ class GivenOptions:
         return self.text("cluster") or os.environ.get("QUIRE_CLUSTER") or DEFAULT_CLUSTER
 
     def one(self, name: str, parse: Callable[[str], T], default: T) -> T:
-        """Parse an option. Raises BadOption if *parse* raises ValueError."""
+        """Parse an option. Raises SparkError if *parse* raises ValueError."""
         text = self._values.get(name, "")
         if not text:
             return default
         try:
             return parse(text)
         except ValueError as wrong:
-            raise BadOption(name, str(wrong)) from wrong
+            raise SparkError.option(name, str(wrong)) from wrong
 
     def topics(self) -> tuple[str, ...]:
-        """Return the names of the topics. Raises BadOption."""
+        """Return the names of the topics. Raises SparkError."""
         both = [self.text(name) for name in ("topic", "topics", "path")]
         names = tuple(name.strip() for text in both for name in text.split(",") if name.strip())
         if not names:
-            raise BadOption("topic", "which topic is to be read? namespace/name, or several with ,")
+            raise SparkError.option(
+                "topic", "which topic is to be read? namespace/name, or several with ,"
+            )
         if len(set(names)) < len(names):
-            raise BadOption("topic", "a topic is named twice")
+            raise SparkError.option("topic", "a topic is named twice")
         return names
 
     def place(self, end: str) -> Start | None:
-        """Return the begin or end of the range, `None` if unset. Raises BadOption."""
+        """Return the begin or end of the range, `None` if unset. Raises SparkError."""
         named = [f"{end}{place}" for place in _PLACES if self.text(f"{end}{place}")]
         if not named:
             return None
         if len(named) > 1:
-            raise BadOption(named[1], f"it is said by {named[0]} already")
+            raise SparkError.option(named[1], f"it is said by {named[0]} already")
         parse = _PARSERS[named[0].removeprefix(end)]
         return self.one(named[0], parse, None)
 

@@ -25,7 +25,7 @@ from ledger_client.topics.values.decoder import open_decoder
 def read_rows(
     ranges: Sequence[LedgerRange], wanted: SourceColumns, options: SourceOptions
 ) -> Iterator[pa.RecordBatch]:
-    """Yield the messages of ranges. Raises as RangeReader.entries(), and UnreadableValue."""
+    """Yield the messages of ranges. Raises as RangeReader.entries(), and SparkError."""
     if not ranges:
         return
     forming = _Forming(wanted, options)

@@ -30,7 +30,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ledger_client.errors import BadOption, BadSchema, SparkError
+from ledger_client.errors import BadSchema, SparkError
 from ledger_client.topics.values.kinds import PACKAGES
 from metadata.topics import Schema, TopicRecord
 
@@ -80,7 +80,7 @@ def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> S
     """Return the columns of these topics: all, or the wanted ones in their order.
 
     Raises:
-        BadOption: there is no such column.
+        SparkError: there is no such column.
         SparkError: a topic's schema cannot be converted.
     """
     schemas = {topic.schema for topic in topics}
@@ -100,7 +100,9 @@ def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> S
     chosen = list(known) if wanted is None else list(wanted)
     for name in chosen:
         if name not in known:
-            raise BadOption("columns", f"there is no column {name!r}; there are {', '.join(known)}")
+            raise SparkError.option(
+                "columns", f"there is no column {name!r}; there are {', '.join(known)}"
+            )
     return SourceColumns(
         StructType([known[name] for name in chosen]),
         {name: fields[name] for name in chosen if name in fields},

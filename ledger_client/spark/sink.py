@@ -167,7 +167,7 @@ def write_part(
     """Stage the rows of a task, and return when they are durable.
 
     Raises:
-        BadFrame: a row cannot be a message.
+        SparkError: a row cannot be a message.
         LedgerError: as StagedWriter.write(). Spark tries again, with another attempt.
     """
     from ledger_client.spark.sink_rows import RowRouter, gather_size, gathered  # pyarrow

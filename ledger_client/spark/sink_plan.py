@@ -48,7 +48,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ledger_client.errors import BadFrame, BadOption
+from ledger_client.errors import SparkError
 from ledger_client.spark.options import GivenOptions
 
 _OPTIONS = (
@@ -82,12 +82,12 @@ def parse_sink_options(given: Mapping[str, str]) -> SinkOptions:
     """Parse the options that Spark passes.
 
     Raises:
-        BadOption: an option is invalid; the message names it.
+        SparkError: an option is invalid; the message names it.
     """
     options = GivenOptions(given, _OPTIONS)
     names = [text for text in map(options.text, ("topic", "path")) if text]
     if len(names) != 1 or "," in names[0]:
-        raise BadOption("topic", "which topic is to be written? one namespace/name")
+        raise SparkError.option("topic", "which topic is to be written? one namespace/name")
     return SinkOptions(
         cluster=options.cluster(),
         topic=names[0],
@@ -142,27 +142,27 @@ def plan_rows(schema: StructType, *, json_values: bool) -> RowPlan:
     """Return the plan for writing rows of a frame as messages.
 
     Raises:
-        BadFrame: the message names the column and says what to do.
+        SparkError: the message names the column and says what to do.
     """
     found = {field.name.lower(): field.name for field in schema.fields}
     types = {field.name.lower(): field.dataType for field in schema.fields}
     if len(found) < len(schema.fields):
-        raise BadFrame("two columns differ in case alone; rename one")
+        raise SparkError("two columns differ in case alone; rename one")
     for name, is_right, wanted in _KINDS:
         if name in types and not is_right(types[name]):
             kind = types[name].simpleString()
-            raise BadFrame(f"column {found[name]} is of type {kind}; it can be {wanted}")
+            raise SparkError(f"column {found[name]} is of type {kind}; it can be {wanted}")
     others = [name for name in found if name not in _NAMES]
     if json_values:
         return _of_objects(found, others)
     if "value" not in found:
-        raise BadFrame(
+        raise SparkError(
             f"there is no column value, but {', '.join(found.values()) or 'none at all'}; select "
             'what is to be the value, or write rows as JSON: option("valueFormat", "json")'
         )
     lost = [found[name] for name in others if name not in IGNORED]
     if lost:
-        raise BadFrame(
+        raise SparkError(
             f"columns {', '.join(lost)} would be lost; drop them, select what is to be written, "
             'or write rows as JSON without a column value: option("valueFormat", "json")'
         )
@@ -171,9 +171,9 @@ def plan_rows(schema: StructType, *, json_values: bool) -> RowPlan:
 
 def _of_objects(found: dict[str, str], others: Sequence[str]) -> RowPlan:
     if "value" in found:
-        raise BadFrame("valueFormat is json, and there is a column value; drop or rename it")
+        raise SparkError("valueFormat is json, and there is a column value; drop or rename it")
     if not others:
-        raise BadFrame("valueFormat is json, and there is no column to make an object of")
+        raise SparkError("valueFormat is json, and there is no column to make an object of")
     return _plan(found, tuple(found[name] for name in others))
 
 

@@ -19,7 +19,7 @@ import msgspec
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from ledger_client.errors import BadFrame
+from ledger_client.errors import SparkError
 from ledger_client.spark.sink_plan import RowPlan
 from ledger_client.topics.arrow import HEADERS, columns_of
 from metadata.topics import TopicRecord
@@ -79,7 +79,7 @@ class RowRouter:
         """Return the messages by partition, each in the order of the rows.
 
         Raises:
-            BadFrame: a row names a partition that does not exist, has a header without a name or
+            SparkError: a row names a partition that does not exist, has a header without a name or
                 value, or cannot be written as JSON.
             TooLarge: values or keys have 2 GiB or more.
         """
@@ -108,7 +108,7 @@ class RowRouter:
                 headers=_headers(_column(table, plan.headers)),
             )
         except (ValueError, TypeError) as wrong:  # Arrow's errors are such, too
-            raise BadFrame(
+            raise SparkError(
                 f"rows cannot be written to topic {self._topic.name}: {wrong}"
             ) from wrong
 
@@ -120,7 +120,7 @@ class RowRouter:
         return pa.array(list(map(encode, rows)), pa.binary())
 
     def _explicit(self, table: pa.Table) -> pa.Array | None:
-        """Return the partitions that rows name, null where a row names none. Raises BadFrame."""
+        """Return the partitions that rows name, null where a row names none. Raises SparkError."""
         found = _column(table, self._plan.partition)
         if found is None or found.null_count == len(found):
             return None
@@ -129,7 +129,7 @@ class RowRouter:
             if named not in self._indexes:
                 first, last = self._indexes[0], self._indexes[-1]
                 has = f"{first} to {last}" if first < last else f"{first} alone"
-                raise BadFrame(f"topic {self._topic.name} has no partition {named}, but {has}")
+                raise SparkError(f"topic {self._topic.name} has no partition {named}, but {has}")
         return found
 
     def _places(self, columns: Columns, explicit: pa.Array | None) -> array[int] | None:

@@ -51,7 +51,7 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ledger_client.errors import BadOption
+from ledger_client.errors import SparkError
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
 from ledger_client.spark.options import (
@@ -282,7 +282,7 @@ class QuireSource(DataSource):
         """Return the columns of the topics that the options name.
 
         Raises:
-            BadOption: an option is invalid.
+            SparkError: an option is invalid.
             NoSuchTopic, MetadataUnavailable: as Topics.info().
         """
         with without_stack():
@@ -294,23 +294,25 @@ class QuireSource(DataSource):
             return QuireReader(self._wanted(schema), self._options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return the reader of a streaming query. Raises as schema(), and BadOption for an end."""
+        """Return the reader of a streaming query. Raises as schema(), and SparkError for an end."""
         with without_stack():
             if self._options.end is not None:
-                raise BadOption("ending...", "a streaming query has no end: stop it, or read once")
+                raise SparkError.option(
+                    "ending...", "a streaming query has no end: stop it, or read once"
+                )
             if self._options.compacted:
                 reason = (
                     "a streaming query reads every message: what is compacted changes; read once"
                 )
-                raise BadOption("compacted", reason)
+                raise SparkError.option("compacted", reason)
             return QuireStreamReader(self._wanted(schema), self._options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:
         """Begin a job that writes a frame, and return its writer (sink.py).
 
         Raises:
-            BadOption: an option is invalid, or the mode is overwrite.
-            BadFrame: the frame's columns cannot be written as messages.
+            SparkError: an option is invalid, the mode is overwrite, or the frame's columns cannot
+                be written as messages.
             NoSuchTopic, ProducerBusy, MetadataUnavailable: as plan_write().
         """
         with without_stack():
@@ -323,7 +325,7 @@ class QuireSource(DataSource):
 
     def _sink(self, schema: StructType, overwrite: bool) -> tuple[SinkOptions, RowPlan]:
         if overwrite:
-            raise BadOption("mode", 'topics can be appended to alone: mode("append")')
+            raise SparkError.option("mode", 'topics can be appended to alone: mode("append")')
         options = parse_sink_options(self.options)
         return options, plan_rows(schema, json_values=options.json_values)
 
@@ -339,8 +341,10 @@ class QuireSource(DataSource):
         """Return the columns; *schema* may be one that the user passed.
 
         Raises:
-            BadOption: *schema* is not that of the topics.
+            SparkError: *schema* is not that of the topics.
         """
         if schema != self._columns.schema:
-            raise BadOption("schema", "columns are chosen by the option columns, not by a schema")
+            raise SparkError.option(
+                "schema", "columns are chosen by the option columns, not by a schema"
+            )
         return self._columns

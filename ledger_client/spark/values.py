@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.json as pj
 
-from ledger_client.errors import UnreadableValue
+from ledger_client.errors import SparkError
 from ledger_client.topics.values.decoder import Decoder, struct_array
 
 Mode = Literal["permissive", "failfast"]
@@ -50,7 +50,7 @@ class ValueParser:
         """Return the fields of binary *values*, by name.
 
         Raises:
-            UnreadableValue: a value does not parse, with mode "failfast".
+            SparkError: a value does not parse, with mode "failfast".
         """
         if self._decoder is None:
             parsed = self._whole_or_halves(values)
@@ -94,10 +94,10 @@ class ValueParser:
         if self._mode == "failfast":
             raise self._unreadable(value, wrong) from wrong
 
-    def _unreadable(self, value: bytes, wrong: Exception) -> UnreadableValue:
+    def _unreadable(self, value: bytes, wrong: Exception) -> SparkError:
         shown = repr(value[:_SHOWN]) + ("..." if len(value) > _SHOWN else "")
         reason = str(wrong).removesuffix(" in row 0").replace("(/v", "(")
-        return UnreadableValue(
+        return SparkError(
             f"topic {self._topic}: {shown} is not what its schema says: {reason}; "
             'with mode "permissive" the columns are null'
         )
@@ -107,7 +107,7 @@ def texts_of(topic: str, values: pa.Array, mode: Mode) -> pa.Array:
     """Return binary *values* as strings, null where they are not UTF-8.
 
     Raises:
-        UnreadableValue: a value is not UTF-8, with mode "failfast".
+        SparkError: a value is not UTF-8, with mode "failfast".
     """
     try:
         return values.cast(pa.string())
@@ -118,5 +118,5 @@ def texts_of(topic: str, values: pa.Array, mode: Mode) -> pa.Array:
             return pa.concat_arrays([texts_of(topic, half, mode) for half in halves])
         if mode == "failfast":
             shown = repr(values[0].as_py()[:_SHOWN])
-            raise UnreadableValue(f"topic {topic}: {shown} is not UTF-8") from wrong
+            raise SparkError(f"topic {topic}: {shown} is not UTF-8") from wrong
         return pa.nulls(1, pa.string())

@@ -12,7 +12,7 @@ from rig import settings
 from running import ask, connected, page, registered, running
 
 from bookie.daemon import run_bookie
-from bookie.errors import BadMark
+from bookie.errors import BookieError
 from bookie.storage import Storage
 from metadata import calls
 from metadata.errors import MetadataUnavailable
@@ -159,7 +159,7 @@ async def test_a_bookie_that_refuses_to_start_says_why(tmp_path: Path) -> None:
         async with running(config, store):
             pass
         (tmp_path / "ledgers" / "lastMark").write_text("what?")
-        with pytest.raises(BadMark, match="lastMark"):
+        with pytest.raises(BookieError, match="lastMark"):
             await run_bookie(config, store)
         assert await registered(store) == []
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from bookie import mark as mark_module
-from bookie.errors import BadMark, BookieError
+from bookie.errors import BookieError
 from bookie.mark import FILE_NAME, format_mark, parse_mark, read_mark, write_mark
 from native.mark import Mark
 
@@ -61,7 +61,7 @@ def test_anything_after_the_end_is_damage() -> None:
 
 def test_damage_names_the_file_and_the_way_out(tmp_path: Path) -> None:
     (tmp_path / FILE_NAME).write_bytes(b"quire lastMark 1\n")
-    with pytest.raises(BadMark, match=f"{tmp_path}/lastMark.*bookie rebuild-index"):
+    with pytest.raises(BookieError, match=f"{tmp_path}/lastMark.*bookie rebuild-index"):
         read_mark(tmp_path)
 
 

@@ -11,7 +11,7 @@ import trio
 import v2
 from rig import MIB, serving, settings, until
 
-from bookie.errors import BadMark, BookieError
+from bookie.errors import BookieError
 from bookie.limbo import FILE_NAME as LIMBO, in_limbo
 from bookie.mark import FILE_NAME as MARK, read_mark
 from bookie.storage import Storage
@@ -123,7 +123,7 @@ async def test_a_missing_mark_beside_entries_is_refused(tmp_path: Path) -> None:
 async def test_a_damaged_mark_is_refused(tmp_path: Path) -> None:
     await write_some(tmp_path)
     (tmp_path / "ledgers" / MARK).write_bytes(b"quire lastMark 1\njournal_id 9\n")
-    with pytest.raises(BadMark):
+    with pytest.raises(BookieError):
         await Storage.open(settings(tmp_path))
 
 

@@ -8,7 +8,13 @@ import pytest
 import trio
 from lease_clock import LeaseClock
 
-from metadata.errors import BadRequest, LeaseHeld, LeaseLost, MetadataUnavailable, VersionConflict
+from metadata.errors import (
+    LeaseHeld,
+    LeaseLost,
+    MetadataBroken,
+    MetadataUnavailable,
+    VersionConflict,
+)
 from metadata.store import (
     ABSENT,
     OPS_MAX,
@@ -408,37 +414,37 @@ async def test_a_revision_from_the_future_means_everything(store: MetadataStore)
 
 @pytest.mark.parametrize("key", ["", "k" * 513, "é" * 257, "new\nline", "nul\0", "\ud800"])
 async def test_a_bad_key_is_refused(store: MetadataStore, key: str) -> None:
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.get(key)
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.put(key, b"")
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.grant(key, "me", ttl_s=1)
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.next_id(key)
 
 
 async def test_what_is_beyond_the_limits_is_refused(store: MetadataStore) -> None:
     lease = Lease("l", "me", 1, b"", 1.0)
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.put("a", bytes((1 << 20) + 1))
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.put("a", b"", expected=-1)
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.transact([Check("a", 0)] * (OPS_MAX + 1))
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.transact([Put(f"{n}", bytes(1 << 20)) for n in range(5)])
     for limit in (0, 1001):
-        with pytest.raises(BadRequest):
+        with pytest.raises(MetadataBroken):
             await store.list("", limit=limit)
     for ttl_s in (0.0, math.nan, math.inf, 1e6):
-        with pytest.raises(BadRequest):
+        with pytest.raises(MetadataBroken):
             await store.grant("l", "me", ttl_s=ttl_s)
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.renew(lease, value=bytes(4097))
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.next_id("a", 0)
-    with pytest.raises(BadRequest):
+    with pytest.raises(MetadataBroken):
         await store.changes("", wait_s=61)
     assert await keys_under(store, "") == []
 

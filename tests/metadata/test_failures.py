@@ -10,7 +10,6 @@ ERRORS: list[errors.MetadataError] = [
     errors.LeaseHeld(name="l", owner="o", expires_in_s=1.5),
     errors.LeaseLost(name="l", owner="o", epoch=3),
     errors.MetadataUnavailable("locked", outcome_unknown=True),
-    errors.BadRequest("too long"),
     errors.BadRecord("spoilt"),
     errors.MetadataBroken("damaged"),
     errors.BadAddress("no host"),

@@ -12,7 +12,7 @@ import pytest
 from stores import StoreRig, entries
 from wire import crc32c
 
-from native.errors import Corrupt, Full, NoLedger
+from native.errors import Absent, Corrupt, Full
 from native.faults import clear_fault, plan_fault
 from native.store import Extent, LogRecord, Stop, scan_index, scan_log
 
@@ -50,7 +50,7 @@ def forget(rig: StoreRig, ledger_id: int) -> None:
     """Delete a ledger again, as the engine does after each start."""
     try:
         rig.store.delete_ledger(ledger_id)
-    except NoLedger:
+    except Absent:
         return
 
 

@@ -12,7 +12,7 @@ from engines import MIB, Bookie
 from wire import KEY, add, add_responses, be, framed, header, stored_entry, write_lac
 
 from native.engine import MEMTABLE_SIZE_MIN, Event, Request, Verdict
-from native.errors import BadKey, NoLedger
+from native.errors import Absent, Refused
 from native.faults import clear_fault, plan_fault
 from native.journal import Record, scan_journal
 
@@ -284,7 +284,7 @@ def test_a_fence_is_durable_when_its_ticket_is_synced(bookie: Bookie) -> None:
     bookie.crash()
     bookie.send(add(1, 0, b"old writer"))
     assert codes(bookie) == [104]
-    with pytest.raises(BadKey):
+    with pytest.raises(Refused):
         bookie.engine.fence(1, OTHER_KEY)
 
 
@@ -299,7 +299,7 @@ def test_lac_comes_with_entries_and_explicitly_and_wakes_watchers(bookie: Bookie
     bookie.engine.commit()
     assert add_responses(bookie.connection.take()) == [(65, 0, 1, 42)]
     assert bookie.engine.woken() == [1]
-    with pytest.raises(NoLedger):
+    with pytest.raises(Absent):
         bookie.engine.watch(99, -1)
     for _ in range(2):
         bookie.crash()

@@ -11,7 +11,7 @@ from wire import KEY, add, add_responses, be, crc32c, write_lac
 
 from native import frame
 from native.engine import Connection, Request, Verdict
-from native.errors import NoLedger, OtherLedger, ProtocolBroken
+from native.errors import Absent, OtherLedger, ProtocolBroken
 from native.frame import Code, Flag, Opcode, parse_request
 from native.journal import INCARNATION, Record, scan_table
 
@@ -334,7 +334,7 @@ def test_whoever_deletes_a_ledger_deletes_no_later_one(bookie: Bookie) -> None:
     old(bookie)
     renewed(bookie)
     assert put(bookie, said(NEW), add(LEDGER, 0, b"new")) == [0]
-    with pytest.raises(NoLedger):
+    with pytest.raises(Absent):
         bookie.engine.delete_ledger(LEDGER, 1000, OLD)
     assert not bookie.engine.renew_ledger(LEDGER, OLD, 5), "nor does who renews it"
     assert_new(bookie, 1)

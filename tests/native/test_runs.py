@@ -11,7 +11,7 @@ import pytest
 from engines import Bookie
 from wire import add
 
-from native.errors import Corrupt, NoLedger
+from native.errors import Absent, Corrupt
 
 
 @pytest.fixture
@@ -172,12 +172,12 @@ def test_a_run_without_holes_costs_no_read(bookie: Bookie) -> None:
 def test_a_ledger_that_is_not_here_has_no_runs(bookie: Bookie) -> None:
     store(bookie, [0])
     bookie.checkpoint()
-    with pytest.raises(NoLedger):
+    with pytest.raises(Absent):
         bookie.engine.runs(2)
-    with pytest.raises(NoLedger):
+    with pytest.raises(Absent):
         bookie.engine.runs(-1)
     bookie.engine.delete_ledger(1, 1)
-    with pytest.raises(NoLedger):
+    with pytest.raises(Absent):
         bookie.engine.runs(1)
 
 

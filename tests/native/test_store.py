@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from stores import MIB, NO_MARK, StoreRig, entries, framed
 
-from native.errors import Absent, Corrupt, NoLedger
+from native.errors import Absent, Corrupt
 from native.store import Place, Store
 
 BLOCK = 4096
@@ -27,7 +27,7 @@ def rig(tmp_path: Path) -> Iterator[StoreRig]:
 def test_nothing_is_seen_before_the_flush_commits(rig: StoreRig) -> None:
     rig.store.flush_begin()
     rig.store.flush_ledger(1, entries(1, [0]))
-    assert rig.read(1, 0) is NoLedger
+    assert rig.read(1, 0) is Absent
     rig.mark = rig.store.flush_commit(rig.mark)
     assert rig.read(1, 0) == entries(1, [0])[0]
 
@@ -99,7 +99,7 @@ def test_a_store_knows_its_ledgers(rig: StoreRig) -> None:
         size,
         2,
     )
-    with pytest.raises(NoLedger):
+    with pytest.raises(Absent):
         rig.store.last(11)
 
 
@@ -124,7 +124,7 @@ def test_a_run_ends_at_the_last_id_the_count_and_the_gap(rig: StoreRig) -> None:
     for start, error in ((10, Absent), (20, Absent)):
         with pytest.raises(error):
             rig.store.read_run(1, start)
-    with pytest.raises(NoLedger):
+    with pytest.raises(Absent):
         rig.store.read_run(2, 0)
 
 

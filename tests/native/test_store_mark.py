@@ -10,7 +10,7 @@ import msgspec
 import pytest
 from stores import StoreRig, entries
 
-from native.errors import Absent, Full, NoLedger
+from native.errors import Absent, Full
 from native.faults import clear_fault, plan_fault
 
 BLOCK = 4096
@@ -62,7 +62,7 @@ def test_what_lies_beyond_the_mark_is_cut_off(rig: StoreRig) -> None:
     rig.reopen(mark)
     rig.mark, rig.model = mark, model
     rig.check()
-    assert rig.read(2, 0) is NoLedger
+    assert rig.read(2, 0) is Absent
     assert rig.damage() == []
     rig.flush({1: entries(1, range(5, 7), tag="again")})
     rig.reopen()
@@ -136,7 +136,7 @@ def test_a_failed_flush_shows_nothing_and_is_the_last(rig: StoreRig, site: str) 
         rig.flush({1: entries(1, range(3, 6)), 2: entries(2, [0])})
     assert failure.value.errno == errno.EIO
     assert rig.read(1, 3) is Absent
-    assert rig.read(2, 0) is NoLedger
+    assert rig.read(2, 0) is Absent
     for again in (rig.store.flush_begin, lambda: rig.store.roll(rig.mark)):
         with pytest.raises(OSError) as failure:
             again()

@@ -10,7 +10,7 @@ from engines import MIB, Bookie
 from wire import KEY, add, add_responses, write_lac
 
 from native.engine import Verdict
-from native.errors import NoLedger
+from native.errors import Absent
 from native.frame import Code, Flag
 
 RECOVERY = Flag.RECOVERY | Flag.PRIORITY
@@ -115,7 +115,7 @@ def test_a_plain_add_and_a_lac_stay_refused(bookie: Bookie) -> None:
 def test_another_key_brings_nothing_back(bookie: Bookie) -> None:
     deleted(bookie)
     assert put(bookie, again(1, b"new", key=b"x" * 20)) == [Code.UNAUTHORIZED]
-    with pytest.raises(NoLedger):
+    with pytest.raises(Absent):
         bookie.engine.runs(1)
 
 

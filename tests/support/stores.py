@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wire import stored_entry
 
-from native.errors import Absent, Corrupt, NoLedger
+from native.errors import Absent, Corrupt
 from native.mark import Mark
 from native.store import Damage, Store
 
@@ -81,7 +81,7 @@ class StoreRig:
         """Return the entry, or the type of what was raised instead."""
         try:
             return self.store.read(ledger_id, entry_id)
-        except (Absent, Corrupt, NoLedger) as error:
+        except (Absent, Corrupt) as error:
             return type(error)
 
     def check(self) -> None:

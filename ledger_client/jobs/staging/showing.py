@@ -28,7 +28,6 @@ import trio
 
 from ledger_client.background import Background
 from ledger_client.errors import (
-    BadFrame,
     EventTimeBack,
     JobLost,
     LedgerError,
@@ -38,6 +37,7 @@ from ledger_client.errors import (
     ProducerBusy,
     ProducerFenced,
     Retryable,
+    SparkError,
     TopicError,
 )
 from ledger_client.jobs.staging.job import (
@@ -123,7 +123,7 @@ class Showing:
         Raises:
             LedgerError: the mark cannot follow the one that is there, see CommitMark.
             JobLost: a ledger was discarded, since the job was taken for dead.
-            EventTimeBack, BadFrame: see LaneExtension.check_times().
+            EventTimeBack, SparkError: see LaneExtension.check_times().
             TopicError: more than one transaction can show.
             ProducerBusy: a producer still holds a whole partition after SHOW_S.
             NoSuchTopic: the topic was deleted.
@@ -257,7 +257,7 @@ class LaneExtension:
 
         Raises:
             EventTimeBack: the first ledger begins before the lane's last event time.
-            BadFrame: the ledgers overlap, or are in another order.
+            SparkError: the ledgers overlap, or are in another order.
         """
         topic, rows = self.rows.topic, self.rows
         last = self._end.state.last_event_time
@@ -265,7 +265,7 @@ class LaneExtension:
             first = ledger.figures.first_event_time
             if last is not None and first is not None and first < last:
                 if number > 0:
-                    raise BadFrame.unordered(
+                    raise SparkError.unordered(
                         topic.name, partition=rows.partition, event_time=first, before=last
                     )
                 raise EventTimeBack(

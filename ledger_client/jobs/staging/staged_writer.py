@@ -36,12 +36,12 @@ import msgspec
 import trio
 
 from ledger_client.errors import (
-    BadFrame,
     BadTopic,
     LedgerClosed,
     LedgerExists,
     MetadataBroken,
     PayloadTooLarge,
+    SparkError,
     TopicError,
 )
 from ledger_client.jobs.staging.job import (
@@ -141,7 +141,7 @@ class StagedWriter:
         Returns once at most AHEAD_SIZE bytes are not acknowledged.
 
         Raises:
-            BadFrame: the topic is ordered by event time, and the messages are not.
+            SparkError: the topic is ordered by event time, and the messages are not.
             BadTopic: the topic is ordered by event time, and a message has none.
             PayloadTooLarge: a message does not fit a frame.
             WriterFailed, OutcomeUnknown, NotEnoughBookies, MetadataUnavailable: this attempt
@@ -257,7 +257,7 @@ class StagedWriter:
             return
         before, late = next((a, b) for a, b in pairwise([last, *times]) if b < a)
         name = self._topic.name
-        raise BadFrame.unordered(name, partition=partition, event_time=late, before=before)
+        raise SparkError.unordered(name, partition=partition, event_time=late, before=before)
 
 
 def _times(columns: Columns, rows: array[int] | None) -> Sequence[int] | None:

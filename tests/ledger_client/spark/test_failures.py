@@ -7,12 +7,10 @@ import traceback
 import pytest
 
 from ledger_client.errors import (
-    BadOption,
     LedgerError,
     MetadataUnavailable,
     NoSuchTopic,
     SparkError,
-    UnreadableValue,
 )
 from ledger_client.spark.failures import error_in, without_stack
 
@@ -33,7 +31,7 @@ def test_the_line_that_says_why_is_found() -> None:
     assert str(found) == "topic a/b: no such topic"
 
 
-@pytest.mark.parametrize("kind", [MetadataUnavailable, UnreadableValue])
+@pytest.mark.parametrize("kind", [MetadataUnavailable, SparkError])
 def test_an_error_made_of_its_message_is_itself_again(kind: type[LedgerError]) -> None:
     found = told(f"{kind.__module__}.{kind.__name__}: away")
     assert type(found) is kind
@@ -81,5 +79,5 @@ def test_errors_of_ours_leave_with_one_place_of_their_stack_and_others_with_all(
 def test_an_option_that_cannot_be_crosses_processes() -> None:
     import pickle
 
-    found = pickle.loads(pickle.dumps(BadOption("lanes", "no")))
+    found = pickle.loads(pickle.dumps(SparkError.option("lanes", "no")))
     assert (found.name, str(found)) == ("lanes", "option 'lanes': no")

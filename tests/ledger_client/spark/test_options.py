@@ -5,7 +5,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from ledger_client.errors import BadOption, BadTopic
+from ledger_client.errors import BadTopic, SparkError
 from ledger_client.message_id import MessageId
 from ledger_client.spark.options import (
     SourceOptions,
@@ -92,16 +92,16 @@ def test_lanes_are_named_by_number_or_name(text: str, lanes: tuple[int | str, ..
     ],
 )
 def test_an_option_that_cannot_be_is_named(name: str, text: str, words: str) -> None:
-    with pytest.raises(BadOption, match=words) as told:
+    with pytest.raises(SparkError, match=words) as told:
         parsed(**{name: text})
     assert "\n" not in str(told.value)
     assert msgspec.json.encode(str(told.value))
 
 
 def test_there_is_one_beginning() -> None:
-    with pytest.raises(BadOption, match="said by startingIds already"):
+    with pytest.raises(SparkError, match="said by startingIds already"):
         parsed(startingIds="earliest", startingTime="0")
-    with pytest.raises(BadOption, match="which topic"):
+    with pytest.raises(SparkError, match="which topic"):
         parse_options({})
 
 

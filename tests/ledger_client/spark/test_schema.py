@@ -18,7 +18,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ledger_client.errors import BadOption, SparkError
+from ledger_client.errors import SparkError
 from ledger_client.spark.schema import columns_of
 from metadata.topics import Schema, TopicRecord
 
@@ -43,7 +43,7 @@ def test_a_schema_that_names_no_fields_adds_no_columns(definition: str) -> None:
 
 @pytest.mark.parametrize("definition", EMPTY)
 def test_a_column_that_is_not_there_is_told_whatever_the_schema_names(definition: str) -> None:
-    with pytest.raises(BadOption, match="there is no column 'kye'; there are topic, partition"):
+    with pytest.raises(SparkError, match="there is no column 'kye'; there are topic, partition"):
         columns_of([topic(definition)], ["kye"])
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, strategies as st
 
-from ledger_client.errors import BadFrame
+from ledger_client.errors import SparkError
 from ledger_client.spark.sink_plan import RowPlan
 from ledger_client.spark.sink_rows import (
     TURN_SIZE,
@@ -100,7 +100,7 @@ def test_all_go_to_the_only_partition() -> None:
 
 @pytest.mark.parametrize(("partitions", "named"), [(3, 3), (3, -1), (0, 0), (1, 1)])
 def test_a_partition_that_there_is_not_is_named(partitions: int, named: int) -> None:
-    with pytest.raises(BadFrame, match=f"has no partition {named}, but"):
+    with pytest.raises(SparkError, match=f"has no partition {named}, but"):
         shares(partitions, frame(value=[b"a", b"b"], partition=[0 if partitions else -1, named]))
 
 
@@ -143,7 +143,7 @@ def test_event_times_become_nanoseconds(kind: pa.DataType, given: int, expected_
 
 def test_a_time_beyond_nanoseconds_is_told() -> None:
     late = pa.array([1 << 60], pa.int64()).cast(pa.timestamp("us", "UTC"))
-    with pytest.raises(BadFrame, match="s/t"):
+    with pytest.raises(SparkError, match="s/t"):
         only(frame(event_time=late))
 
 
@@ -177,7 +177,7 @@ def test_headers_of_every_form_are_the_same(kind: pa.DataType, with_null: bool) 
 def test_a_header_without_a_value_is_told() -> None:
     given = pa.array([[{"key": "a", "value": None}]], PAIRS)
     table = frame(headers=given)
-    with pytest.raises(BadFrame, match="header"):
+    with pytest.raises(SparkError, match="header"):
         only(table)
 
 

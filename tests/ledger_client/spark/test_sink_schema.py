@@ -20,7 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from ledger_client.errors import BadFrame, BadOption
+from ledger_client.errors import SparkError
 from ledger_client.spark.sink_plan import RowPlan, SinkOptions, parse_sink_options, plan_rows
 
 
@@ -111,7 +111,7 @@ def test_types_that_can_be_written(ddl: str) -> None:
     ],
 )
 def test_frames_that_are_no_messages_are_refused_with_what_to_do(ddl: str, told: str) -> None:
-    with pytest.raises(BadFrame, match=told):
+    with pytest.raises(SparkError, match=told):
         plan_rows(schema(ddl), json_values=False)
 
 
@@ -124,7 +124,7 @@ def test_rows_as_json_leave_out_what_says_where_they_go() -> None:
 
 @pytest.mark.parametrize("ddl", ["value string, a int", "key string"])
 def test_rows_as_json_without_an_object_are_refused(ddl: str) -> None:
-    with pytest.raises(BadFrame, match="valueFormat is json"):
+    with pytest.raises(SparkError, match="valueFormat is json"):
         plan_rows(schema(ddl), json_values=True)
 
 
@@ -139,7 +139,7 @@ def test_options_are_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expected.query_of("1f") == "1f"
     named = parse_sink_options({**given, "sinkName": "again", "checkpointLocation": "file:///c/"})
     assert (named.query_of("1f"), named.checkpoint) == ("1f.again", "/c")
-    with pytest.raises(BadOption, match=r"sinkName.* letters, digits"):
+    with pytest.raises(SparkError, match=r"sinkName.* letters, digits"):
         parse_sink_options({**given, "sinkName": "a/b"})
 
 
@@ -154,5 +154,5 @@ def test_options_are_taken_in_any_case(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_options_that_cannot_be_are_named(given: dict[str, str], told: str) -> None:
-    with pytest.raises(BadOption, match=told):
+    with pytest.raises(SparkError, match=told):
         parse_sink_options(given)

@@ -10,7 +10,7 @@ import pyarrow.json as pj
 import pytest
 from hypothesis import given, settings, strategies as st
 
-from ledger_client.errors import UnreadableValue
+from ledger_client.errors import SparkError
 from ledger_client.spark.values import ValueParser, texts_of
 from ledger_client.topics.values.decoder import open_decoder
 from metadata.topics import Schema
@@ -70,7 +70,7 @@ def test_a_value_that_does_not_parse_changes_no_other(wrong: bytes) -> None:
         values = [*sound[:place], wrong, *sound[place:]]
         expected = [*range(place), None, *range(place, 20)]
         assert ids(list(values)) == expected
-    with pytest.raises(UnreadableValue, match=r"topic a/b: .* is not what its schema says") as told:
+    with pytest.raises(SparkError, match=r"topic a/b: .* is not what its schema says") as told:
         ValueParser("a/b", FIELDS, "failfast").columns(pa.array([sound[0], wrong], pa.binary()))
     assert "\n" not in str(told.value)
 
@@ -126,7 +126,7 @@ def test_a_type_that_is_not_parsed_is_told_beforehand() -> None:
 def test_text_is_text_or_null() -> None:
     values = pa.array([b"a", "ü".encode(), b"\xff", None, b""], pa.binary())
     assert texts_of("a/b", values, "permissive").to_pylist() == ["a", "ü", None, None, ""]
-    with pytest.raises(UnreadableValue, match=r"topic a/b: b'\\xff' is not UTF-8"):
+    with pytest.raises(SparkError, match=r"topic a/b: b'\\xff' is not UTF-8"):
         texts_of("a/b", values, "failfast")
 
 
@@ -155,5 +155,5 @@ def test_avro_values_are_decoded_and_what_is_none_is_null() -> None:
 def test_failfast_names_the_avro_value_that_is_none(value: bytes) -> None:
     decoder = open_decoder("s/t", AVRO)
     parser = ValueParser("s/t", list(decoder.fields), "failfast", decoder)
-    with pytest.raises(UnreadableValue, match=r"topic s/t: b'\\x02.* is not what its schema says"):
+    with pytest.raises(SparkError, match=r"topic s/t: b'\\x02.* is not what its schema says"):
         parser.columns(pa.array([SOUND, value], pa.binary()))

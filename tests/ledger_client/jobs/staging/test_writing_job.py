@@ -27,7 +27,6 @@ from trio.testing import MockClock
 
 from ledger_client import Client, RollPolicy
 from ledger_client.errors import (
-    BadFrame,
     BadTopic,
     EventTimeBack,
     JobLost,
@@ -37,6 +36,7 @@ from ledger_client.errors import (
     NotEnoughBookies,
     PayloadTooLarge,
     ProducerBusy,
+    SparkError,
     TopicError,
 )
 from ledger_client.jobs.staging.job import SealedLedger
@@ -345,7 +345,7 @@ async def test_rows_out_of_order_are_refused_with_what_to_do(
     await made(client, order="event-time")
     given = [{-1: rows(*map(str, times), times=times)} for times in parts]
     told = r'event time \d+ ns comes after .*orderBy\("event_time"\)'
-    with pytest.raises(BadFrame, match=told):
+    with pytest.raises(SparkError, match=told):
         await write_job(client._context.ledgers, NAME, *given)
     assert await read_all(client, NAME) == []
 
