@@ -2,10 +2,8 @@
 
 CoreError
 ├── Corrupt       checksum or structure is wrong: damage, never absence
-├── Absent        the ledger is known and does not hold the entry
-├── Absent      the ledger is not known here
-├── Fenced        the ledger is fenced; only recovery may add
-├── BadKey        the master key is not the ledger's
+├── Absent        the ledger, or the entry of it, is not here
+├── Refused       the ledger is fenced, or the master key is not its own
 ├── TooLarge      the bytes exceed the largest entry, column or frame; nothing was stored
 ├── OtherLedger   the ledger with this id here is of another incarnation
 ├── Full          no room now; try again after Event.SPACE

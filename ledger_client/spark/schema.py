@@ -80,8 +80,7 @@ def columns_of(topics: Sequence[TopicRecord], wanted: Sequence[str] | None) -> S
     """Return the columns of these topics: all, or the wanted ones in their order.
 
     Raises:
-        SparkError: there is no such column.
-        SparkError: a topic's schema cannot be converted.
+        SparkError: there is no such column, or a topic's schema cannot be converted.
     """
     schemas = {topic.schema for topic in topics}
     schema = topics[0].schema if len(schemas) == 1 else Schema()
