@@ -53,14 +53,8 @@ class Dropped(msgspec.Struct, frozen=True, kw_only=True):
     show_default="as last time; at first, drop",
     help="Whether to keep messages without a key.",
 )
-@click.option(
-    "--master",
-    default="local[*]",
-    show_default=True,
-    metavar="URL",
-    help="Where Spark runs: local[N] within this process, or a Spark cluster.",
-)
-@click.option("--no-spark", is_flag=True, help="Run in this process instead of Spark.")
+@options.spark_master
+@options.no_spark
 @click.option(
     "--memory",
     type=click.IntRange(1, 1 << 20),

@@ -333,6 +333,15 @@ password = click.option(
 topic = click.argument("name", metavar="NAMESPACE/NAME")
 ledger_id = click.argument("ledger_id", metavar="LEDGER", type=click.IntRange(0, 2**63 - 1))
 
+spark_master = click.option(
+    "--master",
+    default="local[*]",
+    show_default=True,
+    metavar="URL",
+    help="Where Spark runs: local[N] within this process, or a Spark cluster.",
+)
+no_spark = click.option("--no-spark", is_flag=True, help="Run in this process instead of Spark.")
+
 # --- options of several benchmarks -------------------------------------------------------
 
 folder = click.option(

@@ -69,14 +69,8 @@ class ScrubResult(msgspec.Struct, frozen=True, kw_only=True):
     metavar="LEDGER",
     help="Only this ledger. May be repeated.",
 )
-@click.option(
-    "--master",
-    default="local[*]",
-    show_default=True,
-    metavar="URL",
-    help="Where Spark runs: local[N] within this process, or a Spark cluster.",
-)
-@click.option("--no-spark", is_flag=True, help="Run in this process instead of Spark.")
+@options.spark_master
+@options.no_spark
 @click.option("--repair", is_flag=True, help="Replace bad copies by good ones from other bookies.")
 @options.cluster
 @options.as_json
