@@ -273,7 +273,8 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     disk_reserve: Annotated[
         int,
         Setting(
-            "While read-only, accept the adds of a recovery as long as this many bytes are free.",
+            "Become read-only when less than this and two memtables is free. While read-only,\n"
+            "accept the adds of a recovery as long as this many bytes are free.",
             "bytes",
             0,
             TiB,

@@ -39,6 +39,13 @@ class Level(enum.IntEnum):
     FULL = 2
 
 
+_MEANING = {
+    Level.OK: "the disk has room again",
+    Level.WARN: "the disk is nearly full (disk_warn_ratio)",
+    Level.FULL: "the disk is full (disk_full_ratio, disk_reserve): read-only from now on",
+}
+
+
 class Usage(Protocol):
     """Sizes of a file system in bytes, as shutil.disk_usage gives them."""
 
@@ -126,7 +133,7 @@ class DiskGuard:
         self.free, self.capacity = look.free, look.capacity
         self._has_reserve = look.free > self._config.disk_reserve
         if look.level is not before:
-            _log.warning("disk %s, %d bytes free", look.level.name.lower(), look.free)
+            _log.warning("%s; %d bytes are free", _MEANING[look.level], look.free)
         self._apply()
 
     def _apply(self) -> None:

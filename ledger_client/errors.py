@@ -69,7 +69,7 @@ class NotEnoughBookies(Retryable):
     """Fewer healthy, writable bookies are there than the ensemble needs."""
 
     def __init__(self, *, healthy: int, needed: int, ledger_id: int | None = None) -> None:
-        text = f"{healthy} healthy bookies, {needed} needed"
+        text = f"{healthy} healthy, writable bookies, {needed} needed"
         super().__init__(f"{text}: start another, or ask for fewer copies", ledger_id=ledger_id)
         self.healthy = healthy
         self.needed = needed

@@ -120,7 +120,7 @@ def test_an_empty_ledger_is_made_and_read(run: Run) -> None:
         (("write", "--id", "CLOSED"), 1, "exists already"),
         (("write", "--ack-quorum", 3, "--write-quorum", 2), 1, "ack quorum 3"),
         (("write", "--write-quorum", 4), 1, "write quorum 4"),
-        (("write", "--ensemble", 4), 1, "3 healthy bookies, 4 needed"),
+        (("write", "--ensemble", 4), 1, "3 healthy, writable bookies, 4 needed"),
         (("write", "--ensemble", 0), 1, "ensemble size 0"),
         (("write", "--framed"), 1, "the input ends within record 1"),
         (("write", "/no/such/file"), 1, "/no/such/file: No such file"),

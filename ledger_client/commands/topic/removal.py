@@ -126,7 +126,9 @@ class TruncateRequest(NamedTuple):
 @click.option(
     "--partition", metavar="INDEX", type=click.IntRange(-1), help="Only in this partition."
 )
-@click.option("--lane", metavar="NUMBER", type=click.IntRange(0), help="Only in lanes with it.")
+@click.option(
+    "--lane", metavar="NUMBER", type=click.IntRange(0), help="Only in lanes with this number."
+)
 @click.option(
     "--force",
     is_flag=True,
@@ -271,7 +273,9 @@ class PurgePlace(NamedTuple):
 @click.option(
     "--partition", metavar="INDEX", type=click.IntRange(-1), help="Only in this partition."
 )
-@click.option("--lane", metavar="NUMBER", type=click.IntRange(0), help="Only in lanes with it.")
+@click.option(
+    "--lane", metavar="NUMBER", type=click.IntRange(0), help="Only in lanes with this number."
+)
 @click.option("--dry-run", is_flag=True, help="Only show what would be removed.")
 @options.cluster
 @options.as_json

@@ -122,7 +122,7 @@ async def test_copies_are_two_but_at_most_the_bookies_that_take_writes(
     assert (topic.replication, topic.ack_quorum) == (2, 2)
     three = await client.topics.create("shop/three", replication=3)
     assert (three.replication, three.ack_quorum) == (3, 2)
-    with pytest.raises(NotEnoughBookies, match="4 healthy bookies, 5 needed"):
+    with pytest.raises(NotEnoughBookies, match="4 healthy, writable bookies, 5 needed"):
         await client.topics.create("shop/five", replication=5)
     for name in ("b1", "b2", "b3"):
         cluster.store.bookies.pop(name)
@@ -140,7 +140,7 @@ async def test_bookies_that_are_away_take_no_copies_from_a_topic(
     for name in ("b1", "b2", "b3"):
         cluster.store.bookies.pop(name)
         await cluster.store.put(cookie_key(name), b"{}")
-    with pytest.raises(NotEnoughBookies, match="1 healthy bookies, 2 needed"):
+    with pytest.raises(NotEnoughBookies, match="1 healthy, writable bookies, 2 needed"):
         await client.topics.create("shop/two")
     asked = await client.topics.create("shop/one", replication=1)
     assert (asked.replication, asked.ack_quorum) == (1, 1)
