@@ -423,7 +423,10 @@ class Topics:
     async def publish_events(self, namespace: str) -> int:
         """Publish the pending events of a namespace; return their number.
 
-        Raises LedgerError, MetadataError.
+        The leader does this by itself; call this to have them at once.
+
+        Raises:
+            LedgerError: the events could not be sent; the leader tries again.
         """
         return await publish_events(self._context.catalogue.store, namespace, self._open_sender)
 
