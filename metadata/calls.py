@@ -155,7 +155,7 @@ class LedgerRuns(CallMessage, frozen=True):
     after: Id = -1
     count: Annotated[int, msgspec.Meta(ge=1, le=1000)] = 1000
     incarnation: Count = 0
-    """of the ledger; 0: any"""
+    """incarnation of the ledger; 0 for any"""
 
 
 class ScrubNow(CallMessage, frozen=True):

@@ -66,10 +66,10 @@ class Horizon(msgspec.Struct, frozen=True, kw_only=True):
     partition: Partition
     lane: Lane
     number: Count
-    """of the last raw ledger in the set"""
+    """number of the last raw ledger in the set"""
     ledger_id: Count
     version: Count
-    """of the first entry that is not in the set"""
+    """version of the first entry that is not in the set"""
     order_key: Order = ORDER_MIN
     """the greatest of the lane; messages after the horizon count as no older"""
 
@@ -127,7 +127,7 @@ class CompactedSet(msgspec.Struct, frozen=True, kw_only=True):
     generation: Annotated[int, msgspec.Meta(ge=1)]
     null_keys: Literal["keep", "drop"] = "drop"
     partitions: Annotated[int, msgspec.Meta(ge=0, le=10_000)] = 0
-    """of the topic, when it was made"""
+    """partitions of the topic when the set was made"""
     horizons: Annotated[list[Horizon], msgspec.Meta(max_length=HORIZONS_MAX)] = []
     """by partition and lane"""
     ledgers: Annotated[list[CompactedLedger], msgspec.Meta(max_length=LEDGERS_MAX)] = []

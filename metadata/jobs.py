@@ -100,7 +100,7 @@ class SinkProgress(msgspec.Struct, frozen=True, kw_only=True):
     batch_id: Count
     at_ms: Count = 0
     run: str = ""
-    """of the query that wrote it; "" if unknown"""
+    """id of the query that wrote it; "" if unknown"""
     checkpoint: str = ""
     """checkpoint location of that query; "" if unknown"""
     messages: int = -1

@@ -184,7 +184,7 @@ class CookieRecord(msgspec.Struct, frozen=True):
 
     bookie_id: str
     instance_id: str
-    """of the metadata store that the bookie was made for"""
+    """id of the metadata store that the bookie was made for"""
     journal_folder: str
     ledger_folder: str
     cookie_id: str

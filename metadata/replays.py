@@ -44,7 +44,7 @@ class LaneMark(msgspec.Struct, frozen=True, array_like=True):
     partition: int
     lane: int
     number: int
-    """of the ledger in its lane; -1: the start of the lane"""
+    """number of the ledger in its lane; -1 for the start of the lane"""
     entry: int = 0
     skip: int = 0
     ledger_id: int = -1
@@ -74,7 +74,7 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     name: str
     run: str
-    """of this run; a new run under the same name has another"""
+    """id of this run; a new run under the same name has another"""
     sources: list[SourceTopic]
     order: Order
     engine: Engine = "process"
@@ -84,7 +84,7 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
     target: str
     """the target, as requested"""
     target_uid: int = -1
-    """of a topic"""
+    """uid of the target, if it is a topic"""
     target_partitions: int = 0
     one_to_one: bool = False
     """each message keeps its partition number"""
@@ -95,9 +95,9 @@ class ReplayRecord(msgspec.Struct, frozen=True, kw_only=True):
     reached: list[LaneMark]
     """the position after the last message that the target has for certain"""
     sent: list[SentChecksum] = []
-    """that much"""
+    """checksums of the messages sent so far"""
     bytes: Count = 0
-    """of values and keys"""
+    """total size of their values and keys"""
     state: Literal["running", "done"] = "running"
     started_ms: Count = 0
     updated_ms: Count = 0

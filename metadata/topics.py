@@ -176,7 +176,7 @@ class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     sees whether another one wrote meanwhile"""
     current: Number = NONE
     next_version: Count = 0
-    """of the first entry of the next ledger, if its number is known"""
+    """version of the next ledger's first entry, if its number is known"""
     last_event_time: Nanoseconds | None = None
     """the greatest event time of all closed ledgers"""
     deleted: bool = False
@@ -213,7 +213,7 @@ class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     state: Literal["prepared", "open", "closed"]
     base_version: Number = NONE
     epoch: Count = 0
-    """of the lane when it was begun"""
+    """epoch of the lane when the ledger was begun"""
     created_ms: Count = 0
     closed_ms: Count = 0
     entries: Count = 0
@@ -243,11 +243,11 @@ class RemovedLedgers(msgspec.Struct, frozen=True, array_like=True):
     number: Count
     stop_number: Count
     version: Count
-    """of the first entry"""
+    """version of the first entry"""
     stop_version: Count
-    """of the first entry after them"""
+    """version of the first entry after them"""
     ledger_id: Count
-    """of the first"""
+    """id of the first ledger"""
     last_ledger_id: Count
 
 

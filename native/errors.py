@@ -48,7 +48,7 @@ class TooLarge(CoreError):
         self.size = size
         self.size_max = size_max
         self.index = index
-        """of the item that is too large, if several were passed"""
+        """index of the item that is too large, if several were passed"""
 
 
 class Full(CoreError):

@@ -17,13 +17,13 @@ class Origin(NamedTuple):
     """An original entry; *kept* is the number of its messages that were kept."""
 
     number: int
-    """of its ledger in the lane"""
+    """number of its ledger in the lane"""
     ledger_id: int
     entry_id: int
     version: int = -1
     created_ms: int = 0
     sequence: int = -1
-    """of the first message that the entry had"""
+    """number of the entry's first message"""
     order: int = 0
     """decides, between lanes, which message of a key is later"""
     producer: str = ""

@@ -111,7 +111,7 @@ class TopicSnapshot(msgspec.Struct, kw_only=True):
     closed_ms: int | None = None
     """when the oldest closed ledger was closed; retention counts from there"""
     keep_s: float | None = None
-    """how long retention keeps closed ledgers; `None` without an age limit"""
+    """retention time of closed ledgers; `None` without an age limit"""
 
     def add(self, other: TopicSnapshot) -> None:
         """Add the figures of another topic to these."""

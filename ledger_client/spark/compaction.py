@@ -160,7 +160,7 @@ class LaneNotes(msgspec.Struct, frozen=True):
     keyless: bytes
     last_order: int
     foreign: int
-    """of the partition"""
+    """messages of the partition whose key belongs to another one"""
 
     @classmethod
     def of(cls, found: LaneSurvivors, foreign: int) -> LaneNotes:

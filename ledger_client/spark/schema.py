@@ -71,7 +71,7 @@ class SourceColumns(msgspec.Struct, frozen=True):
     fields: Mapping[str, str]
     """the field of the value in each column that has one"""
     text: bool
-    """whether values are text"""
+    """values are text"""
     decoded: Schema | None = None
     """the schema that decodes values, of kind "avro" or "protobuf"; otherwise they are JSON"""
 

@@ -74,7 +74,7 @@ class WrittenPart(WriterCommitMessage):
     query: str
     """id of the streaming query, or "" """
     run: str
-    """of that query's run, or "" """
+    """id of that query's run, or "" """
 
 
 class QuireWriter(DataSourceArrowWriter):

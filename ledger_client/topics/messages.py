@@ -55,7 +55,7 @@ class MessageBatch:
     def __init__(self, lane: LaneRef, place: Place, decoded: Decoded) -> None:
         self.lane = lane
         self.place = place
-        """of the first message"""
+        """place of the first message"""
         self.decoded = decoded
 
     @property

@@ -14,7 +14,7 @@ class LaneRef(NamedTuple):
     """A lane of a topic. Lanes sort by topic, partition and number."""
 
     topic_index: int
-    """of the topic among the reader's topics"""
+    """index of the topic among the reader's topics"""
     partition: int
     lane: int
     topic: str
@@ -34,12 +34,12 @@ class Place(NamedTuple):
     """
 
     number: int
-    """of the ledger in its lane; UNKNOWN means before the lane's first message"""
+    """number of the ledger in its lane; UNKNOWN means before the lane's first message"""
     entry: int = 0
     skip: int = 0
     ledger_id: int = UNKNOWN
     version: int = UNKNOWN
-    """of the entry; versions of a lane have no gaps, not even between ledgers"""
+    """version of the entry; versions of a lane have no gaps, not even between ledgers"""
 
     @property
     def at(self) -> tuple[int, int, int]:

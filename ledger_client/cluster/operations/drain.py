@@ -51,7 +51,7 @@ class DrainProgress(msgspec.Struct, frozen=True):
     ledgers: int
     size: int
     not_closed: int = 0
-    """how many of the ledgers are open or in recovery"""
+    """number of ledgers that are open or in recovery"""
     waits_for: str = ""
     """the obstacle, if a move is blocked"""
 

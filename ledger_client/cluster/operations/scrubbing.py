@@ -58,7 +58,7 @@ class ScrubbedLedger(msgspec.Struct, frozen=True, kw_only=True):
     size: int = 0
     """payload bytes of all copies"""
     copies: int = 0
-    """how many there should be"""
+    """the number that there should be"""
     sound: int = 0
     missing: int = 0
     damaged: int = 0

@@ -11,7 +11,7 @@ class RepairFigures(Protocol):
     """Numbers that repair updates and the bookie's metrics page shows."""
 
     leads: bool
-    """whether this bookie leads"""
+    """this bookie leads"""
     marks: int
     """ledgers waiting for repair when last listed"""
     repaired: int

@@ -65,7 +65,7 @@ class CompactResult(msgspec.Struct, frozen=True, kw_only=True):
     spark_two_passes_s: float
     spark_max_by_s: float
     messages_per_s: float
-    """of quire's job in Spark"""
+    """rate of quire's job in Spark"""
     ratio_spark: float
     ratio_process: float
 

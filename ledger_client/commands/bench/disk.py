@@ -43,7 +43,7 @@ class Floor(msgspec.Struct, frozen=True):
     """The speed of the disk under a folder; MB are 10^6 bytes."""
 
     sync: GroupFloor
-    """of single blocks: no acknowledgement can be faster"""
+    """syncs of single blocks: no acknowledgement can be faster"""
     groups: list[GroupFloor]
     read_mb_per_s: float
     direct: bool

@@ -37,7 +37,7 @@ class FailoverPlan(msgspec.Struct, frozen=True, kw_only=True):
     quorums: Quorums
     load: Load
     seconds: float
-    """of each of the three phases"""
+    """duration of each of the three phases"""
     folder: Path
 
 

@@ -74,7 +74,7 @@ class SparkResult(msgspec.Struct, frozen=True, kw_only=True):
     count: Ways
     write: Ways
     worker_rss_max_mib: float
-    """of any Python worker of Spark while it read the topic"""
+    """greatest memory of a Python worker of Spark while it read the topic"""
     jvm_rss_max_mib: float
 
 

@@ -27,9 +27,9 @@ class CountedRow(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     messages: int
     bytes: int
-    """of the values"""
+    """total size of the values"""
     checksum: str
-    """of keys and values, independent of their order"""
+    """checksum of keys and values, independent of their order"""
     agrees: bool
     seconds: float | None = None
     """duration of this step"""
@@ -44,7 +44,7 @@ class DemoReport(msgspec.Struct, kw_only=True):
     processes: dict[str, int]
     topic: str
     lines: int = 0
-    """of the file"""
+    """lines of the file"""
     bytes: int = 0
     producers: int = 0
     killed: str = ""
@@ -56,7 +56,7 @@ class DemoReport(msgspec.Struct, kw_only=True):
     """process of the bookie that restarted with empty folders"""
     ledgers: list[int] = []
     entries: int = 0
-    """of all ledgers: batches of lines, and state for a lane's next writer"""
+    """entries of all ledgers: batches of lines, and state for a lane's next writer"""
     each_once_in_order: bool = False
     """True if each line was read once, in order, under the id reported when it was sent"""
     healed_s: float = 0.0

@@ -81,9 +81,9 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     published: bool
     """False if there was nothing new, or for a dry run"""
     generation: int = 0
-    """of the present set, 0 if there is none"""
+    """generation of the current set, 0 if there is none"""
     report: CompactionReport | None = None
-    """of the job that made the set"""
+    """report of the job that made the set"""
     partitions: int = 0
     """compacted, or to be compacted"""
     bytes_in: int = 0

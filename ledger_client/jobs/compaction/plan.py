@@ -47,9 +47,9 @@ class LanePlan(msgspec.Struct, frozen=True, kw_only=True):
     horizon: Horizon | None
     """the end of *raw*, with the order of the generation before; `None` if nothing is read"""
     goes_on: bool
-    """whether the lane is still written, so that it may yet hold messages older than those read"""
+    """the lane is still written, so it may yet get messages older than those read"""
     is_cleared: bool = False
-    """whether the lane was deleted, and its survivors go"""
+    """the lane was deleted, so its survivors go"""
 
     @property
     def order_key(self) -> int:
@@ -81,13 +81,13 @@ class CompactionPlan(msgspec.Struct, frozen=True, kw_only=True):
     topic: TopicRecord
     null_keys: NullKeys
     partitions: tuple[PartitionPlan, ...]
-    """those with new ledgers; all of them if keys may be anywhere"""
+    """the partitions with new ledgers; all if a key may be in any of them"""
     pins: tuple[tuple[int, int, int], ...]
     """partition, lane and first ledger number of what must stay meanwhile"""
     others: tuple[LanePlan, ...] = ()
     """lanes of the partitions left as they are"""
     is_foreign: bool = False
-    """whether an earlier run met a key outside its partition; keys are then compared across all"""
+    """an earlier run found a key outside its partition; keys are then compared across all"""
     is_first: bool = False
     """the topic has no set yet"""
 

@@ -222,7 +222,7 @@ class JobStage(msgspec.Struct, frozen=True, kw_only=True):
     """as it was when the job began"""
     job_id: str
     epoch: int = 0
-    """of the job's lease; 0 if ledgers may be staged without the lease"""
+    """epoch of the job's lease; 0 if ledgers may be staged without the lease"""
 
     @property
     def checks(self) -> list[CheckLease]:

@@ -57,7 +57,7 @@ class Beside(NamedTuple):
 
     ops: Others
     last_event_time: int | None
-    """of the lane afterwards"""
+    """last event time of the lane afterwards"""
 
 
 class LaneRows:

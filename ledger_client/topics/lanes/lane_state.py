@@ -41,7 +41,7 @@ class SealedBatch(msgspec.Struct, frozen=True):
     """the greatest, 0 for none"""
     producer: str = ""
     sequence: int = -1
-    """of its last message; -1: not counted"""
+    """number of its last message; -1 if it does not number messages"""
 
     @classmethod
     def of(cls, payload: bytes, header: BatchHeader | None = None) -> SealedBatch:
@@ -99,13 +99,13 @@ class LaneState(msgspec.Struct):
 
     epoch: int = 0
     base_version: int = 0
-    """of the ledger"""
+    """version of the ledger's first entry"""
     last_event_time: int | None = None
     """the greatest of the lane"""
     producers: dict[str, tuple[int, int]] = {}
     """by name: the sequence number of the last message, and the store's time then in ms"""
     figures: Figures = msgspec.field(default_factory=Figures)
-    """of the ledger up to here"""
+    """figures of the ledger up to here"""
     routes: dict[str, list[Route]] = {}
     """by name: the counts of partitions that keys were routed over, each from a number on"""
 

@@ -33,7 +33,7 @@ class CompactedRange(NamedTuple):
     generation: int
     ledgers: tuple[CompactedLedger, ...]
     horizon: Place
-    """where the raw ledgers go on"""
+    """the place from which raw ledgers are read"""
     last_ledger_id: int
     """the last raw ledger before the horizon"""
 
@@ -115,7 +115,7 @@ class CompactedBatch(MessageBatch):
     def __init__(self, lane: LaneRef, compacted: Compacted, stored: tuple[int, int]) -> None:
         self.origins = compacted.origins
         self.batch_indexes = compacted.batch_indexes
-        """of each message; -1 if it was sent unbatched"""
+        """each message's index in its original batch; -1 if it was sent unbatched"""
         self.stored = stored
         number, _, index = compacted.header.first
         place = Place(

@@ -150,7 +150,7 @@ class LaneSet:
         self._options = options
         self._notify = notify
         self.watches: list[TopicWatch] = []
-        """of each topic, if they are followed"""
+        """one watch per topic, if they are followed"""
 
     async def ranges(self, start: Start, *, after: bool) -> list[LaneRange]:
         """Return all lanes there are, with the range of each from *start* to the options' end.

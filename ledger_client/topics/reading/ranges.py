@@ -22,16 +22,16 @@ class LedgerRange(msgspec.Struct, frozen=True, kw_only=True):
     topic: str
     uid: int
     topic_index: int
-    """of the topic among the plan's topics"""
+    """index of the topic among the plan's topics"""
     ordered: bool
     """event times never decrease in the lane"""
     partition: int
     lane: int
     number: int
-    """of the ledger in its lane; for a compacted ledger, of its first message's ledger"""
+    """number of the ledger in its lane; for a compacted ledger, of its first message's ledger"""
     ledger_id: int
     base_version: int
-    """of the ledger's first entry, -1 if unknown"""
+    """version of the ledger's first entry, -1 if unknown"""
     first_entry: int
     last_entry: int
     """inclusive"""

@@ -55,7 +55,7 @@ class TopicReader:
         self._start = options.begin
         self._batch: MergedBatch | None = None
         self._ready: Iterator[Message] = iter(())
-        """those messages of *_batch* that were not handed out yet"""
+        """the messages of *_batch* that were not returned yet"""
 
     def __aiter__(self) -> TopicReader:
         return self
@@ -195,7 +195,7 @@ class RecordBatches:
         self._rows_max = max(rows_max, 1)
         self._rows_min = min(rows_min, self._rows_max)
         self._last: list[tuple[MergedBatch, int]] = []
-        """of the rows returned last: the batches they are from, and how many of each"""
+        """the source batches of the rows returned last, each with the number of its rows"""
 
     def __aiter__(self) -> RecordBatches:
         return self

@@ -146,7 +146,7 @@ class RawSource:
         self._opener = opener
         self._place = start
         self._number = start.number
-        """of the ledger to read next; once one was read to its end, of the following one"""
+        """number of the ledger to read next"""
         self._end = end
         self._end_was_confirmed = end_was_confirmed
         self._last_number = last_number

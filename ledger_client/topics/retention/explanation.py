@@ -157,7 +157,7 @@ class LedgerDescription(LedgerInfo):
     partition: int = -1
     lane: int = -1
     number: int = -1
-    """of the ledger in its lane"""
+    """number of the ledger in its lane"""
     messages: int = 0
     first_event_time: int | None = None
     last_event_time: int | None = None

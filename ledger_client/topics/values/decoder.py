@@ -24,7 +24,7 @@ class Decoder(Protocol):
     """Decodes the values of one schema. Threads may share it, one at a time."""
 
     fields: Sequence[pa.Field]
-    """of a value; each may be null"""
+    """the fields of a value; each may be null"""
 
     def decode(self, value: bytes) -> dict[str, object]:
         """Return the fields as Python objects that Arrow accepts. Raises ValueError."""
