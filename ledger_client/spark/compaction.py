@@ -160,7 +160,7 @@ class LaneNotes(msgspec.Struct, frozen=True):
     keyless: bytes
     last_order: int
     foreign: int
-    """messages of the partition whose key belongs to another one"""
+    """keys of the partition whose hash belongs to another partition"""
 
     @classmethod
     def of(cls, found: LaneSurvivors, foreign: int) -> LaneNotes:
