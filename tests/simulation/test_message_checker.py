@@ -376,6 +376,11 @@ SOUND: dict[str, list[Event]] = {
     "a gap that is told": [*GONE, gap(B2, C1), read((C1, C)), ended()],
     "a reader begins after what was removed": [*GONE, begun("s"), read((C1, C), reader="s")],
     "nothing is left": [*GONE, removed(1), gap(B2, None)],
+    "nothing is left but a ledger that is made ahead": [
+        *[made(), listed(0), sent(A), sent(B), acked(A1, A), begun(), read((A1, A)), removed(0)],
+        *[listed(1, 1, "prepared", base_version=-1), gap(B2, None), listed(1, 2, "open")],
+        *[sent(C), acked(C1, C), read((C1, C)), listed(1, 3, messages=1), ended()],
+    ],
     "a removed ledger is not audited": [*GONE, held(1, C, D)],
     "the last message of a removed ledger was read": [
         *[*SENT, begun(), read((A1, A), (B2, B)), removed(0), read((C1, C))]

@@ -93,7 +93,7 @@ class TopicFacts:
         """by ledger, the order of its removal"""
         self.cuts: list[Cut] = []
         self.begun: dict[int, int] = {}
-        """by ledger, the order in which its row was told first"""
+        """by ledger, the order in which its row was open, or closed, first"""
         self.closed: dict[int, int] = {}
         """by ledger, the order in which its row was closed"""
         self.holes: dict[int, list[tuple[int, Sequence[Removed]]]] = {}
@@ -168,7 +168,8 @@ class TopicFacts:
         place, ledger = Place(event.partition, event.lane), event.row.ledger_id
         self.rows[place].setdefault(event.number, []).append(event)
         self._lanes[ledger] = place, event.number
-        self.begun.setdefault(ledger, self._order)
+        if event.row.state != "prepared":  # before that it is no part of the lane
+            self.begun.setdefault(ledger, self._order)
         if event.row.removed:
             self.holes.setdefault(ledger, []).append((self._order, event.row.removed))
         if event.row.state == "closed":
