@@ -21,7 +21,7 @@ ENTRIES = 30
 FLUSHED = 20
 
 
-class Told(NamedTuple):
+class CommandOutput(NamedTuple):
     """The output and exit code of a command."""
 
     code: int
@@ -39,10 +39,10 @@ class Command:
     def __init__(self, capture: pytest.CaptureFixture[str]) -> None:
         self._capture = capture
 
-    def __call__(self, *words: str | Path | int) -> Told:
+    def __call__(self, *words: str | Path | int) -> CommandOutput:
         code = conclude(bookie.__main__.bookie, [str(word) for word in words])
         out, err = self._capture.readouterr()
-        return Told(code, out, err)
+        return CommandOutput(code, out, err)
 
 
 def stored(entry_id: int) -> bytes:

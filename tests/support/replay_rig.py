@@ -11,10 +11,10 @@ from ledger_client.topics.messages import Message
 from metadata.topics import RollPolicy
 
 SOURCE, TARGET = "shop/orders", "shop/copy"
-Told = tuple[bytes | None, bytes | None, int | None, dict[str, bytes]]
+CopiedFields = tuple[bytes | None, bytes | None, int | None, dict[str, bytes]]
 
 
-def told(message: Message) -> Told:
+def copied_fields(message: Message) -> CopiedFields:
     """The fields of a message that a copy keeps."""
     return message.key, message.value, message.event_time, dict(message.headers)
 
@@ -24,14 +24,14 @@ async def read(client: Client, name: str, **settings: object) -> list[Message]:
         return [message async for message in reader]
 
 
-def lanes(messages: Sequence[Message]) -> dict[tuple[int, int], list[Told]]:
-    found: dict[tuple[int, int], list[Told]] = {}
+def lanes(messages: Sequence[Message]) -> dict[tuple[int, int], list[CopiedFields]]:
+    found: dict[tuple[int, int], list[CopiedFields]] = {}
     for message in messages:
-        found.setdefault((message.id.partition, message.lane), []).append(told(message))
+        found.setdefault((message.id.partition, message.lane), []).append(copied_fields(message))
     return found
 
 
-def is_within(part: Sequence[Told], whole: Sequence[Told]) -> bool:
+def is_within(part: Sequence[CopiedFields], whole: Sequence[CopiedFields]) -> bool:
     """True if *part* is a subsequence of *whole*."""
     left = iter(whole)
     return all(message in left for message in part)

@@ -43,7 +43,7 @@ HOUR_MS = 3_600_000
 NOON_MS = 1_714_564_800_000  # 2024-05-01T12:00Z
 
 
-class Told(NamedTuple):
+class CommandOutput(NamedTuple):
     code: int
     out: str
     err: str
@@ -53,7 +53,7 @@ class Told(NamedTuple):
         return [json.loads(line) for line in self.out.splitlines()]
 
 
-Run = Callable[..., Told]
+Run = Callable[..., CommandOutput]
 
 
 @pytest.fixture
@@ -73,9 +73,9 @@ def url(tmp_path: Path) -> str:
 
 @pytest.fixture
 def run(url: str, capsys: pytest.CaptureFixture[str]) -> Run:
-    def conclude_words(*words: str) -> Told:
+    def conclude_words(*words: str) -> CommandOutput:
         code = conclude(quire, ["topic", *words, "--cluster", url])
-        return Told(code, *capsys.readouterr())
+        return CommandOutput(code, *capsys.readouterr())
 
     return conclude_words
 

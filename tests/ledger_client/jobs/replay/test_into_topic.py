@@ -12,7 +12,7 @@ import msgspec
 import pytest
 import trio
 from memory_cluster import memory_cluster
-from replay_rig import SOURCE, TARGET, Told, fill, is_within, lanes, read, told
+from replay_rig import SOURCE, TARGET, CopiedFields, copied_fields, fill, is_within, lanes, read
 from trio.testing import MockClock
 
 from ledger_client import Client
@@ -54,7 +54,9 @@ async def test_every_message_is_copied_once_and_lanes_keep_their_order(
         options = ReplayOptions(order=order, verify=True)  # type: ignore[arg-type]
         report = await replay_into_topic(client._context, [SOURCE], TARGET, options)
         there, copy = await read(client, SOURCE), await read(client, TARGET)
-        assert Counter(map(repr, map(told, copy))) == Counter(map(repr, map(told, there)))
+        assert Counter(map(repr, map(copied_fields, copy))) == Counter(
+            map(repr, map(copied_fields, there))
+        )
         assert (report.messages, report.verified, report.repeated) == (len(there), True, 0)
         if before == after:
             assert {m.id.partition for m in copy} == {m.id.partition for m in there}
@@ -62,7 +64,7 @@ async def test_every_message_is_copied_once_and_lanes_keep_their_order(
             if before == after:
                 (own,) = [m for (p, _), m in lanes(copy).items() if p == partition]
                 assert is_within(messages, own)
-            keyed: dict[bytes | None, list[Told]] = {}
+            keyed: dict[bytes | None, list[CopiedFields]] = {}
             for message in messages:
                 keyed.setdefault(message[0], []).append(message)
             assert all(
@@ -142,7 +144,7 @@ async def test_cut_short_anywhere_it_goes_on_and_each_message_is_there_once(
         for partition in range(after):
             there = await read(client, "shop/whole", partitions=[partition])
             copy = await read(client, TARGET, partitions=[partition])
-            assert list(map(told, copy)) == list(map(told, there))
+            assert list(map(copied_fields, copy)) == list(map(copied_fields, there))
 
 
 @pytest.mark.parametrize("save_s", [0.0, 1000.0])
@@ -173,7 +175,7 @@ async def test_numbers_that_the_lane_has_forgotten_are_read_back(
         report = await replay_into_topic(client._context, [SOURCE], TARGET, options)
         assert report.repeated > 0
         own = [m for m in await read(client, TARGET) if m.producer]
-        assert list(map(told, own)) == list(map(told, await read(client, SOURCE)))
+        assert list(map(copied_fields, own)) == list(map(copied_fields, await read(client, SOURCE)))
 
 
 async def test_a_replay_that_is_done_says_so_and_can_be_begun_anew(
@@ -306,10 +308,10 @@ async def test_a_topic_is_rebuilt_with_its_definition_in_another_cluster(
             await into(ReplayOptions(restart=True))
 
 
-def lanes_by_partition(messages: Sequence[Message]) -> dict[int, list[Told]]:
-    found: dict[int, list[Told]] = {}
+def lanes_by_partition(messages: Sequence[Message]) -> dict[int, list[CopiedFields]]:
+    found: dict[int, list[CopiedFields]] = {}
     for message in messages:
-        found.setdefault(message.id.partition, []).append(told(message))
+        found.setdefault(message.id.partition, []).append(copied_fields(message))
     return found
 
 
@@ -336,7 +338,9 @@ async def test_a_range_by_id_time_and_partition(autojump_clock: MockClock) -> No
         first, last = there[7].id, there[41].id
         report = await client.replay(SOURCE, TARGET, start=first, end=last, end_inclusive=False)
         assert report.messages == 34
-        assert list(map(told, await read(client, TARGET))) == list(map(told, there[7:41]))
+        assert list(map(copied_fields, await read(client, TARGET))) == list(
+            map(copied_fields, there[7:41])
+        )
         assert (await client.replay(SOURCE, TARGET, end=PublishTime(1))).messages == 0
         since = PublishTime(there[0].publish_ms)
         assert (await client.replay(SOURCE, TARGET, start=since)).messages == len(there)

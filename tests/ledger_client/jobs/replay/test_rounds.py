@@ -12,7 +12,7 @@ import trio
 from cut_line import Cut
 from lane_process import HASTY, Process
 from memory_cluster import MemoryCluster, memory_cluster
-from replay_rig import SOURCE, TARGET, Told, fill, read, told
+from replay_rig import SOURCE, TARGET, CopiedFields, copied_fields, fill, read
 from replay_workers import TaskWorkers
 from topic_rig import ledger_ids, stored
 from trio.testing import MockClock
@@ -69,11 +69,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     stamp_by(monkeypatch, now_ms)
 
 
-async def contents(client: Client, name: str) -> dict[int, list[Told]]:
+async def contents(client: Client, name: str) -> dict[int, list[CopiedFields]]:
     """What is in each partition, in order."""
-    found: dict[int, list[Told]] = {}
+    found: dict[int, list[CopiedFields]] = {}
     for message in await read(client, name):
-        found.setdefault(message.id.partition, []).append(told(message))
+        found.setdefault(message.id.partition, []).append(copied_fields(message))
     return found
 
 
@@ -547,8 +547,8 @@ async def test_others_write_to_the_target_meanwhile(autojump_clock: MockClock, c
             report = await by_workers(client, workers, verify=True)
         assert (report.messages, report.verified) == (120, True)
         found = [message for message in await read(client, TARGET) if message.key != b"other"]
-        whole = [told(message) for message in await read(client, SOURCE)]
-        assert sorted(map(repr, map(told, found))) == sorted(map(repr, whole))
+        whole = [copied_fields(message) for message in await read(client, SOURCE)]
+        assert sorted(map(repr, map(copied_fields, found))) == sorted(map(repr, whole))
 
 
 async def test_what_cannot_be_is_told_before_anything_is_done(
