@@ -184,8 +184,8 @@ class ClientLedgers:
         Raises:
             NoSuchLedger: there is none with this id.
             WrongPassword: it was created with another password.
-            RecoveryIncomplete: with *recover*, as recover().
-            ReplicasUnavailable: it is not closed, and none of its bookies answered.
+            ReplicasUnavailable: it is not closed, and none of its bookies answered, or too few
+                to recover it.
             MetadataUnavailable: the store did not answer in time.
         """
         return self._ledgers.open(ledger_id, password, recover=recover)
@@ -200,7 +200,7 @@ class ClientLedgers:
         Raises:
             NoSuchLedger: there is none with this id, or it was deleted.
             WrongPassword: it was created with another password.
-            RecoveryIncomplete: some of its bookies did not report what they hold, or too few
+            ReplicasUnavailable: some of its bookies did not report what they hold, or too few
                 took copies. It stays in recovery: call again later.
             MetadataUnavailable: the store did not answer in time; call again.
         """
@@ -321,9 +321,10 @@ class Client:
         Raises:
             NoSuchTopic: a source does not exist, or the target without *with_definition*.
             BadTopic: a setting is not possible; the message says why.
-            Gap, RangeNotKept: messages of the range were removed.
+            Gap: messages of the range were removed.
             TopicBusy, JobLost: another process runs the replay.
-            ReplayConflict, ChecksumDiffers: the name or the target has other contents.
+            ReplayConflict: the name or the target has other contents, or messages of the range
+                may have been removed.
             LedgerError: as reading and sending.
             OSError: files cannot be written.
         """

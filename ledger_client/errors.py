@@ -4,8 +4,7 @@ LedgerError
 ├── Retryable                nothing is wrong with the request; try again later
 │   ├── NotEnoughBookies     fewer healthy bookies than the ensemble needs
 │   ├── BookieUnavailable    one bookie cannot be reached or does not answer
-│   ├── ReplicasUnavailable  no replica of the entry could be asked
-│   ├── RecoveryIncomplete   too few bookies answer to find where the ledger ends
+│   ├── ReplicasUnavailable  too few bookies answer to read an entry, or to recover a ledger
 │   └── MetadataUnavailable  the metadata store did not answer in time
 ├── WriterFailed             this writer takes no more entries; open a new ledger
 │   ├── AckQuorumLost        too few of its bookies are left to acknowledge
@@ -36,9 +35,7 @@ LedgerError
 │   ├── BufferFull           send_nowait found no room; wait with send(), or flush()
 │   ├── EventTimeBack        the event time is lower than one the lane has already
 │   ├── JobLost              the job's lease is over; its staged ledgers are not shown: run it again
-│   ├── ReplayConflict       the replay's name or target is another's: restart it, or rename it
-│   ├── RangeNotKept         messages of the replay's range were removed: skip gaps, or begin later
-│   ├── ChecksumDiffers      the target of a replay does not hold what was sent
+│   ├── ReplayConflict       the name, range or target of a replay does not fit it: see the message
 │   ├── MessagesLost         messages are damaged, or no bookie has them; a person must look
 │   └── Gap                  the position was removed; the first remaining message is named
 └── SparkError               Spark failed, or an option, a column or a value is invalid
@@ -85,28 +82,35 @@ class BookieUnavailable(Retryable):
 
 
 class ReplicasUnavailable(Retryable):
-    """The entry was not found, and some of its replicas could not be asked."""
+    """The answers of a ledger's bookies leave open whether an entry exists, or where it ends.
 
-    def __init__(self, *, ledger_id: int, entry_id: int, reasons: Mapping[str, str]) -> None:
-        text = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
-        super().__init__(f"no replica served entry {entry_id} ({text})", ledger_id=ledger_id)
-        self.entry_id = entry_id
-        self.reasons = dict(reasons)
-
-
-class RecoveryIncomplete(Retryable):
-    """The ledger could not be closed: the answers of its bookies leave its end open.
-
-    It stays fenced and in recovery; recover it again when more of them answer.
+    Attributes:
+        entry_id: the entry that was neither found nor proved absent; -1 if a recovery could not
+            fence the ledger.
+        reasons: why a bookie did not serve it, by the bookie's id.
     """
 
-    def __init__(self, *, ledger_id: int, entry_id: int | None, reasons: Mapping[str, str]) -> None:
-        """Pass the entry that was neither found nor proved absent; `None` if the fence failed."""
-        text = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
-        which = "it cannot be fenced" if entry_id is None else f"entry {entry_id} is undetermined"
-        super().__init__(f"recovery is not complete, {which} ({text})", ledger_id=ledger_id)
+    def __init__(
+        self,
+        *,
+        ledger_id: int,
+        entry_id: int,
+        reasons: Mapping[str, str],
+        told: str = "no replica served entry {}",
+    ) -> None:
+        why = ", ".join(f"{bookie_id}: {reason}" for bookie_id, reason in reasons.items())
+        super().__init__(f"{told.format(entry_id)} ({why})", ledger_id=ledger_id)
         self.entry_id = entry_id
         self.reasons = dict(reasons)
+
+    @classmethod
+    def in_recovery(
+        cls, *, ledger_id: int, entry_id: int, reasons: Mapping[str, str]
+    ) -> ReplicasUnavailable:
+        """The ledger stays fenced and in recovery; recover it again when more bookies answer."""
+        which = "it cannot be fenced" if entry_id < 0 else "entry {} is undetermined"
+        told = f"recovery is not complete, {which}"
+        return cls(ledger_id=ledger_id, entry_id=entry_id, reasons=reasons, told=told)
 
 
 class WriterFailed(LedgerError):
@@ -395,27 +399,23 @@ class JobLost(TopicError):
 
 
 class ReplayConflict(TopicError):
-    """Another replay has the name, or the target holds messages that this one did not write."""
+    """A replay cannot be made, continued or confirmed as asked; the message says what to do.
 
+    Its name is another replay's, messages of its range were removed, or the target holds other
+    messages than it sends.
+    """
 
-class RangeNotKept(TopicError):
-    """Messages at the beginning of a replay's range may have been removed, or a whole lane was."""
-
-
-class ChecksumDiffers(TopicError):
-    """A replay's target was read back, and its messages are not those that were sent."""
-
-    def __init__(
-        self, topic: str, *, part: str, sent: Checksum, found: Checksum, ordered: bool = True
-    ) -> None:
+    @classmethod
+    def differs(
+        cls, topic: str, *, part: str, sent: Checksum, found: Checksum, ordered: bool = True
+    ) -> ReplayConflict:
+        """The target was read back, and its messages are not those that were sent."""
         were, are = (each.text if ordered else each.total_text for each in (sent, found))
-        super().__init__(
+        return cls(
             f"{part}: {found.count} messages {are} were read back, and {sent.count} "
             f"messages {were} were sent",
             topic=topic,
         )
-        self.sent = sent
-        self.found = found
 
 
 class MessagesLost(TopicError):

@@ -22,7 +22,7 @@ from typing import Protocol
 
 import trio
 
-from ledger_client.errors import BookieUnavailable, NoSuchLedger, RecoveryIncomplete, WrongPassword
+from ledger_client.errors import BookieUnavailable, NoSuchLedger, ReplicasUnavailable, WrongPassword
 from ledger_client.ledgers.entries import EntryBatch, sound_entries
 from ledger_client.ledgers.replica_reads import BATCH_COUNT_MAX, LedgerSource
 from ledger_client.options import Options
@@ -171,7 +171,7 @@ async def fence_ensemble(source: LedgerSource) -> list[int]:
     needed for that.
 
     Raises:
-        RecoveryIncomplete: too few bookies answered; the others may still take
+        ReplicasUnavailable: too few bookies answered; the others may still take
             entries of the writer.
         WrongPassword: a bookie knows the ledger with another password.
     """
@@ -179,8 +179,8 @@ async def fence_ensemble(source: LedgerSource) -> list[int]:
     with Inquiry(fences, source.newest_ensemble(), source.options) as inquiry:
         await inquiry.wait(fences.hold)
         if not fences.hold():
-            raise RecoveryIncomplete(
-                ledger_id=source.ledger_id, entry_id=None, reasons=fences.unknown
+            raise ReplicasUnavailable.in_recovery(
+                ledger_id=source.ledger_id, entry_id=-1, reasons=fences.unknown
             )
         with trio.move_on_after(GRACE_S):
             await inquiry.wait(lambda: not fences.unknown)
@@ -294,7 +294,7 @@ class Tail:
         Holds about WINDOW_SIZE bytes from each replica.
 
         Raises:
-            RecoveryIncomplete: an entry is neither found nor proved absent.
+            ReplicasUnavailable: an entry is neither found nor proved absent.
             WrongPassword: a bookie knows the ledger with another password.
         """
         if self._ended:
@@ -340,11 +340,11 @@ class Run:
         """Return one entry or more; None if the first is absent.
 
         Raises:
-            RecoveryIncomplete: it is neither found nor proved absent.
+            ReplicasUnavailable: it is neither found nor proved absent.
         """
         await self._inquiry.wait(self._is_decided)
         if self._found is None and not self._is_absent():
-            raise RecoveryIncomplete(
+            raise ReplicasUnavailable.in_recovery(
                 ledger_id=self._source.ledger_id, entry_id=self._entry_id, reasons=self._reasons
             )
         return self._found

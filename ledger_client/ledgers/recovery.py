@@ -29,7 +29,6 @@ from ledger_client.errors import (
     LedgerFenced,
     NoSuchEntry,
     OutcomeUnknown,
-    RecoveryIncomplete,
     ReplicasUnavailable,
     WriterFailed,
 )
@@ -66,7 +65,7 @@ async def recover_ledger(
     a ledger at once; all get the same record.
 
     Raises:
-        RecoveryIncomplete: some bookies could not report what they hold. The
+        ReplicasUnavailable: some bookies could not report what they hold. The
             ledger stays in recovery; nothing is lost, and the same call may
             succeed later.
         MetadataUnavailable: the store did not answer in time; call again.
@@ -179,7 +178,7 @@ class Recovery:
             reasons = cause.lost
         else:
             reasons = dict.fromkeys(self._changes.record.fragments[-1].bookies, str(cause))
-        return RecoveryIncomplete(
+        return ReplicasUnavailable.in_recovery(
             ledger_id=self._record.ledger_id, entry_id=entry_id, reasons=reasons
         )
 
@@ -199,12 +198,12 @@ class Recovery:
             read = ReplicaRead(self._source, question)
             batch = await persist(self._source, question, read)
         except (EntryLost, ReplicasUnavailable) as lost:
-            raise RecoveryIncomplete(
+            raise ReplicasUnavailable.in_recovery(
                 ledger_id=self._record.ledger_id, entry_id=entry_id, reasons=lost.reasons
             ) from lost
         except NoSuchEntry as missing:
             reasons = {b.bookie_id: "no such entry" for b in self._source.replicas(entry_id)}
-            raise RecoveryIncomplete(
+            raise ReplicasUnavailable.in_recovery(
                 ledger_id=self._record.ledger_id, entry_id=entry_id, reasons=reasons
             ) from missing
         return self._length_before(batch) + batch.size

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, TypeVar
 import msgspec
 import trio
 
-from ledger_client.errors import BadTopic, ChecksumDiffers, ReplayConflict
+from ledger_client.errors import BadTopic, ReplayConflict
 from ledger_client.jobs.arrow_columns import NAMES, columns_of
 from ledger_client.jobs.replay.log import ReplayReport
 from ledger_client.jobs.replay.options import ReplayOptions, fix_range
@@ -75,8 +75,7 @@ async def replay_by_spark(
 
     Raises:
         BadTopic: an order or speed is set, or a place is invalid.
-        ReplayConflict: the folder has files.
-        ChecksumDiffers: the files do not hold the topics' messages (with verify).
+        ReplayConflict: the folder has files, or does not hold the topics' messages (with verify).
         SparkError: Spark is missing, did not start, or failed.
         LedgerError: as reading.
     """
@@ -108,7 +107,9 @@ async def replay_by_spark(
     if read is not None and read != written:
         there = Checksum(read[0], read[1])
         part = f"folder {folder}"
-        raise ChecksumDiffers(topics[0].name, part=part, sent=there, found=sent, ordered=False)
+        raise ReplayConflict.differs(
+            topics[0].name, part=part, sent=there, found=sent, ordered=False
+        )
     return ReplayReport(
         name=options.name_of(topics, f"folder {folder}"),
         target=f"folder {folder}",

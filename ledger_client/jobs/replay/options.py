@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypedDict
 
 import msgspec
 
-from ledger_client.errors import BadTopic, RangeNotKept
+from ledger_client.errors import BadTopic, ReplayConflict
 from ledger_client.jobs.replay.log import ReplayProgress
 from ledger_client.jobs.replay.source import mark_of
 from ledger_client.topics.context import TopicContext
@@ -186,7 +186,7 @@ async def fix_range(
     Raises:
         NoSuchTopic: a topic is gone.
         BadTopic: a place does not exist.
-        Gap, RangeNotKept: messages of the range were removed, or may have been.
+        Gap, ReplayConflict: messages of the range were removed, or may have been.
         LedgerError: a place could not be searched for.
     """
     plan = await plan_read(
@@ -215,7 +215,7 @@ async def fix_range(
 
 
 async def _check_kept(context: TopicContext, ledger_range: LedgerRange, start: Time) -> None:
-    """Raise RangeNotKept if messages removed from the lane may have been in the range."""
+    """Raise ReplayConflict if messages removed from the lane may have been in the range."""
     timeout_s = context.options.metadata_timeout_s
     rows = LedgerRows(context.store, ledger_range.lane_ref, timeout_s=timeout_s)
     oldest = await rows.first_from(0)
@@ -224,7 +224,7 @@ async def _check_kept(context: TopicContext, ledger_range: LedgerRange, start: T
     if ledger_range.first_entry > 1 or ledger_range.skip or _surely_before(oldest.ledger, start):
         return  # the first entry of a ledger is its lane's state
     first = f"ledger {oldest.ledger.ledger_id}"
-    raise RangeNotKept(
+    raise ReplayConflict(
         f"lane {ledger_range.lane} of partition {ledger_range.partition}: the range begins before "
         f"{first}, and messages before it were removed; --skip-gaps takes the rest",
         topic=ledger_range.topic,

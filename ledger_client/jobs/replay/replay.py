@@ -131,9 +131,10 @@ async def run_replay(
     A finished replay sends nothing, but is verified if options.verify is set.
 
     Raises:
-        TopicBusy, JobLost, ReplayConflict: see ledger_client/errors.py.
-        Gap, RangeNotKept: messages of the range were removed.
-        ChecksumDiffers: the target does not hold what was sent (with verify).
+        TopicBusy, JobLost: another process runs the replay.
+        Gap: messages of the range were removed.
+        ReplayConflict: the name is another replay's, messages of the range may have been removed,
+            or the target does not hold what was sent (with verify).
         LedgerError: as reading, and as the target.
     """
     name = options.name_of(topics, aim.text)

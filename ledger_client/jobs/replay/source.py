@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import RangeNotKept
+from ledger_client.errors import ReplayConflict
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message, MessageRange
 from ledger_client.topics.positions import LanePlace, LaneRef, Place, Position
@@ -212,7 +212,7 @@ async def open_source(
 
     Raises:
         NoSuchTopic: a topic is gone.
-        RangeNotKept: a lane is gone.
+        ReplayConflict: a lane is gone.
         LedgerError: the metadata store did not answer.
     """
     options, marks = ReadOptions(), sorted(begin, key=_lane_of)
@@ -230,7 +230,7 @@ async def open_source(
     openings: list[LaneRange] = []
     for ref, mark in zip(refs, marks, strict=True):
         if ref not in known:
-            raise RangeNotKept(f"{ref} was removed, and the replay needs it", topic=ref.topic)
+            raise ReplayConflict(f"{ref} was removed, and the replay needs it", topic=ref.topic)
         begin_here = LaneStart(place_of(mark))
         openings.append(LaneRange(known[ref], begin_here, ends[_lane_of(mark)], True))
     async with Background() as nursery:

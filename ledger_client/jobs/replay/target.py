@@ -6,7 +6,7 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from ledger_client.errors import ChecksumDiffers
+from ledger_client.errors import ReplayConflict
 from ledger_client.jobs.replay.log import WHOLE, ReplayLog, ReplayReport, sums_of
 from ledger_client.jobs.replay.source import ReplayChunk
 from ledger_client.topics.messages import Message
@@ -123,11 +123,11 @@ class Destination(NamedTuple):
 
 
 async def verify(aim: Destination, record: ReplayRecord) -> None:
-    """Raise ChecksumDiffers if the target does not hold what was sent."""
+    """Raise ReplayConflict if the target does not hold what was sent."""
     found = {} if aim.read_back is None else await aim.read_back(record)
     for part, sent in sorted(sums_of(record.sent).items(), reverse=True):  # WHOLE is the lowest
         if part in found and found[part] != sent:
-            raise ChecksumDiffers(
+            raise ReplayConflict.differs(
                 record.sources[0].name,
                 part=record.target + ("" if part == WHOLE else f", {aim.name_of(part)}"),
                 sent=sent,

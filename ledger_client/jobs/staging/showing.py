@@ -354,7 +354,7 @@ async def hold_extension(
         ProducerBusy: a producer holds the whole partition.
         ProducerFenced: another writer took the lane meanwhile.
         NoSuchTopic: the topic was deleted.
-        RecoveryIncomplete, ReplicasUnavailable: the bookies of its last ledger are away.
+        ReplicasUnavailable: the bookies of its last ledger are away.
         MessagesLost: they answer, and none has its end; an operator must decide.
         MetadataUnavailable: the store did not answer in time.
     """

@@ -70,7 +70,7 @@ async def open_lane(
             it was opened anew.
         NoSuchTopic: the topic was deleted.
         NotEnoughBookies: fewer than its replication take writes.
-        RecoveryIncomplete, ReplicasUnavailable: the bookies of its last ledger are away.
+        ReplicasUnavailable: the bookies of its last ledger are away.
             The last writer is fenced all the same.
         MessagesLost: they answer, and none has the end of it: an operator must decide.
         MetadataUnavailable: the store did not answer in time.

@@ -38,7 +38,7 @@ async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
     """Recover the last ledger of a lane that was claimed, and read the lane's state from it.
 
     Raises:
-        RecoveryIncomplete, ReplicasUnavailable: its bookies are away.
+        ReplicasUnavailable: its bookies are away.
         MessagesLost: they answer, and none has an entry that must be read.
         MessagesLost: the entry with the lane's state is damaged.
         MetadataUnavailable: the store did not answer in time.
@@ -154,7 +154,7 @@ async def close_lane(ledgers: Ledgers, topic: TopicRecord, partition: int, lane:
         ProducerBusy: the lane is being written.
         ProducerFenced: another client took it meanwhile.
         NoSuchTopic: the topic was deleted.
-        RecoveryIncomplete, ReplicasUnavailable: the bookies of its last ledger are away.
+        ReplicasUnavailable: the bookies of its last ledger are away.
         MessagesLost: they answer, and none has the end of it: an operator must decide.
         MetadataUnavailable: the store did not answer in time.
     """

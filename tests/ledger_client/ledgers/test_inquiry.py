@@ -12,7 +12,7 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client, Options
-from ledger_client.errors import BookieUnavailable, RecoveryIncomplete
+from ledger_client.errors import BookieUnavailable, ReplicasUnavailable
 from ledger_client.ledgers.inquiry import (
     GRACE_S,
     STRIPED_WIDTH_MAX,
@@ -123,9 +123,9 @@ async def test_one_bookie_too_few_is_named_with_what_it_said(autojump_clock: Moc
         await client._context.ledgers.bookies.connections["b2"].ready()
         cluster.bookies["b2"].answering = False
         cluster.bookies["b3"].read_code = Code.IO_ERROR
-        with pytest.raises(RecoveryIncomplete) as failure:
+        with pytest.raises(ReplicasUnavailable) as failure:
             await client.ledgers.recover(LEDGER_ID)
-        assert failure.value.entry_id is None
+        assert failure.value.entry_id == -1
         assert failure.value.reasons["b2"] == "no answer in 4 s"
         assert failure.value.reasons["b3"] == "I/O error"
         assert sorted(failure.value.reasons) == ["b1", "b2", "b3"]

@@ -15,7 +15,7 @@ from ledger_client.errors import (
     MetadataUnavailable,
     NoSuchEntry,
     NoSuchLedger,
-    RecoveryIncomplete,
+    ReplicasUnavailable,
     WrongPassword,
 )
 from ledger_client.ledgers.inquiry import WINDOW_SIZE
@@ -36,10 +36,10 @@ async def recover(cluster: MemoryCluster, client: Client, last_entry: int) -> No
         assert [entry.payload for entry in entries] == [payload(i) for i in range(last_entry + 1)]
 
 
-async def incomplete(cluster: MemoryCluster, client: Client) -> RecoveryIncomplete:
+async def incomplete(cluster: MemoryCluster, client: Client) -> ReplicasUnavailable:
     """See a recovery fail, and the ledger stay as it is; return the reasons."""
     before = cluster.record(LEDGER_ID)
-    with pytest.raises(RecoveryIncomplete) as failure:
+    with pytest.raises(ReplicasUnavailable) as failure:
         await client.ledgers.recover(LEDGER_ID)
     after = cluster.record(LEDGER_ID)
     assert after.state is LedgerState.IN_RECOVERY
@@ -218,7 +218,7 @@ async def test_an_entry_on_one_bookie_that_is_away_keeps_the_ledger_in_recovery_
         cluster.kill("b2")
         cluster.kill("b3")
         failure = await incomplete(cluster, client)
-        assert (failure.ledger_id, failure.entry_id) == (LEDGER_ID, None)
+        assert (failure.ledger_id, failure.entry_id) == (LEDGER_ID, -1)
         assert sorted(failure.reasons) == ["b2", "b3"]
         cluster.revive("b2")
         cluster.revive("b3")
