@@ -44,7 +44,7 @@ class CommandFailed(Exception):
 
     @classmethod
     def unreachable(cls, message: str) -> CommandFailed:
-        """No bookie answers."""
+        """Return the failure for a bookie that does not answer; the exit code says so."""
         return cls(message, code=Exit.UNREACHABLE)
 
 

@@ -94,7 +94,7 @@ class Writer:
 
     @property
     def is_open(self) -> bool:
-        """False once close() was called."""
+        """True until close(), after which other calls raise ValueError."""
         return self._pointer is not None
 
     def add(self, payloads: Sequence[bytes]) -> tuple[int, list[memoryview]]:

@@ -442,7 +442,7 @@ class WriteDriver:
         await self._seal(wait_s=self._options.close_timeout_s)
 
     async def abort(self) -> None:
-        """Seal the ledger as LedgerWriter.close(wait=False)."""
+        """Seal the ledger as LedgerWriter.close(wait=False) does; adds under way fail."""
         with trio.CancelScope(shield=True):
             await self._seal(wait_s=0.0)
 
