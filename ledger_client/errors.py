@@ -246,6 +246,11 @@ class DrainRefused(LedgerError):
         self.ledgers = list(ledgers)
 
 
+def lane_text(partition: int, lane: int) -> str:
+    """Name a lane as errors do: the only partition of a topic has no number for its users."""
+    return f"lane {lane}" if partition < 0 else f"lane {lane} of partition {partition}"
+
+
 class TopicError(LedgerError):
     """Root of the errors of topics. `topic` is the topic's name."""
 
@@ -317,7 +322,7 @@ class ProducerBusy(TopicError):
 
     def __init__(self, topic: str, *, partition: int, lane: int, owner: str) -> None:
         super().__init__(
-            f"lane {lane} of partition {partition} is written by {owner}; "
+            f"{lane_text(partition, lane)} is written by {owner}; "
             'wait for it (access="wait"), take it over ("take-over"), or share it ("shared")',
             topic=topic,
         )
@@ -334,7 +339,7 @@ class ProducerFenced(ProducerFailed):
     """Another producer took the lane over. Nothing more of this one is acknowledged."""
 
     def __init__(self, topic: str, *, partition: int, lane: int) -> None:
-        super().__init__(f"lane {lane} of partition {partition} was taken over", topic=topic)
+        super().__init__(f"{lane_text(partition, lane)} was taken over", topic=topic)
         self.partition = partition
         self.lane = lane
 
@@ -355,7 +360,7 @@ class SendUnknown(TopicError):
 
     def __init__(self, topic: str, *, partition: int, lane: int, count: int, reason: str) -> None:
         super().__init__(
-            f"lane {lane} of partition {partition}: {count} messages, outcome unknown: {reason}",
+            f"{lane_text(partition, lane)}: {count} messages, outcome unknown: {reason}",
             topic=topic,
         )
         self.partition = partition
@@ -378,7 +383,7 @@ class EventTimeBack(TopicError):
         self, topic: str, *, partition: int, lane: int, event_time: int, last_event_time: int
     ) -> None:
         super().__init__(
-            f"lane {lane} of partition {partition}: event time {event_time} ns is lower than "
+            f"{lane_text(partition, lane)}: event time {event_time} ns is lower than "
             f"the last accepted, {last_event_time} ns",
             topic=topic,
         )
@@ -439,7 +444,7 @@ class MessagesLost(TopicError):
     ) -> MessagesLost:
         """No bookie has an entry that the lane's next writer must read. Nothing was given up."""
         text = (
-            f"lane {lane} of partition {partition}: no bookie has entry {entry_id} of ledger "
+            f"{lane_text(partition, lane)}: no bookie has entry {entry_id} of ledger "
             f"{ledger_id}, which its next writer must read; bring a bookie back that had it, "
             "or give up the ledger with all its messages, after which the lane goes on: "
             f"quire ledger delete {ledger_id} --force"
@@ -478,7 +483,7 @@ class Gap(TopicError):
         where = "nothing is left" if first is None else f"the first that is left is {first}"
         count = "" if missing is None else f" ({missing} entries are gone)"
         super().__init__(
-            f"lane {lane} of partition {partition}: {position} was removed{count}; {where}",
+            f"{lane_text(partition, lane)}: {position} was removed{count}; {where}",
             topic=topic,
         )
         self.partition = partition

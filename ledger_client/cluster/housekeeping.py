@@ -27,7 +27,7 @@ import msgspec
 import trio
 
 from ledger_client.cluster.observer import TopicFigures
-from ledger_client.errors import LedgerError
+from ledger_client.errors import LedgerError, lane_text
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.events import waiting_namespaces
@@ -179,7 +179,7 @@ class Housekeeper:
                     await self._close(topic, lane)
 
     async def _close(self, topic: TopicRecord, lane: LaneHoldings) -> None:
-        where = f"lane {lane.lane} of partition {lane.partition} of topic {topic.name}"
+        where = f"{lane_text(lane.partition, lane.lane)} of topic {topic.name}"
         try:
             with trio.fail_after(self._options.close_timeout_s):
                 await self._close_lane(self._context.ledgers, topic, lane.partition, lane.lane)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, TypeGuard
 
+from ledger_client.errors import lane_text
 from ledger_client.message_id import MessageId
 
 UNKNOWN = -1
@@ -23,7 +24,7 @@ class LaneRef(NamedTuple):
     """the topic is ordered by event time, so event times never decrease in the lane"""
 
     def __str__(self) -> str:
-        return f"lane {self.lane} of partition {self.partition}"
+        return lane_text(self.partition, self.lane)
 
 
 class Place(NamedTuple):

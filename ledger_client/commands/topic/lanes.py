@@ -12,6 +12,7 @@ from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.tables import LaneDescribed, count, lanes_table, show
+from ledger_client.errors import lane_text
 from ledger_client.topics.retention.cuts import Truncated
 from ledger_client.topics.retention.explanation import LaneExplained
 from metadata.topics import TopicRecord
@@ -98,8 +99,9 @@ def delete_lane(
     """Delete a lane of a topic with all its messages."""
     index = _index_of(cluster, name, partition)
     if not yes:
-        where = f" of partition {index}" if index >= 0 else ""
-        click.confirm(f"Delete lane {lane}{where} with all its messages?", abort=True, err=True)
+        click.confirm(
+            f"Delete {lane_text(index, lane)} with all its messages?", abort=True, err=True
+        )
     went = trio.run(finish, partial(_delete, cluster, name, index, lane, force))
     if as_json:
         deleted = LaneDeleted(topic=name, partition=index, lane=lane, messages=went.messages)

@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple, TypedDict
 
 import msgspec
 
-from ledger_client.errors import BadTopic, ReplayConflict
+from ledger_client.errors import BadTopic, ReplayConflict, lane_text
 from ledger_client.jobs.replay.log import ReplayProgress
 from ledger_client.jobs.replay.source import mark_of
 from ledger_client.topics.context import TopicContext
@@ -225,7 +225,7 @@ async def _check_kept(context: TopicContext, ledger_range: LedgerRange, start: T
         return  # the first entry of a ledger is its lane's state
     first = f"ledger {oldest.ledger.ledger_id}"
     raise ReplayConflict(
-        f"lane {ledger_range.lane} of partition {ledger_range.partition}: the range begins before "
+        f"{lane_text(ledger_range.partition, ledger_range.lane)}: the range begins before "
         f"{first}, and messages before it were removed; --skip-gaps takes the rest",
         topic=ledger_range.topic,
     )

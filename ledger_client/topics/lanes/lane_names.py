@@ -6,7 +6,7 @@ own, so that a lane can be renamed while it is written.
 
 from __future__ import annotations
 
-from ledger_client.errors import BadTopic
+from ledger_client.errors import BadTopic, lane_text
 from metadata.errors import VersionConflict
 from metadata.store import ABSENT, Check, Delete, MetadataStore, Op, Put, pages
 from metadata.topics import (
@@ -78,13 +78,13 @@ async def rename_lane(
     while True:
         found = await store.get(where)
         if found is None:
-            reason = f"partition {partition} has no lane {lane}: nothing was ever written to it"
+            reason = f"there is no {lane_text(partition, lane)}: nothing was ever written to it"
             raise BadTopic(reason, topic=topic.name)
         holder = await find_lane(store, topic, partition, name) if name else None
         if holder == lane:
             return
         if holder is not None:
-            reason = f"lane {holder} of partition {partition} has the name {name!r}"
+            reason = f"{lane_text(partition, holder)} has the name {name!r}"
             raise BadTopic(reason, topic=topic.name)
         ops = await unnaming(store, topic, partition, lane)
         if name:

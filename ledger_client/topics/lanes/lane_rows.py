@@ -24,6 +24,7 @@ from ledger_client.errors import (
     ProducerBusy,
     ProducerFenced,
     TopicError,
+    lane_text,
 )
 from ledger_client.ledgers.catalogue import CHANGE_S, RETRY_S, Catalogue
 from ledger_client.topics.lanes.lane_state import End, Figures, greater
@@ -147,7 +148,7 @@ class LaneRows:
     def _fenced(self, record: LaneRecord) -> TopicError:
         if record.writer != self.record.writer:
             return ProducerFenced(self.topic.name, partition=self.partition, lane=self.lane)
-        where = f"lane {self.lane} of partition {self.partition}"
+        where = lane_text(self.partition, self.lane)
         return TopicError(f"{where} was closed in its writer's absence", topic=self.topic.name)
 
     def _ledger_key(self, number: int) -> str:

@@ -400,7 +400,7 @@ def test_lanes_have_names(run: Run, url: str) -> None:
     (lane,) = run("lanes", "s/t", "--json").json
     assert (lane["name"], lane["lane"]) == ("left", 0)
     refused = run("rename-lane", "s/t", "5", "right")
-    assert (refused.code, "has no lane 5" in refused.err) == (Exit.USAGE, True)
+    assert (refused.code, "is no lane 5" in refused.err) == (Exit.USAGE, True)
     assert run("delete-lane", "s/t", "5", "--yes").code == Exit.USAGE
 
 
@@ -422,7 +422,11 @@ def test_lanes_of_a_topic_with_partitions_are_named_with_theirs(
         assert refused.code == Exit.USAGE
         assert f"topic s/t has no partition {index}" in refused.err
     asked = run(*words, "--partition", "1")
-    told = "Delete lane 0 of partition 1 with" if words[0] == "delete-lane" else "1 has no lane 0"
+    told = (
+        "Delete lane 0 of partition 1 with"
+        if words[0] == "delete-lane"
+        else "is no lane 0 of partition 1"
+    )
     assert told in asked.err
 
 

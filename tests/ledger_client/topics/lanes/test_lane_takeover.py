@@ -61,7 +61,7 @@ async def test_a_lost_tail_is_told_with_what_a_person_can_do(
             ) as lost:
                 async with open_lane(client._context.ledgers, topic, -1):
                     pass
-            assert str(lost.value).startswith("topic shop/orders: lane 0 of partition -1: ")
+            assert str(lost.value).startswith("topic shop/orders: lane 0: ")
             assert (lost.value.ledger_id, lost.value.entry_id) == (ledger_id, last)
         if kind == "missing":
             held[0][last] = before[0]
