@@ -239,8 +239,9 @@ static bk_ledger *find_ledger(bk_connection *connection, int64_t ledger_id)
 {
     bk_engine *engine = connection->engine;
     bk_ledger *ledger = connection->last;
-    if (ledger != NULL && ledger->id == ledger_id &&
-        connection->removals == engine->changes.removals)
+    /* The count comes first: after a removal the ledger may be freed, its id with it. */
+    if (ledger != NULL && connection->removals == engine->changes.removals &&
+        ledger->id == ledger_id)
         return ledger;
     const bk_statement *said = bk_statements_find(&connection->statements, ledger_id);
     connection->said = said != NULL ? *said : (bk_statement){ledger_id, 0, 0};
