@@ -19,7 +19,7 @@ import trio
 from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.options import NewLedger
-from ledger_client.commands.outcome import interrupted
+from ledger_client.commands.outcome import finish, interrupted
 from ledger_client.commands.progress import show_progress
 from ledger_client.commands.streams import Frames, Lines, Splitter, chunks, join_framed, pump, put
 from ledger_client.errors import LedgerError
@@ -163,7 +163,7 @@ def read(
     an open ledger, the entries acknowledged so far are read.
     """
     form = form_for(framed=framed, json=as_json)
-    trio.run(partial(_read, ledger_id, first, last, form, cluster, password))
+    trio.run(finish, partial(_read, ledger_id, first, last, form, cluster, password))
 
 
 async def _read(
@@ -207,7 +207,7 @@ def follow(
     `quire ledger read`.
     """
     form = form_for(framed=framed, json=as_json)
-    trio.run(partial(_follow, ledger_id, first, form, cluster, password))
+    trio.run(finish, partial(_follow, ledger_id, first, form, cluster, password))
 
 
 async def _follow(ledger_id: int, first: int, form: Form, cluster: str, password: str) -> None:
