@@ -1,7 +1,11 @@
-"""Which seeds a run tries: some of its own, and those that failed once (seeds.txt)."""
+"""Which seeds a run tries: the same on every commit, and those that failed once (seeds.txt).
+
+QUIRE_SEED moves the former (tests/support/run_seed.py); tests/search.py tries others.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -19,9 +23,14 @@ class KeptSeed(NamedTuple):
     why: str
 
 
-def drawn(numbers: range) -> list[int]:
-    """Return the seeds of this run with these *numbers*; another commit has others."""
+def drawn(numbers: Iterable[int]) -> list[int]:
+    """Return the seeds with these *numbers*: the numbers themselves, unless QUIRE_SEED is set."""
     return [run_seed() + number for number in numbers]
+
+
+def moved() -> bool:
+    """Return whether QUIRE_SEED moves the seeds, so that nobody knows what befalls them."""
+    return run_seed() != 0
 
 
 def kept(text: str) -> list[KeptSeed]:

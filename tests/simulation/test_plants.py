@@ -1,33 +1,50 @@
-"""The simulation has teeth: each planted mistake is found, and only where it is planted."""
+"""The simulation has teeth: each planted mistake is found, and only where it is planted.
+
+Each is planted at a seed that is known to show it. The search finds another when plans are
+drawn otherwise: ``python tests/search.py --minutes 5 simulation --plant NAME``.
+"""
 
 from __future__ import annotations
 
 import pytest
-from campaign import Task, campaign, run_seed
+from campaign import Task, run_seed
 from plants import PLANTS, timeout_is_absence
 from shrinking import shrink
 from simulation import simulate
 from topic_plants import TOPIC_PLANTS
 
-SEEDS = range(500)
-FIRST = {
-    "acknowledge_before_sync": 24,
-    "fence_only_the_first_read": 48,
-    "no_floor": 53,
-    "fence_forgotten": 12,
-    "late_mark": 12,
+# The seed at which each mistake is seen; the cheapest of those that were tried first.
+SHOWN_AT = {
+    "acknowledge_before_sync": 31,
+    "fence_only_the_first_read": 1,
+    "timeout_is_absence": 1,
+    "no_floor": 66,
+    "stale_acknowledgements": 36,
+    "fence_forgotten": 60,
+    "late_mark": 123,
+    "move_without_copying": 50,
+    "damage_is_absence": 97,
+    "journal_not_synced": 24,
+    "log_not_synced": 21,
+    "name_no_incarnation": 131,
+    "take_over_without_fencing": 4,
+    "send_again_without_looking": 5,
+    "roll_with_what_is_settled": 0,
+    "forget_sequence_numbers": 5,
     "forget_event_time": 14,
-    "pass_over_gaps": 61,
-    "move_without_copying": 36,
-    "delete_too_much": 36,
-    "journal_not_synced": 8,
-    "damage_is_absence": 28,
-    "name_no_incarnation": 300,
-    "compare_no_versions": 7,
+    "ignore_the_epoch": 4,
+    "pass_over_gaps": 10,
+    "delete_too_much": 38,
+    "compare_no_versions": 74,
 }
-"""Seeds from which on a mistake is looked for that only a few show."""
-
-
+# Those whose two runs take more than three seconds together.
+SLOW = {
+    "late_mark",
+    "compare_no_versions",
+    "take_over_without_fencing",
+    "ignore_the_epoch",
+    "pass_over_gaps",
+}
 # The promises that each mistake breaks, one of which must be seen to be broken.
 BREAKS = {
     "take_over_without_fencing": {15, 17, 20},
@@ -54,23 +71,35 @@ BREAKS = {
 }
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("plant", [*PLANTS, *TOPIC_PLANTS])
+@pytest.mark.parametrize(
+    "plant",
+    [
+        pytest.param(plant, marks=[pytest.mark.slow] * (plant in SLOW))
+        for plant in (*PLANTS, *TOPIC_PLANTS)
+    ],
+)
 def test_a_planted_mistake_is_found(plant: str) -> None:
-    world = "topic" if plant in TOPIC_PLANTS else "ledgers"
-    seeds = SEEDS[FIRST.get(plant, 0) :]
-    with campaign(Task(seed, plant, shrinks=False, world=world) for seed in seeds) as findings:
-        found = next((each for each in findings if each.invariants & BREAKS[plant]), None)
-    assert found is not None
-    clean = run_seed(Task(found.seed, world=world))
-    assert not clean.told, "the seed fails without the mistake, too"
+    seed, world = SHOWN_AT[plant], "topic" if plant in TOPIC_PLANTS else "ledgers"
+    found = run_seed(Task(seed, plant, shrinks=False, world=world))
+    assert found.invariants & BREAKS[plant], _look_elsewhere(plant, seed)
+    clean = run_seed(Task(seed, world=world))
+    assert not clean.told, f"the seed fails without the mistake, too:\n{clean.told}"
+
+
+def _look_elsewhere(plant: str, seed: int) -> str:
+    return (
+        f"seed {seed} does not show {plant}. If plans are drawn otherwise now, look for a seed "
+        f"that does, and name it in SHOWN_AT:\n"
+        f"python tests/search.py --minutes 5 simulation --plant {plant}"
+    )
 
 
 @pytest.mark.slow
 def test_a_failure_is_told_with_fewer_steps_that_lead_to_it_again() -> None:
     with timeout_is_absence():
-        outcome = next(o for o in map(simulate, SEEDS) if o.violations)
-        smaller = shrink(outcome)
+        outcome = simulate(SHOWN_AT["timeout_is_absence"])
+        assert outcome.violations
+        smaller = shrink(outcome, runs_max=4)
         kept = [step.number for step in smaller.plan.steps]
         again = simulate(outcome.plan.seed, only=kept)
     assert len(kept) < len(outcome.plan.steps)

@@ -1,14 +1,17 @@
 """The promises of a cluster, and of its topics, hold whatever a seed does to it.
 
-A seed does the same again, in every process. Each commit tries seeds of its own
-(tests/support/run_seed.py), and those that failed once (seeds.txt).
+A seed does the same again, in every process and on every host. Each commit tries the same
+seeds, and those that failed once (seeds.txt); tests/search.py tries others.
 """
 
 from __future__ import annotations
 
 import os
+import random
+import socket
 import subprocess
 import sys
+import time
 from collections import Counter
 from pathlib import Path
 
@@ -16,16 +19,26 @@ import pytest
 from campaign import Finding, Task, campaign, run_seed
 from history import fingerprint
 from run_seed import VARIABLE
-from seed_list import KEPT, KeptSeed, drawn, kept
+from seed_list import KEPT, KeptSeed, drawn, kept, moved
 from simulation import simulate
 from topic_simulation import simulate_topic
 from troubles import expected
 
 REPLAY = Path(__file__).with_name("replay.py")
+TRY_OTHERS = "add numbers that show them to PARTS, as troubles are drawn otherwise now"
 QUICK = range(10)
 QUICK_TOPICS = range(4)
-MANY = [("ledgers", range(first, first + 150)) for first in range(0, 300, 150)]
-MANY_TOPICS = [("topic", range(75))]
+# About sixty seeds of ledgers and twenty of a topic, in parts for different workers. A kind of
+# trouble is drawn for one seed in six and takes effect in fewer, of which levelling ledgers,
+# misdirected writes, large entries and truncation are the rarest. Each part alone shows every
+# kind, so that one kind is seen twice at least: with 68, 18, 21, 24 and 33 beside plain
+# ranges. More seeds are for the search.
+PARTS = {
+    "ledgers-even": ("ledgers", [*range(10, 66, 2)]),
+    "ledgers-odd": ("ledgers", [*range(11, 66, 2), 68]),
+    "topic-even": ("topic", [*range(4, 18, 2), 24]),
+    "topic-odd": ("topic", [*range(5, 17, 2), 18, 21, 33]),
+}
 
 
 @pytest.mark.parametrize("number", QUICK)
@@ -44,8 +57,8 @@ def test_no_promise_of_a_topic_is_broken(number: int) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("world", "numbers"), [*MANY, *MANY_TOPICS], ids=str)
-def test_no_promise_is_broken_by_any_of_many_seeds(world: str, numbers: range) -> None:
+@pytest.mark.parametrize(("world", "numbers"), PARTS.values(), ids=PARTS)
+def test_no_promise_is_broken_by_any_of_many_seeds(world: str, numbers: list[int]) -> None:
     found: list[Finding] = []
     happened: Counter[str] = Counter()
     with campaign(Task(seed, world=world) for seed in drawn(numbers)) as findings:
@@ -54,7 +67,8 @@ def test_no_promise_is_broken_by_any_of_many_seeds(world: str, numbers: range) -
             found += [finding] if finding.told else []
     assert not found, "\n\n".join(finding.told for finding in found[:3])
     missing = {kind for kind in expected(world) if not happened[kind]}
-    assert not missing, f"no seed has {missing}, but {happened}"
+    # Seeds that QUIRE_SEED moved may all do without a kind; the constant ones are known not to.
+    assert moved() or not missing, f"{sorted(missing)} happened to none of {numbers}: {TRY_OTHERS}"
 
 
 @pytest.mark.parametrize("once", kept(KEPT.read_text()), ids=lambda k: f"{k.world} {k.seed}")
@@ -70,14 +84,14 @@ def test_a_line_of_kept_seeds_must_name_a_world_a_seed_and_a_reason() -> None:
             kept(line)
 
 
-def test_another_commit_tries_other_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_seeds_are_constants_until_the_variable_moves_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert (drawn(range(2, 4)), moved()) == ([2, 3], False)
     monkeypatch.setenv(VARIABLE, "500")
-    assert drawn(range(2, 4)) == [502, 503]
+    assert (drawn(range(2, 4)), moved()) == ([502, 503], True)
     monkeypatch.setenv(VARIABLE, "x")
     with pytest.raises(ValueError, match="whole number"):
         drawn(range(1))
-    monkeypatch.delenv(VARIABLE)
-    assert drawn(range(1)) == drawn(range(1)) != [500]
 
 
 def test_a_seed_gives_the_same_history_again() -> None:
@@ -87,10 +101,7 @@ def test_a_seed_gives_the_same_history_again() -> None:
     assert fingerprint(simulate(4).history) != first
 
 
-@pytest.mark.parametrize(
-    ("world", "seed"),
-    [("ledgers", 199), ("ledgers", 15), pytest.param("topic", 148, marks=pytest.mark.slow)],
-)
+@pytest.mark.parametrize(("world", "seed"), [("ledgers", 46), ("ledgers", 50), ("topic", 14)])
 def test_a_seed_gives_the_same_history_in_every_process(world: str, seed: int) -> None:
     """Troubled seeds: ids given out again, bookies that are levelled, SQLite behind bookies."""
     words, again = (["--topic"], simulate_topic) if world == "topic" else ([], simulate)
@@ -103,5 +114,17 @@ def test_a_seed_gives_the_same_history_in_every_process(world: str, seed: int) -
         )
         for hash_seed in ("1", "2")
     ]
-    last_lines = [process.communicate(timeout=60)[0].splitlines()[-1] for process in processes]
+    # It takes a few seconds; the rest is for a busy machine.
+    last_lines = [process.communicate(timeout=600)[0].splitlines()[-1] for process in processes]
     assert last_lines == [f"history {fingerprint(again(seed).history)}"] * 2
+
+
+def test_a_seed_gives_the_same_history_on_every_host(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Numbers of processes are told in bytes on the wire, fewer for a small one."""
+    first = fingerprint(simulate_topic(1).history)
+    asleep_s = iter(range(10**9))
+    monkeypatch.setattr(os, "getpid", lambda: 7)
+    monkeypatch.setattr(socket, "gethostname", lambda: "a-name." * 9)
+    monkeypatch.setattr(time, "clock_gettime", lambda _clock: float(next(asleep_s)))
+    random.seed("another")
+    assert fingerprint(simulate_topic(1).history) == first

@@ -3,8 +3,10 @@
     trio's clock        MockClock, jumps to the next deadline when nothing can run
     order of tasks      from the seed, and none of frozen machines
     time.time_ns        the virtual clock, and what the machine's own is off
+    time.monotonic      stands still, and so do the clocks that tell how long the host slept
     to_thread.run_sync  inline, after as long as the machine's disk takes
-    secrets, random     from the seed
+    secrets, random     from the seed, and uuid4() too
+    process and host    of one name: what tells them to others is as long everywhere
 
 What is patched is patched for the block, in this process.
 """
@@ -13,9 +15,12 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 import random
 import secrets
+import socket
 import time
+import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
@@ -27,6 +32,7 @@ from replaced import replaced
 
 SLOW_S_MAX = 0.1
 """For what is done off the loop, when it is slow."""
+PROCESS_ID = 5000
 EPOCH_NS = 1_800_000_000 * 10**9
 T = TypeVar("T")
 
@@ -68,7 +74,7 @@ def run(seed: int, main: Callable[[], Awaitable[T]]) -> T:
 
 @contextmanager
 def _patched(seed: int) -> Iterator[None]:
-    chance = random.Random(f"secrets {seed}")
+    chance, ids = random.Random(f"secrets {seed}"), random.Random(f"ids {seed}")
     core = trio._core._run
     collecting, level = gc.isenabled(), logging.root.manager.disable
     before = random.getstate()
@@ -83,6 +89,11 @@ def _patched(seed: int) -> Iterator[None]:
             replaced(trio.to_thread, "run_sync", run_inline),
             replaced(trio._path, "run_sync", run_inline),
             replaced(time, "time_ns", time_ns),
+            replaced(time, "monotonic", lambda: 0.0),
+            replaced(time, "clock_gettime", lambda _clock: 0.0),
+            replaced(os, "getpid", lambda: PROCESS_ID),
+            replaced(socket, "gethostname", lambda: "host"),
+            replaced(uuid, "uuid4", lambda: uuid.UUID(bytes=ids.randbytes(16), version=4)),
             replaced(random, "Random", Seeded),
             replaced(secrets, "token_hex", lambda size=32: chance.randbytes(size).hex()),
             replaced(secrets, "token_bytes", lambda size=32: chance.randbytes(size)),
