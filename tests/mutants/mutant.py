@@ -14,6 +14,7 @@ The rest is ``git diff -U1`` and changes one file, never a test.
 from __future__ import annotations
 
 import re
+import subprocess
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,8 +56,14 @@ class Mutant:
 
     @property
     def name(self) -> str:
-        """Its area and file name, as the runner's arguments name it."""
+        """Its area and file name, as tests/search.py names it."""
         return f"{self.path.parent.name}/{self.path.stem}"
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All that the command line may call it by: see load_all()."""
+        test = self.test.partition("::")[0]
+        return frozenset({self.name, self.path.parent.name, str(self.file), test})
 
     @property
     def is_native(self) -> bool:
@@ -82,18 +89,40 @@ def load(path: Path) -> Mutant:
 
 
 def load_all(names: Iterable[str] = ()) -> list[Mutant]:
-    """Read the mutants whose name or area is among *names*, or all without names.
+    """Read the mutants that *names* fit, or all without names.
+
+    A name is an area, a mutant's name, or a path in the repository: of the file that a mutant
+    changes, or of the test that must notice.
 
     Raises:
         BadMutant: a file is no mutant, or a name fits none.
     """
     mutants = [load(path) for path in sorted(FOLDER.glob("*/*.patch"))]
-    wanted = {name.removesuffix(".patch").removeprefix("tests/mutants/") for name in names}
-    known = {each.name for each in mutants} | {each.path.parent.name for each in mutants}
+    wanted = {_short(name) for name in names}
+    known = {name for each in mutants for name in each.names}
     if wanted - known:
-        raise BadMutant(f"no mutant is called {sorted(wanted - known)}")
-    return [
-        each
-        for each in mutants
-        if not wanted or each.name in wanted or each.path.parent.name in wanted
-    ]
+        raise BadMutant(f"no mutant is called, changes or fails {sorted(wanted - known)}")
+    return [each for each in mutants if not wanted or each.names & wanted]
+
+
+def load_changed(base: str) -> list[Mutant]:
+    """Read the mutants of files, and of tests, that differ from the revision *base* of git.
+
+    Raises:
+        BadMutant: git does not know *base*, or a file is no mutant.
+    """
+    changed = _git("diff", "--name-only", base, "--")
+    changed += _git("ls-files", "--others", "--exclude-standard")
+    names = {_short(name) for name in changed}
+    return [each for each in load_all() if each.names & names]
+
+
+def _short(name: str) -> str:
+    return name.removeprefix("tests/mutants/").removesuffix(".patch")
+
+
+def _git(*words: str) -> list[str]:
+    done = subprocess.run(["git", *words], cwd=ROOT, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise BadMutant(done.stderr.strip())
+    return done.stdout.splitlines()

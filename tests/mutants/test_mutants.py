@@ -1,16 +1,25 @@
-"""Every mutant fits the sources of today; tests/mutants/run.py tries whether tests kill it."""
+"""Every mutant fits the sources of today, and names a test of today.
+
+``python tests/search.py --minutes 10 mutants`` tries whether that test notices.
+"""
 
 from __future__ import annotations
 
-import ast
 import os
 import subprocess
-from functools import cache
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from mutant import AREAS, FOLDER, ROOT, BadMutant, load
 
+if TYPE_CHECKING:
+    from tests.conftest import Collected
+
+pytestmark = pytest.mark.facts
+
+JOBS = 4
 PATCHES = sorted(FOLDER.glob("*/*.patch"))
 HEAD = "Breaks: a promise.\nKilled by: tests/test_layers.py::test_imports_run_downward[x y]\n\n"
 DIFF = "diff --git a/bookie/events.py b/bookie/events.py\n--- a/bookie/events.py\n"
@@ -20,27 +29,8 @@ def name(path: Path) -> str:
     return f"{path.parent.name}/{path.stem}"
 
 
-@cache
-def functions(path: Path) -> frozenset[str]:
-    """The dotted names of all functions in a file."""
-
-    def inside(node: ast.AST, prefix: str) -> list[str]:
-        found: list[str] = []
-        for child in ast.iter_child_nodes(node):
-            if isinstance(child, ast.FunctionDef | ast.AsyncFunctionDef):
-                found.append(f"{prefix}{child.name}")
-            elif isinstance(child, ast.ClassDef):
-                found += inside(child, f"{prefix}{child.name}::")
-        return found
-
-    return frozenset(inside(ast.parse(path.read_bytes()), ""))
-
-
-@pytest.mark.parametrize("path", PATCHES, ids=name)
-def test_a_mutant_applies_and_names_a_test_that_is_there(path: Path) -> None:
-    mutant = load(path)
-    file, _, test = mutant.test.partition("::")
-    assert test.partition("[")[0] in functions(ROOT / file)
+def refusal(path: Path) -> str:
+    """What git says of a patch that does not fit; nothing of one that does."""
     applied = subprocess.run(
         ["git", "apply", "--check", str(path)],
         cwd=ROOT,
@@ -50,7 +40,23 @@ def test_a_mutant_applies_and_names_a_test_that_is_there(path: Path) -> None:
         text=True,
         check=False,
     )
-    assert applied.returncode == 0, applied.stderr
+    return "" if applied.returncode == 0 else f"{name(path)}: {applied.stderr}"
+
+
+def test_every_mutant_applies() -> None:
+    with ThreadPoolExecutor(JOBS) as jobs:
+        refused = list(filter(None, jobs.map(refusal, PATCHES)))
+    assert not refused, "".join(refused)
+
+
+def test_every_mutant_names_a_test_that_is_there(collected: list[Collected]) -> None:
+    """With its parameters; a name without any means the test with all of them."""
+    ids = {each.id for each in collected}
+    known = ids | {each.partition("[")[0] for each in ids}
+    lost = [
+        f"{each.name} names {each.test}" for each in map(load, PATCHES) if each.test not in known
+    ]
+    assert not lost, "\n".join(lost)
 
 
 def test_every_file_among_the_mutants_lies_in_an_area() -> None:

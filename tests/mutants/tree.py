@@ -14,7 +14,6 @@ import itertools
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import sysconfig
@@ -25,10 +24,10 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from mutant import ROOT, Mutant
+from run_seed import VARIABLE
+from search_processes import Ended, Processes
 
 PACKAGES = ("bookie", "grafana", "ledger_client", "metadata", "native")
-HUNG = 124
-"""The exit code of a run that met its deadline, as timeout(1) has it."""
 
 _FINDER_GOES = """\
 import sys
@@ -37,7 +36,6 @@ sys.meta_path[:] = [
     each for each in sys.meta_path if not type(each).__name__.startswith("ScikitBuild")
 ]
 """
-_RUN = "QUIRE_MUTANT_RUN"
 _JOBS = len(os.sched_getaffinity(0))
 
 
@@ -52,9 +50,10 @@ class DoesNotBuild(Exception):
 class Tree:
     """A copy of all that git knows, in *folder*; objects of the core are kept in *objects*."""
 
-    def __init__(self, folder: Path, objects: Path) -> None:
+    def __init__(self, folder: Path, objects: Path, processes: Processes) -> None:
         self.root = folder / "quire"
         self._objects = objects
+        self._processes = processes
         self._site = folder / "site"
         self._site.mkdir(parents=True)
         (self._site / "sitecustomize.py").write_text(_FINDER_GOES)
@@ -122,40 +121,26 @@ class Tree:
         core = Core(self.root / "native", self._objects)
         core.link(self.root / "native" / "_core.abi3.so")
 
-    def test(self, names: Sequence[str], *, seconds: float, processes: int = 0) -> tuple[int, str]:
-        """Run tests in this copy; the exit code (HUNG at the deadline), and what was printed.
+    def test(self, names: Sequence[str], *, seconds: float, processes: int = 0) -> Ended:
+        """Run tests in this copy: the same examples each time, and the same order of tasks.
 
         Everything that the run started is gone afterwards, whatever session it is in.
+
+        Raises:
+            Stopped: the search is over.
         """
-        run = uuid.uuid4().hex
         command = [sys.executable, "-m", "pytest", f"-n{processes}", "-q", "-x"]
-        command += ["-p", "no:cacheprovider", *names]
-        process = subprocess.Popen(
-            command,
-            cwd=self.root,
-            env={**self._environment(), _RUN: run},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
+        # A test that fails once kills: here nothing is tried a second time.
+        command += ["--max-suite-reruns=0", "-p", "no:cacheprovider", *names]
+        environment = self._environment()
+        return self._processes.run(
+            command, folder=self.root, seconds=seconds, environment=environment
         )
-        try:
-            said, _ = process.communicate(timeout=seconds)
-            code = process.returncode
-        except subprocess.TimeoutExpired:
-            process.kill()
-            _kill_all_of(run)
-            said, _ = process.communicate()
-            code = HUNG
-        finally:
-            _kill_all_of(run)
-        return code, said
 
     def _environment(self) -> dict[str, str]:
-        found = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-        # The same examples before and after the change, or chance decides.
+        # Moved by QUIRE_SEED, tests would try other examples, and chance would decide.
+        left_out = {"PYTHONPATH", VARIABLE}
+        found = {name: value for name, value in os.environ.items() if name not in left_out}
         return {**found, "CI": "1", "PYTHONPATH": f"{self._site}{os.pathsep}{self.root}"}
 
 
@@ -222,15 +207,3 @@ def _compile(*words: str | Path) -> None:
 
 def _output(*command: str) -> str:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
-
-
-def _kill_all_of(run: str) -> None:
-    """End every process whose environment says that it belongs to *run*."""
-    word = f"{_RUN}={run}".encode()
-    for folder in Path("/proc").iterdir():
-        if not folder.name.isdecimal():
-            continue
-        # Gone meanwhile, or another user's.
-        with contextlib.suppress(OSError):
-            if word in (folder / "environ").read_bytes().split(b"\0"):
-                os.kill(int(folder.name), signal.SIGKILL)

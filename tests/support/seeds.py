@@ -9,6 +9,7 @@ from pathlib import Path
 
 from batches import columns_of, model, plain
 from engines import Bookie
+from fuzzing import KEPT
 from stores import StoreRig, entries
 from wire import KEY, add, be, framed, header, write_lac
 
@@ -179,8 +180,14 @@ SEEDS: dict[str, Callable[[Path], Iterator[bytes]]] = {
 
 
 def write_seeds(harness: str, corpus: Path, scratch: Path) -> None:
-    """Fill the folder *corpus* with the seeds of *harness*, using *scratch* meanwhile."""
+    """Fill the folder *corpus* with the seeds of *harness*, using *scratch* meanwhile.
+
+    Inputs that were kept once (tests/native/fuzz/kept/HARNESS) are among them.
+    """
     scratch.mkdir()
     for i, seed in enumerate(SEEDS[harness](scratch)):
         (corpus / f"seed-{i:03}").write_bytes(seed)
     shutil.rmtree(scratch)
+    folder = KEPT / harness
+    for path in sorted(folder.iterdir()) if folder.is_dir() else ():
+        shutil.copyfile(path, corpus / f"kept-{path.name}")

@@ -1,4 +1,5 @@
-/* Temporary files for harnesses, in memory where the system has /dev/shm. */
+/* Temporary files for harnesses: in the folder that QUIRE_FUZZ_IN names, which outlives a crash and
+ * is removed by whoever made it; else in memory where the system has /dev/shm. */
 #include <dirent.h>
 #include <fcntl.h>
 #include <stdio.h>
@@ -42,8 +43,10 @@ static void remove_folders(void)
 
 void fuzz_make_folders(void)
 {
-    const char *place = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
-    snprintf(root, sizeof root, "%s/fuzz-XXXXXX", place);
+    const char *place = getenv("QUIRE_FUZZ_IN");
+    if (place == NULL)
+        place = access("/dev/shm", W_OK) == 0 ? "/dev/shm" : "/tmp";
+    CLAIM(snprintf(root, sizeof root, "%s/fuzz-XXXXXX", place) < (int)sizeof root);
     CLAIM(mkdtemp(root) != NULL);
     snprintf(journal_folder, sizeof journal_folder, "%s/journal", root);
     snprintf(ledger_folder, sizeof ledger_folder, "%s/ledgers", root);
