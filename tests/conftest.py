@@ -3,29 +3,49 @@
 Folders of tests run in several processes (pytest-xdist), since most tests wait: for a
 disk, for a lease, for processes of their own. A file, or a single test, runs in the
 process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-n 0``.
+
+    facts ─┐
+    quick ─┼─► all workers, slow ones first ─► real processes: Spark on one worker,
+    slow ──┘                                   the others on another
 """
 
 from __future__ import annotations
 
 import atexit
+import json
 import os
+import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple
 
 import pytest
+import trio
+from environment import missing
 from hypothesis import HealthCheck, settings
+from never_twice import may_be_tried_again
 from run_seed import VARIABLE, run_seed
 from spark_session import spark
+from turns import Turns
+
+if TYPE_CHECKING:
+    from xdist.workermanage import WorkerController
 
 __all__ = ["spark"]  # a fixture
 
-# A shell that starts pytest in the background has SIGINT ignored, in pytest and in
-# every process that it starts. Tests of Ctrl-C need it to be as in a terminal.
+# A shell that starts pytest in the background, or by nohup, has signals ignored, in pytest and
+# in every process that it starts. Tests of Ctrl-C and of lost terminals need them to be as in a
+# terminal. (Python ignores SIGPIPE in itself, and gives it back to what subprocess starts.)
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+for number in (signal.SIGHUP, signal.SIGQUIT):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, signal.SIG_DFL)
 
 # Tests start hundreds of processes. Where Python is told to keep no compiled code beside the
 # sources, each would compile all of them: they share a folder that goes with this run.
@@ -35,23 +55,44 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = compiled
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
-# New examples each time. The gate gives pytest --hypothesis-seed, which repeats them; under CI
-# hypothesis would otherwise try the same ones for ever.
+RUN_SEED = run_seed()
+IS_MOVED = VARIABLE in os.environ
+"""Whether this run tries something else than every run: tests/search.py."""
+
 settings.register_profile(
     "quire",
     deadline=None,
-    derandomize=False,
+    derandomize=not IS_MOVED,
+    database=None,
+    print_blob=True,
     suppress_health_check=[HealthCheck.too_slow],  # a busy machine is
 )
 settings.load_profile("quire")
 
-# Set before pytest-xdist starts its workers, which must collect and draw the same.
-RUN_SEED = run_seed()
-
+TESTS = Path(__file__).parent
 WORKERS_MAX = 8
 ID_SIZE_MAX = 80
 HEAVY = {"bench", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
+LISTING = "QUIRE_LIST_TESTS_IN"
+"""In the environment: the file that takes what was collected."""
+
+
+class Collected(NamedTuple):
+    """A test of this repository: *id* as ``tests/x/test_y.py::test_z[param]``."""
+
+    id: str
+    markers: frozenset[str]
+
+
+COLLECTED = pytest.StashKey[list[Collected]]()
+TURNS = pytest.StashKey[str]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Draw other examples where QUIRE_SEED says so; hypothesis reads its option after this."""
+    if IS_MOVED and config.getoption("hypothesis_seed", None) is None:
+        config.option.hypothesis_seed = str(RUN_SEED)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -63,16 +104,16 @@ def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     return min(WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
 
 
-def pytest_report_header() -> str:
-    """Name the number from which this run draws."""
-    return f"{VARIABLE}={RUN_SEED}"
+def pytest_report_header() -> list[str]:
+    """Name the number that this run is moved by, and what the machine lacks."""
+    seeds = f"{VARIABLE}={RUN_SEED}" if IS_MOVED else f"{VARIABLE} is not set: the same as ever"
+    return [seeds, *(f"MISSING HERE: {need}" for need in missing())]
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-    """Say how a failure is repeated that depends on what this run drew."""
-    if exitstatus:
-        repeat = f"{VARIABLE}={RUN_SEED} pytest --hypothesis-seed={RUN_SEED}"
-        terminalreporter.write_line(f"try the same again: {repeat}")
+    """Say how a failure is repeated where this run was moved."""
+    if exitstatus and IS_MOVED:
+        terminalreporter.write_line(f"try the same again: {VARIABLE}={RUN_SEED} pytest")
 
 
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
@@ -82,10 +123,32 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return None
 
 
-def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Where tests run beside each other, let the long ones begin first: the end is short."""
+# --- which tests, and when ------------------------------------------------------------------
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def pytest_collection_modifyitems(
+    config: pytest.Config, items: list[pytest.Item]
+) -> Iterator[None]:
+    """Note all tests; order them, and say which ones are tried a second time.
+
+    Where tests run beside each other the long ones begin first, so that the end is short, and
+    those with real processes last: two workers have them, one of which has all of Spark.
+    """
+    config.stash[COLLECTED] = [
+        Collected(item.nodeid, frozenset(mark.name for mark in item.iter_markers()))
+        for item in items
+    ]
+    for item in items:
+        if is_real(item):
+            again = pytest.mark.flaky(reruns=1, condition=may_be_tried_again)
+            item.add_marker(again)
+    yield  # deselects, and adds the group to the id of a test, where pytest-xdist looks for it
     if hasattr(config, "workerinput"):
         items.sort(key=_lateness)
+        for item in filter(is_real, items):
+            group = "real-spark" if "spark" in _groups(item) else "real"
+            item._nodeid = f"{_without_group(item)}@{group}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -94,8 +157,81 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     for item in session.items if hasattr(session.config, "workerinput") else ():
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
             raise pytest.UsageError("this pytest-xdist cannot group tests under this pytest")
+    if LISTING in os.environ:
+        rows = [(each.id, sorted(each.markers)) for each in session.config.stash[COLLECTED]]
+        Path(os.environ[LISTING]).write_text(json.dumps(rows))
 
 
-def _lateness(item: pytest.Item) -> tuple[bool, bool]:
-    folder = item.path.relative_to(Path(__file__).parent).parts[0]
-    return item.get_closest_marker("slow") is None, folder not in HEAVY
+def is_real(item: pytest.Item) -> bool:
+    """Whether *item* kills real processes, or runs Spark or Prometheus."""
+    return item.get_closest_marker("real_processes") is not None
+
+
+def _lateness(item: pytest.Item) -> tuple[bool, bool, bool]:
+    folder = item.path.relative_to(TESTS).parts[0]
+    return is_real(item), item.get_closest_marker("slow") is None, folder not in HEAVY
+
+
+def _groups(item: pytest.Item) -> set[object]:
+    return {mark.args[0] for mark in item.iter_markers("xdist_group")}
+
+
+def _without_group(item: pytest.Item) -> str:
+    """As ``file::test[param]``: pytest-xdist puts ``@group`` behind it."""
+    group = "_".join(sorted(map(str, _groups(item))))
+    return item.nodeid.removesuffix(f"@{group}") if group else item.nodeid
+
+
+# --- what tests are given -------------------------------------------------------------------
+
+
+@pytest.fixture(autouse=True)
+def _chance(request: pytest.FixtureRequest) -> None:
+    """Let chance be the same each time: the order in which trio takes tasks, and ``random``."""
+    item = request.node
+    seed = f"{item.path.relative_to(TESTS).as_posix()}::{item.name} {RUN_SEED}"
+    random.seed(seed)
+    trio._core._run._r.seed(seed)  # there is no other way
+
+
+@pytest.fixture(autouse=True)
+def _turn(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Let a test that is tried a second time run alone."""
+    if not is_real(request.node) or not hasattr(request.config, "workerinput"):
+        yield
+        return
+    turns = Turns(Path(request.config.workerinput["quire_turns"]))
+    with turns.taken(alone=getattr(request.node, "execution_count", 1) > 1):
+        yield
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: WorkerController) -> None:
+    """Tell a worker in which folder all of them take turns."""
+    config = node.config
+    if TURNS not in config.stash:
+        folder = tempfile.mkdtemp(prefix="quire-turns-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
+        config.stash[TURNS] = folder
+    node.workerinput["quire_turns"] = config.stash[TURNS]
+
+
+@pytest.fixture(scope="session")
+def collected(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+) -> list[Collected]:
+    """All tests of the repository, as this run found them, or another one that looks."""
+    config = request.config
+    if [Path(config.invocation_params.dir, each) for each in config.args] == [TESTS]:
+        return config.stash[COLLECTED]
+    listing = tmp_path_factory.mktemp("listing") / "tests.json"
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-qq", "-n0", str(TESTS)]
+    command += ["-p", "no:cacheprovider"]
+    subprocess.run(
+        command,
+        cwd=TESTS.parent,
+        env={**os.environ, LISTING: str(listing)},
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    return [Collected(name, frozenset(marks)) for name, marks in json.loads(listing.read_text())]

@@ -20,9 +20,12 @@ import ast
 import fnmatch
 import re
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
+
+pytestmark = pytest.mark.facts
 
 ROOT = Path(__file__).resolve().parents[1]
 MAY_IMPORT = {
@@ -55,8 +58,13 @@ IMPORT_LEVELS_MAX = 16
 MODULES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))
 
 
-def imports(source: Path) -> Iterator[str]:
+@cache
+def imports(source: Path) -> tuple[str, ...]:
     """Every module that *source* imports, wherever in it, in dotted form."""
+    return tuple(_imports(source))
+
+
+def _imports(source: Path) -> Iterator[str]:
     for node in ast.walk(ast.parse(source.read_bytes(), str(source))):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 from row_page import PAGE, page, promises, proofs
+
+pytestmark = pytest.mark.facts
 
 
 def test_every_row_that_a_test_names_is_explained_in_one_line() -> None:

@@ -32,6 +32,7 @@ def test_the_disk_is_measured(tmp_path: Path) -> None:
     assert [group["group_size"] for group in floor["groups"]] == [1 << n for n in range(16, 25, 2)]
 
 
+@pytest.mark.real_processes
 def test_appends_are_measured_beside_the_floor(tmp_path: Path) -> None:
     words = ("--bookies", 3, "--ack-quorum", 2, "--entries", 20_000, "--rate", 100_000)
     result = measured(tmp_path, "append", *words)
@@ -61,6 +62,7 @@ def test_cold_reads_are_measured(tmp_path: Path, order: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 def test_a_writer_is_measured_while_a_bookie_is_killed(tmp_path: Path) -> None:
     result = measured(tmp_path, "failover", "--seconds", 0.3)
     phases = [result[name]["entries_per_s"] for name in ("before", "during", "after")]
@@ -68,6 +70,7 @@ def test_a_writer_is_measured_while_a_bookie_is_killed(tmp_path: Path) -> None:
     assert result["after_to_before"] == pytest.approx(phases[2] / phases[0], abs=0.001)
 
 
+@pytest.mark.real_processes
 @pytest.mark.parametrize(
     "words",
     [["--partitions", "3"], pytest.param(["--compression", "zstd"], marks=pytest.mark.slow)],
@@ -97,6 +100,7 @@ def test_more_than_fits_the_disk_is_refused_before_it_is_written(tmp_path: Path)
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 @pytest.mark.parametrize(
     "words", [["--partitions", "3"], ["--arrow", "--compression", "lz4"]], ids=" ".join
 )

@@ -18,7 +18,7 @@ from processes import quire
 RSS_MAX_MIB = 600
 
 # One after the other: each has gigabytes to write, and a memory to measure.
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("figures")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("figures")]
 
 
 def bench(folder: Path, *words: str | int) -> dict[str, Any]:

@@ -16,6 +16,8 @@ from bookie.descriptors import (
 )
 from bookie.errors import BookieError
 
+pytestmark = pytest.mark.facts
+
 
 @pytest.mark.parametrize("limit", [*range(380, 480), 1024, 4096, 65_536, 1 << 30])
 def test_as_many_are_served_as_leave_the_disk_its_reserve(limit: int) -> None:

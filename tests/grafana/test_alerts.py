@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import click
+import pytest
+from prometheus_server import tool
 
 from bookie.__main__ import bookie
 from ledger_client.__main__ import quire
+
+pytestmark = pytest.mark.facts
 
 GRAFANA = Path(__file__).resolve().parents[2] / "grafana"
 RULES = (GRAFANA / "alerts.yml").read_text().split("- alert: ")[1:]
@@ -52,3 +57,18 @@ def test_every_command_that_is_advised_exists() -> None:
                 command = found
             else:
                 assert any(word in option.opts for option in command.params), words
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("check", "config", "prometheus.yml"),
+        ("check", "rules", "alerts.yml"),
+        ("test", "rules", "alerts_test.yml"),
+    ],
+)
+def test_promtool_finds_nothing_wrong(words: tuple[str, ...]) -> None:
+    done = subprocess.run(
+        [tool("promtool"), *words], cwd=GRAFANA, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr

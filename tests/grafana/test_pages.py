@@ -12,6 +12,8 @@ from panel_queries import dashboards, panels, queries_of
 from grafana.pages import DASHBOARDS, file_of, text_of
 from grafana.panels import COLUMNS, Dashboard
 
+pytestmark = pytest.mark.facts
+
 Json = dict[str, Any]
 ALL = dashboards()
 UNITS = {"none", "short", "ops", "Bps", "bytes", "s", "percentunit"}

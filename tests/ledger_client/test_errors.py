@@ -5,9 +5,13 @@ from __future__ import annotations
 import inspect
 import re
 
+import pytest
+
 import ledger_client
 from ledger_client import errors
 from ledger_client.errors import LedgerError
+
+pytestmark = pytest.mark.facts
 
 CLASSES = {
     name: each

@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+pytestmark = pytest.mark.facts
+
 HEAVY = {"pyarrow", "pyspark", "prometheus_client", "rich"}
 
 

@@ -22,6 +22,8 @@ from surfaces import (
 
 from ledger_client import aio, blocking
 
+pytestmark = pytest.mark.facts
+
 REMEDY = "run: python tests/support/surfaces.py --write"
 MODULES = {"blocking": blocking, "aio": aio}
 

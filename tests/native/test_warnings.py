@@ -7,6 +7,8 @@ import re
 import pytest
 from fuzzing import CORE, compiler, run
 
+pytestmark = pytest.mark.facts
+
 
 def warning_flags() -> list[str]:
     """The flags that CMakeLists.txt gives to our files."""

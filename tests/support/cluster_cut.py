@@ -25,6 +25,7 @@ import v2
 from cluster_worker import PATIENCE, PRODUCER, TOPIC, message, payload
 from daemons import DEADLINE_S, Daemon
 from fleet import Fleet
+from never_twice import never_twice
 from power_cut import Disk, Kind, Record
 
 import ledger_client
@@ -91,7 +92,7 @@ class Promised:
 
     async def check(self, fleet: Fleet) -> None:
         """Assert that the cluster has all of it, and lets no former writer go on."""
-        with trio.fail_after(DEADLINE_S):
+        with never_twice(), trio.fail_after(DEADLINE_S):
             async with ledger_client.connect(fleet.metadata, options=PATIENCE) as client:
                 # First what a recovery would mend.
                 for ledger_id in sorted(self.created):

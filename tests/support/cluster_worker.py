@@ -25,6 +25,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from chance import seed_process
 from power_cut import note
 
 import ledger_client
@@ -132,4 +133,5 @@ async def main(url: str, trace: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
+    seed_process(sys.argv[3])
     trio.run(main, sys.argv[1], Path(sys.argv[2]), int(sys.argv[3]))

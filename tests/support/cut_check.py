@@ -13,6 +13,7 @@ from pathlib import Path
 
 import trio
 from disk_worker import config_of, payload
+from never_twice import check_end, never_twice
 from power_cut import Disk, Kind, Record, environment, read
 
 from bookie.limbo import in_limbo
@@ -63,6 +64,10 @@ class Promised:
 
     async def check(self, folder: Path) -> None:
         """Assert that a bookie that starts in *folder* has all of it, and no damage."""
+        with never_twice():
+            await self._check(folder)
+
+    async def _check(self, folder: Path) -> None:
         config = config_of(folder)
         storage = await Storage.open(config, threaded=False)
         try:
@@ -111,6 +116,7 @@ def live(root: Path, trace: Path, seed: int, *, kill: int = 0) -> None:
         text=True,
         check=False,
     )
+    check_end(done.returncode, done.stderr)
     assert done.returncode == 0 or (kill and done.returncode == -9), done.stderr[-4000:]
 
 

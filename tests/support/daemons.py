@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from never_twice import check_end
 
 DEADLINE_S = 120.0  # generous: other tests run beside, and only a failure waits so long
 POLL_S = 0.02
@@ -57,13 +58,16 @@ class Daemon:
         return self
 
     def __exit__(self, *_: object) -> None:
+        """End it. Raises NeverTwice: it had crashed, or a sanitizer spoke."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        if self.process.poll() is None:
+        code = self.process.poll()
+        if code is None:
             self.process.kill()
         self.process.stdin.close()
         self.process.stdout.close()
         self.process.wait(DEADLINE_S)
+        check_end(code, self.log if self._log.exists() else "")
 
     def line(self) -> str:
         """The next line that it prints; "" once it ended."""
@@ -79,7 +83,7 @@ class Daemon:
     @property
     def log(self) -> str:
         """Everything that it logged so far."""
-        return self._log.read_text()
+        return self._log.read_text(errors="replace")
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal, and return the exit code."""

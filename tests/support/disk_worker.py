@@ -24,6 +24,7 @@ from pathlib import Path
 import trio
 import trio.testing
 import v2
+from chance import seed_process
 from power_cut import Kind, note, read
 from rig import MIB, Peer, Rig, serving, settings
 
@@ -170,4 +171,5 @@ async def main(root: Path, trace: Path, seed: int) -> None:
 
 
 if __name__ == "__main__":
+    seed_process(sys.argv[3])
     trio.run(main, Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from types import TracebackType
 
@@ -75,8 +76,9 @@ class Fleet:
         self._end()
 
     def _end(self) -> None:
-        for daemon in self._daemons.values():
-            daemon.__exit__()
+        with ExitStack() as each:
+            for daemon in self._daemons.values():
+                each.push(daemon)
 
     def address(self, number: int) -> str:
         return f"127.0.0.1:{self.port(number)}"

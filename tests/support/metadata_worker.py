@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import trio
+from chance import seed_process
 
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.sqlite import SqliteStore
@@ -90,4 +91,5 @@ if __name__ == "__main__":
     if sys.argv[2] == "stall":
         stall(Path(sys.argv[1]))
     else:
+        seed_process(sys.argv[2:])
         trio.run(main, Path(sys.argv[1]), *sys.argv[2:])

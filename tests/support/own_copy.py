@@ -41,7 +41,7 @@ async def _answer(stream: trio.SocketStream, link: Link) -> Response:
     async for data in stream:
         if responses := link.feed(data):
             return responses[0]
-    raise AssertionError("the bookie closed the connection")
+    raise ConnectionError("the bookie closed the connection")
 
 
 def _payloads(response: Response, start: int) -> list[bytes]:

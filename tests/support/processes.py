@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from never_twice import check_end
+
 DEADLINE_S = 240  # generous: other tests run beside, and only a failure waits so long
 
 
@@ -33,7 +35,8 @@ def cluster(folder: Path, count: int) -> Iterator[str]:
             yield json.loads(line)["ready"]
         finally:
             process.send_signal(signal.SIGTERM)
-            process.wait(DEADLINE_S)
+            code = process.wait(DEADLINE_S)
+            check_end(code, (folder / "standalone.log").read_text(errors="replace"))
 
 
 def quire(
@@ -41,8 +44,8 @@ def quire(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run ``quire`` with these words to its end."""
-    return subprocess.run(
+    """Run ``quire`` with these words to its end. Raises NeverTwice: it crashed."""
+    done = subprocess.run(
         [sys.executable, "-P", "-m", "ledger_client", *map(str, words)],
         input=stdin,
         capture_output=True,
@@ -50,3 +53,5 @@ def quire(
         timeout=DEADLINE_S,
         check=False,
     )
+    check_end(done.returncode, done.stderr.decode(errors="replace"))
+    return done

@@ -13,6 +13,7 @@ import re
 import sys
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,6 +30,7 @@ _ID = re.compile(r"\b(BK|MV|PS|TB|TD)-(\d{2})\b")
 _LINE = re.compile(r"^\| ([A-Z]{2}-\d+) \| (.*?) \| .* \|$", re.MULTILINE)
 
 
+@cache
 def proofs() -> dict[str, list[str]]:
     """The tests of each id, as path::name, or the path alone for a whole module."""
     found: defaultdict[str, list[str]] = defaultdict(list)

@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 
 import trio
+from chance import seed_process
 from history import HistoryFile
 from storm_roles import Lister, Role, read, recover, write
 from witness import Witness
@@ -84,4 +85,5 @@ async def wait_for_end(stop: trio.Event) -> None:
 
 
 if __name__ == "__main__":
+    seed_process(sys.argv[4])
     trio.run(main, *sys.argv[1:])

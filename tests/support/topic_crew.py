@@ -13,6 +13,8 @@ from fleet import Fleet
 from history import History, HistoryFile
 from message_events import TopicMade
 from message_witness import Audience
+from never_twice import check_end
+from storm import has_told
 from topic_audit import tell_ledgers, tell_rows
 
 import ledger_client
@@ -60,6 +62,10 @@ class Crew:
         self._workers[name] = worker, [role, *words]
         self.paths[name] = path
 
+    def has_told(self, names: str, event: str) -> bool:
+        """Whether one of the workers with such *names* told an *event* of this kind."""
+        return has_told(self._folder, names, event)
+
     def kill(self, name: str) -> None:
         """End a worker with SIGKILL."""
         worker, _ = self._workers[name]
@@ -87,20 +93,26 @@ class Crew:
         worker, _ = self._workers.pop(name)
         assert worker.stdin is not None
         worker.stdin.close()
-        assert worker.wait(FINISH_S) == 0, (self._folder / f"{name}.log").read_text()
+        self._wait(name, worker)
 
     def finish(self) -> History:
         """Wait until all is sent and read; return what all saw, and what there is."""
         for name, (worker, command) in self._workers.items():
             if command[0] == "produce":
-                assert worker.wait(FINISH_S) == 0, (self._folder / f"{name}.log").read_text()
+                self._wait(name, worker)
         history = HistoryFile(self._folder / "audit.jsonl")
         trio.run(self._audit, history)
-        for worker, command in self._workers.values():
+        for name, (worker, _) in self._workers.items():
             assert worker.stdin is not None
             worker.stdin.close()
-            assert worker.wait(FINISH_S) == 0, command
+            self._wait(name, worker)
         return History.merged(sorted(self._folder.glob("*.jsonl")))
+
+    def _wait(self, name: str, worker: subprocess.Popen[bytes]) -> None:
+        """Wait until a worker ended well."""
+        log = self._folder / f"{name}.log"
+        check_end(worker.wait(FINISH_S), log.read_text(errors="replace"))
+        assert worker.returncode == 0, log.read_text(errors="replace")
 
     async def _audit(self, history: HistoryFile) -> None:
         history.add(TopicMade(topic=TOPIC))

@@ -4,7 +4,8 @@
     then: all bookies up ─► producers finish ─► audit ─► one merged history
 
 A producer that is paused for longer than its lease lasts loses its lane to another, and comes
-back believing that it has it. Meanwhile somebody purges what is some seconds old.
+back believing that it has it. Meanwhile somebody purges what is some seconds old. The storm goes
+on until something was read and a ledger removed, on a slow machine for longer than it should.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ import heapq
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
 from itertools import count
 
 from fleet import Fleet
 from history import History
+from storm import Action, pass_time
 from topic_crew import Crew
 
 STRIKES_PER_S = 1.5
@@ -25,7 +26,6 @@ REST_S = 0.05
 MESSAGES_PER_S = 500
 PRODUCERS = ("named-a", "named-b", "others", "more")
 LATECOMERS = 3
-Action = Callable[[], None]
 
 
 class TopicStorm:
@@ -63,13 +63,13 @@ class TopicStorm:
         self.messages += messages
 
     def _storm(self) -> None:
-        end = time.monotonic() + self._seconds
         self._later(1.0, self._strike)
-        while self._due and (now := time.monotonic()) < end:
-            if self._due[0][0] <= now:
-                heapq.heappop(self._due)[2]()
-            else:
-                time.sleep(min(self._due[0][0], end) - now)
+        pass_time(self._due, self._seconds, self._has_all_happened)
+
+    def _has_all_happened(self) -> bool:
+        return self._crew.has_told("reader-*", "MessagesRead") and self._crew.has_told(
+            "purger-*", "RowRemoved"
+        )
 
     def _later(self, seconds: float, action: Action) -> None:
         heapq.heappush(self._due, (time.monotonic() + seconds, next(self._turns), action))

@@ -18,9 +18,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import trio
+from chance import seed_process
 from history import History, HistoryFile, Recorder
 from message_events import MessagesAcknowledged, RowListed, RowRemoved
 from message_witness import TELLER, Audience, Draft, Teller, lanes_told
+from run_seed import run_seed
 
 import ledger_client
 from ledger_client import Client, Options
@@ -142,5 +144,6 @@ async def main(*command: str) -> None:
 
 
 if __name__ == "__main__":
+    seed_process(f"{Path(sys.argv[3]).name} {run_seed()}")
     with lanes_told():
         trio.run(main, *sys.argv[1:])

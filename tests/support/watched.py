@@ -19,11 +19,12 @@ from typing import NamedTuple
 import trio
 from daemons import free_ports
 from prometheus_server import Prometheus, hasten, prometheus
+from sandboxes import open_sandbox
 
 import ledger_client
 from ledger_client import Client, Retention, RollPolicy
 from ledger_client.commands.metrics_page import metrics_page
-from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
+from ledger_client.commands.sandbox import Bookie, Sandbox
 from ledger_client.jobs.compaction.job import compact_topic
 from ledger_client.jobs.compaction.runner import LocalRunner
 from ledger_client.jobs.staging.job import open_job
@@ -99,6 +100,7 @@ class Load:
     def __init__(self, client: Client, *, pace: float = 1.0) -> None:
         self._client = client
         self._pace = pace
+        self._chance = random.Random(1)
         self._began = trio.current_time()
 
     async def run(self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED) -> None:
@@ -120,20 +122,20 @@ class Load:
         return 0.6 - 0.4 * math.cos(phase)
 
     async def _send_bulk(self, topic: str, count: int, size: int) -> None:
-        values = [random.randbytes(size // 2).hex().encode() for _ in range(200)]
+        values = [self._chance.randbytes(size // 2).hex().encode() for _ in range(200)]
         async with self._client.producer(topic) as producer:
             while True:
                 many = max(1, round(count * self._pace * self._tide(60) / 4))
-                keys = [b"k%d" % random.randrange(500) for _ in range(many)]
-                await producer.send_many(random.choices(values, k=many), keys=keys)
-                await trio.sleep(0.25 * random.uniform(0.6, 1.4))
+                keys = [b"k%d" % self._chance.randrange(500) for _ in range(many)]
+                await producer.send_many(self._chance.choices(values, k=many), keys=keys)
+                await trio.sleep(0.25 * self._chance.uniform(0.6, 1.4))
 
     async def _send_single(self, topic: str) -> None:
         async with self._client.producer(topic) as producer:
             while True:
                 async with trio.open_nursery() as nursery:
-                    for _ in range(random.randrange(1, 40)):
-                        nursery.start_soon(producer.send, random.randbytes(80))
+                    for _ in range(self._chance.randrange(1, 40)):
+                        nursery.start_soon(producer.send, self._chance.randbytes(80))
                 await trio.sleep(0.05 / max(self._tide(45), 0.2))
 
     async def _follow(self, topic: str) -> None:

@@ -10,11 +10,13 @@ import sys
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 
 import msgspec
 import pytest
 import trio
+from never_twice import never_twice
 from processes import cluster, quire
 
 import ledger_client
@@ -31,6 +33,10 @@ from metadata.topics import RollPolicy
 TOPIC = "shop/keyed"
 DEADLINE_S = 120.0
 KEYS = 4000
+TRIES = count()
+"""Topics of a second try are its own."""
+SPARK = ("--master", "local[2]")
+BY_SPARK = [pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
 Dictionary = dict[bytes | None, bytes | None]
 
 
@@ -46,17 +52,23 @@ def client(url: str) -> Iterator[BlockingClient]:
         yield connected
 
 
-def produce(client: BlockingClient, name: str, count: int, seed: int) -> None:
+def produce(client: BlockingClient, name: str, messages: int, seed: int) -> None:
     chance = random.Random(seed)
     with client.producer(name) as producer:
-        for _ in range(0, count, 10_000):
-            keys = [b"%d" % chance.randrange(KEYS) for _ in range(min(count, 10_000))]
+        for _ in range(0, messages, 10_000):
+            keys = [b"%d" % chance.randrange(KEYS) for _ in range(min(messages, 10_000))]
             producer.send_many([chance.randbytes(60) for _ in keys], keys=keys)
 
 
 def read(client: BlockingClient, name: str, *, compacted: bool) -> Dictionary:
     with client.reader(name, compacted=compacted) as reader:
         return {message.key: message.value for message in reader}
+
+
+@never_twice()
+def check_compacted(client: BlockingClient, name: str) -> None:
+    """What is compacted has the last value of each key."""
+    assert read(client, name, compacted=True) == read(client, name, compacted=False)
 
 
 def run(
@@ -78,7 +90,7 @@ def test_a_topic_is_compacted_described_and_dropped(url: str, client: BlockingCl
     )
     assert done.report is not None
     assert (done.published, done.generation, done.report.messages_in) == (True, 1, 20_000)
-    assert read(client, TOPIC, compacted=True) == read(client, TOPIC, compacted=False)
+    check_compacted(client, TOPIC)
     again = run(url, "compact", TOPIC, "--no-spark").stdout.decode()
     assert again == "nothing to compact: no ledger was closed since the last time\n"
     found = msgspec.json.decode(
@@ -165,13 +177,14 @@ def filled(client: BlockingClient, name: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.xdist_group("spark")
-@pytest.mark.parametrize("words", [("--no-spark",), ("--master", "local[2]")], ids=["one", "spark"])
+@pytest.mark.parametrize(
+    "words", [("--no-spark",), pytest.param(SPARK, marks=BY_SPARK)], ids=["one", "spark"]
+)
 def test_ctrl_c_leaves_nothing_behind(
     url: str, client: BlockingClient, words: tuple[str, ...]
 ) -> None:
     """Nothing is staged, and no process of Spark runs."""
-    name = f"shop/interrupted-{len(words)}"
+    name = f"shop/interrupted-{next(TRIES)}"
     filled(client, name)
     process = begin(url, name, *words)
     wait_for_staged(url, process)
@@ -196,10 +209,8 @@ def running_in(session: int) -> list[int]:
     return found
 
 
-SPARK = ("--master", "local[2]")
-
-
 @pytest.mark.slow
+@pytest.mark.real_processes
 @pytest.mark.parametrize(
     ("words", "seed", "turns", "start_s"),
     [
@@ -213,7 +224,7 @@ def test_a_driver_that_is_killed_leaves_one_generation_whole(
     url: str, client: BlockingClient, words: tuple[str, ...], seed: int, turns: int, start_s: float
 ) -> None:
     """PS-37: and nothing that nobody knows, once the housekeeper was there."""
-    name = f"shop/killed{seed}"
+    name = f"shop/killed-{seed}-{next(TRIES)}"
     chance = random.Random(seed)
     filled(client, name)
     for turn in range(turns):
@@ -225,11 +236,11 @@ def test_a_driver_that_is_killed_leaves_one_generation_whole(
         time.sleep(chance.uniform(0, 0.8))
         process.kill()
         process.communicate(timeout=DEADLINE_S)
-        assert read(client, name, compacted=True) == read(client, name, compacted=False)
+        check_compacted(client, name)
         produce(client, name, 10_000, turn)
     told = run(url, "compact", name, *words).stderr
     assert words == SPARK or not told
-    assert read(client, name, compacted=True) == read(client, name, compacted=False)
+    check_compacted(client, name)
     ends_at = time.monotonic() + DEADLINE_S
     while trio.run(unknown_ledgers, url, [name]):
         assert time.monotonic() < ends_at
@@ -237,10 +248,11 @@ def test_a_driver_that_is_killed_leaves_one_generation_whole(
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 @pytest.mark.xdist_group("spark")
 def test_an_executor_that_is_killed_is_tried_again(url: str, client: BlockingClient) -> None:
     """PS-37: what the first attempt staged is given up."""
-    name = "shop/executor"
+    name = f"shop/executor-{next(TRIES)}"
     filled(client, name)
     process = begin(url, name, "--master", "local[2,4]", "--json")
     wait_for_staged(url, process)
@@ -248,7 +260,7 @@ def test_an_executor_that_is_killed_is_tried_again(url: str, client: BlockingCli
     out, told = process.communicate(timeout=DEADLINE_S)
     assert process.returncode == 0, told
     assert msgspec.json.decode(out, type=Compaction).published
-    assert read(client, name, compacted=True) == read(client, name, compacted=False)
+    check_compacted(client, name)
     assert trio.run(staged_count, url) == 0
     assert trio.run(unknown_ledgers, url, [name]) == set()
 

@@ -128,6 +128,7 @@ def test_what_a_page_shows_runs_as_it_stands(page: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 @pytest.mark.xdist_group("spark")
 @pytest.mark.parametrize("page", pages_with(spark=True), ids=name)
 def test_what_a_page_shows_of_spark_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
@@ -143,6 +144,7 @@ def test_what_a_page_shows_of_spark_runs_as_it_stands(page: Path, tmp_path: Path
                 run(block, url, work)
 
 
+@pytest.mark.facts
 def test_a_block_that_is_not_run_says_why() -> None:
     marks = {each.mark for page in PAGES for each in blocks(page)}
     reasons = {mark for mark in marks if mark.startswith("not run here: ")}
@@ -150,11 +152,13 @@ def test_a_block_that_is_not_run_says_why() -> None:
     assert len(reasons) <= 4
 
 
+@pytest.mark.facts
 def test_the_command_that_starts_a_cluster_is_the_one_that_tests_use() -> None:
     texts = {each.text.strip() for page in PAGES for each in blocks(page) if each.mark == "cluster"}
     assert texts == {STANDALONE}
 
 
+@pytest.mark.facts
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_file_that_a_page_names_exists(page: Path) -> None:
     named = re.findall(
@@ -163,6 +167,7 @@ def test_every_file_that_a_page_names_exists(page: Path) -> None:
     assert [each for each in named if not (ROOT / each).exists()] == []
 
 
+@pytest.mark.facts
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     links = re.findall(r"\]\(([^)#\s]+)[^)]*\)", page.read_text())
@@ -170,6 +175,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
     assert [link for link in local if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.facts
 def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     command = [
         sys.executable,
@@ -196,6 +202,7 @@ def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     assert set(ledger_client.__all__) - described - headings == set()
 
 
+@pytest.mark.facts
 @pytest.mark.parametrize("page", PAGES, ids=name)
 def test_every_setting_that_a_page_names_exists(page: Path) -> None:
     named = set(re.findall(r"`(\w+_(?:s|rate|folder|port|size))`", page.read_text()))

@@ -18,6 +18,7 @@ import v2
 from checker import check
 from fleet import Fleet
 from history import History
+from never_twice import never_twice
 from relay import Relay
 from witness import Witness
 
@@ -91,9 +92,10 @@ async def writing(
 async def read_back(client: Client, ledger_id: int, history: History) -> None:
     """Read all of a ledger, and hold the history to the invariants."""
     Witness(history, "recoverer").recovered(await client.ledgers.recover(ledger_id))
-    async with client.ledgers.open(ledger_id) as reader:
-        await tell_all(reader, history)
-    assert check(history) == []
+    with never_twice():
+        async with client.ledgers.open(ledger_id) as reader:
+            await tell_all(reader, history)
+        assert check(history) == []
 
 
 async def tell_all(reader: LedgerReader, history: History) -> None:
@@ -111,6 +113,7 @@ def report(what: str, seconds: float) -> None:
 # --- writers ----------------------------------------------------------------------------
 
 
+@pytest.mark.real_processes
 @pytest.mark.parametrize("quorums", [pytest.param((3, 3, 2), marks=pytest.mark.slow), (3, 3, 3)])
 async def test_a_writer_goes_on_after_a_bookie_was_killed(
     fleet: Fleet, quorums: tuple[int, int, int]
@@ -125,6 +128,7 @@ async def test_a_writer_goes_on_after_a_bookie_was_killed(
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 @pytest.mark.parametrize("quorums", [(3, 3, 2), (3, 3, 3)])
 async def test_a_writer_goes_on_after_a_bookie_was_paused(
     fleet: Fleet, quorums: tuple[int, int, int]
@@ -155,6 +159,7 @@ async def test_a_writer_goes_on_after_a_connection_was_reset(
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 @pytest.mark.parametrize("quorums", [(3, 3, 2), (4, 4, 3)])
 async def test_killing_as_many_bookies_as_an_acknowledgement_outlives_loses_nothing(
     fleet: Fleet, quorums: tuple[int, int, int]
@@ -167,8 +172,9 @@ async def test_killing_as_many_bookies_as_an_acknowledgement_outlives_loses_noth
             for name in ledger.metadata.fragments[-1].bookies[: ack_quorum - 1]:
                 fleet.kill(fleet.number(name))
             await trio.sleep(0.5)
-            async with client.ledgers.open(ledger.id, recover=False) as reader:
-                await tell_all(reader, history)
+            with never_twice():
+                async with client.ledgers.open(ledger.id, recover=False) as reader:
+                    await tell_all(reader, history)
         await trio.to_thread.run_sync(fleet.start_all)
         await read_back(client, ledger.id, history)
 
@@ -176,6 +182,7 @@ async def test_killing_as_many_bookies_as_an_acknowledgement_outlives_loses_noth
 # --- fences -----------------------------------------------------------------------------
 
 
+@pytest.mark.real_processes
 async def test_a_fence_outlives_the_kill_of_all_bookies(fleet: Fleet) -> None:
     async with (
         ledger_client.connect(fleet.metadata) as client,
@@ -187,7 +194,8 @@ async def test_a_fence_outlives_the_kill_of_all_bookies(fleet: Fleet) -> None:
             fleet.kill(number)
         await trio.to_thread.run_sync(fleet.start_all)
         for name in ledger.metadata.fragments[-1].bookies:
-            assert await add(fleet.port(fleet.number(name)), ledger.id) == Code.FENCED
+            with never_twice():
+                assert await add(fleet.port(fleet.number(name)), ledger.id) == Code.FENCED
         with pytest.raises(WriterFailed):
             await append_now(ledger)
 
@@ -225,6 +233,7 @@ def number_of(lease: Lease, fleet: Fleet) -> int:
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 async def test_another_bookie_leads_after_the_leader_was_killed(fleet: Fleet) -> None:
     async with open_store(fleet.metadata) as store:
         first = await leader(store)
@@ -236,6 +245,7 @@ async def test_another_bookie_leads_after_the_leader_was_killed(fleet: Fleet) ->
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 async def test_a_leader_that_was_paused_changes_nothing_when_it_wakes(fleet: Fleet) -> None:
     async with open_store(fleet.metadata) as store:
         first = await leader(store)

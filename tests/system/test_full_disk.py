@@ -11,10 +11,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from sandboxes import open_sandbox
 
 import ledger_client
 from ledger_client import Client, Options
-from ledger_client.commands.sandbox import open_sandbox
 from ledger_client.errors import LedgerError
 
 SIZE_MIB = 128

@@ -15,14 +15,17 @@ from pathlib import Path
 
 import pytest
 import trio
+from never_twice import never_twice
 from own_copy import copy_at
+from sandboxes import open_sandbox
 
 import ledger_client
 from ledger_client import Client, LedgerWriter, Options
-from ledger_client.commands.sandbox import Sandbox, open_sandbox
+from ledger_client.commands.sandbox import Sandbox
 from ledger_client.errors import LedgerError
 
 WRITERS = 4
+DEADLINE_S = 60.0
 PATIENCE = Options(append_timeout_s=5.0, close_timeout_s=5.0, replace_timeout_s=1.0)
 # Small halves and files, so that kills fall into flushes, rolls and checkpoints too.
 SETTINGS = ["memtable_size=10MiB", "journal_size_max=16MiB", "checkpoint_interval_s=1"]
@@ -68,6 +71,13 @@ class Scribe:
         return [payload(self.ledger_id, first + i) for i in range(count)]
 
 
+async def until_all_write(scribes: list[Scribe]) -> None:
+    """Return once each has a ledger, and was told of an entry."""
+    with trio.fail_after(DEADLINE_S):
+        while not all(scribe.acknowledged for scribe in scribes):  # noqa: ASYNC110 - no event
+            await trio.sleep(0.01)
+
+
 @asynccontextmanager
 async def connect(sandbox: Sandbox) -> AsyncGenerator[Client]:
     """Connect by way of the metadata itself, which outlives all bookies."""
@@ -79,14 +89,19 @@ async def connect(sandbox: Sandbox) -> AsyncGenerator[Client]:
 async def check(sandbox: Sandbox, scribes: list[Scribe]) -> None:
     async with connect(sandbox) as client:
         for scribe in scribes:
-            async with client.ledgers.open(scribe.ledger_id) as reader:
-                assert reader.closed
-                assert scribe.acknowledged <= reader.last_confirmed + 1 <= scribe.sent
-                entries = await reader.read(0, reader.last_confirmed)
-                kept = [entry.payload for entry in entries]
-                assert kept == scribe.payloads(0, len(kept))
-            for bookie in sandbox.bookies:
-                await check_copy(bookie.address, scribe)
+            with never_twice():
+                await check_ledger(client, sandbox, scribe)
+
+
+async def check_ledger(client: Client, sandbox: Sandbox, scribe: Scribe) -> None:
+    async with client.ledgers.open(scribe.ledger_id) as reader:
+        assert reader.closed
+        assert scribe.acknowledged <= reader.last_confirmed + 1 <= scribe.sent
+        entries = await reader.read(0, reader.last_confirmed)
+        kept = [entry.payload for entry in entries]
+        assert kept == scribe.payloads(0, len(kept))
+    for bookie in sandbox.bookies:
+        await check_copy(bookie.address, scribe)
 
 
 async def check_copy(address: str, scribe: Scribe) -> None:
@@ -103,7 +118,8 @@ async def write_and_kill_all(sandbox: Sandbox, seed: int) -> list[Scribe]:
     async with connect(sandbox) as client, trio.open_nursery() as nursery:
         for scribe in scribes:
             nursery.start_soon(scribe.write, client, trio.Event())
-        await trio.sleep(random.Random(seed).uniform(0.2, 1.2))
+        await until_all_write(scribes)
+        await trio.sleep(random.Random(seed).uniform(0, 1))
         await sandbox.kill_all()
     return scribes
 
@@ -118,18 +134,21 @@ async def kill_all_again_and_again(folder: Path, seed: int, rounds: int) -> None
         assert sum(scribe.acknowledged for scribe in scribes) > 0
 
 
+@pytest.mark.real_processes
 @pytest.mark.parametrize("seed", [1])
 async def test_killing_all_bookies_loses_nothing(tmp_path: Path, seed: int) -> None:
     await kill_all_again_and_again(tmp_path, seed, rounds=1)
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 @pytest.mark.parametrize("seed", [2, 3])
 async def test_killing_all_bookies_often_loses_nothing(tmp_path: Path, seed: int) -> None:
     await kill_all_again_and_again(tmp_path, seed, rounds=3)
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 async def test_killing_one_bookie_after_the_other_loses_nothing(tmp_path: Path) -> None:
     chance = random.Random(7)
     scribes: list[Scribe] = []
@@ -143,7 +162,8 @@ async def test_killing_one_bookie_after_the_other_loses_nothing(tmp_path: Path) 
             async with trio.open_nursery() as nursery:
                 for scribe in new:
                     nursery.start_soon(scribe.write, client, stop)
-                await trio.sleep(chance.uniform(0.1, 0.5))
+                await until_all_write(new)
+                await trio.sleep(chance.uniform(0, 0.4))
                 victim = chance.choice(sandbox.bookies)
                 command = sandbox.kill(victim)
                 before = [scribe.acknowledged for scribe in new]

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 import trio
 import v2
+from sandboxes import open_sandbox
 
 import ledger_client
 from ledger_client import Client
 from ledger_client.commands.bench import usage
-from ledger_client.commands.sandbox import Bookie, Sandbox, open_sandbox
+from ledger_client.commands.sandbox import Bookie, Sandbox
 from ledger_client.errors import LedgerError, LedgerExists
 from metadata.address import parse_address
 

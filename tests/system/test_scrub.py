@@ -11,9 +11,10 @@ import pytest
 import trio
 from peer import Peer
 from processes import quire
+from sandboxes import open_sandbox
 
 import ledger_client
-from ledger_client.commands.sandbox import Sandbox, open_sandbox
+from ledger_client.commands.sandbox import Sandbox
 from metadata.calls import FlushNow, JournalState
 
 COUNT = 120
@@ -51,6 +52,7 @@ async def scrub(sandbox: Sandbox, *words: str) -> subprocess.CompletedProcess[by
     return await trio.to_thread.run_sync(run)
 
 
+@pytest.mark.real_processes
 @pytest.mark.parametrize(
     "engine",
     [

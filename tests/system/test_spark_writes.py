@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 import sink_driver
+from never_twice import never_twice
 from processes import cluster
 from spark_cluster import standalone
 
@@ -22,7 +23,7 @@ from ledger_client.jobs.staging.job import read_staged
 from ledger_client.topics.context import TopicContext, ask
 from metadata.jobs import JOBS, STAGED
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
 
 DEADLINE_S = 180.0
 TOPIC = "w/frames"
@@ -65,6 +66,12 @@ def values(client: BlockingClient) -> list[str]:
         return sorted((message.value or b"").decode() for message in reader)
 
 
+@never_twice()
+def check(client: BlockingClient, expected: list[str]) -> None:
+    """Each of these rows is there once, and no other."""
+    assert values(client) == expected
+
+
 def staged_count(url: str) -> int:
     async def count(context: TopicContext) -> int:
         return len(await read_staged(context.store, STAGED))
@@ -98,12 +105,12 @@ def test_a_driver_that_is_killed_leaves_the_topic_as_it_was(
     log = tmp_path / "driver.log"
     with driver(url, "hang", "local[2]", log):
         wait_until(lambda: staged_count(url) > 0, log)
-    assert values(client) == ["before"]
+    check(client, ["before"])
     with client.producer(TOPIC) as producer:
         producer.send(b"later")
     assert staged_count(url) > 0
     wait_until(lambda: end_lease(url) or staged_count(url) == 0, log)  # type: ignore[func-returns-value]
-    assert values(client) == ["before", "later"]
+    check(client, ["before", "later"])
 
 
 def test_tasks_that_fail_and_workers_that_are_killed_leave_each_row_once(
@@ -113,7 +120,7 @@ def test_tasks_that_fail_and_workers_that_are_killed_leave_each_row_once(
     with driver(url, "fail", "local[2,4]", log) as running:
         running.wait(DEADLINE_S)
     assert "written" in log.read_text().splitlines()
-    assert values(client) == sink_driver.expected()
+    check(client, sink_driver.expected())
     for lane in client.topics.explain(TOPIC).lanes:
         ids = [fate.ledger.ledger_id for fate in lane.ledgers]
         assert ids == sorted(ids)
@@ -127,4 +134,4 @@ def test_a_task_that_is_done_twice_at_once_leaves_each_row_once(
     with standalone(tmp_path, 2) as master, driver(url, "straggle", master, log) as running:
         running.wait(DEADLINE_S)
     assert "written" in log.read_text().splitlines(), log.read_text()
-    assert values(client) == sink_driver.expected()
+    check(client, sink_driver.expected())

@@ -97,6 +97,7 @@ def test_the_bytes_of_all_reasons_are_what_the_disks_hold(tmp_path: Path) -> Non
         check_against_disks(fleet, tmp_path)
 
 
+@pytest.mark.real_processes
 def test_a_bookie_that_is_away_is_named_and_an_unknown_topic_refused(tmp_path: Path) -> None:
     with Fleet(tmp_path, 2, SETTINGS) as fleet:
         unknown = quire("cluster", "usage", "--topic", "a/b", "--cluster", fleet.cluster)

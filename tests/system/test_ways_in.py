@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
 import pytest
+from never_twice import never_twice
 from processes import cluster, quire
 
 from ledger_client import blocking
@@ -151,6 +152,7 @@ def test_lines_are_values(url: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 def test_spark_writes_the_same_rows(filled: str, spark: SparkSession) -> None:
     """Side by side, so a key's messages are in order and the others in any."""
     with blocking.connect(filled) as client:
@@ -159,4 +161,5 @@ def test_spark_writes_the_same_rows(filled: str, spark: SparkSession) -> None:
         frame = spark.createDataFrame(rows, "key BINARY, value STRING, event_time LONG")
         write = frame.write.format("quire").mode("append")
         write.option("cluster", filled).option("topic", "ways/spark").save()
-        assert sorted(rows_of(client, "ways/spark")) == sorted(expected())
+        with never_twice():
+            assert sorted(rows_of(client, "ways/spark")) == sorted(expected())

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from never_twice import never_twice
 from topic_rows import digest, frame_of, read_rows, rows_of
 
 from ledger_client import blocking
@@ -18,7 +19,7 @@ from metadata.topics import RollPolicy
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
 
 NAME = "c/latest"
 
@@ -43,6 +44,7 @@ def client(url: str) -> Iterator[BlockingClient]:
         yield connected
 
 
+@never_twice()
 def test_rows_are_what_a_compacted_reader_reads(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -59,6 +61,7 @@ def test_rows_are_what_a_compacted_reader_reads(
     )
 
 
+@never_twice()
 def test_bounds_are_original_places(spark: SparkSession, client: BlockingClient, url: str) -> None:
     """PS-38: times and versions mean what they mean to a raw read."""
     expected = read_rows(url, NAME, compacted=True)

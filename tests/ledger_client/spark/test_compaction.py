@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 import pytest
 import trio
+from never_twice import never_twice
 
 import ledger_client
 from ledger_client import blocking
@@ -26,7 +27,7 @@ from native.latest import MEMORY_MIN
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
 
 ROUTED, SPREAD = "c/routed", "c/spread"
 
@@ -100,6 +101,7 @@ async def compacted(
 
 
 @pytest.mark.parametrize("name", [ROUTED, SPREAD])
+@never_twice()
 def test_spark_keeps_what_the_dictionary_has_and_what_one_process_keeps(
     spark: SparkSession, client: BlockingClient, url: str, name: str
 ) -> None:
@@ -121,6 +123,7 @@ def test_spark_keeps_what_the_dictionary_has_and_what_one_process_keeps(
 
 
 @pytest.mark.parametrize("name", [ROUTED, SPREAD])
+@never_twice()
 def test_runs_over_runs_stay_the_dictionary(
     spark: SparkSession, client: BlockingClient, url: str, name: str
 ) -> None:

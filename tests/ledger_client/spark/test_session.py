@@ -128,6 +128,7 @@ def test_a_java_that_is_good_is_taken(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 def test_a_session_knows_the_source_and_stands_alone(spark: SparkSession) -> None:
     assert spark.range(3).count() == 3
     assert spark.dataSource is not None
@@ -137,6 +138,7 @@ def test_a_session_knows_the_source_and_stands_alone(spark: SparkSession) -> Non
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 def test_workers_take_what_is_installed_and_not_sources_in_the_current_folder(
     tmp_path: Path,
 ) -> None:
@@ -147,6 +149,7 @@ def test_workers_take_what_is_installed_and_not_sources_in_the_current_folder(
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 def test_an_interrupted_session_leaves_no_jvm() -> None:
     environment = {**os.environ, "PYTHONUNBUFFERED": "1"}
     with subprocess.Popen(
@@ -183,6 +186,7 @@ def test_one_of_several_masters_is_enough() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.real_processes
 def test_a_session_that_cannot_start_says_why_in_a_line() -> None:
     script = (
         "from ledger_client.spark import open_session\n"

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 import pytest
+from never_twice import never_twice
 
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
@@ -21,7 +22,7 @@ from native.route import murmur3
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
 
 
 @pytest.fixture(scope="module")
@@ -53,6 +54,7 @@ def left_over(client: BlockingClient, url: str, topic: str) -> tuple[int, int]:
     return len(staged), len(jobs)
 
 
+@never_twice()
 def test_what_was_written_is_what_is_read(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -82,6 +84,7 @@ def test_what_was_written_is_what_is_read(
     assert left_over(client, url, "w/all") == (0, 0)
 
 
+@never_twice()
 def test_a_frame_that_was_read_goes_to_another_topic_as_it_is(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -96,6 +99,7 @@ def test_a_frame_that_was_read_goes_to_another_topic_as_it_is(
     assert read(spark, url, "w/to").count() == 100
 
 
+@never_twice()
 def test_rows_keep_their_order_from_task_to_task(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -107,6 +111,7 @@ def test_rows_keep_their_order_from_task_to_task(
     assert ids == sorted(ids)
 
 
+@never_twice()
 def test_rows_become_json_and_are_columns_again(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -122,6 +127,7 @@ def test_rows_become_json_and_are_columns_again(
     assert frame.exceptAll(back).count() == back.exceptAll(frame).count() == 0
 
 
+@never_twice()
 def test_a_topic_ordered_by_time_takes_a_frame_ordered_by_time(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -142,6 +148,7 @@ def test_a_topic_ordered_by_time_takes_a_frame_ordered_by_time(
     assert left_over(client, url, "w/times") == (0, 0)
 
 
+@never_twice()
 def test_a_task_that_fails_leaves_nothing_of_the_frame(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -158,6 +165,7 @@ def test_a_task_that_fails_leaves_nothing_of_the_frame(
     assert left_over(client, url, "w/fails") == (0, 0)
 
 
+@never_twice()
 def test_a_partition_that_there_is_not_fails_the_frame(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -206,6 +214,7 @@ def test_an_empty_frame_changes_nothing(
     assert left_over(client, url, "w/empty") == (0, 0)
 
 
+@never_twice()
 def test_jobs_one_after_the_other_write_the_same_lanes(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -227,6 +236,7 @@ def test_jobs_one_after_the_other_write_the_same_lanes(
         assert [base for base, _ in spans[1:]] == ends[:-1]
 
 
+@never_twice()
 def test_tasks_whose_rows_all_have_gone_stage_nothing(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 from google.protobuf import descriptor_pb2, timestamp_pb2
+from never_twice import never_twice
 from topic_rows import COLUMNS, digest, frame_of, read_rows, rows_of
 
 from ledger_client import blocking
@@ -26,7 +27,7 @@ from metadata.topics import RollPolicy, Schema
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
 
 KINDS = "s/kinds"
 TIMES = "s/times"
@@ -76,6 +77,7 @@ def fill_times(client: BlockingClient) -> None:
         )
 
 
+@never_twice()
 def test_rows_are_what_a_reader_reads(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -92,6 +94,7 @@ def test_rows_are_what_a_reader_reads(
     assert rows_of(some) == read_rows(url, KINDS, partitions=[1], lanes=[0])
 
 
+@never_twice()
 def test_bounds_mean_what_they_mean_to_a_reader(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -114,6 +117,7 @@ def test_bounds_mean_what_they_mean_to_a_reader(
     assert rows_of(frame_of(spark, url, TIMES, **published)) == expected
 
 
+@never_twice()
 def test_a_frame_scanned_several_times_in_a_query_is_right_each_time(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -137,6 +141,7 @@ def test_a_frame_scanned_several_times_in_a_query_is_right_each_time(
     assert frame.count() == COUNT
 
 
+@never_twice()
 def test_only_columns_that_are_wanted_are_there_in_their_order(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -152,6 +157,7 @@ def test_only_columns_that_are_wanted_are_there_in_their_order(
     assert both.count() == len(whole) + COUNT
 
 
+@never_twice()
 def test_a_read_ends_with_what_was_there_when_it_was_planned(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -167,6 +173,7 @@ def test_a_read_ends_with_what_was_there_when_it_was_planned(
         frame.unpersist()
 
 
+@never_twice()
 def test_a_topic_without_messages_has_no_rows(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -178,6 +185,7 @@ def test_a_topic_without_messages_has_no_rows(
     )
 
 
+@never_twice()
 def test_values_of_a_schema_are_columns(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -206,6 +214,7 @@ def test_values_of_a_schema_are_columns(
         frame_of(spark, url, "s/text", mode="failfast").collect()
 
 
+@never_twice()
 def test_values_of_avro_and_protobuf_are_columns(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -232,6 +241,7 @@ def test_values_of_avro_and_protobuf_are_columns(
         frame_of(spark, url, "s/avro", mode="failfast").collect()
 
 
+@never_twice()
 def test_a_schema_as_spark_writes_it_is_taken(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:
@@ -254,7 +264,7 @@ def test_a_schema_as_spark_writes_it_is_taken(
 def test_a_schema_that_is_none_says_how_to_read_nevertheless(
     spark: SparkSession, client: BlockingClient, url: str, definition: str
 ) -> None:
-    name = f"s/bad{abs(hash(definition))}"
+    name = f"s/bad{len(definition)}"
     client.topics.create(name, schema=Schema(kind="json", definition=definition))
     words = r"its schema cannot be read: .*columns=key,value"
     with pytest.raises(LedgerError, match=words) as told, unwrapped():
@@ -297,6 +307,7 @@ def test_bounds_outside_what_is_retained_are_an_error_unless_loss_is_allowed(
         check_what_was_removed(spark, client, url)
 
 
+@never_twice()
 def check_what_was_removed(spark: SparkSession, client: BlockingClient, url: str) -> None:
     rows = read_rows(url, "s/old")
     start = {"startingIds": rows[0].message_id}
@@ -313,6 +324,7 @@ def check_what_was_removed(spark: SparkSession, client: BlockingClient, url: str
         frame_of(spark, url, "s/old", startingVersion="0").count()
 
 
+@never_twice()
 def test_the_same_bounds_give_the_same_rows_each_time(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:

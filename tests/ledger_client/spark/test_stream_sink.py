@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+from never_twice import never_twice
 
 from ledger_client import blocking
 from ledger_client.blocking import BlockingClient
@@ -20,7 +21,7 @@ from metadata.topics import topic_prefix
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("spark")]
+pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +51,12 @@ def values(client: BlockingClient, topic: str) -> list[str]:
         return sorted((message.value or b"").decode() for message in reader)
 
 
+@never_twice()
+def check(client: BlockingClient, topic: str, expected: list[str]) -> None:
+    """Each of these rows is there once, and no other."""
+    assert values(client, topic) == expected
+
+
 def send(client: BlockingClient, topic: str, numbers: range) -> list[str]:
     with client.producer(topic, batch_messages=10) as producer:
         producer.send_many([b"%03d" % number for number in numbers])
@@ -72,24 +79,24 @@ def test_a_query_that_is_started_again_goes_on_and_repeats_nothing(
     names, checkpoint = ("t/given", "t/taken"), tmp_path / "checkpoint"
     expected = send(client, "t/given", range(100))
     run(spark, url, names, checkpoint)
-    assert values(client, "t/taken") == expected
+    check(client, "t/taken", expected)
     (last,) = progress(client, url, "t/taken")
     assert last >= 1  # it took several batches
 
     expected += send(client, "t/given", range(100, 130))
     run(spark, url, names, checkpoint)
-    assert values(client, "t/taken") == expected
+    check(client, "t/taken", expected)
 
     # The batch is planned, written and shown; that it is done, the checkpoint does not know.
     before = progress(client, url, "t/taken")
     for noted in (checkpoint / "commits").glob(f"*{before[0]}*"):
         noted.unlink()
     run(spark, url, names, checkpoint)
-    assert values(client, "t/taken") == expected
+    check(client, "t/taken", expected)
 
     expected += send(client, "t/given", range(130, 140))
     run(spark, url, names, checkpoint)
-    assert values(client, "t/taken") == expected
+    check(client, "t/taken", expected)
     assert progress(client, url, "t/taken")[0] > before[0]
     assert len(client.topics.explain("t/taken").lanes) <= 2
 
@@ -109,9 +116,9 @@ def test_a_checkpoint_that_was_set_back_loses_nothing_without_a_word(
     second = send(client, "t/forth", range(30, 35))
     with pytest.raises(LedgerError, match=r"checkpoint was set back.* option sinkName"):
         run(spark, url, names, kept)
-    assert values(client, "t/back") == expected + first
+    check(client, "t/back", expected + first)
     run(spark, url, names, kept, sinkName="again")
-    assert values(client, "t/back") == sorted(expected + first + first + second)
+    check(client, "t/back", sorted(expected + first + first + second))
 
 
 def test_two_queries_write_one_topic_beside_each_other(
@@ -122,7 +129,7 @@ def test_two_queries_write_one_topic_beside_each_other(
     expected = send(client, "t/one", range(20)) + send(client, "t/other", range(20, 30))
     run(spark, url, ("t/one", "t/both"), tmp_path / "one")
     run(spark, url, ("t/other", "t/both"), tmp_path / "other")
-    assert values(client, "t/both") == expected
+    check(client, "t/both", expected)
     assert len(progress(client, url, "t/both")) == 2
 
 
@@ -134,4 +141,4 @@ def test_a_query_whose_rows_cannot_be_written_fails_and_shows_nothing(
     send(client, "t/source", range(10))
     with pytest.raises(Exception, match="every message needs one"):
         run(spark, url, ("t/source", "t/bad"), tmp_path)
-    assert values(client, "t/bad") == []
+    check(client, "t/bad", [])
