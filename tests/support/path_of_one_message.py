@@ -46,12 +46,13 @@ class Trace(NamedTuple):
 
 
 async def traced(name: str, call: Callable[[], Awaitable[object]]) -> Trace:
-    """Run *call* a few times; return the shortest trace of what any task of ours entered.
+    """Run *call* a few times; return what any task of ours entered in every one of them.
 
     Now and then something else falls into a call, such as a lease that is renewed.
     """
-    traces = [await _trace(name, call) for _ in range(TRIES)]
-    return min(traces, key=lambda trace: len(trace.functions))
+    first, *others = [await _trace(name, call) for _ in range(TRIES)]
+    always = set(first.functions).intersection(*(trace.functions for trace in others))
+    return Trace(name, [each for each in first.functions if each in always])
 
 
 async def _trace(name: str, call: Callable[[], Awaitable[object]]) -> Trace:

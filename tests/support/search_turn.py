@@ -38,7 +38,7 @@ class Turn:
     plant: str = ""
     changed: str = ""
     build: Path = ROOT / "build" / "search"
-    began: float = field(default_factory=time.monotonic)
+    began: float = field(default_factory=lambda: time.monotonic())
 
     @property
     def left_s(self) -> float:
