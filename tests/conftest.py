@@ -98,10 +98,15 @@ def pytest_configure(config: pytest.Config) -> None:
 @pytest.hookimpl(optionalhook=True)
 def pytest_xdist_auto_num_workers(config: pytest.Config) -> int:
     """Two workers for each processor, since tests wait more than they compute; or none."""
-    names = [Path(str(config.invocation_params.dir), each.split("::")[0]) for each in config.args]
-    if config.getoption("capture") == "no" or not any(name.is_dir() for name in names):
+    if config.getoption("capture") == "no" or not runs_folders(config):
         return 0
     return min(WORKERS_MAX, 2 * len(os.sched_getaffinity(0)))
+
+
+def runs_folders(config: pytest.Config) -> bool:
+    """Whether this run was asked for more than files and single tests."""
+    names = [Path(str(config.invocation_params.dir), each.split("::")[0]) for each in config.args]
+    return any(name.is_dir() for name in names)
 
 
 def pytest_report_header() -> list[str]:
@@ -130,7 +135,7 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 def pytest_collection_modifyitems(
     config: pytest.Config, items: list[pytest.Item]
 ) -> Iterator[None]:
-    """Note all tests; order them, and say which ones are tried a second time.
+    """Note all tests; leave out the long ones, order them, and say which may be tried twice.
 
     Where tests run beside each other the long ones begin first, so that the end is short, and
     those with real processes last: two workers have them, one of which has all of Spark.
@@ -139,6 +144,10 @@ def pytest_collection_modifyitems(
         Collected(item.nodeid, frozenset(mark.name for mark in item.iter_markers()))
         for item in items
     ]
+    if runs_folders(config) and not IS_MOVED:
+        long = [item for item in items if item.get_closest_marker("long")]
+        config.hook.pytest_deselected(items=long)
+        items[:] = [item for item in items if item not in long]
     for item in items:
         if is_real(item):
             again = pytest.mark.flaky(reruns=1, condition=may_be_tried_again)

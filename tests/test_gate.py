@@ -12,6 +12,7 @@ import pytest
 import trio
 from environment import missing
 from never_twice import NeverTwice, check_end, never_twice
+from search_pytest import CUTS, STORMS
 
 from ledger_client.errors import EntryLost
 
@@ -56,6 +57,12 @@ def test_the_tests_with_real_processes_are_counted(collected: Sequence[Collected
     reviewed, found = listed(), counted(collected)
     assert list(differences(reviewed, found)) == []
     assert found[TOTAL] == reviewed[TOTAL]
+
+
+def test_what_takes_long_is_tried_by_the_search(collected: Sequence[Collected]) -> None:
+    long = [each.id for each in collected if "long" in each.markers]
+    assert long
+    assert [each for each in long if not each.startswith((*STORMS, *CUTS))] == []
 
 
 def test_the_machine_has_all_that_tests_need() -> None:

@@ -8,6 +8,7 @@ from processes import quire
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.real_processes
 @pytest.mark.xdist_group("spark")
 def test_compaction_is_measured_beside_plain_spark(tmp_path: Path) -> None:

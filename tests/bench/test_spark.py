@@ -41,6 +41,7 @@ def test_without_pyspark_it_says_what_to_install() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.real_processes
 def test_a_topic_is_measured_beside_the_floor_of_the_same_rows(tmp_path: Path) -> None:
     words = ("--messages", "3000", "--message-size", "100", "--batch", "100", "--runs", "1")

@@ -53,7 +53,10 @@ def places(records: list[Record], wanted: Callable[[Record, str], bool]) -> list
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wanted", [is_group, is_mark, is_closing])
+@pytest.mark.parametrize(
+    "wanted",
+    [is_mark, *(pytest.param(each, marks=pytest.mark.long) for each in (is_group, is_closing))],
+)
 def test_what_a_start_finds_unsynced_is_lost_by_no_later_power_cut(
     tmp_path: Path, wanted: Callable[[Record, str], bool]
 ) -> None:
