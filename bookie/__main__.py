@@ -11,6 +11,7 @@ from bookie.commands.decommission import decommission
 from bookie.commands.format import format_folders
 from bookie.commands.gc import gc
 from bookie.commands.inspect import inspect
+from bookie.commands.metadata import metadata
 from bookie.commands.outcome import conclude
 from bookie.commands.rebuild_index import rebuild_index
 from bookie.commands.replace import replace
@@ -42,6 +43,7 @@ for command in (
     config,
     gc,
     inspect,
+    metadata,
     rebuild_index,
     user,
 ):

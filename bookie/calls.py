@@ -12,7 +12,7 @@ long for a thread would conclude that its disk hangs (stall.py).
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import Any, get_args
+from typing import Any, TypeVar, get_args
 
 import msgspec
 import trio
@@ -20,14 +20,16 @@ import trio
 from bookie.disk_usage import measure
 from bookie.errors import CallRefused
 from bookie.garbage import Collector
+from bookie.hints import KEYS_MAX
 from bookie.incarnations import Incarnations
 from bookie.inspecting import Inspector
 from bookie.outbox import CallRoom
+from bookie.parked import MOVED_MAX
 from bookie.reads import ANSWER_SIZE_MAX
 from bookie.scrub import Scrubber
 from bookie.status import Status
 from bookie.storage import Storage
-from metadata import calls
+from metadata import calls, inspections
 from metadata.calls import (
     BookieReply,
     Done,
@@ -39,6 +41,9 @@ from metadata.calls import (
 )
 from metadata.errors import BadRecord, MetadataError
 from metadata.failures import failure_of
+from metadata.groups.calls import DescribeGroups, GroupRequest
+from metadata.groups.coordinator import Coordinator
+from metadata.inspections import InspectionRequest
 from metadata.store import (
     KEY_SIZE_MAX,
     LEASE_VALUE_SIZE_MAX,
@@ -50,16 +55,22 @@ from metadata.store import (
     MetadataStore,
     Put,
 )
+from metadata.time.calls import NewestTick, TimeRequest
+from metadata.time.timekeeper import Timekeeper
 from native.engine import Request as WireRequest
 from native.errors import Absent, CoreError, Corrupt
 from native.frame import CALL_SIZE_MAX, Code, Opcode
 
-_Looked = calls.JournalFiles | calls.JournalRecords | calls.Indexes | calls.IndexExtents
+T = TypeVar("T")
 _METADATA = get_args(MetadataRequest)
+_OF_GROUPS = get_args(GroupRequest)
 _ROW_SIZE = 128  # of a row as objects, without its texts and values
-_FAILURE_SIZE = 16 << 10
+_FAILURE_SIZE = 16 << 10  # ReportNoted is as small
 _LOOKED_SIZE = 2 << 20
+_GROUPS_SIZE = 4 << 20
 _CHANGES_SMALL = 4 << 10
+_HINTS_FEW = 100
+"""Hints that make a small response."""
 _WRITES = (calls.FlushNow, calls.CollectGarbage)
 _READS = (
     calls.Get,
@@ -69,12 +80,12 @@ _READS = (
     calls.LedgerStates,
     calls.LedgerRuns,
     calls.Logs,
-    calls.JournalFiles,
-    calls.JournalRecords,
-    calls.Indexes,
-    calls.IndexExtents,
+    DescribeGroups,
+    NewestTick,
+    *get_args(InspectionRequest),
 )
 _LONG = (calls.CollectGarbage, calls.ScrubNow)
+_HOLDS_LATER = (*_LONG, calls.AwaitHints, calls.AwaitLedgers)
 _THREADS_MAX = 4
 _LOOKERS_MAX = 1  # they read in Python, so a second one would only slow the loop down
 _QUICK_S = 10.0
@@ -95,8 +106,11 @@ class MetadataCalls:
             calls.Transact: self._transact,
             calls.ListKeys: self._list,
             calls.NextId: self._next_id,
+            calls.OpenSession: self._open_session,
+            calls.KeepSession: self._keep_session,
+            calls.EndSession: self._end_session,
             calls.Grant: self._grant,
-            calls.Renew: self._renew,
+            calls.Update: self._update,
             calls.Release: self._release,
             calls.ListLeases: self._leases,
             calls.ReadClock: self._now,
@@ -135,15 +149,27 @@ class MetadataCalls:
     async def _next_id(self, request: calls.NextId) -> MetadataReply:
         return Done([await self._store.next_id(request.counter, request.count)])
 
+    async def _open_session(self, request: calls.OpenSession) -> MetadataReply:
+        opened = await self._store.open_session(request.owner, ttl_s=request.ttl_s)
+        return calls.SessionOpened(opened)
+
+    async def _keep_session(self, request: calls.KeepSession) -> MetadataReply:
+        await self._store.keep_session(request.session)
+        return Done()
+
+    async def _end_session(self, request: calls.EndSession) -> MetadataReply:
+        await self._store.end_session(request.session)
+        return Done()
+
     async def _grant(self, request: calls.Grant) -> MetadataReply:
         return Granted(
             await self._store.grant(
-                request.name, request.owner, ttl_s=request.ttl_s, value=request.value
+                request.name, request.session, owner=request.owner, value=request.value
             )
         )
 
-    async def _renew(self, request: calls.Renew) -> MetadataReply:
-        return Granted(await self._store.renew(request.lease, value=request.value))
+    async def _update(self, request: calls.Update) -> MetadataReply:
+        return Granted(await self._store.update(request.lease, request.value))
 
     async def _release(self, request: calls.Release) -> MetadataReply:
         await self._store.release(request.lease)
@@ -171,8 +197,12 @@ class Calls:
         collector: Collector,
         scrubber: Scrubber,
         incarnations: Incarnations,
+        coordinator: Coordinator,
+        timekeeper: Timekeeper,
     ) -> None:
         self._metadata = MetadataCalls(store)
+        self._coordinator = coordinator
+        self._timekeeper = timekeeper
         self._storage = storage
         self._collector = collector
         self._scrubber = scrubber
@@ -191,10 +221,10 @@ class Calls:
             calls.LedgerRuns: self._runs,
             calls.ScrubNow: self._scrub,
             calls.DiskUse: self._disk_use,
-            calls.JournalFiles: self._look,
-            calls.JournalRecords: self._look,
-            calls.Indexes: self._look,
-            calls.IndexExtents: self._look,
+            inspections.JournalFiles: self._look,
+            inspections.JournalRecords: self._look,
+            inspections.Indexes: self._look,
+            inspections.IndexExtents: self._look,
         }
 
     def set_status(self, status: Status) -> None:
@@ -222,18 +252,12 @@ class Calls:
             return failure_of(error)
         room.may_ask_again = isinstance(request, _READS)
         waits = isinstance(request, calls.WatchSince) and request.wait_ms > 0
-        if not (waits or isinstance(request, _LONG)):
+        if not (waits or isinstance(request, _HOLDS_LATER)):
             await room.hold(reply_size_max(request))
         deadline_s = _deadline_s(request)
         with trio.move_on_after(deadline_s):
             try:
-                if isinstance(request, calls.WatchSince) and waits:
-                    return await self._watch(request, room)
-                if isinstance(request, _METADATA):
-                    return await self._metadata.answer(request)
-                if isinstance(request, _LONG):
-                    return await self._work_long(request, room)
-                return await self._handlers[type(request)](request)
+                return await self._do(request, room)
             except Corrupt as error:
                 message = f"{error}: damaged here; the bookie's log names file and offset"
                 return Failure(type(error).__name__, message)
@@ -245,6 +269,23 @@ class Calls:
                 return Failure("ReadFailed", str(error))
         return Failure("CallTimedOut", f"{type(request).__name__} took over {deadline_s:g} s")
 
+    async def _do(self, request: calls.Request, room: CallRoom) -> Reply:
+        if isinstance(request, calls.WatchSince) and request.wait_ms > 0:
+            return await self._watch(request, room)
+        if isinstance(request, calls.HintRequest):
+            return await self._hint(request, room)
+        if isinstance(request, calls.AwaitLedgers):
+            return await self._follow(request, room)
+        if isinstance(request, _METADATA):
+            return await self._metadata.answer(request)
+        if isinstance(request, _OF_GROUPS):
+            return await _answered(self._coordinator.answer(request))
+        if isinstance(request, TimeRequest):
+            return await _answered(self._timekeeper.answer(request))
+        if isinstance(request, _LONG):
+            return await self._work_long(request, room)
+        return await self._handlers[type(request)](request)
+
     async def _watch(self, request: calls.WatchSince, room: CallRoom) -> Reply:
         """Wait without memory held; request large changes again once there is memory."""
         with room.parked():
@@ -254,6 +295,32 @@ class Calls:
             await room.hold(reply_size_max(request))
             found = await self._metadata.answer(msgspec.structs.replace(request, wait_ms=0))
         return found
+
+    async def _hint(self, request: calls.HintRequest, room: CallRoom) -> Reply:
+        """Answer with hints; a wait holds no memory, and no place of the parked calls."""
+        box = room.hints
+        if box is None:
+            raise CallRefused("this bookie has no hints")
+        try:
+            if isinstance(request, calls.WatchPrefixes):
+                return await box.change(request.add, request.drop, request.since)
+        except MetadataError as error:
+            return failure_of(error)
+        is_our_turn = await box.wait(request.wait_ms / 1000)
+        await room.hold(reply_size_max(request))
+        if not is_our_turn:
+            return Changes(0, [])
+        return box.take(_HINTS_FEW if room.is_express else KEYS_MAX)
+
+    async def _follow(self, request: calls.AwaitLedgers, room: CallRoom) -> Reply:
+        """Wait for news of ledgers, like _hint()."""
+        followed = room.followed
+        if followed is None:
+            raise CallRefused("no ledgers can be followed here")
+        followed.change(request.add, request.drop)
+        is_our_turn = await followed.wait(request.wait_ms / 1000)
+        await room.hold(reply_size_max(request))
+        return calls.LedgersMoved(followed.take() if is_our_turn else [])
 
     async def _work_long(
         self, request: calls.CollectGarbage | calls.ScrubNow, room: CallRoom
@@ -350,25 +417,33 @@ class Calls:
     async def _scrub(self, _: calls.ScrubNow) -> BookieReply:
         return await self._scrubber.check()
 
-    async def _look(self, request: _Looked) -> BookieReply:
+    async def _look(self, request: InspectionRequest) -> BookieReply:
         return await trio.to_thread.run_sync(self._look_into, request, limiter=self._lookers)
 
-    def _look_into(self, request: _Looked) -> BookieReply:
+    def _look_into(self, request: InspectionRequest) -> BookieReply:
         inspector = Inspector(*self._storage.own_folders)
         match request:
-            case calls.JournalFiles():
+            case inspections.JournalFiles():
                 return inspector.journals()
-            case calls.JournalRecords():
+            case inspections.JournalRecords():
                 return inspector.journal_records(request)
-            case calls.Indexes():
+            case inspections.Indexes():
                 return inspector.indexes(request)
-            case calls.IndexExtents():
+            case inspections.IndexExtents():
                 return inspector.extents(request)
 
     async def _disk_use(self, _: calls.DiskUse) -> BookieReply:
         files = await trio.to_thread.run_sync(measure, self._storage.folders, limiter=self._threads)
         store, engine = self._storage.engine.store.stats(), self._storage.engine.stats()
         return calls.DiskUsed(files, store.live_bytes, store.dead_bytes, engine.memtable_bytes)
+
+
+async def _answered(answer: Awaitable[T]) -> T | Failure:
+    """Return the answer of a role of the leader; a MetadataError becomes a Failure."""
+    try:
+        return await answer
+    except MetadataError as error:
+        return failure_of(error)
 
 
 def reply_size_max(request: calls.Request) -> int:
@@ -382,12 +457,16 @@ def reply_size_max(request: calls.Request) -> int:
             return values + count * (KEY_SIZE_MAX + _ROW_SIZE)
         case calls.ListLeases():
             return PAGE_COUNT_MAX * (LEASE_VALUE_SIZE_MAX + 2 * KEY_SIZE_MAX + _ROW_SIZE)
-        case calls.WatchSince():
+        case calls.WatchSince() | calls.AwaitHints():
             return 1000 * (KEY_SIZE_MAX + _ROW_SIZE)
+        case calls.AwaitLedgers():
+            return MOVED_MAX * 9 + _ROW_SIZE
         case calls.LedgerStates() | calls.LedgerRuns():
             return request.count * _ROW_SIZE * 4
-        case calls.JournalFiles() | calls.JournalRecords() | calls.Indexes() | calls.IndexExtents():
+        case _ if isinstance(request, InspectionRequest):
             return _LOOKED_SIZE
+        case DescribeGroups() | NewestTick():
+            return _GROUPS_SIZE
         case calls.Logs() | calls.CollectGarbage() | calls.ScrubNow():
             return _LOGS_PAGE * _ROW_SIZE * 4
         case _:
@@ -396,7 +475,7 @@ def reply_size_max(request: calls.Request) -> int:
 
 def _deadline_s(request: calls.Request) -> float:
     match request:
-        case calls.WatchSince():
+        case calls.WatchSince() | calls.AwaitHints() | calls.AwaitLedgers():
             return _QUICK_S + request.wait_ms / 1000
         case calls.FlushNow():
             return _FLUSH_S

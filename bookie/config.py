@@ -21,6 +21,7 @@ from bookie.errors import BookieError
 from bookie.settings import DAY_S, SWITCH, GiB, MiB, Setting, TiB, Value, write_sample
 
 _ID = r"|[A-Za-z0-9][A-Za-z0-9._:\[\]-]{0,127}"
+_RACK = r"|[A-Za-z0-9/][A-Za-z0-9._:/-]{0,63}"
 _COMMAND_LINE = "the command line"
 
 
@@ -67,12 +68,23 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
             "it if the host is a wildcard or behind address translation."
         ),
     ] = ""
+    rack: Annotated[
+        str,
+        Setting(
+            "What this bookie shares a switch or a power supply with, such as r1 or hall2/r1. The\n"
+            "copies of an entry are on as many racks as possible. Empty: one rack for all bookies\n"
+            "that state none. It may change with a restart.",
+            pattern=(_RACK, "up to 64 letters, digits and . _ : - /"),
+        ),
+    ] = ""
     metadata: Annotated[
         str,
         Setting(
-            'Metadata store that holds the ledger records: "sqlite:///absolute/path". All bookies\n'
+            'Metadata store that holds the ledger records: "sqlite:///absolute/path" for\n'
+            'bookies of one host, "zk://host:2181,host:2181/path" for those of many. All bookies\n'
             "of a cluster use the same one. Empty: metadata.db in the data folder, for a cluster\n"
-            "of one bookie."
+            "of one bookie. A login to ZooKeeper: zk://user@host/path?password-file=FILE, or the\n"
+            "password in QUIRE_ZOOKEEPER_PASSWORD; TLS: zk+tls://host/path?ca=FILE."
         ),
     ] = ""
     data_folder: Annotated[

@@ -32,16 +32,17 @@ from bookie.cookie_file import (
     write_cookies,
 )
 from metadata.errors import VersionConflict
+from metadata.moving import check_moved_in
 from metadata.records import (
     COOKIES,
+    INSTANCE,
     CookieRecord,
     cookie_key,
     decode_cookie,
     encode_record,
 )
 from metadata.store import ABSENT, MetadataStore, pages
-
-INSTANCE_KEY = "instance"
+from metadata.urls import SQLITE_SCHEME
 
 
 async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieRecord:
@@ -55,9 +56,10 @@ async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieReco
 
     Raises:
         CookieRefused: the cookies disagree, with any fault except "serving".
-        MetadataError: the store did not answer.
+        MetadataError: the store did not answer, or holds half of an import.
         OSError: a folder cannot be read or written.
     """
+    await check_moved_in(store)
     folders = await look(config)
     cookies = [folder.cookie for folder in folders if folder.cookie is not None]
     if not cookies:
@@ -71,6 +73,7 @@ async def check_cookie(config: BookieConfig, store: MetadataStore) -> CookieReco
         return await _complete(store, folders, cookie)
     _check_presence(folders, cookie)
     _check_record(cookie, record)
+    await _check_instance(store, cookie)
     _check_paths(config, cookies, record)
     if not all(each.complete for each in cookies):
         await write_cookies(folders, cookie, complete=True)
@@ -85,6 +88,7 @@ async def adopt_folders(config: BookieConfig, store: MetadataStore) -> CookieRec
     Raises:
         CookieRefused: the cookies disagree in more than the paths.
     """
+    await check_moved_in(store)
     folders = await look(config)
     cookies = [folder.cookie for folder in folders if folder.cookie is not None]
     if not cookies:
@@ -93,6 +97,7 @@ async def adopt_folders(config: BookieConfig, store: MetadataStore) -> CookieRec
     _check_presence(folders, cookies[0])
     record = await find_bookie(store, cookies[0].bookie_id)
     _check_record(cookies[0], record)
+    await _check_instance(store, cookies[0])
     cookie = msgspec.structs.replace(
         cookies[0],
         journal_folder=absolute(config.journal_folder),
@@ -153,7 +158,12 @@ async def _check_not_emptied(config: BookieConfig, store: MetadataStore) -> None
 
 
 async def find_bookie_of_folders(config: BookieConfig, store: MetadataStore) -> CookieRecord | None:
-    """Return the record that names a folder of *config*, if any. Reads all bookies' records."""
+    """Return the record that names a folder of *config*, if any. Reads all bookies' records.
+
+    In a store of many hosts a folder of that name may be another host's, so there is none.
+    """
+    if not config.metadata.startswith(SQLITE_SCHEME):
+        return None
     places = {absolute(config.journal_folder), absolute(config.ledger_folder)}
     known = None
     async for page in pages(store, COOKIES):
@@ -192,11 +202,11 @@ async def _complete(
 
 async def cluster_instance(store: MetadataStore) -> str:
     """Return the id of the cluster; its first bookie creates it. Raises MetadataError."""
-    found = await store.get(INSTANCE_KEY)
+    found = await store.get(INSTANCE)
     if found is None:
         try:
             fresh = secrets.token_hex(16)
-            await store.put(INSTANCE_KEY, fresh.encode(), expected=ABSENT)
+            await store.put(INSTANCE, fresh.encode(), expected=ABSENT)
         except VersionConflict:
             return await cluster_instance(store)
         return fresh
@@ -258,6 +268,18 @@ def _check_record(cookie: Cookie, record: CookieRecord | None) -> None:
             cookie_key(cookie.bookie_id),
             "the metadata knows another bookie by this name",
             "this data is from another cluster, or from before a format; check --metadata",
+        )
+
+
+async def _check_instance(store: MetadataStore, cookie: Cookie) -> None:
+    """Raise CookieRefused if the store is of another cluster than the cookie, by its own record."""
+    found = await store.get(INSTANCE)
+    if found is None or found.value.decode(errors="replace") != cookie.instance_id:
+        raise CookieRefused(
+            "unknown",
+            INSTANCE,
+            f"bookie {cookie.bookie_id} is of cluster {cookie.instance_id}, and this is another",
+            "check --metadata",
         )
 
 

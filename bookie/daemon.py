@@ -24,17 +24,19 @@ from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
 from bookie.calls import Calls
-from bookie.config import BookieConfig
+from bookie.config import BookieConfig, ConfigError
 from bookie.cookie import check_cookie
 from bookie.descriptors import fit_descriptors
 from bookie.disk import DiskGuard
 from bookie.drain import DrainState
 from bookie.errors import cause_of
+from bookie.hints import Hints
 from bookie.host import Host, Roles, keep_roles
 from bookie.incarnations import Incarnations
 from bookie.listeners import address_of, listen
 from bookie.lost_records import fence_forgotten, notice_amnesia
 from bookie.metrics import BookieMetrics
+from bookie.own_address import check_address, check_alone
 from bookie.pages import Page, Pages
 from bookie.registration import Registration
 from bookie.security import Security, read_security
@@ -43,9 +45,14 @@ from bookie.stall import StallWatch, raise_stall
 from bookie.status import BookieState, Life, Status
 from bookie.storage import Storage
 from bookie.upkeep import Upkeep
+from metadata.groups.coordinator import Coordinator
 from metadata.records import CookieRecord
+from metadata.sessions import ProcessSession
 from metadata.store import MetadataStore
+from metadata.time.timekeeper import Timekeeper
 
+ALONE_S = 2.0
+"""Longer than its lease, a bookie waits for a dead one that had the same address."""
 _log = logging.getLogger(__name__)
 
 
@@ -154,23 +161,34 @@ class _Bookie:
         storage.on_flushed = disk.look_now.set
         upkeep = Upkeep(storage, store, config, disk, bookie_id=bookie_id)
         incarnations = Incarnations(storage.engine, storage.events, store, bookie_id)
-        calls = Calls(store, storage, upkeep.collector, upkeep.scrubber, incarnations)
+        led = (Coordinator(store), Timekeeper(store))
+        calls = Calls(store, storage, upkeep.collector, upkeep.scrubber, incarnations, *led)
+        hints = Hints(store)
         server = Server(
-            storage.engine, storage.events, config, calls.answer, self._security, incarnations
+            storage.engine,
+            storage.events,
+            config,
+            calls.answer,
+            self._security,
+            incarnations,
+            hints,
         )
         stall = StallWatch(storage, server, disk, config, give_up=self._give_up)
         self._stall = stall
         async with trio.open_nursery() as nursery:
             await nursery.start(storage.run)
             nursery.start_soon(stall.run)
+            nursery.start_soon(hints.run)
             await nursery.start(disk.run)
             if storage.limbo.is_on:
                 await fence_forgotten(storage, store, bookie_id)
             listeners = await listen(config.host, config.port)
+            address = config.advertised_address or address_of(listeners[0])
+            check_address(address)
             drain = DrainState(store, disk, bookie_id, cookie_id=cookie.cookie_id)
             status = Status(
                 bookie_id=bookie_id,
-                address=config.advertised_address or address_of(listeners[0]),
+                address=address,
                 metrics_port=metrics_port,
                 life=self._life,
                 storage=storage,
@@ -178,17 +196,30 @@ class _Bookie:
                 disk=disk,
                 drain=drain,
                 stall=stall,
+                rack=config.rack,
             )
             registry = self._registry
-            host = Host(bookie_id, status.address, storage, drain, disk.changed, registry)
+            host = Host(bookie_id, status.address, storage, drain, disk.changed, registry, *led)
             registry.register(BookieMetrics(storage, server, disk, stall, upkeep, host))
             calls.set_status(status)
             await nursery.start(trio.serve_listeners, server.serve, listeners)
+            session = ProcessSession(
+                store, nursery, owner=f"bookie {bookie_id}", ttl_s=config.lease_ttl_s
+            )
             registration = Registration(
-                store, status, disk, drain, owner=cookie.cookie_id, ttl_s=config.lease_ttl_s
+                session,
+                status,
+                disk,
+                drain,
+                owner=cookie.cookie_id,
+                update_s=config.lease_ttl_s / 3,
             )
             nursery.start_soon(upkeep.run)
-            await nursery.start(registration.run)
+            try:
+                await self._register(nursery, registration, status)
+            except ConfigError:
+                await session.aclose()
+                raise
             self._enter(BookieState.READY)
             task_status.started(Ready(bookie_id, status.address, metrics_port))
             try:
@@ -196,7 +227,16 @@ class _Bookie:
             finally:
                 self._enter(BookieState.STOPPING)
                 with trio.CancelScope(shield=True):
-                    await registration.release()
+                    await session.aclose()
+
+    async def _register(
+        self, nursery: trio.Nursery, registration: Registration, status: Status
+    ) -> None:
+        """Register, unless another bookie has this one's address."""
+        own = (self._store, status.bookie_id, status.address)
+        await check_alone(*own, limit_s=self._config.lease_ttl_s + ALONE_S)
+        await nursery.start(registration.run)
+        await check_alone(*own)  # again, for two that start at the same time
 
     async def _host(self, host: Host) -> NoReturn:
         if self._roles is None:

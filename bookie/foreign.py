@@ -33,10 +33,15 @@ class ForeignLedgers:
         self._path = ledger_folder / FILE_NAME
         self._known: set[int] | None = None
 
+    async def known(self) -> set[int]:
+        """Return the foreign ledgers as of the last call of among(). Raises as that does."""
+        return await self._load()
+
     async def among(self, ledger_ids: Iterable[int], store: MetadataStore) -> set[int]:
         """Return those of *ledger_ids* that are foreign. All must be absent from the metadata.
 
-        If any of them is new, this takes one ledger id from the counter.
+        All of known() that are still absent must be among them: the others are forgotten. If any
+        of them is new, this takes one ledger id from the counter.
 
         Raises:
             MetadataError: the store did not answer.

@@ -1,8 +1,10 @@
 """Garbage collection: frees the space of deleted ledgers.
 
-    local ledgers, listed first ─► metadata: without a record?    ─► forget them
-                                             another incarnation? ─► forget them (incarnations.py)
-                                             copies elsewhere?    ─► surplus.py
+    local ledgers, listed first
+      └► those whose turn it is (ledger_walk.py)
+           └► metadata: without a record?    ─► forget them
+                        another incarnation? ─► forget them (incarnations.py)
+                        copies elsewhere?    ─► surplus.py
     entry logs without a live byte ─► delete
     closed logs with few live bytes ─► copy what lives to a new log, delete the old one
 
@@ -28,12 +30,14 @@ from bookie.compaction import Compactor
 from bookie.config import BookieConfig
 from bookie.disk import DiskGuard
 from bookie.foreign import ForeignLedgers
+from bookie.ledger_walk import LedgerWalk
 from bookie.storage import Storage
 from bookie.surplus import SurplusLedgers
 from metadata.calls import GarbageReport
 from metadata.errors import BadRecord, MetadataError
-from metadata.records import LEDGERS, cookie_key, decode_ledger, ledger_key, parse_ledger_key
-from metadata.store import MetadataStore, pages
+from metadata.listings import ledger_values
+from metadata.records import cookie_key, decode_ledger, ledger_key
+from metadata.store import MetadataStore
 from native.engine import LedgerState
 from native.errors import Absent
 
@@ -68,6 +72,7 @@ class Collector:
         self._surplus = SurplusLedgers(storage.engine, store, bookie_id)
         self._compactor = Compactor(storage.engine.store, config, disk)
         self._one_at_a_time = trio.Lock()
+        self._walk = LedgerWalk(store)
         self.runs = {"ok": 0, "failed": 0}
         self.total = GarbageReport()
 
@@ -75,23 +80,24 @@ class Collector:
         """Collect every gc_interval_s until cancelled; never if that is 0."""
         interval_s = self._config.gc_interval_s
         while True:
-            await trio.sleep(interval_s if interval_s > 0 else float("inf"))
+            await self._walk.pause(interval_s if interval_s > 0 else float("inf"))
             await self.collect()
 
     async def collect(self, *, major: bool | None = None) -> GarbageReport:
         """Collect once.
 
         Args:
-            major: compact now, with the threshold of major or minor compaction; the
-                memtable is flushed and the open log closed first, so that all space
-                counts. None runs the compaction that is due.
+            major: look at all ledgers and compact now, with the threshold of major or minor
+                compaction; the memtable is flushed and the open log closed first, so that all
+                space counts. None looks at those whose turn it is (ledger_walk.py), and runs the
+                compaction that is due.
 
         Returns:
             A report. If the store does not answer or a log is damaged, that is logged and the
             rest is done.
         """
         async with self._one_at_a_time:
-            deleted, moved = await self._delete_ledgers()
+            deleted, moved = await self._delete_ledgers(every=major is not None)
             if major is not None:
                 await self._storage.checkpoint()
                 await self._storage.roll_log()
@@ -111,17 +117,23 @@ class Collector:
             **dict(counts),
         )
 
-    async def _delete_ledgers(self) -> tuple[int, int]:
+    async def _delete_ledgers(self, *, every: bool) -> tuple[int, int]:
         """Forget unneeded ledgers; return the numbers of deleted and of moved ones."""
         deleted = moved = 0
+        stays: list[int] = []
         try:
             # The store's time, so that a host's clock that is set ahead ages no tombstone.
             self._storage.engine.forget_tombstones(await self._store.now_ms())
-            absent, elsewhere = await self._survey()
+            await self._walk.begin()
+            absent, elsewhere = await self._survey(every=every)
             for ledger_id in sorted(absent):
                 deleted += await self._delete_absent(ledger_id, absent[ledger_id])
             for ledger_id in sorted(elsewhere):
-                moved += await self._surplus.delete(ledger_id)
+                if await self._surplus.delete(ledger_id):
+                    moved += 1
+                else:
+                    stays.append(ledger_id)
+            self._walk.done(stays)
         except (MetadataError, msgspec.MsgspecError) as error:
             self.runs["failed"] += 1
             _log.warning("no further ledger is deleted: %s", error)
@@ -149,10 +161,11 @@ class Collector:
             yield from states
             after = states[-1].ledger_id
 
-    async def _survey(self) -> tuple[dict[int, int], set[int]]:
-        """Return the local ledgers without a record, and those with all copies elsewhere.
+    async def _survey(self, *, every: bool) -> tuple[dict[int, int], set[int]]:
+        """Return local ledgers without a record, and some with all copies elsewhere.
 
-        The first come with their incarnations; a reused id counts as without a record.
+        The first come with their incarnations; a reused id counts as without a record. Unless it
+        is to be *every* ledger, they are among those whose turn it is.
         """
         local = list(self._local_ledgers())
         if not local:
@@ -161,12 +174,13 @@ class Collector:
             _log.warning("the metadata store does not know this bookie: no ledger is deleted")
             return {}, set()
         incarnations = {state.ledger_id: state.incarnation for state in local}
-        absent, replaced = set(incarnations), set[int]()
+        chosen = self._walk.choose(incarnations, every=every, foreign=await self._foreign.known())
+        absent, replaced = set(chosen), set[int]()
         # A ledger without entries takes no space, and keeps its fence.
         filled = {state.ledger_id for state in local if state.last_entry >= 0}
         elsewhere = set[int]()
-        async for page in pages(self._store, LEDGERS):
-            known = {parse_ledger_key(key): found.value for key, found in page}
+        async for values in ledger_values(self._store, chosen):
+            known = {each: value for each, value in values.items() if value is not None}
             replaced |= {
                 each
                 for each in known.keys() & absent

@@ -19,6 +19,8 @@ from prometheus_client import CollectorRegistry
 from bookie.drain import DrainState
 from bookie.events import Wakeup
 from bookie.storage import Storage
+from metadata.groups.coordinator import Coordinator
+from metadata.time.timekeeper import Timekeeper
 
 RESTART_S = 5.0
 
@@ -53,6 +55,8 @@ class Host:
         address: host:port for clients.
         figures: figures of the roles, for the metrics.
         registry: registry of the bookie's metrics page, for further metrics of the roles.
+        coordinator: answers calls about groups while the bookie leads.
+        timekeeper: hands out timestamps while the bookie leads.
     """
 
     def __init__(
@@ -63,11 +67,15 @@ class Host:
         drain: DrainState,
         changed: Wakeup,
         registry: CollectorRegistry,
+        coordinator: Coordinator,
+        timekeeper: Timekeeper,
     ) -> None:
         self.bookie_id = bookie_id
         self.address = address
         self.figures = RoleFigures()
         self.registry = registry
+        self.coordinator = coordinator
+        self.timekeeper = timekeeper
         self._storage = storage
         self._drain = drain
         self._changed = changed

@@ -18,7 +18,19 @@ from bookie.errors import CallRefused
 from bookie.inspection.journal import JournalFile, list_journals, missing_ids, read_records
 from bookie.inspection.log import LogFile, list_logs, read_index
 from bookie.mark import read_mark
-from metadata import calls
+from metadata.inspections import (
+    ExtentOnBookie,
+    ExtentPage,
+    Indexes,
+    IndexExtents,
+    IndexOnBookie,
+    IndexPage,
+    JournalFileOnBookie,
+    JournalFilePage,
+    JournalRecordPage,
+    JournalRecords,
+    RecordOnBookie,
+)
 from native.journal import GROUP, Damage, End, Record
 
 SCAN_SIZE = 16 << 20
@@ -35,14 +47,14 @@ class Inspector:
 
     # --- journal -----------------------------------------------------------------------
 
-    def journals(self) -> calls.JournalFilePage:
+    def journals(self) -> JournalFilePage:
         """Return all journal files, oldest first. One page holds them, as there are only a few."""
         mark = read_mark(self._ledger_folder)
         first_needed = mark.journal_id if mark else 0
         found = list_journals(self._journal_folder)
-        return calls.JournalFilePage(
+        return JournalFilePage(
             [
-                calls.JournalFileOnBookie(
+                JournalFileOnBookie(
                     each.file.id,
                     each.file.size,
                     each.end,
@@ -54,7 +66,7 @@ class Inspector:
             missing_ids(found),
         )
 
-    def journal_records(self, request: calls.JournalRecords) -> calls.JournalRecordPage:
+    def journal_records(self, request: JournalRecords) -> JournalRecordPage:
         """Return the next records of a journal file. Raises CallRefused if the file is gone."""
         journal = self._journal(request.file_id)
         try:
@@ -70,9 +82,9 @@ class Inspector:
 
     # --- indexes -----------------------------------------------------------------------
 
-    def indexes(self, request: calls.Indexes) -> calls.IndexPage:
+    def indexes(self, request: Indexes) -> IndexPage:
         """Return the totals of the next indexes, of logs with ids above request.after."""
-        rows: list[calls.IndexOnBookie] = []
+        rows: list[IndexOnBookie] = []
         left = SCAN_SIZE
         for log in list_logs(self._ledger_folder):
             if log.file.id > request.after and len(rows) < INDEXES_PAGE and left > 0:
@@ -80,14 +92,14 @@ class Inspector:
                 if row is not None:
                     rows.append(row)
                     left -= row.size
-        return calls.IndexPage(rows)
+        return IndexPage(rows)
 
-    def extents(self, request: calls.IndexExtents) -> calls.ExtentPage:
+    def extents(self, request: IndexExtents) -> ExtentPage:
         """Return the next extents of a log's index. Raises CallRefused if the log is gone."""
         log = next((x for x in list_logs(self._ledger_folder) if x.file.id == request.log_id), None)
         if log is None:
             raise _gone("entry log", f"{request.log_id:08x}")
-        page = calls.ExtentPage([], [], request.after, is_last=True)
+        page = ExtentPage([], [], request.after, is_last=True)
         damages: list[int] = []
         for found in read_index(log):
             if isinstance(found, Damage):
@@ -96,25 +108,25 @@ class Inspector:
             if found.offset <= page.after or request.ledger_id not in {None, found.ledger_id}:
                 continue
             if len(page.extents) == request.count:
-                return calls.ExtentPage(page.extents, [], page.extents[-1].offset, is_last=False)
-            page.extents.append(calls.ExtentOnBookie(*msgspec.structs.astuple(found)))
+                return ExtentPage(page.extents, [], page.extents[-1].offset, is_last=False)
+            page.extents.append(ExtentOnBookie(*msgspec.structs.astuple(found)))
         if damages and not log.file.path.exists():
             raise _gone("entry log", f"{request.log_id:08x}")
-        return calls.ExtentPage(page.extents, damages, request.after, is_last=True)
+        return ExtentPage(page.extents, damages, request.after, is_last=True)
 
 
 def _journal_page(
-    request: calls.JournalRecords, found: Iterator[Record | Damage | End]
-) -> calls.JournalRecordPage:
-    records: list[calls.RecordOnBookie] = []
+    request: JournalRecords, found: Iterator[Record | Damage | End]
+) -> JournalRecordPage:
+    records: list[RecordOnBookie] = []
     damages: list[int] = []
     group, seen, left = request.group, 0, SCAN_SIZE
     for each in found:
         if isinstance(each, End):
-            return calls.JournalRecordPage(records, damages, group, seen, each.offset)
+            return JournalRecordPage(records, damages, group, seen, each.offset)
         if isinstance(each, Record) and each.entry_id == GROUP:
             if left <= 0:  # here, between groups, the next page can begin without reading more
-                return calls.JournalRecordPage(records, damages, each.offset, 0)
+                return JournalRecordPage(records, damages, each.offset, 0)
             group, seen = each.offset, 0
         seen += 1
         if group == request.group and seen <= request.skip:
@@ -125,19 +137,19 @@ def _journal_page(
             left -= len(each.body)
             if _is_wanted(request, each):
                 found_here = (each.offset, each.ledger_id, each.entry_id, len(each.body))
-                records.append(calls.RecordOnBookie(*found_here))
+                records.append(RecordOnBookie(*found_here))
         if len(records) + len(damages) >= request.count:
-            return calls.JournalRecordPage(records, damages, group, seen)
-    return calls.JournalRecordPage(records, damages, group, seen, 0)
+            return JournalRecordPage(records, damages, group, seen)
+    return JournalRecordPage(records, damages, group, seen, 0)
 
 
-def _is_wanted(request: calls.JournalRecords, record: Record) -> bool:
+def _is_wanted(request: JournalRecords, record: Record) -> bool:
     if record.entry_id == GROUP and not request.groups:
         return False
     return request.ledger_id in {None, record.ledger_id}
 
 
-def _summed(log: LogFile) -> calls.IndexOnBookie | None:
+def _summed(log: LogFile) -> IndexOnBookie | None:
     """Return the totals of a log's index, or None if the log was deleted meanwhile."""
     extents = entries = entries_size = 0
     damages: list[int] = []
@@ -154,7 +166,7 @@ def _summed(log: LogFile) -> calls.IndexOnBookie | None:
         if not log.file.path.exists():
             return None
         size = 0
-    return calls.IndexOnBookie(log.file.id, size, extents, entries, entries_size, damages)
+    return IndexOnBookie(log.file.id, size, extents, entries, entries_size, damages)
 
 
 def _gone(kind: str, name: str) -> CallRefused:

@@ -23,6 +23,7 @@ from bookie.server import Server
 from bookie.stall import StallWatch
 from bookie.storage import Storage
 from bookie.upkeep import Upkeep
+from metadata.time.timekeeper import TimeFigures
 from native.engine import EngineStats, Histogram
 from native.store import StoreStats
 
@@ -65,6 +66,7 @@ class BookieMetrics(PrometheusCollector):
         yield from _garbage(self._upkeep.collector)
         yield from _scrub(self._upkeep)
         yield from _roles(self._host.figures)
+        yield from _time(self._host.timekeeper.figures)
 
     def _connections(self, stats: EngineStats) -> Iterator[Metric]:
         server = self._server
@@ -119,6 +121,16 @@ def _roles(figures: RoleFigures) -> Iterator[Metric]:
     yield _labelled("repairs", "Repairs by this bookie", "result", results)
     yield _counter("repair_copied_bytes", "Payload bytes copied by repair", figures.copied_size)
     yield _counter("role_restarts", "Times that the roles were started again", figures.restarts)
+
+
+def _time(figures: TimeFigures) -> Iterator[Metric]:
+    yield _gauge("time_serves", "1 while it hands out timestamps", int(figures.serves))
+    yield _counter("timestamps", "Timestamps handed out", figures.allotted)
+    yield _counter("timestamp_requests", "Requests that got timestamps", figures.requests)
+    yield _counter("time_windows", "Windows of timestamps stored", figures.saves)
+    yield _counter("clock_jumps", "Times that the clock was over 150 ms ahead", figures.jumps)
+    lag_s = figures.lag_ms / 1000 if figures.serves else 0.0
+    yield _gauge("clock_lag_seconds", "Clock ahead of timestamps; below 0: behind", lag_s)
 
 
 def _adds(stats: EngineStats) -> Iterator[Metric]:

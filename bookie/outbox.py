@@ -13,6 +13,8 @@ import trio
 from bookie.budget import SMALL_SIZE, MemoryBudget, Pool
 from bookie.errors import CallRefused
 from bookie.events import Wakeup
+from bookie.hints import HintBox
+from bookie.parked import FollowedLedgers
 
 # Enough to keep a fast peer's socket busy; a slow peer pins no more than this and one frame.
 ANSWERS_SIZE_MAX = 4 << 20
@@ -184,13 +186,24 @@ class CallRoom(Reservation):
     Attributes:
         may_ask_again: the call changes nothing, so a response without memory for it is dropped
             and made again later.
+        hints: of the connection; None if this bookie has none.
+        followed: the ledgers that the connection follows; None if it follows none here.
     """
 
-    def __init__(self, outbox: Outbox, here: ParkedCalls, everywhere: ParkedCalls) -> None:
+    def __init__(
+        self,
+        outbox: Outbox,
+        here: ParkedCalls,
+        everywhere: ParkedCalls,
+        hints: HintBox | None = None,
+        followed: FollowedLedgers | None = None,
+    ) -> None:
         super().__init__(outbox)
         self._here = here
         self._everywhere = everywhere
         self.may_ask_again = False
+        self.hints = hints
+        self.followed = followed
 
     @contextmanager
     def parked(self) -> Iterator[None]:

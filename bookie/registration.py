@@ -1,7 +1,7 @@
 """Registration: the lease ``bookies/<id>``, where clients find a bookie's address.
 
-It is renewed three times in its lifetime. While the metadata store is down, the bookie still
-serves clients that know its address, and retries.
+It lives as long as the bookie's session. Its value is updated when it has changed. While the
+metadata store is down, the bookie still serves clients that know its address, and retries.
 """
 
 from __future__ import annotations
@@ -16,43 +16,42 @@ from bookie.drain import DrainState
 from bookie.status import Status
 from metadata.errors import LeaseLost, MetadataError
 from metadata.records import bookie_lease, encode_record
-from metadata.store import Lease, MetadataStore
+from metadata.sessions import HeldLease, ProcessSession
 
 _log = logging.getLogger(__name__)
-
-_RELEASE_S = 2.0
 
 
 class Registration:
     """The lease of one bookie.
 
     Args:
-        store: the store that keeps the lease.
+        session: of the bookie; the lease belongs to it.
         status: the lease's value.
         disk: its signal *changed* requests an update at once.
-        drain: read before each renewal.
+        drain: read before each update.
         owner: the cookie's id. It identifies the folders, which only one process holds at a
             time, so that a killed bookie can register again at once.
-        ttl_s: how long the lease outlives the bookie.
+        update_s: interval at which the value is looked at.
     """
 
     def __init__(
         self,
-        store: MetadataStore,
+        session: ProcessSession,
         status: Status,
         disk: DiskGuard,
         drain: DrainState,
         *,
         owner: str,
-        ttl_s: float,
+        update_s: float,
     ) -> None:
-        self._store = store
+        self._session = session
         self._status = status
         self._disk = disk
         self._drain = drain
         self._owner = owner
-        self._ttl_s = ttl_s
-        self._lease: Lease | None = None
+        self._update_s = update_s
+        self._held: HeldLease | None = None
+        self._value = b""
 
     async def run(
         self, *, task_status: trio.TaskStatus[None] = trio.TASK_STATUS_IGNORED
@@ -63,41 +62,35 @@ class Registration:
             MetadataError: the store refused the first registration.
         """
         await self._drain.look()
-        self._lease = await self._grant()
+        await self._grant()
         task_status.started()
         while True:
-            with trio.move_on_after(self._ttl_s / 3):
+            with trio.move_on_after(self._update_s):
                 await self._disk.changed.wait()
             self._status.sample_load()
             await self._drain.look()
-            await self._keep()
+            await self._update()
 
-    async def release(self) -> None:
-        """Release the lease, so that clients stop calling before it runs out."""
-        if self._lease is None:
-            return
-        with trio.move_on_after(_RELEASE_S):
-            try:
-                await self._store.release(self._lease)
-            except MetadataError as error:
-                _log.warning("not deregistered, the lease will run out: %s", error)
-
-    async def _keep(self) -> None:
+    async def _update(self) -> None:
         try:
-            if self._lease is not None:
-                self._lease = await self._store.renew(self._lease, value=self._value())
-            else:
-                self._lease = await self._grant()
+            if self._held is None:
+                await self._grant()
+            elif self._value != (value := encode_record(self._status.record())):
+                await self._held.update(value)
+                self._value = value
         except LeaseLost:
-            _log.warning("the registration was lost; registering again")
-            self._lease = None
-            self._disk.changed.set()
+            self._over()
         except MetadataError as error:
-            _log.warning("the registration is not renewed: %s", error)
+            _log.warning("the registration is not updated: %s", error)
 
-    async def _grant(self) -> Lease:
-        name = bookie_lease(self._status.bookie_id)
-        return await self._store.grant(name, self._owner, ttl_s=self._ttl_s, value=self._value())
+    def _over(self) -> None:
+        _log.warning("the registration was lost; registering again")
+        self._held = None
+        self._disk.changed.set()
 
-    def _value(self) -> bytes:
-        return encode_record(self._status.record())
+    async def _grant(self) -> None:
+        name, value = bookie_lease(self._status.bookie_id), encode_record(self._status.record())
+        self._held = await self._session.grant(
+            name, owner=self._owner, value=value, on_over=self._over
+        )
+        self._value = value

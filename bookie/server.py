@@ -6,9 +6,10 @@ An add from socket to disk and back:
     for the chunk: frames, memtable, journal buffer) ─► journal thread: write, sync ─►
     eventfd ─► Events (bookie/events.py) ─► Conversation.news ─► _send: one buffer
 
-No Python runs per add. feed() returns every other frame as a Request. A read is answered at once if
-memory has the entry; all others that wait for the disk share one hop to a worker thread. Fences,
-calls and parked reads run in tasks of their own, in bounded number.
+No Python runs per add, nor per READ: those of a chunk are answered together. feed() returns every
+other frame as a Request. A read is answered at once if memory has the entry; all others that wait
+for the disk share one hop to a worker thread. Fences, calls and parked reads run in tasks of their
+own, in bounded number.
 
 Failures. An error while serving one peer, even a bug, ends that connection and nothing else: no
 request may end the process. An OSError is different: the engine raises it when the journal, a
@@ -38,14 +39,15 @@ from bookie.config import BookieConfig
 from bookie.connection_limits import ConnectionLimits, TooManyConnections
 from bookie.errors import PeerAtFault
 from bookie.events import Events, Wakeup
+from bookie.hints import HintBox, Hints
 from bookie.incarnations import Incarnations
 from bookie.listeners import peer_address
 from bookie.outbox import CallRoom, Outbox, ParkedCalls
-from bookie.parked import ParkedReads
+from bookie.parked import FollowedLedgers, ParkedReads
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
 from bookie.security import Security
 from native.connection import Backlog, Connection, Verdict
-from native.engine import Engine
+from native.engine import Engine, Reads
 from native.errors import Full, OtherLedger, Refused
 from native.frame import (
     Code,
@@ -65,7 +67,7 @@ _CHUNK_SIZE = 256 << 10
 # Each chunk of a response has a deadline of its own, so a slow peer that makes progress is kept.
 _PIECE_SIZE = 256 << 10
 _PARKED_MAX = 256  # parked reads of one connection, and parked calls
-_TASKS_MAX = 64 + _PARKED_MAX  # fences and calls of one connection
+_TASKS_MAX = 64 + _PARKED_MAX + 2  # fences and calls of one connection; two wait for news
 _CALL_SIZE = 4 << 10  # of the task of a call
 _LOGIN_S_MAX = 10.0
 _WAIT_S_MAX = 60.0
@@ -97,6 +99,7 @@ class Server:
         answer_call: Callable[[bytes, CallRoom], Awaitable[bytes]],
         security: Security = OPEN,
         incarnations: Incarnations | None = None,
+        hints: Hints | None = None,
     ) -> None:
         self._tokens = itertools.count(1)
         self._conversations: dict[int, Conversation] = {}
@@ -106,6 +109,7 @@ class Server:
         self.answer_call = answer_call
         self.config = config
         self.incarnations = incarnations
+        self.hints = hints
         self.budget = MemoryBudget(config.bytes_in_flight_max)
         self.budget.on_pressed = self._close_hoarders
         self.limits = ConnectionLimits(config.connections_max)
@@ -242,6 +246,8 @@ class Conversation:
         self._calls_size = 0  # bytes of calls not yet answered
         self._parked = 0
         self._parked_here = ParkedCalls(_PARKED_MAX)
+        self._hints = None if server.hints is None else HintBox(server.hints)
+        self._followed = FollowedLedgers(server.engine, server.parked_reads)
         self._ended = False
         self._pulsing = self._pulse_due = self._listening = self._full = False
         self._acknowledged = False  # since the last call of pulse()
@@ -283,6 +289,9 @@ class Conversation:
     def close(self) -> None:
         """Release all memory. Adds that are not synced yet stay in the journal."""
         self._connection.close()
+        if self._hints is not None:
+            self._hints.close()
+        self._followed.close()
         while self._outbox.size:
             self._outbox.take()
         budget = self._server.budget
@@ -346,11 +355,13 @@ class Conversation:
         # A completed frame that must be tried again waits in the engine, without a rest.
         while rest or verdict in (Verdict.FULL, Verdict.AGAIN):
             space = self._server.events.space
-            fed = self._connection.feed(rest)
+            fed = self._connection.feed(rest, gathers=True)
             rest = rest[fed.used :]
+            if fed.reads:
+                await self._read_all(fed.reads)
             for request in fed.requests:
                 await _HANDLERS[request.opcode](self, request)
-            if fed.requests:
+            if fed.requests or fed.reads is not None:
                 await trio.lowlevel.checkpoint()  # responses from memory would never yield
             verdict = fed.verdict
             if verdict is Verdict.CLOSE:
@@ -398,6 +409,17 @@ class Conversation:
             self._outbox.put(frame)
         else:  # without memory it waits there, and adds behind it continue
             await self._reads.put(request)
+
+    async def _read_all(self, reads: Reads) -> None:
+        """Answer READs from the memtable at once, and let the others wait for the disk."""
+        while reads and self._outbox.has_some_room:
+            size_max = _PIECE_SIZE if self._outbox.has_room else SMALL_SIZE
+            frames = self._engine.answer_reads(reads, use_disk=False, size_max=size_max)
+            if not frames:
+                break
+            self._outbox.put(frames)
+        if reads:
+            await self._reads.put_all(reads)
 
     async def _fence(self, request: Request) -> None:
         """Fence the ledger; respond once that is durable, or after _FENCE_S_MAX."""
@@ -471,7 +493,13 @@ class Conversation:
         await self._unsent_room()  # the call that has begun ends this wait, even if alone
 
     async def _call(self, request: Request) -> None:
-        with CallRoom(self._outbox, self._parked_here, self._server.parked_calls) as room:
+        with CallRoom(
+            self._outbox,
+            self._parked_here,
+            self._server.parked_calls,
+            self._hints,
+            self._followed,
+        ) as room:
             while True:
                 reply = await self._server.answer_call(request.body, room)
                 frame = call_response(Code.OK, request.request_id, reply)

@@ -1,4 +1,4 @@
-"""A cluster on one machine: one SQLite file and several bookies, each a process.
+"""A cluster on one machine: one metadata store and several bookies, each a process.
 
     standalone ── starts, watches ──► python -m bookie run --bookie-id bookie-1 ...
         ▲                                stdin:   a pipe; its end stops the bookie
@@ -51,6 +51,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         host: address to listen on.
         port: port of the first bookie; the others use the ports after it. 0: any free ones.
         metrics_port: the same for metrics; 0: none, -1: any free ones.
+        metadata: URL of the metadata store; "": a SQLite file in the folder.
+        racks: spread the bookies over so many racks, r1, r2 and so on; 0: they state none.
         options: arguments for every bookie's command line.
         restart: restart a bookie that ended by itself.
         stop_timeout_s: time for all bookies to stop before they are killed.
@@ -61,9 +63,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     host: str = "127.0.0.1"
     port: int = 3181
     metrics_port: int = 0
+    metadata: str = ""
+    racks: int = 0
     options: Sequence[str] = ()
     restart: bool = True
     stop_timeout_s: float = 30.0
+
+    @property
+    def metadata_url(self) -> str:
+        """URL of the cluster's metadata store."""
+        return self.metadata or f"sqlite://{self.folder.absolute() / METADATA_NAME}"
 
 
 def count_members(folder: Path) -> int:
@@ -103,7 +112,7 @@ class LocalCluster:
         """
         self._plan.folder.mkdir(parents=True, exist_ok=True)
         # Created here once, so that the bookies do not try at the same time.
-        async with open_store(self._metadata):
+        async with open_store(self._plan.metadata_url, create=True):
             pass
         self._members = [
             self._member(number, port) for number, port in enumerate(_ports(self._plan), 1)
@@ -117,15 +126,13 @@ class LocalCluster:
         if self._failure is not None:
             raise self._failure
 
-    @property
-    def _metadata(self) -> str:
-        return f"sqlite://{self._plan.folder.absolute() / METADATA_NAME}"
-
     def _member(self, number: int, port: int) -> Member:
         plan = self._plan
         metrics = plan.metrics_port + number - 1 if plan.metrics_port > 0 else plan.metrics_port
         options = ["--host", plan.host, "--port", str(port), "--metrics-port", str(metrics)]
-        options += ["--metadata", self._metadata, *plan.options]
+        options += ["--metadata", plan.metadata_url, *plan.options]
+        if plan.racks:
+            options += ["--rack", f"r{(number - 1) % plan.racks + 1}"]
         bookie_id = f"bookie-{number}"
         folder = plan.folder.absolute() / bookie_id
         _share_security(plan.folder.absolute(), folder)

@@ -56,10 +56,12 @@ class Status:
         disk: DiskGuard,
         drain: DrainState,
         stall: StallWatch,
+        rack: str = "",
     ) -> None:
         self.bookie_id = bookie_id
         self.address = address
         self.metrics_port = metrics_port
+        self._rack = rack
         self._life = life
         self._storage = storage
         self._server = server
@@ -93,6 +95,7 @@ class Status:
             draining=self._drain.is_on,
             stalled=self._stall.is_stalled,
             ledgers_size=self._storage.engine.store.stats().live_bytes,
+            rack=self._rack,
         )
 
     def report(self) -> BookieStatus:

@@ -27,11 +27,12 @@ from metadata.records import (
     repair_lease,
     underreplicated_key,
 )
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, StoreSession
 from native.engine import Engine
 from native.errors import Absent
 
-LEASE_S = 10.0
+SESSION_S = 10.0
+"""A collection opens a session, and another one after a quarter of its life; it keeps none."""
 RELEASE_S = 2.0
 
 _log = logging.getLogger(__name__)
@@ -45,6 +46,8 @@ class SurplusLedgers:
         self._store = store
         self._bookie_id = bookie_id
         self._owner = f"{bookie_id} garbage {secrets.token_hex(8)}"
+        self._session: StoreSession | None = None
+        self._opened_at = 0.0
 
     def is_surplus(self, record: bytes) -> bool:
         """Return True if the ledger of *record* is closed and all its copies are on other bookies.
@@ -71,18 +74,18 @@ class SurplusLedgers:
         here = self._engine.ledger(ledger_id)
         if here is None:
             return False
-        asked_at = trio.current_time()
         now_ms = await self._store.now_ms()
         progress = encode_record(RepairProgress(ledger_id, self._bookie_id, now_ms))
         name = repair_lease(ledger_id)
         try:
-            lease = await self._store.grant(name, self._owner, ttl_s=LEASE_S, value=progress)
+            session = await self._current_session()
+            lease = await self._store.grant(name, session, value=progress)
         except LeaseHeld:
             return False
         try:
             if not await self._is_still_surplus(ledger_id) or await self._is_marked(ledger_id):
                 return False
-            if trio.current_time() > asked_at + LEASE_S / 2:
+            if trio.current_time() > self._opened_at + SESSION_S / 2:
                 return False  # too late to be sure; the next collection tries again
             try:
                 self._engine.delete_ledger(ledger_id, now_ms, here.incarnation)
@@ -96,6 +99,14 @@ class SurplusLedgers:
                 grace.shield = True
                 await self._store.release(lease)
         return True
+
+    async def _current_session(self) -> StoreSession:
+        """Return a session in the first quarter of its life, so that much of it is left."""
+        asked_at = trio.current_time()
+        if self._session is None or asked_at > self._opened_at + SESSION_S / 4:
+            self._session = await self._store.open_session(self._owner, ttl_s=SESSION_S)
+            self._opened_at = asked_at
+        return self._session
 
     async def _is_still_surplus(self, ledger_id: int) -> bool:
         found = await self._store.get(ledger_key(ledger_id))

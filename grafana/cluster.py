@@ -109,6 +109,41 @@ BOOKIES = PanelRow(
     ),
 )
 
+TIME = PanelRow(
+    "Time",
+    (
+        graph(
+            "Timestamps handed out",
+            "Timestamps a second, and requests for them; requests of one client share calls.",
+            "ops",
+            (f"sum({_rate('timestamps_total')})", "timestamps"),
+            (f"sum({_rate('timestamp_requests_total')})", "requests"),
+        ),
+        graph(
+            "Bookie that hands out timestamps",
+            "1 for the one that does; none for some seconds after it died.",
+            "none",
+            (f"{B}time_serves", "{{bookie}}"),
+            stacked=True,
+        ),
+        graph(
+            "Clock ahead of timestamps",
+            "Of the leader's host. Far below 0, its clock was set back, or the clock of the leader "
+            "before was ahead; timestamps wait for it.",
+            "s",
+            (f"{B}clock_lag_seconds", "{{bookie}}"),
+        ),
+        graph(
+            "Windows stored, and jumps of the clock",
+            "A window is stored every 3 s while timestamps are taken. A jump: the clock was set by "
+            "over 150 ms, or the process was held up.",
+            "none",
+            (f"increase({B}time_windows_total[$__rate_interval])", "{{bookie}} windows"),
+            (f"increase({B}clock_jumps_total[$__rate_interval])", "{{bookie}} jumps"),
+        ),
+    ),
+)
+
 REPAIR = PanelRow(
     "Repair",
     (
@@ -166,6 +201,13 @@ REPAIR = PanelRow(
             (f"{B}repair_marks", "{{bookie}}"),
         ),
         graph(
+            "Ledgers on too few racks",
+            "Copies of their entries are on fewer racks than the bookies allow; `quire cluster "
+            "rebalance` moves them. 0 if no bookie states a rack.",
+            "none",
+            (f"max({C}ledgers_on_few_racks)", "ledgers"),
+        ),
+        graph(
             "Damage found",
             "Places where bookies found corrupted bytes on their disks.",
             "none",
@@ -178,5 +220,5 @@ CLUSTER = Dashboard(
     "cluster",
     "quire / Cluster",
     "The leader, the bookies, and what is under-replicated.",
-    (GLANCE, BOOKIES, REPAIR),
+    (GLANCE, BOOKIES, TIME, REPAIR),
 )

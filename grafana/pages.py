@@ -7,11 +7,12 @@ from pathlib import Path
 
 from grafana.bookies import BOOKIES
 from grafana.cluster import CLUSTER
+from grafana.groups import GROUPS
 from grafana.jobs import JOBS
 from grafana.panels import Dashboard, to_json
 from grafana.topics import TOPICS
 
-DASHBOARDS: tuple[Dashboard, ...] = (BOOKIES, TOPICS, CLUSTER, JOBS)
+DASHBOARDS: tuple[Dashboard, ...] = (BOOKIES, TOPICS, GROUPS, CLUSTER, JOBS)
 FOLDER = Path(__file__).resolve().parent / "dashboards"
 
 

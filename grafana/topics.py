@@ -278,11 +278,53 @@ RETENTION = PanelRow(
     across=2,
 )
 
+TICKS = PanelRow(
+    "Ticks of topics with timesync",
+    (
+        graph(
+            "Lag of ticks",
+            "From the newest tick to the cluster's time, some tenths of a second. Readers in the "
+            "order of timestamps wait for ticks.",
+            "s",
+            (f"max by(topic) ({T}tick_lag_seconds{WHERE})", "{{topic}}"),
+        ),
+        graph(
+            "Lanes that hold ticks back",
+            "Open lanes that let no later tick be made: messages without an acknowledgement, or a "
+            "producer that reports nothing. For a moment that is normal.",
+            "none",
+            (_sum("tick_holding_lanes"), "{{topic}}"),
+        ),
+        graph(
+            "Ticks stored",
+            "Ticks stored a second; none while nothing is written.",
+            "ops",
+            (
+                f"sum by(topic) (rate({T}ticks_stored_total{WHERE}[$__rate_interval]))",
+                "{{topic}}",
+            ),
+        ),
+        graph(
+            "Reports refused, lanes closed, late timestamps",
+            "Reports that came from a former writer of a lane; lanes of dead producers that the "
+            "leader closed; answers of the oracle that clients dropped because they came too late.",
+            "none",
+            (
+                "sum(increase(quire_cluster_tick_reports_refused_total[$__rate_interval]))",
+                "refused",
+            ),
+            ("sum(increase(quire_cluster_tick_lanes_closed_total[$__rate_interval]))", "closed"),
+            (f"sum(increase({C}late_timestamps_total[$__rate_interval]))", "late"),
+        ),
+    ),
+    across=2,
+)
+
 TOPICS = Dashboard(
     "topics",
     "quire / Topics and clients",
     "Producing, reading, batches, rolls and retention by topic. Clients that serve metrics "
     "publish what they count, and the leader publishes the contents of topics.",
-    (GLANCE, PRODUCE, ROLLS, READ, HELD, RETENTION),
+    (GLANCE, PRODUCE, ROLLS, READ, HELD, RETENTION, TICKS),
     (Variable("topic", "Topic", T + "ledgers"),),
 )

@@ -21,10 +21,13 @@ from ledger_client.errors import (
     AccessDenied,
     AckQuorumLost,
     BadAddress,
+    BadCut,
+    BadGroup,
     BadSchema,
     BadTopic,
     BookieUnavailable,
     BufferFull,
+    CommitRefused,
     DrainRefused,
     EntryLost,
     EventTimeBack,
@@ -34,6 +37,7 @@ from ledger_client.errors import (
     LedgerError,
     LedgerExists,
     LedgerFenced,
+    MemberRemoved,
     MessagesLost,
     MetadataBroken,
     MetadataUnavailable,
@@ -53,12 +57,16 @@ from ledger_client.errors import (
     SendUnknown,
     SparkError,
     SparkMissing,
+    TimeRefused,
     TopicBusy,
     TopicError,
     TopicExists,
     WriterFailed,
     WrongPassword,
 )
+from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.groups.options import TopicPartition
+from ledger_client.groups.turns import TopicEvent
 from ledger_client.ledgers.catalogue import LedgerInfo
 from ledger_client.ledgers.entries import Entries, Entry, EntryBatch
 from ledger_client.ledgers.reader import BatchReads, Follower, LedgerReader
@@ -70,20 +78,26 @@ from ledger_client.topics.positions import LanePlace, Version
 from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.reading.reader import TopicReader
+from ledger_client.topics.reading.state import TopicState
 from ledger_client.topics.retention.explanation import LedgerDescription
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from ledger_client.topics.timestamps import Timestamps
+from metadata.time.timestamps import TimestampRange
 from metadata.topics import Retention, RollPolicy, Schema
 
 __all__ = [
     "AccessDenied",
     "AckQuorumLost",
     "BadAddress",
+    "BadCut",
+    "BadGroup",
     "BadSchema",
     "BadTopic",
     "BatchReads",
     "BookieUnavailable",
     "BufferFull",
     "Client",
+    "CommitRefused",
     "DrainRefused",
     "Entries",
     "Entry",
@@ -93,6 +107,7 @@ __all__ = [
     "EventTimeBack",
     "Follower",
     "Gap",
+    "GroupConsumer",
     "JobLost",
     "LanePlace",
     "LedgerClosed",
@@ -103,6 +118,7 @@ __all__ = [
     "LedgerInfo",
     "LedgerReader",
     "LedgerWriter",
+    "MemberRemoved",
     "Message",
     "MessageId",
     "MessageIds",
@@ -132,11 +148,17 @@ __all__ = [
     "SparkError",
     "SparkMissing",
     "Ticket",
+    "TimeRefused",
     "Timestamp",
+    "TimestampRange",
+    "Timestamps",
     "TopicBusy",
     "TopicError",
+    "TopicEvent",
     "TopicExists",
+    "TopicPartition",
     "TopicReader",
+    "TopicState",
     "Version",
     "WriterFailed",
     "WrongPassword",

@@ -11,7 +11,8 @@
 A client runs trio in one thread and belongs to the event loop in which it was connected. Tasks that
 send at the same time share batches, so many tasks are faster than one. Errors are those of
 ledger_client. A task that is cancelled or times out cancels its call, and waits until that has
-ended. Functions that you pass, such as on_progress, are called in trio's thread.
+ended. Functions that you pass, such as on_progress, are called in trio's thread; on_assigned and
+on_revoked in the loop.
 
 A client does not survive a fork: in the child its calls raise RuntimeError. Connect in each
 process.
@@ -23,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
@@ -37,6 +39,10 @@ from ledger_client.cluster.operations.scrubbing import Scrubbed
 from ledger_client.cluster.operations.usage import ClusterUsage
 from ledger_client.cluster.operations.verification import Verification
 from ledger_client.errors import Gap
+from ledger_client.groups.consumers import ConsumerInfo, GroupLane, Subscription
+from ledger_client.groups.exports import GroupExport
+from ledger_client.groups.groups import Groups
+from ledger_client.groups.options import ConsumedLane, ConsumerSettings, TopicPartition
 from ledger_client.jobs.compaction.job import Compaction, Runner
 from ledger_client.jobs.replay.log import ReplayReport
 from ledger_client.jobs.replay.options import ReplaySettings
@@ -48,26 +54,36 @@ from ledger_client.ledgers.writer import LedgerWriter
 from ledger_client.message_id import MessageId, MessageIds
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.surfaces.loops import (
+    LoopConsumption,
     Looped,
     LoopEntries,
     LoopMessages,
     LoopPortal,
     LoopSends,
+    in_loop,
     open_portal,
 )
 from ledger_client.topics.catalogue import Compression, TopicInfo
+from ledger_client.topics.cuts import TIMEOUT_S, CutInfo, Cuts
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import Position
 from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Bytes
 from ledger_client.topics.producing.producer_options import ProducerSettings
-from ledger_client.topics.reading.options import ReadSettings, Start
-from ledger_client.topics.retention.cuts import Truncated
+from ledger_client.topics.reading.options import STALENESS_S, AsOf, Consistency, ReadSettings, Start
+from ledger_client.topics.reading.state import STATE_SIZE_MAX, TopicState
 from ledger_client.topics.retention.explanation import Explanation, LaneExplained, LedgerDescription
+from ledger_client.topics.retention.lane_parts import Truncated
 from ledger_client.topics.retention.removal import Purged
 from ledger_client.topics.retention.retention import Before
+from ledger_client.topics.times import Time, Timestamp
+from ledger_client.topics.timestamps import Timestamps
+from ledger_client.topics.tracing.key_search import MESSAGES_MAX
+from ledger_client.topics.tracing.whereabouts import KeyWhereabouts, Whereabouts
 from metadata.compaction import CompactedSet
+from metadata.groups.calls import GroupState
 from metadata.records import BookieRecord, LedgerRecord
+from metadata.time.timestamps import TimestampRange
 from metadata.topics import Retention, RollPolicy, Schema
 from native.columns import Column
 
@@ -79,12 +95,16 @@ if TYPE_CHECKING:
 __all__ = [
     "AioClient",
     "AioCluster",
+    "AioCuts",
     "AioFollower",
+    "AioGroupConsumer",
+    "AioGroups",
     "AioLedgerReader",
     "AioLedgerWriter",
     "AioLedgers",
     "AioProducer",
     "AioTicket",
+    "AioTimestamps",
     "AioTopicReader",
     "AioTopics",
     "connect",
@@ -106,6 +126,19 @@ class AioClient(Looped[Client]):
         self.topics = AioTopics(portal, inner.topics)
         self.ledgers = AioLedgers(portal, inner.ledgers)
         self.cluster = AioCluster(portal, inner.cluster)
+        self.groups = AioGroups(portal, inner.groups)
+        self.cuts = AioCuts(portal, inner.cuts)
+        self.timestamps = AioTimestamps(portal, inner.timestamps)
+
+    @asynccontextmanager
+    async def consumer(
+        self, topics: str | Sequence[str] = (), **settings: Unpack[ConsumerSettings]
+    ) -> AsyncIterator[AioGroupConsumer]:
+        """Consume topics as a member of a group, for the length of the block."""
+        async with self._hold(
+            self._inner.consumer(topics, **in_loop(settings, self._portal))
+        ) as held:
+            yield AioGroupConsumer(self._portal, held)
 
     @asynccontextmanager
     async def reader(
@@ -161,6 +194,7 @@ class AioTopics(Looped[ClientTopics]):
         replication: int | None = None,
         ack_quorum: int | None = None,
         order: Literal["none", "event-time"] = "none",
+        timesync: bool = False,
         compression: Compression = "none",
         roll: RollPolicy | None = None,
         retention: Retention | None = None,
@@ -175,6 +209,7 @@ class AioTopics(Looped[ClientTopics]):
             replication=replication,
             ack_quorum=ack_quorum,
             order=order,
+            timesync=timesync,
             compression=compression,
             roll=roll,
             retention=retention,
@@ -333,6 +368,56 @@ class AioTopics(Looped[ClientTopics]):
         """Delete the compacted messages of a topic and stop keeping messages for compaction."""
         return await self._call(self._inner.drop_compacted, name)
 
+    async def state(
+        self,
+        name: str,
+        *,
+        keys: Iterable[bytes] | None = None,
+        partitions: Sequence[int] | None = None,
+        consistency: Consistency = "strong",
+        staleness_s: float = STALENESS_S,
+        as_of: AsOf | None = None,
+        on_gap: Literal["raise", "skip"] = "raise",
+        size_max: int = STATE_SIZE_MAX,
+    ) -> TopicState:
+        """Return the latest message of each key of a topic with timesync, as of a moment."""
+        return await self._call(
+            self._inner.state,
+            name,
+            keys=keys,
+            partitions=partitions,
+            consistency=consistency,
+            staleness_s=staleness_s,
+            as_of=as_of,
+            on_gap=on_gap,
+            size_max=size_max,
+        )
+
+    async def why(self, name: str, message_id: MessageId) -> Whereabouts:
+        """Return where a message is, and why readers get it or not."""
+        return await self._call(self._inner.why, name, message_id)
+
+    async def why_key(
+        self,
+        name: str,
+        key: bytes,
+        *,
+        partitions: Sequence[int] | None = None,
+        since: Time | None = None,
+        messages_max: int = MESSAGES_MAX,
+        on_progress: Callable[[int], None] = lambda _messages: None,
+    ) -> KeyWhereabouts:
+        """Return where the newest messages of a key are, as why() does for each of them."""
+        return await self._call(
+            self._inner.why_key,
+            name,
+            key,
+            partitions=partitions,
+            since=since,
+            messages_max=messages_max,
+            on_progress=on_progress,
+        )
+
     async def list(self, namespace: str | None = None, *, own: bool = False) -> list[TopicInfo]:
         """Return all topics, or those of a namespace, sorted by name; *own* adds ``__events``."""
         return await self._call(self._inner.list, namespace, own=own)
@@ -463,6 +548,116 @@ class AioCluster(Looped[Cluster]):
     async def cancel_decommission(self, bookie_id: str) -> None:
         """Let a draining bookie take new entries again. What has moved stays moved."""
         await self._call(self._inner.cancel_decommission, bookie_id)
+
+
+class AioGroups(Looped[Groups]):
+    """The groups of one cluster. Any task may use it."""
+
+    async def describe(self, group: str) -> GroupState:
+        """Return a group with its members."""
+        return await self._call(self._inner.describe, group)
+
+    async def lag(self, group: str, topics: Sequence[str] = ()) -> Sequence[GroupLane]:
+        """Return how far the group came in each lane of these topics."""
+        return await self._call(self._inner.lag, group, topics)
+
+    async def consumers(self, group: str = "") -> Sequence[ConsumerInfo]:
+        """Return the members of a group, or of all groups: when they came, and their options."""
+        return await self._call(self._inner.consumers, group)
+
+    async def subscriptions(self, group: str) -> Sequence[Subscription]:
+        """Return the lanes that a group consumes: who has them, how far it came, and its lag."""
+        return await self._call(self._inner.subscriptions, group)
+
+    async def committed(self, group: str, topics: Sequence[str] = ()) -> Position:
+        """Return the places at which a group goes on in these topics."""
+        return await self._call(self._inner.committed, group, topics)
+
+    async def commit(self, group: str, position: Position, *, goes_back: bool = False) -> None:
+        """Store the progress of a program that is no member, such as a query of Spark."""
+        await self._call(self._inner.commit, group, position, goes_back=goes_back)
+
+    async def reset(
+        self, group: str, to: Start, topics: Sequence[str] = (), *, dry_run: bool = False
+    ) -> Position:
+        """Let a group without members go on from *to*, in these topics; return its new places."""
+        return await self._call(self._inner.reset, group, to, topics, dry_run=dry_run)
+
+    async def export(self, group: str) -> GroupExport:
+        """Return a group's progress as a document to keep, for restore()."""
+        return await self._call(self._inner.export, group)
+
+    async def restore(
+        self, export: GroupExport, *, group: str = "", dry_run: bool = False
+    ) -> Position:
+        """Let a group without members go on where an export says; return its new places."""
+        return await self._call(self._inner.restore, export, group=group, dry_run=dry_run)
+
+    async def keep(self, group: str, keep: bool) -> None:
+        """Let a group hold back retention, or not."""
+        await self._call(self._inner.keep, group, keep)
+
+    async def delete(self, group: str, *, force: bool = False) -> None:
+        """Delete a group with its progress. With *force*, also if it has members."""
+        await self._call(self._inner.delete, group, force=force)
+
+    async def list(self) -> list[GroupState]:
+        """Return all groups with their members, sorted by name."""
+        return await self._call(self._inner.list)
+
+
+class AioCuts(Looped[Cuts]):
+    """The named cuts of one cluster. Any task may use it."""
+
+    async def create(
+        self,
+        name: str,
+        topics: str | Sequence[str],
+        *,
+        at: Timestamp | datetime | None = None,
+        loose: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        on_progress: Callable[[int], None] = lambda _count: None,
+    ) -> CutInfo:
+        """Record topics as they are at one moment, and keep their messages up to it."""
+        return await self._call(
+            self._inner.create,
+            name,
+            topics,
+            at=at,
+            loose=loose,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+        )
+
+    async def get(self, name: str) -> CutInfo:
+        """Return a cut. Raises BadCut if there is none of this name."""
+        return await self._call(self._inner.get, name)
+
+    async def delete(self, name: str) -> None:
+        """Delete a cut; its topics keep nothing for it any more."""
+        await self._call(self._inner.delete, name)
+
+    async def list(self) -> list[CutInfo]:
+        """Return all cuts, by name."""
+        return await self._call(self._inner.list)
+
+
+class AioTimestamps(Looped[Timestamps]):
+    """The cluster's time. Any task may use it."""
+
+    @property
+    def greatest(self) -> int:
+        """The greatest timestamp that this client got, 0 for none; the next one is greater."""
+        return self._inner.greatest
+
+    async def allocate(self, count: int = 1) -> TimestampRange:
+        """Take *count* consecutive timestamps, up to 262 144; nobody else gets them."""
+        return await self._call(self._inner.allocate, count)
+
+    async def reset(self, moment: datetime) -> datetime:
+        """Move the cluster's time forward to *moment*, and return it as it is then, in UTC."""
+        return await self._call(self._inner.reset, moment)
 
 
 class AioProducer(LoopSends):
@@ -606,6 +801,11 @@ class AioTopicReader(LoopMessages):
         self._call_sync(self._inner.resume, partitions)
 
     @property
+    def tick(self) -> Timestamp:
+        """All up to this timestamp was returned; Timestamp(0) unless it is read by timestamp."""
+        return self._inner.tick
+
+    @property
     def gaps(self) -> Sequence[Gap]:
         """The last hundred gaps that on_gap="skip" skipped."""
         return self._inner.gaps
@@ -618,6 +818,80 @@ class AioTopicReader(LoopMessages):
     async def wait_caught_up(self) -> None:
         """Wait until caught_up is true; it stays true until seek()."""
         await self._call(self._inner.wait_caught_up)
+
+
+class AioGroupConsumer(LoopConsumption):
+    """An async iterator of Message, from Client.consumer(). One task takes messages."""
+
+    async def poll(self, *, wait_s: float = 1.0, messages_max: int = 4096) -> list[Message]:
+        """Return the next messages, at most *messages_max*; none if *wait_s* passes without any."""
+        return await self._poll(wait_s=wait_s, messages_max=messages_max)
+
+    async def poll_batches(
+        self, *, wait_s: float = 1.0, messages_max: int = 50000
+    ) -> list[pa.RecordBatch]:
+        """Return the next messages as Arrow RecordBatches; no message becomes an object."""
+        return await self._poll_batches(wait_s=wait_s, messages_max=messages_max)
+
+    def pause(self, parts: Iterable[TopicPartition] | None = None) -> None:
+        """Hand out nothing more of these partitions; `None` for all. They stay assigned."""
+        self._call_sync(self._inner.pause, parts)
+
+    def resume(self, parts: Iterable[TopicPartition] | None = None) -> None:
+        """Hand out these partitions again; `None` for all."""
+        self._call_sync(self._inner.resume, parts)
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the partitions that this consumer reads now."""
+        return self._call_sync(self._inner.assignment)
+
+    async def commit(self, what: Message | Position | None = None) -> None:
+        """Store the group's progress, and return when it is durable."""
+        await self._call(self._inner.commit, what)
+
+    def commit_nowait(self, what: Message | Position | None = None) -> None:
+        """Begin to store the group's progress, and do not wait for it."""
+        self._call_sync(self._inner.commit_nowait, what)
+
+    def position(self) -> Position:
+        """Return the place in each lane after the messages that were handed out."""
+        return self._call_sync(self._inner.position)
+
+    def committed(self) -> Position:
+        """Return the places at which the group goes on in this consumer's partitions."""
+        return self._call_sync(self._inner.committed)
+
+    async def lag(self) -> list[ConsumedLane]:
+        """Return the lanes of this consumer's partitions: where it is, and what lies before it."""
+        return await self._call(self._inner.lag)
+
+    async def seek(self, position: Position) -> None:
+        """Go on from these places, in partitions that this consumer has; nothing is committed."""
+        await self._call(self._inner.seek, position)
+
+    async def ack(self, message: Message | Iterable[Message]) -> None:
+        """Acknowledge a message of a shared group, or several; return when that is durable."""
+        await self._call(self._inner.ack, message)
+
+    def ack_nowait(self, message: Message | Iterable[Message]) -> None:
+        """Acknowledge a message of a shared group, or several, and do not wait."""
+        self._call_sync(self._inner.ack_nowait, message)
+
+    async def flush(self) -> None:
+        """Return when all acknowledgements so far are durable."""
+        await self._call(self._inner.flush)
+
+    def nack(self, message: Message, *, delay_s: float = 1.0, reason: str = "refused") -> None:
+        """Let a message of a shared group be delivered again after *delay_s* seconds."""
+        self._call_sync(self._inner.nack, message, delay_s=delay_s, reason=reason)
+
+    def extend(self, message: Message) -> None:
+        """Let the time in which a message is to be acknowledged begin anew."""
+        self._call_sync(self._inner.extend, message)
+
+    def deliveries(self, message: Message) -> int:
+        """Return how often a message of a shared group was delivered, this time included."""
+        return self._call_sync(self._inner.deliveries, message)
 
 
 class AioLedgerWriter(Looped[LedgerWriter]):

@@ -9,10 +9,14 @@ from __future__ import annotations
 
 import heapq
 import itertools
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 from types import TracebackType
+from typing import TypeVar
 
 import trio
+
+T = TypeVar("T")
 
 
 class Background:
@@ -39,6 +43,82 @@ class Background:
             await self._manager.__aexit__(kind, error, trace)
         else:
             await self._manager.__aexit__(None, None, None)
+
+
+class Turns:
+    """Lets one task at a time do something about a name. Names that nobody uses are forgotten."""
+
+    def __init__(self) -> None:
+        self._turns: dict[str, _Turn] = {}
+
+    @asynccontextmanager
+    async def of(self, name: str) -> AsyncIterator[None]:
+        """Wait for the turn, and have it for the block."""
+        turn = self._turns.setdefault(name, _Turn())
+        try:
+            async with turn.lock:
+                yield
+        finally:
+            if not turn.lock.locked():  # else somebody has it now, who waited
+                self._turns.pop(name, None)
+
+    async def share(self, name: str, work: Callable[[], Awaitable[T]], other: T) -> T:
+        """Do *work*, or return *other* if another task began and ended it meanwhile.
+
+        So tasks that ask while it is done share the next time it is done.
+        """
+        turn = self._turns.setdefault(name, _Turn())
+        asked = turn.begun
+        async with self.of(name):
+            if turn.ended > asked:
+                return other
+            turn.begun = number = turn.begun + 1
+            result = await work()
+            turn.ended = number
+            return result
+
+
+class Rounds:
+    """Work in rounds, one at a time: a round serves all tasks that asked before it began."""
+
+    def __init__(self, work: Callable[[], Awaitable[None]]) -> None:
+        self._work = work
+        self._begun = self._done = 0
+        self._over: trio.Event | None = None
+        """set at the end of the round that is under way"""
+
+    async def share(self) -> None:
+        """Return once a round that began after this call has ended well.
+
+        A task that waits begins the next round. An error of that round is raised to it alone; the
+        others begin another one.
+        """
+        asked = self._begun
+        while self._done <= asked:
+            if self._over is None:
+                await self._lead()
+            else:
+                await self._over.wait()
+
+    async def _lead(self) -> None:
+        over = self._over = trio.Event()
+        try:
+            await trio.lowlevel.checkpoint()  # those whom the last round served may ask again
+            self._begun += 1
+            number = self._begun
+            await self._work()
+            self._done = number
+        finally:
+            self._over = None
+            over.set()
+
+
+class _Turn:
+    """The turns about one name; how often shared work was begun, and which ended last."""
+
+    def __init__(self) -> None:
+        self.lock = trio.Lock()
+        self.begun = self.ended = 0
 
 
 class OnDemand:

@@ -11,7 +11,7 @@
 A client runs trio in one thread and may be used from any number of others. Each call costs two
 thread switches, about 0.1 ms: so prefer send_many() and append_many(). Errors are those of
 ledger_client. Ctrl-C ends a call at once, as cancelling it would. Functions that you pass, such as
-on_progress, are called in trio's thread.
+on_progress, are called in trio's thread; on_assigned and on_revoked in a worker thread.
 
 A client does not survive a fork (os.fork, multiprocessing's "fork", gunicorn's preload): in the
 child its calls raise RuntimeError. Connect in each process.
@@ -23,6 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Unpack
@@ -37,6 +38,10 @@ from ledger_client.cluster.operations.scrubbing import Scrubbed
 from ledger_client.cluster.operations.usage import ClusterUsage
 from ledger_client.cluster.operations.verification import Verification
 from ledger_client.errors import Gap
+from ledger_client.groups.consumers import ConsumerInfo, GroupLane, Subscription
+from ledger_client.groups.exports import GroupExport
+from ledger_client.groups.groups import Groups
+from ledger_client.groups.options import ConsumedLane, ConsumerSettings, TopicPartition
 from ledger_client.jobs.compaction.job import Compaction, Runner
 from ledger_client.jobs.replay.log import ReplayReport
 from ledger_client.jobs.replay.options import ReplaySettings
@@ -50,23 +55,33 @@ from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.portal import Portal
 from ledger_client.surfaces.threads import (
     Blocking,
+    BlockingConsumption,
     BlockingEntries,
     BlockingMessages,
     BlockingSends,
+    in_worker,
 )
 from ledger_client.topics.catalogue import Compression, TopicInfo
+from ledger_client.topics.cuts import TIMEOUT_S, CutInfo, Cuts
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import Position
 from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Bytes
 from ledger_client.topics.producing.producer_options import ProducerSettings
-from ledger_client.topics.reading.options import ReadSettings, Start
-from ledger_client.topics.retention.cuts import Truncated
+from ledger_client.topics.reading.options import STALENESS_S, AsOf, Consistency, ReadSettings, Start
+from ledger_client.topics.reading.state import STATE_SIZE_MAX, TopicState
 from ledger_client.topics.retention.explanation import Explanation, LaneExplained, LedgerDescription
+from ledger_client.topics.retention.lane_parts import Truncated
 from ledger_client.topics.retention.removal import Purged
 from ledger_client.topics.retention.retention import Before
+from ledger_client.topics.times import Time, Timestamp
+from ledger_client.topics.timestamps import Timestamps
+from ledger_client.topics.tracing.key_search import MESSAGES_MAX
+from ledger_client.topics.tracing.whereabouts import KeyWhereabouts, Whereabouts
 from metadata.compaction import CompactedSet
+from metadata.groups.calls import GroupState
 from metadata.records import BookieRecord, LedgerRecord
+from metadata.time.timestamps import TimestampRange
 from metadata.topics import Retention, RollPolicy, Schema
 from native.columns import Column
 
@@ -78,12 +93,16 @@ if TYPE_CHECKING:
 __all__ = [
     "BlockingClient",
     "BlockingCluster",
+    "BlockingCuts",
     "BlockingFollower",
+    "BlockingGroupConsumer",
+    "BlockingGroups",
     "BlockingLedgerReader",
     "BlockingLedgerWriter",
     "BlockingLedgers",
     "BlockingProducer",
     "BlockingTicket",
+    "BlockingTimestamps",
     "BlockingTopicReader",
     "BlockingTopics",
     "connect",
@@ -108,6 +127,17 @@ class BlockingClient(Blocking[Client]):
         self.topics = BlockingTopics(portal, inner.topics)
         self.ledgers = BlockingLedgers(portal, inner.ledgers)
         self.cluster = BlockingCluster(portal, inner.cluster)
+        self.groups = BlockingGroups(portal, inner.groups)
+        self.cuts = BlockingCuts(portal, inner.cuts)
+        self.timestamps = BlockingTimestamps(portal, inner.timestamps)
+
+    @contextmanager
+    def consumer(
+        self, topics: str | Sequence[str] = (), **settings: Unpack[ConsumerSettings]
+    ) -> Iterator[BlockingGroupConsumer]:
+        """Consume topics as a member of a group, for the length of the block."""
+        with self._hold(self._inner.consumer(topics, **in_worker(settings))) as held:
+            yield BlockingGroupConsumer(self._portal, held)
 
     @contextmanager
     def reader(
@@ -163,6 +193,7 @@ class BlockingTopics(Blocking[ClientTopics]):
         replication: int | None = None,
         ack_quorum: int | None = None,
         order: Literal["none", "event-time"] = "none",
+        timesync: bool = False,
         compression: Compression = "none",
         roll: RollPolicy | None = None,
         retention: Retention | None = None,
@@ -177,6 +208,7 @@ class BlockingTopics(Blocking[ClientTopics]):
             replication=replication,
             ack_quorum=ack_quorum,
             order=order,
+            timesync=timesync,
             compression=compression,
             roll=roll,
             retention=retention,
@@ -333,6 +365,56 @@ class BlockingTopics(Blocking[ClientTopics]):
         """Delete the compacted messages of a topic and stop keeping messages for compaction."""
         return self._call(self._inner.drop_compacted, name)
 
+    def state(
+        self,
+        name: str,
+        *,
+        keys: Iterable[bytes] | None = None,
+        partitions: Sequence[int] | None = None,
+        consistency: Consistency = "strong",
+        staleness_s: float = STALENESS_S,
+        as_of: AsOf | None = None,
+        on_gap: Literal["raise", "skip"] = "raise",
+        size_max: int = STATE_SIZE_MAX,
+    ) -> TopicState:
+        """Return the latest message of each key of a topic with timesync, as of a moment."""
+        return self._call(
+            self._inner.state,
+            name,
+            keys=keys,
+            partitions=partitions,
+            consistency=consistency,
+            staleness_s=staleness_s,
+            as_of=as_of,
+            on_gap=on_gap,
+            size_max=size_max,
+        )
+
+    def why(self, name: str, message_id: MessageId) -> Whereabouts:
+        """Return where a message is, and why readers get it or not."""
+        return self._call(self._inner.why, name, message_id)
+
+    def why_key(
+        self,
+        name: str,
+        key: bytes,
+        *,
+        partitions: Sequence[int] | None = None,
+        since: Time | None = None,
+        messages_max: int = MESSAGES_MAX,
+        on_progress: Callable[[int], None] = lambda _messages: None,
+    ) -> KeyWhereabouts:
+        """Return where the newest messages of a key are, as why() does for each of them."""
+        return self._call(
+            self._inner.why_key,
+            name,
+            key,
+            partitions=partitions,
+            since=since,
+            messages_max=messages_max,
+            on_progress=on_progress,
+        )
+
     def list(self, namespace: str | None = None, *, own: bool = False) -> list[TopicInfo]:
         """Return all topics, or those of a namespace, sorted by name; *own* adds ``__events``."""
         return self._call(self._inner.list, namespace, own=own)
@@ -461,6 +543,114 @@ class BlockingCluster(Blocking[Cluster]):
     def cancel_decommission(self, bookie_id: str) -> None:
         """Let a draining bookie take new entries again. What has moved stays moved."""
         self._call(self._inner.cancel_decommission, bookie_id)
+
+
+class BlockingGroups(Blocking[Groups]):
+    """The groups of one cluster. Any task may use it."""
+
+    def describe(self, group: str) -> GroupState:
+        """Return a group with its members."""
+        return self._call(self._inner.describe, group)
+
+    def lag(self, group: str, topics: Sequence[str] = ()) -> Sequence[GroupLane]:
+        """Return how far the group came in each lane of these topics."""
+        return self._call(self._inner.lag, group, topics)
+
+    def consumers(self, group: str = "") -> Sequence[ConsumerInfo]:
+        """Return the members of a group, or of all groups: when they came, and their options."""
+        return self._call(self._inner.consumers, group)
+
+    def subscriptions(self, group: str) -> Sequence[Subscription]:
+        """Return the lanes that a group consumes: who has them, how far it came, and its lag."""
+        return self._call(self._inner.subscriptions, group)
+
+    def committed(self, group: str, topics: Sequence[str] = ()) -> Position:
+        """Return the places at which a group goes on in these topics."""
+        return self._call(self._inner.committed, group, topics)
+
+    def commit(self, group: str, position: Position, *, goes_back: bool = False) -> None:
+        """Store the progress of a program that is no member, such as a query of Spark."""
+        self._call(self._inner.commit, group, position, goes_back=goes_back)
+
+    def reset(
+        self, group: str, to: Start, topics: Sequence[str] = (), *, dry_run: bool = False
+    ) -> Position:
+        """Let a group without members go on from *to*, in these topics; return its new places."""
+        return self._call(self._inner.reset, group, to, topics, dry_run=dry_run)
+
+    def export(self, group: str) -> GroupExport:
+        """Return a group's progress as a document to keep, for restore()."""
+        return self._call(self._inner.export, group)
+
+    def restore(self, export: GroupExport, *, group: str = "", dry_run: bool = False) -> Position:
+        """Let a group without members go on where an export says; return its new places."""
+        return self._call(self._inner.restore, export, group=group, dry_run=dry_run)
+
+    def keep(self, group: str, keep: bool) -> None:
+        """Let a group hold back retention, or not."""
+        self._call(self._inner.keep, group, keep)
+
+    def delete(self, group: str, *, force: bool = False) -> None:
+        """Delete a group with its progress. With *force*, also if it has members."""
+        self._call(self._inner.delete, group, force=force)
+
+    def list(self) -> list[GroupState]:
+        """Return all groups with their members, sorted by name."""
+        return self._call(self._inner.list)
+
+
+class BlockingCuts(Blocking[Cuts]):
+    """The named cuts of one cluster. Any task may use it."""
+
+    def create(
+        self,
+        name: str,
+        topics: str | Sequence[str],
+        *,
+        at: Timestamp | datetime | None = None,
+        loose: bool = False,
+        timeout_s: float = TIMEOUT_S,
+        on_progress: Callable[[int], None] = lambda _count: None,
+    ) -> CutInfo:
+        """Record topics as they are at one moment, and keep their messages up to it."""
+        return self._call(
+            self._inner.create,
+            name,
+            topics,
+            at=at,
+            loose=loose,
+            timeout_s=timeout_s,
+            on_progress=on_progress,
+        )
+
+    def get(self, name: str) -> CutInfo:
+        """Return a cut. Raises BadCut if there is none of this name."""
+        return self._call(self._inner.get, name)
+
+    def delete(self, name: str) -> None:
+        """Delete a cut; its topics keep nothing for it any more."""
+        self._call(self._inner.delete, name)
+
+    def list(self) -> list[CutInfo]:
+        """Return all cuts, by name."""
+        return self._call(self._inner.list)
+
+
+class BlockingTimestamps(Blocking[Timestamps]):
+    """The cluster's time. Any task may use it."""
+
+    @property
+    def greatest(self) -> int:
+        """The greatest timestamp that this client got, 0 for none; the next one is greater."""
+        return self._inner.greatest
+
+    def allocate(self, count: int = 1) -> TimestampRange:
+        """Take *count* consecutive timestamps, up to 262 144; nobody else gets them."""
+        return self._call(self._inner.allocate, count)
+
+    def reset(self, moment: datetime) -> datetime:
+        """Move the cluster's time forward to *moment*, and return it as it is then, in UTC."""
+        return self._call(self._inner.reset, moment)
 
 
 class BlockingProducer(BlockingSends):
@@ -604,6 +794,11 @@ class BlockingTopicReader(BlockingMessages):
         self._call_sync(self._inner.resume, partitions)
 
     @property
+    def tick(self) -> Timestamp:
+        """All up to this timestamp was returned; Timestamp(0) unless it is read by timestamp."""
+        return self._inner.tick
+
+    @property
     def gaps(self) -> Sequence[Gap]:
         """The last hundred gaps that on_gap="skip" skipped."""
         return self._inner.gaps
@@ -616,6 +811,80 @@ class BlockingTopicReader(BlockingMessages):
     def wait_caught_up(self) -> None:
         """Wait until caught_up is true; it stays true until seek()."""
         self._call(self._inner.wait_caught_up)
+
+
+class BlockingGroupConsumer(BlockingConsumption):
+    """An async iterator of Message, from Client.consumer(). One task takes messages."""
+
+    def poll(self, *, wait_s: float = 1.0, messages_max: int = 4096) -> list[Message]:
+        """Return the next messages, at most *messages_max*; none if *wait_s* passes without any."""
+        return self._poll(wait_s=wait_s, messages_max=messages_max)
+
+    def poll_batches(
+        self, *, wait_s: float = 1.0, messages_max: int = 50000
+    ) -> list[pa.RecordBatch]:
+        """Return the next messages as Arrow RecordBatches; no message becomes an object."""
+        return self._poll_batches(wait_s=wait_s, messages_max=messages_max)
+
+    def pause(self, parts: Iterable[TopicPartition] | None = None) -> None:
+        """Hand out nothing more of these partitions; `None` for all. They stay assigned."""
+        self._call_sync(self._inner.pause, parts)
+
+    def resume(self, parts: Iterable[TopicPartition] | None = None) -> None:
+        """Hand out these partitions again; `None` for all."""
+        self._call_sync(self._inner.resume, parts)
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the partitions that this consumer reads now."""
+        return self._call_sync(self._inner.assignment)
+
+    def commit(self, what: Message | Position | None = None) -> None:
+        """Store the group's progress, and return when it is durable."""
+        self._call(self._inner.commit, what)
+
+    def commit_nowait(self, what: Message | Position | None = None) -> None:
+        """Begin to store the group's progress, and do not wait for it."""
+        self._call_sync(self._inner.commit_nowait, what)
+
+    def position(self) -> Position:
+        """Return the place in each lane after the messages that were handed out."""
+        return self._call_sync(self._inner.position)
+
+    def committed(self) -> Position:
+        """Return the places at which the group goes on in this consumer's partitions."""
+        return self._call_sync(self._inner.committed)
+
+    def lag(self) -> list[ConsumedLane]:
+        """Return the lanes of this consumer's partitions: where it is, and what lies before it."""
+        return self._call(self._inner.lag)
+
+    def seek(self, position: Position) -> None:
+        """Go on from these places, in partitions that this consumer has; nothing is committed."""
+        self._call(self._inner.seek, position)
+
+    def ack(self, message: Message | Iterable[Message]) -> None:
+        """Acknowledge a message of a shared group, or several; return when that is durable."""
+        self._call(self._inner.ack, message)
+
+    def ack_nowait(self, message: Message | Iterable[Message]) -> None:
+        """Acknowledge a message of a shared group, or several, and do not wait."""
+        self._call_sync(self._inner.ack_nowait, message)
+
+    def flush(self) -> None:
+        """Return when all acknowledgements so far are durable."""
+        self._call(self._inner.flush)
+
+    def nack(self, message: Message, *, delay_s: float = 1.0, reason: str = "refused") -> None:
+        """Let a message of a shared group be delivered again after *delay_s* seconds."""
+        self._call_sync(self._inner.nack, message, delay_s=delay_s, reason=reason)
+
+    def extend(self, message: Message) -> None:
+        """Let the time in which a message is to be acknowledged begin anew."""
+        self._call_sync(self._inner.extend, message)
+
+    def deliveries(self, message: Message) -> int:
+        """Return how often a message of a shared group was delivered, this time included."""
+        return self._call_sync(self._inner.deliveries, message)
 
 
 class BlockingLedgerWriter(Blocking[LedgerWriter]):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property, partial
 from pathlib import Path
@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Literal, Unpack
 import trio
 
 from ledger_client.cluster.cluster import Cluster
+from ledger_client.groups.consumer import GroupConsumer, open_consumer
+from ledger_client.groups.dead_letters import DeadLetters
+from ledger_client.groups.feed_ticks import FeedTicks
+from ledger_client.groups.groups import Groups
+from ledger_client.groups.heartbeats import SharedHeartbeats
+from ledger_client.groups.options import ConsumerSettings
+from ledger_client.groups.standing import Standings
 from ledger_client.jobs.compaction.job import Compaction, Runner, compact_topic, drop_compacted
 from ledger_client.jobs.compaction.runner import LocalRunner
 from ledger_client.jobs.replay.log import ReplayReport
@@ -18,20 +25,30 @@ from ledger_client.jobs.replay.options import ReplayOptions, ReplaySettings
 from ledger_client.ledgers.catalogue import LedgerInfo
 from ledger_client.ledgers.reader import LedgerReader
 from ledger_client.ledgers.writer import LedgerWriter
+from ledger_client.message_id import MessageId
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.topics.context import TopicContext, open_context
+from ledger_client.topics.cuts import Cuts
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.producing.producer_lanes import topic_producer
 from ledger_client.topics.producing.producer_options import ProducerSettings
-from ledger_client.topics.reading.options import ReadSettings
+from ledger_client.topics.reading.options import STALENESS_S, AsOf, Consistency, ReadSettings
 from ledger_client.topics.reading.reader import TopicReader, open_reader
+from ledger_client.topics.reading.state import STATE_SIZE_MAX, TopicState, topic_state
 from ledger_client.topics.retention.explanation import LedgerDescription, describe_ledger
+from ledger_client.topics.times import Time
 from ledger_client.topics.topics import Topics
+from ledger_client.topics.tracing.key_search import MESSAGES_MAX, search_key
+from ledger_client.topics.tracing.trace import trace
+from ledger_client.topics.tracing.whereabouts import KeyWhereabouts, Whereabouts
 from ledger_client.wire.streams import OpenStream
 from metadata.compaction import CompactedSet
 
 if TYPE_CHECKING:
     from ledger_client.metrics import ClientMetrics
+
+TRACED_MAX = 5
+"""Messages of a key that why_key() follows, of as many lanes."""
 
 
 @asynccontextmanager
@@ -120,6 +137,112 @@ class ClientTopics(Topics):
             TopicBusy: the topic is being compacted.
         """
         return await drop_compacted(self._context, name)
+
+    async def state(
+        self,
+        name: str,
+        *,
+        keys: Iterable[bytes] | None = None,
+        partitions: Sequence[int] | None = None,
+        consistency: Consistency = "strong",
+        staleness_s: float = STALENESS_S,
+        as_of: AsOf | None = None,
+        on_gap: Literal["raise", "skip"] = "raise",
+        size_max: int = STATE_SIZE_MAX,
+    ) -> TopicState:
+        """Return the latest message of each key of a topic with timesync, as of a moment.
+
+        Sending a key inserts or replaces it, and an empty value deletes it. Every message up to
+        the moment counts, whoever sent it, and none that is later. All of the topic is read.
+
+        Args:
+            name: namespace/name.
+            keys: only these; they take memory, and others do not.
+            partitions: only these.
+            consistency: what the moment is at least. "strong": now. "bounded": now less
+                *staleness_s*. "session": the last message that was acknowledged to this client's
+                producers. "eventual": the newest tick, without a wait.
+            staleness_s: for "bounded".
+            as_of: let the moment be no later than this; a time needs a time zone.
+            on_gap: "skip": use what is left if retention removed messages.
+            size_max: bytes of keys and values that the state may have.
+
+        Raises:
+            NoSuchTopic: it does not exist.
+            BadTopic: it is without timesync, an argument is not possible, or the state is larger.
+            MetadataUnavailable: in time no tick was as late; the message says what holds it back.
+            Gap: retention removed messages that may belong to the state, or it did after a
+                compaction that is later than the moment.
+            TopicBusy: the topic was compacted again and again meanwhile.
+            LedgerError: as reading.
+        """
+        return await topic_state(
+            self._context,
+            name,
+            keys=keys,
+            partitions=partitions,
+            consistency=consistency,
+            staleness_s=staleness_s,
+            as_of=as_of,
+            on_gap=on_gap,
+            size_max=size_max,
+        )
+
+    async def why(self, name: str, message_id: MessageId) -> Whereabouts:
+        """Return where a message is, and why readers get it or not.
+
+        It reads the rows of one partition, and asks each bookie of the message's entry. Nothing is
+        fenced, recovered or changed. A bookie that cannot be reached costs a few seconds, and
+        makes the answer "unknown" where it matters.
+
+        Raises:
+            NoSuchTopic: it does not exist, and no event says that it was deleted.
+            BadTopic: the id is that of a duplicate whose original is in an unknown place.
+        """
+        traced = await trace(self._context, name, message_id)
+        if traced.place is not None:
+            traced.report.groups = await Standings(self._context, traced).look()
+        return traced.report
+
+    async def why_key(
+        self,
+        name: str,
+        key: bytes,
+        *,
+        partitions: Sequence[int] | None = None,
+        since: Time | None = None,
+        messages_max: int = MESSAGES_MAX,
+        on_progress: Callable[[int], None] = lambda _messages: None,
+    ) -> KeyWhereabouts:
+        """Return where the newest messages of a key are, as why() does for each of them.
+
+        It reads the lanes of the key's partition backward, down to the first message of the key.
+
+        Args:
+            name: namespace/name.
+            key: the key.
+            partitions: where to search. By default in the partition to which producers send the
+                key now; it may have been another one before partitions were added.
+            since: leave out messages before this time.
+            messages_max: read at most so many messages.
+            on_progress: called with the number of messages just read.
+
+        Raises:
+            NoSuchTopic: it does not exist.
+            BadTopic: there is no such partition.
+        """
+        topic, _ = await self._context.catalogue.get(name)
+        search = await search_key(
+            self._context,
+            topic,
+            key,
+            partitions=partitions,
+            since=since,
+            messages_max=messages_max,
+            on_progress=on_progress,
+        )
+        messages = [await self.why(name, found) for found in search.newest[:TRACED_MAX]]
+        return KeyWhereabouts(search=search, messages=messages)
 
 
 class ClientLedgers:
@@ -237,6 +360,9 @@ class Client:
         topics: creates, alters, lists and deletes topics, and deletes messages.
         ledgers: creates, opens, lists and deletes ledgers.
         cluster: the bookies, the copies on them, and their disks.
+        groups: lists, describes and deletes groups of consumers.
+        cuts: records topics as they are at one moment, and keeps that.
+        timestamps: hands out timestamps of one order for the whole cluster.
     """
 
     def __init__(self, context: TopicContext) -> None:
@@ -244,6 +370,38 @@ class Client:
         self.topics = ClientTopics(context)
         self.ledgers = ClientLedgers(context)
         self.cluster = Cluster(context)
+        self.groups = Groups(context)
+        self.cuts = Cuts(context)
+        self.timestamps = context.timestamps
+        self._heartbeats = SharedHeartbeats(context)
+
+    def consumer(
+        self, topics: str | Sequence[str] = (), **settings: Unpack[ConsumerSettings]
+    ) -> AbstractAsyncContextManager[GroupConsumer]:
+        """Consume topics as a member of a group, for the length of the block.
+
+        The members of a group share its topics: each partition is read by one of them, and each
+        message is consumed at least once, whatever happens to members. A message is committed
+        once the consumer has asked for the next one, every *auto_commit_s* seconds and at the end
+        of the block; or when commit() is called. A member that is gone is replaced after its
+        session, and its messages that were not committed come again.
+
+        Bookies know no groups. A consumer that was cut off, and replaced meanwhile, may still
+        get messages of partitions that it lost; it cannot commit them.
+
+        Args:
+            topics: namespace/name, one or several; "*" stands for any characters, so "shop/*" is
+                a whole namespace, with the topics that are created later, as namespace="shop" is.
+            settings: the fields of ConsumerOptions; *group* is required.
+
+        Raises:
+            NoSuchTopic: a topic does not exist, or no topic matches, and *missing* is "fail".
+            BadGroup: an option is not possible, or does not suit the group.
+            MetadataUnavailable: no bookie leads.
+        """
+        return open_consumer(
+            self._context, self._heartbeats, DeadLetters, FeedTicks, topics, **settings
+        )
 
     def reader(
         self, topics: str | Sequence[str], **settings: Unpack[ReadSettings]
@@ -262,6 +420,7 @@ class Client:
         Raises:
             NoSuchTopic: one of them does not exist.
             BadTopic: a setting is not possible; the message says why.
+            BadCut: there is no such cut, or a topic is not in it.
             MessagesLost: the compacted messages are not complete.
             LedgerError: the starting place could not be found. Reading raises as
                 TopicReader.next_messages().
@@ -321,6 +480,7 @@ class Client:
         Raises:
             NoSuchTopic: a source does not exist, or the target without *with_definition*.
             BadTopic: a setting is not possible; the message says why.
+            BadCut: a cut does not exist, or a topic is not in it.
             Gap: messages of the range were removed.
             TopicBusy, JobLost: another process runs the replay.
             ReplayConflict: the name or the target has other contents, or messages of the range

@@ -2,7 +2,7 @@
 
 LedgerError
 ├── Retryable                nothing is wrong with the request; try again later
-│   ├── NotEnoughBookies     fewer healthy bookies than the ensemble needs
+│   ├── NotEnoughBookies     too few healthy bookies for the ensemble, or racks
 │   ├── BookieUnavailable    one bookie cannot be reached or does not answer
 │   ├── ReplicasUnavailable  too few bookies answer to read an entry, or to recover a ledger
 │   └── MetadataUnavailable  the metadata store did not answer in time
@@ -21,6 +21,11 @@ LedgerError
 ├── AccessDenied             a bookie refuses the login, or its certificate is not trusted
 ├── MetadataBroken           metadata is damaged or refuses; a person must look
 ├── DrainRefused             the bookie cannot be decommissioned as asked; `reason` says why
+├── BadGroup                 the request does not suit the group; the message says why
+├── BadCut                   there is no such cut, or it cannot be made so; the message says why
+├── TimeRefused              the cluster's time cannot be reset so; it moves forward only
+├── CommitRefused            partitions are another member's by now: their messages come again
+├── MemberRemoved            the group removed this consumer, or it was started elsewhere
 ├── TopicError               errors that concern a topic
 │   ├── NoSuchTopic          it does not exist, or was deleted
 │   ├── TopicExists          the name is taken
@@ -54,22 +59,45 @@ from ledger_client.message_id import MessageId
 from metadata.errors import (
     AccessDenied as AccessDenied,
     BadAddress as BadAddress,
+    BadGroup as BadGroup,
     LedgerError as LedgerError,
     MetadataBroken as MetadataBroken,
     MetadataUnavailable as MetadataUnavailable,
     Retryable as Retryable,
+    TimeRefused as TimeRefused,
 )
 from native.checksum import Checksum
 
 
 class NotEnoughBookies(Retryable):
-    """Fewer healthy, writable bookies are there than the ensemble needs."""
+    """Fewer healthy, writable bookies are there than the ensemble needs, or on too few racks.
 
-    def __init__(self, *, healthy: int, needed: int, ledger_id: int | None = None) -> None:
+    Attributes:
+        healthy: bookies that could be chosen.
+        needed: bookies that the ensemble needs.
+        racks: racks that the copies of some entry could be on at most; `None` without racks_min.
+        racks_needed: as Options.racks_min asks, at most the write quorum.
+    """
+
+    def __init__(
+        self,
+        *,
+        healthy: int,
+        needed: int,
+        ledger_id: int | None = None,
+        racks: int | None = None,
+        racks_needed: int = 0,
+    ) -> None:
         text = f"{healthy} healthy, writable bookies, {needed} needed"
-        super().__init__(f"{text}: start another, or ask for fewer copies", ledger_id=ledger_id)
+        hint = "start another, or ask for fewer copies"
+        if racks is not None and healthy >= needed:
+            text = f"copies of an entry would span {racks} of {racks_needed} racks needed"
+            hint = "start a bookie on another rack, or lower racks_min"
+        super().__init__(f"{text}: {hint}", ledger_id=ledger_id)
         self.healthy = healthy
         self.needed = needed
+        self.racks = racks
+        self.racks_needed = racks_needed
 
 
 class BookieUnavailable(Retryable):
@@ -276,10 +304,12 @@ class NoSuchTopic(TopicError):
     """The topic does not exist, was deleted, or is being deleted."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__(
-            f"no such topic; `quire topic list` shows all, `quire topic create {topic}` makes it",
-            topic=topic,
+        advice = (
+            f"no such topic; `quire topic list` shows all, `quire topic create {topic}` makes it"
         )
+        if "*" in topic:
+            advice = "the pattern matches no topic; `quire topic list` shows all"
+        super().__init__(advice, topic=topic)
 
 
 class TopicExists(TopicError):
@@ -516,3 +546,44 @@ class SparkError(LedgerError):
 
 class SparkMissing(SparkError):
     """PySpark or Java is not installed, does not run, or is too old."""
+
+
+class BadCut(LedgerError):
+    """There is no such cut, or it cannot be made so; nothing was changed.
+
+    Attributes:
+        cut: its name.
+    """
+
+    def __init__(self, message: str, *, cut: str) -> None:
+        super().__init__(f"cut {cut}: {message}")
+        self.cut = cut
+
+    @classmethod
+    def unknown(cls, cut: str) -> BadCut:
+        """Return the error for a name that no cut has."""
+        return cls("there is none of this name; `quire cut list` shows all", cut=cut)
+
+
+class CommitRefused(LedgerError):
+    """Partitions belong to another member by now, or to none; other partitions were committed.
+
+    Attributes:
+        group: name of the group.
+        parts: (topic's uid, partition) of each.
+    """
+
+    def __init__(self, group: str, parts: Sequence[tuple[int, int]]) -> None:
+        named = ", ".join(str(partition) for _, partition in parts[:5])
+        super().__init__(f"group {group}: partitions {named} are not this member's any more")
+        self.group = group
+        self.parts = tuple(parts)
+
+
+class MemberRemoved(LedgerError):
+    """The consumer is no member of its group any more, and cannot go on; open a new one."""
+
+    def __init__(self, group: str, member: str, reason: str) -> None:
+        super().__init__(f"member {member} of group {group}: {reason}")
+        self.group = group
+        self.member = member

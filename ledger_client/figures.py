@@ -73,6 +73,7 @@ class SendFigures:
         roll_times: from the end of a ledger until its lane goes on in the next.
         recoveries: how many of these rolls followed a failed ledger.
         takeovers: lanes taken that their previous writer had left open.
+        timestamp: the greatest that was acknowledged, 0 for none.
     """
 
     __slots__ = (
@@ -84,19 +85,24 @@ class SendFigures:
         "send_times",
         "size",
         "takeovers",
+        "timestamp",
         "under_way",
     )
 
     def __init__(self) -> None:
         self.messages = self.size = self.under_way = 0
-        self.recoveries = self.takeovers = 0
+        self.recoveries = self.takeovers = self.timestamp = 0
         self.batch_sizes = batch_sizes()
         self.send_times = times()
         self.roll_times = times()
         self.failed: Counter[str] = Counter(SendUnknown=0)  # there before it happens
 
-    def acknowledge(self, messages: int, size: int, seconds: float) -> None:
-        """Count a batch that is durable, *seconds* after its first message came."""
+    def acknowledge(self, messages: int, size: int, seconds: float, timestamp: int = 0) -> None:
+        """Count a batch that is durable, *seconds* after its first message came.
+
+        *timestamp* is that of its last message.
+        """
+        self.timestamp = max(self.timestamp, timestamp)
         self.messages += messages
         self.size += size
         self.batch_sizes.add(size)
@@ -132,12 +138,37 @@ class ReadFigures:
         self.lag_s = now - header.created_ms / 1000
 
 
+class ConsumeFigures:
+    """What consumers of one group met in one topic, beside what readers count.
+
+    Attributes:
+        redeliveries: messages handed out again, because nobody acknowledged them in time.
+        dead_letters: messages given up, and sent to the group's dead-letter topic.
+    """
+
+    __slots__ = ("dead_letters", "redeliveries")
+
+    def __init__(self) -> None:
+        self.redeliveries = self.dead_letters = 0
+
+
 class Figures:
     """The counters of one client, by topic: at most TOPICS_MAX topics each, and OTHERS."""
 
     def __init__(self) -> None:
         self.sent: dict[str, SendFigures] = {}
         self.read: dict[str, ReadFigures] = {}
+        self.consumed: dict[tuple[str, str], ConsumeFigures] = {}
+        """by group and topic"""
+        self.late_timestamps = 0
+        """answers of the oracle that came too late, and were dropped"""
+
+    def consuming(self, group: str, topic: str) -> ConsumeFigures:
+        """Return the counters of a group in a topic; beyond TOPICS_MAX, those of OTHERS."""
+        name = (group, topic)
+        if name not in self.consumed and len(self.consumed) >= TOPICS_MAX:
+            name = (OTHERS, OTHERS)
+        return self.consumed.setdefault(name, ConsumeFigures())
 
     def sending(self, topic: str) -> SendFigures:
         """Return the counters for writes to *topic*, those of OTHERS beyond TOPICS_MAX topics."""

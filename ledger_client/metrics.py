@@ -20,7 +20,14 @@ from prometheus_client.core import (
 )
 from prometheus_client.registry import Collector
 
-from ledger_client.figures import MICROSECONDS, Figures, ReadFigures, SendFigures, Spread
+from ledger_client.figures import (
+    MICROSECONDS,
+    ConsumeFigures,
+    Figures,
+    ReadFigures,
+    SendFigures,
+    Spread,
+)
 
 PREFIX = "quire_client_"
 
@@ -53,6 +60,10 @@ _READ = {
     "runs": _Name("read_batches", "Batches, or parts of them, that were handed out at once"),
     "gaps": _Name("read_gaps", "Places at which messages had been removed"),
 }
+_CONSUMED = {
+    "redeliveries": _Name("group_redeliveries", "Messages that a group was handed again"),
+    "dead_letters": _Name("group_dead_letters", "Messages that a group gave up"),
+}
 
 
 class ClientMetrics(Collector):
@@ -66,11 +77,15 @@ class ClientMetrics(Collector):
         sent, read = dict(self._figures.sent), dict(self._figures.read)
         yield from _sent(sent)
         yield from _read(read)
+        yield from _consumed(dict(self._figures.consumed))
+        yield _late(self._figures.late_timestamps)
 
     def describe(self) -> Iterator[Metric]:
         """Return the families without values, to register them."""
         yield from _sent({})
         yield from _read({})
+        yield from _consumed({})
+        yield _late(0)
 
 
 def _sent(topics: dict[str, SendFigures]) -> Iterator[Metric]:
@@ -113,6 +128,19 @@ def _read(topics: dict[str, ReadFigures]) -> Iterator[Metric]:
     for topic, figures in topics.items():
         lag.add_metric([topic], figures.lag_s)
     yield lag
+
+
+def _consumed(groups: dict[tuple[str, str], ConsumeFigures]) -> Iterator[Metric]:
+    for field, (name, text) in _CONSUMED.items():
+        counter = CounterMetricFamily(PREFIX + name, text, labels=["group", "topic"])
+        for labels, figures in groups.items():
+            counter.add_metric(labels, getattr(figures, field))
+        yield counter
+
+
+def _late(count: int) -> Metric:
+    text = "Answers of the oracle that came too late, and were dropped"
+    return CounterMetricFamily(PREFIX + "late_timestamps", text, value=count)
 
 
 def _buckets(spread: Spread, unit: int) -> list[tuple[str, float]]:

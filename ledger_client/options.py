@@ -38,6 +38,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
     """A bookie that failed is not chosen for so long; doubles each time it fails again soon."""
     quarantine_max_s: float = 60.0
     """The longest quarantine; after as long without a failure, all is forgiven."""
+    racks_min: int = 1
+    """Copies of an entry must be on so many racks, at most as many as there are copies, or no
+    ledger is created and no bookie replaced; 1: they are on as many as possible, without fail."""
     reconnect_delay_s: float = 0.05
     """Before the second attempt to reach a bookie; doubles up to reconnect_delay_max_s."""
     reconnect_delay_max_s: float = 2.0

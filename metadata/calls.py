@@ -15,14 +15,17 @@ from typing import Annotated, TypeVar
 import msgspec
 
 from metadata.errors import Attribute, BadRecord
-from metadata.store import OPS_MAX, Changes, Check, CheckLease, Delete, Lease, Put
+from metadata.groups.calls import GroupReply, GroupRequest
+from metadata.inspections import InspectionReply, InspectionRequest
+from metadata.store import OPS_MAX, Changes, Check, CheckLease, Delete, Lease, Put, StoreSession
+from metadata.time.calls import TimeReply, TimeRequest
 from native.mark import Mark
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Id = Annotated[int, msgspec.Meta(ge=-1, le=(1 << 63) - 1)]
 T = TypeVar("T")
-PAGE_MAX = 4000
-"""Records or extents of one page."""
+WATCHED_AT_ONCE_MAX = 4096
+"""Prefixes in one request to watch them."""
 
 
 class CallMessage(msgspec.Struct, frozen=True, tag=True):
@@ -59,20 +62,39 @@ class NextId(CallMessage, frozen=True):
     count: Count = 1
 
 
+class OpenSession(CallMessage, frozen=True):
+    """Open a session. -> SessionOpened."""
+
+    owner: str
+    ttl_s: float
+
+
+class KeepSession(CallMessage, frozen=True):
+    """Let a session live for its full time from now on. -> Done."""
+
+    session: StoreSession
+
+
+class EndSession(CallMessage, frozen=True):
+    """End a session and its leases, if it is not over already. -> Done."""
+
+    session: StoreSession
+
+
 class Grant(CallMessage, frozen=True):
     """Take a lease, with a new epoch. -> Granted."""
 
     name: str
-    owner: str
-    ttl_s: float
+    session: StoreSession
+    owner: str = ""
     value: bytes = b""
 
 
-class Renew(CallMessage, frozen=True):
-    """Extend a lease to its full time to live. -> Granted."""
+class Update(CallMessage, frozen=True):
+    """Set the value of a lease. -> Granted."""
 
     lease: Lease
-    value: bytes | None = None
+    value: bytes
 
 
 class Release(CallMessage, frozen=True):
@@ -100,6 +122,29 @@ class WatchSince(CallMessage, frozen=True):
 
     prefix: str
     revision: Count | None = None
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
+
+
+class WatchPrefixes(CallMessage, frozen=True):
+    """Report changes under these prefixes to AwaitHints of this connection. -> Changes.
+
+    The reply lists no keys: changes after its revision will be reported. With *since*, those
+    after that revision are too, for a client that was connected elsewhere.
+    """
+
+    add: Annotated[list[str], msgspec.Meta(max_length=WATCHED_AT_ONCE_MAX)] = []
+    drop: Annotated[list[str], msgspec.Meta(max_length=WATCHED_AT_ONCE_MAX)] = []
+    """no more of these, as far as they are watched"""
+    since: Count | None = None
+
+
+class AwaitHints(CallMessage, frozen=True):
+    """Wait for changes under the watched prefixes of this connection. -> Changes.
+
+    It comes once there are some, or *wait_ms* passed. A key that equals a prefix means that
+    anything under it may have changed. A second call ends the wait of the first.
+    """
+
     wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
 
 
@@ -162,38 +207,25 @@ class ScrubNow(CallMessage, frozen=True):
     """Check every record of every entry log now; replies at the end. -> ScrubReport."""
 
 
-class JournalFiles(CallMessage, frozen=True):
-    """List all journal files, in one page. -> JournalFilePage."""
+class FollowedLedger(msgspec.Struct, frozen=True, array_like=True):
+    """A ledger, and the last confirmed entry that the client knows, -1 for none."""
+
+    ledger_id: Count
+    known_lac: Id
 
 
-class JournalRecords(CallMessage, frozen=True):
-    """List records of a journal file. -> JournalRecordPage.
+class AwaitLedgers(CallMessage, frozen=True):
+    """Follow ledgers on this connection, and wait for news of any of them. -> LedgersMoved.
 
-    Starts at the group at offset *group* (0: the first), after its first *skip* records; both
-    come from the previous page. *groups*: include the records that begin groups.
+    It comes once the last confirmed entry of one is greater than the known one, or a ledger is
+    fenced, or *wait_ms* passed. A second call ends the wait of the first, without ids. A ledger
+    that this bookie does not have is not followed.
     """
 
-    file_id: Count
-    group: Count = 0
-    skip: Count = 0
-    ledger_id: int | None = None
-    groups: bool = False
-    count: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
-
-
-class Indexes(CallMessage, frozen=True):
-    """Sum up the indexes of logs with id > *after*. -> IndexPage."""
-
-    after: Id = -1
-
-
-class IndexExtents(CallMessage, frozen=True):
-    """List extents with offset > *after* in the index of a log. -> ExtentPage."""
-
-    log_id: Count
-    after: Id = -1
-    ledger_id: int | None = None
-    count: Annotated[int, msgspec.Meta(ge=1, le=PAGE_MAX)] = PAGE_MAX
+    add: Annotated[list[FollowedLedger], msgspec.Meta(max_length=WATCHED_AT_ONCE_MAX)] = []
+    drop: Annotated[list[Count], msgspec.Meta(max_length=WATCHED_AT_ONCE_MAX)] = []
+    """follow these no longer, as far as they are followed"""
+    wait_ms: Annotated[int, msgspec.Meta(ge=0, le=60_000)] = 0
 
 
 class DiskUse(CallMessage, frozen=True):
@@ -240,6 +272,12 @@ class KeyPage(CallMessage, frozen=True):
     """Keys in order; an empty page means the end."""
 
     items: list[KeyItem]
+
+
+class SessionOpened(CallMessage, frozen=True):
+    """A new session."""
+
+    session: StoreSession
 
 
 class Granted(CallMessage, frozen=True):
@@ -340,87 +378,6 @@ class LogPage(CallMessage, frozen=True):
     logs: list[LogOnBookie]
 
 
-class JournalFileOnBookie(msgspec.Struct, frozen=True):
-    """A journal file. Sizes in bytes; *end* is 0 for the newest, which is being written."""
-
-    id: int
-    size: int
-    end: int
-    needed: bool
-    """it holds entries that are not in an entry log yet"""
-    damaged: bool = False
-
-
-class JournalFilePage(CallMessage, frozen=True):
-    """All journal files, oldest first; *missing*: ids of gaps between them."""
-
-    files: list[JournalFileOnBookie]
-    missing: list[int] = []
-
-
-class RecordOnBookie(msgspec.Struct, frozen=True, array_like=True):
-    """A record; *entry_id* is negative for special ones, *size* that of its body."""
-
-    offset: int
-    ledger_id: int
-    entry_id: int
-    size: int
-
-
-class JournalRecordPage(CallMessage, frozen=True):
-    """Records in file order, and offsets of damage.
-
-    The next page begins at *group* and *skip*. The last page has an *end*, the offset where the
-    file's records end now.
-    """
-
-    records: list[RecordOnBookie]
-    damages: list[int]
-    group: int
-    skip: int
-    end: int | None = None
-
-
-class IndexOnBookie(msgspec.Struct, frozen=True):
-    """The index of a log. *entries_size*: bytes of the records that it lists."""
-
-    log_id: int
-    size: int
-    extents: int
-    entries: int
-    entries_size: int
-    damages: list[int] = []
-
-
-class IndexPage(CallMessage, frozen=True):
-    """Indexes ordered by log; an empty page means the end."""
-
-    indexes: list[IndexOnBookie]
-
-
-class ExtentOnBookie(msgspec.Struct, frozen=True, array_like=True):
-    """A run of a ledger's entries in a log; *offset* is that of its row in the index."""
-
-    offset: int
-    ledger_id: int
-    first_entry: int
-    last_entry: int
-    page_offset: int
-    log_offset: int
-    log_size: int
-    entries: int
-    sparse: bool
-
-
-class ExtentPage(CallMessage, frozen=True):
-    """Extents in file order; the next page starts after *after*. The last one lists damage."""
-
-    extents: list[ExtentOnBookie]
-    damages: list[int]
-    after: int
-    is_last: bool
-
-
 class LogKept(msgspec.Struct, frozen=True):
     """An entry log that a collection kept, with the reason. Sizes in bytes."""
 
@@ -444,6 +401,12 @@ class GarbageReport(CallMessage, frozen=True):
     copied_size: int = 0
     kept: list[LogKept] = []
     ledgers_moved_away: int = 0
+
+
+class LedgersMoved(CallMessage, frozen=True):
+    """Ledgers with news. They are followed no longer."""
+
+    ledger_ids: list[int]
 
 
 class RunPage(CallMessage, frozen=True):
@@ -508,13 +471,17 @@ MetadataRequest = (
     | Transact
     | ListKeys
     | NextId
+    | OpenSession
+    | KeepSession
+    | EndSession
     | Grant
-    | Renew
+    | Update
     | Release
     | ListLeases
     | ReadClock
     | WatchSince
 )
+HintRequest = WatchPrefixes | AwaitHints
 BookieRequest = (
     BookieInfo
     | LedgerStates
@@ -524,16 +491,25 @@ BookieRequest = (
     | CollectGarbage
     | FlushNow
     | LedgerRuns
+    | AwaitLedgers
     | ScrubNow
     | DiskUse
-    | JournalFiles
-    | JournalRecords
-    | Indexes
-    | IndexExtents
+    | InspectionRequest
+    | GroupRequest
+    | TimeRequest
 )
-Request = MetadataRequest | BookieRequest
+Request = MetadataRequest | HintRequest | BookieRequest
 MetadataReply = (
-    Found | Missing | Done | KeyPage | Granted | LeasePage | StoreTime | Changes | Failure
+    Found
+    | Missing
+    | Done
+    | KeyPage
+    | SessionOpened
+    | Granted
+    | LeasePage
+    | StoreTime
+    | Changes
+    | Failure
 )
 BookieReply = (
     BookieStatus
@@ -543,12 +519,12 @@ BookieReply = (
     | LogPage
     | GarbageReport
     | RunPage
+    | LedgersMoved
     | ScrubReport
     | DiskUsed
-    | JournalFilePage
-    | JournalRecordPage
-    | IndexPage
-    | ExtentPage
+    | InspectionReply
+    | GroupReply
+    | TimeReply
     | Failure
 )
 Reply = MetadataReply | BookieReply

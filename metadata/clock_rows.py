@@ -76,6 +76,13 @@ def advance(connection: sqlite3.Connection, now: Moment) -> int:
     return store_ms
 
 
+def raise_to(connection: sqlite3.Connection, floor_ms: int, now: Moment) -> None:
+    """Let the store's time continue at *floor_ms*, unless it is later already."""
+    missing_ms = floor_ms - advance(connection, now)
+    if missing_ms > 0:
+        connection.execute("UPDATE clock SET store_ms = store_ms + ?", (missing_ms,))
+
+
 _Row = tuple[str, int, int, int]
 
 

@@ -6,14 +6,17 @@ compacted/<uid>           CompactedSet: one generation, whole; uid has 20 digits
 
 One transaction publishes a generation. It expects the version of the previous one, checks the lease
 of the job that made it, and removes the rows of its staged ledgers. So readers see one
-generation or the next, and a crash leaves one of them.
+generation or the next, and a crash leaves one of them. A large set is stored in pages
+(metadata/paged.py); many staged ledgers become part of it by a pointer (metadata/pointers.py),
+which the same transaction turns.
 
 The ledgers of a lane are listed in the lane's order. After a lane's horizon its raw ledgers
 continue; a lane without a horizon is raw from its beginning. The ledgers of the previous
-generation stay listed as retired for RETIRED_MS, for their readers, and are then removed.
+generation stay listed as retired for RETIRED_MS, for their readers, and are then removed. When
+compaction of a topic ends, a set that is dropped takes the place of a large one: it has no
+survivors, all ledgers of the topic's sets are retired, and it goes when they are gone.
 
-The lists are bounded, so that a set fits a value of the store and the rows of a generation's
-ledgers fit a transaction.
+The lists are bounded, so that a set fits memory.
 
 Decoders raise BadRecord, naming the key, for a record that breaks a rule above. Unknown fields
 are ignored.
@@ -22,6 +25,7 @@ are ignored.
 from __future__ import annotations
 
 import itertools
+from functools import cached_property
 from typing import Annotated, Literal, NamedTuple
 
 import msgspec
@@ -30,11 +34,11 @@ from metadata.records import decode_row
 from metadata.topics import Count
 
 COMPACTED = "compacted/"
-LEDGERS_MAX = 900
-"""Ledgers of a generation; the publishing transaction removes all their staged rows."""
-HORIZONS_MAX = 3000
+LEDGERS_MAX = 20_000
+"""Ledgers of a generation."""
+HORIZONS_MAX = 100_000
 """Lanes of a compacted topic."""
-RETIRED_MAX = 3600
+RETIRED_MAX = 100_000
 """Ledgers of former generations that are not removed yet."""
 RETIRED_MS = 600_000
 """A reader of a former generation may continue for this long."""
@@ -121,7 +125,7 @@ class CompactionReport(msgspec.Struct, frozen=True, kw_only=True):
     engine: Literal["spark", "process"] = "process"
 
 
-class CompactedSet(msgspec.Struct, frozen=True, kw_only=True):
+class CompactedSet(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """One generation of a topic's survivors."""
 
     generation: Annotated[int, msgspec.Meta(ge=1)]
@@ -134,6 +138,8 @@ class CompactedSet(msgspec.Struct, frozen=True, kw_only=True):
     """by partition, lane and place"""
     retired: Annotated[list[Retired], msgspec.Meta(max_length=RETIRED_MAX)] = []
     report: CompactionReport = CompactionReport()
+    dropped: bool = False
+    """compaction of the topic has ended; the set counts as missing"""
 
     def __post_init__(self) -> None:
         places = [(each.partition, each.lane) for each in self.horizons]
@@ -156,11 +162,18 @@ class CompactedSet(msgspec.Struct, frozen=True, kw_only=True):
 
     def lane_ledgers(self, partition: int, lane: int) -> list[CompactedLedger]:
         """Return the ledgers of a lane's survivors, in order."""
-        return [one for one in self.ledgers if (one.partition, one.lane) == (partition, lane)]
+        return self._lanes.get((partition, lane), [])
 
-    @property
+    @cached_property
     def _horizons(self) -> dict[tuple[int, int], Horizon]:
         return {(each.partition, each.lane): each for each in self.horizons}
+
+    @cached_property
+    def _lanes(self) -> dict[tuple[int, int], list[CompactedLedger]]:
+        lanes: dict[tuple[int, int], list[CompactedLedger]] = {}
+        for one in self.ledgers:
+            lanes.setdefault((one.partition, one.lane), []).append(one)
+        return lanes
 
 
 class SetAt(NamedTuple):

@@ -4,6 +4,10 @@ MetadataError             of this class itself: a bookie failed at a call, see t
 ├── VersionConflict       the key was changed first; read it again and decide
 ├── LeaseHeld             another owner holds the lease; wait until it is over
 ├── LeaseLost             the lease is over or was granted again; stop acting on it
+├── SessionOver           all leases of the session are over; open another one
+├── NotLeader             ask the bookie that leads, which it names
+├── BadGroup *            the request does not suit the group: correct it; nothing was changed
+├── TimeRefused *         the cluster's time cannot be reset so; nothing was changed
 ├── BadRecord             a record or message cannot be decoded; an operator must look
 ├── MetadataUnavailable * the store did not answer in time; try again later. With
 │                         outcome_unknown a change may have been made: read first
@@ -58,7 +62,7 @@ class VersionConflict(MetadataError):
 
 
 class LeaseHeld(MetadataError):
-    """The lease is held by another owner, for *expires_in_s* more unless renewed."""
+    """The lease is held by another owner, for *expires_in_s* more unless its session is kept."""
 
     def __init__(self, *, name: str, owner: str, expires_in_s: float) -> None:
         super().__init__(f"lease {name} is held by {owner} for {expires_in_s:.3f} s more")
@@ -77,6 +81,15 @@ class LeaseLost(MetadataError):
         self.epoch = epoch
 
 
+class SessionOver(MetadataError):
+    """The session was not kept for its time to live, or was ended; so its leases are over."""
+
+    def __init__(self, *, owner: str, epoch: int) -> None:
+        super().__init__(f"the session of {owner} with epoch {epoch} is over")
+        self.owner = owner
+        self.epoch = epoch
+
+
 class MetadataUnavailable(MetadataError, Retryable):
     """The metadata store could not be reached or did not answer in time."""
 
@@ -88,6 +101,24 @@ class MetadataUnavailable(MetadataError, Retryable):
         self.outcome_unknown = outcome_unknown
         if ledger_id is not None:
             self.ledger_id = ledger_id
+
+
+class NotLeader(MetadataError):
+    """The bookie does not lead; *address* is that of the leader, "" if nobody leads now."""
+
+    def __init__(self, *, bookie_id: str = "", address: str = "") -> None:
+        where = f"bookie {bookie_id} at {address} leads" if address else "no bookie leads now"
+        super().__init__(where)
+        self.bookie_id = bookie_id
+        self.address = address
+
+
+class BadGroup(MetadataError, LedgerError):
+    """A request does not suit the group, or its members; nothing was changed."""
+
+
+class TimeRefused(MetadataError, LedgerError):
+    """The cluster's time cannot be reset so: it moves forward only, by 24 h at most."""
 
 
 class BadRecord(MetadataError):

@@ -11,8 +11,16 @@ from metadata.calls import Failure
 from metadata.errors import Attribute, BadRecord, MetadataError
 
 _FROM_MESSAGE = (errors.MetadataUnavailable,)
-_FROM_ATTRIBUTES = (errors.VersionConflict, errors.LeaseHeld, errors.LeaseLost)
+_FROM_ATTRIBUTES = (
+    errors.VersionConflict,
+    errors.LeaseHeld,
+    errors.LeaseLost,
+    errors.SessionOver,
+    errors.NotLeader,
+)
 _PLAIN = (
+    errors.BadGroup,
+    errors.TimeRefused,
     errors.BadRecord,
     errors.MetadataBroken,
     errors.BadAddress,

@@ -7,13 +7,15 @@ pins/<uid>/<job id>                             JobPins: ledgers kept while the 
 staged/<uid>/<job id>/<ledger id>               StagedLedger: invisible to readers
 ids/<uid>/<job id>                              JobIds: ledger ids reserved for its parts
 sinks/<uid>/<query>                             SinkProgress: the last batch of a stream
+pointers/<uid>/<job id>                         JobPointer: shows what is too much for one change
 
 uid and ledger id have 20 digits. The lease proves that the job lives. Its pins have a row of their
 own, because a lease's value is small; without the lease, that row has no effect.
 
 One transaction creates a staged ledger and its record. The transaction that publishes the ledger
 deletes the staged row, expecting its version; the one that discards it deletes row and record. So
-exactly one of the two happens, even if the lease is lost meanwhile.
+exactly one of the two happens, even if the lease is lost meanwhile. A result that is too large for
+one transaction is published by a pointer: metadata/pointers.py.
 
 Decoders raise BadRecord, naming the key. Unknown fields are ignored.
 """
@@ -34,8 +36,9 @@ PINS = "pins/"
 STAGED = "staged/"
 IDS = "ids/"
 SINKS = "sinks/"
-PINS_MAX = 20_000
-"""Lanes that a job may pin; their row fits a value even with the longest numbers."""
+POINTERS = "pointers/"
+PINS_MAX = 100_000
+"""Lanes that a job may pin; many are stored in pages (metadata/paged.py)."""
 JOB_KINDS = ("compaction", "replay", "write")
 
 JobKind = Literal["compaction", "replay", "write"]
@@ -77,6 +80,8 @@ class StagedLedger(msgspec.Struct, frozen=True, kw_only=True):
     lane: int = -1
     """-1: chosen when it is published"""
     created_ms: Count = 0
+    pointer: str = ""
+    """the pointer that publishes it; "" for none"""
 
 
 class IdRun(msgspec.Struct, frozen=True, array_like=True):
@@ -107,7 +112,15 @@ class SinkProgress(msgspec.Struct, frozen=True, kw_only=True):
     """in the batch; -1 if unknown"""
 
 
-JobRow = JobOwner | JobPins | StagedLedger | JobIds | SinkProgress
+class JobPointer(msgspec.Struct, frozen=True, kw_only=True):
+    """Decides whether a job's result is part of the topic; see metadata/pointers.py."""
+
+    attempt: str
+    """a new one for each attempt to publish"""
+    state: Literal["open", "shown", "undone"]
+
+
+JobRow = JobPointer | JobOwner | JobPins | StagedLedger | JobIds | SinkProgress
 
 
 def check_job_id(job_id: str) -> None:
@@ -146,6 +159,11 @@ def sink_key(uid: int, query: str) -> str:
     return topic_prefix(SINKS, uid) + query
 
 
+def pointer_key(uid: int, job_id: str) -> str:
+    """Return the key of a job's pointer."""
+    return topic_prefix(POINTERS, uid) + job_id
+
+
 def job_of(key: str) -> tuple[int, str]:
     """Return topic's uid and job id of any key or lease of a job. Raises BadRecord."""
     parts = key.split("/")
@@ -173,6 +191,11 @@ def decode_pins(key: str, value: bytes) -> JobPins:
 def decode_staged(key: str, value: bytes) -> StagedLedger:
     """Return the staged ledger stored at *key*. Raises BadRecord."""
     return decode_row(key, value, StagedLedger)
+
+
+def decode_pointer(key: str, value: bytes) -> JobPointer:
+    """Return a job's pointer. Raises BadRecord."""
+    return decode_row(key, value, JobPointer)
 
 
 def decode_ids(key: str, value: bytes) -> JobIds:

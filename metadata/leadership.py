@@ -2,17 +2,18 @@
 
     campaign ──► grant ──► term: lead(term) beside the renewals ──► over ──► campaign
 
-The lease's holder leads, and renews the lease three times in its lifetime. The term ends early, by
-the holder's own clock, so that two rarely lead at once. A holder that was paused may wake up and
-act before it notices; that does no harm, because each of its changes carries ``term.check`` in
-its own transaction.
+The lease belongs to a session of its own, which is shorter than that of the process, so that a
+killed leader is soon replaced: within 4/3 of its life. The holder leads, and keeps the session
+three times in its life. The term ends early, by the holder's own clock, so that two rarely lead
+at once. A holder that was paused may wake up and act before it notices; that does no harm,
+because each of its changes carries ``term.check`` in its own transaction.
 
-A killed leader is replaced within 4/3 of its lease's lifetime. A leader that stops releases the
-lease and is replaced within 1/3 of it.
+A leader that stops ends the session and is replaced within 1/3 of its life.
 """
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -20,20 +21,48 @@ from typing import NoReturn
 
 import trio
 
-from metadata.errors import LeaseHeld, LeaseLost, MetadataError, MetadataUnavailable
-from metadata.store import CheckLease, Lease, MetadataStore
+from metadata.clock import SLEPT_S, asleep_s
+from metadata.errors import (
+    LeaseHeld,
+    LeaseLost,
+    MetadataError,
+    MetadataUnavailable,
+    SessionOver,
+)
+from metadata.sessions import PART_USED
+from metadata.store import CheckLease, Lease, MetadataStore, StoreSession
 
 TTL_S = 3.0
-PART_USED = 0.9
-"""Share of a lease's lifetime after which a term without a renewal ends."""
 RELEASE_S = 1.0
 
 
 class Term:
     """One leader's time in office: its lease, and the check that protects its changes."""
 
-    def __init__(self, lease: Lease) -> None:
+    def __init__(
+        self, lease: Lease, *, until: float = math.inf, slept_s: float | None = None
+    ) -> None:
+        """*slept_s*: what asleep_s() returned before the request that *until* counts from."""
         self.lease = lease
+        self.until = until
+        """trio's time until which nobody else leads, by this host's clock"""
+        self._slept_s = asleep_s() if slept_s is None else slept_s
+
+    def extend(self, until: float, slept_s: float) -> None:
+        """The lease was kept; the arguments are those of the constructor."""
+        self.until, self._slept_s = until, slept_s
+
+    @property
+    def left_s(self) -> float:
+        """Seconds for which nobody else can lead; 0 or less if that is no longer certain."""
+        if asleep_s() - self._slept_s >= SLEPT_S:
+            return 0.0  # trio's clock stops while the host sleeps
+        return self.until - trio.current_time()
+
+    @property
+    def is_certain(self) -> bool:
+        """True while nobody else can lead. What changes no row may rely on it."""
+        return self.left_s > 0
 
     @property
     def check(self) -> CheckLease:
@@ -49,7 +78,7 @@ class Leadership:
         name: name of the lease.
         owner: identifies this run of this process, and no other.
         value: returns the lease's value; called when a term begins.
-        ttl_s: lifetime of the lease after the last renewal.
+        ttl_s: how long the lease outlives a killed leader.
     """
 
     def __init__(
@@ -77,32 +106,43 @@ class Leadership:
             MetadataError: the store refuses a request; while it is down the campaign continues.
         """
         while True:
-            asked_at = trio.current_time()
-            lease = await self._ask()
-            if lease is not None:
-                await self._serve(lease, asked_at, lead)
+            asked_at, slept_s = trio.current_time(), asleep_s()
+            granted = await self._ask()
+            if granted is not None:
+                session, lease = granted
+                term = Term(lease, until=self._until(asked_at), slept_s=slept_s)
+                await self._serve(session, term, lead)
             await trio.sleep(self._ttl_s / 3 * random.uniform(0.8, 1.0))
 
-    async def _ask(self) -> Lease | None:
+    async def _ask(self) -> tuple[StoreSession, Lease] | None:
         """Return a new grant, or None while another candidate leads or the store is down."""
         try:
             held = await holder(self._store, self._name)
             if held is not None and held.owner != self._owner:
                 return None  # read first, because a refused grant costs a transaction
-            return await self._store.grant(
-                self._name, self._owner, ttl_s=self._ttl_s, value=self._value()
-            )
-        except (LeaseHeld, MetadataUnavailable):
+            session = await self._store.open_session(self._owner, ttl_s=self._ttl_s)
+        except MetadataUnavailable:
             return None
+        try:
+            lease = await self._store.grant(self._name, session, value=self._value())
+        except BaseException as error:
+            await self._end(session)
+            if isinstance(error, LeaseHeld | SessionOver | MetadataUnavailable):
+                return None
+            raise
+        return session, lease
 
     async def _serve(
-        self, lease: Lease, asked_at: float, lead: Callable[[Term], Awaitable[None]]
+        self,
+        session: StoreSession,
+        term: Term,
+        lead: Callable[[Term], Awaitable[None]],
     ) -> None:
         try:
-            with trio.CancelScope(deadline=self._until(asked_at)) as scope:
+            with trio.CancelScope(deadline=term.until) as scope:
                 async with trio.open_nursery() as nursery:
-                    nursery.start_soon(self._keep, lease, scope)
-                    await lead(Term(lease))
+                    nursery.start_soon(self._keep, session, scope, term)
+                    await lead(term)
                     nursery.cancel_scope.cancel()
         except BaseExceptionGroup as group:
             # Before 3.12 this takes plain functions only.
@@ -110,24 +150,28 @@ class Leadership:
             if others is not None:
                 raise others from None
         finally:
-            await self._release(lease)
+            await self._end(session)
 
-    async def _keep(self, lease: Lease, scope: trio.CancelScope) -> None:
-        """Renew until the lease is lost, moving the end of *scope*."""
+    async def _keep(self, session: StoreSession, scope: trio.CancelScope, term: Term) -> None:
+        """Keep the session until it is over, moving the end of *scope* and of *term*."""
         while True:
             await trio.sleep(self._ttl_s / 3)
-            asked_at = trio.current_time()
+            asked_at, slept_s = trio.current_time(), asleep_s()
             try:
-                await self._store.renew(lease)
+                await self._store.keep_session(session)
             except MetadataUnavailable:
                 continue
+            except SessionOver:
+                scope.cancel()
+                return
             scope.deadline = self._until(asked_at)
+            term.extend(scope.deadline, slept_s)
 
-    async def _release(self, lease: Lease) -> None:
-        """Release the lease so that the next candidate leads at once."""
+    async def _end(self, session: StoreSession) -> None:
+        """End the session so that the next candidate leads at once."""
         until = trio.current_time() + RELEASE_S
         with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
-            await self._store.release(lease)
+            await self._store.end_session(session)
 
     def _until(self, asked_at: float) -> float:
         return asked_at + self._ttl_s * PART_USED

@@ -4,11 +4,13 @@ key or lease             value
 -----------------------  ------------------------------------------------------
 ledgers/<20 digits>      LedgerRecord; ids come from the counter "ledgers"
 cookies/<bookie id>      CookieRecord: the folders of the bookie
+instance                 id of the cluster, as text
 draining/<bookie id>     Draining: the bookie is being decommissioned
 underreplicated/<20 d.>  UnderReplicated: a ledger that needs repair, and why
 bookies/<bookie id>      a lease, held while the bookie serves: BookieRecord
 repairs/<20 digits>      a lease, held during a repair or a move: RepairProgress
 coordinator              a lease, held by the bookie that leads: Leader
+racks/count              RackReport: the leader's last count of ledgers on too few racks
 
 A process that copies entries of a ledger to a bookie that its record does not list, changes the
 fragments of a closed ledger, or deletes a surplus copy, must hold the lease repairs/<ledger>
@@ -37,8 +39,12 @@ DRAINING = "draining/"
 UNDERREPLICATED = "underreplicated/"
 REPAIRS = "repairs/"
 COORDINATOR = "coordinator"
+INSTANCE = "instance"
+RACKS = "racks/count"
 LEDGER_COUNTER = "ledgers"
 ENSEMBLE_SIZE_MAX = 64
+UNREADABLE = b"unreadable: "
+"""Begins what a driver returns for a record of another program that it cannot translate."""
 
 Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Size = Annotated[int, msgspec.Meta(ge=1, le=ENSEMBLE_SIZE_MAX)]
@@ -84,6 +90,9 @@ class LedgerRecord(msgspec.Struct, frozen=True):
     incarnation: Count = 0
     """random, drawn when the ledger is created and never changed, so that a reused id can be
     recognised; 0: created by a client that does not set it"""
+    foreign: str = ""
+    """what a BookKeeper client wrote that has no field here, to be kept (base64;
+    metadata/zookeeper/ledger_metadata.py)"""
 
     def __post_init__(self) -> None:
         if not self.ack_quorum <= self.write_quorum <= self.ensemble_size:
@@ -126,6 +135,8 @@ class BookieRecord(msgspec.Struct, frozen=True):
     """its disk hangs; it is read_only meanwhile"""
     ledgers_size: Count = 0
     """bytes of live records in its entry logs"""
+    rack: str = ""
+    """what it shares a switch or a power supply with; "": the rack of all that state none"""
 
 
 class Draining(msgspec.Struct, frozen=True):
@@ -191,8 +202,22 @@ class CookieRecord(msgspec.Struct, frozen=True):
     """random; made when the folders were formatted"""
 
 
+class RackReport(msgspec.Struct, frozen=True):
+    """Ledgers whose copies are on fewer racks than the cluster's bookies allow."""
+
+    checked_ms: Count
+    """when the leader counted"""
+    ledgers: Count = 0
+    """number of ledgers then"""
+    violating: Count = 0
+    fragments: Count = 0
+    """of the violating ledgers, those that are on too few racks"""
+    examples: list[Count] = []
+    """the first violating ledgers"""
+
+
 LedgerMark = UnderReplicated | RepairProgress
-Record = LedgerRecord | LedgerMark | BookieRecord | CookieRecord | Draining | Leader
+Record = LedgerRecord | LedgerMark | BookieRecord | CookieRecord | Draining | Leader | RackReport
 
 
 def ledger_key(ledger_id: int) -> str:
@@ -283,8 +308,15 @@ def decode_leader(name: str, value: bytes) -> Leader:
     return decode_row(name, value, Leader)
 
 
+def decode_racks(key: str, value: bytes) -> RackReport:
+    """Return the leader's count in the row *key*. Raises BadRecord."""
+    return decode_row(key, value, RackReport)
+
+
 def decode_row(key: str, value: bytes, kind: type[T]) -> T:
     """Return the *kind* of row that is stored at *key* as JSON. Raises BadRecord."""
+    if value.startswith(UNREADABLE):
+        raise BadRecord(f"{key}: {value.removeprefix(UNREADABLE).decode()}")
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:

@@ -27,11 +27,12 @@ from metadata.records import decode_row
 from metadata.topics import Count
 
 REPLAYS = "replays/"
-PARTS_MAX = 12_000
-"""Positions of lanes (two of each) and parts of the target in one record, so that it fits."""
+PARTS_MAX = 48_000
+"""Positions of lanes (two of each) and parts of the target in one record, which is stored often; a
+large one is stored in pages (metadata/paged.py)."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,200}")
 
-Order = Literal["event-time", "time", "arrival"]
+Order = Literal["event-time", "timestamp", "time", "arrival"]
 Engine = Literal["process", "workers"]
 Word = Annotated[int, msgspec.Meta(ge=0)]  # up to 2**64 - 1
 

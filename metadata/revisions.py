@@ -1,6 +1,6 @@
 """Polling for other processes' changes, by one of the tasks that wait.
 
-The first task that waits reads the store once per interval, for all of them. If it is cancelled
+The first task that waits reads the store after each pause, for all of them. If it is cancelled
 or fails, the next one takes over. While no task waits, nothing is read.
 """
 
@@ -10,16 +10,31 @@ from collections.abc import Awaitable, Callable
 
 import trio
 
-INTERVAL_S = 0.05
+INTERVAL_S = 0.1
+
+
+async def pause() -> None:
+    """Wait between two reads of a store that announces nothing."""
+    await trio.sleep(INTERVAL_S)
 
 
 class RevisionPoll:
-    """Wakes waiting tasks when the revision that *read* returns has risen."""
+    """Wakes waiting tasks when the revision that *read* returns has risen.
 
-    def __init__(self, read: Callable[[], Awaitable[int]]) -> None:
+    *pause* returns when it may have risen. One task at a time calls it, the leader; a change of
+    this process meanwhile wakes the other tasks, and leaves the leader where it is.
+    """
+
+    def __init__(
+        self,
+        read: Callable[[], Awaitable[int]],
+        pause: Callable[[], Awaitable[None]] = pause,
+    ) -> None:
         self._read = read
+        self._pause = pause
         self._revision = 0
-        self._turn: trio.Event | None = None
+        self._has_leader = False
+        self._woken = trio.Event()
 
     async def wait_past(self, revision: int) -> None:
         """Return when the store's revision is greater than *revision*.
@@ -27,27 +42,26 @@ class RevisionPoll:
         Raises the exceptions of *read*.
         """
         while self._revision <= revision:
-            if self._turn is None:
-                await self._lead()
+            if self._has_leader:
+                await self._woken.wait()
             else:
-                await self._turn.wait()
+                await self._lead()
 
     def advance(self, revision: int) -> None:
         """Wake tasks at once: this process made the change with *revision* itself."""
         if revision > self._revision:
             self._revision = revision
-            self._end_turn(self._turn)
+            self._wake()
 
     async def _lead(self) -> None:
-        self._turn = turn = trio.Event()
+        self._has_leader = True
         try:
-            await trio.sleep(INTERVAL_S)
+            await self._pause()
             self.advance(await self._read())
         finally:
-            self._end_turn(turn)
+            self._has_leader = False
+            self._wake()
 
-    def _end_turn(self, turn: trio.Event | None) -> None:
-        if turn is not None:
-            turn.set()
-            if self._turn is turn:
-                self._turn = None
+    def _wake(self) -> None:
+        self._woken.set()
+        self._woken = trio.Event()

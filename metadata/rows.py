@@ -7,6 +7,7 @@ all keys, even if a key was deleted in between.
 from __future__ import annotations
 
 import sqlite3
+from collections.abc import Mapping
 
 from metadata.errors import VersionConflict
 from metadata.store import ABSENT, PAGE_SIZE_MAX, Changes, Check, Delete, Page, Put, Versioned
@@ -84,6 +85,26 @@ def next_id(connection: sqlite3.Connection, counter: str, count: int) -> int:
     return int(following) - count
 
 
+def counters(connection: sqlite3.Connection) -> dict[str, int]:
+    """Return the next id of each counter."""
+    return dict(connection.execute("SELECT name, next FROM counters ORDER BY name"))
+
+
+def raise_counters(connection: sqlite3.Connection, floors: Mapping[str, int]) -> None:
+    """Issue no id of a counter below its floor."""
+    connection.executemany(
+        "INSERT INTO counters VALUES (?1, ?2)"
+        " ON CONFLICT (name) DO UPDATE SET next = max(next, ?2)",
+        floors.items(),
+    )
+
+
+def raise_revision(connection: sqlite3.Connection, floor: int) -> None:
+    """Give no version or epoch up to *floor*: watches see a change of everything."""
+    if revision(connection) < floor:
+        connection.execute("INSERT INTO changes (revision, key) VALUES (?, '')", (floor,))
+
+
 def record_change(connection: sqlite3.Connection, key: str) -> int:
     """Record a change of *key* (or of the lease of that name); return the new revision."""
     cursor = connection.execute("INSERT INTO changes (key) VALUES (?)", (key,))
@@ -99,20 +120,20 @@ def revision(connection: sqlite3.Connection) -> int:
 
 
 def changes(connection: sqlite3.Connection, prefix: str, since: int | None) -> Changes:
-    """Return the changes under *prefix* after revision *since*, or None if there are none."""
+    """Return the changes under *prefix* after revision *since*: all, or the first KEYS_TOLD_MAX."""
     newest = revision(connection)
     if since is None or since == newest:
         return Changes(newest, [])
     if since > newest or since + 1 < _oldest(connection):
         return Changes(newest, [], everything=True)
-    rows = connection.execute(
-        "SELECT DISTINCT key FROM changes WHERE revision > ? AND key >= ? AND key < ? LIMIT ?",
-        (since, prefix, prefix + LAST_CHARACTER, KEYS_TOLD_MAX + 1),
-    )
-    keys = [key for (key,) in rows]
-    if len(keys) > KEYS_TOLD_MAX:
-        return Changes(newest, [], everything=True)
-    return Changes(newest, keys)
+    found = connection.execute(
+        "SELECT revision, key FROM changes WHERE revision > ? AND key >= ? AND key < ?"
+        " ORDER BY revision LIMIT ?",
+        (since, prefix, prefix + LAST_CHARACTER, KEYS_TOLD_MAX),
+    ).fetchall()
+    if len(found) == KEYS_TOLD_MAX:
+        newest = found[-1][0]
+    return Changes(newest, list(dict.fromkeys(key for _, key in found)))
 
 
 def _oldest(connection: sqlite3.Connection) -> int:

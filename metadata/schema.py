@@ -6,8 +6,9 @@ program's file is left unchanged.
 keys      key, value, version: the revision of its last change
 changes   revision, key: the last 10 000 changes; the newest row always stays,
           because its revision is the store's
-leases    name, owner, epoch: the revision of the grant; times in milliseconds
-          of the host's clock (metadata/lease_rows.py)
+sessions  epoch: the revision of its opening; owner; times in milliseconds of the
+          host's clock (metadata/lease_rows.py)
+leases    name, owner, epoch: the revision of the grant, session: its epoch
 counters  name, next: the next id to issue
 clock     one row that maps the host's clock to the store's time (metadata/clock_rows.py)
 """
@@ -25,20 +26,23 @@ from metadata.errors import MetadataBroken, MetadataError, MetadataUnavailable
 from metadata.lock_holder import describe_holder
 
 APPLICATION_ID = 0x71756972  # "quir"
-SCHEMA_VERSION = 2
-"""Version 1 had no clock; it is added when such a file is opened."""
+SCHEMA_VERSION = 3
+"""Version 1 had no clock, and version 2 no sessions; they are added when such a file is opened."""
 WAL_SIZE_KEPT = 64 << 20
 RESERVE_SIZE = 512 << 10
 
 _TABLES = {
     "keys": "key TEXT PRIMARY KEY, value BLOB NOT NULL, version INTEGER NOT NULL",
     "changes": "revision INTEGER PRIMARY KEY, key TEXT NOT NULL",
+    "sessions": "epoch INTEGER PRIMARY KEY, owner TEXT NOT NULL,"
+    " ttl_ms INTEGER NOT NULL, kept_ms INTEGER NOT NULL",
     "leases": "name TEXT PRIMARY KEY, owner TEXT NOT NULL, epoch INTEGER NOT NULL,"
-    " value BLOB NOT NULL, ttl_ms INTEGER NOT NULL, renewed_ms INTEGER NOT NULL",
+    " value BLOB NOT NULL, session INTEGER NOT NULL",
     "counters": "name TEXT PRIMARY KEY, next INTEGER NOT NULL",
     "clock": "id INTEGER PRIMARY KEY, boot TEXT NOT NULL, boot_ms INTEGER NOT NULL,"
     " store_ms INTEGER NOT NULL, slew_ms INTEGER NOT NULL",
 }
+_LEASES_BY_SESSION = "CREATE INDEX IF NOT EXISTS leases_by_session ON leases (session)"
 _DAMAGE = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _LOCKED = {sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED}
 _OUTAGES = {
@@ -140,6 +144,7 @@ def _create(connection: sqlite3.Connection) -> None:
     if _is_empty(connection):  # else another process was faster
         for name, columns in _TABLES.items():
             connection.execute(f"CREATE TABLE {name} ({columns})")
+        connection.execute(_LEASES_BY_SESSION)
         connection.execute(f"PRAGMA application_id = {APPLICATION_ID}")
         connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")
@@ -167,16 +172,25 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
             f"{path} has version {version} of the schema, made by a newer quire;"
             f" this one knows {SCHEMA_VERSION}"
         )
-    if version == 1:
-        _add_clock(connection)
+    if 0 < version < SCHEMA_VERSION:
+        _upgrade(connection)
     if version < 1 or not set(_TABLES) <= _tables(connection):
         raise MetadataBroken(f"{path} lacks tables that a metadata store has")
 
 
-def _add_clock(connection: sqlite3.Connection) -> None:
+def _upgrade(connection: sqlite3.Connection) -> None:
+    """Add what older versions lack.
+
+    Their leases had a time to live each. They are dropped, so whoever has one takes it again.
+    """
     connection.execute("BEGIN IMMEDIATE")
-    connection.execute(f"CREATE TABLE IF NOT EXISTS clock ({_TABLES['clock']})")
-    connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
+    version = _pragma(connection, "user_version")
+    if version < SCHEMA_VERSION:  # else another process was faster
+        connection.execute("DROP TABLE IF EXISTS leases")
+        for name in ("clock", "sessions", "leases"):
+            connection.execute(f"CREATE TABLE IF NOT EXISTS {name} ({_TABLES[name]})")
+        connection.execute(_LEASES_BY_SESSION)
+        connection.execute(f"PRAGMA user_version = {SCHEMA_VERSION}")
     connection.execute("COMMIT")
 
 

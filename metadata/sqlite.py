@@ -5,22 +5,27 @@ Changes wait for each other, across processes too, up to the store's timeout; th
 that wait together share a transaction. Reads never wait. The file must be on a local disk,
 because SQLite's locks and shared memory do not work over network file systems.
 
-One connection writes, another reads; each runs on worker threads.
+One connection writes, another reads; each runs on worker threads. Reads that wait together take the
+thread once. A store that is watched rests until another process announces a change
+(announcements.py), and looks by itself once a second.
 """
 
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Sequence
-from contextlib import AbstractAsyncContextManager
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import TypeVar
 
 import trio
 
 from metadata import clock_rows, lease_rows, rows
+from metadata.announcements import Announcements
 from metadata.clock import host_wall_ms
+from metadata.moving import Floors, Snapshot, check_floors
 from metadata.revisions import RevisionPoll
+from metadata.sqlite_snapshot import open_snapshot
 from metadata.store import (
     Changes,
     Check,
@@ -31,6 +36,7 @@ from metadata.store import (
     Op,
     Page,
     Put,
+    StoreSession,
     Versioned,
     Versions,
     check_changes,
@@ -38,13 +44,20 @@ from metadata.store import (
     check_ids,
     check_key,
     check_lease,
+    check_opening,
     check_ops,
     check_page,
+    check_prefix,
+    check_session,
 )
 from metadata.transactions import Transactions
-from metadata.watch import watching
+from metadata.watch import PollSource, Watches
 
 TIMEOUT_S = 10.0
+LOOK_S = 1.0
+"""How often a store that is watched looks for changes that nobody announced."""
+SWEEP_MS_MAX = 60_000
+"""And for sessions that ran out, if it knows of none."""
 T = TypeVar("T")
 
 
@@ -55,6 +68,7 @@ class SqliteStore:
         self,
         writer: Transactions,
         reader: Transactions,
+        news: Announcements,
         clock_ms: Callable[[], int],
         wall_ms: Callable[[], int],
         boot: str,
@@ -64,7 +78,16 @@ class SqliteStore:
         self._clock_ms = clock_ms
         self._wall_ms = wall_ms
         self._boot = boot
-        self._pulse = RevisionPoll(self._read_revision)
+        self._news = news
+        self._pulse = RevisionPoll(self._read_revision, self._pause)
+        self._revision = 0
+        self._seen: int | None = None
+        self._sweep_ms = 0
+        """when a session may be over, by the clock of leases"""
+        self._made = self._announced = 0
+        """newest revisions that a change of this process had; used in the writer's thread"""
+        writer.on_change = self._announce
+        self.watches = Watches(PollSource(self))
 
     @classmethod
     async def open(
@@ -96,9 +119,8 @@ class SqliteStore:
         except BaseException:
             await writer.aclose()
             raise
-        return cls(
-            writer, reader, clock_ms, wall_ms, clock_rows.host_boot() if boot is None else boot
-        )
+        boot = clock_rows.host_boot() if boot is None else boot
+        return cls(writer, reader, Announcements(path), clock_ms, wall_ms, boot)
 
     async def get(self, key: str) -> Versioned | None:
         """Read a key, as MetadataStore.get specifies. Needs no sync."""
@@ -134,31 +156,55 @@ class SqliteStore:
 
     async def now_ms(self) -> int:
         """As MetadataStore.now_ms. Costs a read, and once a minute a change."""
-        now = clock_rows.Moment(self._boot, self._clock_ms(), self._wall_ms())
+        now = self._moment()
         found = await self._reader.read(lambda connection: clock_rows.read(connection, now))
         if found is None:
             found = await self._change(lambda connection: clock_rows.advance(connection, now))
         return found
 
-    async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
+    async def open_session(self, owner: str, *, ttl_s: float) -> StoreSession:
+        """Open a session, as MetadataStore.open_session specifies. Costs one sync."""
+        check_opening(owner, ttl_s)
+        ttl_ms = round(ttl_s * 1000)
+        return await self._change(
+            lambda connection: lease_rows.open_session(
+                connection, owner, ttl_ms=ttl_ms, now_ms=self._clock_ms()
+            )
+        )
+
+    async def keep_session(self, session: StoreSession) -> None:
+        """Keep a session, as MetadataStore.keep_session specifies. Costs one sync."""
+        check_session(session)
+        await self._change(
+            lambda connection: lease_rows.keep_session(connection, session, self._clock_ms())
+        )
+
+    async def end_session(self, session: StoreSession) -> None:
+        """End a session, as MetadataStore.end_session specifies. Costs one sync."""
+        check_session(session)
+        await self._change(lambda connection: lease_rows.end_session(connection, session))
+
+    async def grant(
+        self, name: str, session: StoreSession, *, owner: str = "", value: bytes = b""
+    ) -> Lease:
         """Take a lease, as MetadataStore.grant specifies. Costs one sync."""
-        check_grant(name, owner, ttl_s, value)
+        check_grant(name, session, owner, value)
         return await self._change(
             lambda connection: lease_rows.grant(
                 connection,
                 name,
-                owner,
-                ttl_ms=round(ttl_s * 1000),
+                session,
+                owner=owner or session.owner,
                 value=value,
                 now_ms=self._clock_ms(),
             )
         )
 
-    async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        """Extend a lease, as MetadataStore.renew specifies. Costs one sync."""
+    async def update(self, lease: Lease, value: bytes) -> Lease:
+        """Set a lease's value, as MetadataStore.update specifies. Costs one sync."""
         check_lease(lease, value)
         return await self._change(
-            lambda connection: lease_rows.renew(connection, lease, value, self._clock_ms())
+            lambda connection: lease_rows.update(connection, lease, value, self._clock_ms())
         )
 
     async def release(self, lease: Lease) -> None:
@@ -187,22 +233,68 @@ class SqliteStore:
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
         """Watch a prefix, as MetadataStore.watch specifies. Polls while a task receives."""
-        return watching(self, prefix)
+        check_prefix(prefix)
+        return self.watches.watch(prefix)
+
+    # --- moving house (metadata/moving.py) ------------------------------------------------
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[Snapshot]:
+        """As MovableStore.snapshot, of one moment. Needs no sync."""
+        time_ms, leases_ms = await self.now_ms(), self._clock_ms()
+        async with open_snapshot(self._reader, leases_ms=leases_ms, time_ms=time_ms) as snapshot:
+            yield snapshot
+
+    async def floors(self) -> Floors:
+        """As MovableStore.floors. Needs no sync."""
+        time_ms = await self.now_ms()
+        return await self._reader.read(
+            lambda connection: Floors(
+                counters=rows.counters(connection),
+                time_ms=time_ms,
+                revision=rows.revision(connection),
+            )
+        )
+
+    async def raise_floors(self, floors: Floors) -> None:
+        """As MovableStore.raise_floors. Costs one sync; all is done, or nothing."""
+        check_floors(floors)
+        now = self._moment()
+
+        def work(connection: sqlite3.Connection) -> None:
+            rows.raise_counters(connection, floors.counters)
+            rows.raise_revision(connection, floors.revision)
+            clock_rows.raise_to(connection, floors.time_ms, now)
+
+        await self._change(work)
 
     async def aclose(self) -> None:
         """As MetadataStore.aclose; waits for a change that is under way."""
+        self._news.close()
         await self._reader.aclose()
         await self._writer.aclose()
+
+    def _moment(self) -> clock_rows.Moment:
+        return clock_rows.Moment(self._boot, self._clock_ms(), self._wall_ms())
 
     async def _changes(self, prefix: str, since: int | None) -> Changes:
         return await self._reader.read(lambda connection: rows.changes(connection, prefix, since))
 
     async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
-        result, revision = await self._writer.change(
-            lambda connection: (work(connection), rows.revision(connection))
-        )
+        def counted(connection: sqlite3.Connection) -> tuple[T, int]:
+            result = work(connection)
+            self._made = rows.revision(connection)
+            return result, self._made
+
+        result, revision = await self._writer.change(counted)
         self._pulse.advance(revision)
         return result
+
+    def _announce(self) -> None:
+        """Announce changes, but not that a session was kept, which nobody waits for."""
+        if self._made != self._announced:
+            self._announced = self._made
+            self._news.announce()
 
     def _apply(self, connection: sqlite3.Connection, op: Op) -> int:
         match op:
@@ -215,13 +307,29 @@ class SqliteStore:
             case CheckLease():
                 return lease_rows.check(connection, op, self._clock_ms())
 
+    async def _pause(self) -> None:
+        """Wait until there may be a new revision."""
+        left_s = (self._sweep_ms - self._clock_ms()) / 1000
+        await self._news.wait(min(LOOK_S, max(left_s, 0.0)))
+
     async def _read_revision(self) -> int:
-        over, revision = await self._reader.read(
+        """Return the newest revision; without a change that costs no transaction."""
+        seen = await self._reader.version()
+        if seen != self._seen or self._clock_ms() >= self._sweep_ms:
+            self._revision = await self._sweep()
+            self._seen = seen
+        return self._revision
+
+    async def _sweep(self) -> int:
+        """Record leases that ran out as changes; return the newest revision."""
+        now_ms = self._clock_ms()
+        over_ms, revision = await self._reader.read(
             lambda connection: (
-                lease_rows.any_over(connection, self._clock_ms()),
+                lease_rows.next_over_ms(connection, now_ms),
                 rows.revision(connection),
             )
         )
-        if over:
+        self._sweep_ms = now_ms + SWEEP_MS_MAX if over_ms is None else over_ms
+        if self._sweep_ms <= now_ms:
             await self._change(lambda connection: lease_rows.sweep(connection, self._clock_ms()))
         return revision

@@ -7,10 +7,14 @@ has that version (compare-and-set). Every change is durable when the call return
 ordered by code point. Nothing is cached: a read that starts after a change returned sees that
 change, in every process.
 
-LEASES. A lease is a name that one owner holds for a time. Each grant has an epoch, greater than
-every earlier epoch of that name. A lease is over when its time ran out, when it was released,
-or when the same owner was granted it again; from then on its epoch can neither be renewed nor
-pass a CheckLease. A holder counts the lease's time from before its request, and may still act too
+SESSIONS. A process opens one session and keeps it with one small call, at least once in its time
+to live. A session is over when that time passed without such a call, or when it was ended. Then
+all of its leases are over, at the same moment. A session that is over cannot be kept again.
+
+LEASES. A lease is a name that belongs to a session. Each grant has an epoch, greater than
+every earlier epoch of that name. A lease is over when its session is over, when it was released,
+or when the same owner was granted it again; from then on its epoch cannot pass a CheckLease.
+A holder counts its session's time from before its request, and may still act too
 late after a pause. So a change that must not happen twice is made in one transaction with
 CheckLease: that makes it safe, and the time only makes it quick. Leases and keys are separate:
 both may use the same name.
@@ -27,7 +31,10 @@ itself with such a hint. So start watching, then read, and read again at each hi
 from time to time, because no correctness may depend on a watch.
 
 LIMITS. Every driver checks sizes, counts and times before it does anything (check_key() and so on),
-so all drivers refuse the same requests, and a reply always fits a frame.
+so all drivers refuse the same requests, and a reply always fits a frame. Transactions are small:
+256 ops, 512 KiB of values. ZooKeeper, for one, ends a connection at a message of 1 MiB. What is
+larger is put in steps that count for nothing, and counts by one more change: a value by its row
+(metadata/paged.py), rows by a pointer (metadata/pointers.py).
 
 FAILURES. See metadata/errors.py. When a call raises, nothing was changed, with two exceptions:
 after MetadataUnavailable with outcome_unknown, and after a cancelled call, the change may have
@@ -44,15 +51,16 @@ import msgspec
 import trio
 
 from metadata.errors import MetadataBroken
+from metadata.watch import Changes as Changes, Watches
 
 ABSENT = 0
 """The version of a key that does not exist."""
 KEY_SIZE_MAX = 512
-VALUE_SIZE_MAX = 1 << 20
+VALUE_SIZE_MAX = 480 << 10  # larger values: metadata/paged.py
 PAGE_COUNT_MAX = 1000
 PAGE_SIZE_MAX = 2 << 20  # bytes of values in one page, unless it holds one item only
-OPS_MAX = 1024
-OPS_SIZE_MAX = 4 << 20  # bytes of values in one transaction
+OPS_MAX = 256
+OPS_SIZE_MAX = 512 << 10  # bytes of values in one transaction
 IDS_MAX = 1_000_000
 LEASE_VALUE_SIZE_MAX = 4096
 TTL_S_MIN = 0.05
@@ -68,14 +76,27 @@ class Versioned(NamedTuple):
     version: int
 
 
+class StoreSession(msgspec.Struct, frozen=True, tag=True):
+    """What leases belong to. *epoch* is of this session alone; *ttl_s* is its time to live."""
+
+    owner: str
+    epoch: int
+    ttl_s: float
+
+
 class Lease(msgspec.Struct, frozen=True, tag=True):
-    """A grant. *expires_in_s* counts from the moment the store answered."""
+    """A grant, which belongs to *session* (its epoch).
+
+    *expires_in_s* counts from the moment the store answered, unless the session is kept; a
+    driver that does not know it says how long at most.
+    """
 
     name: str
     owner: str
     epoch: int
     value: bytes
     expires_in_s: float
+    session: int = 0
 
 
 class Put(msgspec.Struct, frozen=True, tag=True):
@@ -120,24 +141,19 @@ Versions = list[int]
 Leases = list[Lease]
 
 
-class Changes(msgspec.Struct, frozen=True, tag=True):
-    """Keys that changed under a prefix, up to *revision*.
-
-    *everything*: the keys are unknown (too many, or too long ago), so any may have changed.
-    """
-
-    revision: int
-    keys: list[str]
-    everything: bool = False
-
-
 class MetadataStore(Protocol):
-    """Compare-and-set, transactions, listing, ids, leases and watches.
+    """Compare-and-set, transactions, listing, ids, sessions, leases and watches.
+
+    A driver has one Watches, which watch() uses; PollSource makes it of changes().
 
     Every call may raise MetadataUnavailable, MetadataBroken and MetadataBroken (beyond one of the
     limits); other errors are listed at each call. Many tasks may call at once. A change costs one
     durable transaction (milliseconds); a read costs less. No call blocks the event loop.
     """
+
+    @property
+    def watches(self) -> Watches:
+        """All watches of this store; subscribe() there watches a prefix without a task."""
 
     async def get(self, key: str) -> Versioned | None:
         """Return the value of *key* and its version, or None if it does not exist."""
@@ -147,7 +163,7 @@ class MetadataStore(Protocol):
 
         Args:
             key: 1 to 512 bytes of printable text.
-            value: at most 1 MiB.
+            value: at most 480 KiB.
             expected: the version that the key must have, ABSENT if it must not exist, or None
                 to replace any version.
 
@@ -165,7 +181,7 @@ class MetadataStore(Protocol):
     async def transact(self, ops: Sequence[Op]) -> Versions:
         """Do all of *ops* in order, or none.
 
-        Each op sees the changes of those before it. At most 1024 ops, with at most 4 MiB of
+        Each op sees the changes of those before it. At most 256 ops, with at most 512 KiB of
         values in all.
 
         Returns:
@@ -198,21 +214,41 @@ class MetadataStore(Protocol):
         metadata/clock.py estimates it without a call each time.
         """
 
-    async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
-        """Take the lease *name* for *ttl_s* seconds (0.05 to 86 400), with a new epoch.
+    async def open_session(self, owner: str, *, ttl_s: float) -> StoreSession:
+        """Open a session that lives *ttl_s* seconds (0.05 to 86 400) unless it is kept.
 
-        The owner of a live lease may take it again, which ends its former epoch. So *owner*
-        must identify this run of a process, not a role. *value* (at most 4096 bytes) is part of
-        listings.
+        *owner* says whose it is; sessions of the same owner do not disturb each other.
+        """
+
+    async def keep_session(self, session: StoreSession) -> None:
+        """Let *session* live for its full time, counted from now.
+
+        Raises:
+            SessionOver: it is over, and so are its leases.
+        """
+
+    async def end_session(self, session: StoreSession) -> None:
+        """End *session* and all of its leases now, if it is not over already."""
+
+    async def grant(
+        self, name: str, session: StoreSession, *, owner: str = "", value: bytes = b""
+    ) -> Lease:
+        """Take the lease *name* for as long as *session* lives, with a new epoch.
+
+        Args:
+            name: as a key.
+            session: what the lease belongs to.
+            owner: who may take the live lease again, which ends its former epoch. So it
+                must identify this run of a process, not a role. Default: the session's.
+            value: at most 4096 bytes, part of listings.
 
         Raises:
             LeaseHeld: another owner has it.
+            SessionOver: *session* is over.
         """
 
-    async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        """Extend *lease* to its full time to live, counted from now.
-
-        None keeps its value; a new value is a change, which watches report.
+    async def update(self, lease: Lease, value: bytes) -> Lease:
+        """Set the value of *lease*, which watches report.
 
         Raises:
             LeaseLost: it is over; only a new grant can bring it back.
@@ -229,15 +265,16 @@ class MetadataStore(Protocol):
     ) -> Changes:
         """Wait up to *wait_s* (at most 60) for changes under *prefix* after revision *since*.
 
-        Used by watch(). Without *since* it returns at once, with the revision to start from.
-        If nothing changed in time, keys is empty and everything False.
+        Without *since* it returns at once, with the revision to start from. If nothing changed
+        in time, keys is empty and everything False. With many keys, the revision may be that of
+        the last one returned; ask again for the rest.
         """
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
         """Watch keys and leases under *prefix* for the length of the context.
 
-        The receiving task does the work; nothing runs in the background. An expired lease is
-        reported as a change, up to a second late.
+        One of the receiving tasks does the work for all; nothing runs in the background. An
+        expired lease is reported as a change, up to a second late.
 
         Raises:
             MetadataUnavailable: on entering; later the watch retries by itself.
@@ -313,6 +350,12 @@ def check_ops(ops: Sequence[Op]) -> None:
     check_size(size, OPS_SIZE_MAX, "the transaction")
 
 
+def fits(ops: Sequence[Op]) -> bool:
+    """Return whether one transaction can have *ops*."""
+    size = sum(len(op.value) for op in ops if isinstance(op, Put))
+    return len(ops) <= OPS_MAX and size <= OPS_SIZE_MAX
+
+
 def check_page(prefix: str, after: str, limit: int = PAGE_COUNT_MAX) -> None:
     """Check the arguments of a listing of keys or leases. Raises MetadataBroken."""
     check_prefix(prefix)
@@ -326,20 +369,32 @@ def check_ids(counter: str, count: int) -> None:
     check_range(count, 1, IDS_MAX, "the count of ids")
 
 
-def check_grant(name: str, owner: str, ttl_s: float, value: bytes) -> None:
-    """Check a request for a lease. Raises MetadataBroken."""
-    check_key(name, "lease name")
+def check_opening(owner: str, ttl_s: float) -> None:
+    """Check a request for a session. Raises MetadataBroken."""
     check_key(owner, "owner")
     check_range(ttl_s, TTL_S_MIN, TTL_S_MAX, "the time to live")
+
+
+def check_session(session: StoreSession) -> None:
+    """Check a session that is kept, ended or used. Raises MetadataBroken."""
+    check_opening(session.owner, session.ttl_s)
+    check_range(session.epoch, 1, INTEGER_MAX, "the session's epoch")
+
+
+def check_grant(name: str, session: StoreSession, owner: str, value: bytes) -> None:
+    """Check a request for a lease. Raises MetadataBroken."""
+    check_key(name, "lease name")
+    check_session(session)
+    check_key(owner or session.owner, "owner")
     check_size(len(value), LEASE_VALUE_SIZE_MAX, "the value")
 
 
-def check_lease(lease: Lease | CheckLease, value: bytes | None = None) -> None:
-    """Check the lease of a renewal or release, and its new value. Raises MetadataBroken."""
+def check_lease(lease: Lease | CheckLease, value: bytes = b"") -> None:
+    """Check the lease of an update or release, and its new value. Raises MetadataBroken."""
     check_key(lease.name, "lease name")
     check_key(lease.owner, "owner")
     check_range(lease.epoch, 1, INTEGER_MAX, "the epoch")
-    check_size(len(value or b""), LEASE_VALUE_SIZE_MAX, "the value")
+    check_size(len(value), LEASE_VALUE_SIZE_MAX, "the value")
 
 
 def check_changes(prefix: str, since: int | None, wait_s: float) -> None:

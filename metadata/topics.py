@@ -56,7 +56,7 @@ EVENTS_NAME = "__events"
 PARTITIONS_MAX = 10_000
 REMOVED_MAX = 64
 """Ranges that are deleted out of one ledger."""
-REMOVALS_MAX = 4096
+REMOVALS_MAX = 4000
 """Ranges of ledgers that are deleted out of one lane, apart from each other."""
 INFINITE = -1
 NONE = -1
@@ -124,6 +124,8 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     """Copies that must be durable before a message is acknowledged."""
     order: Literal["none", "event-time"] = "none"
     """event-time: refuse messages with a lower event time than the last one of their lane."""
+    timesync: bool = False
+    """Give each message a unique timestamp of the cluster's oracle, later than all before it."""
     compression: Literal["none", "zstd", "lz4"] = "none"
     """Compression of batches, unless a producer chooses its own."""
     roll: RollPolicy = RollPolicy()
@@ -132,6 +134,12 @@ class TopicRecord(msgspec.Struct, frozen=True, kw_only=True):
     properties: dict[str, str] = {}
     """Free text kept with the topic, for applications."""
     created_ms: Count = 0
+    created_timestamp: Timestamp = 0
+    """when a topic with timesync was created, in the cluster's time; 0 without timesync"""
+    altered_timestamp: Timestamp = 0
+    """when it was altered last; 0 if it never was"""
+    deleted_timestamp: Timestamp = 0
+    """when its deletion began; 0 before that"""
     state: Literal["active", "deleting"] = "active"
 
     def __post_init__(self) -> None:
@@ -153,12 +161,23 @@ class TopicEvent(msgspec.Struct, frozen=True, kw_only=True):
     at_ms: Count
     record: TopicRecord
     """after the event; for a deleted topic, before it"""
+    timestamp: Timestamp = 0
+    """of the event, in the cluster's time; 0 if the topic has no timesync"""
 
 
 class LastEvent(msgspec.Struct, frozen=True):
     """How many events a namespace had."""
 
     number: Count = 0
+
+
+class PendingEnd(msgspec.Struct, frozen=True, kw_only=True):
+    """The end that a lane gets if a pointer shows its rows (metadata/pointers.py)."""
+
+    pointer: str
+    current: Number
+    next_version: Count
+    last_event_time: Nanoseconds | None = None
 
 
 class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
@@ -182,6 +201,26 @@ class LaneRecord(msgspec.Struct, frozen=True, kw_only=True):
     deleted: bool = False
     """deleted and empty; the lane may be reused. Numbers and versions continue, so that no
     position in it ever repeats"""
+    pending: PendingEnd | None = None
+    """rows of a job follow *current*, and a pointer decides whether they belong to the lane"""
+    holds_ticks: bool = False
+    """a job is about to show messages in the topic, with a timestamp allotted after this was
+    stored; no tick reaches it before they are shown, or the lane is claimed anew"""
+
+    @property
+    def ended(self) -> LaneRecord:
+        """The record once its pending rows belong to the lane."""
+        end = self.pending
+        if end is None:
+            return self
+        return msgspec.structs.replace(
+            self,
+            current=end.current,
+            next_version=end.next_version,
+            last_event_time=end.last_event_time,
+            pending=None,
+            holds_ticks=False,
+        )
 
 
 class Removed(msgspec.Struct, frozen=True, array_like=True):
@@ -222,6 +261,8 @@ class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     """payload bytes"""
     first_timestamp: Timestamp = 0
     last_timestamp: Timestamp = 0
+    stamp: Timestamp = 0
+    """timestamp of all its messages, which a job showed; 0: each batch has its own"""
     first_event_time: Nanoseconds | None = None
     last_event_time: Nanoseconds | None = None
     shares_first: bool = False
@@ -231,9 +272,11 @@ class LaneLedger(msgspec.Struct, frozen=True, kw_only=True):
     ledger of a lane holds their sequence numbers."""
     removed: Annotated[list[Removed], msgspec.Meta(max_length=REMOVED_MAX)] = []
     """ranges deleted out of it, in order and not adjacent"""
+    pointer: str = ""
+    """the pointer that shows this ledger, which is stored as prepared until then; "" for none"""
 
     def __post_init__(self) -> None:
-        if max(self.first_timestamp, self.last_timestamp) > TIMESTAMP_MAX:
+        if max(self.first_timestamp, self.last_timestamp, self.stamp) > TIMESTAMP_MAX:
             raise ValueError("a timestamp has more than 64 bits")
 
 

@@ -1,11 +1,11 @@
-/* Reads, fences and what is known of ledgers that are here. See engine.h. */
+/* Reads. See engine.h. */
 #include "engine_internal.h"
 
 #include <errno.h>
-#include <stdlib.h>
 
 #define COPY_MAX (256u << 10) /* bytes copied in one go with the lock held */
 #define ANSWER_SIZE_MAX (BK_FRAME_SIZE_MAX + 4)
+#define ANSWER_SIZE_MIN 4096 /* memory that an answer of any kind needs, without entries */
 
 /* --- one entry -------------------------------------------------------------------- */
 
@@ -199,7 +199,8 @@ typedef struct {
     int32_t code; /* not 0: answer this and nothing else */
 } bk_view;
 
-static bk_view look_at(bk_engine *engine, const bk_request *request)
+/* counts: in the statistics, if it is refused. */
+static bk_view look_at(bk_engine *engine, const bk_request *request, int counts)
 {
     bk_view view = {0, 0, 0, -1, -1, 1, 0, 0};
     pthread_mutex_lock(&engine->lock);
@@ -224,8 +225,8 @@ static bk_view look_at(bk_engine *engine, const bk_request *request)
              (!request->has_key ||
               (ledger->key_known && memcmp(ledger->key, request->key, BK_KEY_SIZE) != 0)))
         view.code = BK_CODE_UNAUTHORIZED;
-    engine->stats.reads_missing += view.code == BK_CODE_NO_LEDGER;
-    engine->stats.read_errors += view.code == BK_CODE_IO_ERROR;
+    engine->stats.reads_missing += counts && view.code == BK_CODE_NO_LEDGER;
+    engine->stats.read_errors += counts && view.code == BK_CODE_IO_ERROR;
     pthread_mutex_unlock(&engine->lock);
     return view;
 }
@@ -265,7 +266,7 @@ static int read_answer(bk_engine *engine, const bk_request *request, int use_dis
                        size_t out_size, size_t *size)
 {
     uint32_t body_size = 0;
-    bk_view view = look_at(engine, request);
+    bk_view view = look_at(engine, request, 1);
     int64_t entry_id = request->entry_id == -1 ? view.last_entry : request->entry_id;
     int32_t code = view.code;
     if (code == 0) {
@@ -318,7 +319,7 @@ static int answer_batch(bk_engine *engine, const bk_request *request, int use_di
                         size_t out_size, size_t *size)
 {
     bk_gathered got = {NULL, 0, 0, 0, 0};
-    bk_view view = look_at(engine, request);
+    bk_view view = look_at(engine, request, 1);
     int32_t code = view.code;
     if (code == 0) {
         int result = request->entry_id < 0 || request->entry_id > view.last_entry
@@ -364,7 +365,7 @@ static int answer_wait(bk_engine *engine, const bk_request *request, int use_dis
                        size_t out_size, size_t *size)
 {
     bk_gathered got = {NULL, 0, 0, 0, 0};
-    bk_view view = look_at(engine, request);
+    bk_view view = look_at(engine, request, 1);
     int32_t code = view.code;
     int result = BK_OK;
     if (code == 0 && !view.lac_known)
@@ -415,8 +416,8 @@ int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_d
 {
     uint64_t before;
     int result;
-    if (out_size < 4096) {
-        *size = 4096;
+    if (out_size < ANSWER_SIZE_MIN) {
+        *size = ANSWER_SIZE_MIN;
         return BK_SMALL;
     }
     do { /* an id that is used again must not make one answer of two ledgers */
@@ -426,119 +427,110 @@ int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_d
     return result;
 }
 
-/* --- fences ---------------------------------------------------------------------------- */
+/* --- many READs ----------------------------------------------------------------------- */
 
-/* Or will be when its ticket is synced. A tombstone is only when it was fenced in so many
- * words: its deletion may be forgotten in a crash. */
-static int is_fenced_durably(const bk_ledger *ledger)
+/* What the head of a frame takes more than that of a gathered entry. */
+#define HEAD_GROWS (BK_READ_HEADER_SIZE - 4)
+
+/* Shorter rows are answered one by one: reading ahead would read more than they ask for. */
+#define ROW_LEAST 8
+
+/* How many of the requests, from the first one on, are for entries in a row of one ledger. */
+static uint32_t count_row(const bk_request *requests, uint32_t count)
 {
-    return ledger->fenced && (ledger->deleted ? ledger->fence_ticket != 0 : ledger->key_known);
-}
-
-static int fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, const uint8_t *key,
-                 uint64_t *ticket)
-{
-    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
-    int result = 0;
-    if (ledger != NULL && bk_ledger_is_other(ledger, incarnation))
-        return BK_OTHER_LEDGER;
-    if (ledger != NULL && ledger->key_known && memcmp(ledger->key, key, BK_KEY_SIZE) != 0)
-        return BK_BAD_KEY;
-    if (ledger != NULL && is_fenced_durably(ledger)) {
-        *ticket = ledger->fence_ticket;
-        return BK_OK;
-    }
-    /* The record of a key would bring a tombstone back. */
-    int adopts = ledger == NULL || (!ledger->key_known && !ledger->deleted);
-    if (ledger == NULL)
-        result = bk_engine_make_ledger(engine, ledger_id, incarnation, &ledger);
-    if (result == 0 && adopts)
-        result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
-    if (result == 0)
-        result = bk_engine_append_special(engine, ledger_id, BK_RECORD_FENCE, "", 0);
-    if (result != 0)
-        return result;
-    if (adopts) {
-        memcpy(ledger->key, key, BK_KEY_SIZE);
-        ledger->key_known = 1;
-    }
-    ledger->fenced = 1;
-    ledger->fence_ticket = *ticket = engine->groups.ticket;
-    engine->stats.fences++;
-    bk_engine_wake(engine, ledger);
-    return bk_engine_mark_dirty(engine, ledger);
-}
-
-int bk_engine_fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, const uint8_t *key,
-                    uint64_t *ticket)
-{
-    if (ledger_id < 0)
-        return BK_BAD_KEY; /* a peer may ask for it, and no key is that of no ledger */
-    pthread_mutex_lock(&engine->lock);
-    int result = fence(engine, ledger_id, incarnation, key, ticket);
-    pthread_cond_signal(&engine->work);
-    pthread_mutex_unlock(&engine->lock);
-    return result;
-}
-
-void bk_engine_fence_all(bk_engine *engine)
-{
-    pthread_mutex_lock(&engine->lock);
-    for (size_t i = 0; i < engine->ledgers.room; i++) {
-        bk_ledger *ledger = engine->ledgers.slots[i];
-        if (ledger == NULL)
-            continue;
-        ledger->fenced = 1;
-        (void)bk_engine_mark_dirty(engine, ledger); /* without memory: fenced until the restart */
-        bk_engine_wake(engine, ledger);
-    }
-    pthread_mutex_unlock(&engine->lock);
-}
-
-/* --- ledgers ------------------------------------------------------------------------------ */
-
-static void describe(const bk_ledger *ledger, bk_ledger_state *out)
-{
-    memset(out, 0, sizeof *out);
-    out->ledger_id = ledger->id;
-    out->last_entry = ledger->last_entry;
-    out->lac = ledger->lac;
-    out->explicit_lac = ledger->explicit_lac;
-    out->fenced = ledger->fenced;
-    out->deleted = ledger->deleted;
-    out->key_known = ledger->key_known;
-    out->incarnation = ledger->incarnation;
-    memcpy(out->key, ledger->key, BK_KEY_SIZE);
-}
-
-int bk_engine_ledger(bk_engine *engine, int64_t ledger_id, bk_ledger_state *out)
-{
-    pthread_mutex_lock(&engine->lock);
-    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
-    if (ledger != NULL)
-        describe(ledger, out);
-    pthread_mutex_unlock(&engine->lock);
-    return ledger != NULL ? BK_OK : BK_NO_LEDGER;
-}
-
-uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *out,
-                           uint32_t out_count)
-{
-    uint32_t n = 0;
-    pthread_mutex_lock(&engine->lock);
-    bk_ledger **sorted = bk_ledgers_sorted(&engine->ledgers);
-    size_t low = 0, high = sorted != NULL ? engine->ledgers.count : 0;
-    size_t count = high;
-    while (low < high) {
-        size_t middle = low + (high - low) / 2;
-        if (sorted[middle]->id <= after)
-            low = middle + 1;
-        else
-            high = middle;
-    }
-    for (size_t i = low; i < count && n < out_count; i++)
-        if (!sorted[i]->deleted)
-            describe(sorted[i], &out[n++]);
-    pthread_mutex_unlock(&engine->lock);
+    uint32_t n = 1;
+    while (n < count && requests[n].ledger_id == requests->ledger_id &&
+           (uint64_t)requests[n].entry_id == (uint64_t)requests->entry_id + n &&
+           requests[n].incarnation == requests->incarnation &&
+           requests[n].other_code == requests->other_code)
+        n++;
     return n;
+}
+
+/* Answer READs of entries in a row, *answered of them: those that are there, and fit. The entries
+ * are gathered behind the place of their heads, and each is moved to its own while there is still
+ * room before it. BK_AGAIN: the first needs the disk. */
+static int answer_row(bk_engine *engine, const bk_request *requests, uint32_t count, int use_disk,
+                      uint8_t *out, size_t out_size, uint32_t *answered, size_t *size)
+{
+    size_t heads = (size_t)count * HEAD_GROWS;
+    uint64_t before = renewals_of(engine);
+    bk_view view = look_at(engine, requests, 0);
+    int64_t start = requests->entry_id;
+    if (view.code != 0 || start < 0 || start > view.last_entry || heads >= out_size)
+        return BK_ABSENT;
+    bk_gathered got = {out + heads, out_size - heads, 0, 0, count};
+    int64_t last = view.last_entry - start < count ? view.last_entry : start + count - 1;
+    int result = gather(engine, requests->ledger_id, start, last, use_disk, &got);
+    if (result != BK_OK || got.count == 0 || renewals_of(engine) != before)
+        return result == BK_AGAIN ? BK_AGAIN : BK_ABSENT;
+    const uint8_t *from = got.out;
+    for (uint32_t i = 0; i < got.count; i++) {
+        uint32_t entry_size = bk_get32be(from);
+        memmove(out + *size + BK_READ_HEADER_SIZE, from + 4, entry_size);
+        from += 4 + (size_t)entry_size;
+        *size += bk_frame_response(out + *size, BK_OP_READ, BK_CODE_OK, requests->ledger_id,
+                                   start + i, entry_size) +
+                 entry_size;
+    }
+    *answered = got.count;
+    return BK_OK;
+}
+
+/* Let the disk work on all that will be answered one by one, as far as the room goes. */
+static void prepare_reads(bk_engine *engine, const bk_request *requests, uint32_t count,
+                          size_t room)
+{
+    size_t size = 0;
+    for (uint32_t i = 0; i < count && size < room;) {
+        uint32_t row = count_row(requests + i, count - i);
+        if (row >= ROW_LEAST) {
+            i += row;
+            continue;
+        }
+        if (requests[i].entry_id >= 0)
+            size += bk_store_prepare(engine->store, requests[i].ledger_id, requests[i].entry_id);
+        i++;
+    }
+}
+
+/* Answer the first of the requests, and those in a row with it that can be answered alike. *taken:
+ * how many the verdict is on. */
+static int answer_some(bk_engine *engine, const bk_request *requests, uint32_t count, int use_disk,
+                       uint8_t *out, size_t out_size, uint32_t *taken, size_t *size)
+{
+    uint32_t row = count_row(requests, count);
+    if (row >= ROW_LEAST) {
+        int result = answer_row(engine, requests, row, use_disk, out, out_size, taken, size);
+        if (result == BK_AGAIN)
+            *taken = row; /* where the first is, the others are likely to be */
+        if (result == BK_OK || result == BK_AGAIN)
+            return result;
+    }
+    *taken = 1;
+    return bk_engine_answer(engine, requests, use_disk, out, out_size, size);
+}
+
+int bk_engine_answer_reads(bk_engine *engine, bk_request *requests, uint32_t *count,
+                           int32_t use_disk, uint8_t *out, size_t out_size, size_t *size)
+{
+    uint32_t left = 0, i = 0, taken;
+    int result = BK_OK;
+    *size = 0;
+    if (use_disk && *count > 1)
+        prepare_reads(engine, requests, *count, out_size);
+    for (; i < *count && out_size - *size >= ANSWER_SIZE_MIN; i += taken) {
+        size_t more = 0;
+        result = answer_some(engine, requests + i, *count - i, use_disk, out + *size,
+                             out_size - *size, &taken, &more);
+        if (result == BK_OK)
+            *size += more;
+        else if (result != BK_AGAIN)
+            break;
+        for (uint32_t n = 0; result == BK_AGAIN && n < taken; n++)
+            requests[left++] = requests[i + n];
+    }
+    memmove(requests + left, requests + i, (*count - i) * sizeof *requests);
+    *count = left + *count - i;
+    return result < 0 ? result : BK_OK;
 }

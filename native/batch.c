@@ -1,7 +1,7 @@
 /* A batch taken apart: its header, and a body checked before anyone looks at it. */
 #include "batch_internal.h"
 
-#define KNOWN_FLAGS 0x1ff
+#define KNOWN_FLAGS 0x3ff
 #define VERSION 1
 
 static uint64_t place(int there, uint64_t size, uint64_t *end)
@@ -59,6 +59,9 @@ static int flags_are_sound(const bk_batch_header *header)
         return 0;
     if (!(flags & BK_BATCH_BATCHED) && header->count != 1)
         return 0;
+    if (flags & BK_BATCH_CONSECUTIVE &&
+        (flags & BK_BATCH_TIMESTAMPS || header->last_timestamp < header->count))
+        return 0; /* none is 0 */
     /* Each bit that speaks of nulls is the one above its column's. */
     uint32_t columns = BK_BATCH_VALUES | BK_BATCH_KEYS | BK_BATCH_EVENT_TIMES;
     uint32_t nulls = BK_BATCH_NULL_VALUES | BK_BATCH_NULL_KEYS | BK_BATCH_NULL_EVENT_TIMES;
@@ -99,6 +102,29 @@ int bk_batch_read_header(const uint8_t *payload, size_t size, bk_batch_header *h
     if (header->compression == BK_BATCH_PLAIN)
         return rest == header->body_size ? BK_OK : BK_CORRUPT;
     return rest > 0 && rest < header->body_size ? BK_OK : BK_CORRUPT;
+}
+
+int bk_batch_stamp(uint8_t *payload, size_t size, uint64_t first)
+{
+    bk_batch_header header;
+    int result = bk_batch_read_header(payload, size, &header);
+    if (result != BK_OK)
+        return result;
+    if (header.kind != BK_BATCH_MESSAGES || header.flags & BK_BATCH_TIMESTAMPS || first == 0 ||
+        first > UINT64_MAX - (header.count - 1))
+        return BK_CORRUPT;
+    uint32_t flags = header.flags | BK_BATCH_CONSECUTIVE;
+    payload[6] = (uint8_t)flags;
+    payload[7] = (uint8_t)(flags >> 8);
+    bk_put64le(payload + 32, first + header.count - 1);
+    return BK_OK;
+}
+
+void bk_batch_timestamps(const bk_batch_header *header, uint64_t *out)
+{
+    uint64_t first = header->last_timestamp - (header->count - 1);
+    for (uint32_t i = 0; i < header->count; i++)
+        out[i] = first + i;
 }
 
 void bk_batch_write_header(uint8_t *out, const bk_batch_header *header, const uint8_t *producer)

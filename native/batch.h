@@ -52,6 +52,10 @@
  *   header value bytes
  *   value bytes                      to the end of the body
  *
+ * With BK_BATCH_CONSECUTIVE there is no column of timestamps: the messages have
+ * consecutive ones, of which last_timestamp is that of the last message. So a batch
+ * can get its timestamps once it is encoded: they lie in the header alone.
+ *
  * Validity is a bit for each message, the lowest of a byte first, 0 for null.
  * Offsets are signed and count from the first byte of their column's bytes:
  * the first is 0, they never fall, the last is where the bytes end.
@@ -70,13 +74,16 @@
  *   6b 00 00 00 00 00 00 00   key bytes
  *   68 69                     value bytes
  *
+ * Once these have the timestamps 0x010203040505 and 0x010203040506, the flags at 6
+ * are 1f 02, and at 32 lies 06 05 04 03 02 01 00 00.
+ *
  * A payload may lie anywhere in memory: what is lent to the functions here needs no
  * alignment. It must not change during a call, nor between the planning of a body and
  * its writing.
  */
 #define BK_BATCH_MESSAGES 0
 #define BK_BATCH_LANE_STATE 1 /* what a lane's next writer needs to know */
-#define BK_BATCH_TICK 2       /* kept: nothing with a timestamp <= last_timestamp follows */
+#define BK_BATCH_TICK 2       /* of a topic's tick ledgers, in no lane; below */
 
 #define BK_BATCH_PLAIN 0
 #define BK_BATCH_ZSTD 1
@@ -91,6 +98,7 @@
 #define BK_BATCH_NULL_EVENT_TIMES 64
 #define BK_BATCH_TIMESTAMPS 128
 #define BK_BATCH_HEADERS 256
+#define BK_BATCH_CONSECUTIVE 512 /* timestamps; never with BK_BATCH_TIMESTAMPS */
 
 #define BK_BATCH_HEAD_SIZE 64
 #define BK_BATCH_SIZE_MAX 5242624   /* of a payload, not compressed: any frame takes it */
@@ -137,6 +145,12 @@ int bk_batch_read_header(const uint8_t *payload, size_t size, bk_batch_header *h
  * bk_batch_body_offset(header->producer_size). */
 void bk_batch_write_header(uint8_t *out, const bk_batch_header *header, const uint8_t *producer);
 uint32_t bk_batch_body_offset(uint32_t producer_size);
+/* Give the messages of an encoded batch consecutive timestamps from first on; former
+ * ones go, if they were consecutive. BK_CORRUPT: the payload has no sound header of
+ * messages, a column of timestamps, or first is 0 or too great. */
+int bk_batch_stamp(uint8_t *payload, size_t size, uint64_t first);
+/* Write the timestamps of a batch with BK_BATCH_CONSECUTIVE, 8 bytes each, aligned. */
+void bk_batch_timestamps(const bk_batch_header *header, uint64_t *out);
 
 /* Check the body of messages, not compressed, of header->body_size bytes, and
  * find its columns. BK_OK: every offset lies where it may, header names are
@@ -217,3 +231,53 @@ int bk_route(const bk_binary *keys, uint64_t count, uint32_t partitions, uint32_
  * another number that is no partition. */
 int bk_group_rows(const uint32_t *partition_of, uint64_t count, uint32_t partitions,
                   uint64_t *starts, uint32_t *rows);
+
+/* Ticks. A tick with the timestamp T says of each lane of a topic where it ends at T: all
+ * messages with timestamps <= T are durable and lie before the version that covers the
+ * lane, and a lane that is not covered has none of them. An entry of the kind BK_BATCH_TICK
+ * keeps one tick. T is its last_timestamp; its body, which is not compressed, says the covers:
+ *
+ *   offset  size  field
+ *   ------  ----  ---------------------------------------------------------
+ *        0     4  flags  BK_TICK_WHOLE: all covers are here. Else only those
+ *                        that differ from the previous tick of this ledger
+ *        4     4  count  of covers
+ *        8   16n  covers, rising by partition and lane, which are unique:
+ *                 4  partition  signed; -1 is the only one of a topic without partitions
+ *                 4  lane
+ *                 8  version    below 2^63
+ *
+ * Each entry whose id is a multiple of BK_TICK_WHOLE_EVERY is whole, so a reader begins there.
+ * Timestamps of a ledger's ticks rise, and versions of a lane never fall.
+ *
+ * The tick 0x010203040506 with all covers, lane 0 of partition -1 before version 7 and lane 2
+ * of partition 1 before version 9, made at 1000, is 104 bytes:
+ *
+ *   51 42 01 02 00 00 00 00 | 00 00 00 00 00 00 00 00 | 28 00 00 00 00 00 00 00
+ *   e8 03 00 00 00 00 00 00 | 06 05 04 03 02 01 00 00
+ *   00 00 00 00 00 00 00 80 | 00 00 00 00 00 00 00 80 | ff ff ff ff ff ff ff ff
+ *   01 00 00 00 02 00 00 00
+ *   ff ff ff ff 00 00 00 00 07 00 00 00 00 00 00 00
+ *   01 00 00 00 02 00 00 00 09 00 00 00 00 00 00 00
+ */
+#define BK_TICK_WHOLE 1
+#define BK_TICK_WHOLE_EVERY 100
+#define BK_TICK_HEAD_SIZE 8
+#define BK_TICK_COVER_SIZE 16
+#define BK_TICK_COVERS_MAX 327659 /* of one entry */
+
+typedef struct {
+  int32_t partition;
+  uint32_t lane;
+  uint64_t version;
+} bk_cover;
+
+/* Check the body of a tick, and find how many covers it has. BK_CORRUPT: the header is not that
+ * of a tick, or its timestamp is 0; a flag is unknown; the body has another size than its count
+ * says; covers do not rise; a partition or a version is out of bounds. */
+int bk_tick_check(const bk_batch_header *header, const uint8_t *body, uint64_t size,
+                  uint32_t *flags, uint32_t *count);
+/* Take count covers out of a body that was checked. */
+void bk_tick_read(const uint8_t *body, uint32_t count, bk_cover *covers);
+/* Write the body of a tick, BK_TICK_HEAD_SIZE + count * BK_TICK_COVER_SIZE bytes. */
+void bk_tick_write(const bk_cover *covers, uint32_t count, uint32_t flags, uint8_t *out);

@@ -9,6 +9,7 @@ Nothing here runs once per message in Python, except the conversion between list
 from __future__ import annotations
 
 import enum
+from array import array
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 import msgspec
@@ -30,6 +31,7 @@ from native.columns import (
     encode,
     encode_control,
     nulls,
+    stamp,
 )
 from native.errors import Corrupt, check
 from native.route import NO_PARTITION, murmur3, route, rows_of
@@ -58,6 +60,7 @@ __all__ = [
     "read_header",
     "route",
     "rows_of",
+    "stamp",
 ]
 
 
@@ -95,12 +98,22 @@ class BatchHeader(msgspec.Struct, frozen=True):
         """The sequence number of the last message, -1 if messages have none."""
         return -1 if self.sequence < 0 else self.sequence + self.count - 1
 
+    def stamped(self, timestamp: int) -> BatchHeader:
+        """Return the header of the batch if all its messages have one timestamp."""
+        return msgspec.structs.replace(self, last_timestamp=timestamp)
+
 
 class Decoded(NamedTuple):
     """A batch as decode() returns it: its columns lie over the payload."""
 
     header: BatchHeader
     columns: Columns
+
+    def stamped(self, timestamp: int) -> Decoded:
+        """Return the batch with one timestamp for all its messages; the payload stays as it is."""
+        stamps = memoryview(array("Q", [timestamp]) * self.header.count)
+        columns = msgspec.structs.replace(self.columns, timestamps=stamps)
+        return Decoded(self.header.stamped(timestamp), columns)
 
 
 # --- decoding ---------------------------------------------------------------------
@@ -156,7 +169,7 @@ def _decode(raw: CData, payload: Buffer) -> Decoded:
         check(lib.bk_batch_map(raw, lent, layout), "a batch's body")
         moved = int(ffi.cast("uintptr_t", lent)) % 8 != 0
     fixed = memoryview(bytes(body[: layout.fixed_size])) if moved else body
-    return Decoded(header, _take_columns(header.count, raw.flags, layout, fixed, body))
+    return Decoded(header, _take_columns(raw, layout, fixed, body))
 
 
 def decode_control(payload: Buffer) -> tuple[BatchHeader, bytes]:
@@ -213,14 +226,9 @@ def _body(raw: CData, payload: Buffer) -> memoryview:
         raise Corrupt(f"a batch's body: {wrong}") from wrong
 
 
-def _take_columns(
-    count: int,
-    flags: int,
-    layout: CData,
-    fixed: memoryview,
-    body: memoryview,
-) -> Columns:
+def _take_columns(raw: CData, layout: CData, fixed: memoryview, body: memoryview) -> Columns:
     """Return the columns of a checked body; *fixed* is its aligned part."""
+    count, flags = raw.count, raw.flags
     offsets_size, bitmap_size = 4 * count + 4, (count + 7) // 8
 
     def bitmap(flag: int, at: int) -> memoryview | None:
@@ -242,15 +250,26 @@ def _take_columns(
         keys = strings(layout.key_offsets, layout.keys, layout.keys_size, validity)
     if flags & lib.BK_BATCH_HEADERS:
         headers = _take_headers(count, layout, fixed, body)
+    timestamps = words(lib.BK_BATCH_TIMESTAMPS, layout.timestamps, "Q")
+    if flags & lib.BK_BATCH_CONSECUTIVE:
+        timestamps = _consecutive(raw)
     return Columns(
         count=count,
         values=values,
         keys=keys,
         event_times=words(lib.BK_BATCH_EVENT_TIMES, layout.event_times, "q"),
         event_time_validity=bitmap(lib.BK_BATCH_NULL_EVENT_TIMES, layout.event_time_validity),
-        timestamps=words(lib.BK_BATCH_TIMESTAMPS, layout.timestamps, "Q"),
+        timestamps=timestamps,
         headers=headers,
     )
+
+
+def _consecutive(raw: CData) -> memoryview:
+    """Return the timestamps of a batch that says the last one alone."""
+    room = bytearray(8 * raw.count)
+    with ffi.from_buffer("uint64_t[]", room, require_writable=True) as lent:
+        lib.bk_batch_timestamps(raw, lent)
+    return memoryview(bytes(room)).cast("Q")
 
 
 def _take_headers(

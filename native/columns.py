@@ -390,6 +390,22 @@ def encode_control(
     return _finish(header, producer, out, compression)
 
 
+def stamp(payload: bytes, first_timestamp: int) -> bytes:
+    """Return the encoded batch, whose messages get consecutive timestamps instead of former ones.
+
+    Raises:
+        ValueError: the payload is no batch of messages, has a column of timestamps, or they would
+            not be within 1 to 2**64 - 1.
+    """
+    if not 0 < first_timestamp < 1 << 64:
+        raise ValueError(f"{first_timestamp} is no message's timestamp")
+    out = _new_uncleared("uint8_t[]", len(payload))
+    ffi.memmove(out, payload, len(payload))
+    if lib.bk_batch_stamp(out, len(payload), first_timestamp) != lib.BK_OK:
+        raise ValueError("a batch that cannot have these timestamps")
+    return bytes(ffi.buffer(out))
+
+
 def _fill(header: CData, kind: int, sequence: int, epoch: int, created_ms: int) -> None:
     if not -1 <= sequence < 1 << 63:
         raise ValueError(f"{sequence} is no sequence number")

@@ -38,9 +38,11 @@ static int fail(bk_engine *engine, int result)
     return result;
 }
 
-/* With the lock held: write the oldest group, publish it. */
+/* With the lock held: write the oldest group, publish it. One thread at a time. */
 static int commit_one(bk_engine *engine)
 {
+    while (engine->groups.writing)
+        pthread_cond_wait(&engine->synced_more, &engine->lock);
     if (engine->events.failed != 0)
         return -engine->events.failed;
     if (engine->groups.queue_count == 0) {
@@ -49,12 +51,14 @@ static int commit_one(bk_engine *engine)
             return result < 0 ? fail(engine, result) : result;
     }
     bk_group group = engine->groups.queue[0];
+    engine->groups.writing = 1;
     pthread_mutex_unlock(&engine->lock);
     uint64_t begun = bk_io_now_ns();
     int result = bk_journal_write(engine->journal, group.file_id, group.offset, group.data,
                                   group.size);
     uint64_t took = bk_io_now_ns() - begun;
     pthread_mutex_lock(&engine->lock);
+    engine->groups.writing = 0;
     if (result != 0)
         return fail(engine, result);
     engine->groups.queue_count--;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import enum
+from collections.abc import Sequence
 
 import msgspec
 
@@ -12,6 +13,7 @@ from native.errors import raise_for
 from native.frame import Request, take_request
 
 REQUESTS_MAX = 256
+_REQUEST_SIZE = ffi.sizeof("bk_request")
 _NOTHING = ffi.new("uint8_t[1]")
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
@@ -25,12 +27,41 @@ class Verdict(enum.IntEnum):
     CLOSE = lib.BK_CLOSE
 
 
+class Reads:
+    """READs that wait for their responses, see Engine.answer_reads().
+
+    Args:
+        count: the number of their bk_request structs, which the caller copies to *rows*.
+    """
+
+    def __init__(self, count: int) -> None:
+        self.rows = ffi.new("bk_request[]", count)
+        self.left = ffi.new("uint32_t *", count)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Reads]) -> Reads:
+        """Return the READs of all *parts*, as a copy."""
+        all_of_them = cls(sum(map(len, parts)))
+        start = 0
+        for part in parts:
+            ffi.memmove(all_of_them.rows + start, part.rows, len(part) * _REQUEST_SIZE)
+            start += len(part)
+        return all_of_them
+
+    def __len__(self) -> int:
+        return int(self.left[0])
+
+
 class Fed(msgspec.Struct, frozen=True):
-    """The result of one feed; *used* bytes were consumed."""
+    """The result of one feed; *used* bytes were consumed.
+
+    *reads*: READs that came before the requests, and fence nothing; `None` if there are none.
+    """
 
     used: int
     verdict: Verdict
     requests: list[Request]
+    reads: Reads | None = None
 
 
 class Backlog(msgspec.Struct, frozen=True):
@@ -52,8 +83,8 @@ class Connection:
         self._used = ffi.new("size_t *")
         self._count = ffi.new("uint32_t *")
 
-    def feed(self, data: bytes | bytearray | memoryview) -> Fed:
-        """Consume bytes from the peer.
+    def feed(self, data: bytes | bytearray | memoryview, *, gathers: bool = False) -> Fed:
+        """Consume bytes from the peer. *gathers*: READs are told as Fed.reads, not one by one.
 
         After Verdict.FULL, feed the rest after Event.SPACE (even if the rest is empty); after
         Verdict.AGAIN, feed it after look(); after Verdict.OK with bytes left, feed them at once;
@@ -75,11 +106,13 @@ class Connection:
             )
             if result < 0:
                 raise_for(result, "a connection")
-            requests = self._take_requests(buffer) if self._count[0] else []
+            reads = self._take_reads() if gathers and self._count[0] else None
+            first = len(reads) if reads else 0
+            requests = self._take_requests(buffer, first) if self._count[0] > first else []
         used = self._used[0]
         if requests and any(request.body for request in requests):
             self._release_pieces()
-        return Fed(used, Verdict(result), requests)
+        return Fed(used, Verdict(result), requests, reads)
 
     def look(self) -> None:
         """Read from the entry logs the entry that a feed needs. Blocks.
@@ -103,8 +136,16 @@ class Connection:
             self._pointer, _NOTHING, 0, self._used, self._requests, REQUESTS_MAX, self._count
         )
 
-    def _take_requests(self, fed: CData) -> list[Request]:
-        rows = self._requests[0 : self._count[0]]
+    def _take_reads(self) -> Reads | None:
+        count = lib.bk_requests_read(self._requests, self._count[0])
+        if count == 0:
+            return None
+        reads = Reads(count)
+        ffi.memmove(reads.rows, self._requests, count * _REQUEST_SIZE)
+        return reads
+
+    def _take_requests(self, fed: CData, first: int) -> list[Request]:
+        rows = self._requests[first : self._count[0]]
         partial = lib.bk_connection_partial(self._pointer)
         return [take_request(row, partial if row.in_pieces else fed) for row in rows]
 

@@ -165,6 +165,11 @@ int bk_engine_fence(bk_engine *engine, int64_t ledger_id, int64_t incarnation, c
  * The key of a fencing read is checked, its fence is not set. */
 int bk_engine_answer(bk_engine *engine, const bk_request *request, int32_t use_disk, uint8_t *out,
                      size_t out_size, size_t *size);
+/* The same for many at once: response frames one behind the other, as many as fit, *size bytes.
+ * The requests that are not answered yet are moved to the front, *count of them: without use_disk
+ * those that need the disk, and those for which there is no room. */
+int bk_engine_answer_reads(bk_engine *engine, bk_request *requests, uint32_t *count,
+                           int32_t use_disk, uint8_t *out, size_t out_size, size_t *size);
 /* Reading adds nothing that was damaged or lost: in limbo, "no entry" and "no
  * ledger" are answered with I/O error, since the entry may have been here. */
 void bk_engine_set_limbo(bk_engine *engine, int32_t limbo);

@@ -19,6 +19,7 @@ from native.connection import (
     Backlog as Backlog,
     Connection as Connection,
     Fed as Fed,
+    Reads as Reads,
     Verdict as Verdict,
 )
 from native.errors import Absent, check, raise_for
@@ -326,6 +327,26 @@ class Engine:
             if result != lib.BK_SMALL or buffers.size[0] <= room:
                 raise_for(result, f"reading ledger {request.ledger_id}")
             room = buffers.size[0]
+
+    def answer_reads(self, reads: Reads, *, use_disk: bool, size_max: int) -> bytes:
+        """Return the response frames of as many READs as fit; *reads* keeps the others.
+
+        An error is a response too. Without *use_disk* those that need the disk are kept; with it,
+        this blocks.
+
+        Raises:
+            OSError: no memory.
+        """
+        buffers = self._buffers()
+        room = max(4096, size_max)
+        out = buffers.reserve(room)
+        check(
+            lib.bk_engine_answer_reads(
+                self._pointer, reads.rows, reads.left, use_disk, out, room, buffers.size
+            ),
+            "reading entries",
+        )
+        return bytes(ffi.buffer(out, buffers.size[0]))
 
     def _buffers(self) -> _AnswerBuffers:
         buffers: _AnswerBuffers | None = getattr(self._answers, "buffers", None)

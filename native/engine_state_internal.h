@@ -132,6 +132,7 @@ typedef struct {
     uint64_t ticket; /* of the group that gathers, or of the next one */
     bk_group *queue; /* closed groups, oldest first */
     size_t queue_count, queue_room;
+    int writing;     /* the oldest one, without the lock */
     uint64_t synced; /* ticket of the last group that is durable */
     uint64_t unsynced_bytes;
 } bk_groups;
@@ -188,7 +189,7 @@ struct bk_engine {
 
     pthread_mutex_t lock;
     pthread_cond_t work;        /* for the journal thread */
-    pthread_cond_t synced_more; /* for flush */
+    pthread_cond_t synced_more; /* a group is durable, or the journal failed */
 
     /* Under the lock: */
     bk_ledgers ledgers;

@@ -368,3 +368,12 @@ uint32_t bk_frame_call_response(uint8_t *out, int32_t code, int64_t request_id,
     put_id(out + 12, request_id);
     return CALL_RESPONSE_SIZE;
 }
+
+uint32_t bk_requests_read(const bk_request *requests, uint32_t count)
+{
+    uint32_t n = 0;
+    while (n < count && requests[n].opcode == BK_OP_READ &&
+           (requests[n].flags & BK_FLAG_FENCE) == 0)
+        n++;
+    return n;
+}

@@ -145,6 +145,9 @@ int bk_frame_find(const uint8_t *data, size_t size, uint32_t *frame_size);
  * least). BK_CORRUPT: bad version. BK_CLOSE: anything else wrong. */
 int bk_frame_parse_request(const uint8_t *frame, uint32_t frame_size, bk_request *request);
 
+/* How many of the requests, from the first one on, are READs that fence nothing. */
+uint32_t bk_requests_read(const bk_request *requests, uint32_t count);
+
 /* Builders for requests; each returns the bytes written to out, whose size the
  * caller has made sure of (68 bytes are enough for any of them). key is NULL
  * where none is sent. */

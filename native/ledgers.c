@@ -121,3 +121,51 @@ bk_ledger **bk_ledgers_sorted(bk_ledgers *ledgers)
     qsort(sorted, n, sizeof *sorted, by_id);
     return ledgers->sorted = sorted;
 }
+
+/* --- what is known of ledgers that are here --------------------------------------------- */
+
+static void describe(const bk_ledger *ledger, bk_ledger_state *out)
+{
+    memset(out, 0, sizeof *out);
+    out->ledger_id = ledger->id;
+    out->last_entry = ledger->last_entry;
+    out->lac = ledger->lac;
+    out->explicit_lac = ledger->explicit_lac;
+    out->fenced = ledger->fenced;
+    out->deleted = ledger->deleted;
+    out->key_known = ledger->key_known;
+    out->incarnation = ledger->incarnation;
+    memcpy(out->key, ledger->key, BK_KEY_SIZE);
+}
+
+int bk_engine_ledger(bk_engine *engine, int64_t ledger_id, bk_ledger_state *out)
+{
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
+    if (ledger != NULL)
+        describe(ledger, out);
+    pthread_mutex_unlock(&engine->lock);
+    return ledger != NULL ? BK_OK : BK_NO_LEDGER;
+}
+
+uint32_t bk_engine_ledgers(bk_engine *engine, int64_t after, bk_ledger_state *out,
+                           uint32_t out_count)
+{
+    uint32_t n = 0;
+    pthread_mutex_lock(&engine->lock);
+    bk_ledger **sorted = bk_ledgers_sorted(&engine->ledgers);
+    size_t low = 0, high = sorted != NULL ? engine->ledgers.count : 0;
+    size_t count = high;
+    while (low < high) {
+        size_t middle = low + (high - low) / 2;
+        if (sorted[middle]->id <= after)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    for (size_t i = low; i < count && n < out_count; i++)
+        if (!sorted[i]->deleted)
+            describe(sorted[i], &out[n++]);
+    pthread_mutex_unlock(&engine->lock);
+    return n;
+}

@@ -217,6 +217,23 @@ int bk_store_peek(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t 
     return read_entry(store, ledger_id, entry_id, 1, out, out_size, size);
 }
 
+uint32_t bk_store_prepare(bk_store *store, int64_t ledger_id, int64_t entry_id)
+{
+    place p;
+    int fd;
+    uint32_t size = 0;
+    p.quiet = 1;
+    if (seek(store, ledger_id, entry_id, 1, 0, &p) != BK_OK)
+        return 0;
+    if (bk_log_acquire(&store->files, p.row.log, BK_FILE_LOG, &fd) == BK_OK) {
+        size = p.span.size;
+        posix_fadvise(fd, (off_t)p.span.offset, (off_t)size, POSIX_FADV_WILLNEED);
+        bk_log_release(&store->files, p.row.log, BK_FILE_LOG);
+    }
+    release_place(store, &p);
+    return size;
+}
+
 int bk_store_find(bk_store *store, int64_t ledger_id, int64_t entry_id, uint32_t *log_id,
                   uint64_t *offset, uint32_t *record_size)
 {

@@ -154,6 +154,9 @@ int bk_store_read(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t 
 /* [blocks] The same for one who is about to replace what is damaged: it is not noted. */
 int bk_store_peek(bk_store *store, int64_t ledger_id, int64_t entry_id, uint8_t *out,
                   size_t out_size, uint32_t *size);
+/* [blocks] Let the kernel begin to read an entry that will be read soon; the size of its record,
+ * 0 if there is nothing to be read. Damage is left to the read. */
+uint32_t bk_store_prepare(bk_store *store, int64_t ledger_id, int64_t entry_id);
 /* [blocks] Read entries from start_id on without a gap, to last_id at most, as
  * { size 4 big-endian, stored entry }... into out: as many as fit out_size and
  * count_max. *count and *size say what was written. With nothing written: the

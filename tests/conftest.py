@@ -12,6 +12,7 @@ process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-
 from __future__ import annotations
 
 import atexit
+import gc
 import json
 import os
 import random
@@ -70,9 +71,10 @@ settings.register_profile(
 settings.load_profile("quire")
 
 TESTS = Path(__file__).parent
+CLOCKS = {"autojump_clock", "mock_clock"}
 WORKERS_MAX = 8
 ID_SIZE_MAX = 80
-HEAVY = {"bench", "simulation", "system"}
+HEAVY = {"bench", "hosts", "interop", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
 LISTING = "QUIRE_LIST_TESTS_IN"
 """In the environment: the file that takes what was collected."""
@@ -162,7 +164,11 @@ def pytest_collection_modifyitems(
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Refuse to go on where pytest-xdist does not see which tests belong together."""
+    """Refuse to go on where a plugin does not see what a test asks of it."""
+    gc.freeze()  # thousands of tests that stay need no look at each collection
+    for item in session.items:
+        if isinstance(item, pytest.Function) and _has_hidden_clock(item):
+            raise pytest.UsageError(f"{item.nodeid}: name the clock as an argument of the test")
     for item in session.items if hasattr(session.config, "workerinput") else ():
         if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
             raise pytest.UsageError("this pytest-xdist cannot group tests under this pytest")
@@ -174,6 +180,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 def is_real(item: pytest.Item) -> bool:
     """Whether *item* kills real processes, or runs Spark or Prometheus."""
     return item.get_closest_marker("real_processes") is not None
+
+
+def _has_hidden_clock(item: pytest.Function) -> bool:
+    """True if only a fixture names the virtual clock: pytest-trio would run it in real time."""
+    return not CLOCKS.isdisjoint({*item.fixturenames} - {*item._fixtureinfo.argnames})
 
 
 def _lateness(item: pytest.Item) -> tuple[bool, bool, bool]:

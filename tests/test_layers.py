@@ -45,7 +45,7 @@ LEVELS = [
     {"wire"},
     {"ledgers"},
     {"topics"},
-    {"jobs", "cluster"},
+    {"jobs", "cluster", "groups"},
     {"spark"},
     {"client", "metrics"},
     {"surfaces", "blocking", "aio"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import runpy
 import signal
 import subprocess
 import sys
@@ -14,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NoReturn
 
 import pytest
 import search_command
@@ -32,6 +33,7 @@ from search_processes import HUNG, Ended, Processes, Stopped
 from search_report import ROOT, Finding, Report
 from search_turn import Search, Turn
 from seed_list import KeptSeed, kept
+from worlds import WORLDS
 
 if TYPE_CHECKING:
     from tests.conftest import Collected
@@ -349,7 +351,7 @@ def test_a_broken_promise_is_printed_and_kept(
     told = "seed 8: 1 promises broken\ninvariant 3, ledger 1, entry 2: lost\n..."
     simulated = Simulated(8, told, frozenset({3}), Counter())
     search_simulation._tell(mine, "topic", simulated)
-    assert "  repeat: python tests/simulation/replay.py 8 --topic --shrink\n" in said[0]
+    assert "  repeat: python tests/simulation/replay.py 8 --world topic --shrink\n" in said[0]
     why = "found by the search: invariant 3, ledger 1, entry 2: lost"
     assert kept(path.read_text()) == [KeptSeed("topic", 8, why)]
 
@@ -389,6 +391,34 @@ def raises(why: str) -> Simulated:
 
 def same(simulated: Simulated) -> Simulated:
     return simulated
+
+
+class Begun(Exception):
+    """A simulation of a seed."""
+
+
+def begin(seed: int, *, only: Sequence[int] | None = None) -> NoReturn:
+    assert only is None
+    raise Begun(seed)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_plant_is_looked_for_in_its_world_where_its_line_shows_it(
+    monkeypatch: pytest.MonkeyPatch, world: str
+) -> None:
+    monkeypatch.setattr(search_simulation, "campaign", fake_campaign(raising=-1))
+    monkeypatch.setattr(search_simulation, "_start_server", lambda: None)
+    plant, said = next(iter(WORLDS[world].plants)), list[str]()
+    mine = Turn("simulation", 7, 0.2, Report(said.append), Processes(), plant=plant)
+    search_simulation.search(mine)
+    assert mine.report.shown == {plant: [9]}
+    assert set(mine.report.tried["simulation"]) == {f"seeds of {world}"}
+    _, script, *words = said[0].rpartition("  repeat: ")[2].split()
+    monkeypatch.setattr(sys, "argv", [script, *words])
+    monkeypatch.setattr(sys, "path", [*sys.path])  # the script adds to it
+    monkeypatch.setitem(WORLDS, world, WORLDS[world]._replace(simulate=begin))
+    with pytest.raises(Begun, match="9"):
+        runpy.run_path(str(ROOT / script), run_name="__main__")
 
 
 def test_all_seeds_are_tried_and_one_whose_simulation_raises_is_found(

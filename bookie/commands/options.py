@@ -38,7 +38,9 @@ settings = click.option(
 )
 data_folder = click.option("--data", "data_folder", metavar="DIR", help="The bookie's folder.")
 metadata = click.option(
-    "--metadata", metavar="URL", help="Store of the ledger records: sqlite:///absolute/path."
+    "--metadata",
+    metavar="URL",
+    help="Store of the ledger records: sqlite:///absolute/path or zk://HOST:PORT[,...]/path.",
 )
 bookie_id = click.option(
     "--bookie-id", metavar="NAME", help="Its permanent name. [default: the name in its cookie]"

@@ -45,6 +45,7 @@ class BookieStarted(msgspec.Struct):
 @click.option("--port", type=int, help="Port to listen on; 0: any free one. [default: 3181]")
 @options.metadata
 @options.bookie_id
+@click.option("--rack", metavar="NAME", help="Rack: copies of an entry are spread over racks.")
 @click.option(
     "--metrics-port",
     type=int,
@@ -92,7 +93,10 @@ async def _run(config: BookieConfig, stop_with_parent: bool, as_json: bool) -> N
 
 async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
-        async with open_store(config.metadata) as store, trio.open_nursery() as nursery:
+        async with (
+            open_store(config.metadata, create=True) as store,
+            trio.open_nursery() as nursery,
+        ):
             serve = partial(run_bookie, roles=_roles(config, store), give_up=_end_stalled)
             ready = await nursery.start(serve, config, store)
             _announce(ready, scheme_of(Path(config.data_folder)), as_json)

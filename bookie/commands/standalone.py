@@ -15,7 +15,7 @@ from bookie.commands.output import announce, log_line, table_lines
 from bookie.config import load_config
 from bookie.member import Running
 from bookie.security import scheme_of
-from bookie.standalone import METADATA_NAME, LocalCluster, Plan, count_members
+from bookie.standalone import LocalCluster, Plan, count_members
 
 
 class ClusterStarted(msgspec.Struct):
@@ -40,6 +40,20 @@ class ClusterStarted(msgspec.Struct):
     "--bookies",
     type=click.IntRange(1, 999),
     help="Number of bookies. [default: as many as DIR has, or 3]",
+)
+@click.option(
+    "--racks",
+    type=click.IntRange(0, 999),
+    default=0,
+    show_default=True,
+    help="Try out racks: bookie-1 states rack r1, bookie-2 r2 and so on, up to this many, then r1 "
+    "again. 0: they state none.",
+)
+@click.option(
+    "--metadata",
+    default="",
+    metavar="URL",
+    help="Metadata store of the cluster, such as zk://HOST:PORT/path. [default: DIR/metadata.db]",
 )
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
@@ -72,6 +86,8 @@ def standalone(
     *,
     folder: Path,
     bookies: int | None,
+    racks: int,
+    metadata: str,
     host: str,
     port: int,
     metrics_port: int,
@@ -84,9 +100,9 @@ def standalone(
 ) -> None:
     """Run a cluster on this machine until SIGTERM or Ctrl-C.
 
-    The metadata is one SQLite file, DIR/metadata.db. Each bookie is a process with its data
-    in DIR/bookie-1, DIR/bookie-2 and so on. Start it again with the same DIR to continue
-    with the same data; a bookie's port may differ.
+    The metadata is one SQLite file, DIR/metadata.db, unless --metadata names another store.
+    Each bookie is a process with its data in DIR/bookie-1, DIR/bookie-2 and so on. Start it
+    again with the same DIR to continue with the same data; a bookie's port may differ.
 
     \b
     Try:   bookie standalone --data /tmp/quire &
@@ -107,6 +123,8 @@ def standalone(
         host=host,
         port=port,
         metrics_port=metrics_port,
+        metadata=metadata,
+        racks=racks,
         options=words,
         restart=restart,
         stop_timeout_s=config.stop_timeout_s,
@@ -127,9 +145,7 @@ async def _run(plan: Plan, stop_with_parent: bool, as_json: bool) -> None:
 def _announce(plan: Plan, running: list[Running], as_json: bool) -> None:
     url = f"{scheme_of(plan.folder)}://" + ",".join(each.address for each in running)
     if as_json:
-        started = ClusterStarted(
-            url, os.getpid(), f"sqlite://{plan.folder / METADATA_NAME}", running
-        )
+        started = ClusterStarted(url, os.getpid(), plan.metadata_url, running)
         announce(msgspec.json.encode(started).decode())
         return
     announce(f"ready {url}")

@@ -2,7 +2,8 @@
 
 Sizes are bytes, durations seconds, points in time Unix seconds. Metrics that end in _total
 only rise while one bookie leads. The label *topic* is a topic's name, or "other" for the sum
-of those beyond the first two hundred. A bookie that does not lead publishes none of them.
+of those beyond the first two hundred. Two hundred groups are published. A bookie that does not
+lead publishes none of all this.
 """
 
 from __future__ import annotations
@@ -12,11 +13,20 @@ from collections.abc import Callable, Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from ledger_client.cluster.observer import ClusterSnapshot, JobReport, Observer, TopicSnapshot
+from ledger_client.cluster.observer import (
+    ClusterSnapshot,
+    GroupFigures,
+    JobReport,
+    Observer,
+    TickFigures,
+    TopicSnapshot,
+)
+from metadata.groups.hosted import GroupCounts
 
 CLUSTER = "quire_cluster_"
 TOPIC = "quire_topic_"
 JOB = "quire_job_"
+GROUP = "quire_group_"
 
 
 class LeaderMetrics(Collector):
@@ -33,6 +43,8 @@ class LeaderMetrics(Collector):
             yield from _topics(observer.topics.seen)
             yield from self._removed()
             yield from self._jobs()
+            yield from _groups(observer.groups)
+            yield from _ticks(observer.ticks)
 
     def describe(self) -> Iterator[Metric]:
         """Yield nothing, which skips the registry's check for duplicate names."""
@@ -75,6 +87,75 @@ _REPORTED: tuple[tuple[str, str, Callable[[JobReport], float]], ...] = (
 )
 
 
+def _ticks(figures: TickFigures) -> Iterator[Metric]:
+    text = "From the newest tick of a topic with timesync to the cluster's time"
+    lag = GaugeMetricFamily(TOPIC + "tick_lag_seconds", text, labels=["topic"])
+    text = "Open lanes that let no later tick of their topic be made"
+    holding = GaugeMetricFamily(TOPIC + "tick_holding_lanes", text, labels=["topic"])
+    for topic, ticks in figures.seen().items():
+        lag.add_metric([topic], ticks.lag_s)
+        holding.add_metric([topic], ticks.holding)
+    stored = CounterMetricFamily(TOPIC + "ticks_stored", "Ticks stored", labels=["topic"])
+    for topic, count in figures.stored.items():
+        stored.add_metric([topic], count)
+    yield from (lag, holding, stored)
+    text = "Reports of lanes that are not their sender's; a few are normal when lanes change hands"
+    name = CLUSTER + "tick_reports_refused"
+    yield CounterMetricFamily(name, text, value=figures.refused)
+    text = "Lanes of dead writers that were closed because they held ticks back"
+    yield CounterMetricFamily(CLUSTER + "tick_lanes_closed", text, value=figures.closed)
+
+
+def _groups(figures: GroupFigures) -> Iterator[Metric]:
+    counts = [each for each in figures.counts() if each.group in figures.published]
+    for name, text, kind, figure in _PER_GROUP:
+        family: CounterMetricFamily | GaugeMetricFamily = kind(GROUP + name, text, labels=["group"])
+        for each in counts:
+            family.add_metric([each.group], figure(each))
+        yield family
+    labels = ["group", "topic"]
+    text = "Messages not committed, partly estimated"
+    messages = GaugeMetricFamily(GROUP + "lag_messages", text, labels=labels)
+    text = "Age of the oldest message not committed, by its producer's clock"
+    seconds = GaugeMetricFamily(GROUP + "lag_seconds", text, labels=labels)
+    for (group, topic), lag in figures.lags.items():
+        messages.add_metric([group, topic], lag.messages)
+        seconds.add_metric([group, topic], lag.lag_s)
+    yield from (messages, seconds)
+
+
+_PER_GROUP: tuple[
+    tuple[
+        str,
+        str,
+        type[CounterMetricFamily] | type[GaugeMetricFamily],
+        Callable[[GroupCounts], float],
+    ],
+    ...,
+] = (
+    ("members", "Members of a group", GaugeMetricFamily, lambda g: g.members),
+    (
+        "partitions",
+        "Partitions that members have, or slots",
+        GaugeMetricFamily,
+        lambda g: g.partitions,
+    ),
+    ("rebalances", "New assignments of partitions", CounterMetricFamily, lambda g: g.rebalances),
+    (
+        "rebalance_seconds",
+        "Time for which not every member had its share, of rebalances that are over",
+        CounterMetricFamily,
+        lambda g: g.rebalance_s,
+    ),
+    (
+        "rebalancing_seconds",
+        "How long the rebalance under way lasts, 0 for none",
+        GaugeMetricFamily,
+        lambda g: g.rebalancing_s,
+    ),
+)
+
+
 def _cluster(seen: ClusterSnapshot, topics: Mapping[str, TopicSnapshot]) -> Iterator[Metric]:
     yield _gauge(CLUSTER + "looked_timestamp_seconds", "When the leader last looked", seen.at_s)
     yield _labelled(CLUSTER + "bookies", "Bookies by state", "state", seen.bookies)
@@ -89,6 +170,8 @@ def _cluster(seen: ClusterSnapshot, topics: Mapping[str, TopicSnapshot]) -> Iter
     yield _gauge(CLUSTER + "repair_bytes", text, seen.repair_size)
     text = "Bytes that repairs under way have copied"
     yield _gauge(CLUSTER + "repair_copied_bytes", text, seen.repair_done)
+    text = "Ledgers whose copies are on fewer racks than could be"
+    yield _gauge(CLUSTER + "ledgers_on_few_racks", text, seen.on_few_racks)
     count = sum(topic.topics for topic in topics.values())
     yield _gauge(CLUSTER + "topics", "Topics", count)
 

@@ -2,10 +2,11 @@
 
     bookies, marks, repairs ─► ClusterFigures ─┐
     housekeeper ─────────────► TopicFigures ───┼──► metrics.py ──► /metrics of the leader
-    leases, reports ─────────► JobFigures ─────┘
+    leases, reports ─────────► JobFigures ─────┤
+    coordinator, progress ───► GroupFigures ───┘
 
 Only the leader publishes them, so nothing is counted twice, and a deposed leader's figures
-disappear. No bookie is asked for them, and a scrape waits for nothing.
+disappear. Bookies are asked for the lag of groups alone, and a scrape waits for nothing.
 """
 
 from __future__ import annotations
@@ -13,25 +14,27 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Sequence
-from typing import get_args
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from typing import Generic, NamedTuple, TypeVar, get_args
 
 import msgspec
 import trio
 
 from ledger_client.cluster.repair.survey import Census
 from ledger_client.ledgers.records import Reason
-from ledger_client.topics.retention.holdings import HeldLedger, LaneHoldings
 from ledger_client.topics.retention.retention import Fate
-from metadata.compaction import COMPACTED, CompactedSet, decode_set
+from metadata.compaction import COMPACTED, CompactionReport, decode_set
 from metadata.errors import BadRecord, MetadataError
+from metadata.groups.hosted import GroupCounts
 from metadata.jobs import JOB_KINDS, JOBS, JobOwner, decode_job_owner
-from metadata.listings import Listing, list_marks, list_repairs
+from metadata.listings import Listing, list_marks, list_repairs, rack_report
+from metadata.paged import whole_value
 from metadata.records import RepairProgress, UnderReplicated
 from metadata.replays import REPLAYS, ReplayRecord, decode_replay
-from metadata.store import Lease, MetadataStore
-from metadata.topics import TOPICS, TopicRecord, decode_topic
+from metadata.store import Lease, MetadataStore, items_under
+from metadata.topics import TOPICS, decode_topic
 
+T = TypeVar("T")
 INTERVAL_S = 2.0
 REST_RATIO = 10
 """A pause lasts at least this many times as long as a look: the bookie has other work."""
@@ -47,12 +50,19 @@ class Observer:
         cluster: bookies and repair.
         topics: updated by the housekeeper with each round.
         jobs: compactions, replays and other jobs over topics.
+        groups: updated by GroupObserver.
+        ticks: updated by the service of ticks.
     """
 
-    def __init__(self, store: MetadataStore, *, lost_after_s: float) -> None:
-        self.cluster = ClusterFigures(store, lost_after_s=lost_after_s)
+    def __init__(
+        self, store: MetadataStore, *, lost_after_s: float, census: Census | None = None
+    ) -> None:
+        """*census*: one that another part of the leader refreshes."""
+        self.cluster = ClusterFigures(store, lost_after_s=lost_after_s, census=census)
         self.topics = TopicFigures()
         self.jobs = JobFigures(store)
+        self.groups = GroupFigures()
+        self.ticks = TickFigures()
 
     async def lead(self) -> None:
         """Look every few seconds until cancelled, then clear all figures.
@@ -88,6 +98,8 @@ TOPICS_MAX = 200
 OTHERS = "other"
 """The label for all topics beyond TOPICS_MAX; no topic can have this name."""
 LEDGER_STATES = ("prepared", "open", "closed")
+TOGETHER = 200
+"""Topics that are summed up before the bookie may serve clients again."""
 
 
 class TopicSnapshot(msgspec.Struct, kw_only=True):
@@ -136,7 +148,7 @@ class Removals(msgspec.Struct):
 
 
 class TopicFigures:
-    """All topics as of the housekeeper's last complete round.
+    """All topics as of the housekeeper's last round, once it has seen every lane.
 
     Attributes:
         seen: at most TOPICS_MAX topics by name, and the sum of the others under OTHERS.
@@ -146,15 +158,15 @@ class TopicFigures:
     def __init__(self) -> None:
         self.seen: dict[str, TopicSnapshot] = {}
         self.removed: dict[str, Removals] = {}
-        self._round: dict[str, TopicSnapshot] = {}
+        self._topics: dict[str, TopicSnapshot] = {}
 
-    def begin_round(self) -> None:
-        """Start a round, dropping an unfinished one."""
-        self._round = {}
+    def note(self, name: str, found: TopicSnapshot) -> None:
+        """Note what a topic holds now, for the end of the round."""
+        self._topics[name] = found
 
-    def note(self, topic: TopicRecord, lanes: Sequence[LaneHoldings]) -> None:
-        """Note a topic that the round came by."""
-        self._round[topic.name] = _figures(topic, lanes)
+    def forget(self, name: str) -> None:
+        """Note that a topic is gone."""
+        self._topics.pop(name, None)
 
     def note_removed(self, name: str, fates: Sequence[Fate]) -> None:
         """Count ledgers that retention removed, under the topic's label."""
@@ -163,51 +175,126 @@ class TopicFigures:
         removals.ledgers += len(fates)
         removals.size += sum(fate.ledger.size for fate in fates)
 
-    def end_round(self) -> None:
-        """Publish what this round saw, and forget topics that are gone."""
-        found = self._round
+    async def end_round(self) -> None:
+        """Publish what is known of all topics. Costs some microseconds a topic."""
+        found = self._topics
         named = [name for name in self.seen if name in found]
         new = sorted(found.keys() - self.seen.keys(), key=lambda name: found[name].size)
         while new and len(named) < TOPICS_MAX:
             named.append(new.pop())
         seen = {name: found[name] for name in named}
         if new:
-            seen[OTHERS] = TopicSnapshot()
-            for name in new:
-                seen[OTHERS].add(found[name])
+            seen[OTHERS] = others = TopicSnapshot()
+            for count, name in enumerate(new):
+                others.add(found[name])
+                if count % TOGETHER == 0:
+                    await trio.lowlevel.checkpoint()
         self.removed = {name: self.removed.get(name, Removals()) for name in {**seen, OTHERS: None}}
         self.seen = seen
 
     def clear(self) -> None:
         """Forget everything, so that nothing is published."""
-        self.seen, self.removed, self._round = {}, {}, {}
-
-
-def _figures(topic: TopicRecord, lanes: Sequence[LaneHoldings]) -> TopicSnapshot:
-    held = [each for lane in lanes for each in lane.ledgers]
-    closed = [each.row for lane in lanes for each in lane.closed]
-    return TopicSnapshot(
-        topics=1,
-        ledgers=_by_state(held),
-        lanes=len(lanes),
-        writers=sum(lane.owner is not None for lane in lanes),
-        size=sum(row.size for row in closed),
-        messages=sum(row.messages for row in closed),
-        oldest_ms=min((each.row.created_ms for each in held), default=None),
-        closed_ms=min((row.closed_ms or row.created_ms for row in closed), default=None),
-        keep_s=topic.retention.age_s if topic.retention.age_s >= 0 else None,
-    )
-
-
-def _by_state(held: Sequence[HeldLedger]) -> dict[str, int]:
-    counts = dict.fromkeys(LEDGER_STATES, 0)
-    for each in held:
-        counts[each.row.state] += 1
-    return counts
+        self.seen, self.removed, self._topics = {}, {}, {}
 
 
 def _earlier(one: int | None, other: int | None) -> int | None:
     return other if one is None else one if other is None else min(one, other)
+
+
+# --- Groups of consumers ------------------------------------------------------------------
+
+
+GROUPS_MAX = 200
+"""Groups that are published; a group keeps its place among them until it is deleted."""
+
+
+class TopicLag(msgspec.Struct, frozen=True):
+    """How far a group is behind in all lanes of a topic."""
+
+    messages: int
+    """also those that members of a shared group have, and have not acknowledged"""
+    lag_s: float
+    """age of the oldest message after the group's places when it was looked at; 0 without any"""
+
+
+class GroupFigures:
+    """The groups of the cluster as they were looked at last.
+
+    Attributes:
+        counts: returns what the coordinator has in memory; nothing while another bookie leads.
+        published: names of the groups that are published, at most GROUPS_MAX.
+        lags: by group and topic.
+    """
+
+    def __init__(self) -> None:
+        self.counts: Callable[[], Sequence[GroupCounts]] = tuple
+        self.published: Collection[str] = ()
+        self.lags: Mapping[tuple[str, str], TopicLag] = {}
+
+    def clear(self) -> None:
+        """Forget everything, so that nothing is published."""
+        self.counts, self.published, self.lags = tuple, (), {}
+
+
+# --- Ticks --------------------------------------------------------------------------------
+
+
+class TopicTicks(NamedTuple):
+    """How far the ticks of a topic with timesync are behind."""
+
+    topic: str
+    lag_s: float
+    """from the newest tick to the cluster's time"""
+    holding: int
+    """open lanes that let no later tick be made"""
+
+
+class TickFigures:
+    """Ticks of the topics with timesync: at most TOPICS_MAX topics by name, and OTHERS.
+
+    Attributes:
+        topics: returns what the service has in memory; nothing while another bookie leads.
+        stored: ticks that were stored in this term, by topic.
+        refused: reports of lanes that came from others than their writers.
+        closed: lanes of dead writers that the service closed.
+    """
+
+    def __init__(self) -> None:
+        self.topics: Callable[[], Sequence[TopicTicks]] = tuple
+        self.stored: dict[str, int] = {}
+        self.refused = self.closed = 0
+
+    def add(self, topic: str) -> None:
+        """Publish a topic by its name from now on, if there is room."""
+        self.stored.setdefault(self._label(topic), 0)
+
+    def forget(self, topic: str) -> None:
+        """Note that a topic is gone."""
+        self.stored.pop(topic, None)
+
+    def note_stored(self, topic: str) -> None:
+        """Count a stored tick."""
+        label = self._label(topic)
+        self.stored[label] = self.stored.get(label, 0) + 1
+
+    def seen(self) -> dict[str, TopicTicks]:
+        """Return the topics by label: of several the longest lag, and all lanes that hold."""
+        found: dict[str, TopicTicks] = {}
+        for each in self.topics():
+            label = self._label(each.topic)
+            other = found.get(label, TopicTicks(label, 0.0, 0))
+            found[label] = TopicTicks(
+                label, max(each.lag_s, other.lag_s), each.holding + other.holding
+            )
+        return found
+
+    def clear(self) -> None:
+        """Forget everything, so that nothing is published."""
+        self.topics, self.stored = tuple, {}
+        self.refused = self.closed = 0
+
+    def _label(self, topic: str) -> str:
+        return topic if topic in self.stored or len(self.stored) < TOPICS_MAX else OTHERS
 
 
 # --- The cluster in a few numbers -------------------------------------------------------
@@ -240,26 +327,33 @@ class ClusterSnapshot(msgspec.Struct, frozen=True, kw_only=True):
     """bytes that these will copy"""
     repair_done: int
     """bytes that these have copied"""
+    on_few_racks: int = 0
+    """ledgers whose copies are on fewer racks than could be"""
 
 
 class ClusterFigures:
     """The last snapshot of the cluster; *seen* is `None` while its bookie does not lead."""
 
-    def __init__(self, store: MetadataStore, *, lost_after_s: float) -> None:
+    def __init__(
+        self, store: MetadataStore, *, lost_after_s: float, census: Census | None = None
+    ) -> None:
         self.seen: ClusterSnapshot | None = None
         self._store = store
-        self._census = Census(store, lost_after_s=lost_after_s)
+        self._is_own = census is None
+        self._census = census or Census(store, lost_after_s=lost_after_s)
         self._unreadable: set[str] = set()
 
     async def look(self) -> None:
         """Read bookies, marks and repairs. Raises MetadataError and keeps the old snapshot."""
-        await self._census.refresh()
+        await self._census.refresh(age_max_s=0.0 if self._is_own else INTERVAL_S)
         marks = await list_marks(self._store, unreadable=self._unreadable)
         repairs = await list_repairs(self._store)
+        racks = await rack_report(self._store)
         self.seen = ClusterSnapshot(
             at_s=time.time(),
             bookies=_states(self._census),
             waiting=_by_reason(marks),
+            on_few_racks=0 if racks is None else racks.violating,
             **_under_way(repairs),
         )
 
@@ -335,6 +429,8 @@ class JobFigures:
         self.reports: list[JobReport] = []
         self._store = store
         self._unreadable: set[str] = set()
+        self._sets = _Summaries(store, COMPACTED, _keyed_report, self._unreadable)
+        self._records = _Summaries(store, REPLAYS, _done, self._unreadable)
 
     async def look(self) -> None:
         """Read the leases and reports of jobs. Raises MetadataError."""
@@ -359,28 +455,65 @@ class JobFigures:
             return None  # the part of housekeeping that ends dead jobs reports it
 
     async def _compactions(self) -> list[JobReport]:
-        sets = Listing(self._store, COMPACTED, _keyed_set, unreadable=self._unreadable)
-        found = [each async for each in sets]
+        found = await self._sets.look()
         if not found:
             return []
         topics = Listing(self._store, TOPICS, decode_topic, unreadable=self._unreadable)
         names = {topic.uid: topic.name async for topic in topics}
-        return _latest([_of_set(names[uid], each) for uid, each in found if uid in names])
+        return _latest([_of_report(names[uid], each) for uid, each in found if uid in names])
 
     async def _replays(self) -> list[JobReport]:
-        records = Listing(self._store, REPLAYS, decode_replay, unreadable=self._unreadable)
-        return _latest([_of_replay(each) async for each in records if each.state == "done"])
+        return _latest([each for each in await self._records.look() if each is not None])
 
 
-def _keyed_set(key: str, value: bytes) -> tuple[int, CompactedSet]:
+class _Summaries(Generic[T]):
+    """Summaries of the values under a prefix, which may be large: each version is read once."""
+
+    def __init__(
+        self,
+        store: MetadataStore,
+        prefix: str,
+        summarize: Callable[[str, bytes], T],
+        unreadable: set[str],
+    ) -> None:
+        self._store = store
+        self._prefix = prefix
+        self._summarize = summarize
+        self._unreadable = unreadable
+        self._known: dict[str, tuple[int, T]] = {}
+
+    async def look(self) -> list[T]:
+        """Return the summaries in order of keys. Raises MetadataError."""
+        before, self._known = self._known, {}
+        for key, found in await items_under(self._store, self._prefix):
+            known = before.get(key)
+            if known is not None and known[0] == found.version:
+                self._known[key] = known
+                continue
+            try:
+                whole = await whole_value(self._store, key, found)
+                if whole is not None:
+                    self._known[key] = whole.version, self._summarize(key, whole.value)
+            except BadRecord as wrong:
+                if key not in self._unreadable:
+                    self._unreadable.add(key)
+                    _log.warning("passed over: %s", wrong)
+        return [summary for _, summary in self._known.values()]
+
+
+def _keyed_report(key: str, value: bytes) -> tuple[int, CompactionReport]:
     digits = key.removeprefix(COMPACTED)
     if not (digits.isascii() and digits.isdigit()):
         raise BadRecord(f"{key!r} is not the key of a topic")
-    return int(digits), decode_set(key, value)
+    return int(digits), decode_set(key, value).report
 
 
-def _of_set(name: str, compacted: CompactedSet) -> JobReport:
-    report = compacted.report
+def _done(key: str, value: bytes) -> JobReport | None:
+    record = decode_replay(key, value)
+    return _of_replay(record) if record.state == "done" else None
+
+
+def _of_report(name: str, report: CompactionReport) -> JobReport:
     return JobReport(
         kind="compaction",
         name=name,

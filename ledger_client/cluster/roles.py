@@ -1,7 +1,8 @@
 """The roles of a bookie besides storing entries: it repairs, and leads when elected.
 
-The leader audits bookies and ledgers (repair/audit.py), looks after topics
-(housekeeping.py), and publishes metrics of the whole cluster (observer.py, metrics.py).
+The leader hands out timestamps (metadata/time/), coordinates groups (metadata/groups/), audits
+bookies and ledgers (repair/audit.py), looks after topics (housekeeping.py), and publishes metrics
+of the whole cluster (observer.py, metrics.py).
 """
 
 from __future__ import annotations
@@ -14,13 +15,16 @@ import msgspec
 import trio
 from prometheus_client import CollectorRegistry
 
+from ledger_client.cluster.group_figures import GroupObserver
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.cluster.metrics import LeaderMetrics
 from ledger_client.cluster.observer import Observer
 from ledger_client.cluster.repair.audit import Auditor
 from ledger_client.cluster.repair.host import RepairHost, RepairOptions
 from ledger_client.cluster.repair.marks import add_mark, read_mark, size_on
+from ledger_client.cluster.repair.survey import Census
 from ledger_client.cluster.repair.worker import Worker
+from ledger_client.cluster.ticking import TickService
 from ledger_client.errors import LedgerError
 from ledger_client.ledgers.records import new_mark
 from ledger_client.topics.context import TopicContext
@@ -51,9 +55,12 @@ async def run_roles(
         MetadataError, LedgerError: metadata is damaged. It comes in an exception group.
     """
     owner = f"{host.bookie_id}/{secrets.token_hex(8)}"
-    auditor = Auditor(context.ledgers, store, options)
-    observer = Observer(store, lost_after_s=options.lost_after_s)
+    census = Census(store, lost_after_s=options.lost_after_s)
+    auditor = Auditor(context.ledgers, store, options, census=census)
+    observer = Observer(store, lost_after_s=options.lost_after_s, census=census)
+    groups = GroupObserver(context, observer.groups, host.coordinator.counts)
     housekeeper = Housekeeper(context, housekeeping, figures=observer.topics)
+    ticks = TickService(context, host.timekeeper, figures=observer.ticks)
 
     def value() -> bytes:
         return encode_record(Leader(host.bookie_id, host.address, time.time_ns() // 1_000_000))
@@ -65,6 +72,10 @@ async def run_roles(
                 works.start_soon(auditor.lead, term)
                 works.start_soon(housekeeper.lead, term)
                 works.start_soon(observer.lead)
+                works.start_soon(groups.lead)
+                works.start_soon(host.coordinator.lead, term)
+                works.start_soon(host.timekeeper.lead, term)
+                works.start_soon(ticks.lead, term)
         finally:
             host.figures.leads = False
 

@@ -176,8 +176,8 @@ async def _cut(batches: RecordBatches, limit: int | None) -> AsyncIterator[pa.Re
 
 def _object(message: Message) -> dict[str, object]:
     fields: dict[str, object] = {"id": str(message.id), "topic": message.topic}
-    fields |= _text_or_base64("key", message.key)
-    fields |= _text_or_base64("value", message.value)
+    fields |= text_or_base64("key", message.key)
+    fields |= text_or_base64("value", message.value)
     fields["event_time"] = message.event_time
     fields["timestamp"] = message.timestamp or None
     fields["publish_ms"] = message.publish_ms
@@ -186,12 +186,13 @@ def _object(message: Message) -> dict[str, object]:
     fields["lane"] = message.lane
     headers: dict[str, object] = {}
     for name, value in message.headers.items():
-        headers |= _text_or_base64(name, value)
+        headers |= text_or_base64(name, value)
     fields["headers"] = headers
     return fields
 
 
-def _text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
+def text_or_base64(name: str, value: bytes | None) -> dict[str, str | None]:
+    """Return bytes as text under *name*, or in base64 under a name with the suffix _base64."""
     if value is None:
         return {name: None}
     try:

@@ -21,6 +21,7 @@ from typing import Annotated, Literal, TypedDict, Union, Unpack, get_args, get_o
 
 import click
 import msgspec
+from click.core import ParameterSource
 
 from ledger_client.ledgers.writer import LedgerWriter
 
@@ -193,6 +194,15 @@ class ClickSettings(TypedDict, total=False):
     help: str
     default: object
     show_default: bool | str
+    callback: Callable[[click.Context, click.Parameter, str], str]
+
+
+def not_empty(context: click.Context, parameter: click.Parameter, value: str) -> str:
+    """Refuse an empty name that is given, such as that of a shell variable which is not set."""
+    source = context.get_parameter_source(parameter.name or "")
+    if not value and source is ParameterSource.COMMANDLINE:
+        raise click.BadParameter("the name is empty", context, parameter)
+    return value
 
 
 class FieldOption(click.Option):

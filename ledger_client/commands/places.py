@@ -11,7 +11,8 @@ from ledger_client.commands.options import MomentParam
 from ledger_client.message_id import MessageId
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.reading.options import ReadSettings, Start
-from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from ledger_client.topics.times import EventTime, PublishTime, Time, Timestamp
+from metadata.time.timestamps import compose, split
 
 By = Literal["event-time", "publish-time", "timestamp"]
 BYS: tuple[By, ...] = ("event-time", "publish-time", "timestamp")
@@ -27,8 +28,10 @@ class Point(NamedTuple):
 
     def at(self, by: By) -> Start:
         """Return the place, taking a number as a time of the kind *by*."""
-        if self.start is not None:
-            return self.start
+        return self.time(by) if self.start is None else self.start
+
+    def time(self, by: By) -> Time:
+        """Return the number as a time of the kind *by*."""
         if by == "event-time":
             return EventTime(self.number)
         if by == "timestamp":
@@ -61,6 +64,27 @@ class PlaceOrTime(click.ParamType[Point]):
         except click.UsageError:
             forms = "write earliest, latest, an id as 7:2:-1:0, a time as 2024-05-01T12:00Z, or 7d"
             self.fail(f"{value!r} is not a place; {forms}", param, ctx)
+
+
+class MomentOfRead(click.ParamType[Timestamp]):
+    """Parses a timestamp of the cluster, or a time."""
+
+    name = "moment"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Timestamp:
+        """Parse a number as a timestamp, and all else as a time."""
+        if isinstance(value, Timestamp):
+            return value
+        text = str(value).strip()
+        try:
+            if text.isascii() and text.isdigit():
+                split(int(text))
+                return Timestamp(int(text))
+            return Timestamp(compose(MomentParam().convert(text, param, ctx) // NS_PER_MS))
+        except ValueError as wrong:
+            self.fail(str(wrong), param, ctx)
 
 
 class ReadRange(NamedTuple):

@@ -9,15 +9,25 @@ from typing import NamedTuple, Unpack
 
 import click
 import trio
+from click.core import ParameterSource
 
 from ledger_client.client import connect
 from ledger_client.commands import options
-from ledger_client.commands.forms import FORMS, MessageFields
+from ledger_client.commands.forms import FORMS, MessageFields, json_of, text_of
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.outcome import finish
-from ledger_client.commands.places import BYS, By, PlaceOrTime, Point, ReadRange, kind_of_time
+from ledger_client.commands.places import (
+    BYS,
+    By,
+    MomentOfRead,
+    PlaceOrTime,
+    Point,
+    ReadRange,
+    kind_of_time,
+)
 from ledger_client.commands.streams import put
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings
+from ledger_client.topics.times import Timestamp
 
 
 def _place(*names: str, text: str) -> Callable[[options.Command], options.Command]:
@@ -25,6 +35,22 @@ def _place(*names: str, text: str) -> Callable[[options.Command], options.Comman
 
 
 field = partial(options.field_option, ReadOptions)
+
+_NOT_WITH_LATEST = frozenset(
+    {
+        "--from",
+        "--after",
+        "--to",
+        "--before",
+        "--by",
+        "--starting-cut",
+        "--ending-cut",
+        "--follow",
+        "--reverse",
+        "--lane",
+        "--compacted",
+    }
+)
 
 
 @click.command()
@@ -39,12 +65,28 @@ field = partial(options.field_option, ReadOptions)
     show_default="event-time for topics ordered by it, else publish-time",
     help="Kind of the times in PLACE.",
 )
+@field("starting_cut", "--starting-cut", metavar="NAME", callback=options.not_empty)
+@field("ending_cut", "--ending-cut", metavar="NAME", callback=options.not_empty)
 @field("follow", "-f", "--follow")
 @field("reverse", "--reverse")
 @field("partitions", "--partition", "partitions", metavar="INDEX")
 @field("lanes", "--lane", "lanes", metavar="NUMBER|NAME")
 @field("order", "--order")
 @field("compacted", "--compacted")
+@click.option(
+    "--as-of",
+    "moment",
+    type=MomentOfRead(),
+    metavar="TIME",
+    help="Print no message later than TIME; a number is a timestamp of quire tso get.",
+)
+@field("consistency", "--consistency")
+@field("staleness_s", "--staleness", "staleness_s")
+@click.option(
+    "--latest",
+    is_flag=True,
+    help="Print only the latest message of each key, without keys that were deleted.",
+)
 @click.option(
     "--limit", type=click.IntRange(1), metavar="COUNT", help="Stop after this many messages."
 )
@@ -69,6 +111,8 @@ def read(
     to: Point | None,
     before: Point | None,
     by: By | None,
+    moment: Timestamp | None,
+    latest: bool,
     limit: int | None,
     skip_gaps: bool,
     form: str | None,
@@ -84,6 +128,9 @@ def read(
     15min for that long ago. A time stands for the first message at that time or later.
     With --reverse, reading goes from --from back to --to.
 
+    --as-of, --consistency and --latest show topics with timesync as they are at a moment, in the
+    order of timestamps.
+
     For topics with an Avro or protobuf schema, JSON objects include the decoded "fields", and
     an Arrow stream has a column for each. A value that does not fit the schema yields null.
     """
@@ -92,15 +139,37 @@ def read(
     if as_json and form not in {None, "json"}:
         raise click.UsageError(f"--json and --format {form} exclude each other")
     form = form or ("json" if as_json else "text")
+    if latest and (len(topics) > 1 or form == "arrow"):
+        raise click.UsageError("--latest shows one topic as it is at a moment, as text or JSON")
+    _check_given(latest=latest, by_moment=moment is not None or settings["consistency"] is not None)
     if form == "arrow" and sys.stdout.isatty():
         raise click.UsageError("an Arrow stream is binary: redirect it to a file")
     span = ReadRange(from_ or after, after is None, to or before, before is None, by)
     settings["on_gap"] = "skip" if skip_gaps else "raise"
     settings["partitions"] = settings["partitions"] or None
+    if moment is not None or settings["consistency"] is not None:
+        settings["order"] = "timestamp"
+    settings["as_of"] = moment
     lanes = settings["lanes"] or ()
     settings["lanes"] = [int(lane) if str(lane).isdecimal() else lane for lane in lanes] or None
     request = ReadRequest(cluster, topics, span, form, limit, metrics_port)
-    trio.run(finish, partial(_read, request, settings))
+    trio.run(finish, partial(_show_latest if latest else _read, request, settings))
+
+
+def _check_given(*, latest: bool, by_moment: bool) -> None:
+    """Raise UsageError for options on the command line that would have no effect."""
+    context = click.get_current_context()
+    given = {
+        parameter.opts[-1]
+        for parameter in context.command.params
+        if parameter.name is not None
+        and context.get_parameter_source(parameter.name) is ParameterSource.COMMANDLINE
+    }
+    if latest and (idle := sorted(given & _NOT_WITH_LATEST)):
+        raise click.UsageError(f"--latest shows a topic as it is at a moment, without {idle[0]}")
+    is_other = "--order" in given and context.params["order"] != "timestamp"
+    if (latest or by_moment) and is_other:
+        raise click.UsageError("--as-of, --consistency and --latest need --order timestamp")
 
 
 class ReadRequest(NamedTuple):
@@ -128,3 +197,26 @@ async def _read(order: ReadRequest, settings: ReadSettings) -> None:
             await FORMS[order.form](reader, order.limit, put, fields)
             for gap in reader.gaps:
                 click.echo(f"quire: {gap}", err=True)
+
+
+async def _show_latest(order: ReadRequest, settings: ReadSettings) -> None:
+    """Print the latest message of each key, by timestamp."""
+    (name,) = order.topics
+    async with (
+        connect(order.cluster) as client,
+        metrics_page(lambda: client.metrics, order.metrics_port),
+    ):
+        state = await client.topics.state(
+            name,
+            partitions=settings["partitions"],
+            consistency=settings["consistency"] or "strong",
+            staleness_s=settings["staleness_s"],
+            as_of=settings["as_of"],
+            on_gap=settings["on_gap"],
+        )
+        messages = sorted(state.messages.values(), key=lambda message: message.timestamp)
+        messages = messages[: order.limit]
+        if order.form == "json":
+            await put(json_of(messages, MessageFields([await client.topics.info(name)])))
+        else:
+            await put(text_of(messages))

@@ -78,6 +78,8 @@ class ReplayRequest(msgspec.Struct, frozen=True, kw_only=True):
     replication: int | None
     form: Literal["text", "json", "arrow"] | None
     order: Order | None
+    starting_cut: str
+    ending_cut: str
     partitions: tuple[int, ...]
     lanes: tuple[int, ...]
     speed: float
@@ -146,6 +148,8 @@ field = partial(options.field_option, ReplayOptions)
     show_default="event-time for topics ordered by it, else publish-time",
     help="Kind of the times in PLACE.",
 )
+@field("starting_cut", "--starting-cut", metavar="NAME", callback=options.not_empty)
+@field("ending_cut", "--ending-cut", metavar="NAME", callback=options.not_empty)
 @click.option("--to", metavar="TOPIC", help="Write into this topic.")
 @click.option(
     "--to-cluster", metavar="URL", show_default="the same cluster", help="Cluster of that topic."
@@ -234,6 +238,8 @@ def replay(
     words = {"from": from_, "after": after, "until": until, "before": before}
     parts = [f"{word} {bound.text}" for word, bound in words.items() if bound is not None]
     parts += [f"by {by}"] if by else []
+    parts += [f"starting cut {wanted.starting_cut}"] if wanted.starting_cut else []
+    parts += [f"ending cut {wanted.ending_cut}"] if wanted.ending_cut else []
     parts += [f"partition {index}" for index in wanted.partitions]
     parts += [f"lane {number}" for number in wanted.lanes]
     text = ", ".join(parts) or "everything"
@@ -342,6 +348,8 @@ async def _options(
         inclusive=settings["inclusive"],
         end=settings.get("end"),
         end_inclusive=settings["end_inclusive"],
+        starting_cut=request.starting_cut,
+        ending_cut=request.ending_cut,
         partitions=request.partitions or None,
         lanes=request.lanes or None,
         on_gap="skip" if request.skip_gaps else "raise",

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
+from typing import TypeVar
 
 import trio
 
@@ -22,8 +23,9 @@ from ledger_client.errors import (
     NoSuchLedger,
 )
 from ledger_client.ledgers.records import Reason, grown, marking, new_mark, sealed
+from ledger_client.wire.inflight import limited
 from metadata.clock import StoreClock
-from metadata.errors import LeaseLost, MetadataError, VersionConflict
+from metadata.errors import LeaseLost, MetadataError, SessionOver, VersionConflict
 from metadata.records import (
     LEDGER_COUNTER,
     LEDGERS,
@@ -37,13 +39,17 @@ from metadata.records import (
 )
 from metadata.registrations import list_registrations
 from metadata.store import ABSENT, MetadataStore, Op, Put, Versioned, Versions
+from metadata.watch import Listener
+
+T = TypeVar("T")
 
 
 @contextmanager
 def translated(limit_s: float) -> Iterator[None]:
     """Limit the block to *limit_s*, and raise errors of the store as public ones.
 
-    VersionConflict and LeaseLost pass unchanged: the code that makes a change handles them.
+    VersionConflict, LeaseLost and SessionOver pass unchanged: the code that makes a change
+    handles them.
 
     Raises:
         MetadataUnavailable: no answer in time; a change may have been made.
@@ -51,11 +57,11 @@ def translated(limit_s: float) -> Iterator[None]:
         MetadataBroken: the store refuses, or what it holds is damaged.
     """
     try:
-        with trio.fail_after(limit_s):
+        with limited(limit_s):
             yield
     except trio.TooSlowError:
         raise MetadataUnavailable(f"metadata: no answer in {limit_s:g} s") from None
-    except (LedgerError, VersionConflict, LeaseLost):
+    except (LedgerError, VersionConflict, LeaseLost, SessionOver):
         raise
     except MetadataError as wrong:
         raise MetadataBroken(f"metadata: {wrong}") from wrong
@@ -215,6 +221,11 @@ class Catalogue:
         with self._translated(limit_s):
             return await self._store.get(key)
 
+    async def ask(self, call: Callable[[MetadataStore], Awaitable[T]]) -> T:
+        """Return what *call* returns for the store, within the catalogue's time limit."""
+        with self._translated():
+            return await call(self._store)
+
     async def transact(
         self, ops: Sequence[Op], *, limit_s: float = float("inf")
     ) -> Versions | None:
@@ -306,9 +317,17 @@ class Catalogue:
         self._unreadable = set(found.unreadable)
         return found.bookies
 
-    def watch(self, ledger_id: int) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
-        """Watch the ledger's record, as MetadataStore.watch does. Events are only hints."""
-        return self._store.watch(ledger_key(ledger_id))
+    def watch(self, ledger_id: int, listener: Listener) -> None:
+        """Pass hints about the ledger's record to *listener* until unwatch().
+
+        Raises:
+            MetadataBroken: too much is watched already.
+        """
+        self._store.watches.subscribe(ledger_key(ledger_id), listener)
+
+    def unwatch(self, ledger_id: int, listener: Listener) -> None:
+        """Undo watch(); harmless if it was undone."""
+        self._store.watches.unsubscribe(ledger_key(ledger_id), listener)
 
     def _translated(self, limit_s: float = float("inf")) -> AbstractContextManager[None]:
         return translated(min(limit_s, self._timeout_s))

@@ -27,7 +27,7 @@ from ledger_client.ledgers.entries import EntryBatch, sound_entries
 from ledger_client.ledgers.replica_reads import BATCH_COUNT_MAX, LedgerSource
 from ledger_client.options import Options
 from ledger_client.wire.bookies import BookieConnection
-from ledger_client.wire.inflight import Reply
+from ledger_client.wire.inflight import Reply, ends_at, move_on_at
 from metadata.records import LedgerRecord
 from native import frame
 from native.errors import Corrupt
@@ -125,7 +125,7 @@ class Inquiry:
     def _answer(self, bookie: BookieConnection, reply: Reply) -> Answer | None:
         if reply.arrived:
             return reply.response or reply.failure
-        if trio.current_time() < reply.sent_at + self._limit_s:
+        if trio.current_time() < ends_at(reply.sent_at, self._limit_s):
             return None
         reply.abandon()
         bookie.suspect(reply.sent_at)
@@ -133,14 +133,15 @@ class Inquiry:
 
     async def _wait_for_news(self) -> None:
         until = min(
-            (reply.sent_at + self._limit_s for _, reply in self._pending), default=float("inf")
+            (ends_at(reply.sent_at, self._limit_s) for _, reply in self._pending),
+            default=float("inf"),
         )
         if self._again:
             until = min(until, self._again_at)
         self._news = trio.Event()
         if any(reply.arrived for _, reply in self._pending):
             return
-        with trio.move_on_at(until):
+        with move_on_at(until):
             await self._news.wait()
 
 

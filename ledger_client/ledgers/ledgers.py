@@ -36,6 +36,7 @@ from metadata.records import (
     LedgerState,
     encode_password,
 )
+from metadata.sessions import ProcessSession
 from metadata.store import MetadataStore
 
 CALL_TIMEOUT_S = 10.0
@@ -47,6 +48,7 @@ class Ledgers:
     Attributes:
         options: deadlines and bounds.
         store: the metadata store.
+        session: what the leases of this client belong to.
         figures: counts for metrics.
         clock: estimates the store's time.
         catalogue: the records of ledgers and bookies.
@@ -70,11 +72,14 @@ class Ledgers:
         self.figures = Figures()
         self.catalogue = Catalogue(store, timeout_s=options.metadata_timeout_s)
         self.clock = self.catalogue.clock
+        self.session = ProcessSession(store, nursery, on_kept=self.catalogue.refresh_clock)
         self.bookies = Bookies(
             self.catalogue.bookies, options=options, nursery=nursery, open_stream=open_stream
         )
         quarantine = Quarantine(first_s=options.quarantine_s, longest_s=options.quarantine_max_s)
-        self.placement = Placement(self.bookies, quarantine, chance or random.Random())
+        self.placement = Placement(
+            self.bookies, quarantine, chance or random.Random(), racks_min=options.racks_min
+        )
         self.writers = Writers(
             catalogue=self.catalogue,
             bookies=self.bookies,
@@ -82,9 +87,8 @@ class Ledgers:
             options=options,
             nursery=nursery,
         )
-        self.opener = LedgerOpener(
-            catalogue=self.catalogue, bookies=self.bookies, nursery=nursery, options=options
-        )
+        self.opener = LedgerOpener(catalogue=self.catalogue, bookies=self.bookies, options=options)
+        nursery.start_soon(store.watches.run)
         self._recoveries = Recoveries(
             catalogue=self.catalogue,
             bookies=self.bookies,
@@ -261,7 +265,7 @@ async def new_record(
     if plan.ledger_id is not None:
         await _check_free(plan.ledger_id, catalogue)
     await catalogue.refresh_clock()
-    ensemble = await placement.new_ensemble(plan.ensemble_size)
+    ensemble = await placement.new_ensemble(plan.ensemble_size, plan.write_quorum)
     ledger_id = await catalogue.new_id() if plan.ledger_id is None else plan.ledger_id
     return LedgerRecord(
         ledger_id=ledger_id,

@@ -5,10 +5,11 @@ greatest that a bookie has reported; renew it with refresh(), or use follow(). E
 writer left unconfirmed can be read once the ledger is recovered.
 
 A follower first reads what is there in batches. Then it parks a long poll at one bookie,
-which answers as soon as it learns that new entries are confirmed. A bookie may learn nothing,
-because the writer has replaced it, and only the metadata says that the ledger ended. So the
-follower also watches the record, and every few seconds without news it reads the record and
-asks the other bookies.
+which answers as soon as it learns that new entries are confirmed. Without news it rests: all
+bookies of the ledger report it, each by one call for all ledgers that rest there
+(wire/followed.py). A bookie may learn nothing, because the writer has replaced it, and only the
+metadata says that the ledger ended. So the follower also watches the record, and reads it once a
+minute. Where it cannot rest it reads the record and asks the other bookies every few seconds.
 
     LedgerReader ─┬─ BatchReads ─┐              the record, and the last confirmed entry:
                   └─ Follower ───┴─► LedgerView  both age, and are renewed on demand
@@ -16,8 +17,10 @@ asks the other bookies.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
+from functools import partial
 
 import msgspec
 import trio
@@ -57,7 +60,10 @@ POLL_COUNT_MAX = 4096
 POLL_SIZE_MAX = 1 << 20
 PAUSE_S = 0.02
 """After a poll without news: bookies answer at once for an empty or a fenced ledger."""
-WATCH_RETRY_S = 1.0
+REST_S = 60.0
+"""The record of a quiet ledger is read about so often, without a hint."""
+ANOTHERS_REST_S = 2.0
+"""And so often if BookKeeper's client wrote it: what that changes in ZooKeeper brings no hint."""
 SETTLE_S = 0.03
 """A quiet writer reports its last confirmed entry to bookies within a third of this."""
 READ_SIZE_MIN = 64 << 10
@@ -193,12 +199,12 @@ class BatchReads:
 class LedgerView:
     """The known state of one ledger, shared by its reader and followers."""
 
-    def __init__(self, source: LedgerSource, catalogue: Catalogue, nursery: trio.Nursery) -> None:
+    def __init__(self, source: LedgerSource, catalogue: Catalogue) -> None:
         self.source = source
         self._catalogue = catalogue
-        self._nursery = nursery
-        self._watch_scope: trio.CancelScope | None = None
-        self._hinted = trio.Event()
+        self._is_watching = False
+        self._hinted = False
+        self._alarms: set[trio.Event] = set()
 
     @property
     def closed(self) -> bool:
@@ -211,9 +217,18 @@ class LedgerView:
         return self.source.last_confirmed
 
     @property
-    def hinted(self) -> trio.Event:
-        """Set when the record may have changed since the last reload."""
+    def hinted(self) -> bool:
+        """True if the record may have changed since the last reload."""
         return self._hinted
+
+    @contextmanager
+    def waking(self, alarm: trio.Event) -> Iterator[None]:
+        """During the block, set *alarm* when the record may have changed."""
+        self._alarms.add(alarm)
+        try:
+            yield
+        finally:
+            self._alarms.discard(alarm)
 
     def raise_confirmed(self, last_confirmed: int) -> None:
         """Record that a bookie calls entries up to *last_confirmed* confirmed."""
@@ -227,11 +242,15 @@ class LedgerView:
             NoSuchLedger: it was deleted.
             MetadataUnavailable: the store did not answer.
         """
-        if self._hinted.is_set():
-            self._hinted = trio.Event()
-        self.source.record, _ = await self._catalogue.get(*self.source.name)
+        self._hinted = False
+        try:
+            self.source.record, _ = await self._catalogue.get(*self.source.name)
+        except BaseException:
+            self._hinted = True  # as far as is known, the record has changed all the same
+            raise
         if self.closed:
             self.source.last_confirmed = self.source.record.last_entry
+            self.close()
 
     async def moved_since(self, record: LedgerRecord) -> bool:
         """Read the record again; return True if it lists other bookies than *record*.
@@ -270,26 +289,22 @@ class LedgerView:
             )
 
     def watch(self) -> None:
-        """Start to watch the record, unless that was done."""
-        if self._watch_scope is None:
-            self._watch_scope = trio.CancelScope()
-            self._nursery.start_soon(self._watch, self._watch_scope)
+        """Start to watch the record, unless that was done or it will not change."""
+        if not (self._is_watching or self.closed):
+            self._is_watching = True
+            with suppress(MetadataError):  # followers look at the record from time to time
+                self._catalogue.watch(self.source.ledger_id, self)
+
+    def notify(self, _prefix: str, _hint: str) -> None:
+        """Note that the record may have changed."""
+        self._hinted = True
+        for alarm in self._alarms:
+            alarm.set()
 
     def close(self) -> None:
         """End the watch; followers go on with their polls alone."""
-        if self._watch_scope is not None:
-            self._watch_scope.cancel()
-
-    async def _watch(self, scope: trio.CancelScope) -> None:
-        with scope:
-            while not self.closed:
-                try:
-                    async with self._catalogue.watch(self.source.ledger_id) as changes:
-                        self._hinted.set()  # for changes before the watch began
-                        async for _ in changes:
-                            self._hinted.set()
-                except MetadataError:
-                    await trio.sleep(WATCH_RETRY_S)  # followers poll meanwhile
+        if self._is_watching:
+            self._catalogue.unwatch(self.source.ledger_id, self)
 
 
 class Follower:
@@ -302,6 +317,10 @@ class Follower:
         self._reads: BatchReads | None = None
         self._entries: Iterator[Entry] = iter(())
         self._looked_at = float("-inf")
+        self._is_quiet = False
+        """a long poll ended without news, so other bookies are asked too"""
+        self._informed: BookieConnection | None = None
+        """the bookie that had news while this one rested"""
         self._silent_since: float | None = None
 
     @property
@@ -361,22 +380,83 @@ class Follower:
         """Wait for at most one long poll; return the entries in its answer, if any."""
         self._reads = None
         self._view.watch()
-        if self._view.hinted.is_set():
-            with suppress(MetadataUnavailable):  # reading goes on without the store
-                await self._view.reload()
+        is_hinted = self._view.hinted
+        if is_hinted and await self._has_reloaded():
             return None
-        bookie = self._source.newest_ensemble()[0]
+        if not is_hinted and self._is_quiet and await self._rest():
+            return None
+        bookie = self._informed or self._source.newest_ensemble()[0]
+        self._informed = None
         batch, unsound = None, None
+        asked_at = trio.current_time()
         try:
             batch = await self._poll(bookie)
         except Unsound as wrong:
             unsound = wrong
         if unsound is not None:
             self._give_up(bookie, unsound)
-        if batch is None and not self._has_backlog() and not self._view.hinted.is_set():
-            await self._look_elsewhere(bookie)
+        if batch is None and not self._has_backlog() and not self._view.hinted:
+            waited_s = trio.current_time() - asked_at
+            if unsound is None and waited_s >= self._source.options.poll_s / 2:
+                self._is_quiet = True
+            if not (self._is_quiet and self._resting_places()):
+                await self._look_elsewhere(bookie)
+            await trio.sleep(PAUSE_S)
+        elif is_hinted:
             await trio.sleep(PAUSE_S)
         return batch
+
+    async def _has_reloaded(self) -> bool:
+        """Read the record; False if the store does not answer. Reading goes on without it."""
+        try:
+            await self._view.reload()
+        except MetadataUnavailable:
+            return False
+        return True
+
+    def _resting_places(self) -> list[BookieConnection]:
+        """Return the bookies that can report news of the ledger while the follower rests."""
+        return [
+            bookie
+            for bookie in self._source.newest_ensemble()
+            if bookie.standing and bookie.followed.takes
+        ]
+
+    async def _rest(self) -> bool:
+        """Wait until some bookie has news, or the record; False if a poll should follow.
+
+        A quiet ledger costs nothing meanwhile: its bookies report it with all other ledgers that
+        rest. The record is read after REST_S, since hints may be lost.
+        """
+        # Only our own clients draw an incarnation.
+        rest_s = REST_S if self._source.record.incarnation else ANOTHERS_REST_S
+        news = trio.Event()
+        places = self._resting_places()
+        self._is_quiet = False
+        if not places:
+            return False
+        wakes = [(bookie, partial(self._wake, bookie, news)) for bookie in places]
+        with self._view.waking(news), trio.move_on_after(rest_s * random.uniform(0.75, 1.25)):
+            try:
+                for bookie, wake in wakes:
+                    bookie.followed.follow(self._source.ledger_id, self._view.last_confirmed, wake)
+                await news.wait()
+            finally:
+                for bookie, wake in wakes:
+                    bookie.followed.leave(self._source.ledger_id, wake)
+        if self._informed is not None and not self._informed.standing:
+            self._informed = None  # it has no news: its connection broke
+        elif self._informed is None and all(bookie.standing for bookie in places):
+            self._is_quiet = True  # and goes on to rest, once the record was read
+            if not self._view.hinted:
+                with suppress(MetadataUnavailable):
+                    await self._view.reload()
+            return True
+        return False
+
+    def _wake(self, bookie: BookieConnection, news: trio.Event) -> None:
+        self._informed = bookie
+        news.set()
 
     async def _poll(self, bookie: BookieConnection) -> EntryBatch | None:
         """Park one long poll. Raises Unsound for a bad answer or none."""
@@ -384,11 +464,9 @@ class Follower:
         reply = self._ask(bookie, news)
         options = self._source.options
         try:
-            with trio.move_on_after(options.poll_s + options.request_timeout_s) as scope:
-                async with trio.open_nursery() as nursery:
-                    nursery.start_soon(_pass_on, self._view.hinted, news)
-                    await news.wait()
-                    nursery.cancel_scope.cancel()
+            limit_s = options.poll_s + options.request_timeout_s
+            with self._view.waking(news), trio.move_on_after(limit_s) as scope:
+                await news.wait()
             if scope.cancelled_caught:
                 bookie.suspect(reply.sent_at)
                 raise Unsound(Verdict.UNAVAILABLE, "no answer")
@@ -418,6 +496,9 @@ class Follower:
         self._silent_since = None
         if response.code in (Code.NO_LEDGER, Code.NO_ENTRY):
             return None  # no entry was written yet
+        if response.code == Code.TOO_MANY and self._resting_places():
+            self._is_quiet = True  # it has no place for a poll, which says that it has no news
+            return None
         check_code(response)
         self._view.raise_confirmed(response.lac)
         batch = sound_entries(
@@ -451,23 +532,15 @@ class Follower:
             )
 
 
-async def _pass_on(hinted: trio.Event, news: trio.Event) -> None:
-    await hinted.wait()
-    news.set()
-
-
 # --- opening ----------------------------------------------------------------------------
 
 
 class LedgerOpener:
     """Opens ledgers for reading, which fences no writer."""
 
-    def __init__(
-        self, *, catalogue: Catalogue, bookies: Bookies, nursery: trio.Nursery, options: Options
-    ) -> None:
+    def __init__(self, *, catalogue: Catalogue, bookies: Bookies, options: Options) -> None:
         self._catalogue = catalogue
         self._bookies = bookies
-        self._nursery = nursery
         self._options = options
 
     def sharing(self, size: int, readers: int) -> LedgerOpener:
@@ -482,7 +555,6 @@ class LedgerOpener:
         return LedgerOpener(
             catalogue=self._catalogue,
             bookies=self._bookies,
-            nursery=self._nursery,
             options=options,
         )
 
@@ -504,7 +576,7 @@ class LedgerOpener:
     ) -> LedgerReader:
         """As open(), for a ledger whose record was read just now."""
         source = LedgerSource(record, bookies=self._bookies, options=self._options)
-        view = LedgerView(source, self._catalogue, self._nursery)
+        view = LedgerView(source, self._catalogue)
         await view.learn_confirmed()
         view.raise_confirmed(confirmed)
         return LedgerReader(view)

@@ -40,7 +40,7 @@ from ledger_client.ledgers.entries import (
 )
 from ledger_client.options import Options
 from ledger_client.wire.bookies import BookieConnection, Bookies
-from ledger_client.wire.inflight import Key, LedgerName, Reply
+from ledger_client.wire.inflight import Key, LedgerName, Reply, ends_at, move_on_after, move_on_at
 from metadata.records import Fragment, LedgerRecord
 from native import frame
 from native.frame import Code
@@ -162,7 +162,7 @@ async def ask_confirmed(source: LedgerSource) -> int:
         NoSuchLedger: it was deleted, and another one has its id now.
     """
     replies = _ask_all(source)
-    with trio.move_on_after(source.options.request_timeout_s):
+    with move_on_after(source.options.request_timeout_s):
         await replies.wait_for(1)
     with trio.move_on_after(STRAGGLER_S):
         await replies.wait_for(len(replies.asked))
@@ -356,16 +356,16 @@ class ReplicaRead(Generic[T]):
     async def _wait(self) -> None:
         """Wait for an answer; ask the next replica when one is late, drop it when it is overdue."""
         limit_s = self._source.options.request_timeout_s
-        until = min(reply.sent_at for reply in self._asked) + limit_s
+        until = ends_at(min(reply.sent_at for reply in self._asked), limit_s)
         if self._untried:
             until = min(until, self._next_at)
         if not any(reply.arrived for reply in self._asked):
             news = self._news = trio.Event()
-            with trio.move_on_at(until):
+            with move_on_at(until):
                 await news.wait()
                 return
         for reply in list(self._asked):
-            if not reply.arrived and trio.current_time() >= reply.sent_at + limit_s:
+            if not reply.arrived and trio.current_time() >= ends_at(reply.sent_at, limit_s):
                 self._expire(reply, limit_s)
         if self._untried and trio.current_time() >= self._next_at:
             for reply in self._asked:

@@ -420,7 +420,10 @@ class WriteDriver:
         state = self._state
         try:
             places = await self._placement.substitutes(
-                vacancies.bookies, vacancies.lost, urgent=vacancies.urgent
+                vacancies.bookies,
+                vacancies.lost,
+                write_quorum=state.record.write_quorum,
+                urgent=vacancies.urgent,
             )
         except LedgerError as cause:
             return state.not_replaced(cause, trio.current_time())

@@ -11,6 +11,10 @@ startingVersion, endingV…   an entry of each lane
 startingTime, endingTime    publish time: ISO 8601, or Unix milliseconds
 startingTimestamp, ending…  timestamps of the topic
 startingEventTime, ending…  ISO 8601, or Unix nanoseconds
+startingCut, endingCut      names of cuts: begin after what it has, end with what it has
+asOf                        only the messages up to this timestamp, the same rows whenever they
+                            are read, while they are kept: a timestamp, or ISO 8601. It is in the
+                            past, and the topics have timesync
 startingInclusive, ending…  whether the named place belongs to the range; true
 partitions                  only these numbers, with commas
 lanes                       only these numbers or names, with commas; or a JSON list, where a
@@ -26,6 +30,8 @@ bytesPerPartition           approximate bytes that a task reads; 128 MiB
 minPartitions               minimum number of tasks; by default this machine's cores
 maxMessagesPerTrigger       of a streaming query: approximate messages of a micro-batch
 maxBytesPerTrigger          the same in bytes
+group                       of a streaming query: the group that has the query's progress, for
+                            others to see. A new query begins there if no other option says where
 
 Names match in any case. At most one option says where to begin, and one where to end.
 
@@ -54,6 +60,8 @@ from ledger_client.message_id import MessageId
 from ledger_client.topics.positions import LanePlace, Place, Version
 from ledger_client.topics.reading.options import Start
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from metadata.cuts import check_cut
+from metadata.groups.rows import check_group
 
 Offset = Mapping[str, Mapping[str, str | int]]
 """An offset from Spark; JSON in its checkpoints."""
@@ -66,11 +74,11 @@ DEFAULT_CLUSTER = "bookie://127.0.0.1:3181"
 ROWS_PER_BATCH = 10_000
 ROWS_MAX = 50_000
 BYTES_PER_PARTITION = 128 << 20
-_PLACES = ("Ids", "Version", "Time", "Timestamp", "EventTime")
+_PLACES = ("Ids", "Version", "Time", "Timestamp", "EventTime", "Cut")
 _NAMES = (
-    *("cluster", "topic", "topics", "partitions", "lanes", "columns", "compacted", "mode"),
+    *("asOf", "cluster", "topic", "topics", "partitions", "lanes", "columns", "compacted", "mode"),
     *("failOnDataLoss", "rowsPerBatch", "bytesPerPartition", "minPartitions"),
-    *("maxMessagesPerTrigger", "maxBytesPerTrigger", "path"),
+    *("maxMessagesPerTrigger", "maxBytesPerTrigger", "group", "path"),
     *(f"{end}{place}" for end in ("starting", "ending") for place in (*_PLACES, "Inclusive")),
 )
 _NUMBER = re.compile(r"-?\d{1,20}", re.ASCII)
@@ -87,6 +95,12 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     inclusive: bool = True
     end: Start | None = None
     end_inclusive: bool = True
+    starting_cut: str = ""
+    """the cut after which the read begins; "" for none"""
+    ending_cut: str = ""
+    """the cut with which it ends; "" for none"""
+    as_of: Timestamp | datetime | None = None
+    """the moment up to which messages are read"""
     partitions: tuple[int, ...] | None = None
     lanes: tuple[int | str, ...] | None = None
     columns: tuple[str, ...] | None = None
@@ -99,6 +113,8 @@ class SourceOptions(msgspec.Struct, frozen=True, kw_only=True):
     messages_max: int | None = None
     """messages of a micro-batch"""
     bytes_max: int | None = None
+    group: str = ""
+    """the group that a streaming query commits to; "" for none"""
 
     @property
     def on_gap(self) -> Literal["raise", "skip"]:
@@ -114,6 +130,8 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
     """
     options = GivenOptions(given, _NAMES)
     rows = options.one("rowsPerBatch", _count, ROWS_PER_BATCH)
+    options.refuse_blank("asOf", "startingCut", "endingCut")
+    _check_as_of(options)
     return SourceOptions(
         cluster=options.cluster(),
         topics=options.topics(),
@@ -121,6 +139,9 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         inclusive=options.one("startingInclusive", _truth, True),
         end=options.place("ending"),
         end_inclusive=options.one("endingInclusive", _truth, True),
+        starting_cut=options.one("startingCut", _cut, ""),
+        ending_cut=options.one("endingCut", _cut, ""),
+        as_of=options.one("asOf", _as_of, None),
         partitions=options.one("partitions", _numbers, None),
         lanes=options.one("lanes", _lanes, None),
         columns=options.one("columns", _words, None),
@@ -132,6 +153,7 @@ def parse_options(given: Mapping[str, str]) -> SourceOptions:
         partitions_min=options.one("minPartitions", _count, None),
         messages_max=options.one("maxMessagesPerTrigger", _count, None),
         bytes_max=options.one("maxBytesPerTrigger", _count, None),
+        group=options.one("group", _group, ""),
     )
 
 
@@ -150,6 +172,15 @@ class GivenOptions:
     def text(self, name: str) -> str:
         """Return the option's text, "" if it is not set."""
         return self._values.get(name, "")
+
+    def refuse_blank(self, *names: str) -> None:
+        """Raise SparkError if one of these is set to nothing: without it other rows would be read.
+
+        That is what a variable that is not set leaves of an option.
+        """
+        for name in names:
+            if self._values.get(name) == "":
+                raise SparkError.option(name, "it is empty; set it, or leave it out")
 
     def cluster(self) -> str:
         """Return the URL of the cluster."""
@@ -178,12 +209,14 @@ class GivenOptions:
         return names
 
     def place(self, end: str) -> Start | None:
-        """Return the begin or end of the range, `None` if unset. Raises SparkError."""
+        """Return the begin or end of the range, `None` if unset or a cut. Raises SparkError."""
         named = [f"{end}{place}" for place in _PLACES if self.text(f"{end}{place}")]
         if not named:
             return None
         if len(named) > 1:
             raise SparkError.option(named[1], f"it is said by {named[0]} already")
+        if named[0] == f"{end}Cut":
+            return None
         parse = _PARSERS[named[0].removeprefix(end)]
         return self.one(named[0], parse, None)
 
@@ -206,6 +239,34 @@ def _count(text: str) -> int:
     if not _NUMBER.fullmatch(text) or not 0 < int(text) <= _LONG_MAX:
         raise ValueError(f"{text!r} is no count from 1 on")
     return int(text)
+
+
+def _check_as_of(options: GivenOptions) -> None:
+    """Raise SparkError if other options exclude asOf."""
+    if not options.text("asOf"):
+        return
+    if named := [f"ending{place}" for place in _PLACES if options.text(f"ending{place}")]:
+        raise SparkError.option("asOf", f"{named[0]} says already where the read ends")
+    if options.one("compacted", _truth, False):
+        raise SparkError.option("asOf", "what is compacted is of no moment; read all messages")
+
+
+def _as_of(text: str) -> Timestamp | datetime:
+    if _NUMBER.fullmatch(text):
+        return _timestamp(text)
+    _nanoseconds(text)  # it is a point of time
+    moment = datetime.fromisoformat(text)
+    return moment if moment.tzinfo is not None else moment.replace(tzinfo=UTC)
+
+
+def _cut(text: str) -> str:
+    check_cut(text)
+    return text
+
+
+def _group(text: str) -> str:
+    check_group(text)
+    return text
 
 
 def _mode(text: str) -> Literal["permissive", "failfast"]:
@@ -270,7 +331,7 @@ def _event_time(text: str) -> Start:
     return EventTime(_nanoseconds(text))
 
 
-def _timestamp(text: str) -> Start:
+def _timestamp(text: str) -> Timestamp:
     """Accept the number as Spark shows it too, negative if it exceeds a signed long."""
     return Timestamp(_whole(text, -_LONG_MAX - 1, (1 << 64) - 1) % (1 << 64))
 

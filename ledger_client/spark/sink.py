@@ -2,7 +2,7 @@
 
     driver   writer()     begins a job and takes its lease (writing_job.py)
     tasks    write()      stage ledgers, renew the job's lease every minute
-    driver   commit()     shows the ledgers of one attempt at each task, by one transaction
+    driver   commit()     shows the ledgers of one attempt at each task, by one change
              abort()      discards all of them
 
 Each of the three runs in a process of its own; state goes from one to the next by pickling.
@@ -12,11 +12,11 @@ A frame that waits longer than that between its last row and its commit is lost,
 
 Rows of a Spark partition keep their order in each partition of the topic, and Spark's partitions
 follow one another. A topic ordered by event time takes a frame ordered by it. One commit can show
-about 500 ledgers: each task makes one for each partition of the topic that it has rows for, or
-more where it writes more than the topic's roll size.
+100 000 ledgers: each task makes one for each partition of the topic that it has rows for, or more
+where it writes more than the topic's roll size.
 
 A streaming query writes each micro-batch the same way. The last batch is recorded with the
-topic, under the query's id, by that transaction: a batch that is written again, after a restart
+topic, under the query's id, by that change: a batch that is written again, after a restart
 from the checkpoint, is in the topic once. A checkpoint that does not match the topic is an error
 (SinkBatch in jobs/staging/writing_job.py).
 """

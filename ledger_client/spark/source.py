@@ -25,6 +25,9 @@ by any process, has the same rows: with an idempotent sink nothing is lost or du
 and partitions that appear while the query runs are read from their beginning. Spark keeps one
 stream reader in the driver while the query runs, and sends copies to the tasks; only the first
 is connected.
+
+With the option *group*, the reader commits to this group what Spark has committed (GroupReport).
+The query itself goes on from its checkpoint, and does not depend on that.
 """
 
 from __future__ import annotations
@@ -51,9 +54,10 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from ledger_client.errors import SparkError
+from ledger_client.errors import BadCut, SparkError
 from ledger_client.portal import Portal
 from ledger_client.spark.failures import without_stack
+from ledger_client.spark.group_report import GroupReport
 from ledger_client.spark.options import (
     NewOffset,
     Offset,
@@ -67,6 +71,7 @@ from ledger_client.spark.schema import SourceColumns, columns_of
 from ledger_client.spark.sink import QuireStreamWriter, QuireWriter
 from ledger_client.spark.sink_plan import RowPlan, SinkOptions, parse_sink_options, plan_rows
 from ledger_client.topics.context import TopicContext, ask, open_context
+from ledger_client.topics.cuts import places_at
 from ledger_client.topics.positions import Position
 from ledger_client.topics.reading.options import Start
 from ledger_client.topics.reading.range_plan import plan_read
@@ -90,19 +95,30 @@ def topics_of(options: SourceOptions) -> list[TopicRecord]:
 
 
 def plan(options: SourceOptions) -> RangePlan:
-    """Return the plan of a batch read. Raises as plan_read()."""
+    """Return the plan of a batch read. Raises as plan_batch()."""
+    return ask(options.cluster, partial(plan_batch, options))
 
-    async def look(context: TopicContext) -> RangePlan:
-        return await plan_of(
-            context,
-            options,
-            options.start,
-            inclusive=options.inclusive,
-            end=options.end,
-            end_inclusive=options.end_inclusive,
-        )
 
-    return ask(options.cluster, look)
+async def plan_batch(options: SourceOptions, context: TopicContext) -> RangePlan:
+    """Return the plan of a batch read. Raises as plan_read(), and SparkError for a bad asOf."""
+    end = options.end
+    if options.as_of is not None:
+        topics = [(await context.catalogue.get(name))[0] for name in options.topics]
+        try:
+            end = await places_at(context, topics, options.as_of)
+        except BadCut as wrong:
+            reason = str(wrong).removeprefix(f"cut {wrong.cut}: ")
+            raise SparkError.option("asOf", reason) from wrong
+    return await plan_of(
+        context,
+        options,
+        options.start,
+        inclusive=options.inclusive,
+        end=end,
+        end_inclusive=options.end_inclusive,
+        starting_cut=options.starting_cut,
+        ending_cut=options.ending_cut,
+    )
 
 
 async def plan_of(
@@ -113,6 +129,8 @@ async def plan_of(
     inclusive: bool = True,
     end: Start | None = None,
     end_inclusive: bool = True,
+    starting_cut: str = "",
+    ending_cut: str = "",
 ) -> RangePlan:
     """Return the plan of a read between two places. Raises as plan_read()."""
     return await plan_read(
@@ -122,11 +140,29 @@ async def plan_of(
         inclusive=inclusive,
         end=end,
         end_inclusive=end_inclusive,
+        starting_cut=starting_cut,
+        ending_cut=ending_cut,
         partitions=options.partitions,
         lanes=options.lanes,
         on_gap=options.on_gap,
         compacted=options.compacted,
     )
+
+
+def check_endless(options: SourceOptions) -> None:
+    """Raise SparkError for options that a streaming query cannot have.
+
+    The query's first question does so. Raised by QuireSource.streamReader(), the reason would be
+    hidden: Spark's process for readers then fails with an UnboundLocalError of its own.
+    """
+    if options.as_of is not None:
+        raise SparkError.option("asOf", "a streaming query goes on; read once")
+    if options.end is not None or options.ending_cut:
+        name = "endingCut" if options.ending_cut else "ending..."
+        raise SparkError.option(name, "a streaming query has no end: stop it, or read once")
+    if options.compacted:
+        reason = "a streaming query reads every message: what is compacted changes; read once"
+        raise SparkError.option("compacted", reason)
 
 
 class RangePartition(InputPartition):
@@ -177,12 +213,17 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._target: Position | None = None
         """end of a query with Trigger.AvailableNow"""
         self._latest: NewOffset | None = None
+        self._report = GroupReport(options.group) if options.group else None
 
     def initialOffset(self) -> NewOffset:  # noqa: N802  # Spark's name
         """Return the offset at which the options begin."""
         with without_stack():
-            options = self._options
-            planned = self._plan(options.start, inclusive=options.inclusive)
+            options, start = self._options, self._options.start
+            if self._report is not None:
+                start = self._ask(partial(self._report.start, options))
+            planned = self._plan(
+                start, inclusive=options.inclusive, starting_cut=options.starting_cut
+            )
             return _offset(planned, planned.begin)
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
@@ -196,6 +237,7 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: Offset, limit: ReadLimit) -> NewOffset:  # noqa: N802
         """Return the end of the next micro-batch, which is *start* if there is nothing to read."""
         with without_stack():
+            self.commit(start)
             planned = self._plan(position_of(start), end=self._target)
             check_topics(start, _uids(planned))
             self._latest = _offset(planned, planned.end)
@@ -228,6 +270,16 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         assert isinstance(partition, RangePartition)
         return read_rows(partition.ranges, self._wanted, self._options)
 
+    def commit(self, end: Offset) -> None:
+        """Commit to the group, if there is one, that Spark is done up to *end*.
+
+        Spark calls this once it plans the next micro-batch with messages. But it also asks for
+        the latest offset only after it has committed the offset that it asks with, so an idle
+        query is up to date too.
+        """
+        if self._report is not None and self._report.is_due(end):
+            self._ask(partial(self._report.commit, end))
+
     def stop(self) -> None:
         """End the connection to the cluster."""
         portal, self._portal = self._portal, None
@@ -246,14 +298,27 @@ class QuireStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return None, None
 
     def _plan(
-        self, start: Start | None, *, end: Start | None = None, inclusive: bool = True
+        self,
+        start: Start | None,
+        *,
+        end: Start | None = None,
+        inclusive: bool = True,
+        starting_cut: str = "",
     ) -> RangePlan:
         return self._ask(
-            lambda context: plan_of(context, self._options, start, end=end, inclusive=inclusive)
+            lambda context: plan_of(
+                context,
+                self._options,
+                start,
+                end=end,
+                inclusive=inclusive,
+                starting_cut=starting_cut,
+            )
         )
 
     def _ask(self, question: Callable[[TopicContext], Awaitable[T]]) -> T:
         if self._portal is None:
+            check_endless(self._options)
             self._portal = Portal(partial(open_context, self._options.cluster))
         portal = self._portal
         return portal.call(lambda: question(portal.value))
@@ -291,20 +356,13 @@ class QuireSource(DataSource):
     def reader(self, schema: StructType) -> DataSourceReader:
         """Return the reader of a batch query. Raises as schema()."""
         with without_stack():
+            if self._options.group:
+                raise SparkError.option("group", "only a streaming query has progress to commit")
             return QuireReader(self._wanted(schema), self._options)
 
     def streamReader(self, schema: StructType) -> DataSourceStreamReader:  # noqa: N802
-        """Return the reader of a streaming query. Raises as schema(), and SparkError for an end."""
+        """Return the reader of a streaming query, which refuses an end. Raises as schema()."""
         with without_stack():
-            if self._options.end is not None:
-                raise SparkError.option(
-                    "ending...", "a streaming query has no end: stop it, or read once"
-                )
-            if self._options.compacted:
-                reason = (
-                    "a streaming query reads every message: what is compacted changes; read once"
-                )
-                raise SparkError.option("compacted", reason)
             return QuireStreamReader(self._wanted(schema), self._options)
 
     def writer(self, schema: StructType, overwrite: bool) -> DataSourceWriter:

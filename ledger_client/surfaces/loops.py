@@ -21,8 +21,12 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from operator import length_hint
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
+import trio
+
+from ledger_client.groups.consumer import GroupConsumer, at_hand
+from ledger_client.groups.options import ConsumerSettings
 from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
 from ledger_client.message_id import MessageId
@@ -31,6 +35,9 @@ from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
 from ledger_client.topics.reading.reader import RecordBatches, TopicReader, give_back
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
@@ -58,6 +65,28 @@ class LoopPortal(Generic[T_co]):
         future: asyncio.Future[R] = self.future()
         cancel = self.portal.spawn(partial(work, *args, **kwargs), self.settles(future))
         return await outlast(future, cancel)
+
+    async def in_loop(self, function: Callable[[T], Awaitable[None] | None], what: T) -> None:
+        """Call *function* in the event loop, from a task of trio, and wait for it."""
+
+        async def run() -> None:
+            result = function(what)
+            if result is not None:
+                await result
+
+        token, ended = trio.lowlevel.current_trio_token(), trio.Event()
+
+        def note(_: object) -> None:
+            with suppress(trio.RunFinishedError):
+                token.run_sync_soon(ended.set)
+
+        outcome = asyncio.run_coroutine_threadsafe(run(), self._loop)
+        outcome.add_done_callback(note)
+        try:
+            await ended.wait()
+        finally:
+            outcome.cancel()
+        outcome.result()
 
     def future(self) -> asyncio.Future[R]:
         """Return a future of the running loop, which must be the one of connect()."""
@@ -226,6 +255,62 @@ class LoopSends(Looped[Producer]):
             with suppress(RuntimeError):
                 self._portal.portal.post(send.cancel)
             raise
+
+
+class LoopConsumption(Looped[GroupConsumer]):
+    """An iterator of messages: asking for one means that the last is done.
+
+    Those that have arrived are taken here, without a call into trio's thread, which sees how many
+    are left. What comes while the task is cancelled is taken back, as nobody has seen it.
+    """
+
+    _at_hand: Iterator[Message] = iter(())
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self
+
+    async def __anext__(self) -> Message:
+        for message in self._at_hand:
+            return message
+        message = await self._seen(self._inner.__anext__)
+        self._at_hand = at_hand(self._inner)
+        return message
+
+    async def _poll(self, *, wait_s: float, messages_max: int) -> list[Message]:
+        return await self._seen(partial(self._inner.poll, wait_s=wait_s, messages_max=messages_max))
+
+    async def _poll_batches(self, *, wait_s: float, messages_max: int) -> list[pa.RecordBatch]:
+        poll = partial(self._inner.poll_batches, wait_s=wait_s, messages_max=messages_max)
+        return await self._seen(poll)
+
+    async def _seen(self, ask: Callable[[], Awaitable[R]]) -> R:
+        came: list[R] = []
+
+        async def bring() -> None:
+            came.append(await ask())
+
+        try:
+            await self._portal.call(bring)
+        except BaseException:
+            if came:
+                with suppress(RuntimeError):
+                    self._call_sync(self._inner.take_back)
+            raise
+        return came[0]
+
+
+def in_loop(settings: ConsumerSettings, portal: LoopPortal[object]) -> ConsumerSettings:
+    """Return *settings* with functions that are called in the event loop, not in trio's thread.
+
+    They may be async, and may call the consumer. One that takes longer than the consumer may wait
+    is cancelled.
+    """
+    settings = settings.copy()
+    if (on_assigned := settings.get("on_assigned")) is not None:
+        settings["on_assigned"] = partial(portal.in_loop, on_assigned)
+    if (on_revoked := settings.get("on_revoked")) is not None:
+        settings["on_revoked"] = partial(portal.in_loop, on_revoked)
+    return settings
 
 
 class LoopMessages(Looped[TopicReader]):

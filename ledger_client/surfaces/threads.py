@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from functools import partial
 from operator import length_hint
-from typing import Any, Generic, ParamSpec, TypeVar, Unpack
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
+import trio
+
+from ledger_client.groups.consumer import GroupConsumer, at_hand
+from ledger_client.groups.options import ConsumerSettings, OnParts, TopicPartition
 from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
 from ledger_client.message_id import MessageId
@@ -16,6 +21,9 @@ from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
 from ledger_client.topics.reading.reader import RecordBatches, TopicReader, give_back
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -145,6 +153,68 @@ class BlockingMessages(Blocking[TopicReader]):
     def _give_back(self) -> None:
         left, self._ready = length_hint(self._ready), iter(())
         give_back(self._inner, left)
+
+
+class BlockingConsumption(Blocking[GroupConsumer]):
+    """An iterator of messages: asking for one means that the last is done.
+
+    Those that have arrived are taken here, without a call into trio's thread, which sees how many
+    are left. What comes while the caller is interrupted is taken back, as nobody has seen it.
+    """
+
+    _at_hand: Iterator[Message] = iter(())
+
+    def __iter__(self) -> Iterator[Message]:
+        return self
+
+    def __next__(self) -> Message:
+        for message in self._at_hand:
+            return message
+        message = self._seen(self._inner.__anext__)
+        self._at_hand = at_hand(self._inner)
+        return message
+
+    def _poll(self, *, wait_s: float, messages_max: int) -> list[Message]:
+        return self._seen(partial(self._inner.poll, wait_s=wait_s, messages_max=messages_max))
+
+    def _poll_batches(self, *, wait_s: float, messages_max: int) -> list[pa.RecordBatch]:
+        poll = partial(self._inner.poll_batches, wait_s=wait_s, messages_max=messages_max)
+        return self._seen(poll)
+
+    def _seen(self, ask: Callable[[], Awaitable[R]]) -> R:
+        came: list[R] = []
+
+        async def bring() -> None:
+            came.append(await ask())
+
+        try:
+            self._portal.call(bring)
+        except BaseException:
+            if came:
+                with suppress(RuntimeError):
+                    self._call_sync(self._inner.take_back)
+            raise
+        return came[0]
+
+
+def in_worker(settings: ConsumerSettings) -> ConsumerSettings:
+    """Return *settings* with functions that are called in a worker thread, not in trio's.
+
+    They may call the consumer. One that takes longer than the consumer may wait is left behind.
+    """
+    settings = settings.copy()
+    if (on_assigned := settings.get("on_assigned")) is not None:
+        settings["on_assigned"] = _in_worker(on_assigned)
+    if (on_revoked := settings.get("on_revoked")) is not None:
+        settings["on_revoked"] = _in_worker(on_revoked)
+    return settings
+
+
+def _in_worker(function: OnParts) -> OnParts:
+    async def call(parts: Sequence[TopicPartition]) -> None:
+        await trio.to_thread.run_sync(function, parts, abandon_on_cancel=True)
+
+    return call
 
 
 class BlockingEntries(Blocking[Follower]):

@@ -3,21 +3,28 @@
 Each change is one transaction, by compare-and-set, together with its event (events.py).
 Deletion marks the topic first, which hides it. From then on any client may finish the deletion
 (retention/deletion.py); the name is free again when nothing of the topic is left.
+
+Changes of topics with timesync have timestamps of the cluster's oracle. While a topic is altered or
+deleted its ticks stay below that timestamp (metadata/time/tick_holds.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Literal, NamedTuple
 
 import msgspec
 
-from ledger_client.errors import BadTopic, NoSuchTopic, TopicExists
+from ledger_client.background import Turns
+from ledger_client.errors import BadTopic, MetadataUnavailable, NoSuchTopic, TopicBusy, TopicExists
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.events import Kind, event_ops, is_own
 from metadata.clock import StoreClock
-from metadata.errors import VersionConflict
-from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Put, items_under
+from metadata.cuts import read_kept
+from metadata.errors import LeaseLost, VersionConflict
+from metadata.sessions import ProcessSession
+from metadata.store import ABSENT, Check, CheckLease, Delete, MetadataStore, Put, items_under
+from metadata.time.tick_holds import hold_ticks
 from metadata.topics import (
     TOPIC_COUNTER,
     TOPICS,
@@ -28,10 +35,13 @@ from metadata.topics import (
     decode_topic,
     encode_row,
     namespace_prefix,
+    split_topic,
     topic_key,
 )
 
 REPLICATION = 2
+RECORD_SIZE_MAX = 240 << 10
+"""Bytes of a topic's record, with its schema and properties; its events hold it again."""
 Compression = Literal["none", "zstd", "lz4"]
 Order = Literal["none", "event-time"]
 
@@ -75,9 +85,14 @@ def checked(name: str, fields: dict[str, object]) -> TopicRecord:
     """Return the topic with these fields. Raises BadTopic, which names an invalid field."""
     try:
         # Encoded and decoded as it is stored, which refuses values such as an infinite age.
-        return msgspec.json.decode(msgspec.json.encode(fields), type=TopicRecord)
+        record = msgspec.json.decode(msgspec.json.encode(fields), type=TopicRecord)
     except (msgspec.MsgspecError, ValueError, TypeError, OverflowError) as wrong:
         raise BadTopic(_described(str(wrong)), topic=name) from wrong
+    size = len(encode_row(record))
+    if size > RECORD_SIZE_MAX:
+        reason = f"schema, properties and all else take {size} bytes; at most {RECORD_SIZE_MAX} can"
+        raise BadTopic(reason, topic=name)
+    return record
 
 
 def majority(replication: int) -> int:
@@ -105,6 +120,14 @@ TopicInfo = TopicRecord
 """The public form of a topic. Its record holds nothing secret."""
 
 
+class TopicTimes(NamedTuple):
+    """What changes of topics with timesync need."""
+
+    session: ProcessSession
+    allocate: Callable[[], Awaitable[int]]
+    """returns a fresh timestamp"""
+
+
 class TopicCatalogue:
     """The topics of one cluster.
 
@@ -112,12 +135,24 @@ class TopicCatalogue:
     """
 
     def __init__(
-        self, store: MetadataStore, *, timeout_s: float, clock: StoreClock | None = None
+        self,
+        store: MetadataStore,
+        *,
+        timeout_s: float,
+        clock: StoreClock | None = None,
+        times: TopicTimes | None = None,
     ) -> None:
-        """Pass the store's *clock* if an estimate of it exists already."""
+        """Pass the store's *clock* if an estimate of it exists already.
+
+        Without *times* no topic with timesync can be changed.
+        """
         self.store = store
         self.timeout_s = timeout_s
         self.clock = StoreClock(store) if clock is None else clock
+        self.publishing = Turns()
+        """of namespaces, whose events one task of this client publishes for all"""
+        self._changing = Turns()
+        self._times = times
 
     async def now_ms(self) -> int:
         """Return the store's time, in Unix milliseconds."""
@@ -130,6 +165,7 @@ class TopicCatalogue:
 
         Raises:
             TopicExists: the name is taken, perhaps by a topic whose deletion is not finished.
+            MetadataUnavailable: also if it has timesync, and nobody hands out timestamps.
         """
         while True:
             if await self.find(wanted.name) is not None:
@@ -137,8 +173,11 @@ class TopicCatalogue:
             with translated(self.timeout_s):
                 uid = await self.store.next_id(TOPIC_COUNTER)
             now_ms = await self.now_ms()
-            made = msgspec.structs.replace(wanted, uid=uid, created_ms=now_ms, state="active")
-            if await self._change(made, ABSENT, "created"):
+            timestamp = await self._timed().allocate() if wanted.timesync else 0
+            made = msgspec.structs.replace(
+                wanted, uid=uid, created_ms=now_ms, created_timestamp=timestamp, state="active"
+            )
+            if await self._change(made, ABSENT, "created", timestamp):
                 return made
 
     async def get(self, name: str) -> tuple[TopicRecord, int]:
@@ -165,11 +204,17 @@ class TopicCatalogue:
         Raises:
             NoSuchTopic: there is no such topic.
             BadTopic: a change is invalid; see altered().
+            MetadataUnavailable: also if it has timesync, and nobody hands out timestamps.
         """
         return await self._replace(name, "altered", lambda record: altered(record, alteration))
 
     async def mark_deleting(self, name: str) -> TopicRecord:
-        """Mark the topic as deleting, which hides it. Raises NoSuchTopic if already hidden."""
+        """Mark the topic as deleting, which hides it.
+
+        Raises:
+            NoSuchTopic: it is hidden already.
+            TopicBusy: a cut keeps it.
+        """
         return await self._replace(
             name, "deleted", lambda record: msgspec.structs.replace(record, state="deleting")
         )
@@ -206,20 +251,89 @@ class TopicCatalogue:
         while True:
             record, version = await self.get(name)
             changed = change(record)
-            if changed == record or await self._change(changed, version, kind):
+            if changed == record:
                 return changed
+            if record.timesync:
+                made = await self._change_timed(changed, version, kind)
+            else:
+                made = changed if await self._change(changed, version, kind) else None
+            if made is not None:
+                return made
 
-    async def _change(self, record: TopicRecord, version: int, kind: Kind) -> bool:
-        """Replace *version* by *record*; False if another client changed it first."""
-        shown = record if kind != "deleted" else msgspec.structs.replace(record, state="active")
+    async def _change_timed(
+        self, changed: TopicRecord, version: int, kind: Kind
+    ) -> TopicRecord | None:
+        """Replace *version* by *changed* with a timestamp, above all ticks of the topic till then.
+
+        Return it as it is stored, `None` if another client changed it first.
+        """
+        times = self._timed()
+        below = await times.allocate()
         try:
             with translated(self.timeout_s):
-                events = await event_ops(self.store, kind, shown)
-                put = Put(topic_key(record.name), encode_row(record), version)
-                await self.store.transact([put, *events])
+                hold = await hold_ticks(
+                    times.session, changed.name, changed.uid, below=below, kind=kind
+                )
+            try:
+                timestamp = await times.allocate()
+                made = _with_timestamp(changed, kind, timestamp)
+                is_made = await self._change(made, version, kind, timestamp, checks=[hold.check])
+            finally:
+                await hold.release()
+        except LeaseLost:
+            reason = f"the session of this client ended while {changed.name} was to be {kind}"
+            raise MetadataUnavailable(f"{reason}; nothing was changed") from None
+        return made if is_made else None
+
+    def _timed(self) -> TopicTimes:
+        if self._times is None:
+            raise MetadataUnavailable("a topic with timesync is changed by clients of a cluster")
+        return self._times
+
+    async def _change(
+        self,
+        record: TopicRecord,
+        version: int,
+        kind: Kind,
+        timestamp: int = 0,
+        *,
+        checks: Sequence[CheckLease | Check] = (),
+    ) -> bool:
+        """Replace *version* by *record*; False if another client changed it first.
+
+        Raises TopicBusy if it is to be deleted and a cut keeps it.
+        """
+        if kind == "deleted":
+            checks = [*checks, await self._unkept(record)]
+        shown = record if kind != "deleted" else msgspec.structs.replace(record, state="active")
+        put = Put(topic_key(record.name), encode_row(record), version)
+        try:
+            with translated(self.timeout_s):
+                # All changes of a namespace number their events, so they would only collide.
+                async with self._changing.of(split_topic(record.name)[0]):
+                    events = await event_ops(self.store, kind, shown, timestamp)
+                    await self.store.transact([*checks, put, *events])
         except VersionConflict:
             return False
         return True
+
+    async def _unkept(self, record: TopicRecord) -> Check:
+        """Return the check that no cut keeps a topic. Raises TopicBusy."""
+        with translated(self.timeout_s):
+            kept = await read_kept(self.store, record.uid)
+        if kept.cuts:
+            name = kept.cuts[0].name
+            raise TopicBusy(f"cut {name} keeps it: quire cut delete {name}", topic=record.name)
+        if kept.is_staked:
+            raise TopicBusy("a cut of it is being created", topic=record.name)
+        return kept.check
+
+
+def _with_timestamp(record: TopicRecord, kind: Kind, timestamp: int) -> TopicRecord:
+    """Return the record as a change of this kind and timestamp leaves it."""
+    if kind == "deleted":
+        return msgspec.structs.replace(record, deleted_timestamp=timestamp)
+    return msgspec.structs.replace(record, altered_timestamp=timestamp)
 
 
 def check_users(name: str) -> None:

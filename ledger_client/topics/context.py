@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from functools import partial
 from typing import TypeVar
 
@@ -12,9 +12,13 @@ import trio
 
 from ledger_client.background import Background
 from ledger_client.errors import LedgerError, MetadataBroken
+from ledger_client.ledgers.leader_calls import LeaderCalls
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.options import DEFAULT_OPTIONS, Options
-from ledger_client.topics.catalogue import TopicCatalogue
+from ledger_client.topics.catalogue import TopicCatalogue, TopicTimes
+from ledger_client.topics.lane_reports import LaneReports
+from ledger_client.topics.timestamps import Timestamps
+from ledger_client.wire.joint_changes import JointChanges
 from ledger_client.wire.stores import open_store
 from ledger_client.wire.streams import OpenStream, opener
 from metadata.cluster_url import is_cluster_url, parse_cluster_url
@@ -22,6 +26,7 @@ from metadata.errors import MetadataError
 from metadata.store import MetadataStore
 
 T = TypeVar("T")
+OpenContext = Callable[[], AbstractAsyncContextManager["TopicContext"]]
 
 
 class TopicContext:
@@ -29,12 +34,18 @@ class TopicContext:
 
     Attributes:
         store: the metadata store.
+        joint: makes changes of the store that wait together as one.
         ledgers: creates, opens, recovers and deletes ledgers.
         opener: opens ledgers for reading, without recovery.
+        leader: asks the bookie that leads.
+        timestamps: timestamps of the cluster's oracle.
+        reports: reports open lanes of topics with timesync to the leader.
         catalogue: the records of topics.
         clock: estimates the store's time.
         figures: counts for metrics.
         options: deadlines and bounds.
+        nursery: for tasks that live as long as the connection.
+        again: connects to the cluster once more, for another thread; `None` if it cannot.
     """
 
     def __init__(
@@ -47,16 +58,30 @@ class TopicContext:
         chance: random.Random | None = None,
     ) -> None:
         self.store = store
+        self.joint = JointChanges(store)
+        self.nursery = nursery
         self.options = options
+        self.again: OpenContext | None = None
         self.ledgers = Ledgers(
             store, nursery, options=options, open_stream=open_stream, chance=chance
         )
         self.opener = self.ledgers.opener
         self.clock = self.ledgers.clock
         self.figures = self.ledgers.figures
-        self.catalogue = TopicCatalogue(
-            store, timeout_s=options.metadata_timeout_s, clock=self.clock
+        self.leader = LeaderCalls(store, self.ledgers.bookies)
+        self.timestamps = Timestamps(
+            self.leader, nursery, self.figures, timeout_s=options.metadata_timeout_s
         )
+        self.reports = LaneReports(self.leader, self._fresh, nursery)
+        self.catalogue = TopicCatalogue(
+            store,
+            timeout_s=options.metadata_timeout_s,
+            clock=self.clock,
+            times=TopicTimes(self.ledgers.session, self._fresh),
+        )
+
+    async def _fresh(self) -> int:
+        return (await self.timestamps.allocate()).first
 
 
 @asynccontextmanager
@@ -76,7 +101,13 @@ async def open_context(
         except MetadataError as wrong:
             raise MetadataBroken(f"metadata: {wrong}") from wrong
         nursery = await stack.enter_async_context(Background())
-        yield TopicContext(store, nursery, options=options, open_stream=reach)
+        context = TopicContext(store, nursery, options=options, open_stream=reach)
+        if open_stream is trio.open_tcp_stream:
+            context.again = partial(open_context, url, options=options)
+        try:
+            yield context
+        finally:
+            await context.ledgers.session.aclose()
 
 
 def _opener(url: str, open_stream: OpenStream) -> OpenStream:

@@ -3,7 +3,7 @@
     create, alter, delete ──► one transaction: the topic, its TopicEvent, the last number
                                                     │
     the client that made the change, or the leader ─┴──► message on <namespace>/__events
-                                                         then the TopicEvent is removed
+                                                         then its TopicEvent is removed
 
 Events are numbered in the order of the changes, and the number is the message's sequence number.
 So each event is published once, even if a publisher is killed between the two steps, or two
@@ -13,7 +13,7 @@ publish at the same time. A topic whose name begins with ``__`` is internal and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Literal, NamedTuple, Protocol
 
@@ -44,8 +44,10 @@ Kind = Literal["created", "altered", "deleted"]
 class EventSender(Protocol):
     """A producer on an events topic."""
 
-    async def send(self, value: bytes, *, key: bytes | None, sequence: int | None) -> object:
-        """Return once the message is durable. A *sequence* sent before is deduplicated."""
+    async def send_many(
+        self, values: list[bytes], *, keys: list[bytes | None], sequence: int
+    ) -> object:
+        """Return once all are durable. *sequence* is of the first; one sent before is dropped."""
 
 
 OpenSender = Callable[[str], AbstractAsyncContextManager[EventSender]]
@@ -64,6 +66,19 @@ class Pending(NamedTuple):
         """The namespace of the topic that the event is about."""
         return self.key.removeprefix(TOPIC_EVENTS).partition("/")[0]
 
+    @property
+    def number(self) -> int:
+        """Its number in the namespace, from 1 up."""
+        return last_number(self.key)
+
+    @property
+    def topic(self) -> str:
+        """The topic it is about; "" if it is damaged, so that it does not block the others."""
+        try:
+            return decode_event(self.key, self.value).topic
+        except BadRecord:
+            return ""
+
 
 def is_own(topic: str) -> bool:
     """True if a topic is internal: users cannot create it, and it has no events."""
@@ -75,8 +90,12 @@ def events_topic(namespace: str) -> str:
     return f"{namespace}/{EVENTS_NAME}"
 
 
-async def event_ops(store: MetadataStore, kind: Kind, record: TopicRecord) -> list[Op]:
+async def event_ops(
+    store: MetadataStore, kind: Kind, record: TopicRecord, timestamp: int = 0
+) -> list[Op]:
     """Return the operations that write the event, for the transaction that makes the change.
+
+    *timestamp*: of the change, in the cluster's time; 0 of a topic without timesync.
 
     If another topic of the namespace changes meanwhile, the transaction raises VersionConflict:
     begin again by reading the topic. Raises MetadataError.
@@ -89,7 +108,9 @@ async def event_ops(store: MetadataStore, kind: Kind, record: TopicRecord) -> li
     last = LastEvent() if found is None else decode_last_event(key, found.value)
     number = last.number + 1
     at_ms = time.time_ns() // 1_000_000
-    event = TopicEvent(kind=kind, topic=record.name, at_ms=at_ms, record=record)
+    event = TopicEvent(
+        kind=kind, topic=record.name, at_ms=at_ms, record=record, timestamp=timestamp
+    )
     return [
         Put(key, encode_row(LastEvent(number)), ABSENT if found is None else found.version),
         Put(event_key(namespace, number), encode_row(event), ABSENT),
@@ -115,20 +136,30 @@ async def publish_events(store: MetadataStore, namespace: str, open_sender: Open
         return count
     async with open_sender(namespace) as sender:
         while events:
-            for event in events:
-                await _publish(store, event, sender)
-                count += 1
+            await _publish(events, sender)
+            await store.transact([Delete(event.key) for event in events])
+            count += len(events)
             events = await pending_events(store, namespace)
     return count
 
 
-async def _publish(store: MetadataStore, event: Pending, sender: EventSender) -> None:
-    try:
-        topic = decode_event(event.key, event.value).topic
-    except BadRecord:
-        topic = ""  # publish it as it is, so that it does not block the others
-    await sender.send(event.value, key=topic.encode() or None, sequence=last_number(event.key))
-    await store.transact([Delete(event.key)])
+async def _publish(events: Sequence[Pending], sender: EventSender) -> None:
+    """Send events, those with successive numbers together."""
+    run: list[Pending] = []
+    for event in events:
+        if run and event.number != run[-1].number + 1:
+            await _send(run, sender)
+            run = []
+        run.append(event)
+    await _send(run, sender)
+
+
+async def _send(run: Sequence[Pending], sender: EventSender) -> None:
+    await sender.send_many(
+        [event.value for event in run],
+        keys=[event.topic.encode() or None for event in run],
+        sequence=run[0].number,
+    )
 
 
 async def waiting_namespaces(store: MetadataStore) -> list[str]:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import gc
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import repeat
+from itertools import accumulate, chain, groupby, repeat
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -45,6 +48,21 @@ class Message(NamedTuple):
 message_of = partial(tuple.__new__, Message)
 id_of = partial(tuple.__new__, MessageId)
 NO_HEADERS: Mapping[str, bytes] = MappingProxyType({})
+
+
+class CollectionPaused:
+    """No garbage collection for the block, which builds many objects and never waits.
+
+    A collection in between would look at all of them, over and over, and find nothing.
+    """
+
+    def __enter__(self) -> None:
+        self._was_enabled = gc.isenabled()
+        gc.disable()
+
+    def __exit__(self, *_: object) -> None:
+        if self._was_enabled:
+            gc.enable()
 
 
 class MessageBatch:
@@ -128,6 +146,20 @@ class MessageBatch:
         return known
 
     @cached_property
+    def rising_timestamps(self) -> list[int]:
+        """The timestamps of a batch in a topic with timesync.
+
+        Raises:
+            MessagesLost: a message has none, or they decrease.
+        """
+        stamps = self.timestamps
+        if sorted(stamps) != stamps:
+            raise self.bad("timestamps go back in a lane")
+        if not stamps[0]:
+            raise self.bad("a message without a timestamp in a topic with timesync")
+        return stamps
+
+    @cached_property
     def messages(self) -> list[Message]:
         """The messages as objects, built once."""
         header, columns, lane = self.decoded.header, self.decoded.columns, self.lane
@@ -149,7 +181,8 @@ class MessageBatch:
             repeat(lane.lane),
             strict=False,
         )
-        return list(map(message_of, fields))
+        with CollectionPaused():
+            return list(map(message_of, fields))
 
     def record_batch(self) -> pa.RecordBatch:
         """Return the messages as a RecordBatch; keys and values are not copied."""
@@ -167,8 +200,10 @@ class MessageBatch:
         return _bad(self.lane, self.place, reason)
 
 
-def open_batch(lane: LaneRef, place: Place, payload: memoryview) -> MessageBatch | None:
+def open_batch(lane: LaneRef, place: Place, payload: memoryview, stamp: int) -> MessageBatch | None:
     """Return the messages of an entry, `None` for a control entry.
+
+    *stamp* is that of the ledger's row: the timestamp of all its messages, 0 for their own.
 
     Raises:
         MessagesLost: the entry is damaged, or not written by a producer.
@@ -177,11 +212,17 @@ def open_batch(lane: LaneRef, place: Place, payload: memoryview) -> MessageBatch
         decoded = decode_messages(payload)
     except Corrupt as wrong:
         raise _bad(lane, place, str(wrong)) from wrong
-    return None if decoded is None else MessageBatch(lane, place, decoded)
+    if decoded is None:
+        return None
+    return MessageBatch(lane, place, decoded.stamped(stamp) if stamp else decoded)
 
 
-def message_header(lane: LaneRef, place: Place, payload: memoryview) -> BatchHeader | None:
+def message_header(
+    lane: LaneRef, place: Place, payload: memoryview, stamp: int
+) -> BatchHeader | None:
     """Return the header of an entry with messages, `None` for a control entry.
+
+    *stamp* is as for open_batch().
 
     Raises:
         MessagesLost: the entry is damaged, or not written by a producer.
@@ -190,7 +231,9 @@ def message_header(lane: LaneRef, place: Place, payload: memoryview) -> BatchHea
         header = read_header(payload)
     except Corrupt as wrong:
         raise _bad(lane, place, str(wrong)) from wrong
-    return header if header.kind == BatchKind.MESSAGES else None
+    if header.kind != BatchKind.MESSAGES:
+        return None
+    return header.stamped(stamp) if stamp else header
 
 
 def _bad(lane: LaneRef, place: Place, reason: str) -> MessagesLost:
@@ -231,3 +274,107 @@ class MessageRange(NamedTuple):
     def after(self) -> Place:
         """The place after the last message."""
         return self.batch.after(self.stop)
+
+
+def record_batches(ranges: Sequence[MessageRange], *, rows_min: int = 1000) -> list[pa.RecordBatch]:
+    """Return messages as RecordBatches, each of one topic, which its schema's metadata names.
+
+    Neighbours are joined until they have *rows_min* rows; what has as many is not copied.
+    """
+    import pyarrow as pa
+
+    found: list[pa.RecordBatch] = []
+    for topic, of_topic in groupby(ranges, key=lambda each: each.batch.lane.topic):
+        metadata = pa.KeyValueMetadata({"topic": topic})
+        joined = _joined(of_topic, rows_min)
+        found.extend(each.replace_schema_metadata(metadata) for each in joined)
+    return found
+
+
+def _joined(ranges: Iterable[MessageRange], rows_min: int) -> Iterator[pa.RecordBatch]:
+    import pyarrow as pa
+
+    waiting: list[pa.RecordBatch] = []
+    rows = 0
+    for each in ranges:
+        waiting.append(each.record_batch)
+        rows += each.stop - each.start
+        if rows >= rows_min:
+            yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+            waiting, rows = [], 0
+    if waiting:
+        yield waiting[0] if len(waiting) == 1 else pa.concat_batches(waiting)
+
+
+class MergedBatch(NamedTuple):
+    """The next messages: ranges of different lanes, in an order across them."""
+
+    ranges: tuple[MessageRange, ...]
+    order: list[int] | None
+    """indexes into the ranges laid end to end; `None` for the ranges as they stand"""
+    tick: int = 0
+    """no message of it is above this tick, and none at or below the one before; 0 for no tick"""
+    tick_before: int = 0
+    """all messages up to this timestamp were taken before it"""
+
+    @property
+    def rows(self) -> int:
+        """The number of messages in all ranges."""
+        return sum(each.stop - each.start for each in self.ranges)
+
+    def last(self, count: int, *, backward: bool) -> list[MessageRange]:
+        """Return the last *count* messages as ranges, those of a lane as it is read."""
+        if not count:
+            return []
+        if self.order is None:
+            return self._between(self.rows - count, self.rows)
+        ends = list(accumulate(each.stop - each.start for each in self.ranges))
+        counts = Counter(bisect_right(ends, index) for index in self.order[-count:])
+        found = [(self.ranges[index], left) for index, left in counts.items()]
+        if backward:
+            return [MessageRange(each.batch, each.start, each.start + left) for each, left in found]
+        return [MessageRange(each.batch, each.stop - left, each.stop) for each, left in found]
+
+    def unused(self, count: int, *, kept: int, backward: bool) -> list[MessageRange]:
+        """Return the last *count* messages without the last *kept* of them; see last()."""
+        if self.order is None:
+            return self._between(self.rows - count, self.rows - kept)
+        here = {each.batch.lane: each for each in self.last(kept, backward=backward)}
+        found = []
+        for each in self.last(count, backward=backward):
+            lane = each.batch.lane
+            found.append(_without(each, here[lane], backward) if lane in here else each)
+        return [each for each in found if each.start < each.stop]
+
+    def _between(self, first: int, last: int) -> list[MessageRange]:
+        """Return the ranges of messages *first* to before *last*, of those that stand in order."""
+        found, count = [], 0
+        for each in self.ranges:
+            start = each.start + max(first - count, 0)
+            stop = min(each.stop, each.start + last - count)
+            if start < stop:
+                found.append(MessageRange(each.batch, start, stop))
+            count += each.stop - each.start
+        return found
+
+    def messages(self) -> list[Message]:
+        """Return the messages as objects, in order; of a single whole batch its own list."""
+        if self.order is None and len(self.ranges) == 1:
+            return self.ranges[0].messages
+        found = list(chain.from_iterable(each.messages for each in self.ranges))
+        return found if self.order is None else [found[index] for index in self.order]
+
+    def record_batch(self) -> pa.RecordBatch:
+        """Return them as a RecordBatch. A single range that is read forward is not copied."""
+        if self.order is None and len(self.ranges) == 1:
+            return self.ranges[0].record_batch
+        import pyarrow as pa
+
+        whole = pa.concat_batches([each.record_batch for each in self.ranges])
+        return whole if self.order is None else whole.take(pa.array(self.order, pa.int32()))
+
+
+def _without(whole: MessageRange, end: MessageRange, backward: bool) -> MessageRange:
+    if backward:
+        return MessageRange(whole.batch, end.stop, whole.stop)
+    return MessageRange(whole.batch, whole.start, end.start)

@@ -54,6 +54,9 @@ class Place(NamedTuple):
 
 EARLIEST = Place(UNKNOWN)
 
+Places = Mapping[int, Place]
+"""The place at which each lane of a partition begins; others begin at their first message."""
+
 
 class Version(NamedTuple):
     """The entry of this version in each lane. Versions rise by one from entry to entry."""

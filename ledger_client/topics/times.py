@@ -11,11 +11,10 @@ from typing import NamedTuple
 
 from ledger_client.topics.messages import MessageBatch
 from ledger_client.topics.positions import LaneRef
+from metadata.time.timestamps import LOGICAL_BITS
 from metadata.topics import LaneLedger
 from native.batch import BatchHeader
 
-LOGICAL_BITS = 18
-"""Lower bits of a timestamp; the upper ones are Unix milliseconds."""
 CLOCKS_APART_MS = 60_000
 """How far the clocks of a producer and of the process that closes its ledger may differ."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from functools import partial
 from typing import Literal
 
 import trio
@@ -25,19 +26,20 @@ from ledger_client.topics.events import PUBLISHER, EventSender, events_topic, pu
 from ledger_client.topics.lanes.lane_names import rename_lane
 from ledger_client.topics.producing.producer_lanes import topic_producer
 from ledger_client.topics.reading.options import Start
-from ledger_client.topics.retention.cuts import Truncated
 from ledger_client.topics.retention.explanation import (
     Explanation,
     LaneExplained,
     explain,
     listed_lanes,
 )
+from ledger_client.topics.retention.lane_parts import Truncated
 from ledger_client.topics.retention.removal import Deletion, Purged, planned_purge, remove_ledgers
 from ledger_client.topics.retention.retention import Before
-from ledger_client.topics.retention.truncation import Truncation
+from ledger_client.topics.retention.truncation import SETTLE_S, Truncation
 from ledger_client.topics.times import PublishTime
 from metadata.errors import MetadataError
 from metadata.listings import list_cookies, list_draining
+from metadata.pointers import settle_topic
 from metadata.records import BookieRecord
 from metadata.store import items_under
 from metadata.topics import (
@@ -79,6 +81,7 @@ class Topics:
         replication: int | None = None,
         ack_quorum: int | None = None,
         order: Literal["none", "event-time"] = "none",
+        timesync: bool = False,
         compression: Compression = "none",
         roll: RollPolicy | None = None,
         retention: Retention | None = None,
@@ -97,6 +100,8 @@ class Topics:
             ack_quorum: copies that must be on disk before a message is acknowledged. Default:
                 more than half.
             order: "event-time" refuses an event time lower than the last of its lane.
+            timesync: give each message a timestamp of the cluster's oracle, which is unique and
+                later than all before it, in whatever partition. It cannot be changed.
             compression: of batches, unless a producer chooses another one.
             roll: when a lane continues in a new ledger.
             retention: how long closed ledgers are kept.
@@ -112,6 +117,7 @@ class Topics:
         settings = {
             "partitions": partitions,
             "order": order,
+            "timesync": timesync,
             "compression": compression,
             "roll": roll or RollPolicy(),
             "retention": retention or Retention(),
@@ -185,6 +191,7 @@ class Topics:
 
         Raises:
             NoSuchTopic: it does not exist.
+            TopicBusy: a cut keeps it; delete the cut first.
         """
         found = await self._context.catalogue.find(name)
         if found is not None and found[0].state == "deleting":
@@ -224,13 +231,17 @@ class Topics:
             NoSuchTopic: it does not exist.
         """
         before = before or PublishTime(EVER_MS)
-        uid, planned = await planned_purge(
+        if not dry_run:  # rows that are not settled are not removed
+            uid = (await self._context.catalogue.get(name))[0].uid
+            with translated(SETTLE_S):
+                await settle_topic(self._context.store, uid)
+        uid, planned, checks = await planned_purge(
             self._context.catalogue, name, before, partition=partition, lane=lane
         )
         if dry_run:
             return planned
         removed = await remove_ledgers(
-            self._context.catalogue, uid, planned.removed, on_removed=on_removed
+            self._context.catalogue, uid, planned.removed, checks=checks, on_removed=on_removed
         )
         return Purged(topic=name, removed=removed, kept=planned.kept)
 
@@ -428,7 +439,10 @@ class Topics:
         Raises:
             LedgerError: the events could not be sent; the leader tries again.
         """
-        return await publish_events(self._context.catalogue.store, namespace, self._open_sender)
+        catalogue = self._context.catalogue
+        return await catalogue.publishing.share(
+            namespace, partial(publish_events, catalogue.store, namespace, self._open_sender), 0
+        )
 
     async def _publish(self, name: str) -> None:
         """Publish the event of a change now if possible; otherwise the leader does it later."""

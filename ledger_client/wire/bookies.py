@@ -21,18 +21,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Awaitable, Callable
+from functools import cached_property
 from itertools import count
 
 import trio
 
 from ledger_client.errors import BookieUnavailable, LedgerError, MetadataUnavailable
 from ledger_client.options import Options
-from ledger_client.wire.inflight import PROBE, Key, LedgerName, Reply
+from ledger_client.wire.followed import FollowedLedgers
+from ledger_client.wire.inflight import PROBE, Key, LedgerName, Reply, fail_after
 from ledger_client.wire.session import NO_OWNER, Attached, Listener, Session
 from ledger_client.wire.streams import OpenStream, check_bookie, first_line
 from metadata.address import Address, parse_address
 from metadata.calls import BookieReply, BookieRequest, Failure, decode_reply, encode_request
-from metadata.errors import AccessDenied, BadAddress, BadRecord
+from metadata.errors import (
+    AccessDenied,
+    BadAddress,
+    BadGroup,
+    BadRecord,
+    NotLeader,
+    TimeRefused,
+)
+from metadata.failures import error_of
 from metadata.records import BookieRecord
 from native import frame
 from native.frame import Code
@@ -64,6 +74,11 @@ class BookieConnection:
         self._failure: BookieUnavailable | None = None
         self._failures = 0
         self._retry_at = 0.0
+
+    @cached_property
+    def followed(self) -> FollowedLedgers:
+        """Quiet ledgers whose followers wait for news from this bookie."""
+        return FollowedLedgers(self, self._nursery)
 
     # --- requests ----------------------------------------------------------------
 
@@ -123,13 +138,14 @@ class BookieConnection:
 
         Raises:
             BookieUnavailable: it cannot be reached, did not answer within *timeout_s*, or
-                returned a Failure.
+                returned a Failure, which is the cause then.
+            NotLeader, BadGroup, TimeRefused: the answer of the leader, or of another bookie.
         """
         request_id = self.next_request_id()
         body = frame.call(request_id, encode_request(request))
         sent_at = trio.current_time()
         try:
-            with trio.fail_after(timeout_s):
+            with fail_after(timeout_s):
                 return self._reply(await self._response(body, request_id))
         except trio.TooSlowError:
             self.suspect(sent_at)
@@ -164,7 +180,10 @@ class BookieConnection:
         except BadRecord as wrong:
             raise BookieUnavailable(self.bookie_id, str(wrong)) from wrong
         if isinstance(reply, Failure):
-            raise BookieUnavailable(self.bookie_id, f"{reply.kind}: {reply.message}")
+            error = error_of(reply)
+            if isinstance(error, NotLeader | BadGroup | TimeRefused):
+                raise error
+            raise BookieUnavailable(self.bookie_id, f"{reply.kind}: {reply.message}") from error
         if not isinstance(reply, BookieReply):
             raise BookieUnavailable(self.bookie_id, f"answered {type(reply).__name__}")
         return reply

@@ -1,18 +1,25 @@
-"""What one connection to a bookie waits for and has declared, without I/O.
+"""What connections to bookies wait for and have declared, without I/O.
 
 Declarations  ledgers whose incarnation the bookie was sent
 ReplyBook     requests that are not answered yet
+Turns         calls that wait until others are answered
+fail_after    and others: deadlines that hardly count the time the event loop stood still
 """
 
 from __future__ import annotations
 
-from collections import deque
-from collections.abc import Callable, Iterator
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import AsyncGenerator, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
+from contextvars import ContextVar
 from typing import NamedTuple
 
 import trio
 
 from ledger_client.errors import BookieUnavailable
+from metadata.errors import MetadataUnavailable
 from native import frame
 from native.frame import Opcode
 from native.link import Response
@@ -21,6 +28,13 @@ DECLARED_MAX = 16384
 """Ledgers declared on one connection at a time; a bookie remembers four times as many."""
 PROBE = (0, (1 << 63) - 1)
 """A ledger and an entry that no bookie has; it answers a READ of it without a disk access."""
+STALL_S = 0.5
+"""What a pass of the loop counts at most."""
+STALLS_MAX = 100
+"""So many stalls are remembered, for waits that begin anew."""
+IDLE_PASSES_MAX = 100
+"""After so many without a wait, the loop's passes are measured no more."""
+_CLOCKS_APART_S = 0.001
 
 Key = int | tuple[int, int]
 """A request id, or for READ the ledger and the entry."""
@@ -250,3 +264,195 @@ class ReplyBook:
             replies.remove(reply)
             if not replies:
                 del self._by_entry[key]
+
+
+# --- deadlines ------------------------------------------------------------------------------
+# While the event loop stands still, answers lie in sockets. Then trio ends what is overdue, and
+# only afterwards reads: a handler that computes for a minute would find that no bookie answered,
+# although all of them did. So each pass of the loop is measured while requests are under way, and
+# counts as STALL_S at most. A peer that is really gone is given up after limit / STALL_S passes,
+# however long they take. On trio's virtual clocks nothing is changed.
+
+
+class _Patience(trio.abc.Instrument):
+    """The waits of one event loop. It measures the loop's passes while there are any."""
+
+    def __init__(self) -> None:
+        self._scopes: dict[trio.CancelScope, float] = {}
+        """and when each began"""
+        self._stalls: deque[tuple[float, float]] = deque(maxlen=STALLS_MAX)
+        """when each ended, and what of it does not count"""
+        self._measures = False
+        self._idle_passes = 0
+        self._passed_at = 0.0
+        self._ahead_s = _ahead_s()
+
+    def add(self, scope: trio.CancelScope) -> None:
+        now = self._scopes[scope] = trio.current_time()
+        if not self._measures:
+            self._measures, self._idle_passes, self._passed_at = True, 0, now
+            trio.lowlevel.add_instrument(self)
+
+    def remove(self, scope: trio.CancelScope) -> None:
+        del self._scopes[scope]
+
+    def after_io_wait(self, timeout: float) -> None:
+        """Called between reading which sockets are ready and ending what is overdue."""
+        now, passed_at = trio.current_time(), self._passed_at
+        self._passed_at = now
+        self._idle_passes = 0 if self._scopes else self._idle_passes + 1
+        over_s = now - passed_at - timeout - STALL_S
+        if self._idle_passes > IDLE_PASSES_MAX:
+            self._measures = False
+            trio.lowlevel.remove_instrument(self)
+        elif over_s > 0 and self._is_real():
+            self._stalls.append((now, over_s))
+            for scope, began_at in self._scopes.items():
+                scope.deadline += min(over_s, now - began_at)
+
+    def stalled_s(self, since: float) -> float:
+        """Return the seconds since then that do not count."""
+        return sum(min(over_s, at - since) for at, over_s in self._stalls if at > since)
+
+    def _is_real(self) -> bool:
+        """False on a virtual clock: it leaps over what nobody waits for."""
+        return abs(_ahead_s() - self._ahead_s) < _CLOCKS_APART_S
+
+
+_of_loop: trio.lowlevel.RunVar[_Patience] = trio.lowlevel.RunVar("patience")
+
+
+def _patience() -> _Patience:
+    try:
+        return _of_loop.get()
+    except LookupError:
+        made = _Patience()
+        _of_loop.set(made)
+        return made
+
+
+def _ahead_s() -> float:
+    """Return how far trio's clock is ahead of the real one; a constant unless it is virtual."""
+    return trio.current_time() - time.perf_counter()
+
+
+def ends_at(since: float, limit_s: float) -> float:
+    """Return when a wait of *limit_s* that began at *since* ends, by trio's clock."""
+    return since + limit_s + _patience().stalled_s(since)
+
+
+@contextmanager
+def move_on_at(at: float) -> Iterator[trio.CancelScope]:
+    """As trio.move_on_at(); stalls of the loop from now on move the deadline."""
+    patience = _patience()
+    with trio.CancelScope(deadline=at) as scope:
+        patience.add(scope)
+        try:
+            yield scope
+        finally:
+            patience.remove(scope)
+
+
+@contextmanager
+def move_on_after(limit_s: float) -> Iterator[trio.CancelScope]:
+    """As trio.move_on_after(); stalls of the loop move the deadline."""
+    with move_on_at(trio.current_time() + limit_s) as scope:
+        yield scope
+
+
+@contextmanager
+def fail_after(limit_s: float) -> Iterator[trio.CancelScope]:
+    """As trio.fail_after(); stalls of the loop move the deadline. Raises TooSlowError."""
+    with move_on_at(trio.current_time() + limit_s) as scope:
+        yield scope
+    if scope.cancelled_caught:
+        raise trio.TooSlowError
+
+
+# --- turns of calls -----------------------------------------------------------------------
+# Many calls at once would wait for each other at a bookie, and the last ones run into a deadline
+# although each takes milliseconds. So a bounded number is under way.
+
+
+_limit: ContextVar[trio.CancelScope | None] = ContextVar("_limit", default=None)
+
+
+@contextmanager
+def limited(limit_s: float) -> Iterator[None]:
+    """Limit the block to *limit_s*, not counting that its calls wait for their turn.
+
+    That wait has its own end: see Turns. Raises trio.TooSlowError.
+    """
+    with fail_after(limit_s) as scope:
+        token = _limit.set(scope)
+        try:
+            yield
+        finally:
+            _limit.reset(token)
+
+
+class Turns:
+    """The turns of calls, in the order in which they came: *count_max* are under way at a time.
+
+    A call waits for its turn while others are answered. It is refused if none was for *timeout_s*.
+    """
+
+    def __init__(self, count_max: int, timeout_s: float) -> None:
+        self._free = count_max
+        self._timeout_s = timeout_s
+        self._waiting: OrderedDict[trio.Event, None] = OrderedDict()
+        self._answered_at = -math.inf
+
+    def note_answer(self) -> None:
+        """Note that a call was answered."""
+        self._answered_at = trio.current_time()
+
+    @asynccontextmanager
+    async def take(self, name: str) -> AsyncGenerator[None]:
+        """Have a turn for the length of the block. Raises MetadataUnavailable, naming *name*."""
+        if self._free:
+            self._free -= 1
+        else:
+            await self._wait(name)
+        try:
+            yield
+        finally:
+            self._pass_on()
+
+    async def _wait(self, name: str) -> None:
+        turn, asked_at = trio.Event(), trio.current_time()
+        limit = _limit.get()
+        left_s = math.inf if limit is None else limit.deadline - asked_at
+        self._waiting[turn] = None
+        try:
+            if limit is not None:
+                limit.deadline = math.inf
+            while not turn.is_set():
+                until = self._until(asked_at, name)
+                with trio.move_on_at(until):
+                    await turn.wait()
+        except BaseException:
+            if turn.is_set():
+                self._pass_on()
+            else:
+                del self._waiting[turn]
+            raise
+        finally:
+            if limit is not None and left_s < math.inf:  # else another call of the block waits
+                limit.deadline = trio.current_time() + left_s
+
+    def _until(self, asked_at: float, name: str) -> float:
+        until = max(asked_at, self._answered_at) + self._timeout_s
+        if trio.current_time() < until:
+            return until
+        raise MetadataUnavailable(
+            f"metadata: {name}: no answer in {self._timeout_s:g} s to the calls before this one,"
+            f" {len(self._waiting)} wait for their turn"
+        )
+
+    def _pass_on(self) -> None:
+        if self._waiting:
+            turn, _ = self._waiting.popitem(last=False)
+            turn.set()
+        else:
+            self._free += 1

@@ -3,20 +3,22 @@
 So a client needs no access to the store itself. A call has a deadline, within which it is tried
 at one bookie after the other. Which calls may be repeated after they were sent and not answered:
 
-- reads, also of the clock, next_id (ids may be lost), grant (it ends an earlier grant to the
-  same owner), renew without a value, and release: always, because repeating them is harmless;
-- put, delete, transact and renew with a value: never. The bookie may have done it, or may still
-  do it, and the value of a key does not show whether this call changed it. The caller gets
-  MetadataUnavailable with outcome_unknown, and reads before it tries again.
+- reads, also of the clock, next_id (ids may be lost), all calls about sessions, grant (it ends an
+  earlier grant to the same owner), update and release: always, because repeating them is harmless;
+- put, delete and transact: never. The bookie may have done it, or may still do it, and the value
+  of a key does not show whether this call changed it. The caller gets MetadataUnavailable with
+  outcome_unknown, and reads before it tries again.
 
 A call that was not sent yet, or that a bookie refused without doing it, may always be repeated.
+
+Of many calls at once, CALLS_MAX are under way and the others wait for their turn (inflight.py).
+Their deadline counts from the turn, which they get as long as bookies answer.
 """
 
 from __future__ import annotations
 
-import os
 import random
-from collections.abc import AsyncGenerator, Iterable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import TypeVar
 
@@ -24,17 +26,16 @@ import trio
 
 from ledger_client.background import Background
 from ledger_client.errors import BookieUnavailable
-from ledger_client.options import DEFAULT_OPTIONS
-from ledger_client.wire.inflight import Call
+from ledger_client.wire.dialer import Dialer, answered, reply_in, unavailable, withdraw
+from ledger_client.wire.hints import BookieHints
+from ledger_client.wire.inflight import Call, Turns, fail_after
 from ledger_client.wire.session import Session
 from ledger_client.wire.streams import OpenStream, opener
 from metadata import calls, urls
-from metadata.access import LOGIN_WANTED
 from metadata.address import Address, format_cluster, parse_address
-from metadata.calls import MetadataRequest, Reply, decode_reply, encode_request, expect
+from metadata.calls import MetadataRequest, Reply, encode_request, expect
 from metadata.cluster_url import SCHEMES, parse_cluster_url
-from metadata.errors import AccessDenied, BadAddress, BadRecord, MetadataError, MetadataUnavailable
-from metadata.failures import error_of
+from metadata.errors import BadAddress, BadRecord, MetadataUnavailable
 from metadata.records import BOOKIES, decode_bookie
 from metadata.store import (
     Changes,
@@ -45,6 +46,7 @@ from metadata.store import (
     Op,
     Page,
     Put,
+    StoreSession,
     Versioned,
     Versions,
     check_changes,
@@ -52,23 +54,21 @@ from metadata.store import (
     check_ids,
     check_key,
     check_lease,
+    check_opening,
     check_ops,
     check_page,
+    check_prefix,
+    check_session,
 )
-from metadata.watch import watching
-from native.frame import Code
-from native.link import Response
+from metadata.watch import Watches
 
 TIMEOUT_S = 10.0
 ATTEMPT_S = 1.0
 """After this long, a call that may be repeated goes to another bookie; doubles each time."""
 ATTEMPT_S_MIN = 0.1
 """With less time left, no attempt is begun: its timeout would hide the reason of the last one."""
-CONNECT_S = 1.0
-"""Time limit for connecting to one address; then the next one is tried."""
-IDLE_S = 1.0
-PROBE_S = 0.001
-"""After IDLE_S without a byte, a connection gets this long to turn out closed before it is used."""
+CALLS_MAX = 256
+"""Calls under way, without those that wait for news. As many changes share a transaction."""
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
 T = TypeVar("T")
@@ -109,7 +109,10 @@ class BookieStore:
         """
         self._name = format_cluster(addresses)
         self._timeout_s = timeout_s
-        self._dialer = _Dialer(addresses, nursery, open_stream)
+        self._turns = Turns(CALLS_MAX, timeout_s)
+        self._dialer = Dialer(addresses, nursery, open_stream)
+        self.watches = Watches(BookieHints(self._dialer, self._name, timeout_s))
+        self._dialer.on_passed = self.watches.interrupt
         self._closed = False
 
     @classmethod
@@ -172,22 +175,39 @@ class BookieStore:
         """As MetadataStore.now_ms; repeated at other bookies until the deadline."""
         return expect(await self._ask(calls.ReadClock()), calls.StoreTime).now_ms
 
-    async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
+    async def open_session(self, owner: str, *, ttl_s: float) -> StoreSession:
+        """As MetadataStore.open_session; a repeated call may leave one that nobody keeps."""
+        check_opening(owner, ttl_s)
+        reply = await self._ask(calls.OpenSession(owner, ttl_s))
+        return expect(reply, calls.SessionOpened).session
+
+    async def keep_session(self, session: StoreSession) -> None:
+        """As MetadataStore.keep_session; repeated at other bookies until the deadline."""
+        check_session(session)
+        expect(await self._ask(calls.KeepSession(session), at_once=True), calls.Done)
+
+    async def end_session(self, session: StoreSession) -> None:
+        """As MetadataStore.end_session; repeated at other bookies until the deadline."""
+        check_session(session)
+        expect(await self._ask(calls.EndSession(session), at_once=True), calls.Done)
+
+    async def grant(
+        self, name: str, session: StoreSession, *, owner: str = "", value: bytes = b""
+    ) -> Lease:
         """As MetadataStore.grant; repeating it ends the lease of the first attempt."""
-        check_grant(name, owner, ttl_s, value)
-        reply = await self._ask(calls.Grant(name, owner, ttl_s, value))
+        check_grant(name, session, owner, value)
+        reply = await self._ask(calls.Grant(name, session, owner, value))
         return expect(reply, calls.Granted).lease
 
-    async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        """As MetadataStore.renew; with a value, it is not repeated."""
+    async def update(self, lease: Lease, value: bytes) -> Lease:
+        """As MetadataStore.update; repeated at other bookies until the deadline."""
         check_lease(lease, value)
-        reply = await self._ask(calls.Renew(lease, value), twice=value is None)
-        return expect(reply, calls.Granted).lease
+        return expect(await self._ask(calls.Update(lease, value)), calls.Granted).lease
 
     async def release(self, lease: Lease) -> None:
         """As MetadataStore.release; repeated at other bookies until the deadline."""
         check_lease(lease)
-        expect(await self._ask(calls.Release(lease)), calls.Done)
+        expect(await self._ask(calls.Release(lease), at_once=True), calls.Done)
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
         """As MetadataStore.leases; of bookies, their addresses join the round."""
@@ -206,8 +226,9 @@ class BookieStore:
         return expect(await self._ask(request, wait_s=wait_s), Changes)
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
-        """As MetadataStore.watch, by repeated calls of changes()."""
-        return watching(self, prefix)
+        """As MetadataStore.watch; all watches share one long call (wire/hints.py)."""
+        check_prefix(prefix)
+        return self.watches.watch(prefix)
 
     async def aclose(self) -> None:
         """Close all connections; calls under way and later ones fail."""
@@ -216,7 +237,12 @@ class BookieStore:
         await trio.lowlevel.cancel_shielded_checkpoint()
 
     async def _ask(
-        self, request: MetadataRequest, *, twice: bool = True, wait_s: float = 0.0
+        self,
+        request: MetadataRequest,
+        *,
+        twice: bool = True,
+        wait_s: float = 0.0,
+        at_once: bool = False,
     ) -> Reply:
         """Return a reply to *request* that is not MetadataUnavailable.
 
@@ -224,8 +250,15 @@ class BookieStore:
             request: the message of the CALL.
             twice: it may be repeated after it was sent.
             wait_s: how long the request lets the bookie wait, on top of the deadline.
+            at_once: it waits for no turn, as leases depend on it.
         """
         body = encode_request(request)
+        if at_once or wait_s:
+            return await self._ask_now(body, twice=twice, wait_s=wait_s)
+        async with self._turns.take(self._name):
+            return await self._ask_now(body, twice=twice, wait_s=0.0)
+
+    async def _ask_now(self, body: bytes, *, twice: bool, wait_s: float) -> Reply:
         deadline = trio.current_time() + self._timeout_s + wait_s
         failures = 0
         while True:
@@ -264,150 +297,22 @@ class BookieStore:
         call: Call | None = None
         slow_at = trio.current_time() + ATTEMPT_S / 2 + wait_s
         try:
-            with trio.fail_after(limit_s):
+            with fail_after(limit_s):
                 session = await self._dialer.session()
                 call = session.call(body, self._name)
-                return _reply(await call.wait())
+                response = await answered(call, session, patient=wait_s > 0)
+                self._turns.note_answer()
+                return reply_in(response)
         except (OSError, BookieUnavailable, trio.TooSlowError, MetadataUnavailable) as error:
-            is_sent = _withdraw(session, call)
+            is_sent = withdraw(session, call)
             self._dialer.pass_over(session)
-            raise _unavailable(error, limit_s, is_sent=is_sent) from error
+            raise unavailable(error, limit_s, is_sent=is_sent) from error
         except trio.Cancelled:
             if trio.current_time() >= slow_at:
                 self._dialer.pass_over(session)
             raise
         finally:
-            _withdraw(session, call)
-
-
-class _Dialer:
-    """Keeps one connection to one of several bookies, and goes round them as they fail.
-
-    The round is of the addresses in the URL and of those learnt since, so that a client that was
-    given one bookie's address outlives that bookie.
-    """
-
-    def __init__(
-        self, addresses: Sequence[Address], nursery: trio.Nursery, open_stream: OpenStream
-    ) -> None:
-        self._from_url = random.sample(addresses, len(addresses))
-        self._addresses = [*self._from_url]
-        self._nursery = nursery
-        self._open_stream = open_stream
-        self._next = 0
-        self._current: Session | None = None
-        self._open: set[Session] = set()
-        self._connecting = trio.Lock()
-        self._closed = False
-
-    @property
-    def count(self) -> int:
-        """Number of addresses in a round."""
-        return len(self._addresses)
-
-    def learn(self, addresses: Iterable[Address]) -> None:
-        """Add these addresses to the round, in place of those learnt before."""
-        learnt = {address for address in addresses if address not in self._from_url}
-        self._addresses = [*self._from_url, *sorted(learnt)]
-
-    async def session(self) -> Session:
-        """Return the connection in use, or one to the next address.
-
-        Raises:
-            OSError: that address cannot be reached; the next call tries another.
-        """
-        current = self._current
-        if current is not None and current.takes_calls:
-            if trio.current_time() - current.received_at > IDLE_S:
-                # This process may have hung. So a bookie's restart in that time does not leave
-                # the next change with an unknown outcome.
-                await trio.sleep(PROBE_S)
-            if current.takes_calls:
-                return current
-        async with self._connecting:
-            if self._current is None or not self._current.takes_calls:
-                self._current = await self._connect()
-            return self._current
-
-    def pass_over(self, session: Session | None) -> None:
-        """Make no new calls over *session*, and go on with the next address."""
-        if session is not None:
-            if session is self._current:
-                self._current = None
-            session.retire()
-
-    def close(self) -> None:
-        """Close all connections, also one that is being opened. Calls under way fail."""
-        self._closed = True
-        for session in self._open:
-            session.scope.cancel()
-
-    async def _connect(self) -> Session:
-        address = self._addresses[self._next % len(self._addresses)]
-        self._next += 1  # also when this attempt is cancelled: a slow host is not asked again
-        try:
-            with trio.fail_after(CONNECT_S):
-                stream = await self._open_stream(address.host, address.port)
-        except trio.TooSlowError as error:
-            raise TimeoutError(f"{address} cannot be reached in {CONNECT_S} s") from error
-        except OSError as error:
-            raise ConnectionError(f"{address} cannot be reached: {_reason(error)}") from error
-        if self._closed:  # it would outlive its nursery's cancellation for ever
-            await trio.aclose_forcefully(stream)
-            raise ConnectionError("the store is closed")
-        session = Session(DEFAULT_OPTIONS)
-        session.scope.shield = True  # see BookieStore
-        self._open.add(session)
-        self._nursery.start_soon(self._run, session, stream)
-        return session
-
-    async def _run(self, session: Session, stream: trio.abc.Stream) -> None:
-        try:
-            await session.run(stream, "")
-        finally:
-            self._open.discard(session)
-
-
-def _withdraw(session: Session | None, call: Call | None) -> bool:
-    """Stop waiting for *call*; return True if the bookie may have received it."""
-    return session is not None and call is not None and not session.withdraw(call)
-
-
-def _reply(response: Response) -> Reply:
-    if response.code == Code.UNAUTHORIZED:
-        raise AccessDenied(LOGIN_WANTED)
-    if response.code != Code.OK:
-        raise MetadataUnavailable(
-            f"the bookie refused the call with code {response.code}", outcome_unknown=True
-        )
-    reply = decode_reply(response.body)
-    if not isinstance(reply, calls.Failure):
-        return reply
-    error = error_of(reply)
-    if type(error) is MetadataError:  # the bookie failed, not the store
-        raise MetadataUnavailable(error.message, outcome_unknown=True) from error
-    raise error
-
-
-def _unavailable(error: Exception, limit_s: float, *, is_sent: bool) -> MetadataUnavailable:
-    if isinstance(error, MetadataUnavailable):
-        return error
-    if isinstance(error, trio.TooSlowError):
-        reason = f"no answer in {limit_s:.1f} s"
-    else:
-        reason = error.reason if isinstance(error, BookieUnavailable) else str(error)
-    return MetadataUnavailable(reason, outcome_unknown=is_sent)
-
-
-def _reason(error: OSError) -> str:
-    """Return the system's reason; trio's own message only repeats the address."""
-    cause = error.__cause__
-    while isinstance(cause, BaseExceptionGroup):
-        cause = cause.exceptions[0]
-    first = cause if isinstance(cause, OSError) else error
-    if first.errno is None or first.errno < 0:  # below 0: the resolver's
-        return first.strerror or str(first)
-    return os.strerror(first.errno)
+            withdraw(session, call)
 
 
 def _addresses(bookies: Leases) -> Iterator[Address]:

@@ -14,6 +14,7 @@ SMALL: dict[str | float, list[str]] = {
     "failover": ["--entry-size", "100B"],
     "produce": ["--floor-bytes", "16MiB"],
     "consume": ["--floor-bytes", "16MiB"],
+    "order": ["--message-size", "100B"],
 }
 
 
@@ -85,6 +86,33 @@ def test_consuming_is_measured_in_every_way(tmp_path: Path, words: list[str]) ->
     assert 0 < result["latency"]["p50_ms"] <= result["latency"]["p99_ms"]
 
 
+@pytest.mark.slow
+@pytest.mark.real_processes
+def test_a_group_is_measured_beside_readers(tmp_path: Path) -> None:
+    loads = ("--messages", 120_000, "--rate-seconds", 0.5, "--idle-seconds", 0.5)
+    group = ("--members", 3, "--group-partitions", 7, "--lanes", 2)
+    result = measured(tmp_path, "consume", "--group", "--bookies", 2, *loads, *group)
+    for way in ("objects", "lists", "batches"):
+        assert min(result[way].values()) > 0
+    delay = result["delay"]
+    assert 0 < delay["group"]["p50_ms"] <= delay["group"]["p99_ms"]
+    assert delay["p99_to_reader"] == pytest.approx(
+        delay["group"]["p99_ms"] / delay["reader"]["p99_ms"], abs=0.001
+    )
+    assert [(each["members"], each["at_once"]) for each in result["commits"]] == [
+        (1, 1),
+        (1, 64),
+        (64, 1),
+    ]
+    assert min(each["per_s"] for each in result["commits"]) > 0
+    assert result["acks_per_s"] > 0
+    for change in ("join", "leave"):
+        assert result[change]["partitions"] == 7
+        assert 1 <= result[change]["moved"] <= 3
+        assert result[change]["whole_s"] > 0
+    assert (result["idle"]["members"], result["idle"]["lanes"]) == (3, 14)
+
+
 @pytest.mark.parametrize("size", ["x", "10 apples", "-1", "1PB"])
 def test_what_is_no_size_is_refused(size: str) -> None:
     done = quire("bench", "disk", "--bytes", size)
@@ -118,3 +146,18 @@ def test_producing_is_measured_in_every_way(tmp_path: Path, words: list[str]) ->
         assert len(result[load]["bookie_rss_max_mib"]) == 2
     assert 100 < result["many"]["stored_size"] < 115
     assert result["bandwidth_to_floor"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.real_processes
+def test_one_order_is_measured_beside_none(tmp_path: Path) -> None:
+    """A topic with timesync and one without, and readers by timestamp and of both orders."""
+    loads = ("--messages", 60_000, "--producers", 3, "--seconds", 1, "--rate", 20)
+    result = measured(tmp_path, "order", *loads, "--idle-partitions", 5, "--idle-seconds", 0.3)
+    for way in ("sending", "objects", "batches"):
+        assert min(result[way].values()) > 0
+    lag = result["lag"]
+    assert 0 < lag["messages"] <= 3 * 20
+    assert 0 < lag["tick"]["p50_ms"] <= lag["tick"]["p99_ms"]
+    assert lag["delay"]["p50_ms"] > 0
+    assert result["idle"]["partitions"] == 5

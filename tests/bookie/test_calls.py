@@ -23,7 +23,6 @@ from metadata.calls import (
     Failure,
     FlushNow,
     GarbageReport,
-    JournalFiles,
     LedgerRuns,
     LogKept,
     Request,
@@ -33,6 +32,7 @@ from metadata.calls import (
     decode_reply,
     encode_request,
 )
+from metadata.inspections import JournalFiles
 
 
 def room(bytes_max: int = 1 << 30, parked_max: int = 10) -> CallRoom:
@@ -63,7 +63,7 @@ async def test_entries_are_named_once_they_are_durable() -> None:
     journal: Any = HeldJournal()
     nothing: Any = None
     incarnations = Incarnations(journal.engine, nothing, nothing, "b1")
-    calls = Calls(nothing, journal, nothing, nothing, incarnations)
+    calls = Calls(nothing, journal, nothing, nothing, incarnations, nothing, nothing)
     answers: list[object] = []
 
     async def ask() -> None:
@@ -96,7 +96,7 @@ class FailingDisk:
 
 def calls_over(disk: FailingDisk) -> Calls:
     anything: Any = disk
-    return Calls(anything, anything, anything, anything, anything)
+    return Calls(*[anything] * 7)
 
 
 async def test_a_call_that_cannot_read_the_disk_is_answered_with_a_failure() -> None:
@@ -153,7 +153,7 @@ async def test_calls_that_hang_leave_threads_to_the_flush(
     disk = HangingDisk()
     anything: Any = disk
     incarnations = Incarnations(anything.engine, anything, anything, "b1")
-    calls = Calls(anything, anything, anything, anything, incarnations)
+    calls = Calls(anything, anything, anything, anything, incarnations, anything, anything)
     monkeypatch.setattr(calls_module, "measure", disk._hang)
     replies: list[object] = []
 
@@ -188,7 +188,7 @@ async def test_a_call_that_works_for_hours_holds_no_memory_of_answers() -> None:
 
     async def ask() -> None:
         with CallRoom(outbox, ParkedCalls(100), ParkedCalls()) as taken:
-            calls = Calls(scrub, scrub, scrub, scrub, scrub)
+            calls = Calls(scrub, scrub, scrub, scrub, scrub, scrub, scrub)
             answers.append(decode_reply(await calls.answer(encode_request(ScrubNow()), taken)))
 
     async with trio.open_nursery() as nursery:

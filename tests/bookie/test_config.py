@@ -45,8 +45,8 @@ def test_every_setting_is_explained_with_unit_and_bounds() -> None:
             assert setting.low <= default <= setting.high
 
 
-def test_there_are_at_most_forty_settings() -> None:
-    assert len(BookieConfig.__struct_fields__) <= 40
+def test_there_are_at_most_forty_one_settings() -> None:
+    assert len(BookieConfig.__struct_fields__) <= 41
 
 
 def test_folders_and_metadata_follow_the_data_folder(tmp_path: Path) -> None:
@@ -210,3 +210,14 @@ def test_a_file_that_is_not_toml_is_refused_by_name(tmp_path: Path, content: byt
 def test_a_file_that_is_not_there_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"none\.toml: cannot be read: No such file"):
         load_config(tmp_path / "none.toml")
+
+
+@pytest.mark.parametrize("rack", ["", "r1", "hall2/r1", "/region/rack", "x" * 64])
+def test_a_rack_is_a_short_name(rack: str) -> None:
+    assert load_config(None, {"data_folder": "/d", "rack": rack}).rack == rack
+
+
+@pytest.mark.parametrize("rack", ["r 1", "-", "r\n", "ä", "x" * 65])
+def test_another_rack_is_refused_with_what_is_allowed(rack: str) -> None:
+    with pytest.raises(ConfigError, match="up to 64 letters"):
+        load_config(None, {"data_folder": "/d", "rack": rack})

@@ -9,13 +9,15 @@ import pytest
 
 from bookie import cookie_file
 from bookie.config import BookieConfig, load_config
-from bookie.cookie import INSTANCE_KEY, adopt_folders, check_cookie
+from bookie.cookie import adopt_folders, check_cookie
 from bookie.cookie_file import (
     Cookie,
     CookieRefused,
     read_cookie,
 )
-from metadata.records import cookie_key, decode_cookie
+from metadata.errors import MetadataBroken
+from metadata.moving import MARK
+from metadata.records import INSTANCE, cookie_key, decode_cookie
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
 
@@ -168,13 +170,24 @@ async def test_a_bookie_half_made_for_one_cluster_may_join_another(
     steps.cut_at = -1
     other = await SqliteStore.open(tmp_path / "other.db")
     record = await check_cookie(config, other)
-    instance = await other.get(INSTANCE_KEY)
+    instance = await other.get(INSTANCE)
     await other.aclose()
     assert instance is not None
     assert record.instance_id == instance.value.decode()
 
 
 # --- what is refused -----------------------------------------------------------------------
+
+
+async def test_no_bookie_starts_on_half_of_an_import(
+    config: BookieConfig, store: MetadataStore
+) -> None:
+    await store.put(MARK, b"")
+    with pytest.raises(MetadataBroken, match="half of an import"):
+        await check_cookie(config, store)
+    with pytest.raises(MetadataBroken, match="half of an import"):
+        await adopt_folders(config, store)
+    assert [key for key, _ in await store.list("")] == [MARK]
 
 
 async def refusal(config: BookieConfig, store: MetadataStore) -> CookieRefused:
@@ -282,6 +295,23 @@ async def test_data_from_before_a_format_is_refused(
     assert (await refusal(config, store)).fault == "unknown"
 
 
+@pytest.mark.parametrize("instance", [None, b"of another cluster", b"\xff"])
+async def test_a_store_of_another_cluster_is_refused_by_its_instance(
+    config: BookieConfig, store: MetadataStore, instance: bytes | None
+) -> None:
+    await check_cookie(config, store)
+    if instance is None:
+        await store.delete(INSTANCE)
+    else:
+        await store.put(INSTANCE, instance)
+    refused = await refusal(config, store)
+    assert (refused.fault, refused.place) == ("unknown", INSTANCE)
+    with pytest.raises(CookieRefused):
+        await adopt_folders(config, store)
+    found = await store.get(INSTANCE)
+    assert (found and found.value) == instance
+
+
 async def test_a_name_that_is_taken_while_a_bookie_is_made_is_refused(
     tmp_path: Path, store: MetadataStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -363,3 +393,21 @@ async def test_nothing_can_be_adopted_where_no_bookie_is(
 ) -> None:
     with pytest.raises(CookieRefused, match="no cookie here"):
         await adopt_folders(config, store)
+
+
+async def test_hosts_may_have_the_same_folders(
+    config: BookieConfig, store: MetadataStore, tmp_path: Path
+) -> None:
+    await check_cookie(config, store)
+    for folder in folders_of(config):
+        shutil.rmtree(folder)
+    unnamed = msgspec.structs.replace(config, bookie_id="")
+    with pytest.raises(CookieRefused, match="bookie-1 had its data"):
+        await check_cookie(unnamed, store)
+    elsewhere = msgspec.structs.replace(unnamed, metadata="zk://host-1:2181/quire")
+    assert (await check_cookie(elsewhere, store)).bookie_id != "bookie-1"
+    named = msgspec.structs.replace(elsewhere, bookie_id="bookie-1")
+    for folder in folders_of(config):
+        shutil.rmtree(folder)
+    with pytest.raises(CookieRefused, match="bookie-1 had its data"):
+        await check_cookie(named, store)

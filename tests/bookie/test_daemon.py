@@ -189,7 +189,7 @@ async def test_a_bookie_goes_on_without_its_metadata_store_and_registers_again(
         connected(ready.address) as peer,
     ):
         with monkeypatch.context() as patch:
-            patch.setattr(SqliteStore, "renew", unavailable)
+            patch.setattr(SqliteStore, "keep_session", unavailable)
             patch.setattr(SqliteStore, "grant", unavailable)
             await trio.sleep(0.6)
             assert asked

@@ -3,7 +3,7 @@ from __future__ import annotations
 import shutil
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -15,17 +15,21 @@ from rig import MIB, Peer, Rig, serving, settings, until
 
 import bookie.garbage
 import bookie.storage
+from bookie import ledger_walk
 from bookie.config import BookieConfig
 from bookie.disk import DiskGuard, Level
 from bookie.garbage import Collector
 from bookie.limbo import in_limbo
 from bookie.mark import write_mark
 from metadata.errors import MetadataUnavailable
+from metadata.listings import ledger_values
 from metadata.records import cookie_key, ledger_key
 from metadata.sqlite import SqliteStore
-from metadata.store import MetadataStore, Page, pages
+from metadata.store import MetadataStore
 from metadata.urls import open_store
 from native.mark import Mark
+
+Values = dict[int, bytes | None]
 
 
 class Yard:
@@ -213,12 +217,12 @@ async def test_a_ledger_made_while_the_metadata_is_listed_is_kept(
         await here.create()
         made: list[int] = []
 
-        async def busy(store: MetadataStore, prefix: str) -> AsyncIterator[Page]:
-            async for page in pages(store, prefix):
-                yield page
+        async def busy(store: MetadataStore, ids: Sequence[int]) -> AsyncIterator[Values]:
+            async for values in ledger_values(store, ids):
+                yield values
             made.append(await here.create())
 
-        monkeypatch.setattr(bookie.garbage, "pages", busy)
+        monkeypatch.setattr(bookie.garbage, "ledger_values", busy)
         assert (await here.collector.collect()).ledgers_deleted == 0
         assert await here.code(made[0]) == 0
 
@@ -228,13 +232,13 @@ async def test_a_listing_that_misses_a_ledger_deletes_nothing(
 ) -> None:
     """The last look asks for that ledger by itself."""
 
-    async def blind(store: MetadataStore, prefix: str) -> AsyncIterator[Page]:
-        async for _ in pages(store, prefix):
-            yield []
+    async def blind(store: MetadataStore, ids: Sequence[int]) -> AsyncIterator[Values]:
+        async for values in ledger_values(store, ids):
+            yield dict.fromkeys(values)
 
     async with yard(tmp_path) as here:
         ledger_id = await here.create()
-        monkeypatch.setattr(bookie.garbage, "pages", blind)
+        monkeypatch.setattr(bookie.garbage, "ledger_values", blind)
         assert (await here.collector.collect()).ledgers_deleted == 0
         assert await here.code(ledger_id) == 0
 
@@ -301,3 +305,60 @@ async def test_a_tombstone_lasts_by_the_stores_time(
             await here.collector.collect()
         assert (await here.peer.ask(v2.add(gone, 1))).code == 0
     await store.aclose()
+
+
+async def test_with_many_ledgers_a_collection_reads_those_that_changed_and_a_part_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A part in turn; what was deleted goes at once; what never was in the metadata stays."""
+    monkeypatch.setattr(ledger_walk, "WALK_COUNT", 5)
+    looked: list[int] = []
+
+    async def noted(store: MetadataStore, ids: Sequence[int]) -> AsyncIterator[Values]:
+        looked.extend(ids)
+        async for values in ledger_values(store, ids):
+            yield values
+
+    monkeypatch.setattr(bookie.garbage, "ledger_values", noted)
+    async with yard(tmp_path) as here:
+        await here.write(40)  # foreign
+        ids = [await here.create() for _ in range(20)]
+        assert (await here.collector.collect()).ledgers_deleted == 0
+        assert looked == [*ids, 40], "all of them, at first"
+        looked.clear()
+        await here.store.next_id("ledgers", 100)  # the foreign one would look deleted now
+        await here.delete(ids[17])
+        late = await here.create()
+        await here.delete(late)
+        assert (await here.collector.collect()).ledgers_deleted == 2
+        assert looked == [*ids[:5], ids[17], 40, late]
+        turns: set[int] = set()
+        for _ in range(5):
+            looked.clear()
+            assert (await here.collector.collect()).ledgers_deleted == 0
+            assert len(looked) <= 7
+            turns |= set(looked)
+        assert turns >= {*ids} - {ids[17]}
+        assert await here.code(40) == 0
+        looked.clear()
+        await here.collector.collect(major=False)
+        assert len(looked) == 20, "an operator asked for it"
+
+
+async def test_after_a_collection_that_failed_all_ledgers_are_looked_at(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ledger_walk, "WALK_COUNT", 5)
+
+    async def failing(_store: MetadataStore, ids: Sequence[int]) -> AsyncIterator[Values]:
+        yield {ids[0]: b"{}"}
+        raise MetadataUnavailable("away")
+
+    async with yard(tmp_path) as here:
+        ids = [await here.create() for _ in range(20)]
+        await here.collector.collect()
+        await here.delete(ids[17])
+        with monkeypatch.context() as patch:
+            patch.setattr(bookie.garbage, "ledger_values", failing)
+            assert (await here.collector.collect()).ledgers_deleted == 0
+        assert (await here.collector.collect()).ledgers_deleted == 1

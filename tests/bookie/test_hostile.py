@@ -16,7 +16,8 @@ from running import connected, page, running
 
 from bookie.daemon import Ready
 from bookie.outbox import CallRoom
-from metadata import calls
+from metadata import calls, inspections
+from metadata.groups.calls import GroupRequest
 from metadata.urls import open_store
 
 ENTRY_SIZE_MAX = (5 << 20) - 48
@@ -120,12 +121,29 @@ HOSTILE: list[Any] = [
     {"type": "Put"},
     msgspec.msgpack.Ext(7, b"x" * 9),
 ]
-LEASE = {"type": "Lease", "name": "l", "owner": "o", "epoch": 1, "value": b"", "expires_in_s": 1.0}
+SESSION = {"type": "StoreSession", "owner": "o", "epoch": 1, "ttl_s": 1.0}
+LEASE = {
+    "type": "Lease",
+    "name": "l",
+    "owner": "o",
+    "epoch": 1,
+    "value": b"",
+    "expires_in_s": 1.0,
+    "session": 1,
+}
+RECORD = {"epoch": 0, "run": "r", "wanted": {"topics": ["shop/a"], "patterns": []}, "parts": []}
+BEAT = ["hostile", "m", "r", 0, 0.0]
 SOUND_FIELDS: dict[str, Any] = {
     "key": "hostile/key",
+    "reports": [[1, -1, 0, 2, 3, 4]],
+    "uid": 1,
     "value": b"v",
     "expected": 0,
     "prefix": "hostile/",
+    "add": ["hostile/"],
+    "drop": [],
+    "known_lac": 0,
+    "since": None,
     "after": "",
     "counter": "hostile",
     "name": "hostile",
@@ -133,6 +151,7 @@ SOUND_FIELDS: dict[str, Any] = {
     "epoch": 1,
     "ttl_s": 1.0,
     "lease": LEASE,
+    "session": SESSION,
     "ledger_id": 1,
     "entry_id": 0,
     "limit": 10,
@@ -145,6 +164,14 @@ SOUND_FIELDS: dict[str, Any] = {
     "skip": 0,
     "groups": False,
     "log_id": 1,
+    "member": "m",
+    "run": "r",
+    "record": RECORD,
+    "mode": "exclusive",
+    "beats": [BEAT],
+    "force": False,
+    "keep": True,
+    "to_ms": 1,
     "incarnation": 0,
     "ops": [{"type": "Put", "key": "hostile/op", "value": b"v", "expected": None}],
 }
@@ -154,39 +181,60 @@ _BY_NUMBER = (
     calls.LedgerStates,
     calls.Logs,
     calls.LedgerRuns,
-    calls.Indexes,
-    calls.IndexExtents,
+    inspections.Indexes,
+    inspections.IndexExtents,
+)
+
+
+NO_REQUESTS = (
+    b"",
+    b"\x91" * 100_000,  # nested deeper than any stack
+    b"\x81\xa4type" + b"\x81\xa1x" * 50_000 + b"\xc0",
+    b"\xdf\xff\xff\xff\xff",  # a map that claims four billion keys
+    b"\xc6\xff\xff\xff\xff",  # bytes that claim four gigabytes
+    b"\x81\xa4type\xd9\xff",
+    b"\xc1" * 1000,
+    b"\x81\xa4type\xa3\xff\xfe\xfd",  # no UTF-8
 )
 
 
 def hostile_calls() -> Iterator[bytes]:
     """Each request with each of its fields replaced, and bodies that are no request."""
+    yield from requests_with_hostile_fields()
+    yield from requests_with_hostile_parts()
+    yield from NO_REQUESTS
+
+
+def requests_with_hostile_fields() -> Iterator[bytes]:
     for kind in get_args(calls.Request):
         fields = [field.name for field in msgspec.structs.fields(kind)]
         sound = {name: SOUND_FIELDS[name] for name in fields}
         if kind in _BY_NUMBER:
             sound["after"] = -1
+        if kind in get_args(GroupRequest):
+            sound["group"] = "hostile"
         for name in fields:
             for value in HOSTILE:
                 yield msgspec.msgpack.encode({"type": kind.__name__, **sound, name: value})
-    for nested in ("lease", "ops"):
-        whole = LEASE if nested == "lease" else SOUND_FIELDS["ops"][0]
+
+
+def requests_with_hostile_parts() -> Iterator[bytes]:
+    for kind_name, field, whole in (
+        ("Update", "lease", LEASE),
+        ("KeepSession", "session", SESSION),
+        ("JoinGroup", "record", RECORD),
+        ("Transact", "ops", SOUND_FIELDS["ops"][0]),
+    ):
         for name in whole:
             for value in HOSTILE:
                 broken = {**whole, name: value}
-                yield msgspec.msgpack.encode(
-                    {"type": "Renew", "lease": broken}
-                    if nested == "lease"
-                    else {"type": "Transact", "ops": [broken]}
-                )
-    yield b""
-    yield b"\x91" * 100_000  # nested deeper than any stack
-    yield b"\x81\xa4type" + b"\x81\xa1x" * 50_000 + b"\xc0"
-    yield b"\xdf\xff\xff\xff\xff"  # a map that claims four billion keys
-    yield b"\xc6\xff\xff\xff\xff"  # bytes that claim four gigabytes
-    yield b"\x81\xa4type\xd9\xff"
-    yield b"\xc1" * 1000
-    yield b"\x81\xa4type\xa3\xff\xfe\xfd"  # no UTF-8
+                nested = [broken] if field == "ops" else broken
+                others = {"value": b"v", "group": "hostile", "member": "m"}
+                yield msgspec.msgpack.encode({"type": kind_name, **others, field: nested})
+    for index in range(len(BEAT)):
+        for value in HOSTILE:
+            beat = [*BEAT[:index], value, *BEAT[index + 1 :]]
+            yield msgspec.msgpack.encode({"type": "ReportIn", "beats": [beat]})
 
 
 async def test_a_call_with_any_fields_gets_a_reply(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from bookie.errors import CallRefused
 from bookie.inspecting import Inspector
 from bookie.inspection.journal import MISSING_MAX, list_journals, read_records
 from bookie.inspection.log import list_logs, read_index
-from metadata.calls import (
+from metadata.inspections import (
     ExtentOnBookie,
     Indexes,
     IndexExtents,

@@ -17,6 +17,8 @@ from bookie.host import Host
 from bookie.metrics import BookieMetrics
 from bookie.stall import StallWatch
 from bookie.upkeep import Upkeep
+from metadata.groups.coordinator import Coordinator
+from metadata.time.timekeeper import Timekeeper
 from metadata.urls import open_store
 
 # What the pages of an operator ask for, by the family that tells it.
@@ -33,6 +35,7 @@ FAMILIES = {
     "state": "read_only stalled_seconds limbo draining disk_level ledgers logs checkpoints damages",
     "scrub": "scrubbed_bytes scrub_rounds scrub_damages gc_ledgers_moved_away",
     "repair": "leads repair_marks repairs repairs_asked repair_copied_bytes role_restarts",
+    "time": "time_serves timestamps timestamp_requests time_windows clock_jumps clock_lag_seconds",
 }
 
 
@@ -61,7 +64,8 @@ async def scraped(folder: Path) -> AsyncIterator[Scrape]:
         upkeep = Upkeep(rig.storage, store, config, disk, bookie_id="b1")
         registry = CollectorRegistry()
         drain = DrainState(store, disk, "b1", cookie_id="")
-        host = Host("b1", "h:1", rig.storage, drain, disk.changed, registry)
+        led = (Coordinator(store), Timekeeper(store))
+        host = Host("b1", "h:1", rig.storage, drain, disk.changed, registry, *led)
         stall = StallWatch(rig.storage, rig.server, disk, config)
         registry.register(BookieMetrics(rig.storage, rig.server, disk, stall, upkeep, host))
         yield Scrape(rig.connect(), registry)

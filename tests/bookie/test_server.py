@@ -176,11 +176,14 @@ async def test_a_version_above_two_is_told_so_and_closed(bookie: Serving) -> Non
     ids=["8", "66", "255", "long", "negative", "short", "cut", "longer", "no-entry", "noise"],
 )
 async def test_a_frame_that_breaks_the_protocol_closes_its_connection_only(
-    bookie: Serving, broken: bytes
+    autojump_clock: trio.testing.MockClock, quiet: Serving, broken: bytes
 ) -> None:
-    async with bookie as rig:
+    async with quiet as rig:
         other = rig.connect()
-        await other.ask(v2.ADD_HELLO)
+        await other.stream.send_all(v2.ADD_HELLO)
+        await trio.testing.wait_all_tasks_blocked()
+        await rig.commit()
+        assert (await other.response()).code == 0
         peer = rig.connect()
         await peer.stream.send_all(broken)
         assert await peer.closed()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import rig
+from leases import grant
 
 from bookie.config import BookieConfig
 from bookie.cookie import check_cookie
@@ -102,7 +103,7 @@ async def test_folders_with_anything_in_them_are_left_alone(
 async def test_a_bookie_that_serves_is_not_lost(config: BookieConfig, store: SqliteStore) -> None:
     await lost(config, store)
     serving = encode_record(BookieRecord("b1", "host:3181", 1, 1))
-    lease = await store.grant(bookie_lease("b1"), "x", ttl_s=60, value=serving)
+    lease = await grant(store, bookie_lease("b1"), "x", ttl_s=60, value=serving)
     with pytest.raises(CookieRefused, match="host:3181") as refused:
         await succeed(config, store)
     assert refused.value.fault == "serving"

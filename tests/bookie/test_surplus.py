@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import trio
 import v2
+from leases import grant
 from rig import Rig, serving, settings
 
 from bookie import surplus
@@ -124,7 +125,7 @@ async def test_a_ledger_on_its_way_here_is_kept(tmp_path: Path) -> None:
     """TB-46: who copies a ledger holds its lease, and lists the bookie afterwards."""
     async with yard(tmp_path) as here:
         await here.place(OTHER)
-        lease = await here.store.grant(repair_lease(LEDGER), "a worker", ttl_s=10)
+        lease = await grant(here.store, repair_lease(LEDGER), "a worker", ttl_s=10)
         assert await here.moved_away() == 0
         assert await here.code() == 0
         await here.store.release(lease)
@@ -220,7 +221,7 @@ async def test_a_pause_that_outlasts_the_lease_deletes_nothing(
 ) -> None:
     async with yard(tmp_path) as here:
         await here.place(OTHER)
-        monkeypatch.setattr(surplus, "LEASE_S", 0.2)
+        monkeypatch.setattr(surplus, "SESSION_S", 0.2)
         get = here.store.get
 
         async def slow_get(key: str) -> Versioned | None:

@@ -5,7 +5,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ledger_client.background import Background, OnDemand
+from ledger_client.background import Background, OnDemand, Rounds
 
 
 async def test_an_error_of_the_block_leaves_as_it_is_and_ends_the_tasks() -> None:
@@ -66,3 +66,47 @@ async def test_work_on_demand_runs_once_at_a_time_and_again_when_there_is_more(
             if number % 3 == 2:
                 await trio.sleep(5)
     assert done == [[0, 1, 2], [3, 4, 5]]
+
+
+async def test_a_round_serves_those_who_asked_before_it_began(autojump_clock: MockClock) -> None:
+    begun: list[float] = []
+    served: dict[float, float] = {}
+
+    async def work() -> None:
+        begun.append(trio.current_time())
+        await trio.sleep(1)
+
+    async def ask(at: float) -> None:
+        await trio.sleep(at)
+        await rounds.share()
+        served[at] = trio.current_time()
+
+    rounds = Rounds(work)
+    async with trio.open_nursery() as nursery:
+        for at in (0.0, 0.25, 0.5, 0.75, 1.5):
+            nursery.start_soon(ask, at)
+    assert begun == pytest.approx([0, 1, 2])
+    assert served == pytest.approx({0.0: 1, 0.25: 2, 0.5: 2, 0.75: 2, 1.5: 3})
+
+
+async def test_a_round_that_fails_serves_nobody(autojump_clock: MockClock) -> None:
+    failures = 0
+
+    async def work() -> None:
+        await trio.sleep(1)
+        if trio.current_time() < 3.5:
+            raise OSError("failed")
+
+    async def ask() -> None:
+        nonlocal failures
+        try:
+            await rounds.share()
+        except OSError:
+            failures += 1
+
+    rounds = Rounds(work)
+    async with trio.open_nursery() as nursery:
+        for _ in range(5):
+            nursery.start_soon(ask)
+    assert failures == 3
+    assert trio.current_time() == pytest.approx(4)

@@ -93,3 +93,25 @@ def test_a_scrape_of_thousands_of_topics_costs_no_more_than_one_of_the_most_told
     most = scraped(TOPICS_MAX)
     assert scraped(5000) <= 1.1 * most
     assert most < 250_000  # milliseconds
+
+
+def test_what_groups_were_handed_again_and_gave_up_is_told() -> None:
+    figures = Figures()
+    figures.consuming("billing", "shop/orders").redeliveries += 3
+    figures.consuming("billing", "shop/orders").dead_letters += 1
+    for number in range(TOPICS_MAX + 5):
+        figures.consuming("audit", f"shop/{number}").redeliveries += 1
+    registry = registered(figures)
+    labels = {"group": "billing", "topic": "shop/orders"}
+    assert value(registry, "group_redeliveries_total", **labels) == 3
+    assert value(registry, "group_dead_letters_total", **labels) == 1
+    others = {"group": OTHERS, "topic": OTHERS}
+    assert value(registry, "group_redeliveries_total", **others) == 6
+
+
+def test_answers_of_the_oracle_that_came_too_late_are_counted() -> None:
+    figures = Figures()
+    registry = registered(figures)
+    assert value(registry, "late_timestamps_total") == 0
+    figures.late_timestamps += 2
+    assert value(registry, "late_timestamps_total") == 2

@@ -5,14 +5,21 @@ from pathlib import Path
 
 import pytest
 import trio
+from ensemble import ensemble, new_path, one_zookeeper
 from fake_bookie import FakeBookie, Network
 from lease_clock import LeaseClock
 from memory_store import MemoryStore
+from memory_zookeeper import MemoryConnection, MemoryEnsemble
 
 from ledger_client.wire.stores import BookieStore
 from metadata.address import Address
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
+from metadata.zookeeper.floors import RaisedConnection
+from metadata.zookeeper.founding import find_cluster
+from metadata.zookeeper.store import ZooKeeperStore, open_zookeeper_store, serving
+
+__all__ = ["ensemble", "one_zookeeper"]
 
 
 @pytest.fixture
@@ -41,11 +48,19 @@ async def sqlite_store(
     await store.aclose()
 
 
-@pytest.fixture(params=["sqlite", "dict", "memory", "tcp"])
+IN_ZOOKEEPER = [pytest.mark.xdist_group("zookeeper")]
+DRIVERS = [
+    *("sqlite", "dict", "memory", "tcp", "memory of zookeeper"),
+    pytest.param("zookeeper", marks=IN_ZOOKEEPER),
+]
+
+
+@pytest.fixture(params=DRIVERS)
 async def store(
     request: pytest.FixtureRequest,
     sqlite_store: SqliteStore,
     clock: LeaseClock,
+    wall: LeaseClock,
     nursery: trio.Nursery,
 ) -> AsyncIterator[MetadataStore]:
     if request.param == "sqlite":
@@ -53,6 +68,18 @@ async def store(
         return
     if request.param == "dict":
         yield MemoryStore(clock_ms=clock)
+        return
+    if request.param == "memory of zookeeper":
+        connection = RaisedConnection(MemoryConnection(MemoryEnsemble()))
+        layout = await find_cluster(connection, create=True)
+        cluster = ZooKeeperStore(connection, layout, clock_ms=clock, wall_ms=wall)
+        async with serving(cluster):
+            yield cluster
+        return
+    if request.param == "zookeeper":
+        url = request.getfixturevalue("ensemble").url(new_path())
+        async with open_zookeeper_store(url, create=True, clock_ms=clock, wall_ms=wall) as cluster:
+            yield cluster
         return
     bookie = FakeBookie(sqlite_store)
     if request.param == "memory":

@@ -17,10 +17,69 @@ from metadata.calls import (
     encode_request,
 )
 from metadata.errors import BadRecord
-from metadata.store import OPS_MAX, Changes, Check, CheckLease, Delete, Lease, Put
+from metadata.groups.calls import (
+    Beat,
+    BeatNoted,
+    DeleteGroup,
+    DescribeGroups,
+    FoundGroup,
+    GroupJoined,
+    GroupLeft,
+    GroupPage,
+    GroupState,
+    JoinGroup,
+    KeepGroup,
+    LeaveGroup,
+    MemberState,
+    ReportIn,
+    ReportNoted,
+)
+from metadata.groups.rows import MemberRecord, PartRun, Revoked, Wanted
+from metadata.inspections import (
+    ExtentOnBookie,
+    ExtentPage,
+    Indexes,
+    IndexExtents,
+    IndexOnBookie,
+    IndexPage,
+    JournalFileOnBookie,
+    JournalFilePage,
+    JournalFiles,
+    JournalRecordPage,
+    JournalRecords,
+    RecordOnBookie,
+)
+from metadata.store import OPS_MAX, Changes, Check, CheckLease, Delete, Lease, Put, StoreSession
+from metadata.time.calls import (
+    AllotTimestamps,
+    LaneReport,
+    LanesNoted,
+    NewestTick,
+    ReportLanes,
+    ResetTime,
+    TickNow,
+    TimeReset,
+    TimestampsAllotted,
+)
 from native.mark import Mark
 
-LEASE = Lease("bookies/1", "me", 4, b"\0", 1.5)
+SESSION = StoreSession("me", 3, 1.5)
+LEASE = Lease("bookies/1", "me", 4, b"\0", 1.5, 3)
+MEMBER = MemberRecord(
+    epoch=3,
+    run="run",
+    wanted=Wanted(topics=["shop/orders"], patterns=["shop/*"]),
+    parts=[PartRun(1, 0, 3)],
+    revoked=[Revoked(2, [PartRun(1, 2, 3)])],
+)
+GROUP = GroupState(
+    group="g",
+    mode="exclusive",
+    epoch=3,
+    state="ready",
+    rebalances=1,
+    members=[MemberState(member="m", record=MEMBER, state="ready", silent_s=0.5, polled_s=1.0)],
+)
 REQUESTS: list[Request] = [
     calls.Get("a"),
     Put("a", b"\xff", 3),
@@ -28,12 +87,18 @@ REQUESTS: list[Request] = [
     calls.Transact([Put("a", b""), Delete("b", 1), Check("c", 0), CheckLease("l", "o", 1)]),
     calls.ListKeys("a/", "a/b", 10),
     calls.NextId("ids", 5),
-    calls.Grant("l", "o", 1.5, b"v"),
-    calls.Renew(LEASE, b"v"),
+    calls.OpenSession("o", 1.5),
+    calls.KeepSession(SESSION),
+    calls.EndSession(SESSION),
+    calls.Grant("l", SESSION, "o", b"v"),
+    calls.Update(LEASE, b"v"),
     calls.Release(LEASE),
     calls.ListLeases("bookies/"),
     calls.ReadClock(),
     calls.WatchSince("a/", 3, 60_000),
+    calls.WatchPrefixes(["a/"], ["b/"], 3),
+    calls.AwaitHints(60_000),
+    calls.AwaitLedgers([calls.FollowedLedger(3, -1)], [4], 60_000),
     calls.BookieInfo(),
     calls.LedgerStates(7, 10),
     calls.EntryLocation(1, 2),
@@ -44,10 +109,21 @@ REQUESTS: list[Request] = [
     calls.LedgerRuns(1, 2, 3),
     calls.ScrubNow(),
     calls.DiskUse(),
-    calls.JournalFiles(),
-    calls.JournalRecords(3, 4096, 7, ledger_id=5, groups=True, count=2),
-    calls.Indexes(4),
-    calls.IndexExtents(4, 128, ledger_id=5, count=2),
+    JournalFiles(),
+    JournalRecords(3, 4096, 7, ledger_id=5, groups=True, count=2),
+    Indexes(4),
+    IndexExtents(4, 128, ledger_id=5, count=2),
+    JoinGroup("g", "m", MEMBER, "shared"),
+    ReportIn([Beat("g", "m", "run", 3, 1.5)]),
+    LeaveGroup("g", "m", "run"),
+    FoundGroup("g"),
+    DeleteGroup("g", force=True),
+    KeepGroup("g", keep=True),
+    DescribeGroups(after="g"),
+    AllotTimestamps(1 << 18),
+    ResetTime(1_700_000_000_000),
+    ReportLanes([LaneReport(1, -1, 0, 2, 3, 4)]),
+    NewestTick(1),
 ]
 REPLIES: list[Reply] = [
     calls.Failure("VersionConflict", "m", {"key": "a", "expected": 1, "x": 1.5, "y": None}),
@@ -55,25 +131,38 @@ REPLIES: list[Reply] = [
     calls.Found(b"\0", 1),
     calls.Done([1, 2]),
     calls.KeyPage([calls.KeyItem("a", b"v", 1)]),
+    calls.SessionOpened(SESSION),
     calls.Granted(LEASE),
     calls.LeasePage([LEASE]),
     calls.StoreTime(1_700_000_000_000),
     Changes(3, ["a"]),
     calls.BookieStatus("b", "h:1", "ready"),
+    calls.LedgersMoved([3]),
     calls.LedgerStatePage([calls.LedgerOnBookie(1, 2, 3)]),
     calls.EntryPlace("log", 1, 2, 3),
     calls.JournalState(1, 2, Mark(1, 2, 3, 4, 5, 6, 7, 8)),
     calls.LogPage([calls.LogOnBookie(1, 2, 3)]),
-    calls.JournalFilePage([calls.JournalFileOnBookie(3, 1 << 20, 0, needed=True)], [2]),
-    calls.JournalRecordPage([calls.RecordOnBookie(4096, 5, -0x1000, 20)], [8192], 4096, 1, 9000),
-    calls.IndexPage([calls.IndexOnBookie(4, 8192, 1, 10, 420, [64])]),
-    calls.ExtentPage(
-        [calls.ExtentOnBookie(64, 5, 0, 9, 4096, 0, 420, 10, sparse=False)], [], 64, is_last=False
+    JournalFilePage([JournalFileOnBookie(3, 1 << 20, 0, needed=True)], [2]),
+    JournalRecordPage([RecordOnBookie(4096, 5, -0x1000, 20)], [8192], 4096, 1, 9000),
+    IndexPage([IndexOnBookie(4, 8192, 1, 10, 420, [64])]),
+    ExtentPage(
+        [ExtentOnBookie(64, 5, 0, 9, 4096, 0, 420, 10, sparse=False)],
+        [],
+        64,
+        is_last=False,
     ),
     calls.DiskUsed([calls.FilesOnDisk("log", 1, 2, 4096)], live=1, dead=0, unflushed=5),
     calls.GarbageReport(1, 2, 3, 4, 5),
     calls.RunPage([(0, 4), (6, 6)]),
     calls.ScrubReport(9, [calls.DamagedPlace("1.log", 2, 3, 4)], 1),
+    GroupJoined(3),
+    ReportNoted([BeatNoted(is_member=True, epoch=3)]),
+    GroupLeft(),
+    GroupPage([GROUP]),
+    TimestampsAllotted((1 << 64) - 1, 1, 2.5),
+    TimeReset(1_700_000_000_000),
+    LanesNoted(),
+    TickNow(9, 8, [(-1, 0, 7)], "lane 0"),
 ]
 
 

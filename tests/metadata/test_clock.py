@@ -15,11 +15,20 @@ from trio.testing import MockClock
 from metadata import clock, clock_rows
 from metadata.clock import RENEW_S, StoreClock
 from metadata.clock_rows import SPAN_MS, Moment
-from metadata.errors import MetadataUnavailable
+from metadata.errors import LeaseLost, MetadataUnavailable
 from metadata.sqlite import SqliteStore
+from metadata.store import CheckLease, MetadataStore, Put
 
 HOUR_S = 3600
 WALL_MS = 1_700_000_000_000
+
+
+async def test_the_store_has_a_time_that_goes_on(store: MetadataStore, clock: LeaseClock) -> None:
+    before = await store.now_ms()
+    assert before > 1_000_000_000_000
+    assert await store.now_ms() == before
+    clock.advance(0.25)
+    assert await store.now_ms() == before + 250
 
 
 @pytest.mark.parametrize("step_s", [8 * HOUR_S, -8 * HOUR_S])
@@ -43,6 +52,22 @@ async def test_setting_the_wall_clock_moves_the_stores_time_little(
         wall.advance(60)
         await sqlite_store.now_ms()
     assert await sqlite_store.now_ms() == before + (HOUR_S + 75 * 60) * 1000
+
+
+@pytest.mark.parametrize("step_s", [HOUR_S, -HOUR_S])
+async def test_setting_the_wall_clock_ends_no_lease(
+    sqlite_store: SqliteStore, clock: LeaseClock, wall: LeaseClock, step_s: float
+) -> None:
+    session = await sqlite_store.open_session("me", ttl_s=10)
+    lease = await sqlite_store.grant("l", session)
+    wall.advance(step_s)
+    clock.advance(9)
+    await sqlite_store.keep_session(session)
+    clock.advance(9)
+    await sqlite_store.transact([CheckLease.of(lease), Put("a", b"")])
+    clock.advance(1.1)
+    with pytest.raises(LeaseLost):
+        await sqlite_store.transact([CheckLease.of(lease), Put("a", b"")])
 
 
 async def test_a_host_that_was_down_goes_on_with_its_wall_clock_and_never_back(

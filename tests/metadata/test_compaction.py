@@ -18,7 +18,7 @@ from metadata.compaction import (
     encode_set,
 )
 from metadata.errors import BadRecord
-from metadata.store import OPS_MAX, VALUE_SIZE_MAX
+from metadata.paged import PAGED_SIZE_MAX
 
 BIG = (1 << 63) - 2
 LEDGER = CompactedLedger(
@@ -107,7 +107,7 @@ def test_what_breaks_a_rule_is_no_set(changes: dict[str, object]) -> None:
         decode_set("k", spoilt(**changes))
 
 
-def test_the_largest_set_fits_a_value_and_its_ledgers_a_transaction() -> None:
+def test_the_largest_set_fits_a_value_in_pages() -> None:
     at = MessageOrigin(BIG, BIG, BIG, BIG - 1)
     ledgers = [
         msgspec.structs.replace(
@@ -125,8 +125,7 @@ def test_the_largest_set_fits_a_value_and_its_ledgers_a_transaction() -> None:
             keys=BIG, messages_in=BIG, messages_out=BIG, bytes_in=BIG, bytes_out=BIG
         ),
     )
-    assert len(encode_set(largest)) <= VALUE_SIZE_MAX
-    assert LEDGERS_MAX + 20 <= OPS_MAX
+    assert len(encode_set(largest)) <= PAGED_SIZE_MAX
 
 
 def test_a_set_finds_the_horizon_and_the_ledgers_of_a_lane() -> None:

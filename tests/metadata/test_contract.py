@@ -7,9 +7,9 @@ import math
 import pytest
 import trio
 from lease_clock import LeaseClock
+from leases import grant
 
 from metadata.errors import (
-    LeaseHeld,
     LeaseLost,
     MetadataBroken,
     MetadataUnavailable,
@@ -18,6 +18,9 @@ from metadata.errors import (
 from metadata.store import (
     ABSENT,
     OPS_MAX,
+    OPS_SIZE_MAX,
+    PAGE_SIZE_MAX,
+    VALUE_SIZE_MAX,
     Check,
     CheckLease,
     Delete,
@@ -114,12 +117,12 @@ async def test_of_many_racing_puts_with_one_version_one_wins(store: MetadataStor
     assert [b"%d" % number for number in won] == [found.value]
 
 
-async def test_a_value_may_be_empty_or_of_the_largest_size(store: MetadataStore) -> None:
+async def test_a_value_and_a_transaction_may_be_of_the_largest_size(store: MetadataStore) -> None:
     await store.put("empty", b"")
-    await store.put("large", bytes(1 << 20))
-    empty, large = await store.get("empty"), await store.get("large")
-    assert empty is not None and empty.value == b""
-    assert large is not None and large.value == bytes(1 << 20)
+    await store.put("large", bytes(VALUE_SIZE_MAX))
+    found = [found.value for key in ("empty", "large") if (found := await store.get(key))]
+    assert found == [b"", bytes(VALUE_SIZE_MAX)]
+    await store.transact([Put(f"{n}", bytes(OPS_SIZE_MAX // OPS_MAX)) for n in range(OPS_MAX)])
 
 
 # --- transactions --------------------------------------------------------------------------
@@ -150,7 +153,7 @@ async def test_an_empty_transaction_is_nothing(store: MetadataStore) -> None:
 
 
 async def test_a_transaction_goes_on_only_under_a_live_lease(store: MetadataStore) -> None:
-    lease = await store.grant("leader", "one", ttl_s=30)
+    lease = await grant(store, "leader", "one", ttl_s=30)
     numbers = await store.transact([CheckLease.of(lease), Put("a", b"1")])
     assert numbers[0] == lease.epoch
     await store.release(lease)
@@ -194,10 +197,11 @@ async def test_going_on_after_a_key_before_the_prefix_starts_at_the_prefix(
 
 
 async def test_a_page_of_large_values_ends_early(store: MetadataStore) -> None:
-    for number in range(3):
-        await store.put(f"k{number}", bytes(1 << 20))
-    assert len(await store.list("k")) == 2
-    assert await keys_under(store, "k") == ["k0", "k1", "k2"]
+    count = PAGE_SIZE_MAX // VALUE_SIZE_MAX
+    for number in range(count + 1):
+        await store.put(f"k{number}", bytes(VALUE_SIZE_MAX))
+    assert len(await store.list("k")) == count
+    assert await keys_under(store, "k") == [f"k{number}" for number in range(count + 1)]
 
 
 # --- ids -----------------------------------------------------------------------------------
@@ -223,115 +227,6 @@ async def test_no_id_is_given_twice(store: MetadataStore) -> None:
     assert len(given) == len(set(given)) == 210
 
 
-# --- leases --------------------------------------------------------------------------------
-
-
-async def test_a_lease_is_held_against_others(store: MetadataStore) -> None:
-    lease = await store.grant("leader", "one", ttl_s=30, value=b"here")
-    assert (lease.name, lease.owner, lease.value) == ("leader", "one", b"here")
-    assert lease.epoch >= 1
-    with pytest.raises(LeaseHeld) as caught:
-        await store.grant("leader", "two", ttl_s=30)
-    assert (caught.value.name, caught.value.owner) == ("leader", "one")
-    assert caught.value.expires_in_s == 30
-
-
-async def test_a_lease_is_taken_over_when_its_time_is_over(
-    store: MetadataStore, clock: LeaseClock
-) -> None:
-    old = await store.grant("leader", "one", ttl_s=0.1)
-    clock.advance(0.15)
-    new = await store.grant("leader", "two", ttl_s=30)
-    assert new.epoch > old.epoch
-    with pytest.raises(LeaseLost) as caught:
-        await store.renew(old)
-    assert (caught.value.owner, caught.value.epoch) == ("one", old.epoch)
-    with pytest.raises(LeaseLost):
-        await store.transact([CheckLease.of(old)])
-
-
-async def test_a_lease_that_ran_out_is_over_even_if_nobody_wants_it(
-    store: MetadataStore, clock: LeaseClock
-) -> None:
-    lease = await store.grant("leader", "one", ttl_s=0.1)
-    clock.advance(0.15)
-    assert await store.leases("") == []
-    with pytest.raises(LeaseLost):
-        await store.transact([CheckLease.of(lease)])
-    with pytest.raises(LeaseLost):
-        await store.renew(lease)
-
-
-async def test_renewing_keeps_a_lease_and_its_epoch(
-    store: MetadataStore, clock: LeaseClock
-) -> None:
-    lease = await store.grant("leader", "one", ttl_s=0.3, value=b"first")
-    for _ in range(3):
-        clock.advance(0.15)
-        renewed = await store.renew(lease)
-        assert (renewed.epoch, renewed.value) == (lease.epoch, b"first")
-    changed = await store.renew(lease, value=b"second")
-    assert changed.value == b"second"
-    assert changed.expires_in_s == 0.3
-    assert [found.value for found in await store.leases("")] == [b"second"]
-
-
-async def test_the_same_owner_may_take_its_lease_again(store: MetadataStore) -> None:
-    old = await store.grant("leader", "one", ttl_s=30)
-    new = await store.grant("leader", "one", ttl_s=30)
-    assert new.epoch > old.epoch
-    with pytest.raises(LeaseLost):
-        await store.renew(old)
-    await store.release(old)
-    assert (await store.renew(new)).epoch == new.epoch
-
-
-async def test_a_released_lease_is_free_at_once_and_its_epoch_never_comes_again(
-    store: MetadataStore,
-) -> None:
-    old = await store.grant("leader", "one", ttl_s=30)
-    await store.release(old)
-    await store.release(old)
-    new = await store.grant("leader", "two", ttl_s=30)
-    assert new.epoch > old.epoch
-
-
-async def test_only_live_leases_under_the_prefix_are_listed(
-    store: MetadataStore, clock: LeaseClock
-) -> None:
-    for name in ("bookies/b", "bookies/a", "bookiesX", "other"):
-        await store.grant(name, "me", ttl_s=30, value=name.encode())
-    await store.grant("bookies/short", "me", ttl_s=0.05)
-    clock.advance(0.1)
-    assert [lease.name for lease in await store.leases("bookies/")] == ["bookies/a", "bookies/b"]
-    (after,) = await store.leases("bookies/", after="bookies/a")
-    assert after.value == b"bookies/b"
-    assert after.expires_in_s == 29.9
-
-
-async def test_of_many_that_want_a_lease_one_gets_it(store: MetadataStore) -> None:
-    holders: list[Lease] = []
-
-    async def contend(owner: str) -> None:
-        try:
-            holders.append(await store.grant("leader", owner, ttl_s=30))
-        except LeaseHeld:
-            return
-
-    async with trio.open_nursery() as nursery:
-        for number in range(10):
-            nursery.start_soon(contend, f"owner {number}")
-    assert await store.leases("") == holders
-    assert len(holders) == 1
-
-
-async def test_leases_and_keys_do_not_meet(store: MetadataStore) -> None:
-    await store.grant("a", "me", ttl_s=30)
-    assert await store.get("a") is None
-    await store.put("a", b"1", expected=ABSENT)
-    assert len(await store.leases("a")) == 1
-
-
 # --- watches -------------------------------------------------------------------------------
 
 
@@ -344,7 +239,7 @@ async def test_a_watch_tells_of_puts_deletes_and_leases_under_its_prefix(
         await store.put("w/a", b"")
         with trio.fail_after(30):
             assert await hints.receive() == "w/a"
-            lease = await store.grant("w/lease", "me", ttl_s=30)
+            lease = await grant(store, "w/lease", "me", ttl_s=30)
             assert await hints.receive() == "w/lease"
             await store.delete("w/a")
             assert await hints.receive() == "w/a"
@@ -364,12 +259,21 @@ async def test_a_waiting_watch_wakes_within_half_a_second(store: MetadataStore) 
             assert await hints.receive() == "w/a"
 
 
-async def test_a_watch_tells_that_a_lease_ran_out(store: MetadataStore, clock: LeaseClock) -> None:
-    await store.grant("w/lease", "me", ttl_s=0.2)
+@pytest.mark.parametrize("how", ["ran out", "ended"])
+async def test_a_watch_tells_of_each_lease_of_a_session_that_is_over(
+    store: MetadataStore, clock: LeaseClock, how: str
+) -> None:
+    session = await store.open_session("me", ttl_s=0.2)
+    names = ["w/one", "w/two"]
+    for name in names:
+        await store.grant(name, session)
     async with store.watch("w/") as hints:
-        clock.advance(0.2)
+        if how == "ended":
+            await store.end_session(session)
+        else:
+            clock.advance(0.2)
         with trio.fail_after(30):
-            assert await hints.receive() == "w/lease"
+            assert sorted([await hints.receive(), await hints.receive()]) == names
         assert await store.leases("w/") == []
 
 
@@ -387,6 +291,56 @@ async def test_every_watch_hears_of_a_change(store: MetadataStore) -> None:
                 await nursery.start(listen)
             await store.put("w/a", b"")
     assert heard == ["w/a"] * 5
+
+
+class Noted:
+    """A listener that keeps the hints of each prefix."""
+
+    def __init__(self) -> None:
+        self.hints: dict[str, list[str]] = {}
+        self.news = trio.lowlevel.ParkingLot()
+
+    def notify(self, prefix: str, hint: str) -> None:
+        self.hints.setdefault(prefix, []).append(hint)
+        self.news.unpark_all()
+
+    async def until(self, hints: dict[str, list[str]]) -> None:
+        while self.hints != hints:
+            await self.news.park()
+
+
+async def test_one_task_serves_many_listeners(store: MetadataStore, nursery: trio.Nursery) -> None:
+    noted = Noted()
+    nursery.start_soon(store.watches.run)
+    prefixes = [f"w/{number:03}" for number in range(500)]
+    tasks = trio.lowlevel.current_statistics().tasks_living
+    with trio.fail_after(30):
+        for prefix in prefixes:
+            store.watches.subscribe(prefix, noted)
+        await noted.until({prefix: [prefix] for prefix in prefixes})
+        assert trio.lowlevel.current_statistics().tasks_living <= tasks + 10
+        noted.hints.clear()
+        await store.put("w/007", b"")
+        await store.put("w/008/longer", b"")
+        await store.put("elsewhere", b"")
+        await noted.until({"w/007": ["w/007"], "w/008": ["w/008/longer"]})
+        for prefix in prefixes:
+            store.watches.unsubscribe(prefix, noted)
+        noted.hints.clear()
+        async with store.watch("w/") as hints:
+            await store.put("w/007", b"")
+            assert await hints.receive() == "w/007"
+    assert noted.hints == {}
+
+
+async def test_a_watch_goes_on_when_the_task_that_asked_for_all_left(store: MetadataStore) -> None:
+    async with store.watch("w/") as hints, store.watch("w/") as others:
+        with trio.move_on_after(0.3):
+            await others.receive()
+        with trio.fail_after(30):
+            await store.put("w/a", b"")
+            assert await hints.receive() == "w/a"
+            assert await others.receive() == "w/a"
 
 
 async def test_many_changes_come_as_one_hint_for_everything(store: MetadataStore) -> None:
@@ -419,7 +373,7 @@ async def test_a_bad_key_is_refused(store: MetadataStore, key: str) -> None:
     with pytest.raises(MetadataBroken):
         await store.put(key, b"")
     with pytest.raises(MetadataBroken):
-        await store.grant(key, "me", ttl_s=1)
+        await grant(store, key, "me", ttl_s=1)
     with pytest.raises(MetadataBroken):
         await store.next_id(key)
 
@@ -427,21 +381,21 @@ async def test_a_bad_key_is_refused(store: MetadataStore, key: str) -> None:
 async def test_what_is_beyond_the_limits_is_refused(store: MetadataStore) -> None:
     lease = Lease("l", "me", 1, b"", 1.0)
     with pytest.raises(MetadataBroken):
-        await store.put("a", bytes((1 << 20) + 1))
+        await store.put("a", bytes(VALUE_SIZE_MAX + 1))
     with pytest.raises(MetadataBroken):
         await store.put("a", b"", expected=-1)
     with pytest.raises(MetadataBroken):
         await store.transact([Check("a", 0)] * (OPS_MAX + 1))
     with pytest.raises(MetadataBroken):
-        await store.transact([Put(f"{n}", bytes(1 << 20)) for n in range(5)])
+        await store.transact([Put(f"{n}", bytes(OPS_SIZE_MAX // 4)) for n in range(5)])
     for limit in (0, 1001):
         with pytest.raises(MetadataBroken):
             await store.list("", limit=limit)
     for ttl_s in (0.0, math.nan, math.inf, 1e6):
         with pytest.raises(MetadataBroken):
-            await store.grant("l", "me", ttl_s=ttl_s)
+            await grant(store, "l", "me", ttl_s=ttl_s)
     with pytest.raises(MetadataBroken):
-        await store.renew(lease, value=bytes(4097))
+        await store.update(lease, bytes(4097))
     with pytest.raises(MetadataBroken):
         await store.next_id("a", 0)
     with pytest.raises(MetadataBroken):
@@ -459,14 +413,3 @@ async def test_a_closed_store_says_so(store: MetadataStore) -> None:
     await store.aclose()
     with pytest.raises(MetadataUnavailable, match="closed"):
         await store.get("a")
-
-
-# --- the clock --------------------------------------------------------------------------
-
-
-async def test_the_store_has_a_time_that_goes_on(store: MetadataStore, clock: LeaseClock) -> None:
-    before = await store.now_ms()
-    assert before > 1_000_000_000_000
-    assert await store.now_ms() == before
-    clock.advance(0.25)
-    assert await store.now_ms() == before + 250

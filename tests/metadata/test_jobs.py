@@ -28,12 +28,12 @@ from metadata.jobs import (
     staged_key,
     staged_prefix,
 )
+from metadata.paged import PAGED_SIZE_MAX
 from metadata.store import (
     KEY_SIZE_MAX,
     LEASE_VALUE_SIZE_MAX,
     OPS_MAX,
     OPS_SIZE_MAX,
-    VALUE_SIZE_MAX,
     Put,
     check_ops,
 )
@@ -93,9 +93,9 @@ def test_what_breaks_a_rule_is_refused() -> None:
             check_job_id(job_id)
 
 
-def test_the_most_pins_fit_a_value_and_an_owner_a_lease() -> None:
+def test_the_most_pins_fit_a_value_in_pages_and_an_owner_a_lease() -> None:
     pins = JobPins(kind="compaction", lanes=[PinnedLane(9999, 99_999, NUMBER_MAX)] * PINS_MAX)
-    assert len(encode_job_row(pins)) < VALUE_SIZE_MAX
+    assert len(encode_job_row(pins)) < PAGED_SIZE_MAX
     owner = JobOwner(kind="compaction", topic="a" * 200 + "/" + "b" * 200, host="h" * 255)
     assert len(encode_job_row(owner)) < LEASE_VALUE_SIZE_MAX
 

@@ -3,12 +3,14 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.lowlevel
+from leases import grant
 from memory_store import MemoryStore
 from trio.testing import MockClock
 
+from metadata.clock import asleep_s
 from metadata.errors import LeaseLost
 from metadata.leadership import Leadership, Term, holder
-from metadata.store import Lease, Put
+from metadata.store import Put, StoreSession
 
 NAME = "coordinator"
 
@@ -21,10 +23,10 @@ class DeafStore(MemoryStore):
         self.shared = shared
         self.silent = False
 
-    async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
+    async def keep_session(self, session: StoreSession) -> None:
         if self.silent:
             await trio.sleep_forever()
-        return await self.shared.renew(lease, value=value)
+        await self.shared.keep_session(session)
 
 
 def candidate(store: MemoryStore, owner: str) -> Leadership:
@@ -71,7 +73,7 @@ async def test_a_leader_that_was_killed_is_replaced_within_five_seconds(
 ) -> None:
     """TB-31: the leader is one of the members, and its loss is made good by another."""
     store, reigns = MemoryStore(), Reigns()
-    await store.grant(NAME, "killed", ttl_s=3.0)
+    await grant(store, NAME, "killed", ttl_s=3.0)
     async with trio.open_nursery() as nursery:
         for owner in ("b", "c"):
 
@@ -112,7 +114,8 @@ async def test_a_leader_that_cannot_renew_ends_before_another_begins(
     deaf, reigns = DeafStore(shared), Reigns()
     deaf.grant = shared.grant  # type: ignore[method-assign]
     deaf.leases = shared.leases  # type: ignore[method-assign]
-    deaf.release = shared.release  # type: ignore[method-assign]
+    deaf.open_session = shared.open_session  # type: ignore[method-assign]
+    deaf.end_session = shared.end_session  # type: ignore[method-assign]
     async with trio.open_nursery() as nursery:
         nursery.start_soon(candidate(deaf, "a").run, lambda term: reigns.lead("a", term))
         await trio.sleep(2)
@@ -146,7 +149,8 @@ async def test_a_leader_that_wakes_up_late_changes_nothing(autojump_clock: MockC
         frozen.silent = True
         frozen.grant = store.grant  # type: ignore[method-assign]
         frozen.leases = store.leases  # type: ignore[method-assign]
-        frozen.release = store.release  # type: ignore[method-assign]
+        frozen.open_session = store.open_session  # type: ignore[method-assign]
+        frozen.end_session = store.end_session  # type: ignore[method-assign]
         nursery.start_soon(candidate(frozen, "a").run, paused)
         await trio.sleep(1)
         nursery.start_soon(candidate(store, "b").run, other)
@@ -199,3 +203,16 @@ async def test_while_the_store_is_away_nobody_leads_and_afterwards_somebody_does
         await trio.sleep(5)
         assert reigns.leading
         nursery.cancel_scope.cancel()
+
+
+async def test_a_term_is_not_certain_after_its_host_slept(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Trio's clock stops while the host sleeps, but the lease goes on."""
+    term = Term(await grant(MemoryStore(), NAME, "a", ttl_s=3.0), until=trio.current_time() + 2)
+    assert term.left_s == pytest.approx(2)
+    slept_s = asleep_s() + 5
+    monkeypatch.setattr("metadata.leadership.asleep_s", lambda: slept_s)
+    assert (term.left_s, term.is_certain) == (0, False)
+    term.extend(trio.current_time() + 2, slept_s)
+    assert (round(term.left_s), term.is_certain) == (2, True)

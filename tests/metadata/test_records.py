@@ -120,3 +120,10 @@ def test_keys_order_as_ids_do() -> None:
 def test_another_key_is_not_that_of_a_ledger(key: str) -> None:
     with pytest.raises(BadRecord):
         parse_ledger_key(key)
+
+
+def test_a_registration_of_an_older_bookie_has_no_rack() -> None:
+    known = BookieRecord("b1", "h:1", capacity=10, free=5)
+    fields = msgspec.to_builtins(known)
+    del fields["rack"]
+    assert decode_bookie("bookies/b1", msgspec.json.encode(fields)) == known

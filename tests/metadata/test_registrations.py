@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from leases import grant
 from memory_store import MemoryStore
 
 from metadata.records import BookieRecord, bookie_lease, encode_record
@@ -20,8 +21,8 @@ async def test_one_that_cannot_be_decoded_hides_no_other(value: bytes) -> None:
     store = MemoryStore()
     for name in SOUND:
         record = BookieRecord(name, f"{name}:3181", 100, 50)
-        await store.grant(bookie_lease(name), name, ttl_s=60, value=encode_record(record))
-    await store.grant(bookie_lease("b2"), "b2", ttl_s=60, value=value)
+        await grant(store, bookie_lease(name), name, ttl_s=60, value=encode_record(record))
+    await grant(store, bookie_lease("b2"), "b2", ttl_s=60, value=value)
     found = await list_registrations(store)
     assert [bookie.bookie_id for bookie in found.bookies] == list(SOUND)
     assert found.epochs.keys() == set(SOUND)

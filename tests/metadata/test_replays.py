@@ -8,6 +8,7 @@ import msgspec
 import pytest
 
 from metadata.errors import BadRecord
+from metadata.paged import PAGED_SIZE_MAX
 from metadata.replays import (
     PARTS_MAX,
     LaneMark,
@@ -21,7 +22,6 @@ from metadata.replays import (
     encode_replay,
     replay_key,
 )
-from metadata.store import VALUE_SIZE_MAX
 
 END = LaneMark(0, -1, 0, 3, 17, 2, 55, 1017, 9)
 RECORD = ReplayRecord(
@@ -70,7 +70,7 @@ def test_what_is_no_record_is_told_with_its_key(wrong: bytes) -> None:
         decode_replay("replays/n", wrong)
 
 
-def test_the_largest_record_fits_a_value() -> None:
+def test_the_largest_record_fits_a_value_in_pages() -> None:
     marks = [
         LaneMark(9, 9999, lane, 10**7, 10**7, 9999, 10**9, 10**10, 10**12)
         for lane in range(PARTS_MAX // 4)
@@ -78,7 +78,7 @@ def test_the_largest_record_fits_a_value() -> None:
     word = (1 << 64) - 1
     sent = [SentChecksum(part, 10**10, word, word) for part in range(PARTS_MAX // 2)]
     record = msgspec.structs.replace(RECORD, end=marks, reached=marks, sent=sent)
-    assert len(encode_replay(record)) <= VALUE_SIZE_MAX
+    assert len(encode_replay(record)) <= PAGED_SIZE_MAX
 
 
 @pytest.mark.parametrize("name", ["", "a/b", "ä", "a b", "x" * 201])

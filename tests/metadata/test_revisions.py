@@ -95,3 +95,27 @@ async def test_each_waiting_task_learns_of_a_failure(
     for _ in range(3):
         with pytest.raises(MetadataUnavailable):
             await pulse.wait_past(0)
+
+
+async def test_one_task_pauses_at_a_time_though_this_process_makes_changes(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    """A pause may wait for a file that only one task can wait for."""
+    source = Source()
+    pausing = 0
+
+    async def pause() -> None:
+        nonlocal pausing
+        pausing += 1
+        assert pausing == 1
+        await trio.sleep(INTERVAL_S)
+        pausing -= 1
+
+    pulse = RevisionPoll(source.read, pause)
+    async with trio.open_nursery() as nursery:
+        for revision in range(1, 6):
+            nursery.start_soon(pulse.wait_past, revision - 1)
+            await trio.sleep(INTERVAL_S / 10)
+            nursery.start_soon(pulse.wait_past, revision)
+            pulse.advance(revision)
+        source.revision = 6

@@ -16,13 +16,18 @@ from pathlib import Path
 import metadata_worker
 import pytest
 import trio
+import trio.testing
 from lease_clock import LeaseClock
+from leases import grant
 
 from metadata import rows
+from metadata.announcements import Announcements
 from metadata.errors import LeaseHeld, LeaseLost, MetadataBroken, MetadataUnavailable
 from metadata.schema import APPLICATION_ID, SCHEMA_VERSION
-from metadata.sqlite import SqliteStore
+from metadata.sqlite import LOOK_S, SqliteStore
 from metadata.store import CheckLease, Put
+from metadata.transactions import Transactions
+from metadata.watch import WAIT_S
 
 Worker = subprocess.Popen[str]
 
@@ -103,6 +108,49 @@ async def test_a_watch_wakes_within_half_a_second_of_another_process(path: Path)
     await store.aclose()
 
 
+async def test_a_watched_store_rests_while_nobody_changes_it(
+    path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+
+    async def version(transactions: Transactions) -> int:
+        looks.append(await real_version(transactions))
+        return looks[-1]
+
+    def drain(transactions: Transactions) -> None:
+        visits.append(transactions)
+        real_drain(transactions)
+
+    real_version, real_drain = Transactions.version, Transactions._drain
+    visits: list[Transactions] = []
+    store = await SqliteStore.open(path)
+    async with store.watch("key") as watch:
+        with trio.move_on_after(2):
+            await watch.receive()
+        monkeypatch.setattr(Transactions, "version", version)
+        monkeypatch.setattr(Transactions, "_drain", drain)
+        with trio.move_on_after(60):
+            await watch.receive()
+    # One visit to the thread for each question of the watch, which lasts WAIT_S.
+    assert len(looks) <= 60 / LOOK_S + 1
+    assert len(visits) <= 60 / WAIT_S + 2
+    await store.aclose()
+
+
+async def test_keeping_a_session_wakes_nobody(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    announced: list[Announcements] = []
+    monkeypatch.setattr(Announcements, "announce", lambda news: announced.append(news))
+    store = await SqliteStore.open(path)
+    session = await store.open_session("o", ttl_s=10)
+    assert len(announced) == 1
+    for _ in range(3):
+        await store.keep_session(session)
+    assert len(announced) == 1
+    await store.put("k", b"v")
+    assert len(announced) == 2
+    await store.aclose()
+
+
 async def test_a_killed_writer_leaves_whole_transactions(path: Path) -> None:
     store = await SqliteStore.open(path)
     told = -1
@@ -141,9 +189,9 @@ async def test_the_lease_of_a_killed_process_can_be_taken_when_it_runs_out(path:
         epoch = int(await line(holder))
         holder.kill()
     with pytest.raises(LeaseHeld) as caught:
-        await store.grant("leader", "the next", ttl_s=30)
+        await grant(store, "leader", "the next", ttl_s=30)
     await trio.sleep(caught.value.expires_in_s)
-    lease = await store.grant("leader", "the next", ttl_s=30)
+    lease = await grant(store, "leader", "the next", ttl_s=30)
     assert lease.epoch > epoch
     await store.aclose()
 
@@ -338,10 +386,10 @@ async def test_damage_is_told_as_such_and_never_as_absence(path: Path) -> None:
 async def test_a_lease_from_before_the_host_started_is_over(
     sqlite_store: SqliteStore, clock: LeaseClock
 ) -> None:
-    old = await sqlite_store.grant("leader", "one", ttl_s=3600)
+    old = await grant(sqlite_store, "leader", "one", ttl_s=3600)
     clock.now_ms = 5
     assert await sqlite_store.leases("") == []
-    new = await sqlite_store.grant("leader", "two", ttl_s=3600)
+    new = await grant(sqlite_store, "leader", "two", ttl_s=3600)
     assert new.epoch > old.epoch
     with pytest.raises(LeaseLost):
         await sqlite_store.transact([CheckLease.of(old), Put("a", b"")])
@@ -350,7 +398,7 @@ async def test_a_lease_from_before_the_host_started_is_over(
 async def test_a_lease_never_lasts_longer_than_its_time_after_the_clock_went_back(
     sqlite_store: SqliteStore, clock: LeaseClock
 ) -> None:
-    await sqlite_store.grant("leader", "one", ttl_s=10)
+    await grant(sqlite_store, "leader", "one", ttl_s=10)
     clock.advance(5)
     clock.advance(-4)
     (lease,) = await sqlite_store.leases("")

@@ -96,12 +96,16 @@ def test_a_topic_is_json_that_people_can_read() -> None:
         "replication": 2,
         "ack_quorum": 1,
         "order": "none",
+        "timesync": False,
         "compression": "none",
         "roll": {"size": 100_000_000, "entries": 0, "age_s": 14400.0, "age_min_s": 0.0},
         "retention": {"age_s": 604800.0, "size": -1},
         "schema": {"kind": "bytes", "definition": ""},
         "properties": {},
         "created_ms": 0,
+        "created_timestamp": 0,
+        "altered_timestamp": 0,
+        "deleted_timestamp": 0,
         "state": "active",
     }
 

@@ -358,3 +358,63 @@ async def test_changes_of_a_closed_store_are_refused(path: Path) -> None:
         for _ in range(3):
             nursery.start_soon(change)
     assert refused == 3
+
+
+async def test_reads_that_wait_together_take_the_thread_once(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Waking a thread takes longer than a read; each read has a transaction of its own."""
+    visits, drain = 0, Transactions._drain
+
+    def counted(self: Transactions) -> None:
+        nonlocal visits
+        visits += 1
+        drain(self)
+
+    monkeypatch.setattr(Transactions, "_drain", counted)
+    found: list[int] = []
+
+    async def read(number: int) -> None:
+        found.append(await store.changes.read(lambda _: number))
+
+    async with busy(store) as nursery:
+        for number in range(100):
+            nursery.start_soon(read, number)
+    assert sorted(found) == list(range(100))
+    assert visits == 2  # with the change that was under way
+    assert store.connection.executed.count("BEGIN") == 100
+
+
+async def test_a_read_that_fails_fails_alone(store: Store) -> None:
+    found: list[int] = []
+
+    async def read(number: int) -> None:
+        await store.changes.read(lambda connection: connection.execute(f"SELECT {number}"))
+        found.append(number)
+
+    async def fail() -> None:
+        with pytest.raises(sqlite3.OperationalError):
+            await store.changes.read(lambda connection: connection.execute("SELECT no_column"))
+
+    async with busy(store) as nursery:
+        for number in range(10):
+            nursery.start_soon(read, number)
+            nursery.start_soon(fail)
+    assert sorted(found) == list(range(10))
+
+
+async def test_reads_and_changes_that_wait_together_keep_their_outcomes(store: Store) -> None:
+    found: list[set[str]] = []
+
+    async def read() -> None:
+        found.append(await store.keys())
+
+    async def change(number: int) -> None:
+        await store.changes.change(writing(f"k{number}"))
+
+    async with busy(store) as nursery:
+        for number in range(10):
+            nursery.start_soon(change, number)
+            nursery.start_soon(read)
+    assert await store.keys() == {"gate", *(f"k{number}" for number in range(10))}
+    assert len(found) == 10

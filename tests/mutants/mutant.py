@@ -22,7 +22,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 FOLDER = Path(__file__).resolve().parent
 AREAS = frozenset(
-    {"native", "bookie", "metadata", "ledgers", "lanes", "producing", "jobs"},
+    {"native", "bookie", "metadata", "ledgers", "lanes", "producing", "groups", "jobs", "time"},
 )
 
 _HEAD = re.compile(

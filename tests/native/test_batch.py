@@ -20,6 +20,7 @@ from native.batch import (
     encode,
     encode_control,
     read_header,
+    stamp,
 )
 from native.errors import Corrupt, TooLarge
 
@@ -138,6 +139,57 @@ def test_a_body_of_another_size_than_the_header_says_is_damage(
 # --- damage -----------------------------------------------------------------------
 
 
+STAMPED = b"".join(
+    (DOCUMENTED[:6], b"\x1f\x02", DOCUMENTED[8:32], b"\6\5\4\3\2\1\0\0", DOCUMENTED[40:])
+)
+
+
+def test_a_batch_gets_consecutive_timestamps_once_it_is_encoded() -> None:
+    payload = stamp(DOCUMENTED, 0x010203040505)
+    assert payload == STAMPED
+    header, columns = decode(payload)
+    assert header.last_timestamp == 0x010203040506
+    assert columns.timestamps is not None
+    assert columns.timestamps.tolist() == [0x010203040505, 0x010203040506]
+    assert header.last_sequence == 8
+
+
+@pytest.mark.parametrize("compression", COMPRESSIONS)
+@given(batches, st.integers(1, (1 << 64) - 1))
+def test_a_stamped_batch_is_the_same_but_for_its_timestamps(
+    compression: Compression, messages: list[Sent], first: int
+) -> None:
+    unstamped = columns_of([each._replace(timestamp=0) for each in messages])
+    payload = encode(unstamped, 0, unstamped.count, compression=compression)
+    if first + len(messages) > 1 << 64:
+        with pytest.raises(ValueError, match="cannot have these timestamps"):
+            stamp(payload, first)
+        return
+    found = messages_of(decode(stamp(stamp(payload, 1), first)).columns)
+    stamps = range(first, first + len(messages))
+    assert found == [each._replace(timestamp=at) for each, at in zip(messages, stamps, strict=True)]
+    assert read_header(stamp(payload, first)).last_timestamp == stamps[-1]
+
+
+def test_what_cannot_have_consecutive_timestamps_is_refused() -> None:
+    columns = columns_of([Sent(b"a", timestamp=5)])
+    for payload, first in (
+        (encode(columns, 0, 1), 9),
+        (encode_control(BatchKind.LANE_STATE, b"x"), 9),
+        (DOCUMENTED[:63], 9),
+        (DOCUMENTED, 0),
+        (DOCUMENTED, 1 << 64),
+    ):
+        with pytest.raises(ValueError, match="timestamp"):
+            stamp(payload, first)
+
+
+def test_consecutive_timestamps_and_a_column_of_them_are_corrupt() -> None:
+    payload = encode(columns_of([Sent(b"a", timestamp=5)]), 0, 1)
+    with pytest.raises(Corrupt):
+        decode(_with(payload, 7, bytes([payload[7] | 2])))
+
+
 @pytest.mark.parametrize("compression", COMPRESSIONS)
 def test_every_truncated_batch_is_corrupt(compression: Compression) -> None:
     payload = encode(columns_of(plain(30)), 0, 30, producer=b"me", compression=compression)
@@ -185,7 +237,8 @@ def _with(payload: bytes, at: int, cells: bytes) -> bytes:
         pytest.param(3, b"\x03", id="kind"),
         pytest.param(4, b"\x03", id="compression"),
         pytest.param(5, b"\x01", id="a zero that is none"),
-        pytest.param(7, b"\x02", id="an unknown flag"),
+        pytest.param(7, b"\x04", id="an unknown flag"),
+        pytest.param(7, b"\x02", id="a first timestamp below 1"),
         pytest.param(6, b"\x1d", id="nulls of no column"),
         pytest.param(6, b"\x1e", id="two messages and no batch"),
         pytest.param(12, b"\xff\xff\xff\x7f", id="too many messages"),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import random
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,6 +62,18 @@ def test_adds_that_gather_share_one_sync(bookie: Bookie) -> None:
     bookie.send(b"".join(add(1, i, b"x") for i in range(100)))
     assert codes(bookie) == [0] * 100
     assert bookie.engine.stats().groups == before + 1
+
+
+def test_threads_that_commit_at_once_write_each_group_once(bookie: Bookie) -> None:
+    """A flush commits what it needs, maybe beside somebody who does the same."""
+    groups = bookie.engine.stats().groups
+    with ThreadPoolExecutor(4) as threads:
+        for entry_id in range(20):
+            bookie.send(add(1, entry_id, b"x"))
+            done = threads.map(lambda _: bookie.engine.commit(), range(4))
+            assert sorted(done) == [False, False, False, True]
+    assert bookie.engine.stats().groups == groups + 20
+    assert codes(bookie) == [0] * 20
 
 
 @pytest.mark.parametrize("site", ["journal_write", "journal_sync"])

@@ -8,6 +8,7 @@ answered goes into the history.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AsyncExitStack
 from typing import TYPE_CHECKING
 
 import trio
@@ -57,9 +58,13 @@ class Author:
             if self._host.retired:
                 return
             try:
-                async with client.ledgers.create(
-                    work.ensemble_size, work.write_quorum, work.ack_quorum
-                ) as ledger:
+                async with AsyncExitStack() as stack:
+                    with self._host.creates():
+                        ledger = await stack.enter_async_context(
+                            client.ledgers.create(
+                                work.ensemble_size, work.write_quorum, work.ack_quorum
+                            )
+                        )
                     await self._write_ledger(ledger)
             except LedgerError:
                 await trio.sleep(self._chance.uniform(0.1, 1.0))
@@ -71,7 +76,8 @@ class Author:
         """Write a ledger whose writer connects again and again, and asks no metadata."""
         await trio.sleep(self._work.start_s)
         try:
-            record = await self._create(client)
+            with self._host.creates():
+                record = await self._create(client)
         except (LedgerError, MetadataError):
             return
         self._begin(record.ledger_id)

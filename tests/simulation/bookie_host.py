@@ -165,7 +165,7 @@ class BookieHost:
 
     async def _process(self) -> None:
         MACHINE.set(self.machine)
-        with self._metadata.at_bookie() as self._view.store:
+        async with self._metadata.at_bookie() as self._view.store:
             await self._serve()
 
     async def _serve(self) -> None:

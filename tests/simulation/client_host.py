@@ -8,7 +8,8 @@ from __future__ import annotations
 import math
 import random
 from collections import Counter
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from itertools import count
 
@@ -56,6 +57,7 @@ class ClientHost:
         is_open: tells whether a ledger is still open.
         happened: counts what had an effect; shared by all.
         retired: True once nobody here is to begin another ledger.
+        creating: how many ledgers are being created here.
         on_acknowledged: called with a ledger and entries when its writer was told of them.
     """
 
@@ -80,6 +82,7 @@ class ClientHost:
         self.ledgers = ledgers
         self.failures: list[BaseException] = []
         self.retired = False
+        self.creating = 0
         self.on_acknowledged = on_acknowledged
         self.is_open = is_open
         self.happened = happened
@@ -149,6 +152,11 @@ class ClientHost:
         self.network.leave(self.machine, silently=False)
         self._scope.cancel()
 
+    def retire(self) -> None:
+        """End the process, and what it serves: the next one has nothing to do."""
+        self._services.clear()
+        self.kill()
+
     def do(self, work: Callable[[Client], Awaitable[None]]) -> None:
         """Start *work* in the process, now or when it runs."""
         if self._nursery is None:
@@ -170,7 +178,7 @@ class ClientHost:
 
     async def _serve(self, number: int, client: Client) -> None:
         await self._services[number](client)
-        del self._services[number]
+        self._services.pop(number, None)
 
     def _start(self, work: Callable[[Client], Awaitable[None]]) -> None:
         assert self._nursery is not None
@@ -181,6 +189,15 @@ class ClientHost:
     async def _enter(self, work: Callable[[Client], Awaitable[None]], client: Client) -> None:
         MACHINE.set(self.machine)
         await work(client)
+
+    @contextmanager
+    def creates(self) -> Iterator[None]:
+        """Count a ledger as being created here while the block runs."""
+        self.creating += 1
+        try:
+            yield
+        finally:
+            self.creating -= 1
 
     # --- reading and recovering --------------------------------------------------------
 

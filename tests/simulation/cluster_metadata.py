@@ -1,20 +1,17 @@
 """The metadata of a simulated cluster: what bookies and clients open, and what the harness sees.
 
-in memory   every machine has the same store                          (here)
-in a file   bookies open SQLite, and clients ask the bookies    (metadata_file.py)
+in memory     every machine has the same store                              (here)
+in a file     bookies open SQLite, and clients ask the bookies      (metadata_file.py)
+in ZooKeeper  bookies have sessions, and clients ask the bookies    (metadata_ensemble.py)
 """
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
-from contextlib import (
-    AbstractAsyncContextManager,
-    AbstractContextManager,
-    asynccontextmanager,
-    contextmanager,
-)
+from collections.abc import AsyncIterator, Callable, Iterable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from typing import Protocol
 
+import trio
 from memory_store import MemoryStore
 
 from metadata.store import MetadataStore, Versioned
@@ -35,7 +32,10 @@ class ClusterMetadata(Protocol):
     def observer(self) -> MetadataStore:
         """A store that no fault befalls, for the harness."""
 
-    def at_bookie(self) -> AbstractContextManager[MetadataStore]:
+    async def run(self) -> None:
+        """Do what the metadata need to have done, until cancelled."""
+
+    def at_bookie(self) -> AbstractAsyncContextManager[MetadataStore]:
         """The store of one process of a bookie."""
 
     def at_client(self) -> AbstractAsyncContextManager[MetadataStore]:
@@ -58,8 +58,11 @@ class InMemory(MemoryStore):
     def observer(self) -> MetadataStore:
         return self
 
-    @contextmanager
-    def at_bookie(self) -> Iterator[MetadataStore]:
+    async def run(self) -> None:
+        await trio.sleep_forever()
+
+    @asynccontextmanager
+    async def at_bookie(self) -> AsyncIterator[MetadataStore]:
         yield self
 
     @asynccontextmanager

@@ -22,7 +22,7 @@ from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 import trio
@@ -32,7 +32,7 @@ from page_cache import CACHES, PageCache
 from bookie.config import BookieConfig
 from bookie.events import Wakeup
 from bookie.mark import read_mark
-from native.engine import Connection, Engine, Fed, Recovery, Request
+from native.engine import Connection, Engine, Fed, Reads, Recovery, Request
 from native.faults import clear_fault, plan_fault
 
 FLUSH_SITES = [f"{file}_{call}" for file in ("log", "index", "table") for call in ("write", "sync")]
@@ -41,6 +41,9 @@ LOSS_SHARE = 0.7
 """of the ends of a process takes its machine's memory with it"""
 CAPACITY = 1 << 40
 MEMTABLE_SIZE = 12 << 20
+
+
+Read = TypeVar("Read")
 
 
 class Tail(enum.Enum):
@@ -63,8 +66,8 @@ class Usage(NamedTuple):
 class RingingConnection(Connection):
     """A connection whose machine's disk hears of what it takes in."""
 
-    def feed(self, data: bytes | bytearray | memoryview) -> Fed:
-        fed = super().feed(data)
+    def feed(self, data: bytes | bytearray | memoryview, *, gathers: bool = False) -> Fed:
+        fed = super().feed(data, gathers=gathers)
         _disk().take_note(len(data))
         return fed
 
@@ -95,6 +98,10 @@ class SimulatedEngine(Engine):
 
     def answer(self, request: Request, *, use_disk: bool, size_max: int) -> bytes | None:
         read = partial(super().answer, request, use_disk=use_disk, size_max=size_max)
+        return self.disk.read(read) if use_disk else read()
+
+    def answer_reads(self, reads: Reads, *, use_disk: bool, size_max: int) -> bytes:
+        read = partial(super().answer_reads, reads, use_disk=use_disk, size_max=size_max)
         return self.disk.read(read) if use_disk else read()
 
     def flush(self) -> Any:  # noqa: ANN401 - as Engine's
@@ -245,7 +252,7 @@ class Disk:
         """Let what hangs go on."""
         self._moves.unpark_all()
 
-    def read(self, read: Callable[[], bytes | None]) -> bytes | None:
+    def read(self, read: Callable[[], Read]) -> Read:
         """Read entries, or fail."""
         if not self.unreadable_share or self._chance.random() >= self.unreadable_share:
             return read()

@@ -10,6 +10,7 @@ import trio
 from disks import Tail
 from lost_copies import LostCopies
 from machines import Machine
+from metadata_ensemble import MetadataEnsemble
 from network import ANY, Route
 from steps import Step
 from strangers import Strangers
@@ -62,6 +63,9 @@ class Faults:
             "hang": self._hang,
             "hang flush": self._hang_flush,
             "unreadable": self._unreadable,
+            "session expires": self._session_expires,
+            "answers lost": self._answers_lost,
+            "ensemble away": self._ensemble_away,
         }
 
     async def run(self, steps: Sequence[Step]) -> None:
@@ -199,6 +203,32 @@ class Faults:
         await trio.sleep(step.span_s)
         away_from.difference_update(named)
 
+    @property
+    def _ensemble(self) -> MetadataEnsemble:
+        assert isinstance(self._simulation.metadata, MetadataEnsemble)
+        return self._simulation.metadata
+
+    async def _session_expires(self, step: Step) -> None:
+        self._ensemble.expire(step.target)
+
+    async def _answers_lost(self, step: Step) -> None:
+        self._ensemble.losing.add(step.target)
+        await trio.sleep(step.span_s)
+        self._ensemble.losing.discard(step.target)
+
+    async def _ensemble_away(self, step: Step) -> None:
+        """The whole ensemble is away, or one bookie's connection."""
+        ensemble = self._ensemble
+        if step.target == "all":
+            ensemble.go_away()
+            await trio.sleep(step.span_s)
+            ensemble.come_back()
+        else:
+            ensemble.away_from.add(step.target)
+            ensemble.cut(step.target)
+            await trio.sleep(step.span_s)
+            ensemble.away_from.discard(step.target)
+
     async def _damage(self, step: Step) -> None:
         """Power fails, and when it is back a byte that was safe has changed."""
         bookie = self._bookie(step)
@@ -238,6 +268,7 @@ class Faults:
             bookie.kill(Tail.CLEAN, silently=False)
         for client in simulation.clients.values():
             client.kill()
+        simulation.network.forget_all()
         simulation.set_back(float(step.detail))
         await trio.sleep(step.span_s)
         for bookie in simulation.bookies.values():

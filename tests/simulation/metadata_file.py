@@ -28,6 +28,7 @@ from ledger_client.background import Background
 from ledger_client.wire.stores import BookieStore
 from metadata import rows
 from metadata.address import Address
+from metadata.announcements import Announcements
 from metadata.calls import Reply
 from metadata.clock import host_wall_ms
 from metadata.schema import open_connection
@@ -35,7 +36,7 @@ from metadata.sqlite import TIMEOUT_S, SqliteStore
 from metadata.store import Put, Versioned
 from metadata.transactions import Transactions
 
-_PORT = 1
+PORT = 1
 _BOOT = "the only one"
 T = TypeVar("T")
 
@@ -52,21 +53,31 @@ class MetadataFile:
         self.values: dict[str, Versioned] = {}
         self.on_change: Callable[[str, Versioned | None], None] = lambda _key, _value: None
         self._path = path
-        self._addresses = [Address(name, _PORT) for name in bookies]
+        self._addresses = [Address(name, PORT) for name in bookies]
         self._network = network
         self._happened = happened
         self._seen = 0
         self._open = ExitStack()
         self._connection = self._open.enter_context(closing(self._connect()))
-        self.observer = self._open.enter_context(self.at_bookie())
+        self.observer = self._open.enter_context(self._opened())
+
+    async def run(self) -> None:
+        """There is nothing to do."""
+        await trio.sleep_forever()
+
+    @asynccontextmanager
+    async def at_bookie(self) -> AsyncIterator[SqliteStore]:
+        """Open the file as a process does; it is closed also when the process is killed."""
+        with self._opened() as store:
+            yield store
 
     @contextmanager
-    def at_bookie(self) -> Iterator[SqliteStore]:
-        """Open the file as a process does; it is closed also when the process is killed."""
+    def _opened(self) -> Iterator[SqliteStore]:
         with closing(self._connect()) as to_write, closing(self._connect()) as to_read:
             yield SqliteStore(
                 _Watched(self, self._path, to_write),
                 Transactions(self._path, to_read, timeout_s=TIMEOUT_S),
+                Announcements(None),  # a kernel's would come at any time
                 trio_clock_ms,
                 host_wall_ms,
                 _BOOT,
@@ -76,7 +87,7 @@ class MetadataFile:
     async def at_client(self) -> AsyncIterator[BookieStore]:
         """Open a store that asks one bookie after the other."""
         async with Background() as nursery:
-            store = _Asking(self._addresses, nursery, self._network, self._happened)
+            store = Asking(self._addresses, nursery, self._network, self._happened, SQLITE)
             try:
                 yield store
             finally:
@@ -141,8 +152,8 @@ class _Watched(Transactions):
         return result
 
 
-class _Asking(BookieStore):
-    """A client's store; it counts what bookies answered."""
+class Asking(BookieStore):
+    """A client's store; it counts what bookies answered, as *kind*."""
 
     def __init__(
         self,
@@ -150,11 +161,12 @@ class _Asking(BookieStore):
         nursery: trio.Nursery,
         network: Network,
         happened: Counter[str],
+        kind: str,
     ) -> None:
         super().__init__(addresses, nursery=nursery, open_stream=network.open_stream)
-        self._happened = happened
+        self._happened, self._kind = happened, kind
 
     async def _attempt(self, body: bytes, limit_s: float, wait_s: float) -> Reply:
         reply = await super()._attempt(body, limit_s, wait_s)
-        self._happened[SQLITE] += 1
+        self._happened[self._kind] += 1
         return reply

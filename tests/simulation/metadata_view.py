@@ -23,10 +23,11 @@ from metadata.store import (
     MetadataStore,
     Op,
     Page,
+    StoreSession,
     Versioned,
     Versions,
 )
-from metadata.watch import watching
+from metadata.watch import PollSource, Watches
 
 _PATIENCE_S = 1.0
 T = TypeVar("T")
@@ -53,6 +54,7 @@ class MetadataView:
         self.store = store
         self._machine = machine
         self._outages = outages
+        self.watches = Watches(PollSource(self))
 
     async def get(self, key: str) -> Versioned | None:
         return await self._ask(lambda: self.store.get(key))
@@ -75,11 +77,22 @@ class MetadataView:
     async def now_ms(self) -> int:
         return await self._ask(self.store.now_ms)
 
-    async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
-        return await self._change(lambda: self.store.grant(name, owner, ttl_s=ttl_s, value=value))
+    async def open_session(self, owner: str, *, ttl_s: float) -> StoreSession:
+        return await self._change(lambda: self.store.open_session(owner, ttl_s=ttl_s))
 
-    async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        return await self._change(lambda: self.store.renew(lease, value=value))
+    async def keep_session(self, session: StoreSession) -> None:
+        await self._change(lambda: self.store.keep_session(session))
+
+    async def end_session(self, session: StoreSession) -> None:
+        await self._change(lambda: self.store.end_session(session))
+
+    async def grant(
+        self, name: str, session: StoreSession, *, owner: str = "", value: bytes = b""
+    ) -> Lease:
+        return await self._change(lambda: self.store.grant(name, session, owner=owner, value=value))
+
+    async def update(self, lease: Lease, value: bytes) -> Lease:
+        return await self._change(lambda: self.store.update(lease, value))
 
     async def release(self, lease: Lease) -> None:
         await self._change(lambda: self.store.release(lease))
@@ -93,7 +106,7 @@ class MetadataView:
         return await self._ask(lambda: self.store.changes(prefix, since=since, wait_s=wait_s))
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
-        return watching(self, prefix)
+        return self.watches.watch(prefix)
 
     async def aclose(self) -> None:
         await trio.lowlevel.checkpoint()

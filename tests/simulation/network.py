@@ -296,6 +296,10 @@ class Network:
         for connection in self._of(machine):
             connection.break_off()
 
+    def forget_all(self) -> None:
+        """All machines were stopped: nothing that was ever sent arrives any more, or again."""
+        self._connections.clear()
+
     def break_off(self, machine: Machine, *, late_s: float | None = None) -> None:
         """Break all connections of *machine* that stand."""
         for connection in self._of(machine):

@@ -1,8 +1,8 @@
 """Whoever sends messages in a simulation: what is to be sent outlives every process.
 
-A session is refused, fenced, killed with its machine, or told that nobody knows. A producer
-with a name sends again what it was not told of, with the same numbers, in the next session;
-one without a name sends again now and then, and has its messages twice.
+A session is refused, fenced, killed with its machine, left in a hurry, or told that nobody
+knows. A producer with a name sends again what it was not told of, with the same numbers, in the
+next session; one without a name sends again now and then, and has its messages twice.
 """
 
 from __future__ import annotations
@@ -103,7 +103,8 @@ class Publisher:
             session = f"{self.publishing.name} #{self._sessions} on {host.machine.name}"
             teller = Teller(self._history, self._topic, session, self.name)
             try:
-                await self._run_session(client, teller, host, takes=takes)
+                with trio.move_on_after(self.publishing.patience_s):
+                    await self._run_session(client, teller, host, takes=takes)
             except ProducerFenced:
                 if takes or self._chance.random() < 0.7:
                     return
@@ -120,6 +121,7 @@ class Publisher:
             self._topic,
             producer_name=self.name,
             access="take-over" if takes and self._has_partition else publishing.access,
+            lane_name=publishing.lane_name,
             batching=publishing.batching,
             batch_messages=publishing.batch_max,
             linger_ms=publishing.linger_ms,

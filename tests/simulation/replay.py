@@ -1,9 +1,9 @@
-"""See a simulation again: ``python tests/simulation/replay.py SEED [--topic] [--only 3,7,9]``.
+"""See a simulation again: ``python tests/simulation/replay.py SEED [--world W] [--only 3,7,9]``.
 
 Prints the steps as they were taken and every broken promise, and exits with 1 if there
-are any. ``--topic``: of a topic, not of ledgers. ``--history`` prints what was asked and
+are any. ``--world``: ledgers, topic, groups or time. ``--history`` prints what was asked and
 answered too, ``--shrink`` looks for fewer steps first, ``--plant`` plants one of the mistakes
-of plants.py or topic_plants.py.
+of plants.py, topic_plants.py, group_plants.py or time_plants.py.
 """
 
 from __future__ import annotations
@@ -26,9 +26,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("seed", type=int)
     parser.add_argument("--only", help="numbers of steps, separated by commas, or none")
-    parser.add_argument("--topic", action="store_const", dest="world", const="topic")
+    parser.add_argument("--world", choices=sorted(WORLDS), default="ledgers")
     parser.add_argument("--plant", default="")
-    parser.set_defaults(world="ledgers")
     parser.add_argument("--shrink", action="store_true")
     parser.add_argument("--history", action="store_true")
     asked = parser.parse_args()

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from group_plan import GroupPlan
 from simulation import Outcome
+from time_plan import TimePlan
 from topic_plan import TopicPlan
 from worlds import WORLDS, world_of
 
@@ -49,8 +51,8 @@ def report(outcome: Outcome, *, plant: str = "") -> str:
     ]
     world = world_of(outcome)
     command = f"python tests/simulation/replay.py {outcome.plan.seed} --only {numbers or 'none'}"
-    if world == "topic":
-        command += " --topic"
+    if world != "ledgers":
+        command += f" --world {world}"
     if plant:
         command += f" --plant {plant}"
     return "\n".join(
@@ -68,6 +70,10 @@ def report(outcome: Outcome, *, plant: str = "") -> str:
 
 def _work(outcome: Outcome) -> Sequence[object]:
     plan = outcome.plan
+    if isinstance(plan, GroupPlan):
+        return [*plan.publishings, *plan.consumings]
+    if isinstance(plan, TimePlan):
+        return [*plan.publishings, *plan.readings, *plan.takings]
     return plan.publishings if isinstance(plan, TopicPlan) else plan.work
 
 

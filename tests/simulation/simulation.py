@@ -29,12 +29,13 @@ from cluster_metadata import ClusterMetadata, InMemory
 from disks import Tail
 from faults import Faults
 from history import History, Listed
+from metadata_ensemble import MetadataEnsemble
 from metadata_file import MetadataFile
 from metadata_view import Outages
 from network import Network
 from plan import Plan, make_plan
 from steps import DURATION_S
-from troubles import SQLITE, Clock
+from troubles import ENSEMBLE, SQLITE, Clock
 
 from ledger_client import Client
 from metadata.records import (
@@ -54,9 +55,9 @@ from metadata.store import Versioned
 HEALED_S = 180.0
 """After all faults are over, everything must be whole within so long."""
 LAST_CREATION_S = 1.0
-"""A ledger whose creation had begun before is there after so long."""
+"""A ledger whose creator gave up or died is there after so long, or never."""
 LAST_CREATION_BY_CALLS_S = 12.0
-"""As LAST_CREATION_S, when a client asks bookies: some of its calls may have to be made again."""
+"""As LAST_CREATION_S, when a client asks bookies: they may still do what it asked."""
 _AUDITOR = "auditor"
 P = TypeVar("P", bound=Plan)
 # Memory: a sync costs nothing there, and nothing outlives the machine anyway.
@@ -80,6 +81,9 @@ class Outcome(msgspec.Struct):
 
 class Simulation:
     """The cluster of one plan."""
+
+    duration_s = DURATION_S
+    """from the beginning until all faults are over"""
 
     def __init__(self, plan: Plan, folder: Path) -> None:
         self.plan = plan
@@ -122,9 +126,13 @@ class Simulation:
             host.machine.clock_ms, host.machine.clock_drift = clock.off_ms, clock.drift
 
     def _open_metadata(self, folder: Path) -> ClusterMetadata:
-        if SQLITE not in self.plan.troubles.kinds:
+        plan = self.plan
+        if ENSEMBLE in plan.troubles.kinds:
+            chance = self.chance("ensemble")
+            return MetadataEnsemble(plan.bookies, self.network, self.happened, chance)
+        if SQLITE not in plan.troubles.kinds:
             return InMemory()
-        path, plan = folder / "metadata.sqlite", self.plan
+        path = folder / "metadata.sqlite"
         return MetadataFile(path, plan.bookies, self.network, self.happened)
 
     def chance(self, what: str) -> random.Random:
@@ -148,6 +156,7 @@ class Simulation:
     async def run(self) -> Outcome:
         """Run to the end."""
         async with trio.open_nursery() as nursery:
+            nursery.start_soon(self.metadata.run)
             for bookie in self.bookies.values():
                 nursery.start_soon(bookie.run)
             for client in self.clients.values():
@@ -155,7 +164,7 @@ class Simulation:
             await self._wait_serving()
             await self._begin_work()
             await self._faults().run(self.plan.steps)
-            await trio.sleep_until(DURATION_S)
+            await trio.sleep_until(self.duration_s)
             await self._heal()
             await self._settle()
             self._look()
@@ -214,6 +223,8 @@ class Simulation:
     async def _heal(self) -> None:
         self.network.heal()
         self.outages.away_from.clear()
+        if isinstance(self.metadata, MetadataEnsemble):
+            self.metadata.heal()
         for bookie in self.bookies.values():
             bookie.machine.thaw()
             bookie.disk.heal()
@@ -235,7 +246,9 @@ class Simulation:
     async def _settle(self) -> None:
         """Recover all ledgers, and wait until repair has nothing left to do."""
         over = trio.current_time() + HEALED_S
-        by_calls = SQLITE in self.plan.troubles.kinds
+        if not await wait_until(self._is_created, over):
+            self._violate(0, 0, f"ledgers are created without end by {self._creators()}")
+        by_calls = not {SQLITE, ENSEMBLE}.isdisjoint(self.plan.troubles.kinds)
         await trio.sleep(LAST_CREATION_BY_CALLS_S if by_calls else LAST_CREATION_S)
         for ledger in self.ledgers:
             await self._do(partial(self.auditor.recover, ledger, attempts=20), over)
@@ -248,6 +261,12 @@ class Simulation:
                 await self._do(partial(self.auditor.scrub, name), over)
         if not await wait_until(self._is_whole, over):
             self._violate(5, 0, f"not repaired: {await self._ailing()}")
+
+    async def _is_created(self) -> bool:
+        return not self._creators()
+
+    def _creators(self) -> list[str]:
+        return [name for name, client in self.clients.items() if client.creating]
 
     def _unclaimed(self) -> list[int]:
         """Return ledgers that are there, and whose creators were not told that they are."""

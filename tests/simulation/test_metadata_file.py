@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import virtual
+from leases import grant
 from metadata_file import MetadataFile
 from network import Network
 from simulation import simulate
@@ -34,12 +35,12 @@ def test_each_change_of_any_process_is_seen_once(file: MetadataFile) -> None:
     file.on_change = lambda key, found: seen.append((key, found and found.value))
 
     async def change() -> Versioned | None:
-        with file.at_bookie() as one, file.at_bookie() as other:
+        async with file.at_bookie() as one, file.at_bookie() as other:
             await one.put("b", b"1")
             await other.transact([Put("a", b"2"), Put("b", b"3"), Put("b", b"4")])
             with pytest.raises(VersionConflict):
                 await one.put("a", b"5", expected=ABSENT)
-            await one.grant("lease", "me", ttl_s=5.0)
+            await grant(one, "lease", "me", ttl_s=5.0)
             await other.transact([Delete("a")])
         return await file.observer.get("b")
 

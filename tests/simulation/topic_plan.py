@@ -5,6 +5,7 @@ As plan.py, which draws what happens to ledgers, and of the same make.
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterator
 
@@ -40,6 +41,9 @@ class Publishing(msgspec.Struct, frozen=True):
     payload_max: int
     batching: bool
     linger_ms: float
+    patience_s: float = math.inf
+    """after so long it leaves a session, whatever is under way"""
+    lane_name: str = ""
 
 
 class TopicPlan(Plan, frozen=True):
@@ -91,7 +95,7 @@ def make_topic_plan(seed: int) -> TopicPlan:
     partitions = chance.choice([0, 0, 1, 3])
     if "growth" in troubles.kinds:
         partitions = max(partitions, 2)
-    publishings = list(_publishings(chance, clients, partitions))
+    publishings = list(draw_publishings(chance, clients, partitions))
     if "growth" in troubles.kinds:
         publishings = [_made_numbered(publishings[0]), *publishings[1:]]
     steps = [*_steps(chance, bookies, clients, ack_quorum), *more]
@@ -127,9 +131,10 @@ def _made_numbered(publishing: Publishing) -> Publishing:
     )
 
 
-def _publishings(
+def draw_publishings(
     chance: random.Random, clients: list[str], partitions: int
 ) -> Iterator[Publishing]:
+    """Draw producers, rivals or not, that run on *clients*."""
     rivals = chance.choice([1, 1, 2, 2, 3])
     accesses: list[Access | None] = ["shared", None, "exclusive", "wait", "take-over"]
     access = chance.choice(accesses)

@@ -25,6 +25,8 @@ from ledger_client.topics.retention import truncation
 from metadata import rows
 from metadata.store import ABSENT, Check, Delete, Put
 from metadata.topics import LANES
+from metadata.zookeeper.plan import THIS_CHANGE, Plan, Reading, Transaction
+from metadata.zookeeper.znodes import ANY
 
 
 @contextmanager
@@ -158,6 +160,33 @@ def compare_no_versions() -> Iterator[None]:
         yield
 
 
+@contextmanager
+def compare_no_versions_of_nodes() -> Iterator[None]:
+    """Put and delete in ZooKeeper whatever version the key has by now."""
+    put, remove = Plan.set, Plan.remove
+
+    def expect(self: Transaction, op: Check | Put | Delete, path: str, found: Reading) -> int:
+        stat = found.stats[path]
+        if path in self._exists:
+            return THIS_CHANGE if self._exists[path] else ABSENT
+        return ABSENT if stat is None else stat.modified
+
+    def put_any(plan: Plan, path: str, data: bytes, _version: int = ANY) -> None:
+        put(plan, path, data)
+
+    def remove_any(plan: Plan, path: str, _version: int = ANY) -> None:
+        remove(plan, path)
+
+    with (
+        replaced(Transaction, "_expect", expect),
+        replaced(Plan, "set", put_any),
+        replaced(Plan, "remove", remove_any),
+        replaced(Plan, "guard_life", lambda *_: None),
+        replaced(Plan, "guard", lambda *_: None),
+    ):
+        yield
+
+
 TOPIC_PLANTS: dict[str, Plant] = {
     plant.__name__: plant
     for plant in (
@@ -170,5 +199,6 @@ TOPIC_PLANTS: dict[str, Plant] = {
         pass_over_gaps,
         delete_too_much,
         compare_no_versions,
+        compare_no_versions_of_nodes,
     )
 }

@@ -16,6 +16,9 @@ SHARE = 0.18
 """of the seeds has a kind"""
 HOURS_8_MS = 8 * 3600 * 1000
 SQLITE = "SQLite file"
+ENSEMBLE = "ZooKeeper"
+SESSIONS_EXPIRED = "ZooKeeper sessions expired"
+ANSWERS_LOST = "answers to multis lost"
 
 
 class Clock(msgspec.Struct, frozen=True):
@@ -44,7 +47,8 @@ def draw_troubles(
     clocks: dict[str, Clock] = {}
     for kind, draw in TROUBLES[world].items():
         chance = random.Random(f"{kind} {seed}")
-        if chance.random() < SHARE and kind not in HELD_BACK[world]:
+        is_other = kind == ENSEMBLE and SQLITE in kinds
+        if chance.random() < SHARE and kind not in HELD_BACK[world] and not is_other:
             kinds.append(kind)
             steps += draw(chance, bookies, clients)
             if kind == "clocks":
@@ -72,9 +76,11 @@ def _clocks(chance: random.Random, bookies: list[str], clients: list[str]) -> It
 
 
 def _levelling(chance: random.Random, _bookies: list[str], clients: list[str]) -> Iterator[Step]:
-    """Closed ledgers are moved until bookies hold about the same."""
+    """Ledgers that are closed are moved until bookies hold about the same."""
     for _ in range(chance.randint(2, 5)):
-        yield Step(0, draw_time(chance), "level", chance.choice(clients))
+        at_s = chance.uniform(3.0, DURATION_S)
+        yield Step(0, at_s - chance.uniform(0.5, 2.5), "recover", chance.choice(clients))
+        yield Step(0, at_s, "level", chance.choice(clients))
 
 
 def _growth(chance: random.Random, bookies: list[str], clients: list[str]) -> Iterator[Step]:
@@ -102,6 +108,19 @@ def _large(*_: object) -> Iterator[Step]:
 def _sqlite(*_: object) -> Iterator[Step]:
     """The metadata are in a file of the bookies, whom clients ask: simulation.py opens it."""
     return iter(())
+
+
+def _ensemble(chance: random.Random, bookies: list[str], _clients: list[str]) -> Iterator[Step]:
+    """The metadata are in ZooKeeper, with which bookies have sessions, and clients ask these."""
+    for _ in range(chance.randint(1, 3)):
+        yield Step(0, draw_time(chance), "session expires", chance.choice(bookies))
+    for _ in range(chance.randint(1, 3)):
+        span_s = chance.uniform(1.0, 8.0)
+        yield Step(0, draw_time(chance), "answers lost", chance.choice(bookies), span_s)
+    for _ in range(chance.randint(0, 2)):
+        target = chance.choice([*bookies, "all"])
+        span_s = chance.choice([chance.uniform(0.2, 3.0), chance.uniform(3.0, 10.0)])
+        yield Step(0, draw_time(chance), "ensemble away", target, span_s)
 
 
 def _limits(chance: random.Random, bookies: list[str], _clients: list[str]) -> Iterator[Step]:
@@ -187,6 +206,7 @@ _OF_LEDGERS: dict[str, Draw] = {
     "misdirected writes": _misdirected,
     "read errors": _unreadable,
     SQLITE: _sqlite,
+    ENSEMBLE: _ensemble,
 }
 _OF_TOPICS: dict[str, Draw] = {
     "clocks": _clocks,
@@ -198,10 +218,28 @@ _OF_TOPICS: dict[str, Draw] = {
     "limits": _limits,
     "read errors": _unreadable,
     SQLITE: _sqlite,
+    ENSEMBLE: _ensemble,
     "truncation": _truncation,
 }
-TROUBLES = {"ledgers": _OF_LEDGERS, "topic": _OF_TOPICS}
-HELD_BACK: dict[str, set[str]] = {"ledgers": set(), "topic": set()}
+_OF_GROUPS: dict[str, Draw] = {
+    "clocks": _clocks,
+    "disks": _disks,
+    SQLITE: _sqlite,
+    ENSEMBLE: _ensemble,
+}
+_OF_TIME: dict[str, Draw] = {
+    "clocks": _clocks,
+    "disks": _disks,
+    SQLITE: _sqlite,
+    ENSEMBLE: _ensemble,
+}
+TROUBLES = {
+    "ledgers": _OF_LEDGERS,
+    "topic": _OF_TOPICS,
+    "groups": _OF_GROUPS,
+    "time": _OF_TIME,
+}
+HELD_BACK: dict[str, set[str]] = {world: set() for world in TROUBLES}
 """What no seed has as long as the product is known not to bear it: a gate that always fails
 helps nobody. Say here why."""
 
@@ -209,4 +247,5 @@ helps nobody. Say here why."""
 def expected(world: str) -> set[str]:
     """Return the kinds that must have an effect in a campaign of many seeds."""
     kinds = set(TROUBLES[world]) - HELD_BACK[world]
+    kinds |= {SESSIONS_EXPIRED, ANSWERS_LOST} if ENSEMBLE in kinds else set()
     return kinds - {"disks"} | {"slow disks", "disks that hang"} if "disks" in kinds else kinds

@@ -2,8 +2,9 @@
 
     trio's clock        MockClock, jumps to the next deadline when nothing can run
     order of tasks      from the seed, and none of frozen machines
-    time.time_ns        the virtual clock, and what the machine's own is off
-    time.monotonic      stands still, and so do the clocks that tell how long the host slept
+    time.time_ns        the virtual clock, and what the machine's own is off; time.time too
+    time.monotonic      stands still, and so do time.perf_counter, and the clocks that tell how
+                        long the host slept
     to_thread.run_sync  inline, after as long as the machine's disk takes
     secrets, random     from the seed, and uuid4() too
     process and host    of one name: what tells them to others is as long everywhere
@@ -33,6 +34,7 @@ from replaced import replaced
 SLOW_S_MAX = 0.1
 """For what is done off the loop, when it is slow."""
 PROCESS_ID = 5000
+HOST = os.uname_result(("Linux", "host", "6.1", "#1", "x86_64"))
 EPOCH_NS = 1_800_000_000 * 10**9
 T = TypeVar("T")
 
@@ -89,10 +91,15 @@ def _patched(seed: int) -> Iterator[None]:
             replaced(trio.to_thread, "run_sync", run_inline),
             replaced(trio._path, "run_sync", run_inline),
             replaced(time, "time_ns", time_ns),
+            replaced(time, "time", lambda: time_ns() / 1e9),
             replaced(time, "monotonic", lambda: 0.0),
+            # The client tells by it whether trio's clock is real: the two never go together here,
+            # however slow the host is.
+            replaced(time, "perf_counter", lambda: 0.0),
             replaced(time, "clock_gettime", lambda _clock: 0.0),
             replaced(os, "getpid", lambda: PROCESS_ID),
-            replaced(socket, "gethostname", lambda: "host"),
+            replaced(os, "uname", lambda: HOST),
+            replaced(socket, "gethostname", lambda: HOST.nodename),
             replaced(uuid, "uuid4", lambda: uuid.UUID(bytes=ids.randbytes(16), version=4)),
             replaced(random, "Random", Seeded),
             replaced(secrets, "token_hex", lambda size=32: chance.randbytes(size).hex()),

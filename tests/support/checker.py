@@ -10,7 +10,8 @@
 6  What was acknowledged is somewhere, whatever was killed.
 7  No reader is given an entry above the end of a closed ledger.
 
-What topics promise, 15 to 20, is in message_checker.py.
+What topics promise, 15 to 20, is in message_checker.py; what groups promise in
+group_checker.py; what timestamps promise, 8 to 10 and 27, in time_checker.py.
 
 A history without Replica events is not held to what only the audit after healing
 can tell. The time is that of sorting: n log n in the number of entries.
@@ -24,9 +25,11 @@ from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from facts import Facts, entries_of, gather
+from group_checker import check_groups
 from history import Acknowledged, History, Listed, ReadBack, size_of
 from message_checker import check_messages
 from replica_audit import missing_copies
+from time_checker import check_time
 
 from metadata.records import Fragment, LedgerState
 
@@ -43,7 +46,9 @@ class Violation(NamedTuple):
 def check(history: History) -> list[Violation]:
     """Return all broken promises, by ledger; none: the history is as it should be."""
     found = [violation for facts in gather(history) for violation in _check_ledger(facts)]
-    return found + [Violation(*broken) for broken in check_messages(history)]
+    found += [Violation(*broken) for broken in check_messages(history)]
+    others = [*check_groups(history), *check_time(history)]
+    return found + [Violation(number, 0, None, told) for number, told in others]
 
 
 def _check_ledger(facts: Facts) -> Iterator[Violation]:

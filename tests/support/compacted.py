@@ -60,7 +60,11 @@ def _messages(payload: bytes, partition: int) -> list[Kept]:
 
 
 def survivors_of(
-    lanes: dict[Place, list[Laid]], *, ordered: bool = False, null_keys: str = "drop"
+    lanes: dict[Place, list[Laid]],
+    *,
+    ordered: bool = False,
+    timed: bool = False,
+    null_keys: str = "drop",
 ) -> list[Kept]:
     """Return the messages that compaction must keep, found by a dictionary."""
     latest: dict[bytes, tuple[tuple[int, int, int, int], Kept]] = {}
@@ -69,8 +73,9 @@ def survivors_of(
         order = -(1 << 63)
         for at, laid in enumerate(messages):
             order = max(order, laid.created_ms)
-            time = laid.sent.event_time
-            mark = (time if ordered and time is not None else order, partition, lane, at)
+            time = laid.sent.timestamp if timed else laid.sent.event_time
+            is_timed = (ordered or timed) and time is not None
+            mark = (time if is_timed and time is not None else order, partition, lane, at)
             kept = Kept(laid.id, lane, laid.version, laid.sent, laid.created_ms)
             key = laid.sent.key
             if key is None:

@@ -21,7 +21,7 @@ class Cut(Line):
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a store has
         found = getattr(self._store, name)
-        return found if name == "watch" else self._counted(found)
+        return found if name in {"watch", "watches"} else self._counted(found)
 
     async def transact(self, *args: Any) -> Any:  # noqa: ANN401
         return await self._counted(self._store.transact)(*args)

@@ -30,6 +30,7 @@ class Daemon:
         program: Sequence[str] = ("-m", "bookie"),
         shell: str = "",
         environment: Mapping[str, str] | None = None,
+        prefix: Sequence[str] = (),
     ) -> None:
         """Start it.
 
@@ -39,11 +40,13 @@ class Daemon:
             program: what Python runs.
             shell: runs before, in the same process: "ulimit -n 512".
             environment: its variables; by default ours.
+            prefix: words that start a command, in the same process: hosts.Host.prefix.
         """
         self._log = log
         command = [sys.executable, *program, *map(str, words)]
         if shell:
             command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]
+        command = [*prefix, *command]
         with log.open("ab") as errors:
             self.process = subprocess.Popen(
                 command,

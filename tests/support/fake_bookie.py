@@ -11,16 +11,30 @@ import trio
 import trio.testing
 
 from bookie.calls import MetadataCalls
+from bookie.hints import HintBox, Hints
 from metadata.address import Address
-from metadata.calls import MetadataRequest, Reply, decode_request, encode_reply
+from metadata.calls import (
+    AwaitHints,
+    HintRequest,
+    MetadataRequest,
+    Reply,
+    WatchPrefixes,
+    decode_request,
+    encode_reply,
+)
+from metadata.errors import MetadataError
+from metadata.failures import failure_of
 from metadata.store import MetadataStore
 
 CALL = 0x0243  # version 2, opcode 67
+READ = 0x0202
+NO_LEDGER = (1).to_bytes(4)
 
 
 class _Peer:
-    def __init__(self, stream: trio.abc.Stream) -> None:
+    def __init__(self, stream: trio.abc.Stream, hints: Hints) -> None:
         self.stream = stream
+        self.hints = HintBox(hints)
         self.sending = trio.Lock()
 
 
@@ -29,11 +43,14 @@ class FakeBookie:
 
     def __init__(self, store: MetadataStore) -> None:
         self._calls = MetadataCalls(store)
+        self._hints = Hints(store)
         self.requests: list[MetadataRequest] = []
         self.connections = 0
         self.reachable = True
         self.mute = False
         """take requests and never answer"""
+        self.hangs = False
+        """answer no calls, but still show that it lives"""
         self.lose_answers = 0
         """do this many requests, then close the connection instead of answering"""
         self.answer: Callable[[MetadataRequest], Reply | bytes | None] = lambda _request: None
@@ -43,9 +60,10 @@ class FakeBookie:
         """Answer over *stream* until the peer goes away."""
         self.connections += 1
         data = bytearray()
-        peer = _Peer(stream)
+        peer = _Peer(stream, self._hints)
         try:
             async with stream, trio.open_nursery() as nursery:
+                nursery.start_soon(self._hints.run)
                 async for received in stream:
                     data += received
                     while (frame := _take_frame(data)) is not None:
@@ -53,23 +71,43 @@ class FakeBookie:
                 nursery.cancel_scope.cancel()
         except* (trio.BrokenResourceError, trio.ClosedResourceError):
             pass
+        finally:
+            peer.hints.close()
 
     async def _answer(self, peer: _Peer, frame: bytes) -> None:
+        if int.from_bytes(frame[:2]) == READ:
+            if not self.mute:
+                await self._send(peer, frame[:2] + bytes(2) + NO_LEDGER + frame[4:20])
+            return
         assert int.from_bytes(frame[:2]) == CALL
         request = decode_request(frame[12:])
         self.requests.append(request)  # type: ignore[arg-type]
-        if self.mute:
+        if self.mute or self.hangs:
             return
         reply = self.answer(request)  # type: ignore[arg-type]
         if reply is None:
-            reply = await self._calls.answer(request)  # type: ignore[arg-type]
+            reply = await self._do(peer, request)  # type: ignore[arg-type]
         if self.lose_answers:
             self.lose_answers -= 1
             await peer.stream.aclose()
             return
         body = reply if isinstance(reply, bytes) else encode_reply(reply)
+        await self._send(peer, CALL.to_bytes(2) + bytes(2) + bytes(4) + frame[4:12] + body)
+
+    async def _send(self, peer: _Peer, payload: bytes) -> None:
         async with peer.sending:
-            await peer.stream.send_all(_response(frame[4:12], body))
+            await peer.stream.send_all(len(payload).to_bytes(4) + payload)
+
+    async def _do(self, peer: _Peer, request: MetadataRequest | HintRequest) -> Reply:
+        try:
+            if isinstance(request, WatchPrefixes):
+                return await peer.hints.change(request.add, request.drop, request.since)
+        except MetadataError as error:
+            return failure_of(error)
+        if isinstance(request, AwaitHints):
+            await peer.hints.wait(request.wait_ms / 1000)
+            return peer.hints.take()
+        return await self._calls.answer(request)
 
     async def dial(self, nursery: trio.Nursery) -> trio.abc.Stream:
         """Return the client's end of a connection to this bookie."""
@@ -94,11 +132,6 @@ class Network:
     async def open_stream(self, host: str, port: int) -> trio.abc.Stream:
         await trio.lowlevel.checkpoint()
         return await self.bookies[Address(host, port)].dial(self._nursery)
-
-
-def _response(request_id: bytes, body: bytes) -> bytes:
-    payload = CALL.to_bytes(2) + bytes(2) + bytes(4) + request_id + body
-    return len(payload).to_bytes(4) + payload
 
 
 def _take_frame(data: bytearray) -> bytes | None:

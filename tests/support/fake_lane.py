@@ -15,6 +15,7 @@ from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.lanes.routes import Route
 from ledger_client.topics.producing.producer import Producer, open_producer
 from ledger_client.topics.producing.producer_options import ProducerOptions
+from metadata.time.timestamps import TimestampRange
 from metadata.topics import TopicRecord
 from native.batch import decode
 from native.columns import null_places
@@ -75,6 +76,9 @@ class FakeLane:
         self.set_routes(producer, routes)
         await self.append([])
 
+    def version_after(self, place: tuple[int, int]) -> int:
+        return place[1] + 1
+
     async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
         """Keep the batches after the delay, calls in their order."""
         if self._failure is not None:
@@ -126,9 +130,11 @@ class FakeLanes:
         refusal: why no lane can be opened now.
         gate: appends wait for it.
         left: how many lanes were left.
+        oracle: allots timestamps.
     """
 
-    def __init__(self, *, delay_s: float = 0.001) -> None:
+    def __init__(self, *, delay_s: float = 0.001, oracle: Counted | None = None) -> None:
+        self.oracle = oracle or Counted()
         self.delay_s = delay_s
         self.kept: dict[int, list[SealedBatch]] = defaultdict(list)
         self.routes: dict[tuple[int, str], list[Route]] = defaultdict(list)
@@ -195,9 +201,29 @@ class FakeLanes:
         return [batch.count for batch in self.kept[partition]]
 
 
-def make_record(*, partitions: int = 0, order: str = "none") -> TopicRecord:
+def make_record(*, partitions: int = 0, order: str = "none", timesync: bool = False) -> TopicRecord:
     """Return a topic."""
-    return TopicRecord(name=TOPIC, uid=1, partitions=partitions, order=order)  # type: ignore[arg-type]
+    return TopicRecord(name=TOPIC, uid=1, partitions=partitions, order=order, timesync=timesync)  # type: ignore[arg-type]
+
+
+class Counted:
+    """Timestamps that count from 1 up.
+
+    Attributes:
+        asked: how many of them each call wanted.
+    """
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    @property
+    def greatest(self) -> int:
+        return sum(self.asked)
+
+    async def allocate(self, count: int = 1) -> TimestampRange:
+        await trio.lowlevel.checkpoint()
+        self.asked.append(count)
+        return TimestampRange(sum(self.asked[:-1]) + 1, count)
 
 
 def producing(
@@ -208,4 +234,5 @@ def producing(
         topic or make_record(),
         ProducerOptions(**options),  # type: ignore[arg-type]
         lanes.open,
+        lanes.oracle,
     )

@@ -1,20 +1,23 @@
 """Bookies of one cluster as processes, to be killed, paused and started again.
 
 Each has a name, a port and folders of its own for ever; their metadata is one SQLite
-file, which no kill of theirs takes away.
+file, unless another store is named, which no kill of theirs takes away.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
+import sqlite3
 import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 
 from daemons import DEADLINE_S, Daemon, free_ports
 
@@ -32,6 +35,10 @@ SETTINGS = (
     "open_grace_s=4",
 )
 
+STOPPED = os.WSTOPPED | os.WEXITED | os.WNOWAIT
+LOCKED_S = 2.0
+"""No change takes so long, unless a process is stopped inside it."""
+
 
 class Fleet:
     """*count* bookies in *folder*: bookie-0, bookie-1 and so on. Numbers name them here.
@@ -48,6 +55,8 @@ class Fleet:
         count: int,
         settings: Sequence[str] = SETTINGS,
         environment: Mapping[str, str] | None = None,
+        *,
+        metadata: str = "",
     ) -> None:
         self.environment = environment
         self._folder = folder
@@ -56,10 +65,10 @@ class Fleet:
         self._daemons: dict[int, Daemon] = {}
         self._announced: set[int] = set()
         self.numbers = range(count)
-        self.metadata = f"sqlite://{folder}/metadata.db"
+        self.metadata = metadata or f"sqlite://{folder}/metadata.db"
         self.cluster = "bookie://" + ",".join(map(self.address, self.numbers))
 
-    def __enter__(self) -> Fleet:
+    def __enter__(self) -> Self:
         try:
             self.start_all()
         except BaseException:
@@ -98,7 +107,7 @@ class Fleet:
 
     def start(self, number: int) -> None:
         """Start a bookie that does not run, without waiting until it serves."""
-        words = ["run", "--json", "--port", str(self.port(number)), *self._identity(number)]
+        words = ["run", "--json", "--port", str(self.port(number)), *self.identity(number)]
         words += [f"--set={setting}" for setting in self._settings]
         log = self._folder / f"{self.name(number)}.log"
         self._daemons[number] = Daemon(*words, log=log, environment=self.environment)
@@ -110,12 +119,13 @@ class Fleet:
         It is registered for as long as its lease lasts, and cannot be replaced before.
         """
         shutil.rmtree(self._folder / self.name(number))
-        command = [sys.executable, "-m", "bookie", "replace", *self._identity(number)]
+        command = [sys.executable, "-m", "bookie", "replace", *self.identity(number)]
         deadline = time.monotonic() + DEADLINE_S
         while (told := subprocess.run(command, capture_output=True, check=False)).returncode:
             assert time.monotonic() < deadline, told.stderr
 
-    def _identity(self, number: int) -> list[str]:
+    def identity(self, number: int) -> list[str]:
+        """The bookie's name, folder and metadata, as options."""
         name = self.name(number)
         where = ["--data", str(self._folder / name), "--metadata", self.metadata]
         return ["--bookie-id", name, *where]
@@ -144,8 +154,28 @@ class Fleet:
         self._daemons[number].__exit__()
 
     def pause(self, number: int) -> None:
-        """Stop the bookie as a whole, with SIGSTOP."""
-        self._daemons[number].process.send_signal(signal.SIGSTOP)
+        """Stop the bookie as a whole, with SIGSTOP, but not inside a change of SQLite.
+
+        There it would hold the file's lock, and nobody could change anything.
+        """
+        process = self._daemons[number].process
+        process.send_signal(signal.SIGSTOP)
+        while os.waitid(os.P_PID, process.pid, STOPPED) and self._is_locked():
+            process.send_signal(signal.SIGCONT)
+            time.sleep(0.01)
+            process.send_signal(signal.SIGSTOP)
+
+    def _is_locked(self) -> bool:
+        """True if no process can change the metadata."""
+        if not self.metadata.startswith("sqlite://"):
+            return False
+        path = self.metadata.removeprefix("sqlite://")
+        with closing(sqlite3.connect(path, timeout=LOCKED_S, isolation_level=None)) as database:
+            try:
+                database.execute("BEGIN IMMEDIATE")
+            except sqlite3.OperationalError:
+                return True
+        return False
 
     def resume(self, number: int) -> None:
         """Resume a paused bookie; harmless if it runs."""

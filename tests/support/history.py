@@ -9,7 +9,8 @@ checker (checker.py) needs nothing else.
     recoverer─► Recovered ───────────────────────────┤
     audit    ─► Listed, Replica ─────────────────────┘
 
-What is told of topics and their messages is in message_events.py.
+What is told of topics and their messages is in message_events.py, of groups in group_events.py,
+of timestamps in time_events.py.
 
 What is asked is recorded before it is asked, and what was answered after the answer:
 between two events of different tasks, the order is that of their records.
@@ -29,7 +30,9 @@ from typing import Protocol, Self
 
 import msgspec
 from event import Event, digest_of, size_of
+from group_events import GroupEvent
 from message_events import MessageEvent
+from time_events import TimeEvent
 
 from metadata.records import Fragment, LedgerState
 
@@ -134,6 +137,8 @@ _AnyEvent = (
     | Listed
     | Replica
     | MessageEvent
+    | GroupEvent
+    | TimeEvent
 )
 _ENCODER = msgspec.json.Encoder()
 _DECODER: msgspec.json.Decoder[Event] = msgspec.json.Decoder(_AnyEvent)

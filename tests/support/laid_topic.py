@@ -209,11 +209,17 @@ class LaidTopic:
         uid: int = 7,
         order: Literal["none", "event-time"] = "none",
         partitions: int = 0,
+        timesync: bool = False,
     ) -> None:
         self.cluster = cluster
         self.client = client
         self.record = TopicRecord(
-            name=name, uid=uid, order=order, partitions=partitions, replication=1
+            name=name,
+            uid=uid,
+            order=order,
+            partitions=partitions,
+            timesync=timesync,
+            replication=1,
         )
         self.lanes: list[LaidLane] = []
         self.put()

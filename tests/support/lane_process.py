@@ -45,7 +45,7 @@ class Line:
 
     def __getattr__(self, name: str) -> Any:  # noqa: ANN401 - whatever a store has
         found = getattr(self._store, name)
-        if name == "watch":
+        if name in {"watch", "watches"}:
             return found
 
         async def call(*args: Any, **options: Any) -> Any:  # noqa: ANN401 - the same

@@ -9,20 +9,29 @@ from contextlib import suppress
 import trio
 
 from metadata.calls import (
+    AwaitLedgers,
     BookieInfo,
     BookieReply,
     BookieStatus,
     DiskUse,
     DiskUsed,
+    Failure,
     FilesOnDisk,
     LedgerOnBookie,
     LedgerRuns,
     LedgerStatePage,
     LedgerStates,
+    Reply,
     RunPage,
     decode_request,
     encode_reply,
 )
+from metadata.errors import MetadataError
+from metadata.failures import failure_of
+from metadata.groups.calls import GroupRequest
+from metadata.groups.coordinator import Coordinator
+from metadata.time.calls import TimeRequest
+from metadata.time.timekeeper import Timekeeper
 from native import frame
 from native.errors import ProtocolBroken
 from native.frame import Code, Flag, Opcode, Request
@@ -85,6 +94,8 @@ class MemoryBookie:
         self.holding = False
         """True: keep acknowledgements until release()"""
         self.delay_s: Callable[[Request], float] = lambda _request: 0.0
+        self.coordinator: Coordinator | None = None
+        self.timekeeper: Timekeeper | None = None
         self._pulsed: list[tuple[trio.abc.SendStream, trio.Lock]] = []
         self._held: list[tuple[trio.abc.SendStream, trio.Lock, bytes]] = []
         self._chance = chance or random.Random(0)
@@ -158,6 +169,8 @@ class MemoryBookie:
             await trio.sleep(delay_s)
         if request.opcode == Opcode.READ_WAIT:
             answer = await self._read_wait(request)
+        elif request.opcode == Opcode.CALL:
+            answer = await self._answer_call(request)
         else:
             answer = self._handle(request)
         if request.opcode == Opcode.ADD and self.holding:
@@ -165,6 +178,20 @@ class MemoryBookie:
             return
         async with lock:
             await stream.send_all(answer)
+
+    async def _answer_call(self, request: Request) -> bytes:
+        asked = decode_request(request.body)
+        reply: Reply
+        try:
+            if isinstance(asked, GroupRequest) and self.coordinator is not None:
+                reply = await self.coordinator.answer(asked)
+            elif isinstance(asked, TimeRequest) and self.timekeeper is not None:
+                reply = await self.timekeeper.answer(asked)
+            else:
+                reply = self._call(asked)
+        except MetadataError as failure:
+            reply = failure_of(failure)
+        return frame.call_response(Code.OK, request.request_id, encode_reply(reply))
 
     def _handle(self, request: Request) -> bytes:
         if request.opcode == Opcode.ADD:
@@ -175,9 +202,6 @@ class MemoryBookie:
             return self._batch_read(request)
         if request.opcode == Opcode.WRITE_LAC:
             return self._write_lac(request)
-        if request.opcode == Opcode.CALL:
-            reply = self._call(decode_request(request.body))
-            return frame.call_response(Code.OK, request.request_id, encode_reply(reply))
         raise AssertionError(request)
 
     def _call(self, request: object) -> BookieReply:
@@ -187,6 +211,8 @@ class MemoryBookie:
             return self._states(request)
         if isinstance(request, DiskUse):
             return self._disk_used()
+        if isinstance(request, AwaitLedgers):
+            return Failure("CallRefused", "followers of this bookie poll")
         assert isinstance(request, LedgerRuns), request
         runs: list[tuple[int, int]] = []
         for entry_id in sorted(self.entries(request.ledger_id)):

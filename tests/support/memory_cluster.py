@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager, suppress
 
+import msgspec
 import trio
 import trio.testing
 from memory_bookie import MemoryBookie
@@ -13,8 +14,22 @@ from memory_store import MemoryStore
 
 from ledger_client import Client, Options
 from ledger_client.background import Background
+from ledger_client.cluster.observer import TickFigures
+from ledger_client.cluster.ticking import TickService
 from ledger_client.topics.context import TopicContext
-from metadata.records import BookieRecord, LedgerRecord, decode_ledger, ledger_key
+from metadata.clock import host_wall_ms
+from metadata.groups.coordinator import Coordinator
+from metadata.leadership import Leadership, Term
+from metadata.records import (
+    COORDINATOR,
+    BookieRecord,
+    Leader,
+    LedgerRecord,
+    decode_ledger,
+    encode_record,
+    ledger_key,
+)
+from metadata.time.timekeeper import Timekeeper
 
 GIB = 1 << 30
 
@@ -44,6 +59,12 @@ class MemoryCluster:
             free=50 * GIB,
             read_only=read_only,
         )
+
+    def state_racks(self, racks: Mapping[str, str]) -> None:
+        """Have each bookie's registration state its rack."""
+        for name, rack in racks.items():
+            known = self.store.bookies[name]
+            self.store.bookies[name] = msgspec.structs.replace(known, rack=rack)
 
     def kill(self, name: str) -> None:
         """End the bookie's connections and accept none."""
@@ -84,17 +105,54 @@ class MemoryCluster:
         self.nursery.start_soon(self.bookies[name].serve, theirs)
         return ours
 
+    def lead(
+        self,
+        name: str,
+        *,
+        has_ticks: bool = False,
+        wall_ms: Callable[[], int] = host_wall_ms,
+        figures: TickFigures | None = None,
+    ) -> trio.CancelScope:
+        """Let this bookie stand for election; while it leads, it has groups and timestamps.
+
+        With *has_ticks* it makes ticks, too. *wall_ms* is its clock. Cancel the scope to end that.
+        """
+        bookie = self.bookies[name]
+        coordinator = bookie.coordinator = Coordinator(self.store)
+        timekeeper = bookie.timekeeper = Timekeeper(self.store, wall_ms=wall_ms)
+        value = encode_record(Leader(name, self.store.bookies[name].address, 0))
+        candidate = Leadership(self.store, COORDINATOR, name, value=lambda: value)
+        scope = trio.CancelScope()
+
+        async def stand() -> None:
+            with scope:
+                await candidate.run(lead)
+
+        async def lead(term: Term) -> None:
+            async with trio.open_nursery() as works:
+                works.start_soon(timekeeper.lead, term)
+                works.start_soon(coordinator.lead, term)
+                if has_ticks:
+                    async with self.context() as context:
+                        await TickService(context, timekeeper, figures=figures).lead(term)
+
+        self.nursery.start_soon(stand)
+        return scope
+
     @asynccontextmanager
     async def client(self, options: Options | None = None) -> AsyncIterator[Client]:
+        async with self.context(options) as context:
+            yield Client(context)
+
+    @asynccontextmanager
+    async def context(self, options: Options | None = None) -> AsyncIterator[TopicContext]:
         async with Background() as nursery:
-            yield Client(
-                TopicContext(
-                    self.store,
-                    nursery,
-                    options=options or Options(),
-                    open_stream=self.open_stream,
-                    chance=self.chance,
-                )
+            yield TopicContext(
+                self.store,
+                nursery,
+                options=options or Options(),
+                open_stream=self.open_stream,
+                chance=self.chance,
             )
 
 

@@ -1,24 +1,11 @@
-"""Leases in memory, by the rules of metadata/store.py."""
+"""Sessions and leases in memory, by the rules of metadata/store.py."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
-from metadata.errors import LeaseHeld, LeaseLost
-from metadata.store import CheckLease, Lease, Leases
-
-
-class Held(NamedTuple):
-    """A lease, when it was renewed, and for how long it lasts from then."""
-
-    lease: Lease
-    renewed_ms: int
-    ttl_ms: int
-
-    @property
-    def over_ms(self) -> int:
-        return self.renewed_ms + self.ttl_ms
+from metadata.errors import LeaseHeld, LeaseLost, SessionOver
+from metadata.store import CheckLease, Lease, Leases, StoreSession
 
 
 class MemoryLeases:
@@ -27,43 +14,63 @@ class MemoryLeases:
     def __init__(self, clock_ms: Callable[[], int], record_change: Callable[[str], int]) -> None:
         self._clock_ms = clock_ms
         self._record_change = record_change
-        self._held: dict[str, Held] = {}
+        self._over_ms: dict[StoreSession, int] = {}
+        self._held: dict[str, tuple[Lease, StoreSession]] = {}
 
     def next_over_ms(self) -> int | None:
-        """Return when the next lease is over unless it is renewed."""
-        return min((held.over_ms for held in self._held.values()), default=None)
+        """Return when the next session is over unless it is kept."""
+        return min(self._over_ms.values(), default=None)
 
     def sweep(self) -> None:
-        """Forget leases whose time has run out, and note each as a change."""
+        """Forget sessions whose time has run out, and note each of their leases as a change."""
         now_ms = self._clock_ms()
-        over = [name for name, held in self._held.items() if held.over_ms <= now_ms]
-        for name in over:
+        for session in [each for each, over_ms in self._over_ms.items() if over_ms <= now_ms]:
+            self.end(session)
+
+    def open(self, owner: str, ttl_s: float) -> StoreSession:
+        self.sweep()
+        session = StoreSession(owner, self._record_change("sessions"), ttl_s)
+        self._over_ms[session] = self._clock_ms() + round(ttl_s * 1000)
+        return session
+
+    def keep(self, session: StoreSession) -> None:
+        self._check_session(session)
+        self._over_ms[session] = self._clock_ms() + round(session.ttl_s * 1000)
+
+    def end(self, session: StoreSession) -> None:
+        self._over_ms.pop(session, None)
+        for name in [name for name, (_, of) in self._held.items() if of == session]:
             del self._held[name]
             self._record_change(name)
 
-    def grant(self, name: str, owner: str, ttl_ms: int, value: bytes) -> Lease:
-        self.sweep()
+    def end_all(self) -> None:
+        for session in list(self._over_ms):
+            self.end(session)
+
+    def grant(self, name: str, session: StoreSession, owner: str, value: bytes) -> Lease:
+        self._check_session(session)
         held = self._held.get(name)
-        if held is not None and held.lease.owner != owner:
-            left_s = (held.over_ms - self._clock_ms()) / 1000
-            raise LeaseHeld(name=name, owner=held.lease.owner, expires_in_s=left_s)
-        lease = Lease(name, owner, self._record_change(name), value, ttl_ms / 1000)
-        self._held[name] = Held(lease, self._clock_ms(), ttl_ms)
+        if held is not None and held[0].owner != owner:
+            left_s = self._left_s(held[1])
+            raise LeaseHeld(name=name, owner=held[0].owner, expires_in_s=left_s)
+        epoch = self._record_change(name)
+        lease = Lease(name, owner, epoch, value, self._left_s(session), session.epoch)
+        self._held[name] = lease, session
         return lease
 
-    def renew(self, lease: Lease, value: bytes | None) -> Lease:
+    def update(self, lease: Lease, value: bytes) -> Lease:
         self.check(CheckLease.of(lease))
-        held = self._held[lease.name]
-        new_value = held.lease.value if value is None else value
-        if new_value != held.lease.value:
+        held, session = self._held[lease.name]
+        if value != held.value:
             self._record_change(lease.name)
-        renewed = Lease(lease.name, lease.owner, lease.epoch, new_value, held.ttl_ms / 1000)
-        self._held[lease.name] = Held(renewed, self._clock_ms(), held.ttl_ms)
-        return renewed
+        left_s = self._left_s(session)
+        updated = Lease(held.name, held.owner, held.epoch, value, left_s, held.session)
+        self._held[lease.name] = updated, session
+        return updated
 
     def release(self, lease: Lease) -> None:
         held = self._held.get(lease.name)
-        if held is not None and (held.lease.owner, held.lease.epoch) == (lease.owner, lease.epoch):
+        if held is not None and (held[0].owner, held[0].epoch) == (lease.owner, lease.epoch):
             del self._held[lease.name]
             self._record_change(lease.name)
 
@@ -71,17 +78,23 @@ class MemoryLeases:
         """Return the epoch. Raises LeaseLost when the lease is over."""
         self.sweep()
         held = self._held.get(op.name)
-        if held is None or (held.lease.owner, held.lease.epoch) != (op.owner, op.epoch):
+        if held is None or (held[0].owner, held[0].epoch) != (op.owner, op.epoch):
             raise LeaseLost(name=op.name, owner=op.owner, epoch=op.epoch)
         return op.epoch
 
     def live(self, prefix: str) -> Leases:
         """Return the live leases under *prefix*, in no particular order."""
         self.sweep()
-        now_ms = self._clock_ms()
         return [
-            Lease(name, lease.owner, lease.epoch, lease.value, (over_ms - now_ms) / 1000)
-            for name, held in self._held.items()
+            Lease(name, lease.owner, lease.epoch, lease.value, self._left_s(of), of.epoch)
+            for name, (lease, of) in self._held.items()
             if name.startswith(prefix)
-            for lease, over_ms in [(held.lease, held.over_ms)]
         ]
+
+    def _check_session(self, session: StoreSession) -> None:
+        self.sweep()
+        if session not in self._over_ms:
+            raise SessionOver(owner=session.owner, epoch=session.epoch)
+
+    def _left_s(self, session: StoreSession) -> float:
+        return (self._over_ms[session] - self._clock_ms()) / 1000

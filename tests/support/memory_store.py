@@ -15,33 +15,11 @@ from contextlib import AbstractAsyncContextManager
 import trio
 from memory_leases import MemoryLeases
 
+from metadata import store as contract
 from metadata.errors import MetadataUnavailable, VersionConflict
+from metadata.moving import Floors, Snapshot, check_floors, live_view
 from metadata.records import BookieRecord, bookie_lease, encode_record
-from metadata.store import (
-    ABSENT,
-    PAGE_COUNT_MAX,
-    PAGE_SIZE_MAX,
-    Changes,
-    Check,
-    CheckLease,
-    Delete,
-    Item,
-    Lease,
-    Leases,
-    Op,
-    Page,
-    Put,
-    Versioned,
-    Versions,
-    check_changes,
-    check_grant,
-    check_ids,
-    check_key,
-    check_lease,
-    check_ops,
-    check_page,
-)
-from metadata.watch import watching
+from metadata.watch import PollSource, Watches
 
 Keys = list[str]
 CHANGES_MAX = 10_000
@@ -68,13 +46,14 @@ class MemoryStore:
         """
         self.wall_ms = wall_ms
         self._wall_offset_ms: int | None = None
-        self.values: dict[str, Versioned] = {}
+        self._time_floor_ms = 0
+        self.values: dict[str, contract.Versioned] = {}
         self.bookies: dict[str, BookieRecord] = {}
         """Bookies that are registered for ever, without a lease."""
         self.available = True
         self.before_put: Callable[[str], None] = lambda _key: None
         """Called before a put looks at the key: where a rival slips in."""
-        self.on_change: Callable[[str, Versioned | None], None] = lambda _key, _value: None
+        self.on_change: Callable[[str, contract.Versioned | None], None] = lambda _key, _value: None
         """Called with each change of a key; None: it was deleted."""
         self.hints = True
         """False: whoever waits for changes is not woken by them."""
@@ -85,27 +64,28 @@ class MemoryStore:
         self._counters: dict[str, int] = {}
         self._news = trio.lowlevel.ParkingLot()
         self._closed = False
+        self.watches = Watches(PollSource(self))
 
     # --- keys ------------------------------------------------------------------------
 
-    async def get(self, key: str) -> Versioned | None:
-        check_key(key)
+    async def get(self, key: str) -> contract.Versioned | None:
+        contract.check_key(key)
         await self._reach()
         return self.values.get(key)
 
     async def put(self, key: str, value: bytes, *, expected: int | None = None) -> int:
-        (version,) = await self.transact([Put(key, value, expected)])
+        (version,) = await self.transact([contract.Put(key, value, expected)])
         return version
 
     async def delete(self, key: str, *, expected: int | None = None) -> None:
-        await self.transact([Delete(key, expected)])
+        await self.transact([contract.Delete(key, expected)])
 
-    async def transact(self, ops: Sequence[Op]) -> Versions:
+    async def transact(self, ops: Sequence[contract.Op]) -> contract.Versions:
         ops = tuple(ops)
-        check_ops(ops)
+        contract.check_ops(ops)
         await self._reach()
         for op in ops:
-            if isinstance(op, Put):
+            if isinstance(op, contract.Put):
                 self.before_put(op.key)
         self._leases.sweep()
         staged, changed = dict(self.values), Keys()
@@ -120,7 +100,7 @@ class MemoryStore:
     def change(self, key: str, value: bytes, *, expected: int | None = None) -> int:
         """Put at once."""
         self._check(self.values, key, expected)
-        self.values[key] = Versioned(value, self._record_change(key))
+        self.values[key] = contract.Versioned(value, self._record_change(key))
         self.on_change(key, self.values[key])
         return self._revision
 
@@ -132,20 +112,20 @@ class MemoryStore:
             self._record_change(key)
             self.on_change(key, None)
 
-    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
-        check_page(prefix, after, limit)
+    async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> contract.Page:
+        contract.check_page(prefix, after, limit)
         await self._reach()
-        found: list[Item] = []
+        found: list[contract.Item] = []
         size = 0
         for key in sorted(k for k in self.values if k.startswith(prefix) and k > after)[:limit]:
             size += len(self.values[key].value)
-            if found and size > PAGE_SIZE_MAX:
+            if found and size > contract.PAGE_SIZE_MAX:
                 break
             found.append((key, self.values[key]))
         return found
 
     async def next_id(self, counter: str, count: int = 1) -> int:
-        check_ids(counter, count)
+        contract.check_ids(counter, count)
         await self._reach()
         first = self._counters.get(counter, 1)
         self._counters[counter] = first + count
@@ -154,46 +134,67 @@ class MemoryStore:
     async def now_ms(self) -> int:
         await self._reach()
         if self.wall_ms is not None:
-            return self.wall_ms()
+            return max(self.wall_ms(), self._time_floor_ms)
         if self._wall_offset_ms is None:
             self._wall_offset_ms = time.time_ns() // 1_000_000 - self._clock_ms()
         return self._clock_ms() + self._wall_offset_ms
 
     # --- leases ----------------------------------------------------------------------
 
-    async def grant(self, name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
-        check_grant(name, owner, ttl_s, value)
+    async def open_session(self, owner: str, *, ttl_s: float) -> contract.StoreSession:
+        contract.check_opening(owner, ttl_s)
         await self._reach()
-        return self._leases.grant(name, owner, round(ttl_s * 1000), value)
+        return self._leases.open(owner, ttl_s)
 
-    async def renew(self, lease: Lease, *, value: bytes | None = None) -> Lease:
-        check_lease(lease, value)
+    async def keep_session(self, session: contract.StoreSession) -> None:
+        contract.check_session(session)
         await self._reach()
-        return self._leases.renew(lease, value)
+        self._leases.keep(session)
 
-    async def release(self, lease: Lease) -> None:
-        check_lease(lease)
+    async def end_session(self, session: contract.StoreSession) -> None:
+        contract.check_session(session)
+        await self._reach()
+        self._leases.end(session)
+
+    def end_sessions(self) -> None:
+        """End all sessions; their processes hear nothing of it."""
+        self._leases.end_all()
+
+    async def grant(
+        self, name: str, session: contract.StoreSession, *, owner: str = "", value: bytes = b""
+    ) -> contract.Lease:
+        contract.check_grant(name, session, owner, value)
+        await self._reach()
+        return self._leases.grant(name, session, owner or session.owner, value)
+
+    async def update(self, lease: contract.Lease, value: bytes) -> contract.Lease:
+        contract.check_lease(lease, value)
+        await self._reach()
+        return self._leases.update(lease, value)
+
+    async def release(self, lease: contract.Lease) -> None:
+        contract.check_lease(lease)
         await self._reach()
         self._leases.release(lease)
 
-    async def leases(self, prefix: str, *, after: str = "") -> Leases:
-        check_page(prefix, after)
+    async def leases(self, prefix: str, *, after: str = "") -> contract.Leases:
+        contract.check_page(prefix, after)
         await self._reach()
         found = self._leases.live(prefix)
         found += [
-            Lease(bookie_lease(name), name, 1, encode_record(record), 10.0)
+            contract.Lease(bookie_lease(name), name, 1, encode_record(record), 10.0, 1)
             for name, record in self.bookies.items()
             if bookie_lease(name).startswith(prefix)
         ]
         above = [lease for lease in found if lease.name > after]
-        return sorted(above, key=lambda lease: lease.name)[:PAGE_COUNT_MAX]
+        return sorted(above, key=lambda lease: lease.name)[: contract.PAGE_COUNT_MAX]
 
     # --- watches ---------------------------------------------------------------------
 
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
-    ) -> Changes:
-        check_changes(prefix, since, wait_s)
+    ) -> contract.Changes:
+        contract.check_changes(prefix, since, wait_s)
         await self._reach()
         found = self._changes(prefix, since)
         with trio.move_on_after(wait_s):
@@ -203,7 +204,28 @@ class MemoryStore:
         return found
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
-        return watching(self, prefix)
+        return self.watches.watch(prefix)
+
+    # --- moving house ----------------------------------------------------------------
+
+    def snapshot(self) -> AbstractAsyncContextManager[Snapshot]:
+        return live_view(self)
+
+    async def floors(self) -> Floors:
+        time_ms = await self.now_ms()
+        return Floors(counters=dict(self._counters), time_ms=time_ms, revision=self._revision)
+
+    async def raise_floors(self, floors: Floors) -> None:
+        check_floors(floors)
+        time_ms = await self.now_ms()
+        for name, following in floors.counters.items():
+            self._counters[name] = max(self._counters.get(name, 1), following)
+        if self._revision < floors.revision:
+            self._revision = floors.revision - 1
+            self._record_change("")
+        self._time_floor_ms = floors.time_ms
+        if time_ms < floors.time_ms and self._wall_offset_ms is not None:
+            self._wall_offset_ms += floors.time_ms - time_ms
 
     async def aclose(self) -> None:
         self._closed = True
@@ -218,23 +240,23 @@ class MemoryStore:
         if not self.available:
             raise MetadataUnavailable("the store is away")
 
-    def _apply(self, op: Op, staged: dict[str, Versioned], changed: Keys) -> int:
-        if isinstance(op, CheckLease):
+    def _apply(self, op: contract.Op, staged: dict[str, contract.Versioned], changed: Keys) -> int:
+        if isinstance(op, contract.CheckLease):
             return self._leases.check(op)
         found = self._check(staged, op.key, op.expected)
-        if isinstance(op, Check):
+        if isinstance(op, contract.Check):
             return found
-        if isinstance(op, Delete):
+        if isinstance(op, contract.Delete):
             if staged.pop(op.key, None) is not None:
                 changed.append(op.key)
-            return ABSENT
+            return contract.ABSENT
         changed.append(op.key)
         version = self._revision + len(changed)  # as _record_change will count
-        staged[op.key] = Versioned(op.value, version)
+        staged[op.key] = contract.Versioned(op.value, version)
         return version
 
-    def _check(self, values: dict[str, Versioned], key: str, expected: int | None) -> int:
-        found = values[key].version if key in values else ABSENT
+    def _check(self, values: dict[str, contract.Versioned], key: str, expected: int | None) -> int:
+        found = values[key].version if key in values else contract.ABSENT
         if expected is not None and found != expected:
             raise VersionConflict(key=key, expected=expected, found=found)
         return found
@@ -253,15 +275,15 @@ class MemoryStore:
         with trio.move_on_after(left_s):
             await self._news.park()
 
-    def _changes(self, prefix: str, since: int | None) -> Changes:
+    def _changes(self, prefix: str, since: int | None) -> contract.Changes:
         self._leases.sweep()
         newest = self._revision
         if since is None or since == newest:
-            return Changes(newest, [])
+            return contract.Changes(newest, [])
         if since > newest or since < newest - len(self._log):
-            return Changes(newest, [], everything=True)
-        told = (key for revision, key in self._log if revision > since and key.startswith(prefix))
-        keys = list(dict.fromkeys(told))
-        if len(keys) > KEYS_TOLD_MAX:
-            return Changes(newest, [], everything=True)
-        return Changes(newest, keys)
+            return contract.Changes(newest, [], everything=True)
+        told = [each for each in self._log if each[0] > since and each[1].startswith(prefix)]
+        if len(told) > KEYS_TOLD_MAX:
+            told = told[:KEYS_TOLD_MAX]
+            newest = told[-1][0]
+        return contract.Changes(newest, list(dict.fromkeys(key for _, key in told)))

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import trio
 from chance import seed_process
+from leases import grant
 
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.sqlite import SqliteStore
@@ -51,7 +52,7 @@ async def put_pairs(store: SqliteStore, first: str) -> None:
 
 
 async def hold(store: SqliteStore, ttl_s: str) -> None:
-    lease = await store.grant("leader", "the dead one", ttl_s=float(ttl_s))
+    lease = await grant(store, "leader", "the dead one", ttl_s=float(ttl_s))
     say(lease.epoch)
     await trio.sleep_forever()
 

@@ -23,9 +23,9 @@ class PanelQuery(NamedTuple):
     instant: bool
 
     def expr(self, interval_s: int) -> str:
-        """Return the expression for all bookies and topics, at this interval of scraping."""
+        """Return the expression for all bookies, topics, groups, at this interval of scraping."""
         text = self.text.replace("$__rate_interval", f"{4 * interval_s}s")
-        return re.sub(r"\$(bookie|topic)\b", ".*", text)
+        return re.sub(r"\$(bookie|topic|group)\b", ".*", text)
 
 
 def dashboards() -> dict[str, Json]:

@@ -27,7 +27,7 @@ from bookie.config import BookieConfig
 from bookie.daemon import run_bookie
 from metadata.urls import open_store
 
-TRIES = 25
+TRIES = 60
 PACKAGES = ("native", "metadata", "bookie", "ledger_client")
 SOURCES = Path(ledger_client.__file__).parents[1]
 PAGE = Path(__file__).resolve().parents[2] / "docs/design.md"

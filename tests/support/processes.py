@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
+from command_server import command_server
 from never_twice import check_end
 
 DEADLINE_S = 240  # generous: other tests run beside, and only a failure waits so long
@@ -44,14 +45,16 @@ def quire(
     stdin: bytes = b"",
     environment: Mapping[str, str] | None = None,
 ) -> subprocess.CompletedProcess[bytes]:
-    """Run ``quire`` with these words to its end. Raises NeverTwice: it crashed."""
-    done = subprocess.run(
-        [sys.executable, "-P", "-m", "ledger_client", *map(str, words)],
-        input=stdin,
-        capture_output=True,
-        env={**os.environ, **(environment or {})},
-        timeout=DEADLINE_S,
-        check=False,
+    """Run ``quire`` with these words to its end, in a process of its own.
+
+    Raises:
+        NeverTwice: it crashed.
+    """
+    done = command_server().run(
+        [*map(str, words)],
+        stdin=stdin,
+        environment={**os.environ, **(environment or {})},
+        timeout_s=DEADLINE_S,
     )
     check_end(done.returncode, done.stderr.decode(errors="replace"))
     return done

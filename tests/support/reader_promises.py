@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_left, bisect_right
+from operator import itemgetter
 from typing import NamedTuple
 
 from message_events import GapTold, MessagesRead, Place, is_nowhere
@@ -121,10 +122,9 @@ def _ids_between(
 ) -> list[MessageId]:
     """Return the known messages between two, excluded; None is the lane's beginning or end."""
     ids = facts.lanes.get(place, [])
-    wheres = [where for where, _ in ids]
     low, high = (stop, start) if reverse else (start, stop)
-    first = 0 if low is None else bisect_right(wheres, low)
-    last = len(ids) if high is None else bisect_left(wheres, high)
+    first = 0 if low is None else bisect_right(ids, low, key=itemgetter(0))
+    last = len(ids) if high is None else bisect_left(ids, high, key=itemgetter(0))
     return [message_id for _, message_id in ids[first:last]]
 
 

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import trio
+from leases import grant
+from memory_cluster import MemoryCluster
+from topic_rig import ledger_ids, stored
 
 from ledger_client import Client
+from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.topics.messages import Message
-from metadata.topics import RollPolicy
+from metadata.jobs import IDS, PINS, SINKS, STAGED
+from metadata.leadership import Term
+from metadata.replays import ReplayMark, decode_mark
+from metadata.sessions import SESSION_S
+from metadata.topics import LANE_LEDGERS, RollPolicy, decode_lane_ledger
 
 SOURCE, TARGET = "shop/orders", "shop/copy"
 CopiedFields = tuple[bytes | None, bytes | None, int | None, dict[str, bytes]]
@@ -55,3 +64,33 @@ async def fill(client: Client, name: str, *, partitions: int = 0, producers: int
     async with trio.open_nursery() as nursery:
         for number in range(producers):
             nursery.start_soon(produce, number)
+
+
+async def leader(cluster: MemoryCluster, client: Client) -> None:
+    """Let leases of dead jobs run out, and the leader do its rounds."""
+    await trio.sleep(SESSION_S + 1)
+    term = Term(await grant(cluster.store, "coordinator", "me", ttl_s=3600))
+    keeper = Housekeeper(client._context, HousekeepingOptions())
+    for _ in range(2):
+        await keeper.look_after_all(term)
+
+
+def check_nothing_left(cluster: MemoryCluster) -> None:
+    left = [key for kind in (STAGED, PINS, IDS) for key in stored(cluster.store, kind)]
+    assert left == []
+    marks = [
+        decode_mark(key, cluster.store.values[key].value) for key in stored(cluster.store, SINKS)
+    ]
+    assert all(mark == ReplayMark(batch_id=0, over=True) for mark in marks)
+    rows = [item for item in cluster.store.values.items() if item[0].startswith(LANE_LEDGERS)]
+    shown = {decode_lane_ledger(key, found.value).ledger_id for key, found in rows}
+    assert set(ledger_ids(cluster.store)) <= shown
+
+
+def make_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nothing fit one transaction, one row, or one step."""
+    monkeypatch.setattr("ledger_client.jobs.staging.showing.DIRECT_OPS_MAX", 0)
+    monkeypatch.setattr("ledger_client.jobs.staging.showing.STEP_COUNT", 1)
+    monkeypatch.setattr("metadata.pointers.STEP_COUNT", 1)
+    monkeypatch.setattr("metadata.paged.PAGE_SIZE", 200)
+    monkeypatch.setattr("ledger_client.jobs.replay.rounds.PAGE_SIZE", 200)

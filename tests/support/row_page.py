@@ -26,8 +26,8 @@ The behaviours that quire promises, by id. The tests below each name the id in t
 | id | promise | tests |
 |---|---|---|
 """
-_ID = re.compile(r"\b(BK|MV|PS|TB|TD)-(\d{2})\b")
-_LINE = re.compile(r"^\| ([A-Z]{2}-\d+) \| (.*?) \| .* \|$", re.MULTILINE)
+_ID = re.compile(r"\b(BK|D|MV|PS|TB|TD)-(\d{2})\b")
+_LINE = re.compile(r"^\| ([A-Z]{1,2}-\d+) \| (.*?) \| .* \|$", re.MULTILINE)
 
 
 @cache

@@ -129,7 +129,7 @@ def _find(turn: Turn, world: str, seed: int, why: str, told: str) -> None:
 def replay(world: str, seed: int, *options: str) -> str:
     """Return the line that shows *seed* of *world* again."""
     words = ["python", "tests/simulation/replay.py", str(seed)]
-    words += ["--topic"] if world == "topic" else []
+    words += [] if world == "ledgers" else ["--world", world]
     return " ".join([*words, *options])
 
 

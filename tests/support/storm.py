@@ -27,6 +27,7 @@ from fleet import Fleet
 from history import History
 from never_twice import check_end
 
+START_S = 60.0
 FINISH_S = 60.0
 LONGER_S = 60.0
 POLL_S = 0.2
@@ -87,6 +88,7 @@ class Storm:
         """Storm, heal, audit, and return what everybody saw."""
         try:
             self._start_workers()
+            self._wait_for_writers()
             self._storm()
             self._calm()
             self._finish()
@@ -109,6 +111,19 @@ class Storm:
     def _start_writer(self, number: int) -> None:
         url = (self._fleet.metadata, self._fleet.cluster)[number % 2]
         self._start_worker(f"writer-{number}", "write", url, self._writers[number])
+
+    def _wait_for_writers(self) -> None:
+        """Return once each writes, or all of the storm could pass while they start."""
+        until = time.monotonic() + START_S
+        for number in range(len(self._writers)):
+            while not self._has_written(f"writer-{number}"):
+                said = (self._folder / f"writer-{number}.log").read_text()[-2000:]
+                assert time.monotonic() < until, f"writer-{number} does not write: {said}"
+                time.sleep(0.05)
+
+    def _has_written(self, name: str) -> bool:
+        told = self._folder.glob(f"{name}-*.jsonl")
+        return any(b'"Acknowledged"' in path.read_bytes() for path in told)
 
     def _start_worker(self, name: str, role: str, url: str, *words: str) -> None:
         path = self._folder / f"{name}-{next(self._runs)}.jsonl"

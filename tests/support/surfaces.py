@@ -53,11 +53,21 @@ NOUNS = [
         "Client",
         "client",
         "Client",
-        nouns=(("topics", "Topics"), ("ledgers", "Ledgers"), ("cluster", "Cluster")),
+        nouns=(
+            ("topics", "Topics"),
+            ("ledgers", "Ledgers"),
+            ("cluster", "Cluster"),
+            ("groups", "Groups"),
+            ("cuts", "Cuts"),
+            ("timestamps", "Timestamps"),
+        ),
     ),
     Noun("ClientTopics", "client", "Topics", parents=(TOPICS,)),
     Noun("ClientLedgers", "client", "Ledgers"),
     Noun("Cluster", "cluster/cluster", "Cluster"),
+    Noun("Groups", "groups/groups", "Groups"),
+    Noun("Cuts", "topics/cuts", "Cuts"),
+    Noun("Timestamps", "topics/timestamps", "Timestamps"),
     Noun("Producer", "topics/producing/producer", "Producer", base="Sends"),
     Noun(
         "Ticket",
@@ -74,7 +84,28 @@ NOUNS = [
         base="Messages",
         only=(
             *("next_messages", "read_batches", "position", "seek", "pause", "resume"),
-            *("gaps", "caught_up", "wait_caught_up"),
+            *("tick", "gaps", "caught_up", "wait_caught_up"),
+        ),
+    ),
+    Noun(
+        "GroupConsumer",
+        "groups/consumer",
+        "GroupConsumer",
+        base="Consumption",
+        only=(
+            *(
+                "poll",
+                "poll_batches",
+                "commit",
+                "commit_nowait",
+                "committed",
+                "position",
+                "seek",
+                "pause",
+                "resume",
+            ),
+            *("assignment", "lag"),
+            *("ack", "ack_nowait", "flush", "nack", "extend", "deliveries"),
         ),
     ),
     Noun(
@@ -100,6 +131,8 @@ ITEMS = {"RecordBatches": "pa.RecordBatch", "BatchReads": "EntryBatch"}
 OWN = {
     ("Producer", "send"),
     ("TopicReader", "next_messages"),
+    ("GroupConsumer", "poll"),
+    ("GroupConsumer", "poll_batches"),
     ("Follower", "next_batch"),
     ("Follower", "position"),
 }
@@ -108,6 +141,7 @@ INTERNAL = {"publish_events"}
 SETTINGS = {
     "topics/producing/producer_options": ("ProducerOptions", "ProducerSettings"),
     "topics/reading/options": ("ReadOptions", "ReadSettings"),
+    "groups/options": ("ConsumerOptions", "ConsumerSettings"),
     "jobs/replay/options": ("ReplayOptions", "ReplaySettings"),
 }
 """By module, the struct of options and the TypedDict of the same keyword arguments."""
@@ -147,7 +181,7 @@ BLOCKING = Surface(
 A client runs trio in one thread and may be used from any number of others. Each call costs two
 thread switches, about 0.1 ms: so prefer send_many() and append_many(). Errors are those of
 ledger_client. Ctrl-C ends a call at once, as cancelling it would. Functions that you pass, such as
-on_progress, are called in trio's thread.
+on_progress, are called in trio's thread; on_assigned and on_revoked in a worker thread.
 
 A client does not survive a fork (os.fork, multiprocessing's "fork", gunicorn's preload): in the
 child its calls raise RuntimeError. Connect in each process.
@@ -172,7 +206,8 @@ AIO = Surface(
 A client runs trio in one thread and belongs to the event loop in which it was connected. Tasks that
 send at the same time share batches, so many tasks are faster than one. Errors are those of
 ledger_client. A task that is cancelled or times out cancels its call, and waits until that has
-ended. Functions that you pass, such as on_progress, are called in trio's thread.
+ended. Functions that you pass, such as on_progress, are called in trio's thread; on_assigned and
+on_revoked in the loop.
 
 A client does not survive a fork: in the child its calls raise RuntimeError. Connect in each
 process.
@@ -294,6 +329,9 @@ class Writer:
             manager = "asynccontextmanager" if is_async else "contextmanager"
             with_, def_ = ("async with", "async def") if is_async else ("with", "def")
             iterator = "AsyncIterator" if is_async else "Iterator"
+            if held == "GroupConsumer":
+                own = "in_loop(settings, self._portal)" if is_async else "in_worker(settings)"
+                call = [*call[:-1], f"**{own}"]
             return [
                 f"    @{manager}",
                 f"    {def_} {node.name}({parameters}) -> {iterator}[{twin}]:",
@@ -347,11 +385,11 @@ class Writer:
                 lines.add(import_of(name, module))
         lines.discard("")
         support = (
-            "from ledger_client.surfaces.loops import LoopEntries, LoopMessages, LoopPortal, "
-            "LoopSends, Looped, open_portal"
+            "from ledger_client.surfaces.loops import LoopConsumption, LoopEntries, LoopMessages, "
+            "LoopPortal, LoopSends, Looped, in_loop, open_portal"
             if self._surface.is_async
             else "from ledger_client.surfaces.threads import Blocking, BlockingEntries, "
-            "BlockingMessages, BlockingSends"
+            "BlockingConsumption, BlockingMessages, BlockingSends, in_worker"
         )
         fixed = [
             "from __future__ import annotations",

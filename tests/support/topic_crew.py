@@ -5,11 +5,12 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
+from typing import Protocol, Self
 
 import trio
-from fleet import Fleet
 from history import History, HistoryFile
 from message_events import TopicMade
 from message_witness import Audience
@@ -30,10 +31,34 @@ FINISH_S = 90.0
 ROLL = RollPolicy(size=300_000, entries=60)
 
 
+class Cluster(Protocol):
+    """What a crew needs of a cluster: the URLs of its metadata and of its bookies."""
+
+    @property
+    def metadata(self) -> str: ...
+
+    @property
+    def cluster(self) -> str: ...
+
+
+def here(_name: str) -> Sequence[str]:
+    """Let workers run where this process runs."""
+    return ()
+
+
 class Crew:
     """Workers on one topic, each with a history in *folder*."""
 
-    def __init__(self, fleet: Fleet, folder: Path, *, partitions: int = 0) -> None:
+    def __init__(
+        self,
+        fleet: Cluster,
+        folder: Path,
+        *,
+        partitions: int = 0,
+        prefix: Callable[[str], Sequence[str]] = here,
+    ) -> None:
+        """*prefix* returns words that start the command of a worker."""
+        self._prefix = prefix
         self._fleet = fleet
         self._folder = folder
         self._runs = count()
@@ -46,7 +71,7 @@ class Crew:
         async with ledger_client.connect(self._fleet.metadata) as client:
             await client.topics.create(TOPIC, partitions, replication=2, ack_quorum=2, roll=ROLL)
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -56,7 +81,8 @@ class Crew:
     def start(self, role: str, name: str, *words: str) -> None:
         """Start a worker: see topic_worker.py."""
         path = self._folder / f"{name}-{next(self._runs):03d}.jsonl"
-        command = [sys.executable, str(WORKER), role, self._fleet.cluster, str(path), TOPIC, name]
+        command = [*self._prefix(name), sys.executable, str(self.script(role))]
+        command += [role, self._fleet.cluster, str(path), TOPIC, name]
         with (self._folder / f"{name}.log").open("ab") as log:
             worker = subprocess.Popen([*command, *words], stdin=subprocess.PIPE, stderr=log)
         self._workers[name] = worker, [role, *words]
@@ -66,6 +92,14 @@ class Crew:
         """Whether one of the workers with such *names* told an *event* of this kind."""
         return has_told(self._folder, names, event)
 
+    def script(self, _role: str) -> Path:
+        """Return the program that plays a role."""
+        return WORKER
+
+    def log(self, name: str) -> str:
+        """Everything that a worker wrote to its standard error."""
+        return (self._folder / f"{name}.log").read_text(errors="replace")
+
     def kill(self, name: str) -> None:
         """End a worker with SIGKILL."""
         worker, _ = self._workers[name]
@@ -73,6 +107,11 @@ class Crew:
         worker.wait()
         assert worker.stdin is not None
         worker.stdin.close()
+
+    def drop(self, name: str) -> None:
+        """Kill a worker for good."""
+        self.kill(name)
+        del self._workers[name]
 
     def restart(self, name: str) -> None:
         """Kill a worker, and start it again."""
@@ -110,15 +149,14 @@ class Crew:
 
     def _wait(self, name: str, worker: subprocess.Popen[bytes]) -> None:
         """Wait until a worker ended well."""
-        log = self._folder / f"{name}.log"
-        check_end(worker.wait(FINISH_S), log.read_text(errors="replace"))
-        assert worker.returncode == 0, log.read_text(errors="replace")
+        check_end(worker.wait(FINISH_S), self.log(name))
+        assert worker.returncode == 0, self.log(name)
 
     async def _audit(self, history: HistoryFile) -> None:
         history.add(TopicMade(topic=TOPIC))
         async with ledger_client.connect(self._fleet.metadata) as client:
             uid = (await client.topics.info(TOPIC)).uid
-            await _close_lanes(client)
+            await close_lanes(client)
             await tell_rows(history, TOPIC, uid, client._context.store, {})
             await tell_ledgers(history, TOPIC, uid, client)
             for reverse in (False, True):
@@ -128,8 +166,11 @@ class Crew:
                     await (audience.read_batches if reverse else audience.read)(reader)
 
 
-async def _close_lanes(client: Client) -> None:
-    """Close what killed producers left open, once their leases are over."""
+async def close_lanes(client: Client) -> None:
+    """Close what killed producers left open, once their leases are over.
+
+    Until then readers may not see the last messages that these producers were told of.
+    """
     topic = await client.topics.info(TOPIC)
     with trio.fail_after(FINISH_S):
         for lane in await read_holdings(client._context.store, topic):

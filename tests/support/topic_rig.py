@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from leases import grant
 from memory_store import MemoryStore
 
+from ledger_client.cluster.lane_index import LaneIndex, tallied
+from ledger_client.cluster.observer import TopicSnapshot
 from ledger_client.topics.retention.holdings import HeldLedger, LaneHoldings
 from metadata.records import (
     Fragment,
@@ -71,6 +74,18 @@ def holdings(
     return LaneHoldings(partition, lane, LaneRecord(epoch=1, producer=producer), owner, held)
 
 
+def figures_of(topic: TopicRecord, lanes: Iterable[LaneHoldings]) -> TopicSnapshot:
+    """Return what the leader publishes of a topic with these lanes."""
+    index = LaneIndex()
+    index.set_topic(topic)
+    entry = index.topics[topic.uid]
+    for lane in lanes:
+        place = lane.partition, lane.lane
+        index.put(entry, place, tallied(None, lane.ledgers))
+        index.set_owned(entry, place, owned=lane.owner is not None)
+    return entry.snapshot()
+
+
 async def lay_lane(
     store: MemoryStore,
     topic: TopicRecord,
@@ -98,7 +113,9 @@ async def lay_lane(
         await store.put(ledger_key(each.ledger_id), encode_record(ledger))
     if written:
         owner = encode_row(LaneOwner(producer="p1", host="h"))
-        await store.grant(writer_lease(topic.uid, partition, lane), "p1/1", ttl_s=3600, value=owner)
+        await grant(
+            store, writer_lease(topic.uid, partition, lane), "p1/1", ttl_s=3600, value=owner
+        )
 
 
 def stored(store: MemoryStore, prefix: str) -> list[str]:

@@ -1,7 +1,7 @@
 """A cluster with something going on in everything that dashboards show.
 
 Producers and readers, ledgers that end, retention, garbage, a bookie that is killed, repair, a
-compaction, a job that runs: for a test within half a minute, for pictures in a few minutes.
+compaction, a job that runs, groups: for a test within half a minute, for pictures in a few minutes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ SETTINGS = (
     "repair_rate_max=4MiB",
     "index_cache_size=64KiB",
 )
-ORDERS, CLICKS, PRICES = "shop/orders", "web/clicks", "shop/prices"
+ORDERS, CLICKS, PRICES, BOOKINGS = "shop/orders", "web/clicks", "shop/prices", "shop/bookings"
 TOPICS = {
     ORDERS: {
         "partitions": 2,
@@ -59,6 +59,7 @@ TOPICS = {
         "compression": "zstd",
     },
     PRICES: {"roll": RollPolicy(entries=100), "retention": Retention(age_s=3600)},
+    BOOKINGS: {"timesync": True, "retention": Retention(age_s=3600)},
 }
 
 
@@ -111,9 +112,12 @@ class Load:
             nursery.start_soon(self._send_bulk, ORDERS, 10_000, 200)
             nursery.start_soon(self._send_bulk, CLICKS, 6_000, 300)
             nursery.start_soon(self._send_single, PRICES)
+            nursery.start_soon(self._send_single, BOOKINGS)
             for name in TOPICS:
                 nursery.start_soon(self._follow, name)
             nursery.start_soon(self._read_again, ORDERS)
+            for name in ("billing", "billing", "audit"):
+                nursery.start_soon(self._consume, name)
             task_status.started()
 
     def _tide(self, period_s: float) -> float:
@@ -143,6 +147,15 @@ class Load:
         async with self._client.reader(topic, **settings) as reader:  # type: ignore[arg-type]
             async for _ in reader.read_batches():
                 pass
+
+    async def _consume(self, group: str) -> None:
+        """Be a member of a group, and another one now and then."""
+        while True:
+            options = {"group": group, "start": "earliest", "auto_commit_s": 2.0, "on_gap": "skip"}
+            async with self._client.consumer([ORDERS, PRICES], **options) as consumer:  # type: ignore[arg-type]
+                with trio.move_on_after(random.uniform(15, 60) / self._pace):
+                    while True:
+                        await consumer.poll(wait_s=1)
 
     async def _read_again(self, topic: str) -> None:
         """Read from the beginning now and then: from disks, while retention takes it away."""

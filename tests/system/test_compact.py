@@ -30,6 +30,8 @@ from metadata.jobs import STAGED
 from metadata.store import items_under
 from metadata.topics import RollPolicy
 
+# One cluster serves those that need no Spark.
+WITHOUT_SPARK = pytest.mark.xdist_group("compact")
 TOPIC = "shop/keyed"
 DEADLINE_S = 120.0
 KEYS = 4000
@@ -79,6 +81,7 @@ def run(
     return done
 
 
+@WITHOUT_SPARK
 def test_a_topic_is_compacted_described_and_dropped(url: str, client: BlockingClient) -> None:
     """PS-37, PS-38: what was done is kept in metadata and told."""
     client.topics.create(TOPIC, partitions=2)
@@ -106,6 +109,7 @@ def test_a_topic_is_compacted_described_and_dropped(url: str, client: BlockingCl
     assert run(url, "compact", TOPIC, "--drop").stdout == b"there is no compacted set\n"
 
 
+@WITHOUT_SPARK
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
@@ -121,6 +125,7 @@ def test_what_cannot_be_is_one_line(url: str, words: list[str], code: int, line:
     assert done.stderr.count(b"\n") == 1
 
 
+@WITHOUT_SPARK
 def test_without_java_the_line_says_so(url: str, client: BlockingClient, tmp_path: Path) -> None:
     client.topics.create("shop/java")
     produce(client, "shop/java", 10, 1)
@@ -214,8 +219,8 @@ def running_in(session: int) -> list[int]:
 @pytest.mark.parametrize(
     ("words", "seed", "turns", "start_s"),
     [
-        (("--no-spark",), 1, 4, 0.0),
-        (("--no-spark",), 2, 4, 0.0),
+        pytest.param(("--no-spark",), 1, 4, 0.0, marks=WITHOUT_SPARK),
+        pytest.param(("--no-spark",), 2, 4, 0.0, marks=WITHOUT_SPARK),
         pytest.param(SPARK, 3, 2, 4.0, marks=pytest.mark.xdist_group("spark")),
     ],
     ids=["1", "2", "spark"],

@@ -51,11 +51,12 @@ def check_rows(report: dict[str, Any], lines: list[bytes]) -> None:
 
 
 @pytest.mark.real_processes
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
         ["--no-spark"],
-        pytest.param([], marks=[pytest.mark.slow, pytest.mark.xdist_group("spark")]),
+        pytest.param([], marks=pytest.mark.xdist_group("spark")),
     ],
     ids=["in one process", "with Spark"],
 )

@@ -21,11 +21,19 @@ import pytest
 from processes import DEADLINE_S, cluster
 
 import ledger_client
+from ledger_client.groups.options import ConsumerOptions
 from ledger_client.options import Options
+from ledger_client.topics.reading.options import ReadOptions
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted([ROOT / "README.md", *(ROOT / "docs").rglob("*.md")])
-OPTIONS_OF_CLIENTS = set(Options.__struct_fields__)
+OPTIONS_OF_CLIENTS = {
+    name
+    for options in (Options, ConsumerOptions, ReadOptions)
+    for name in options.__struct_fields__
+}
+HOST_MARKS = ("each host", "one host")
+"""run by tests/hosts/test_readme.py"""
 STANDALONE = "bookie standalone --data ./data --bookies 3"
 _BLOCK = re.compile(
     r"(?:^<!-- ([^\n]*) -->\n)?^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -76,7 +84,8 @@ def needs_spark(block: Block) -> bool:
 
 
 def is_run(block: Block) -> bool:
-    return not block.mark.startswith("not run here: ") and block.mark != "cluster"
+    elsewhere = ("cluster", *HOST_MARKS)
+    return not block.mark.startswith("not run here: ") and block.mark not in elsewhere
 
 
 def name(page: Path) -> str:
@@ -121,6 +130,7 @@ def prepare(url: str, folder: Path) -> None:
 def test_what_a_page_shows_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
+    (work / "data").symlink_to(tmp_path)  # as STANDALONE names it
     with cluster(tmp_path, 3) as url:
         for block in blocks(page):
             if is_run(block) and not needs_spark(block):
@@ -148,7 +158,7 @@ def test_what_a_page_shows_of_spark_runs_as_it_stands(page: Path, tmp_path: Path
 def test_a_block_that_is_not_run_says_why() -> None:
     marks = {each.mark for page in PAGES for each in blocks(page)}
     reasons = {mark for mark in marks if mark.startswith("not run here: ")}
-    assert marks - reasons <= {"", "cluster", "program", "in client", "spark"}
+    assert marks - reasons <= {"", "cluster", "program", "in client", "spark", *HOST_MARKS}
     assert len(reasons) <= 4
 
 
@@ -176,6 +186,7 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 
 
 @pytest.mark.facts
+@pytest.mark.slow
 def test_the_pages_are_built_without_a_warning(tmp_path: Path) -> None:
     command = [
         sys.executable,

@@ -68,6 +68,7 @@ async def tell_story(folder: Path) -> Answers:
         await wait(server.wait_for, "sum(quire_bookie_repair_copied_bytes_total) > 0")
         await wait(server.wait_for, "sum(quire_topic_removed_ledgers_total) > 0")
         await wait(server.wait_for, 'quire_job_last_keys{kind="compaction"} > 0')
+        await wait(server.wait_for, "count(quire_group_lag_seconds) > 0")
         await trio.sleep(2)
         answers = await wait(Answers, server, began)
         tasks.cancel_scope.cancel()

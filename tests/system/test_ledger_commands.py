@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from processes import cluster, quire
+from processes import DEADLINE_S, cluster, quire
 
 from ledger_client.commands.streams import join_framed
 
@@ -174,12 +174,16 @@ def test_an_interrupted_write_keeps_what_was_acknowledged(
         process.stdin.flush()
         with start(url, "follow", ledger_id) as follower:
             assert follower.stdout is not None
-            assert os.read(follower.stdout.fileno(), 100)  # acknowledged by now
+            seen = b""
+            while seen != b"one\ntwo\n":  # acknowledged by then
+                more = os.read(follower.stdout.fileno(), 100)
+                assert more
+                seen += more
             process.send_signal(number)
-            assert process.wait(20) == 130
+            assert process.wait(DEADLINE_S) == 130
             told = process.stderr.read()
             assert b"interrupted; 2 entries, 8 bytes acknowledged" in told
-            assert follower.wait(20) == 0  # the ledger was closed
+            assert follower.wait(DEADLINE_S) == 0  # the ledger was closed
     assert run("ledger", "read", ledger_id).stdout == b"one\ntwo\n"
 
 
@@ -196,8 +200,8 @@ def test_a_follower_sees_lines_as_they_are_written(url: str) -> None:
                 assert follower.stdout.readline() == line
             writer.stdin.close()
             assert follower.stdout.readline() == b""
-            assert follower.wait(20) == 0
-        assert writer.wait(20) == 0
+            assert follower.wait(DEADLINE_S) == 0
+        assert writer.wait(DEADLINE_S) == 0
 
 
 def test_ctrl_c_ends_a_follower_without_a_word(url: str) -> None:
@@ -212,7 +216,7 @@ def test_ctrl_c_ends_a_follower_without_a_word(url: str) -> None:
             assert follower.stderr is not None
             assert follower.stdout.readline() == b"a sign that it waits for more\n"
             follower.send_signal(signal.SIGINT)
-            assert follower.wait(20) == 130
+            assert follower.wait(DEADLINE_S) == 130
             assert follower.stderr.read() == b""
 
 
@@ -226,4 +230,4 @@ def test_a_reader_that_goes_away_is_no_error(run: Run, url: str, tmp_path: Path)
         assert reader.stdout.readline() == b"some line\n"
         reader.stdout.close()
         assert reader.stderr.read() == b""
-        assert reader.wait(20) == 0
+        assert reader.wait(DEADLINE_S) == 0

@@ -17,7 +17,7 @@ from running import ask, connected, page
 from bookie.commands.run import BookieStarted
 from ledger_client.commands.bench import usage
 from metadata import calls
-from metadata.store import Put
+from metadata.store import VALUE_SIZE_MAX, Put
 
 pytestmark = pytest.mark.slow
 
@@ -88,8 +88,8 @@ async def test_answers_to_calls_that_nobody_reads_take_no_more_than_their_part(
     with Daemon(*words, log=tmp_path / "log") as daemon:
         ready = daemon.ready(BookieStarted)
         async with connected(ready.address) as client, AsyncExitStack() as stack:
-            for number in range(2):
-                put = Put(f"large/{number}", bytes(MIB))
+            for number in range(4):
+                put = Put(f"large/{number}", bytes(VALUE_SIZE_MAX))
                 assert isinstance(await ask(client, put), calls.Done)
             before = usage.rss(ready.process_id)
             for _ in range(6):

@@ -49,6 +49,10 @@ async def fill(url: str) -> None:
         await client.topics.create("t/kinds", 2)
         async with client.producer("t/kinds", producer_name="p") as producer:
             await producer.send("ü".encode(), headers={"a": b"1", "b": b"\xfe"})
+        await client.topics.create("t/stock", 2, timesync=True)
+        async with client.producer("t/stock") as producer:
+            for key, value in ((b"A1", b"one"), (b"A2", b"two"), (b"A1", b"")):
+                await producer.send(value, key=key)
         await client.topics.create("t/compacted")
         async with client.producer("t/compacted") as producer:
             values: list[bytes | None] = [b"a1", b"b1", b"a2", None, b"c1"]
@@ -71,6 +75,26 @@ def lines(done: subprocess.CompletedProcess[bytes]) -> list[str]:
 def test_values_are_lines(run: Run) -> None:
     assert lines(run("t/times")) == [str(i) for i in range(COUNT)]
     assert lines(run("t/times", "--reverse", "--limit", "3")) == ["2999", "2998", "2997"]
+
+
+def test_a_topic_is_shown_as_it_was_at_a_moment(run: Run) -> None:
+    """MV-04, MV-46: by its timestamp or time, with all messages or only the latest of each key."""
+    messages = [
+        json.loads(line) for line in lines(run("t/stock", "--order", "timestamp", "--json"))
+    ]
+    moments = [str(message["timestamp"]) for message in messages]
+    seen = [lines(run("t/stock", "--latest", "--as-of", moment)) for moment in moments]
+    assert seen == [["one"], ["one", "two"], ["two"]]
+    assert lines(run("t/stock", "--as-of", moments[1])) == ["one", "two"]
+    assert lines(run("t/stock", "--as-of", "1h")) == []
+    for level in ("strong", "bounded", "session", "eventual"):
+        words = ("--consistency", level, "--staleness", "1s")
+        (shown,) = lines(run("t/stock", "--latest", "--json", *words))
+        assert json.loads(shown) == messages[1]
+    refused = run("t/times", "--latest")
+    assert refused.returncode == 2
+    assert b"without timesync" in refused.stderr
+    assert run("t/stock", "--latest", "--format", "arrow").returncode == 2
 
 
 def test_of_a_compacted_topic_the_latest_of_each_key_is_read_when_asked_for(run: Run) -> None:

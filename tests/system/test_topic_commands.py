@@ -75,6 +75,7 @@ def events(fleet: Fleet) -> list[tuple[str, str]]:
     return trio.run(read)
 
 
+@pytest.mark.slow
 def test_a_topic_from_its_making_to_its_deletion(fleet: Fleet) -> None:
     """TB-24, TB-55, TB-75, TD-07: each step by its command, each change told as an event."""
     words = ("topic", "create", "shop/orders", "--roll-entries", "5", "--partitions", "2")

@@ -36,6 +36,7 @@ def judge(history: History, least: int) -> None:
 
 
 @pytest.mark.real_processes
+@pytest.mark.slow
 def test_a_producer_that_is_killed_sends_again_and_nothing_is_there_twice(tmp_path: Path) -> None:
     """PS-39: its sequence numbers outlive it."""
     with Fleet(tmp_path, 3) as fleet, Crew(fleet, tmp_path) as crew:

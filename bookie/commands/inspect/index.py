@@ -14,7 +14,7 @@ from bookie.commands.inspect.report import DamageReport
 from bookie.commands.inspect.target import InspectionTarget, of_files_or_address
 from bookie.commands.output import print_json, print_table
 from bookie.inspection.log import LogFile, list_logs, read_index
-from metadata.calls import (
+from metadata.inspections import (
     PAGE_MAX,
     ExtentOnBookie,
     ExtentPage,

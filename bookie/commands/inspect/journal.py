@@ -23,7 +23,7 @@ from bookie.inspection.journal import (
     read_records,
 )
 from bookie.mark import read_mark
-from metadata.calls import JournalFilePage, JournalFiles, JournalRecordPage, JournalRecords
+from metadata.inspections import JournalFilePage, JournalFiles, JournalRecordPage, JournalRecords
 from metadata.outcome import CommandFailed
 from metadata.store import INTEGER_MAX
 from native.journal import Damage, End, Record

@@ -24,7 +24,8 @@ from ledger_client.cluster.repair.survey import look
 from ledger_client.errors import DrainRefused
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.wire.inflight import LedgerName
-from metadata.errors import VersionConflict
+from metadata.errors import MetadataError, VersionConflict
+from metadata.ledger_changes import LedgerChanges
 from metadata.listings import ledger_records, list_draining, list_marks
 from metadata.records import (
     DamagedRun,
@@ -32,13 +33,17 @@ from metadata.records import (
     LedgerRecord,
     LedgerState,
     cookie_key,
+    decode_ledger,
     draining_key,
     encode_record,
+    ledger_key,
 )
 from metadata.store import ABSENT, Delete, MetadataStore
 
 POLL_S = 0.5
 """Pause between two checks of what is left."""
+RECOUNT_S = 60.0
+"""All ledgers are read again this often, and after twenty times as long as that takes."""
 SETTLE_S = 30.0
 """Ledgers that lack copies elsewhere have this long to be repaired before drain() gives up."""
 NAMED_MAX = 5
@@ -134,20 +139,63 @@ async def check_room(store: MetadataStore, bookie_id: str) -> None:
 
 async def remaining(store: MetadataStore, bookie_id: str) -> DrainProgress:
     """Count the ledgers that name the bookie, and the bytes it holds of them."""
-    failures = {mark.ledger_id: mark.last_failure for mark in await list_marks(store)}
-    ledgers = size = not_closed = 0
-    waits_for = ""
-    async for record in ledger_records(store):
-        if not any(bookie_id in fragment.bookies for fragment in record.fragments):
-            continue
-        ledgers += 1
-        if record.state is LedgerState.CLOSED:
-            size += shares_of(record).sizes[bookie_id]
-        else:
-            not_closed += 1
-        if not waits_for and failures.get(record.ledger_id):
-            waits_for = f"ledger {record.ledger_id}: {failures[record.ledger_id]}"
-    return DrainProgress("moving", ledgers, size, not_closed, waits_for)
+    return await Remaining(store, bookie_id).count()
+
+
+class Remaining:
+    """The ledgers that name a bookie: all are read once, and then those that change.
+
+    All are read again now and then: BookKeeper's clients change ledgers without a trace in the
+    change log.
+    """
+
+    def __init__(self, store: MetadataStore, bookie_id: str) -> None:
+        self._store = store
+        self._bookie_id = bookie_id
+        self._changes = LedgerChanges(store)
+        self._sizes: dict[int, int | None] = {}  # None: it is not closed
+        self._recount_at = float("inf")
+
+    async def count(self) -> DrainProgress:
+        """Return the work that is left now. Raises MetadataError."""
+        try:
+            await self._update()
+        except MetadataError:
+            self._changes.forget()
+            raise
+        failures = {mark.ledger_id: mark.last_failure for mark in await list_marks(self._store)}
+        stuck = min((each for each in self._sizes if failures.get(each)), default=None)
+        return DrainProgress(
+            "moving",
+            len(self._sizes),
+            sum(size for size in self._sizes.values() if size is not None),
+            sum(size is None for size in self._sizes.values()),
+            "" if stuck is None else f"ledger {stuck}: {failures[stuck]}",
+        )
+
+    async def _update(self) -> None:
+        began_at = trio.current_time()
+        if began_at >= self._recount_at:
+            self._changes.forget()
+        changed = await self._changes.take()
+        if changed is None:
+            self._sizes.clear()
+            async for record in ledger_records(self._store):
+                self._note(record)
+            now = trio.current_time()
+            self._recount_at = now + max(RECOUNT_S, 20 * (now - began_at))
+            return
+        for ledger_id in changed:
+            found = await self._store.get(ledger_key(ledger_id))
+            self._sizes.pop(ledger_id, None)
+            if found is not None:
+                self._note(decode_ledger(ledger_key(ledger_id), found.value))
+
+    def _note(self, record: LedgerRecord) -> None:
+        if any(self._bookie_id in fragment.bookies for fragment in record.fragments):
+            closed = record.state is LedgerState.CLOSED
+            size = shares_of(record).sizes[self._bookie_id] if closed else None
+            self._sizes[record.ledger_id] = size
 
 
 async def shortages(
@@ -197,8 +245,9 @@ async def _shortage(
 
 
 async def _wait_until_empty(store: MetadataStore, bookie_id: str, on_progress: OnProgress) -> None:
+    all_left = Remaining(store, bookie_id)
     while True:
-        left = await remaining(store, bookie_id)
+        left = await all_left.count()
         on_progress(left)
         if not left.ledgers:
             return

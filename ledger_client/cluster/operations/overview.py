@@ -8,11 +8,18 @@ from __future__ import annotations
 
 import msgspec
 
-from metadata.listings import leader, list_draining, list_marks, list_repairs
+from metadata.listings import (
+    leader,
+    list_draining,
+    list_marks,
+    list_repairs,
+    rack_report,
+)
 from metadata.records import (
     COOKIES,
     BookieRecord,
     Leader,
+    RackReport,
     RepairProgress,
     UnderReplicated,
 )
@@ -36,6 +43,7 @@ class BookieOverview(msgspec.Struct, frozen=True):
     load: float = 0.0
     """recent rate of adds in bytes a second"""
     version: str = ""
+    rack: str = ""
 
 
 class Overview(msgspec.Struct, frozen=True):
@@ -45,6 +53,8 @@ class Overview(msgspec.Struct, frozen=True):
     bookies: list[BookieOverview]
     underreplicated: list[UnderReplicated]
     repairs: list[RepairProgress]
+    racks: RackReport | None = None
+    """ledgers on too few racks; `None` if no bookie states a rack, or before the first count"""
 
     @property
     def underreplicated_size(self) -> int:
@@ -86,6 +96,7 @@ async def take_overview(store: MetadataStore) -> Overview:
         bookies=await _bookies(store),
         underreplicated=await list_marks(store),
         repairs=await list_repairs(store),
+        racks=await rack_report(store),
     )
 
 
@@ -123,6 +134,7 @@ def _bookie(record: BookieRecord, state: str) -> BookieOverview:
         ledgers_size=record.ledgers_size,
         load=record.load,
         version=record.version,
+        rack=record.rack,
     )
 
 

@@ -1,5 +1,7 @@
 """Moves copies of closed ledgers until all bookies hold about the same number of bytes.
 
+Copies on fewer racks than could be are moved first, and no move makes that worse.
+
 A move copies first and then changes the location list, in one transaction that checks the
 claim on the ledger. So there are never fewer readable copies than before, and an
 interrupted move leaves no trace. The bookie deletes the old copy at its next garbage
@@ -9,6 +11,7 @@ collection.
 from __future__ import annotations
 
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
@@ -31,6 +34,7 @@ from ledger_client.cluster.repair.survey import look, runs_on
 from ledger_client.errors import BookieUnavailable, NoSuchLedger
 from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.ledgers.racks import Spread, best_spread, spread_of
 from ledger_client.wire.inflight import LedgerName
 from metadata.errors import LeaseHeld, VersionConflict
 from metadata.listings import ledger_records, list_draining
@@ -116,7 +120,7 @@ class Rebalancer:
             MetadataError, LedgerError: metadata is unavailable.
         """
         try:
-            async with claim_ledger(self._store, move.ledger_id, self._owner) as claim:
+            async with claim_ledger(self._ledgers.session, move.ledger_id, self._owner) as claim:
                 return await self._move(move, claim, on_copied)
         except (LeaseHeld, VersionConflict, NoSuchLedger):
             return False
@@ -166,7 +170,12 @@ class Rebalancer:
     async def _shelves(self) -> list[Shelf]:
         live, leaving = await self._ledgers.list_bookies(), await list_draining(self._store)
         return [
-            Shelf(bookie.bookie_id, takes=not bookie.read_only, free=_free(bookie))
+            Shelf(
+                bookie.bookie_id,
+                takes=not bookie.read_only,
+                free=_free(bookie),
+                rack=bookie.rack,
+            )
             for bookie in live
             if not (bookie.limbo or bookie.draining or bookie.bookie_id in leaving)
         ]
@@ -203,7 +212,8 @@ def _moved(record: LedgerRecord, move: Move) -> LedgerRecord:
 # that brings the two closest. Moving a copy smaller than the difference of the two always
 # lowers the sum of squares of all levels, so planning terminates; it stops early once the
 # levels are close enough. A copy moves only to a bookie that has no part of its ledger, so
-# no bookie ever holds two.
+# no bookie ever holds two. If bookies state racks, ledgers on fewer racks than could be come
+# first, and no move puts the copies of an entry on fewer racks.
 
 
 class Shelf(msgspec.Struct, frozen=True):
@@ -212,6 +222,7 @@ class Shelf(msgspec.Struct, frozen=True):
     bookie_id: str
     takes: bool = True
     free: int = 1 << 62
+    rack: str = ""
 
 
 class Move(msgspec.Struct, frozen=True):
@@ -237,8 +248,9 @@ def plan_moves(
         As few moves as it takes. After them the bookies are level enough, or no single
         move from the fullest, or to the emptiest, would bring the two closer.
     """
-    levels = Levels(ledgers, shelves)
-    moves: list[Move] = []
+    known = [*ledgers]
+    levels = Levels(known, shelves)
+    moves = [move for ledger in known for move in levels.spread_out(ledger.ledger_id)]
     while levels.spread > tolerance:
         move = levels.best_move()
         if move is None:
@@ -259,9 +271,12 @@ class Levels:
         self.sizes = {shelf.bookie_id: 0 for shelf in shelves}
         self._free = {shelf.bookie_id: shelf.free for shelf in shelves if shelf.takes}
         self._holders: dict[int, set[str]] = {}
+        self._placed = PlacedLedgers(shelves)
         self._copies = {shelf.bookie_id: SortedList() for shelf in shelves}
         for ledger in ledgers:
             self._holders[ledger.ledger_id] = set(ledger.sizes)
+            if self._placed.stated:
+                self._placed.add(ledger)
             for bookie_id, size in ledger.sizes.items():
                 if bookie_id in self.sizes:
                     self._put(bookie_id, size, ledger.ledger_id)
@@ -289,8 +304,39 @@ class Levels:
         self.sizes[move.source] -= move.size
         self._holders[move.ledger_id].remove(move.source)
         self._holders[move.ledger_id].add(move.target)
+        self._placed.move(move.ledger_id, move.source, move.target)
         self._free[move.target] -= move.size
         self._put(move.target, move.size, move.ledger_id)
+
+    def spread_out(self, ledger_id: int) -> Iterator[Move]:
+        """Apply and yield the moves that put a ledger's copies on as many racks as could be."""
+        while self._placed.violates(ledger_id):
+            move = self._best_spreading(ledger_id)
+            if move is None:
+                return
+            self.make(move)
+            yield move
+
+    def _best_spreading(self, ledger_id: int) -> Move | None:
+        """Return the move that spreads a ledger's copies most, to the emptiest bookie of a rack."""
+        best, found = self._placed.gain(ledger_id, "", ""), None
+        for source in sorted(self._holders[ledger_id] & self.sizes.keys()):
+            size = self._size_of(ledger_id, source)
+            for target in self._emptiest_of_racks(ledger_id, size):
+                gain = self._placed.gain(ledger_id, source, target)
+                if gain > best:
+                    best, found = gain, Move(ledger_id, source, target, size)
+        return found
+
+    def _emptiest_of_racks(self, ledger_id: int, size: int) -> list[str]:
+        fitting: dict[str, str] = {}
+        for target in sorted(self._free, key=lambda name: (-self.sizes[name], name)):
+            if target not in self._holders[ledger_id] and size <= self._free[target]:
+                fitting[self._placed.rack_of[target]] = target
+        return [*fitting.values()]
+
+    def _size_of(self, ledger_id: int, bookie_id: str) -> int:
+        return self._placed.sizes[ledger_id][bookie_id]
 
     def _put(self, bookie_id: str, size: int, ledger_id: int) -> None:
         self.sizes[bookie_id] += size
@@ -310,7 +356,7 @@ class Levels:
         copies = self._copies[source]
         half, end = copies.bisect_left((gap / 2,)), copies.bisect_left((gap,))
         nearest = (
-            self._first_movable((copies[place] for place in places), target)
+            self._first_movable((copies[place] for place in places), source, target)
             for places in (range(half - 1, -1, -1), range(half, end))
         )
         fitting = [found for found in nearest if found is not None]
@@ -320,9 +366,80 @@ class Levels:
         return Move(ledger_id, source, target, size)
 
     def _first_movable(
-        self, copies: Iterable[tuple[int, int]], target: str
+        self, copies: Iterable[tuple[int, int]], source: str, target: str
     ) -> tuple[int, int] | None:
         for size, ledger_id in copies:
-            if target not in self._holders[ledger_id] and 0 < size <= self._free[target]:
+            fits = target not in self._holders[ledger_id] and 0 < size <= self._free[target]
+            if fits and self._placed.stays_spread(ledger_id, source, target):
                 return size, ledger_id
         return None
+
+
+class PlacedLedgers:
+    """The racks that copies of ledgers are on; empty if no bookie states one.
+
+    Attributes:
+        rack_of: the racks of the bookies.
+        sizes: payload bytes by ledger and bookie.
+    """
+
+    def __init__(self, shelves: Sequence[Shelf]) -> None:
+        self.rack_of = {shelf.bookie_id: shelf.rack for shelf in shelves}
+        self.stated = any(self.rack_of.values())
+        self.sizes: dict[int, dict[str, int]] = {}
+        self._room = Counter(shelf.rack for shelf in shelves if shelf.takes)
+        self._ensembles: dict[int, list[list[str]]] = {}
+        self._write_quorum: dict[int, int] = {}
+        self._best: dict[tuple[int, int], int] = {}
+
+    def add(self, ledger: LedgerShares) -> None:
+        """Add a closed ledger."""
+        self.sizes[ledger.ledger_id] = {**ledger.sizes}
+        self._ensembles[ledger.ledger_id] = ledger.ensembles
+        self._write_quorum[ledger.ledger_id] = ledger.write_quorum
+
+    def move(self, ledger_id: int, source: str, target: str) -> None:
+        """Note that *target* takes the place of *source*."""
+        if ledger_id in self._ensembles:
+            self.sizes[ledger_id][target] = self.sizes[ledger_id].pop(source)
+            self._ensembles[ledger_id] = self._after(ledger_id, source, target)
+
+    def violates(self, ledger_id: int) -> bool:
+        """Return True if copies of some entry are on fewer racks than could be."""
+        quorum = self._write_quorum.get(ledger_id, 1)
+        return any(
+            self._spread(ensemble, quorum).least < self._best_of(len(ensemble), quorum)
+            for ensemble in self._ensembles.get(ledger_id, ())
+        )
+
+    def gain(self, ledger_id: int, source: str, target: str) -> tuple[int, int]:
+        """Rate the placement after a move, by the worst write sets and by all of them."""
+        quorum = self._write_quorum[ledger_id]
+        spreads = [self._spread(e, quorum) for e in self._after(ledger_id, source, target)]
+        return sum(each.least for each in spreads), sum(each.total for each in spreads)
+
+    def stays_spread(self, ledger_id: int, source: str, target: str) -> bool:
+        """Return False if the move puts copies of some entry on fewer racks."""
+        if ledger_id not in self._ensembles:
+            return True
+        quorum = self._write_quorum[ledger_id]
+        before, after = self._ensembles[ledger_id], self._after(ledger_id, source, target)
+        return all(
+            self._spread(new, quorum).least >= self._spread(old, quorum).least
+            for old, new in zip(before, after, strict=True)
+        )
+
+    def _after(self, ledger_id: int, source: str, target: str) -> list[list[str]]:
+        return [
+            [target if bookie == source else bookie for bookie in ensemble]
+            for ensemble in self._ensembles[ledger_id]
+        ]
+
+    def _spread(self, ensemble: list[str], write_quorum: int) -> Spread:
+        return spread_of([self.rack_of.get(bookie) for bookie in ensemble], write_quorum)
+
+    def _best_of(self, size: int, write_quorum: int) -> int:
+        shape = size, write_quorum
+        if shape not in self._best:
+            self._best[shape] = best_spread(self._room.values(), size, write_quorum).least
+        return self._best[shape]

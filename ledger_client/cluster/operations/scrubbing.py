@@ -32,6 +32,7 @@ from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.ledgers.ledgers import Ledgers
 from metadata.errors import LeaseHeld
 from metadata.records import LedgerRecord, LedgerState
+from metadata.sessions import ProcessSession
 from metadata.store import MetadataStore
 
 AT_ONCE = 4
@@ -252,7 +253,7 @@ async def mend(
         BookieUnavailable: a bookie that lacks entries takes none; some may be copied.
         MetadataError, LedgerError: metadata is unavailable, or the ledger was deleted.
     """
-    async with _claimed(store, ledger_id) as claim:
+    async with _claimed(ledgers.session, ledger_id) as claim:
         catalogue = Catalogue(store, timeout_s=ledgers.options.metadata_timeout_s)
         record, _ = await catalogue.get(ledger_id)
         before = await verify(ledgers, record, advance=advance)
@@ -267,12 +268,12 @@ async def mend(
 
 
 @asynccontextmanager
-async def _claimed(store: MetadataStore, ledger_id: int) -> AsyncIterator[Claim]:
+async def _claimed(session: ProcessSession, ledger_id: int) -> AsyncIterator[Claim]:
     owner = f"verify/{secrets.token_hex(8)}"
     until = trio.current_time() + CLAIM_S
     while True:
         try:
-            async with claim_ledger(store, ledger_id, owner) as claim:
+            async with claim_ledger(session, ledger_id, owner) as claim:
                 yield claim
                 return
         except LeaseHeld as held:

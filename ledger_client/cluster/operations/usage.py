@@ -21,9 +21,11 @@ from metadata.calls import DiskUse, DiskUsed, FilesOnDisk, LedgerStatePage, Ledg
 from metadata.compaction import COMPACTED, decode_set
 from metadata.jobs import STAGED, decode_staged
 from metadata.listings import ledger_records
+from metadata.paged import whole_value
+from metadata.pointers import read_lane_rows
 from metadata.records import LedgerRecord
-from metadata.store import MetadataStore, pages
-from metadata.topics import LANE_LEDGERS, TOPICS, decode_lane_ledger, decode_topic
+from metadata.store import MetadataStore, Versioned, pages
+from metadata.topics import LANE_LEDGERS, TOPICS, decode_topic
 
 PAGE_COUNT = 1000
 ASK_S = 30.0
@@ -235,17 +237,32 @@ async def read_owners(store: MetadataStore) -> Owners:
         for key, row in page:
             staged = decode_staged(key, row.value)
             owners.by_ledger[staged.ledger_id] = _owner(names, key, "staged")
-    async for page in pages(store, LANE_LEDGERS):
-        for key, row in page:
-            ledger = decode_lane_ledger(key, row.value)
-            owners.by_ledger[ledger.ledger_id] = _owner(names, key, "messages")
+    await _read_lanes(store, names, owners)
     async for page in pages(store, COMPACTED):
         for key, row in page:
-            made = decode_set(key, row.value)
             owner = _owner(names, key, "compacted")
-            owners.by_ledger |= {each.ledger_id: owner for each in made.ledgers}
-            owners.by_ledger |= {each.ledger_id: owner for each in made.retired}
+            for ledger_id in await _compacted_ledgers(store, key, row):
+                owners.by_ledger[ledger_id] = owner
     return owners
+
+
+async def _read_lanes(store: MetadataStore, names: dict[int, str], owners: Owners) -> None:
+    after = ""
+    while rows := await read_lane_rows(store, LANE_LEDGERS, after=after):
+        after = rows[-1].key
+        for row in rows:
+            if not row.is_hidden:
+                owners.by_ledger[row.ledger.ledger_id] = _owner(names, row.key, "messages")
+
+
+async def _compacted_ledgers(store: MetadataStore, key: str, row: Versioned) -> list[int]:
+    """Return the ledgers of a compacted set, and those of former generations."""
+    whole = await whole_value(store, key, row)
+    if whole is None:
+        return []
+    found = decode_set(key, whole.value)
+    ledgers = [each.ledger_id for each in found.ledgers]
+    return ledgers + [each.ledger_id for each in found.retired]
 
 
 def _owner(names: dict[int, str], key: str, part: Part) -> LedgerOwner:

@@ -6,6 +6,9 @@ from typing import Protocol
 
 import msgspec
 
+from metadata.groups.coordinator import Coordinator
+from metadata.time.timekeeper import Timekeeper
+
 
 class RepairFigures(Protocol):
     """Numbers that repair updates and the bookie's metrics page shows."""
@@ -44,6 +47,14 @@ class RepairHost(Protocol):
     @property
     def figures(self) -> RepairFigures:
         """Its part in repair, for its metrics page."""
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """What answers the bookie's calls about groups."""
+
+    @property
+    def timekeeper(self) -> Timekeeper:
+        """What answers the bookie's calls for timestamps."""
 
     async def leave_limbo(self, *, doubts: int | None = None) -> bool:
         """End limbo unless more than *doubts* reasons came up; return True once it is over."""

@@ -68,7 +68,7 @@ class Repairs:
             LeaseHeld: another process repairs it.
             MetadataError: the store is unavailable, or the claim was lost.
         """
-        async with claim_ledger(self._store, ledger_id, self._owner) as claim:
+        async with claim_ledger(self._ledgers.session, ledger_id, self._owner) as claim:
             mark = await read_mark(self._store, ledger_id)
             if mark is None:
                 return RepairOutcome("another worker repaired it", AGAIN_S)

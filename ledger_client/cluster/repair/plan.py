@@ -2,7 +2,9 @@
 
 The goal for a closed ledger that stores every entry on all of its ensemble: one fragment, on
 ensemble_size bookies that are alive and not draining, each holding every entry. Bookies that
-already hold most are preferred. A ledger in that state needs nothing.
+already hold most are preferred. A ledger in that state needs nothing, even if its copies could be
+on more racks; but a bookie that takes the place of another one is on a rack without a copy, if
+there is such a bookie.
 
 If that is out of reach (entries are striped over the ensemble, bookies are too few, one did
 not report what it holds, or the ledger is open), each fragment is mended by itself:
@@ -14,11 +16,14 @@ so no step lowers the number of readable copies.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import pairwise
 
 import msgspec
 
+from ledger_client.ledgers.racks import Spread, spread_at
 from metadata.records import Fragment, LedgerRecord, LedgerState
 
 
@@ -34,6 +39,7 @@ class Holding(msgspec.Struct, frozen=True):
     """False if it gets no ledger that it has no part in yet"""
     full: bool = False
     """True if it is read-only: others are preferred when entries must be copied"""
+    rack: str = ""
 
 
 class RepairCopy(msgspec.Struct, frozen=True):
@@ -95,6 +101,9 @@ class LedgerShares(msgspec.Struct, frozen=True):
 
     ledger_id: int
     sizes: dict[str, int]
+    ensembles: list[list[str]] = []
+    """the bookies of each fragment"""
+    write_quorum: int = 1
 
 
 def shares_of(record: LedgerRecord) -> LedgerShares:
@@ -110,7 +119,12 @@ def shares_of(record: LedgerRecord) -> LedgerShares:
         for bookie_id in fragment.bookies:
             held = part * (end - fragment.first_entry)
             sizes[bookie_id] = sizes.get(bookie_id, 0.0) + held
-    return LedgerShares(record.ledger_id, {name: round(size) for name, size in sizes.items()})
+    return LedgerShares(
+        record.ledger_id,
+        {name: round(size) for name, size in sizes.items()},
+        [fragment.bookies for fragment in record.fragments],
+        record.write_quorum,
+    )
 
 
 # --- one fragment, everywhere -----------------------------------------------------------
@@ -123,10 +137,9 @@ def _whole(record: LedgerRecord, known: dict[str, Holding]) -> RepairPlan | None
         return None
     everything = run_of(0, record.last_entry)
     able = [h for h in known.values() if h.runs is not None and _may_hold(h, listed)]
-    chosen = sorted(able, key=lambda h: _rank(h, everything, record.fragments[-1].bookies))
-    chosen = chosen[: record.ensemble_size]
-    if len(chosen) < record.ensemble_size:
+    if len(able) < record.ensemble_size:
         return None
+    chosen = _chosen(able, record.ensemble_size, everything, record.fragments[-1].bookies)
     missing = [(h.bookie_id, without(everything, h.runs or [])) for h in chosen]
     bookies = _seated([h.bookie_id for h in chosen], record.fragments[-1].bookies)
     copies = [RepairCopy(bookie, runs) for bookie, runs in missing if runs]
@@ -137,10 +150,32 @@ def _may_hold(holding: Holding, listed: Collection[str]) -> bool:
     return holding.stays and (holding.takes or holding.bookie_id in listed)
 
 
-def _rank(holding: Holding, everything: Runs, preferred: Sequence[str]) -> tuple[bool, int, bool]:
-    """Return a sort key that puts the bookies to choose first."""
-    lacking = count(without(everything, holding.runs or []))
-    return holding.full and lacking > 0, lacking, holding.bookie_id not in preferred
+def _chosen(
+    able: Sequence[Holding], size: int, everything: Runs, preferred: Sequence[str]
+) -> list[Holding]:
+    """Return the bookies to hold a ledger: first those that do, or did and stay.
+
+    The others are taken from the racks with the fewest copies. A bookie of the last fragment
+    does not lose its place because of its rack, as that would copy a ledger that is on it.
+    """
+    lacking = {h.bookie_id: count(without(everything, h.runs or [])) for h in able}
+    copies: Counter[str] = Counter()
+    chosen: list[Holding] = []
+    left = [*able]
+
+    least = 0
+
+    def rank(holding: Holding) -> tuple[bool, bool, int, int, bool]:
+        missing, listed = lacking[holding.bookie_id], holding.bookie_id in preferred
+        crowd = 0 if listed and missing else copies[holding.rack] - least
+        return missing > 0, holding.full and missing > 0, crowd, missing, not listed
+
+    while len(chosen) < size:
+        least = min(copies[holding.rack] for holding in left)
+        chosen.append(min(left, key=rank))
+        left.remove(chosen[-1])
+        copies[chosen[-1].rack] += 1
+    return chosen
 
 
 def _seated(chosen: list[str], seats: Sequence[str]) -> list[str]:
@@ -161,7 +196,9 @@ def _mended(record: LedgerRecord, known: dict[str, Holding]) -> RepairPlan:
         for index, bookie in enumerate(fragment.bookies):
             share = wanted(record, fragment, end, index)
             if bookie not in known or not known[bookie].stays:
-                spare = _spare(known, bookies, share, needs)
+                racks = [known[b].rack if b in known else None for b in bookies]
+                spread = partial(spread_at, racks, index, write_quorum=record.write_quorum)
+                spare = _spare(known, bookies, share, needs, spread)
                 if spare is None:
                     blocked.append(f"no bookie can take the place of {bookie}")
                 else:
@@ -175,9 +212,16 @@ def _mended(record: LedgerRecord, known: dict[str, Holding]) -> RepairPlan:
 
 
 def _spare(
-    known: dict[str, Holding], taken: Collection[str], share: Runs, needs: dict[str, Runs]
+    known: dict[str, Holding],
+    taken: Collection[str],
+    share: Runs,
+    needs: dict[str, Runs],
+    spread: Callable[[str], Spread],
 ) -> str | None:
-    """Return the bookie that needs the fewest copied entries, then the least loaded one."""
+    """Return the bookie on the best rack that needs the fewest copied entries.
+
+    Among equals, it is the least loaded one.
+    """
     able = [
         holding
         for holding in known.values()
@@ -189,8 +233,9 @@ def _spare(
     ]
     if not able:
         return None
+    best = max(spread(rack) for rack in {h.rack for h in able})
     return min(
-        able,
+        (h for h in able if spread(h.rack) == best),
         key=lambda h: (
             count(without(share, h.runs or [])),
             count(needs.get(h.bookie_id, [])),

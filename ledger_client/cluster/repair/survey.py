@@ -21,6 +21,7 @@ from ledger_client.cluster.repair.plan import (
 )
 from ledger_client.errors import BookieUnavailable
 from ledger_client.ledgers.ledgers import Ledgers
+from ledger_client.ledgers.racks import spread_out
 from ledger_client.wire.inflight import LedgerName
 from metadata.calls import LedgerRuns, RunPage
 from metadata.listings import list_cookies, list_draining
@@ -81,14 +82,18 @@ class Survey:
                 stays=self._census.stays(bookie_id),
                 takes=not self._census.in_limbo(bookie_id),
                 full=self._census.live[bookie_id].read_only,
+                rack=self._census.live[bookie_id].rack,
             )
             for bookie_id, runs in held.items()
             if bookie_id in self._census.live and (runs is not None or bookie_id in named)
         ]
 
     def _newcomers(self, listed: Iterable[str]) -> list[str]:
-        """Draw bookies that take new ledgers at random, weighted by free space."""
-        live = self._census.live
+        """Draw bookies that take new ledgers at random, weighted by free space.
+
+        Racks without a copy come first.
+        """
+        live, listed = self._census.live, [*listed]
         able = [
             bookie
             for bookie in sorted(live.keys() - set(listed))
@@ -96,7 +101,10 @@ class Survey:
         ]
         # Efraimidis and Spirakis: the greatest of u ** (1 / weight) are a weighted draw.
         drawn = {b: self._chance.random() ** (1 / max(live[b].free / GIB, 0.01)) for b in able}
-        return sorted(able, key=lambda b: drawn[b], reverse=True)[:NEWCOMERS_MAX]
+        able.sort(key=lambda b: drawn[b], reverse=True)
+        used = [live[b].rack for b in listed if self._census.stays(b)]
+        racks = {b: live[b].rack for b in able}
+        return spread_out(able, racks, NEWCOMERS_MAX, NEWCOMERS_MAX, used=used)
 
 
 class _Seen:
@@ -217,12 +225,19 @@ class Census:
         self._known: set[str] = set()
         self._missed_since: dict[str, float] = {}
         self._unreadable: set[str] = set()
+        self._refreshed_at = float("-inf")
         self.live: dict[str, BookieRecord] = {}
         self.runs: dict[str, int] = {}
         self.draining: set[str] = set()
 
-    async def refresh(self) -> None:
-        """Read the leases and draining marks of all bookies. Raises MetadataError."""
+    async def refresh(self, *, age_max_s: float = 0.0) -> None:
+        """Read the leases and draining marks of all bookies. Raises MetadataError.
+
+        Nothing is read if a call within *age_max_s* did.
+        """
+        now = trio.current_time()
+        if now < self._refreshed_at + age_max_s:
+            return
         found = await list_registrations(self._store)
         self.live = {bookie.bookie_id: bookie for bookie in found.bookies}
         self.runs = found.epochs
@@ -231,6 +246,7 @@ class Census:
         self.draining.update(b.bookie_id for b in self.live.values() if b.draining)
         self._known |= self.live.keys() | await list_cookies(self._store)
         self._notice(self._known)
+        self._refreshed_at = now
 
     def away(self, bookie_id: str) -> bool:
         """Return True if it is down, but not for long enough to be lost."""
@@ -242,6 +258,12 @@ class Census:
             return False
         self._notice([bookie_id])
         return trio.current_time() >= self._missed_since[bookie_id] + self._lost_after_s
+
+    def give_up(self, bookie_ids: Iterable[str]) -> None:
+        """Count those of *bookie_ids* that are down as lost: another process waited for them."""
+        for bookie_id in bookie_ids:
+            if bookie_id not in self.live:
+                self._missed_since[bookie_id] = float("-inf")
 
     def stays(self, bookie_id: str) -> bool:
         """Return True if copies may stay on it: it is alive and not draining."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Sequence
 
 import trio
 
@@ -25,6 +26,14 @@ from metadata.store import MetadataStore
 
 LISTING_PAUSE = 10
 """A pause lasts at least this many times as long as listing the marks took."""
+CENSUS_RATE = 10_000
+"""Registrations that all workers of a cluster together read a second. Each reads all of them, so in
+a cluster of more than a hundred bookies a worker reads them less often than poll_s."""
+IDLE_CENSUS_S = 5.0
+"""How often a worker reads the registrations while no ledger is marked; only to know since when a
+bookie is away."""
+POLL_RATE = 100
+"""And so often a second they list the marks, all together."""
 HELD_S = 3.0
 """Pause before trying again a ledger that another worker repairs."""
 
@@ -73,6 +82,8 @@ class Worker:
         self._schedule = Schedule(retry_s=options.retry_s, retry_max_s=options.retry_max_s)
         self._busy: set[int] = set()
         self._unreadable: set[str] = set()
+        self._census_at = self._census_due = float("-inf")
+        self._doubted: set[str] = set()
         self._places: frozenset[tuple[str, int, bool, bool]] = frozenset()
 
     async def run(self) -> None:
@@ -85,17 +96,19 @@ class Worker:
                 except MetadataError as failure:
                     _log.debug("cannot list the marks: %s", failure)
                 took_s = trio.current_time() - began
-                await trio.sleep(max(self._options.poll_s, LISTING_PAUSE * took_s))
+                count = len(self._census.live)
+                pause_s = max(self._options.poll_s, LISTING_PAUSE * took_s, count / POLL_RATE)
+                await trio.sleep(pause_s)
 
     # --- which ledgers ----------------------------------------------------------------------
 
     async def _begin(self, nursery: trio.Nursery) -> None:
         """Start repairs of due ledgers, in random order, up to the limit of concurrency."""
-        await self._census.refresh()
-        self._notice_places()
         if len(self._busy) >= self._options.concurrency:
+            await self._look([])
             return
         marks = await list_marks(self._store, unreadable=self._unreadable)
+        await self._look(marks)
         self._schedule.keep_only({mark.ledger_id for mark in marks} | self._busy)
         if self._figures is not None:
             self._figures.marks = len(marks)
@@ -106,6 +119,25 @@ class Worker:
             if self._is_due(mark):
                 self._busy.add(mark.ledger_id)
                 nursery.start_soon(self._repair, mark.ledger_id)
+
+    async def _look(self, marks: Sequence[UnderReplicated]) -> None:
+        """Refresh the census if that is due, or if the leader gave up a bookie that it has.
+
+        The leader has waited for such a bookie already.
+        """
+        given_up = {b for mark in marks if mark.reason == "bookie lost" for b in mark.bookies}
+        stale = given_up & self._census.live.keys()
+        now = trio.current_time()
+        if not (marks or self._busy) and now < self._census_at + IDLE_CENSUS_S:
+            return
+        if now < self._census_due and stale <= self._doubted:
+            return
+        await self._census.refresh()
+        self._census_at = now
+        self._census.give_up(stale)
+        self._doubted = stale
+        self._census_due = now + len(self._census.live) ** 2 / CENSUS_RATE
+        self._notice_places()
 
     def _is_due(self, mark: UnderReplicated) -> bool:
         if mark.ledger_id in self._busy:

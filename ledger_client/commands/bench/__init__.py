@@ -1,7 +1,8 @@
 """``quire bench``: the speed of the disk, and of quire on it.
 
 ``disk`` measures the floor. ``append``, ``read``, ``produce``, ``consume`` and ``replay`` measure
-it too, in the same run and folder, and relate their figures to it. ``failover`` compares a
+it too, in the same run and folder, and relate their figures to it. ``order`` compares topics with
+timesync with those without. ``failover`` compares a
 writer's throughput before and after one of its bookies is killed, ``spark`` a topic with the
 fastest that Spark can read, and ``compact`` with plain Spark over the same rows.
 """
@@ -21,6 +22,7 @@ _COMMANDS = {
     "replay": "ledger_client.commands.bench.replay:replay",
     "compact": "ledger_client.commands.bench.compact:compact",
     "spark": "ledger_client.commands.bench.spark:spark",
+    "order": "ledger_client.commands.bench.order:order",
     "failover": "ledger_client.commands.bench.failover:failover",
 }
 

@@ -17,16 +17,22 @@ import trio
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.bench import usage
+from ledger_client.commands.bench.comparison import GroupResult, describe
 from ledger_client.commands.bench.disk import Floor, measure_floor
+from ledger_client.commands.bench.group import Access, GroupPlan, measure_group
 from ledger_client.commands.bench.load import Percentiles, Samples, send_many
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.outcome import finish
+from ledger_client.commands.progress import show_part
 from ledger_client.commands.sandbox import Bookie, open_sandbox
 from ledger_client.commands.tables import copies
 from ledger_client.topics.reading.options import ReadSettings
 from ledger_client.topics.reading.reader import TopicReader
 
 TOTAL_SIZE = 400 << 20
+GROUP_SIZE = 100 << 20
+GROUP_MESSAGES_MIN = 100_000
+"""With fewer, one call of poll_batches() could return them all."""
 TOPIC = "bench/consume"
 LATENCY_TOPIC = "bench/latency"
 BATCH_SIZE = 1 << 20
@@ -47,6 +53,10 @@ class ConsumePlan(msgspec.Struct, frozen=True, kw_only=True):
     folder: Path
     floor_size: int
     metrics_port: int
+    members: int
+    group_partitions: int
+    lanes: int
+    idle_s: float
 
 
 class ConsumeFigures(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,7 +98,10 @@ class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.partitions
 @options.message_size
 @click.option(
-    "--messages", type=click.IntRange(1), show_default="400 MiB of them", help="Messages in total."
+    "--messages",
+    type=click.IntRange(1),
+    show_default="400 MiB of them, with --group 100 MiB",
+    help="Messages in total; with --group, at least 100000.",
 )
 @options.message_batch
 @options.compression
@@ -96,26 +109,88 @@ class ConsumeResult(msgspec.Struct, frozen=True, kw_only=True):
 @options.send_seconds
 @options.folder
 @options.floor_size
+@click.option("--group", is_flag=True, help="Compare consumers of a group with plain readers.")
+@click.option(
+    "--members",
+    type=click.IntRange(2, 1000),
+    default=10,
+    show_default=True,
+    help="With --group: members, which share partitions, and then wait.",
+)
+@click.option(
+    "--group-partitions",
+    type=click.IntRange(2, 10_000),
+    default=100,
+    show_default=True,
+    help="With --group: partitions that they share.",
+)
+@click.option(
+    "--lanes",
+    type=click.IntRange(1, 100),
+    default=3,
+    show_default=True,
+    help="With --group: lanes of each partition while members wait.",
+)
+@click.option(
+    "--idle-seconds",
+    "idle_s",
+    type=click.FloatRange(0.1),
+    default=60.0,
+    show_default=True,
+    help="With --group: how long the processor time of waiting is measured.",
+)
 @metrics_port
 @options.as_json
 def consume(
-    *, messages: int | None, folder: Path | None, as_json: bool, **arguments: object
+    *, messages: int | None, folder: Path | None, group: bool, as_json: bool, **arguments: object
 ) -> None:
     """Fill a topic and read it in several ways.
 
     Everything is read from the disk as Arrow batches, then from the bookies' caches as Arrow
     batches, as objects, and in reverse. At last, a reader follows a producer that sends at a
     fixed rate. Starts a temporary cluster.
+
+    With --group, plain readers and consumers of a group read in turn, and their figures are
+    compared. Then members commit, join, leave and wait.
     """
     size = arguments["message_size"]
     assert isinstance(size, int)
+    messages = messages and max(messages, GROUP_MESSAGES_MIN if group else 1)
     fields = arguments | {
-        "messages": messages or TOTAL_SIZE // max(size, 1),
+        "messages": messages or _messages(size, group=group),
         "folder": folder or Path(tempfile.gettempdir()),
     }
     plan = msgspec.convert(fields, ConsumePlan, dec_hook=lambda _kind, value: value)
+    if group:
+        compared = trio.run(finish, partial(_measure_group, plan))
+        click.echo(msgspec.json.encode(compared).decode() if as_json else describe(compared))
+        return
     result = trio.run(finish, partial(_measure, plan))
     click.echo(msgspec.json.encode(result).decode() if as_json else _describe(result))
+
+
+def _messages(size: int, *, group: bool) -> int:
+    """Return how many messages of *size* bytes are read by default."""
+    if group:
+        return max(GROUP_SIZE // max(size, 1), GROUP_MESSAGES_MIN)
+    return TOTAL_SIZE // max(size, 1)
+
+
+async def _measure_group(plan: ConsumePlan) -> GroupResult:
+    floor = await trio.to_thread.run_sync(measure_floor, plan.folder, plan.floor_size)
+    async with (
+        open_sandbox(plan.bookies, parent=plan.folder) as sandbox,
+        connect(sandbox.cluster) as client,
+        metrics_page(lambda: client.metrics, plan.metrics_port),
+    ):
+        with show_part() as on_part:
+            return await measure_group(
+                Access(client.topics, client._context, client._heartbeats),
+                sandbox,
+                msgspec.convert(plan, GroupPlan, from_attributes=True),
+                floor,
+                on_part,
+            )
 
 
 async def _measure(plan: ConsumePlan) -> ConsumeResult:

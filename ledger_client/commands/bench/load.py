@@ -142,6 +142,9 @@ class Samples:
         """Add one duration in seconds, which costs 8 bytes and no sorting."""
         self._seconds.append(seconds)
 
+    def __len__(self) -> int:
+        return len(self._seconds)
+
     def percentiles(self) -> Percentiles:
         """Compute the percentiles of all durations so far, by nearest rank."""
         ordered = sorted(self._seconds)

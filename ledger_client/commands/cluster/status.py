@@ -17,7 +17,7 @@ from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.tables import Output, age, count, size
 from ledger_client.wire.stores import open_store
-from metadata.records import Leader, RepairProgress, UnderReplicated
+from metadata.records import Leader, RackReport, RepairProgress, UnderReplicated
 from metadata.store import MetadataStore
 
 WATCH_S = 2.0
@@ -40,12 +40,15 @@ class ClusterStatus(msgspec.Struct, frozen=True):
     underreplicated: list[Wanting]
     underreplicated_size: int
     repairs: list[RepairProgress]
+    racks: RackReport | None = None
+    """ledgers on too few racks; null if no bookie states a rack, or before the first count"""
 
     @classmethod
     def of(cls, seen: Overview) -> ClusterStatus:
         """Return *seen* with the step that each ledger waits for."""
         wanting = [Wanting(mark, seen.waits_for(mark)) for mark in seen.underreplicated]
-        return cls(seen.leader, seen.bookies, wanting, seen.underreplicated_size, seen.repairs)
+        size = seen.underreplicated_size
+        return cls(seen.leader, seen.bookies, wanting, size, seen.repairs, seen.racks)
 
 
 @click.command()
@@ -58,8 +61,9 @@ def status(*, watch: bool, cluster: str, as_json: bool) -> None:
     A bookie is writable, read-only (its disk is full), stalled (its disk hangs), draining (being
     decommissioned), in limbo (it may have lost entries and is being refilled), lost (known
     but not registered), or decommissioned (still running: stop it). For a ledger waiting for
-    repair, the last column shows what happens, or why nothing does. Everything comes from
-    metadata; no bookie is asked.
+    repair, the last column shows what happens, or why nothing does. If bookies state racks, the
+    leader counts ledgers whose copies are on fewer racks than could be: `quire cluster rebalance`
+    moves those. Everything comes from metadata; no bookie is asked.
 
     Exit code 0 whatever the state; with --json, check "underreplicated".
     """
@@ -98,6 +102,8 @@ async def _print_tables(store: MetadataStore, watch: bool) -> None:
 
 def _drawn(seen: Overview) -> RenderableType:
     parts: list[RenderableType] = [_leader(seen.leader), "", _bookies(seen), "", _totals(seen)]
+    if seen.racks is not None:
+        parts.append(_racks(seen.racks))
     if seen.underreplicated:
         parts += ["", _wanting(seen)]
     hidden = len(seen.underreplicated) - SHOWN_MAX
@@ -113,12 +119,27 @@ def _leader(leader: Leader | None) -> str:
 
 
 def _bookies(seen: Overview) -> Table:
-    table = _table("bookie", "state", "address", right=("stored", "free", "disk", "written/s"))
+    racked = any(bookie.rack for bookie in seen.bookies)
+    left = ("bookie", "state", "address", *(["rack"] if racked else []))
+    table = _table(*left, right=("stored", "free", "disk", "written/s"))
     for bookie in seen.bookies:
         sizes = (bookie.ledgers_size, bookie.free, bookie.capacity, round(bookie.load))
         shown = map(size, sizes) if bookie.registered else "----"
-        table.add_row(bookie.bookie_id, bookie.state, bookie.address or "-", *shown)
+        rack = [bookie.rack or "-"] if racked else []
+        table.add_row(bookie.bookie_id, bookie.state, bookie.address or "-", *rack, *shown)
     return table
+
+
+def _racks(seen: RackReport) -> str:
+    when = f"{age(seen.checked_ms)} ago"
+    if not seen.violating:
+        return f"all copies are on as many racks as could be, counted {when}"
+    named = ", ".join(map(str, seen.examples))
+    more = ", ..." if seen.violating > len(seen.examples) else ""
+    return (
+        f"on fewer racks than could be: {count(seen.violating, 'ledger')} "
+        f"({count(seen.fragments, 'fragment')}), counted {when}: {named}{more}"
+    )
 
 
 def _totals(seen: Overview) -> str:

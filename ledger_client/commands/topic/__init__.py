@@ -11,6 +11,7 @@ _COMMANDS = {
     "list": "ledger_client.commands.topic.describe:list_",
     "describe": "ledger_client.commands.topic.describe:describe",
     "explain": "ledger_client.commands.topic.describe:explain",
+    "why": "ledger_client.commands.topic.why:why",
     "alter": "ledger_client.commands.topic.settings:alter",
     "purge": "ledger_client.commands.topic.removal:purge",
     "truncate": "ledger_client.commands.topic.removal:truncate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 
 import click
@@ -26,10 +27,13 @@ from ledger_client.commands.tables import (
     table,
     when,
 )
+from ledger_client.errors import MetadataUnavailable
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.retention.explanation import Explanation, LedgerTotals
 from ledger_client.topics.retention.retention import Fate
+from ledger_client.topics.tick_log import TickLag, tick_lag
 from metadata.compaction import CompactedSet
+from metadata.time.timestamps import split
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
@@ -39,12 +43,21 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
     extent: LedgerTotals
     lanes: list[LaneDescribed]
     compacted: CompactedSet | None = None
+    tick: TickLag | None = None
+    cuts: list[str] = []
 
     @classmethod
-    def of(cls, found: Explanation) -> Described:
+    def of(cls, found: Explanation, tick: TickLag | None = None) -> Described:
         """Summarize *found*, leaving out single ledgers."""
         lanes = [LaneDescribed.of(lane) for lane in found.lanes]
-        return cls(topic=found.topic, extent=found.extent, lanes=lanes, compacted=found.compacted)
+        return cls(
+            topic=found.topic,
+            extent=found.extent,
+            lanes=lanes,
+            compacted=found.compacted,
+            tick=tick,
+            cuts=found.cuts,
+        )
 
 
 @click.command()
@@ -57,18 +70,41 @@ def describe(*, name: str, cluster: str, as_json: bool) -> None:
     Counts, bytes (of one copy) and times cover closed ledgers; the contents of an open one are
     known once it is closed. `quire topic explain` shows each ledger.
     """
-    found = Described.of(trio.run(finish, partial(_explain, cluster, name)))
+    found = trio.run(finish, partial(_describe, cluster, name))
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
         show(*_lines(found.topic), _total(found.extent), *_compacted(found.compacted))
+        if found.topic.timesync:
+            show(_ticks(found.tick))
+        if found.cuts:
+            show(f"{'kept by cuts':<16}{', '.join(found.cuts)}")
         if found.lanes:
             show("", lanes_table(found.lanes))
+
+
+async def _describe(cluster: str, name: str) -> Described:
+    async with connect(cluster) as client:
+        found = await client.topics.explain(name)
+        tick: TickLag | None = None
+        if found.topic.timesync:
+            with suppress(MetadataUnavailable):
+                tick = await tick_lag(client._context, found.topic)
+        return Described.of(found, tick)
 
 
 async def _explain(cluster: str, name: str) -> Explanation:
     async with connect(cluster) as client:
         return await client.topics.explain(name)
+
+
+def _ticks(tick: TickLag | None) -> str:
+    """Describe the newest tick of a topic with timesync."""
+    if tick is None:
+        return f"{'ticks':<16}none yet"
+    held = f", held back by {tick.holder}" if tick.holder else ""
+    at = moment_of_ms(split(tick.timestamp).physical_ms)
+    return f"{'ticks':<16}up to {tick.timestamp} ({at}), {tick.lag_s:.1f} s behind{held}"
 
 
 def _lines(topic: TopicInfo) -> list[str]:

@@ -13,8 +13,8 @@ from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.tables import LaneDescribed, count, lanes_table, show
 from ledger_client.errors import lane_text
-from ledger_client.topics.retention.cuts import Truncated
 from ledger_client.topics.retention.explanation import LaneExplained
+from ledger_client.topics.retention.lane_parts import Truncated
 from metadata.topics import TopicRecord
 
 _lane = click.argument("lane", type=click.IntRange(0))

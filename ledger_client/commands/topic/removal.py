@@ -18,7 +18,7 @@ from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.commands.progress import show_entries
 from ledger_client.commands.tables import count, size
 from ledger_client.errors import NoSuchTopic
-from ledger_client.topics.retention.cuts import LaneTruncated, Truncated
+from ledger_client.topics.retention.lane_parts import LaneTruncated, Truncated
 from ledger_client.topics.retention.removal import Purged
 from ledger_client.topics.retention.retention import Before, Fate
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp

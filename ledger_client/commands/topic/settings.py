@@ -186,16 +186,19 @@ Order = Literal["none", "event-time"]
 @options.topic
 @settings
 @options.field_option(TopicRecord, "order", "--order")
+@options.field_option(TopicRecord, "timesync", "--timesync", is_flag=True)
 @options.cluster
 @options.as_json
-def create(*, name: str, given: GivenSettings, order: Order, cluster: str, as_json: bool) -> None:
+def create(
+    *, name: str, given: GivenSettings, order: Order, timesync: bool, cluster: str, as_json: bool
+) -> None:
     """Create a topic and print its name.
 
     Messages get two copies; in a cluster of one bookie one, with a warning. If so many bookies
     are down that two copies do not fit, wait, or use --replication 1. Like every change of a
     topic, its creation is an event in the topic __events of its namespace.
     """
-    made = trio.run(finish, partial(_create, cluster, name, order, given))
+    made = trio.run(finish, partial(_create, cluster, name, order, timesync, given))
     if not as_json:
         click.echo(made.name)
         return
@@ -205,7 +208,9 @@ def create(*, name: str, given: GivenSettings, order: Order, cluster: str, as_js
     click.echo(msgspec.json.encode(fields).decode())
 
 
-async def _create(cluster: str, name: str, order: Order, given: GivenSettings) -> TopicInfo:
+async def _create(
+    cluster: str, name: str, order: Order, timesync: bool, given: GivenSettings
+) -> TopicInfo:
     async with connect(cluster) as client:
         return await client.topics.create(
             name,
@@ -213,6 +218,7 @@ async def _create(cluster: str, name: str, order: Order, given: GivenSettings) -
             replication=given.replication,
             ack_quorum=given.ack_quorum,
             order=order,
+            timesync=timesync,
             compression=given.compression or "none",
             roll=given.roll(RollPolicy()),
             retention=given.retention(Retention()),
@@ -233,7 +239,7 @@ def alter(*, name: str, given: GivenSettings, cluster: str, as_json: bool) -> No
     """Change settings of a topic; those not given stay.
 
     Limits, copies and compression apply to ledgers begun afterwards, retention to all. The
-    order of a topic cannot change.
+    order of a topic cannot change, nor whether its messages get timestamps.
 
     Adding partitions moves some keys to another partition: a message resent after that
     may be stored twice, so let producers flush first.

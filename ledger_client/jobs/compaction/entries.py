@@ -5,8 +5,8 @@
 
 A message's ordinal is its number among the messages read of its lane, so it is the same whenever
 the same ranges are read. Its order decides, between lanes, which of two messages of a key is
-later: the event time in a topic ordered by it, otherwise the greatest publish time in the lane up
-to the message.
+later: the timestamp in a topic with timesync, the event time in another topic ordered by it,
+otherwise the greatest publish time in the lane up to the message.
 
 A written entry holds survivors of many original entries. A ledger ends with the entry that fills
 it.
@@ -88,7 +88,7 @@ def may_lack_keys(columns: Columns) -> bool:
 class RawMessages:
     """Messages as their producer wrote them."""
 
-    def __init__(self, raw: MessageRange, base: int, order: int) -> None:
+    def __init__(self, raw: MessageRange, base: int, order: int, *, timed: bool) -> None:
         batch, header = raw.batch, raw.batch.header
         self.entry = batch.place.entry
         self.base = base
@@ -98,7 +98,12 @@ class RawMessages:
             self.columns = decode(part).columns
         self._raw = raw
         self.orders: memoryview | int = max(order, header.created_ms)
-        if batch.lane.ordered:
+        if timed:
+            stamps = self.columns.timestamps
+            if stamps is None:
+                raise batch.bad("a message without a timestamp in a topic with timesync")
+            self.orders = _signed(stamps)
+        elif batch.lane.ordered:
             times = _event_times(self.columns)
             if times is None:
                 raise batch.bad("a message without an event time in a topic ordered by it")
@@ -133,13 +138,17 @@ class RawMessages:
 class CompactedMessages:
     """Messages of an entry that a compaction wrote."""
 
-    def __init__(self, found: Compacted, entry: int, base: int, *, ordered: bool) -> None:
+    def __init__(
+        self, found: Compacted, entry: int, base: int, *, ordered: bool, timed: bool
+    ) -> None:
         self.entry = entry
         self.base = base
         self.columns = found.decoded.columns
         self._found = found
         origins = found.origins
         times = _event_times(self.columns) if ordered else None
+        if timed and self.columns.timestamps is not None:
+            times = _signed(self.columns.timestamps)
         self.orders: memoryview | int = origins.spread(origins.orders) if times is None else times
 
     def origins(self, rows: array[int]) -> list[Origin]:
@@ -160,7 +169,7 @@ def raw_messages(brought: RangeEntries, base: int, order: int) -> Iterator[Entry
         MessagesLost: an entry is damaged, or not a batch of messages.
     """
     for raw in message_ranges(brought):
-        messages = RawMessages(raw, base, order)
+        messages = RawMessages(raw, base, order, timed=brought.range.timed)
         yield messages
         base, order = base + messages.columns.count, greatest_order(messages)
 
@@ -183,8 +192,14 @@ def compacted_messages(brought: RangeEntries, base: int) -> Iterator[EntryMessag
                 entry_id=entry,
                 reason=str(wrong),
             ) from wrong
-        yield CompactedMessages(found, entry, base, ordered=ledger_range.ordered)
+        ordered, timed = ledger_range.ordered, ledger_range.timed
+        yield CompactedMessages(found, entry, base, ordered=ordered, timed=timed)
         base += found.header.count
+
+
+def _signed(timestamps: memoryview) -> memoryview:
+    """Return timestamps as orders, which have a sign: those until the year 3084 have none."""
+    return timestamps.cast("B").cast("q")
 
 
 def _event_times(columns: Columns) -> memoryview | None:

@@ -2,22 +2,34 @@
 
     plan ──► job: lease, pins ──► runner: staged ledgers ──► publish: one transaction
 
-Readers have the previous generation until that transaction, and the new one from it on. A job
-that fails or is killed leaves staged ledgers, which are discarded (jobs/staging/job.py).
+Readers have the previous generation until that transaction, and the new one from it on. What does
+not fit it is stored before, where nobody counts it: a large set as pages (metadata/paged.py), and
+in the rows of many staged ledgers the name of a pointer, which the transaction turns
+(metadata/pointers.py). A job that fails or is killed leaves staged ledgers, which are discarded
+(jobs/staging/job.py), and pages, which the leader removes.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Literal, Protocol
 
 import msgspec
 import trio
 
-from ledger_client.errors import JobLost, MetadataUnavailable, NoSuchTopic, TopicBusy, TopicError
+from ledger_client.errors import (
+    JobLost,
+    LedgerError,
+    MetadataUnavailable,
+    NoSuchTopic,
+    TopicBusy,
+    TopicError,
+)
 from ledger_client.jobs.compaction.plan import (
     CompactionPlan,
     NullKeys,
@@ -43,11 +55,20 @@ from metadata.compaction import (
 )
 from metadata.errors import BadRecord, LeaseLost, VersionConflict
 from metadata.jobs import JOBS, JobOwner, decode_job_owner, job_of
-from metadata.store import ABSENT, Check, Op, Put
+from metadata.paged import drop_other_pages, stage_value
+from metadata.pointers import STEP_COUNT, OpenPointer, finish, open_pointer
+from metadata.store import ABSENT, OPS_MAX, Check, Op, Put
 from metadata.topics import TopicRecord, topic_key, topic_prefix
 
 PUBLISH_S = 20.0
 """Time limit of all attempts to publish."""
+PREPARE_S = 60.0
+"""Time limit for storing what does not fit the transaction that publishes."""
+CHECKS = 2
+"""Ops of the publication beside the set and its ledgers: of the lease, and of the topic."""
+DIRECT_OPS_MAX = OPS_MAX
+"""A generation whose publication has more ops needs a pointer."""
+_log = logging.getLogger(__name__)
 
 TIDY_S = 20.0
 """Time limit for removing retired ledgers, or a whole set."""
@@ -326,13 +347,57 @@ async def publish(
     shown = [each for each in staged if each.ledger.ledger_id in reported]
     if {each.ledger.ledger_id for each in shown} != reported - old:
         raise JobLost(topic.name, job_id=job.id, reason="what it staged was discarded")
-    expected = ABSENT if found is None else found.version
-    ops = [Put(compacted_key(topic.uid), encode_set(after), expected), *(e.shown for e in shown)]
+    key = compacted_key(topic.uid)
+    with _prepared(job):
+        value = await stage_value(context.store, key, encode_set(after))
+    put = Put(key, value.row, ABSENT if found is None else found.version)
+    ops: list[Op] = [put, *value.checks, *(each.shown for each in shown)]
+    if len(ops) + CHECKS > DIRECT_OPS_MAX:
+        pointer = await _point(context, job, {each.ledger.ledger_id for each in shown})
+        ops = [put, *value.checks, pointer.shown]
+    await _publish(context, job, ops, after)
+    try:
+        with translated(PREPARE_S):
+            await finish(context.store, topic.uid, job.id)
+            await drop_other_pages(context.store, key)
+    except LedgerError as failure:  # the leader does it
+        _log.warning("a generation is published, and tidied up later: %s", failure)
+
+
+async def _publish(context: TopicContext, job: Job, ops: Sequence[Op], after: CompactedSet) -> None:
     with trio.move_on_after(PUBLISH_S):
         while not await _transact(context, job, ops, after):  # noqa: ASYNC110 - it asks the store
             await trio.sleep(RETRY_S)
         return
     raise MetadataUnavailable(f"metadata: the set was not published within {PUBLISH_S:g} s")
+
+
+@contextmanager
+def _prepared(job: Job) -> Iterator[None]:
+    """Run steps before the publication. Raises JobLost if they cannot be made any more."""
+    try:
+        with translated(PREPARE_S):
+            yield
+    except (LeaseLost, VersionConflict) as lost:
+        raise JobLost(job.topic.name, job_id=job.id, reason=str(lost)) from lost
+
+
+async def _point(context: TopicContext, job: Job, ledger_ids: set[int]) -> OpenPointer:
+    """Open the job's pointer, and have it show staged ledgers.
+
+    Raises:
+        JobLost: one of them was discarded, or the lease is over.
+        MetadataUnavailable: nothing is published.
+    """
+    with _prepared(job):
+        pointer = await open_pointer(context.store, job.topic.uid, job.id, [job.check])
+        staged = await staged_ledgers(context.ledgers, job.topic.uid, job.id)
+        ours = [each.named(pointer.name) for each in staged if each.ledger.ledger_id in ledger_ids]
+        for start in range(0, len(ours), STEP_COUNT):
+            await context.store.transact([pointer.check, *ours[start : start + STEP_COUNT]])
+    if len(ours) != len(ledger_ids):
+        raise JobLost(job.topic.name, job_id=job.id, reason="what it staged was discarded")
+    return pointer
 
 
 async def _transact(

@@ -29,7 +29,7 @@ from metadata.topics import TopicRecord
 
 LEDGER_SIZE = 100_000_000
 """Payload bytes of a ledger of survivors; larger if a set would list too many ledgers."""
-LEDGERS_WANTED = 400
+LEDGERS_WANTED = 8000
 NullKeys = Literal["keep", "drop"]
 OnProgress = Callable[[float], None]
 """Called with the fraction of the work that is done, from 0 to 1."""
@@ -248,6 +248,7 @@ def _raw_range(topic: TopicRecord, held: LaneHoldings, each: HeldLedger) -> Ledg
         uid=topic.uid,
         topic_index=0,
         ordered=topic.order == "event-time",
+        timed=topic.timesync,
         partition=held.partition,
         lane=held.lane,
         number=each.number,
@@ -258,6 +259,7 @@ def _raw_range(topic: TopicRecord, held: LaneHoldings, each: HeldLedger) -> Ledg
         size=each.row.size,
         messages=each.row.messages,
         removed=tuple(each.row.removed),
+        stamp=each.row.stamp,
     )
 
 
@@ -267,6 +269,7 @@ def _compacted_range(topic: TopicRecord, ledger: CompactedLedger) -> LedgerRange
         uid=topic.uid,
         topic_index=0,
         ordered=topic.order == "event-time",
+        timed=topic.timesync,
         partition=ledger.partition,
         lane=ledger.lane,
         number=ledger.first.number,

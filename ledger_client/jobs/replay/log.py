@@ -1,54 +1,53 @@
 """The record of a replay in metadata, the lease of the process that runs it, and its report.
 
-A killed process leaves its lease for at most LEASE_S; a resuming process waits for that.
+A killed process leaves its lease for at most GONE_S; a resuming process waits for that.
 """
 
 from __future__ import annotations
 
 import os
 import socket
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import asynccontextmanager
 
 import msgspec
 import trio
 
-from ledger_client.background import Background
-from ledger_client.errors import BadTopic, JobLost, MetadataBroken, MetadataUnavailable, TopicBusy
+from ledger_client.errors import BadTopic, JobLost, MetadataBroken, TopicBusy
 from ledger_client.ledgers.catalogue import translated
-from metadata.errors import BadRecord, LeaseHeld, LeaseLost, MetadataError
+from metadata.errors import LeaseHeld, LeaseLost
+from metadata.paged import drop_other_pages, read_value, remove_pages, stage_value
 from metadata.replays import ReplayRecord, SentChecksum, decode_replay, encode_replay, replay_key
-from metadata.store import CheckLease, Delete, Lease, MetadataStore, Put
+from metadata.sessions import GONE_S, HeldLease, ProcessSession
+from metadata.store import Delete, Op, Put
 from native.checksum import Checksum
 
 WHOLE = -2
 """The part number that stands for all messages, in the order of the replay."""
 
-LEASE_S = 10.0
 LOOK_S = 0.5
 """Interval at which a held lease is tried again."""
-RELEASE_S = 1.0
 
 
 class ReplayLog:
     """The record of one replay, held by its lease. Made by open_log()."""
 
-    def __init__(self, store: MetadataStore, key: str, topic: str, *, limit_s: float) -> None:
-        self._store = store
+    def __init__(self, session: ProcessSession, key: str, topic: str, *, limit_s: float) -> None:
+        self._session = session
+        self._store = session.store
         self._key = key
         self._topic = topic
         self._limit_s = limit_s
-        self._lease: Lease | None = None
+        self._held: HeldLease | None = None
         self.failure: JobLost | None = None
+        self._is_paged = False
+        """the record that this process saved last has pages"""
 
     async def load(self) -> ReplayRecord | None:
         """Return the record, or `None` if there is none."""
         with translated(self._limit_s):
-            found = await self._store.get(self._key)
-        try:
+            found = await read_value(self._store, self._key)
             return None if found is None else decode_replay(self._key, found.value)
-        except BadRecord as wrong:
-            raise MetadataBroken(f"metadata: {wrong}") from wrong
 
     async def save(self, record: ReplayRecord) -> None:
         """Store the record if the lease still holds.
@@ -57,32 +56,47 @@ class ReplayLog:
             JobLost: the lease is over; another process may run the replay.
             MetadataUnavailable: the record may have been stored.
         """
-        await self._change(Put(self._key, encode_replay(record)))
+        with translated(self._limit_s):
+            value = await stage_value(self._store, self._key, encode_replay(record))
+        await self._change(Put(self._key, value.row), *value.checks)
+        if value.checks or self._is_paged:
+            with translated(self._limit_s):
+                await drop_other_pages(self._store, self._key)
+        self._is_paged = bool(value.checks)
 
     async def drop(self) -> None:
         """Delete the record, so that the replay starts over. Raises as save()."""
         await self._change(Delete(self._key))
+        with translated(self._limit_s):
+            await remove_pages(self._store, self._key + "/")
 
-    async def _change(self, op: Put | Delete) -> None:
-        assert self._lease is not None
+    async def _change(self, *ops: Op) -> None:
+        assert self._held is not None
         try:
             with translated(self._limit_s):
-                await self._store.transact([CheckLease.of(self._lease), op])
+                await self._store.transact([self._held.check, *ops])
         except LeaseLost as lost:
             raise self._lost() from lost
 
-    async def take(self) -> None:
+    async def take(self, on_lost: Callable[[], None]) -> None:
         """Take the lease, waiting for that of a killed process to end.
+
+        Once it is lost, *failure* is set and *on_lost* called.
 
         Raises:
             TopicBusy: another process renews it.
         """
         owner = f"{socket.gethostname()}/{os.getpid()}/{id(self):x}"
-        until = trio.current_time() + LEASE_S + LOOK_S
-        while self._lease is None:
+        until = trio.current_time() + GONE_S + LOOK_S
+
+        def lost() -> None:
+            self.failure = self._lost()
+            on_lost()
+
+        while self._held is None:
             try:
                 with translated(self._limit_s):
-                    self._lease = await self._store.grant(self._key, owner, ttl_s=LEASE_S)
+                    self._held = await self._session.grant(self._key, owner=owner, on_over=lost)
             except MetadataBroken as failure:
                 held = failure.__cause__
                 if not isinstance(held, LeaseHeld):
@@ -95,28 +109,11 @@ class ReplayLog:
                     raise TopicBusy(reason, topic=self._topic, owner=owner) from failure
                 await trio.sleep(LOOK_S)
 
-    async def keep(self, scope: trio.CancelScope) -> None:
-        """Renew the lease until cancelled; once it is lost, set *failure* and cancel *scope*."""
-        while True:
-            await trio.sleep(LEASE_S / 4)
-            assert self._lease is not None
-            try:
-                with translated(LEASE_S / 4):
-                    self._lease = await self._store.renew(self._lease)
-            except MetadataUnavailable:
-                continue  # the store may be back before the lease ends
-            except LeaseLost:
-                self.failure = self._lost()
-                scope.cancel()
-                return
-
     async def release(self) -> None:
         """End the lease, so that others can run the replay."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            until = trio.current_time() + RELEASE_S
-            with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
-                await self._store.release(lease)
+        held, self._held = self._held, None
+        if held is not None:
+            await held.release()
 
     def _lost(self) -> JobLost:
         return replay_lost(self._topic, self._key.rpartition("/")[2])
@@ -124,7 +121,7 @@ class ReplayLog:
 
 @asynccontextmanager
 async def open_log(
-    store: MetadataStore, name: str, topic: str, *, limit_s: float
+    session: ProcessSession, name: str, topic: str, *, limit_s: float
 ) -> AsyncIterator[ReplayLog]:
     """Hold the replay *name* for the block.
 
@@ -139,13 +136,11 @@ async def open_log(
         key = replay_key(name)
     except ValueError as wrong:
         raise BadTopic(f"a replay's name: {wrong}", topic=topic) from wrong
-    log = ReplayLog(store, key, topic, limit_s=limit_s)
+    log = ReplayLog(session, key, topic, limit_s=limit_s)
     try:
-        await log.take()
         with trio.CancelScope() as scope:
-            async with Background() as nursery:
-                nursery.start_soon(log.keep, scope)
-                yield log
+            await log.take(scope.cancel)
+            yield log
         if scope.cancelled_caught and log.failure is not None:
             raise log.failure
     finally:

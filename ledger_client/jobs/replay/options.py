@@ -14,16 +14,17 @@ from ledger_client.errors import BadTopic, ReplayConflict, lane_text
 from ledger_client.jobs.replay.log import ReplayProgress
 from ledger_client.jobs.replay.source import mark_of
 from ledger_client.topics.context import TopicContext
+from ledger_client.topics.cuts import places_at
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.options import Start
 from ledger_client.topics.reading.range_plan import plan_read
 from ledger_client.topics.reading.ranges import LedgerRange
-from ledger_client.topics.times import TIMES, EventTime, PublishTime, Time
+from ledger_client.topics.times import TIMES, EventTime, PublishTime, Time, Timestamp
 from metadata.replays import LaneMark, Order
 from metadata.topics import LaneLedger, TopicRecord
 
-ORDERS: tuple[Order, ...] = ("event-time", "time", "arrival")
+ORDERS: tuple[Order, ...] = ("event-time", "timestamp", "time", "arrival")
 _NOT_IN_NAMES = re.compile(r"[^A-Za-z0-9_.-]+")
 
 
@@ -34,6 +35,8 @@ class ReplaySettings(TypedDict, total=False):
     inclusive: bool
     end: Start | None
     end_inclusive: bool
+    starting_cut: str
+    ending_cut: str
     partitions: Sequence[int] | None
     lanes: Sequence[int] | None
     on_gap: Literal["raise", "skip"]
@@ -58,6 +61,10 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Where to end. Default: the end of what is there when the replay begins."""
     end_inclusive: bool = True
     """Include the message or time that *end* names."""
+    starting_cut: str = ""
+    """Begin after what this cut has."""
+    ending_cut: str = ""
+    """End with what this cut has."""
     partitions: Sequence[int] | None = None
     """Replay only these partitions."""
     lanes: Sequence[int] | None = None
@@ -65,7 +72,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_gap: Literal["raise", "skip"] = "raise"
     """What happens where retention or a purge removed messages."""
     order: Order | None = None
-    """How lanes are merged: by event time, by timestamp or publish time, or entry by entry in
+    """How lanes are merged: by event time; by timestamp, message by message, in topics with
+    timesync; by time, which is the timestamp or publish time of each entry; or entry by entry in
     turn (arrival). Default: event-time for topics ordered by it, else time."""
     speed: float = 0.0
     """1 keeps the original pace, 10 is ten times as fast, 0 is full speed."""
@@ -90,6 +98,8 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
             inclusive=self.inclusive,
             end=self.end,
             end_inclusive=self.end_inclusive,
+            starting_cut=self.starting_cut,
+            ending_cut=self.ending_cut,
             partitions=self.partitions,
             lanes=self.lanes,
             on_gap=self.on_gap,
@@ -120,6 +130,13 @@ class ReplayOptions(msgspec.Struct, frozen=True, kw_only=True):
         """Raise BadTopic if the options are invalid, in general or for these topics."""
         if self.order == "event-time":
             self._check_event_times(topics)
+        untimed = [topic.name for topic in topics if not topic.timesync]
+        if self.order == "timestamp" and untimed:
+            raise BadTopic(
+                "its messages have no timestamps, because it is without timesync; choose the order "
+                "time or arrival",
+                topic=untimed[0],
+            )
         names = [topic.name for topic in topics]
         wrong = {
             "a replay of no topic": not topics,
@@ -153,6 +170,8 @@ class ReplayRange(msgspec.Struct, frozen=True, kw_only=True):
     inclusive: bool = True
     end: Start | None = None
     end_inclusive: bool = True
+    starting_cut: str = ""
+    ending_cut: str = ""
     partitions: Sequence[int] | None = None
     lanes: Sequence[int] | None = None
     on_gap: Literal["raise", "skip"] = "raise"
@@ -178,6 +197,27 @@ class FixedRange(NamedTuple):
         return sum(max(end.version - begin.version, 0) for begin, end in pairs)
 
 
+async def up_to_tick(
+    context: TopicContext, topics: Sequence[TopicRecord], wanted: ReplayRange
+) -> ReplayRange:
+    """Return a range of topics with timesync that ends in all lanes at one timestamp.
+
+    That is now, or the end of *wanted* if that is a timestamp before it. No message with a lower
+    timestamp comes later, so the replay has all of them. An end of another kind stays.
+
+    Raises:
+        MetadataUnavailable: ticks did not reach the timestamp in time.
+        LedgerError: a place could not be searched for.
+    """
+    if wanted.ending_cut or not (wanted.end is None or isinstance(wanted.end, Timestamp)):
+        return wanted
+    moment = (await context.timestamps.allocate()).first
+    if wanted.end is not None:
+        moment = min(moment, wanted.end.value - (not wanted.end_inclusive))
+    places = await places_at(context, topics, Timestamp(moment), is_past=False)
+    return msgspec.structs.replace(wanted, end=places, end_inclusive=True)
+
+
 async def fix_range(
     context: TopicContext, topics: Sequence[TopicRecord], wanted: ReplayRange
 ) -> FixedRange:
@@ -186,6 +226,7 @@ async def fix_range(
     Raises:
         NoSuchTopic: a topic is gone.
         BadTopic: a place does not exist.
+        BadCut: a cut does not exist, or a topic is not in it.
         Gap, ReplayConflict: messages of the range were removed, or may have been.
         LedgerError: a place could not be searched for.
     """
@@ -196,6 +237,8 @@ async def fix_range(
         inclusive=wanted.inclusive,
         end=wanted.end,
         end_inclusive=wanted.end_inclusive,
+        starting_cut=wanted.starting_cut,
+        ending_cut=wanted.ending_cut,
         partitions=wanted.partitions,
         lanes=wanted.lanes,
         on_gap=wanted.on_gap,

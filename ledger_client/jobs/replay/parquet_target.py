@@ -30,7 +30,7 @@ from ledger_client.errors import ReplayConflict
 from ledger_client.jobs.replay.log import WHOLE, sent_of, sums_of
 from ledger_client.jobs.replay.source import ReplayChunk
 from ledger_client.jobs.replay.target import Reached, ReplayBatch
-from ledger_client.topics.reading.merging import MergedBatch
+from ledger_client.topics.messages import MergedBatch
 from metadata.replays import LaneMark, ReplayRecord, SentChecksum
 from native.checksum import Checksum
 

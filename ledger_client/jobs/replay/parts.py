@@ -8,6 +8,7 @@ the order of the replay:
 order               cut at
 ------------------  ---------------------------------------------------------------------
 one lane            any entry
+timestamp           a timestamp: before the first message of each lane with it or a later one
 event-time          a time: before the first message of each lane with that time or a later one
 time                the same, by the time of entries (source.py)
 arrival             nowhere: the turn depends on every entry before
@@ -40,15 +41,15 @@ from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.ledgers.reader import LedgerReader
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
-from ledger_client.topics.messages import message_header
+from ledger_client.topics.messages import MergedBatch, message_header
 from ledger_client.topics.positions import LaneRef, Place
-from ledger_client.topics.reading.merging import MergedBatch
 from ledger_client.topics.reading.range_plan import plan_read
 from ledger_client.topics.reading.ranges import LedgerRange
 from ledger_client.topics.reading.search import TimeSearch
-from ledger_client.topics.times import EntryTime, EventTime, entry_ms
+from ledger_client.topics.times import AnyTime, EntryTime, EventTime, Timestamp, entry_ms
 from metadata.replays import LaneMark, Order, SentChecksum
 from metadata.topics import TopicRecord
+from native.batch import BatchHeader
 from native.checksum import Checksum
 
 
@@ -141,6 +142,8 @@ class _TimeWatch:
         for messages in run.ranges:
             if self._order == "event-time":
                 last = messages.batch.rising_times[messages.stop - 1]
+            elif self._order == "timestamp":
+                last = messages.batch.rising_timestamps[messages.stop - 1]
             else:
                 last = time_of(messages)
             if last >= self._until:
@@ -278,13 +281,19 @@ class Planner:
         for each in range(entry, min(entry + HEADERS_MAX, ledger_range.last_entry + 1)):
             found = await reader.read(each, each)
             payload = memoryview(found[0].payload)
-            header = message_header(ledger_range.lane_ref, ledger_range.place(each), payload)
+            place, stamp = ledger_range.place(each), ledger_range.stamp
+            header = message_header(ledger_range.lane_ref, place, payload, stamp)
             if header is None:
                 continue
-            time = header.event_time_max if self._order == "event-time" else entry_ms(header)
+            time = self._time_of(header)
             if time is not None:
                 return time
         return None
+
+    def _time_of(self, header: BatchHeader) -> int | None:
+        if self._order == "event-time":
+            return header.event_time_max
+        return header.last_timestamp if self._order == "timestamp" else entry_ms(header)
 
     async def _marks(self, lanes: Sequence[LaneRef], begin: Marks, time: int) -> Marks:
         """Return the place of a time in each lane, from *begin* on."""
@@ -300,7 +309,9 @@ class Planner:
             return begin
         timeout_s = self._context.options.metadata_timeout_s
         rows = LedgerRows(self._context.store, lane, timeout_s=timeout_s)
-        point = EventTime(time) if self._order == "event-time" else EntryTime(time)
+        point: AnyTime = EntryTime(time)
+        if self._order != "time":
+            point = EventTime(time) if self._order == "event-time" else Timestamp(time)
         found = await TimeSearch(lane, rows, self._opener).find(point, start=begin)
         return found.place if found.exact and found.place.at < end.at else end
 

@@ -34,7 +34,7 @@ from ledger_client.jobs.replay.log import (
     sent_of,
     sums_of,
 )
-from ledger_client.jobs.replay.options import ReplayOptions, fix_range
+from ledger_client.jobs.replay.options import ReplayOptions, fix_range, up_to_tick
 from ledger_client.jobs.replay.parquet_target import (
     FILE_SIZE,
     check_complete,
@@ -42,7 +42,7 @@ from ledger_client.jobs.replay.parquet_target import (
     open_parquet_target,
     read_back_files,
 )
-from ledger_client.jobs.replay.rounds import Rounds, Workers, check_partitions, end_mark
+from ledger_client.jobs.replay.rounds import Rounds, Workers, end_mark
 from ledger_client.jobs.replay.source import CHUNK_SIZE, ReplayChunk, ReplaySource, open_source
 from ledger_client.jobs.replay.target import (
     Destination,
@@ -139,7 +139,7 @@ async def run_replay(
     """
     name = options.name_of(topics, aim.text)
     limit_s = context.options.metadata_timeout_s
-    async with open_log(context.store, name, topics[0].name, limit_s=limit_s) as log:
+    async with open_log(context.ledgers.session, name, topics[0].name, limit_s=limit_s) as log:
         before = await log.load()
         found = None if options.restart else before
         if found is None:
@@ -177,7 +177,10 @@ async def _begin(
     options: ReplayOptions,
     name: str,
 ) -> ReplayRecord:
-    fixed = await fix_range(context, topics, options.wanted)
+    wanted = options.wanted
+    if options.order == "timestamp":
+        wanted = await up_to_tick(context, topics, wanted)
+    fixed = await fix_range(context, topics, wanted)
     if 2 * len(fixed.end) + aim.partitions > PARTS_MAX:
         reason = f"{len(fixed.end)} lanes are more than a replay can keep; name some partitions"
         raise BadTopic(reason, topic=topics[0].name)
@@ -447,7 +450,6 @@ async def replay_into_topic(
         if options.speed:
             reason = "workers do it at full speed; --speed needs --no-spark"
             raise BadTopic(reason, topic=topic.name)
-        check_partitions(topic)
         rounds = Rounds(
             context, topics, there.ledgers, topic, aim, options, workers, part_size=part_size
         )

@@ -1,7 +1,7 @@
-"""A replay by many workers at once: round after round, each shown by one transaction.
+"""A replay by many workers at once: round after round, each shown by one change.
 
     record, mark ──► cuts ──► parts ──workers──► staged ledgers ──┐
-          ▲                                                       ├─ one transaction
+          ▲                                                       ├─ one change
           └────────── mark: how far it is, checksums ◄────────────┘
 
 The mark is a row beside the target topic. The transaction that shows a round's ledgers replaces
@@ -26,7 +26,6 @@ from typing import Protocol
 
 import msgspec
 
-from ledger_client.errors import BadTopic
 from ledger_client.jobs.replay.log import (
     WHOLE,
     ReplayLog,
@@ -41,13 +40,14 @@ from ledger_client.jobs.replay.options import ReplayOptions
 from ledger_client.jobs.replay.parts import PartPlan, PartResult, PartWork, open_planner
 from ledger_client.jobs.replay.target import Destination, pin_of, verify
 from ledger_client.jobs.staging.job import open_job
-from ledger_client.jobs.staging.showing import Showing, check_free, ledgers_max
+from ledger_client.jobs.staging.showing import SHOWN_MAX, Showing, check_free
 from ledger_client.jobs.staging.staged_writer import ROLLS_MAX
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.context import TopicContext
 from metadata.errors import VersionConflict
 from metadata.jobs import sink_key
+from metadata.paged import PAGE_SIZE, drop_other_pages, read_value, stage_value
 from metadata.replays import LaneMark, ReplayMark, ReplayRecord, decode_mark, encode_mark
 from metadata.store import ABSENT, Put, Versioned
 from metadata.topics import TopicRecord
@@ -147,7 +147,6 @@ class Rounds:
 
         Raises:
             JobLost: another process runs the replay.
-            TopicError: the parts have more ledgers than one transaction shows.
             Others: as run_replay().
         """
         started = time.monotonic()
@@ -222,9 +221,9 @@ class Rounds:
         return record, passed
 
     async def _parts_max(self) -> int:
-        """Return the number of parts in a round; one transaction shows all of its ledgers."""
+        """Return the number of parts in a round, all of whose ledgers are shown at once."""
         partitions = len(self._topic.partition_indexes)
-        room = ledgers_max(partitions) // (partitions + ROLLS_MAX)
+        room = SHOWN_MAX // (partitions + ROLLS_MAX)
         return max(min(PARTS_PER_TASK * await self._workers.count(), room), 1)
 
     def _now_ms(self) -> int:
@@ -256,13 +255,17 @@ class Rounds:
     async def _begin_mark(self, record: ReplayRecord) -> None:
         """Put the mark of a replay without shown rounds. Raises JobLost."""
         mark = RoundShown(record, 0, ABSENT)
-        put = Put(mark.key(self._topic), mark.value, ABSENT)
+        key, store = mark.key(self._topic), self._target.store
         with translated(self._target.options.metadata_timeout_s), suppress(VersionConflict):
-            await self._target.store.transact([put])
+            value = await stage_value(store, key, mark.value)
+            await store.transact([Put(key, value.row, ABSENT), *value.checks])
         self._version = await self._version_of(record, mark)
 
     async def _note_shown(self, record: ReplayRecord, shown: RoundShown) -> None:
         self._version, self._rounds = await self._version_of(record, shown), self._rounds + 1
+        if len(shown.value) > PAGE_SIZE:
+            with translated(self._target.options.metadata_timeout_s):
+                await drop_other_pages(self._target.store, shown.key(self._topic))
 
     async def _version_of(self, record: ReplayRecord, shown: RoundShown) -> int:
         """Return the version of the present mark. Raises JobLost if it is another one."""
@@ -273,7 +276,7 @@ class Rounds:
 
     async def _mark(self, record: ReplayRecord) -> Versioned | None:
         with translated(self._target.options.metadata_timeout_s):
-            return await self._target.store.get(sink_key(self._topic.uid, record.run))
+            return await read_value(self._target.store, sink_key(self._topic.uid, record.run))
 
     # --- progress ----------------------------------------------------------------------
 
@@ -321,11 +324,4 @@ async def end_mark(target: Ledgers, topic: TopicRecord, record: ReplayRecord) ->
     value = encode_mark(ReplayMark(batch_id=0, over=True))
     with translated(target.options.metadata_timeout_s):
         await target.store.put(sink_key(topic.uid, record.run), value)
-
-
-def check_partitions(topic: TopicRecord) -> None:
-    """Raise BadTopic if one transaction cannot show a part for all partitions of the target."""
-    count = len(topic.partition_indexes)
-    if ledgers_max(count) < count + ROLLS_MAX:
-        reason = f"its {count} partitions are more than workers can show at once; use --no-spark"
-        raise BadTopic(reason, topic=topic.name)
+        await drop_other_pages(target.store, sink_key(topic.uid, record.run))

@@ -6,6 +6,7 @@ is not among them has nothing in the range. The sequence is the same on every ru
 order       what comes next
 ----------  ---------------------------------------------------------------------------
 event-time  the message with the lowest event time, of topics ordered by it (merging.py)
+timestamp   the message with the lowest timestamp, of topics with timesync
 time        the entry with the lowest time: its greatest timestamp, or without one the time
             at which its producer made it. Within a lane this time never goes back: an
             earlier entry counts as of the lane's time
@@ -19,6 +20,7 @@ the order resumes as it would have gone on.
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, bisect_right
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, NamedTuple
@@ -28,14 +30,15 @@ import trio
 from ledger_client.background import Background
 from ledger_client.errors import ReplayConflict
 from ledger_client.topics.context import TopicContext
-from ledger_client.topics.messages import Message, MessageRange
+from ledger_client.topics.messages import MergedBatch, Message, MessageRange
 from ledger_client.topics.positions import LanePlace, LaneRef, Place, Position
 from ledger_client.topics.reading.cursor import LaneCursor, LaneRange, LaneStart
 from ledger_client.topics.reading.lane_set import LaneSet
-from ledger_client.topics.reading.merging import EventTimes, MergedBatch, MergeOrder
+from ledger_client.topics.reading.merging import EventTimes, MergeOrder
 from ledger_client.topics.reading.options import ReadOptions
 from ledger_client.topics.times import entry_ms
 from metadata.replays import LaneMark, Order as OrderName
+from metadata.time.timestamps import LOGICAL_BITS
 from metadata.topics import TopicRecord
 
 if TYPE_CHECKING:
@@ -75,10 +78,40 @@ class Clocked:
         return MergedBatch((stream.take(messages),), None)
 
 
+class Timestamps:
+    """By the timestamps of messages. Every lane must have them."""
+
+    wake_at = math.inf
+
+    def next_batch(
+        self, cursors: Sequence[LaneCursor], paused: frozenset[int]
+    ) -> MergedBatch | None:
+        """Take the next messages of a lane once every lane has some or has ended."""
+        heads: list[tuple[int, LaneRef, LaneCursor, MessageRange]] = []
+        for cursor in cursors:
+            here = cursor.peek()
+            if here is not None:
+                stamp = here.batch.rising_timestamps[here.start]
+                heads.append((stamp, cursor.lane, cursor, here))
+            elif not cursor.ended:
+                return None
+        if not heads:
+            return None
+        heads.sort(key=lambda head: head[:2])
+        _, lane, cursor, here = heads[0]
+        stop = here.stop
+        if len(heads) > 1:
+            bisect = bisect_right if lane < heads[1][1] else bisect_left
+            stop = bisect(here.batch.rising_timestamps, heads[1][0], here.start, here.stop)
+        return MergedBatch((cursor.take(MessageRange(here.batch, here.start, stop)),), None)
+
+
 def new_order(name: OrderName, clocks: Mapping[LaneRef, int]) -> MergeOrder:
     """Return the order of that name, resumed with *clocks*."""
     if name == "event-time":
         return EventTimes()
+    if name == "timestamp":
+        return Timestamps()
     return Clocked(_time if name == "time" else _turn, clocks)
 
 
@@ -276,6 +309,9 @@ def _times(run: MergedBatch, order: OrderName) -> list[int | None]:
     for messages in run.ranges:
         if order == "event-time":
             found += messages.batch.event_times[messages.start : messages.stop]
+        elif order == "timestamp":
+            stamps = messages.batch.timestamps[messages.start : messages.stop]
+            found += [(stamp >> LOGICAL_BITS) * NS_PER_MS for stamp in stamps]
         else:
             found += [time_of(messages) * NS_PER_MS] * (messages.stop - messages.start)
     return found if run.order is None else [found[place] for place in run.order]

@@ -34,12 +34,12 @@ from ledger_client.jobs.replay.source import ReplayChunk
 from ledger_client.jobs.replay.target import Reached, ReplayBatch
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes import lane_state
-from ledger_client.topics.lanes.lane_lease import LEASE_S
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.producing.producer_lanes import topic_producer
 from ledger_client.topics.reading.reader import open_reader
 from ledger_client.topics.times import PublishTime
 from metadata.replays import Order, ReplayRecord
+from metadata.sessions import GONE_S
 from metadata.topics import TopicRecord
 from native.checksum import Checksum
 
@@ -48,7 +48,16 @@ if TYPE_CHECKING:
 
 CreateTopic = Callable[..., Awaitable[TopicRecord]]
 """Topics.create of the target's cluster."""
-DEFINITION = ("partitions", "order", "compression", "roll", "retention", "schema", "properties")
+DEFINITION = (
+    "partitions",
+    "order",
+    "timesync",
+    "compression",
+    "roll",
+    "retention",
+    "schema",
+    "properties",
+)
 """The settings that a topic made like another one shares with it."""
 
 BATCH_BYTES = 256 * 1024
@@ -205,7 +214,7 @@ async def open_topic_target(
     Client.producer().
     """
     async with AsyncExitStack() as stack:
-        until = trio.current_time() + (LEASE_S + PAUSE_S if resumed else 0.0)
+        until = trio.current_time() + (GONE_S + PAUSE_S if resumed else 0.0)
         producer: Producer | None = None
         while producer is None:
             entering = topic_producer(
@@ -301,6 +310,7 @@ async def _make(
             replication=copies,
             ack_quorum=min(model.ack_quorum, copies),
             order=model.order,
+            timesync=model.timesync,
             compression=model.compression,
             roll=model.roll,
             retention=model.retention,

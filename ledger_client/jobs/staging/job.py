@@ -4,8 +4,9 @@
         ... workers stage ledgers with job.stage ...
         await store.transact([job.check, ..., *(each.shown for each in staged)])
 
-The lease is renewed while the block runs. At its end, ledgers that were staged and not shown are
-discarded. After a kill the lease lasts at most LEASE_S more; then the leader discards them.
+The lease lives as long as the client's session. At the end of the block, ledgers that were staged
+and not shown are discarded. After a kill the lease lasts at most SESSION_S more; then the leader
+discards them.
 
 From when pin() returns until the job ends, neither retention nor a purge removes what it pinned.
 A ledger may go in the moment before, so a job that finds one gone must report it.
@@ -35,8 +36,7 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from ledger_client.background import Background
-from ledger_client.errors import BadTopic, JobLost, LedgerError, LedgerExists, MetadataUnavailable
+from ledger_client.errors import BadTopic, JobLost, LedgerError, LedgerExists
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import LedgerPlan, Ledgers, new_record, sealed_after
 from ledger_client.ledgers.writer import Request, WriteDriver
@@ -58,11 +58,12 @@ from metadata.jobs import (
     staged_key,
     staged_prefix,
 )
+from metadata.paged import drop_other_pages, remove_pages, stage_value
 from metadata.records import LedgerRecord, encode_record, ledger_key
-from metadata.store import ABSENT, CheckLease, Delete, Lease, MetadataStore, Op, Put, items_under
+from metadata.sessions import HeldLease
+from metadata.store import ABSENT, CheckLease, Delete, MetadataStore, Op, Put, items_under
 from metadata.topics import TopicRecord
 
-LEASE_S = 30.0
 LEAVE_S = 10.0
 """Time limit for discarding staged ledgers at the end; the leader does the rest."""
 _log = logging.getLogger(__name__)
@@ -77,23 +78,25 @@ class Job:
         failure: set when the lease is lost.
     """
 
-    def __init__(self, ledgers: Ledgers, topic: TopicRecord, kind: JobKind, lease: Lease) -> None:
+    def __init__(
+        self, ledgers: Ledgers, topic: TopicRecord, kind: JobKind, held: HeldLease
+    ) -> None:
         self.topic = topic
-        self.id = lease.owner
+        self.id = held.lease.owner
         self.failure: JobLost | None = None
         self._ledgers = ledgers
         self._kind = kind
-        self._lease = lease
+        self._held = held
 
     @property
     def check(self) -> CheckLease:
         """The lease check for the transaction that shows the job's result."""
-        return CheckLease.of(self._lease)
+        return self._held.check
 
     @property
     def stage(self) -> JobStage:
         """The values that workers need to stage ledgers, in any process."""
-        return JobStage(topic=self.topic, job_id=self.id, epoch=self._lease.epoch)
+        return JobStage(topic=self.topic, job_id=self.id, epoch=self._held.lease.epoch)
 
     async def pin(self, lanes: Iterable[tuple[int, int, int]]) -> None:
         """Pin ledgers: of each (partition, lane, number) those from *number* on, and no others.
@@ -110,24 +113,16 @@ class Job:
         row = encode_job_row(JobPins(kind=self._kind, lanes=pinned))
         try:
             with translated(self._ledgers.options.metadata_timeout_s):
-                put = Put(pins_key(self.topic.uid, self.id), row)
-                await self._ledgers.store.transact([self.check, put])
+                store, key = self._ledgers.store, pins_key(self.topic.uid, self.id)
+                value = await stage_value(store, key, row)
+                await store.transact([self.check, Put(key, value.row), *value.checks])
+                await drop_other_pages(store, key)
         except LeaseLost as lost:
-            raise self._lost(lost) from lost
+            raise self._lost(str(lost)) from lost
 
-    async def keep(self, scope: trio.CancelScope) -> None:
-        """Renew the lease until cancelled; once it is lost, set *failure* and cancel *scope*."""
-        while True:
-            await trio.sleep(LEASE_S / 4)
-            try:
-                with translated(LEASE_S / 4):
-                    self._lease = await self._ledgers.store.renew(self._lease)
-            except MetadataUnavailable as failure:
-                _log.warning("the lease of job %s is not renewed: %s", self.id, failure)
-            except LeaseLost as lost:
-                self.failure = self._lost(lost)
-                scope.cancel()
-                return
+    def lose(self) -> None:
+        """Set *failure*: the lease is over."""
+        self.failure = self._lost("its lease is over")
 
     async def leave(self) -> None:
         """End the lease, then discard what is staged and not shown.
@@ -138,15 +133,16 @@ class Job:
         with trio.CancelScope(shield=True, deadline=trio.current_time() + LEAVE_S):
             try:
                 with translated(LEAVE_S):
-                    await store.release(self._lease)
+                    await self._held.release()
                     await discard(store, staged_prefix(uid, self.id))
                     await store.delete(pins_key(uid, self.id))
+                    await remove_pages(store, pins_key(uid, self.id) + "/")
                     await store.delete(ids_key(uid, self.id))
             except LedgerError as failure:
                 _log.warning("job %s leaves staged ledgers to the leader: %s", self.id, failure)
 
-    def _lost(self, lost: LeaseLost) -> JobLost:
-        return JobLost(self.topic.name, job_id=self.id, reason=str(lost))
+    def _lost(self, reason: str) -> JobLost:
+        return JobLost(self.topic.name, job_id=self.id, reason=reason)
 
 
 @asynccontextmanager
@@ -171,16 +167,23 @@ async def open_job(
         BadTopic, MetadataUnavailable: as Job.pin().
     """
     job_id = new_job_id(kind)
-    lease = await grant_job(ledgers, topic, kind, job_id, ttl_s=LEASE_S)
-    job = Job(ledgers, topic, kind, lease)
+    scope = trio.CancelScope()
+
+    def lost() -> None:
+        job.lose()
+        scope.cancel()
+
+    with translated(ledgers.options.metadata_timeout_s):
+        held = await ledgers.session.grant(
+            job_lease(topic.uid, job_id), owner=job_id, value=owner_row(topic, kind), on_over=lost
+        )
+    job = Job(ledgers, topic, kind, held)
     try:
-        pinned = list(pins)
-        if pinned:
-            await job.pin(pinned)
-        with trio.CancelScope() as scope:
-            async with Background() as nursery:
-                nursery.start_soon(job.keep, scope)
-                yield job
+        with scope:
+            pinned = list(pins)
+            if pinned:
+                await job.pin(pinned)
+            yield job
         if scope.cancelled_caught and job.failure is not None:
             raise job.failure
     finally:
@@ -192,13 +195,8 @@ def new_job_id(kind: JobKind) -> str:
     return f"{kind}-{secrets.token_hex(8)}"
 
 
-async def grant_job(
-    ledgers: Ledgers, topic: TopicRecord, kind: JobKind, job_id: str, *, ttl_s: float
-) -> Lease:
-    """Take a job's lease; taking it again ends its former epoch.
-
-    Raises MetadataUnavailable.
-    """
+def owner_row(topic: TopicRecord, kind: JobKind) -> bytes:
+    """Return the value of a job's lease: who runs it."""
     owner = JobOwner(
         kind=kind,
         topic=topic.name,
@@ -206,10 +204,7 @@ async def grant_job(
         process_id=os.getpid(),
         since_ms=time.time_ns() // 1_000_000,
     )
-    with translated(ledgers.options.metadata_timeout_s):
-        return await ledgers.store.grant(
-            job_lease(topic.uid, job_id), job_id, ttl_s=ttl_s, value=encode_job_row(owner)
-        )
+    return encode_job_row(owner)
 
 
 # --- staged ledgers ------------------------------------------------------------------------
@@ -242,6 +237,11 @@ class Staged(NamedTuple):
     def shown(self) -> Op:
         """The op that shows the ledger; it conflicts if the ledger was discarded."""
         return Delete(self.key, self.version)
+
+    def named(self, pointer: str) -> Op:
+        """Return the op that has a pointer show the ledger; it conflicts as `shown` does."""
+        row = msgspec.structs.replace(self.ledger, pointer=pointer)
+        return Put(self.key, encode_job_row(row), self.version)
 
 
 @asynccontextmanager

@@ -58,20 +58,21 @@ from ledger_client.topics.lanes.written_ledger import Rolling
 from metadata.errors import BadRecord, VersionConflict
 from metadata.jobs import IdRun, JobIds, decode_ids, encode_job_row, ids_key
 from metadata.records import LEDGER_COUNTER
-from metadata.store import ABSENT, IDS_MAX, OPS_MAX, Put
+from metadata.store import ABSENT, IDS_MAX, Put
+from metadata.topics import PARTITIONS_MAX
 from native.batch import Columns, cut, encode
 from native.errors import TooLarge
 
-PARTS_MAX = 1000
+PARTS_MAX = 100_000
 """Parts of a job."""
 ATTEMPTS = 4
 """At a part, that begin at different ids and so seldom meet."""
 ROLLS_MAX = 24
 """Ledgers of an attempt beside the first one of each partition."""
-OPENED_MAX = OPS_MAX // 2
-"""First ledgers of an attempt, at most: a job cannot show more."""
+OPENED_MAX = PARTITIONS_MAX
+"""First ledgers of an attempt, at most: one of each partition."""
 AHEAD = 8
-"""Parts that a share is reserved for in advance, at most."""
+"""A run of ids is reserved for this many parts, or for an eighth of the parts before it."""
 
 LARGER_FROM = 16
 """Ledgers of an attempt that roll at the topic's limits; later ones grow larger."""
@@ -326,7 +327,7 @@ class PartIds:
         """Take ids behind all *runs*, for parts behind theirs."""
         count = sum(run.parts for run in runs)
         share = share_of(self._stage)
-        wanted = max(self._part + 1 - count, min(count, AHEAD))
+        wanted = max(self._part + 1 - count, min(count, AHEAD), count // AHEAD)
         parts = min(wanted, PARTS_MAX - count, IDS_MAX // share)
         first_id = await self._ledgers.store.next_id(LEDGER_COUNTER, parts * share)
         return IdRun(first_part=count, parts=parts, share=share, first_id=first_id)

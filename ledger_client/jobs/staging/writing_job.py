@@ -3,11 +3,11 @@
     plan_write ──► (pickled) ──► workers: join_write, open_staged_writer ──► sealed ledgers
                                            commit_write(ledgers) or abort_write ◄──┘
 
-No process lives as long as the job, so its lease is long (WRITE_S), and each process that works
-for it takes or renews it: the planner and the committer once, workers every KEEP_S. Only the
-leader acts on the lease: WRITE_S after the last renewal it may discard what is staged. A commit
-in time shows everything; a later one gets JobLost, and so does a worker that starts after the
-job has ended.
+No process lives as long as the job, so its lease belongs to a session of its own, which is long
+(WRITE_S). Each process that works for it opens or keeps it: the planner and the committer once,
+workers every KEEP_S. Only the leader acts on the lease: WRITE_S after the last call it may
+discard what is staged. A commit in time shows everything; a later one gets JobLost, and so does a
+worker that starts after the job has ended.
 
 Streams. Spark writes a micro-batch again after a restart from the checkpoint if it had not noted
 that the batch was done. The batch is then in the topic already and is skipped. That is right only
@@ -33,13 +33,13 @@ from ledger_client.errors import (
     MetadataUnavailable,
     ReplayConflict,
 )
-from ledger_client.jobs.staging.job import JobStage, SealedLedger, grant_job, new_job_id
+from ledger_client.jobs.staging.job import JobStage, SealedLedger, new_job_id, owner_row
 from ledger_client.jobs.staging.showing import CommitMark, Showing, check_free
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.retention.job_rows import discard
-from metadata.errors import LeaseHeld, LeaseLost
+from metadata.errors import LeaseHeld, SessionOver
 from metadata.jobs import (
     SinkProgress,
     decode_sink,
@@ -49,7 +49,7 @@ from metadata.jobs import (
     sink_key,
     staged_prefix,
 )
-from metadata.store import ABSENT, Lease, Put, Versioned
+from metadata.store import ABSENT, Lease, MetadataStore, Put, StoreSession, Versioned
 from metadata.topics import TopicRecord
 
 WRITE_S = 15 * 60.0
@@ -135,8 +135,8 @@ async def abort_write(ledgers: Ledgers, plan: WritePlan) -> None:
 async def _stay(ledgers: Ledgers, plan: WritePlan, *, heard_ms: int) -> bool:
     """Renew the lease; return False if the store did not answer.
 
-    An existing lease is renewed, never granted anew: it may end at this moment, and a grant
-    would revive the job.
+    Of an existing lease the session is kept, and the lease never granted anew: it may end at
+    this moment, and a grant would revive the job.
 
     Raises:
         JobLost: the lease is gone and cannot have run out since *heard_ms*, so it was ended.
@@ -147,17 +147,25 @@ async def _stay(ledgers: Ledgers, plan: WritePlan, *, heard_ms: int) -> bool:
             found = await ledgers.store.leases(job_lease(topic.uid, job_id))
             now_ms = 0 if found else await ledgers.store.now_ms()
             if found:
-                await ledgers.store.renew(found[0])
+                await _keep_session_of(found[0], ledgers.store)
         if not found and now_ms < heard_ms + WRITE_S * 1000:
             raise JobLost(topic.name, job_id=job_id, reason="it has ended")
         if not found:
             await _hold(ledgers, plan)
-    except LeaseLost:
+    except SessionOver:
         return await _stay(ledgers, plan, heard_ms=heard_ms)  # another worker's by now, or over
     except MetadataUnavailable as failure:
         _log.warning("the lease of job %s is not renewed: %s", job_id, failure)
         return False
     return True
+
+
+async def _keep_session_of(lease: Lease, store: MetadataStore) -> None:
+    """Keep the session of a job's lease. Raises SessionOver if the lease has another one by now."""
+    session = StoreSession(lease.owner, lease.session, WRITE_S)
+    await store.keep_session(session)
+    if session.epoch not in [again.session for again in await store.leases(lease.name)]:
+        raise SessionOver(owner=session.owner, epoch=session.epoch)
 
 
 async def _now_ms(ledgers: Ledgers, before_ms: int) -> int:
@@ -174,8 +182,11 @@ async def _now_ms(ledgers: Ledgers, before_ms: int) -> int:
 
 async def _hold(ledgers: Ledgers, plan: WritePlan) -> Lease:
     topic, job_id = plan.stage.topic, plan.stage.job_id
+    name, row = job_lease(topic.uid, job_id), owner_row(topic, "write")
     try:
-        return await grant_job(ledgers, topic, "write", job_id, ttl_s=WRITE_S)
+        with translated(ledgers.options.metadata_timeout_s):
+            session = await ledgers.store.open_session(job_id, ttl_s=WRITE_S)
+            return await ledgers.store.grant(name, session, value=row)
     except LeaseHeld as held:  # nobody else has this id
         raise JobLost(topic.name, job_id=job_id, reason=str(held)) from held
 
@@ -186,7 +197,7 @@ async def _leave(ledgers: Ledgers, plan: WritePlan, lease: Lease | None) -> None
         try:
             with translated(LEAVE_S):
                 if lease is not None:
-                    await ledgers.store.release(lease)
+                    await ledgers.store.end_session(StoreSession(job_id, lease.session, WRITE_S))
                 await discard(ledgers.store, staged_prefix(uid, job_id))
                 await ledgers.store.delete(ids_key(uid, job_id))
         except LedgerError as failure:

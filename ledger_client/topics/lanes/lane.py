@@ -79,7 +79,7 @@ async def open_lane(
     """
     limit_s = ledgers.options.metadata_timeout_s
     async with hold_lane(
-        ledgers.store,
+        ledgers.session,
         topic,
         partition,
         access=access,

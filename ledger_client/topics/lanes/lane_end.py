@@ -66,6 +66,8 @@ async def _find_end(ledgers: Ledgers, rows: LaneRows, row: LaneLedger, fresh: La
             state = await _read_state(ledgers, rows, reader, fresh)
             # The state in a ledger that a job staged does not cover the ledgers before it.
             state.last_event_time = greater(state.last_event_time, fresh.last_event_time)
+            # Nor does it know the timestamp with which it was shown.
+            state.figures.last_timestamp = max(state.figures.last_timestamp, row.stamp)
     except (EntryLost, NoSuchEntry) as lost:
         raise MessagesLost.tail(
             rows.topic.name,
@@ -159,7 +161,7 @@ async def close_lane(ledgers: Ledgers, topic: TopicRecord, partition: int, lane:
         MetadataUnavailable: the store did not answer in time.
     """
     async with hold_lane(
-        ledgers.store,
+        ledgers.session,
         topic,
         partition,
         access="exclusive",  # of this lane; others may be written

@@ -12,12 +12,14 @@ access        lane                                        if it is taken
 A producer may ask for a lane by its name; it shares the partition. The lane is created with a
 number from 1 up, and no other producer gets it.
 
-A lease outlives a killed writer by LEASE_S. It only informs: a writer that loses
-it, for instance while the store is away, goes on until another one raises the lane's epoch.
+A lease belongs to the session of its process (metadata/sessions.py) and outlives a killed
+writer by SESSION_S. It only informs: a writer that loses it, for instance while the store is
+away, takes it again and goes on until another one raises the lane's epoch.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import secrets
 import socket
@@ -32,8 +34,9 @@ from ledger_client.errors import MetadataBroken, MetadataUnavailable, ProducerBu
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.lanes.lane_names import read_lane_names
 from ledger_client.topics.lanes.lane_rows import LaneRows
-from metadata.errors import BadRecord, LeaseHeld, LeaseLost, MetadataError
-from metadata.store import Lease, MetadataStore
+from metadata.errors import BadRecord, LeaseHeld, MetadataError
+from metadata.sessions import SESSION_S, HeldLease, ProcessSession
+from metadata.store import MetadataStore
 from metadata.topics import (
     LANES,
     WRITERS,
@@ -47,65 +50,83 @@ from metadata.topics import (
     writer_lease,
 )
 
-LEASE_S = 10.0
-RELEASE_S = 1.0
+LOOK_S = SESSION_S / 3
+"""Pause before another attempt, after the store did not answer or another one has the lease."""
 
 
 class LaneLease:
     """Marks a lane as in use. After `take_over` the previous holder's lease may last a while."""
 
-    def __init__(self, store: MetadataStore, name: str, owner: str, value: bytes) -> None:
+    def __init__(self, session: ProcessSession, name: str, owner: str, value: bytes) -> None:
         self.lane = last_number(name)
         self.owner = owner
-        self._store = store
+        self._session = session
         self._name = name
         self._value = value
-        self._lease: Lease | None = None
+        self._held: HeldLease | None = None
+        self._news = trio.Event()
         self._has_lapsed = False
 
-    async def take(self, timeout_s: float) -> Lease | None:
-        """Ask for the lease; `None` if another owner has it."""
-        self._lease = None
+    async def take(self, timeout_s: float) -> bool:
+        """Ask for the lease; False if another owner has it."""
+        self._held = None
         with translated(timeout_s), suppress(LeaseHeld):
-            self._lease = await self._store.grant(
-                self._name, self.owner, ttl_s=LEASE_S, value=self._value
+            self._held = await self._session.grant(
+                self._name, owner=self.owner, value=self._value, on_over=self._lapse
             )
-        return self._lease
+        return self._held is not None
+
+    def _lapse(self) -> None:
+        self._has_lapsed = True
+        self._news.set()
 
     async def take_over(self, timeout_s: float) -> None:
         """End the holder's lease and take it, so that no third producer finds the lane free.
 
         If another producer is faster, `keep` goes on asking.
         """
+        store = self._session.store
         with translated(timeout_s):
-            for lease in await self._store.leases(self._name):
-                await self._store.release(lease)
+            for lease in await store.leases(self._name):
+                await store.release(lease)
         await self.take(timeout_s)
 
     async def keep(self, rows: LaneRows) -> None:
-        """Renew the lease until cancelled; check each time that the lane is still ours.
+        """Take the lease again when it is over; look whether the lane is ours at each hint.
+
+        Nothing is asked while nothing happens. Whoever takes the lane fences its last ledger, so
+        that a writer that hears of nothing fails at its next append.
 
         Raises:
             ProducerFenced, NoSuchTopic: the lane is not ours any more.
             MetadataBroken: metadata is damaged.
         """
-        while True:
-            await trio.sleep(LEASE_S / 3)
-            with suppress(MetadataUnavailable):
-                await rows.verify()
-                await self._renew()
-                await rows.refresh_clock()
-
-    async def _renew(self) -> None:
-        if self._lease is None:
-            await self.take(LEASE_S / 3)
-            return
+        watches = self._session.store.watches
+        with suppress(MetadataError):  # too many prefixes: the next append will tell
+            watches.subscribe(rows.key, self)
         try:
-            with translated(LEASE_S / 3):
-                self._lease = await self._store.renew(self._lease)
-        except LeaseLost:
-            self._has_lapsed = True
-            await self.take(LEASE_S / 3)
+            is_sure = True
+            while True:
+                with trio.move_on_after(math.inf if is_sure else LOOK_S):
+                    await self._news.wait()
+                self._news = trio.Event()
+                is_sure = await self._look(rows)
+        finally:
+            watches.unsubscribe(rows.key, self)
+
+    async def _look(self, rows: LaneRows) -> bool:
+        """See whether the lane is ours and take the lease if it is over; False: try again."""
+        with suppress(MetadataUnavailable):
+            await rows.verify()
+            if self._held is None or self._held.is_over:
+                return await self.take(LOOK_S)
+            return True
+        return False
+
+    def notify(self, prefix: str, hint: str) -> None:
+        """Look soon: the lane's record may have changed."""
+        if hint == prefix:
+            self._news.set()
 
     async def check_kept(self) -> None:
         """Raise MetadataUnavailable if the lease has run out since it was taken.
@@ -113,17 +134,15 @@ class LaneLease:
         Another producer may then have found the partition free, with no lane to close yet.
         """
         if not self._has_lapsed:
-            await self._renew()
+            await self._session.confirm()
         if self._has_lapsed:
             raise MetadataUnavailable("the lane's lease ran out while the lane was opened")
 
     async def release(self) -> None:
         """Give the lease back, for up to RELEASE_S, even when cancelled."""
-        lease, self._lease = self._lease, None
-        if lease is not None:
-            until = trio.current_time() + RELEASE_S
-            with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
-                await self._store.release(lease)
+        held, self._held = self._held, None
+        if held is not None:
+            await held.release()
 
 
 Access = Literal["exclusive", "wait", "take-over", "shared"]
@@ -141,7 +160,7 @@ class Partition:
 
     def __init__(
         self,
-        store: MetadataStore,
+        session: ProcessSession,
         topic: TopicRecord,
         index: int,
         *,
@@ -152,7 +171,8 @@ class Partition:
         lane_name: str = "",
     ) -> None:
         self._lane_name = lane_name
-        self._store = store
+        self._session = session
+        self._store = session.store
         self._topic = topic
         self._index = index
         self._producer = producer
@@ -194,9 +214,9 @@ class Partition:
         taken = await lease.take(self._limit_s)
         others = await self._leases()
         whole = [n for n, other in others.items() if not other.shared and access == "shared"]
-        if taken is None or whole:
+        if whole or not taken:
             await lease.release()
-            raise self._is_busy(lane if taken is None else whole[0], others)
+            raise self._is_busy(whole[0] if taken else lane, others)
         return lease
 
     async def give_up(self) -> None:
@@ -207,7 +227,7 @@ class Partition:
     async def _others(self, lease: LaneLease) -> dict[int, LaneOwner]:
         """Take lane 0 if the partition has no writer; else return its writers by lane."""
         others = await self._leases()
-        if not others and await lease.take(self._limit_s) is not None:
+        if not others and await lease.take(self._limit_s):
             # A producer that took another lane meanwhile sees this lease, or is seen here.
             others = await self._leases()
             if not others:
@@ -228,7 +248,7 @@ class Partition:
             if lease is not None:
                 return lease  # an exclusive producer that comes now sees it
             lease = self._new_lease(await self._choose(others), is_shared=True)
-            if await lease.take(self._limit_s) is None:
+            if not await lease.take(self._limit_s):
                 lease = None  # another producer was faster
             elif not await self._is_for_us(lease.lane):
                 await lease.release()  # another one was faster, and has left it already
@@ -291,7 +311,7 @@ class Partition:
         with translated(self._limit_s):
             while leases := await self._store.leases(prefix, after=after):
                 for lease in leases:
-                    if lease.owner != self._owner:
+                    if lease.owner != self._owner and not await self._session.free(lease):
                         owners[last_number(lease.name)] = decode_owner(lease.name, lease.value)
                 after = leases[-1].name
         return owners
@@ -306,7 +326,7 @@ class Partition:
             closing=self._is_closing,
         )
         name = writer_lease(self._topic.uid, self._index, lane)
-        self._requested = LaneLease(self._store, name, self._owner, encode_row(owner))
+        self._requested = LaneLease(self._session, name, self._owner, encode_row(owner))
         return self._requested
 
     def _is_busy(self, lane: int, owners: dict[int, LaneOwner]) -> ProducerBusy:
@@ -340,7 +360,7 @@ async def read_lanes(
 
 @asynccontextmanager
 async def hold_lane(
-    store: MetadataStore,
+    session: ProcessSession,
     topic: TopicRecord,
     partition: int,
     *,
@@ -352,7 +372,7 @@ async def hold_lane(
     is_closing: bool = False,
     lane_name: str = "",
 ) -> AsyncIterator[LaneLease]:
-    """Hold the lease of a lane for the block. The caller renews it with `keep`.
+    """Hold the lease of a lane for the block. The caller keeps it with `keep`.
 
     *owner* identifies the caller in this run of this process; by default it is unique. With
     *is_closing* the lease is marked as lasting only a moment. *lane_name* names the lane to take
@@ -363,7 +383,7 @@ async def hold_lane(
         MetadataUnavailable: the store did not answer in *limit_s*.
     """
     lanes = Partition(
-        store,
+        session,
         topic,
         partition,
         producer=producer,

@@ -62,7 +62,14 @@ from ledger_client.topics.lanes.lane_actions import (
     Step,
     Turn,
 )
-from ledger_client.topics.lanes.lane_state import End, LaneEnd, LaneState, SealedBatch, greater
+from ledger_client.topics.lanes.lane_state import (
+    End,
+    LaneEnd,
+    LaneState,
+    SealedBatch,
+    greater,
+    timestamps_after,
+)
 from ledger_client.topics.lanes.routes import Route
 from ledger_client.topics.lanes.written_ledger import Append, Rolling, Sent, WrittenLedger
 from metadata.topics import LaneLedger, TopicRecord
@@ -130,10 +137,10 @@ class LaneMachine:
         self._limit_s = limit_s
         self._is_ordered = topic.order == "event-time"
         self._rolling = Rolling(topic.roll, ordered=self._is_ordered)
-        self._end = last.end
-        self._first_version = last.next_version
+        self._end, self._first_version = last.end, last.next_version
         self._waiting: deque[Append] = deque()
         self._sequences: dict[str, int] = {}
+        self._last_timestamp = last.state.figures.last_timestamp
         self._has_rerouted = self._is_disturbed = False
 
     # --- batches ---------------------------------------------------------------------------
@@ -159,7 +166,7 @@ class LaneMachine:
         """Accept batches behind all others and send those that may go.
 
         Raises:
-            EventTimeBack: a time is lower than one accepted before; nothing is accepted.
+            EventTimeBack, MetadataBroken: an event time or timestamp is lower than one before.
             ProducerClosed, LedgerError: the lane is closed, or failed.
         """
         if self.failure is not None or self.is_closing:
@@ -171,21 +178,22 @@ class LaneMachine:
 
     def _admit(self, batches: Sequence[SealedBatch]) -> None:
         """Check event times, then record times and sequence numbers. A failure records none."""
-        last = self.last_event_time
+        last, topic = self.last_event_time, self._topic.name
+        last_timestamp = timestamps_after(self._last_timestamp, batches, topic)
         for batch in batches:
             first = batch.first_event_time
             if first is None:
                 continue
             if self._is_ordered and last is not None and first < last:
                 raise EventTimeBack(
-                    self._topic.name,
+                    topic,
                     partition=self._partition,
                     lane=self._lane,
                     event_time=first,
                     last_event_time=last,
                 )
             last = greater(last, batch.last_event_time)
-        self.last_event_time = last
+        self.last_event_time, self._last_timestamp = last, last_timestamp
         for batch in batches:
             if batch.producer and batch.sequence >= 0:
                 known = self.last_sequence(batch.producer)

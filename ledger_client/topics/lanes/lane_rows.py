@@ -29,15 +29,16 @@ from ledger_client.errors import (
 from ledger_client.ledgers.catalogue import CHANGE_S, RETRY_S, Catalogue
 from ledger_client.topics.lanes.lane_state import End, Figures, greater
 from metadata.errors import BadRecord
+from metadata.pointers import read_lane, read_lane_row, resolve_lane
 from metadata.records import LedgerRecord, encode_record, ledger_key
 from metadata.store import ABSENT, Check, Delete, Op, Put
+from metadata.time.tick_rows import lanes_changed
 from metadata.topics import (
     LaneLedger,
     LaneName,
     LaneRecord,
     TopicRecord,
     decode_lane,
-    decode_lane_ledger,
     decode_lane_name,
     decode_topic,
     encode_row,
@@ -92,6 +93,11 @@ class LaneRows:
         await self._catalogue.refresh_clock()
 
     @property
+    def key(self) -> str:
+        """Key of the lane's record."""
+        return self._key
+
+    @property
     def _now_ms(self) -> int:
         return self._catalogue.clock.now_ms()
 
@@ -102,14 +108,14 @@ class LaneRows:
         if number < 0:
             return None
         key = self._ledger_key(number)
-        found = await self._catalogue.read(key)
-        return None if found is None else _sound(decode_lane_ledger, key, found.value)
+        found = await self._catalogue.ask(lambda store: read_lane_row(store, key))
+        return None if found is None else found.ledger
 
     async def open_row(self) -> LaneLedger | None:
         """Read the lane without claiming it; return the row of its open ledger, if any."""
-        found = await self._catalogue.read(self._key)
+        found = await self._catalogue.ask(lambda store: read_lane(store, self._key))
         if found is not None:
-            self.record, self._version = _sound(decode_lane, self._key, found.value), found.version
+            self.record, self._version = found.record, found.version
         row = await self.row(self.record.current)
         return row if row is not None and row.state == "open" else None
 
@@ -180,21 +186,49 @@ class LaneRows:
                 record, version = LaneRecord(epoch=0, producer=producer or ""), ABSENT
             else:
                 record, version = _sound(decode_lane, self._key, found.value), found.version
+            if record.pending is not None:
+                await self._resolve()
+                continue
             naming = await self._naming(lane_name) if version == ABSENT or record.deleted else []
             if record.deleted:
                 record = msgspec.structs.replace(record, producer=producer or "", deleted=False)
             if is_back and record.writer != writer:
                 raise self._fenced(record)
             after = msgspec.structs.replace(
-                record, epoch=record.epoch + 1, writer=writer or record.writer
+                record,
+                epoch=record.epoch + 1,
+                writer=writer or record.writer,
+                holds_ticks=False,  # what its last writer wanted to show, it cannot show any more
             )
             ops: list[Op] = [Put(self._key, encode_row(after), version)]
+            ops += lanes_changed(self.topic) if record.holds_ticks else []
             ops.append(Check(topic_key(self.topic.name), topic_version))
             ops += [*naming, *await self._removal(record.current + 1)]
             versions = await self._catalogue.transact(ops)
             if versions is not None:
                 self.record, self._version = after, versions[0]
                 return
+
+    async def hold_ticks(self, *, hold: bool = True) -> bool:
+        """Hold the topic's ticks back until the lane's record changes next, or hold them no more.
+
+        Returns False if another client changed the record meanwhile.
+
+        Raises:
+            MetadataUnavailable: at once, without another attempt; ticks may be held.
+        """
+        after = msgspec.structs.replace(self.record, holds_ticks=hold)
+        put = Put(self._key, encode_row(after), self._version)
+        versions = await self._catalogue.transact([put, *lanes_changed(self.topic)])
+        if versions is None:
+            return False
+        self.record, self._version = after, versions[0]
+        return True
+
+    async def _resolve(self) -> None:
+        """Decide whether rows that a job put behind the lane belong to it."""
+        uid, partition, lane = self.topic.uid, self.partition, self.lane
+        await self._catalogue.ask(lambda store: resolve_lane(store, uid, partition, lane))
 
     async def _naming(self, name: str) -> list[Op]:
         """Return the operations that name a new lane, none for "". Raises ProducerBusy."""
@@ -260,6 +294,8 @@ class LaneRows:
             return [*await sealing(), *(await beside.ops() if beside else ())]
 
         own: list[Op] = [Put(self._ledger_key(after.current), encode_row(following))]
+        if current is None or current.epoch != following.epoch:
+            own += lanes_changed(self.topic)
         if closed is not None:
             own.append(Put(self._ledger_key(self.record.current), encode_row(closed)))
         await self._change(after, own, others)
@@ -274,7 +310,7 @@ class LaneRows:
             last_event_time=self._last_event_time(end),
         )
         own: list[Op] = [Put(self._ledger_key(self.record.current), encode_row(closed))]
-        own += await self._removal(self.record.current + 1)
+        own += [*await self._removal(self.record.current + 1), *lanes_changed(self.topic)]
         await self._change(after, own, self._sealing(closed, end, None))
 
     async def share_first(self, current: LaneLedger) -> LaneLedger:

@@ -15,10 +15,12 @@ ahead, every other producer would seem idle.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import msgspec
 
+from ledger_client.errors import MetadataBroken
 from ledger_client.ledgers.records import Reason
 from ledger_client.topics.lanes.routes import Route, merged
 from metadata.topics import LaneLedger
@@ -58,11 +60,40 @@ class SealedBatch(msgspec.Struct, frozen=True):
             sequence=header.last_sequence,
         )
 
+    def stamped(self, first: int) -> SealedBatch:
+        """Return the batch with consecutive timestamps from *first* on."""
+        return msgspec.structs.replace(
+            self,
+            payload=native_batch.stamp(self.payload, first),
+            last_timestamp=first + self.count - 1,
+        )
+
 
 def first_timestamp(payload: bytes) -> int:
     """Return the lowest timestamp of a batch, 0 for none. Decodes the batch."""
     timestamps = native_batch.decode(payload).columns.timestamps
     return 0 if timestamps is None else min((t for t in timestamps if t), default=0)
+
+
+def timestamps_after(last: int, batches: Iterable[SealedBatch], topic: str) -> int:
+    """Return the last timestamp of a lane once it has *batches*; *last*: without them.
+
+    Readers rely on it that timestamps of a lane rise.
+
+    Raises:
+        MetadataBroken: they do not.
+    """
+    for batch in batches:
+        if not batch.last_timestamp:
+            continue
+        first = batch.last_timestamp + 1 - batch.count
+        if first <= last:
+            raise MetadataBroken(
+                f"the oracle allotted timestamp {first}, but a lane of {topic} has {last}: "
+                "its time was set back"
+            )
+        last = batch.last_timestamp
+    return last
 
 
 PRODUCERS_MAX = 10_000

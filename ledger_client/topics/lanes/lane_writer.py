@@ -150,6 +150,13 @@ class LaneWriter:
         self.set_routes(producer, routes)
         await self._wait_for(Waiting([], is_state=True))
 
+    def version_after(self, place: tuple[int, int]) -> int:
+        """Return a version after *place*, which is acknowledged; all before it is durable."""
+        row = self._machine.row
+        assert row is not None
+        # Batches go to the ledger of the row, so those of another one lie before it.
+        return row.base_version + (place[1] + 1 if place[0] == row.ledger_id else 0)
+
     async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
         """Add batches, one entry each, and return ledger and entry of each, once all are durable.
 

@@ -22,15 +22,14 @@ from ledger_client.errors import Gap
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.message_id import MessageId
 from ledger_client.topics.positions import UNKNOWN, LaneRef, Place
-from metadata.store import MetadataStore, pages
+from metadata.pointers import read_lane, read_lane_records, read_lane_row, read_lane_rows
+from metadata.store import MetadataStore
 from metadata.topics import (
     LANES,
     LaneLedger,
     LaneRecord,
     Removed,
     RemovedLedgers,
-    decode_lane,
-    decode_lane_ledger,
     decode_lane_removals,
     lane_key,
     lane_ledger_key,
@@ -80,8 +79,8 @@ class LedgerRows:
         """Return the row of ledger *number*, `None` if there is none."""
         key = self._key(number)
         with translated(self._timeout_s):
-            found = await self._store.get(key)
-            return None if found is None else Row(number, decode_lane_ledger(key, found.value))
+            found = await read_lane_row(self._store, key)
+            return None if found is None else Row(number, found.ledger)
 
     async def first_from(self, number: int) -> Row | None:
         """Return the first row from ledger *number* on, prepared or not."""
@@ -92,10 +91,8 @@ class LedgerRows:
         """Return up to *limit* rows from ledger *number* on, in order; empty at the end."""
         after = self._key(number - 1) if number > 0 else ""
         with translated(self._timeout_s):
-            found = await self._store.list(self.prefix, after=after, limit=limit)
-            return [
-                Row(last_number(key), decode_lane_ledger(key, value.value)) for key, value in found
-            ]
+            found = await read_lane_rows(self._store, self.prefix, after=after, limit=limit)
+            return [Row(last_number(row.key), row.ledger) for row in found]
 
     async def last_up_to(self, number: int) -> Row | None:
         """Return the last row up to ledger *number*, `None` if there is none."""
@@ -129,8 +126,8 @@ class LedgerRows:
         """Return the lane's record, read now."""
         key = lane_key(self.lane.uid, self.lane.partition, self.lane.lane)
         with translated(self._timeout_s):
-            found = await self._store.get(key)
-            return None if found is None else decode_lane(key, found.value)
+            found = await read_lane(self._store, key)
+            return None if found is None else found.record
 
     def _key(self, number: int) -> str:
         return lane_ledger_key(self.lane.uid, self.lane.partition, self.lane.lane, number)
@@ -144,11 +141,9 @@ async def lanes_of(
     Raises:
         MetadataUnavailable, MetadataBroken: from the store.
     """
-    found: list[tuple[int, int, LaneRecord]] = []
     with translated(timeout_s):
-        async for page in pages(store, topic_prefix(LANES, uid)):
-            found += [(*lane_of(key), decode_lane(key, value.value)) for key, value in page]
-    return found
+        found = await read_lane_records(store, topic_prefix(LANES, uid))
+        return [(*lane_of(lane.key), lane.record) for lane in found]
 
 
 # --- messages deleted on purpose ----------------------------------------------------------

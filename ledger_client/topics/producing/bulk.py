@@ -23,8 +23,9 @@ from ledger_client.errors import ProducerClosed
 from ledger_client.message_id import NOT_BATCHED, IdRange, MessageIds
 from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.producing.message_columns import MessageColumns
+from ledger_client.topics.producing.open_lane import Lane
 from ledger_client.topics.producing.partition_machine import NOWHERE, Batch
-from ledger_client.topics.producing.partition_writer import Encoding, Lane, PartitionWriter
+from ledger_client.topics.producing.partition_writer import Encoding, PartitionWriter
 from ledger_client.topics.producing.routing import Routing, Share
 from native.batch import Columns, cut, encode
 from native.route import NO_PARTITION

@@ -31,6 +31,13 @@ A batch:
     GATHERING ──seal──► WAITING ──take──► HANDED ──acknowledged──► settled, with its place
     one batch           in order          in order  ──fail───────► settled, with a failure
 
+If it *hurries*, a batch gathers only while others are under way (John Nagle's rule, RFC 896): else
+APPEND or STAMP is listed instead of LINGER, and its task seals the batch when it begins.
+
+On a topic with timestamps a batch that waits gets those of its messages before it is taken: STAMP
+asks for as many as all need that have none, one question at a time. They are asked for once the
+lane is open, and go when it is lost, so they are greater than all that any writer put there before.
+
 A partition is *strict* when event times or numbers count. Then nothing is accepted before the
 lane is open, because the lane knows the last time and number. Batches that wait behind a failed
 one fail with it: they would overtake it, and a number that is sent again later would pass for one
@@ -41,46 +48,24 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from enum import Enum, auto
 from typing import NamedTuple, NoReturn, Protocol
 
 from ledger_client.errors import BadTopic, EventTimeBack, LedgerError, ProducerFailed
 from ledger_client.message_id import NOT_BATCHED
 from ledger_client.topics.lanes.lane_state import SealedBatch
+from ledger_client.topics.producing.open_lane import final_cause
+from ledger_client.topics.producing.partition_states import Action, LanePhase
 
 APPEND_SIZE = 1 << 20
 """Bytes of batches that one call of append takes, or one batch that is larger."""
 APPENDS_MAX = 4
+STAMPS_MAX = 100_000
+"""Timestamps after which no further batch is asked for at once; a batch has at most as many."""
 REMEMBERED_MAX = 64
 """Acknowledged batches whose ids a duplicate still gets."""
 UNKNOWN = -2
 """Place in its batch of a duplicate whose batch is not remembered."""
 NOWHERE = (-1, -1)
-
-
-class Action(Enum):
-    """A task for the driver. Each may be listed several times."""
-
-    OPEN_LANE = auto()
-    LEAVE_LANE = auto()
-    APPEND = auto()
-    """start a task that calls take() and appends until nothing is left"""
-    LINGER = auto()
-    """call seal() after a while, if the batch that gathers now still does"""
-    WAKE = auto()
-    """tasks that wait for the lane, or to be admitted, look again"""
-    END_PRODUCER = auto()
-    """another producer has the lane: the whole producer takes nothing any more"""
-
-
-class LanePhase(Enum):
-    """The phase of the lane; see the table at the top."""
-
-    CLOSED = auto()
-    OPENING = auto()
-    OPEN = auto()
-    LEAVING = auto()
-    ENDED = auto()
 
 
 class BatchSignal(Protocol):
@@ -101,7 +86,11 @@ class Rules(NamedTuple):
     """by event time"""
     is_named: bool
     """the producer numbers its messages"""
+    is_timed: bool
+    """messages get timestamps"""
     is_batched: bool
+    hurries: bool
+    """a batch is sent at once when nothing else is under way"""
     size_max: int
     """bytes of messages in a batch; a larger message goes alone"""
     count_max: int
@@ -121,6 +110,7 @@ class Batch:
         columns: values, keys, event times and headers, until it is sealed.
         sealed: the encoded batch for the lane, once sealed.
         sequence: number of its first message, -1 if the producer does not count.
+        first_timestamp: of its first message; the others follow. 0 for none, or not yet.
         room: bytes of the producer's buffer that it gives back when it is settled.
         is_settled: it is durable, or it failed.
         done: set once it is settled.
@@ -137,6 +127,7 @@ class Batch:
         "count",
         "done",
         "failure",
+        "first_timestamp",
         "followed",
         "is_settled",
         "partition",
@@ -159,7 +150,7 @@ class Batch:
         """Begin a batch, or take one that is encoded already and needs no room."""
         self.partition = partition
         self.sequence = sequence
-        self.count = self.size = self.room = self.waiting = 0
+        self.count = self.size = self.room = self.waiting = self.first_timestamp = 0
         self.began = 0.0
         self.sealed = sealed
         if sealed is None:
@@ -222,6 +213,8 @@ class PartitionMachine:
         self._lane = -1
         self._lane_is_wanted = False
         self._appends = 0
+        self._asked: list[Batch] = []
+        self._is_asking = False
         self._recent: deque[Batch] = deque(maxlen=REMEMBERED_MAX)
 
     # --- messages come ---------------------------------------------------------------
@@ -244,11 +237,11 @@ class PartitionMachine:
         if self.strict:
             number = self._accept(event_time, sequence)
         batch = self.gathering
-        if batch is None or batch.size + size > self.rules.size_max:
+        begins = batch is None or batch.size + size > self.rules.size_max
+        if batch is None or begins:
             self.seal()
             batch = Batch(self.partition, self.rules.new_signal(), sequence=number)
             self.gathering = batch
-            self.actions.append(Action.LINGER)
         values, keys, event_times, named = batch.columns
         values.append(value)
         keys.append(key)
@@ -260,6 +253,8 @@ class PartitionMachine:
         batch.room += size
         if batch.count >= self.rules.count_max or batch.size >= self.rules.size_max:
             self.seal()
+        elif begins and not self._hurry():
+            self.actions.append(Action.LINGER)
         return batch, place if self.rules.is_batched else NOT_BATCHED
 
     def find_duplicate(self, sequence: int) -> tuple[Batch, int] | None:
@@ -291,6 +286,43 @@ class PartitionMachine:
         if batch is not None:
             self._queue(batch)
 
+    @property
+    def is_alone(self) -> bool:
+        """True if a batch gathers that need not wait for more messages: nothing is under way."""
+        return self.gathering is not None and self._is_quiet()
+
+    def go_alone(self) -> None:
+        """Seal the batch that gathers if it is alone. Called by the task that will append it."""
+        if self.rules.is_timed:
+            if self.is_alone:
+                self._hurry()
+        else:
+            self._seal_alone()
+
+    def _is_quiet(self) -> bool:
+        is_open = self.phase is LanePhase.OPEN
+        return self.rules.hurries and is_open and not self.waiting and not self.handed
+
+    def _hurry(self) -> bool:
+        """Start the task that sends the batch that gathers, if it need not wait for more."""
+        is_quiet = self._is_quiet()
+        if is_quiet and self.rules.is_timed and not self._is_asking:
+            self._is_asking = True
+            self.actions.append(Action.STAMP)
+        elif is_quiet and not self.rules.is_timed and self._appends < APPENDS_MAX:
+            self._appends += 1
+            self.actions.append(Action.APPEND)
+        return is_quiet
+
+    def _seal_alone(self) -> None:
+        if self.gathering is None:
+            return
+        if self._is_quiet():
+            self.waiting.append(self.gathering)
+            self.gathering = None
+        elif self.rules.hurries and self.phase is not LanePhase.OPEN:
+            self.actions.append(Action.LINGER)  # the lane was lost: it waits as long as others
+
     def _accept(self, event_time: int | None, sequence: int | None) -> int:
         """Check the message's time and give it a number; return that, -1 for none."""
         rules = self.rules
@@ -318,9 +350,25 @@ class PartitionMachine:
             self._fail_waiting(self.final)
         elif self.phase is LanePhase.CLOSED:
             self._open()
-        elif self.phase is LanePhase.OPEN and self._appends < APPENDS_MAX:
+        elif self.phase is LanePhase.OPEN:
+            self._go_on()
+
+    def _go_on(self) -> None:
+        """Append what waits on an open lane, or get timestamps for it."""
+        if not self.waiting:
+            return
+        if self.rules.is_timed and not self.waiting[-1].first_timestamp and not self._is_asking:
+            self._is_asking = True
+            self.actions.append(Action.STAMP)
+        if self._may_go() and self._appends < APPENDS_MAX:
             self._appends += 1
             self.actions.append(Action.APPEND)
+
+    def _may_go(self) -> bool:
+        """True if the lane may have the first batch that waits."""
+        return bool(self.waiting) and (
+            not self.rules.is_timed or self.waiting[0].first_timestamp > 0
+        )
 
     def refuse_time(self, event_time: int, last: int) -> NoReturn:
         """Raise EventTimeBack: *event_time* comes after *last*."""
@@ -347,7 +395,7 @@ class PartitionMachine:
         taken: list[Batch] = []
         if self.phase is LanePhase.OPEN:
             size = 0
-            while self.waiting and size < APPEND_SIZE:
+            while self._may_go() and size < APPEND_SIZE:
                 batch = self.waiting.popleft()
                 taken.append(batch)
                 size += batch.size
@@ -356,6 +404,43 @@ class PartitionMachine:
         else:
             self._appends -= 1
         return taken
+
+    def ask(self) -> int:
+        """Return how many timestamps are needed; 0 ends the task that calls it.
+
+        The answer is for stamped() or unstamped().
+        """
+        self._seal_alone()
+        self._asked, count = [], 0
+        for batch in self.waiting if self.phase is LanePhase.OPEN else ():
+            if not batch.first_timestamp and count < STAMPS_MAX:
+                self._asked.append(batch)
+                count += batch.count
+        self._is_asking = bool(self._asked)
+        return count
+
+    def stamped(self, first: int) -> None:
+        """The messages that were asked for have the timestamps from *first* on.
+
+        They go unused if the lane was opened anew, or the batches failed, meanwhile.
+        """
+        asked, self._asked = self._asked, []
+        for batch in asked:
+            batch.first_timestamp = first
+            first += batch.count
+        if self.phase is LanePhase.OPEN:
+            self._go_on()
+
+    def unstamped(self, failure: LedgerError) -> None:
+        """There are no timestamps: what waits fails, and if strict the lane is left.
+
+        Numbers and event times that were accepted are not in the lane then.
+        """
+        if not self._asked:
+            return  # what still waits is asked for again
+        if self.strict:
+            self.lane_lost(failure, self.openings)
+        self._fail_waiting(failure)
 
     def acknowledged(self, batches: Sequence[Batch], places: Sequence[tuple[int, int]]) -> None:
         """*batches* of one call are durable at *places*."""
@@ -383,6 +468,7 @@ class PartitionMachine:
         """Fail everything that the lane does not have."""
         doomed = list(self.waiting)
         self.waiting.clear()
+        self._asked = []
         if self.gathering is not None:
             doomed.append(self.gathering)
             self.gathering = None
@@ -420,10 +506,11 @@ class PartitionMachine:
             self._leave()
             return
         self.phase = LanePhase.OPEN
+        for batch in self.waiting:
+            batch.first_timestamp = 0
+        self._asked = []
         self._look()
-        if self.waiting and self._appends < APPENDS_MAX:
-            self._appends += 1
-            self.actions.append(Action.APPEND)
+        self._go_on()
 
     def lane_refused(self, failure: LedgerError) -> None:
         """The lane cannot be opened: fail the waiting batches; END_PRODUCER if it is final."""
@@ -502,15 +589,3 @@ class PartitionMachine:
         """Wake the waiting tasks, which look at the new state."""
         self.is_ready = not self.strict or (self.phase is LanePhase.OPEN and not self.is_held)
         self.actions.append(Action.WAKE)
-
-
-def final_cause(failure: LedgerError) -> ProducerFailed | None:
-    """Return the reason to leave the lane for good; `None` if it may be opened anew.
-
-    A take-over may leave the outcome of batches unknown: then SendUnknown is the failure, and the
-    take-over its cause. To open the lane anew would take it away from its new writer.
-    """
-    for found in (failure, failure.__cause__):
-        if isinstance(found, ProducerFailed):
-            return found
-    return None

@@ -12,72 +12,33 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack
-from typing import NamedTuple, Protocol, TypeVar
+from contextlib import AsyncExitStack
+from typing import NamedTuple, TypeVar
 
 import trio
 
 from ledger_client.errors import LedgerError, ProducerClosed, ProducerFailed, SendUnknown
 from ledger_client.figures import SendFigures
 from ledger_client.message_id import NOT_BATCHED, MessageId
+from ledger_client.topics.lane_reports import LaneReports
 from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.lanes.routes import Route
+from ledger_client.topics.producing.lane_progress import Progress
+from ledger_client.topics.producing.open_lane import Lane, OpenLane, TimestampSource
 from ledger_client.topics.producing.partition_machine import (
     NOWHERE,
     UNKNOWN,
-    Action,
     Batch,
-    LanePhase,
     PartitionMachine,
     Rules,
 )
+from ledger_client.topics.producing.partition_states import Action, LanePhase
+from metadata.time.calls import LaneReport
 from native.batch import Columns, Compression, encode
 
 UNHEARD_MAX = 1000
 """Failed batches that are kept while no task waits for them; flush() raises one failure."""
 T = TypeVar("T")
-
-
-class Lane(Protocol):
-    """A lane that is open: a LaneWriter, or a test's lane in memory."""
-
-    @property
-    def lane(self) -> int:
-        """Number of the lane in its partition, from 0 up."""
-
-    @property
-    def epoch(self) -> int:
-        """Rises with every writer of the lane; batches are encoded with it."""
-
-    @property
-    def last_event_time(self) -> int | None:
-        """The greatest event time in the lane, `None` if it has none."""
-
-    def last_sequence(self, producer: str) -> int:
-        """Return the number of the producer's last message in it, -1 for none."""
-
-    def routes(self, producer: str) -> Sequence[Route]:
-        """Return the boundaries of the producer's numbers that the lane knows."""
-
-    def set_routes(self, producer: str, routes: Sequence[Route]) -> None:
-        """Keep the boundaries: durable before a batch that is appended next."""
-
-    async def keep_routes(self, producer: str, routes: Sequence[Route]) -> None:
-        """Make the boundaries durable. On return no other session had taken the lane.
-
-        After any failure the lane must be left.
-        """
-
-    async def append(self, batches: Sequence[SealedBatch]) -> list[tuple[int, int]]:
-        """Make batches durable; return ledger and entry of each.
-
-        They take their places in the lane before the call waits for anything. After any
-        failure the lane must be left: the other calls that are under way fail too.
-        """
-
-
-OpenLane = Callable[[int, int | None], AbstractAsyncContextManager[Lane]]
-"""Opens a lane of a partition: any one, or after a failure the same one by its number."""
 
 
 class Encoding(NamedTuple):
@@ -107,6 +68,10 @@ class Shared(NamedTuple):
     """the boundaries of numbers that are agreed on; empty before that, and without a name"""
     end_producer: Callable[[ProducerFailed], None]
     figures: SendFigures
+    timestamps: TimestampSource
+    uid: int
+    """of the topic"""
+    reports: LaneReports | None
 
 
 class PartitionWriter:
@@ -129,6 +94,12 @@ class PartitionWriter:
         self._leave = trio.Event()
         self._closing_failure: LedgerError | None = None
         self._unheard: deque[Batch] = deque(maxlen=UNHEARD_MAX)
+        self._progress = Progress()
+        self._tasks = {
+            Action.APPEND: self._append_waiting,
+            Action.STAMP: self._stamp_waiting,
+            Action.OPEN_LANE: self._keep_lane,
+        }
 
     # --- sending ---------------------------------------------------------------------
 
@@ -212,12 +183,10 @@ class PartitionWriter:
             if action is Action.LINGER:
                 if machine.gathering is not None:
                     shared.linger.begin(self, machine.gathering)
-            elif action is Action.APPEND:
-                shared.nursery.start_soon(self._append_waiting)
+            elif action in self._tasks:
+                shared.nursery.start_soon(self._tasks[action])
             elif action is Action.WAKE:
                 self._changed.unpark_all()
-            elif action is Action.OPEN_LANE:
-                shared.nursery.start_soon(self._keep_lane)
             elif action is Action.LEAVE_LANE:
                 self.lane = None
                 self._leave.set()
@@ -235,10 +204,33 @@ class PartitionWriter:
             batch.done.set()
 
     async def _append_waiting(self) -> None:
+        machine = self.machine
+        machine.go_alone()
         # Nothing waits between take() and the call of append: see take().
-        while batches := self.machine.take():
+        while batches := machine.take():
             assert self.lane is not None
             await self._append(self.lane, batches)
+            if machine.is_alone:
+                await trio.lowlevel.checkpoint()  # who was just told may have another message
+                machine.go_alone()
+        if machine.actions:
+            self.perform()
+
+    async def _stamp_waiting(self) -> None:
+        machine = self.machine
+        while count := machine.ask():
+            progress, source = self._progress, self._shared.timestamps
+            progress.asked_from = source.greatest
+            try:
+                found = await source.allocate(count)
+            except LedgerError as failure:
+                machine.unstamped(failure)
+            else:
+                machine.stamped(found.first)
+            progress.asked_from = None
+            self.perform()
+        if machine.actions:
+            self.perform()
 
     async def _append(self, lane: Lane, batches: list[Batch]) -> None:
         machine, figures = self.machine, self._shared.figures
@@ -246,25 +238,42 @@ class PartitionWriter:
         sealed: list[SealedBatch] = []
         size = 0
         for batch in batches:
-            sealed.append(batch.sealed or seal(batch, self._shared.encoding, lane.epoch))
+            sealed.append(sealed_of(batch, self._shared.encoding, lane.epoch))
             size += sealed[-1].size
         figures.under_way += size
         try:
             places = await lane.append(sealed)
         except LedgerError as failure:
+            self._progress.doubt(opening)
             machine.fail(batches, failure)
             machine.lane_lost(failure, opening)
         except BaseException:
+            self._progress.doubt(opening)
             machine.fail(batches, self._unknown(lane, batches))
             raise
         else:
             now = time.perf_counter()
             for batch, each in zip(batches, sealed, strict=True):
-                figures.acknowledge(each.count, each.size, now - batch.began)
+                figures.acknowledge(each.count, each.size, now - batch.began, each.last_timestamp)
             machine.acknowledged(batches, places)
+            if machine.rules.is_timed and opening == machine.openings:
+                self._progress.version = max(
+                    self._progress.version, *map(lane.version_after, places[-1:])
+                )
         finally:
             figures.under_way -= size
             self.perform()
+
+    def report(self, fresh: int) -> LaneReport | None:
+        """Say how far the lane is acknowledged, None while it is not open; see TimedLane."""
+        machine, lane = self.machine, self.lane
+        if lane is None or machine.phase is not LanePhase.OPEN:
+            return None
+        timestamp = self._progress.complete(machine, fresh)
+        if timestamp is None:
+            return None
+        shared, version = self._shared, self._progress.version
+        return LaneReport(shared.uid, self.partition, lane.lane, lane.epoch, timestamp, version)
 
     def _unknown(self, lane: Lane, batches: Sequence[Batch]) -> SendUnknown:
         return SendUnknown(
@@ -304,6 +313,9 @@ class PartitionWriter:
         opened = False
         try:
             async with AsyncExitStack() as stack:
+                if shared.reports is not None:
+                    stack.callback(shared.reports.discard, self)
+                    shared.reports.add(self)
                 async with shared.openings:
                     opening = shared.open_lane(self.partition, self._number)
                     lane = await stack.enter_async_context(opening)
@@ -336,6 +348,7 @@ class PartitionWriter:
             self.found_routes = list(lane.routes(name))
             self.set_routes()
         self.machine.lane_opened(lane.lane, lane.last_event_time, last_number)
+        self._progress.begin(self.machine.openings, lane.version_after(NOWHERE))
         self.perform()
 
     def set_routes(self) -> None:
@@ -536,8 +549,15 @@ def settled_id(batch: Batch, place: int) -> MessageId:
     return MessageId(ledger_id, entry_id, batch.partition, place)
 
 
-def seal(batch: Batch, encoding: Encoding, epoch: int) -> SealedBatch:
-    """Return the batch encoded; no message can be added any more."""
+def sealed_of(batch: Batch, encoding: Encoding, epoch: int) -> SealedBatch:
+    """Return the batch encoded, with its timestamps; no message can be added any more."""
+    sealed = batch.sealed or _seal(batch, encoding, epoch)
+    if batch.first_timestamp:
+        sealed = sealed.stamped(batch.first_timestamp)
+    return sealed
+
+
+def _seal(batch: Batch, encoding: Encoding, epoch: int) -> SealedBatch:
     values, keys, event_times, headers = batch.columns
     batch.columns = ([], [], [], [])
     columns = Columns.of(

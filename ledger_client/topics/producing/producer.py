@@ -26,14 +26,15 @@ from ledger_client.errors import (
 )
 from ledger_client.figures import SendFigures
 from ledger_client.message_id import MessageId, MessageIds
+from ledger_client.topics.lane_reports import LaneReports
 from ledger_client.topics.lanes.routes import extended, merged
 from ledger_client.topics.producing.bulk import Bulk, Form
 from ledger_client.topics.producing.message_columns import MessageColumns, headers_size
+from ledger_client.topics.producing.open_lane import OpenLane, TimestampSource
 from ledger_client.topics.producing.partition_machine import Rules
 from ledger_client.topics.producing.partition_writer import (
     Encoding,
     Linger,
-    OpenLane,
     PartitionWriter,
     Room,
     Shared,
@@ -69,6 +70,8 @@ class Producer:
         nursery: trio.Nursery,
         figures: SendFigures,
         now_ms: Callable[[], int],
+        timestamps: TimestampSource,
+        reports: LaneReports | None = None,
     ) -> None:
         self._topic = topic
         self._options = options
@@ -81,7 +84,9 @@ class Producer:
                 topic=topic.name,
                 is_ordered=topic.order == "event-time",
                 is_named=bool(options.producer_name),
+                is_timed=topic.timesync,
                 is_batched=options.batching,
+                hurries=options.linger_ms is None,
                 size_max=options.batch_bytes,
                 count_max=options.batch_messages if options.batching else 1,
                 new_signal=trio.Event,
@@ -98,10 +103,13 @@ class Producer:
             openings=trio.CapacityLimiter(OPENINGS_MAX),
             nursery=nursery,
             room=self._room,
-            linger=Linger(nursery, options.linger_ms / 1e3),
+            linger=Linger(nursery, options.linger_s),
             routes=lambda: self._count.known,
             end_producer=self._fail,
             figures=figures,
+            timestamps=timestamps,
+            uid=topic.uid,
+            reports=reports if topic.timesync else None,
         )
         partitions = topic.partition_indexes if options.partition is None else [options.partition]
         self._joining: list[PartitionWriter] = []  # whose boundary is not durable yet
@@ -500,9 +508,11 @@ async def open_producer(
     topic: TopicRecord,
     options: ProducerOptions,
     open_lane: OpenLane,
+    timestamps: TimestampSource,
     figures: SendFigures | None = None,
     now_ms: Callable[[], int] = host_wall_ms,
     watch: WatchPartitions | None = None,
+    reports: LaneReports | None = None,
 ) -> AsyncIterator[Producer]:
     """Write a topic in a block; see Client.producer.
 
@@ -510,9 +520,11 @@ async def open_producer(
         topic: its record.
         options: routing, batching and access.
         open_lane: takes a lane of a partition.
+        timestamps: allots them; asked on a topic with timesync alone.
         figures: counts what is sent.
         now_ms: the time that messages are published at; by default the host's.
         watch: notices partitions that are added.
+        reports: reports the lanes of a topic with timesync to the leader.
     """
     options.check(topic)
     async with Background() as nursery:
@@ -523,6 +535,8 @@ async def open_producer(
             nursery=nursery,
             figures=figures or SendFigures(),
             now_ms=now_ms,
+            timestamps=timestamps,
+            reports=reports,
         )
         try:
             await producer._open()

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from typing import Unpack
 
 import trio
@@ -26,9 +26,9 @@ from metadata.errors import MetadataError
 from metadata.topics import TopicRecord, topic_key
 
 UsePartitions = Callable[[TopicRecord], Awaitable[None]]
-LOOK_S = 5.0
+LOOK_S = 60.0
 """The record is read so often, without a hint."""
-WATCH_RETRY_S = 1.0
+AGAIN_S = 5.0
 _log = logging.getLogger(__name__)
 
 
@@ -49,27 +49,26 @@ class PartitionWatch:
 
         If *use* raises LedgerError it is called again a few seconds later.
         """
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
+        key, watches = topic_key(self.topic.name), self._catalogue.store.watches
+        with suppress(MetadataError):  # the record is read all the same
+            watches.subscribe(key, self)
+        try:
+            pause_s = LOOK_S
             while True:
-                with trio.move_on_after(LOOK_S):
+                with trio.move_on_after(pause_s):
                     await self._hint.wait()
                 self._hint = trio.Event()
-                await self._look(use)
+                pause_s = LOOK_S if await self._look(use) else AGAIN_S
+        finally:
+            watches.unsubscribe(key, self)
 
-    async def _watch(self) -> None:
-        key = topic_key(self.topic.name)
-        while True:
-            try:
-                async with self._catalogue.store.watch(key) as hints:
-                    self._hint.set()  # for changes before the watch began
-                    async for hint in hints:
-                        if hint == key:
-                            self._hint.set()
-            except MetadataError:
-                await trio.sleep(WATCH_RETRY_S)  # the record is read meanwhile
+    def notify(self, prefix: str, hint: str) -> None:
+        """Look at the topic's record soon, unless *hint* is about a longer name."""
+        if hint == prefix:
+            self._hint.set()
 
-    async def _look(self, use: UsePartitions) -> None:
+    async def _look(self, use: UsePartitions) -> bool:
+        """Return False if it must be done again."""
         name = self.topic.name
         try:
             record, _ = await self._catalogue.get(name)
@@ -78,6 +77,8 @@ class PartitionWatch:
                 self.topic = record
         except LedgerError as failure:  # if the topic is gone, its lanes fail
             _log.info("topic %s: added partitions are looked for again later: %s", name, failure)
+            return False
+        return True
 
 
 # --- lanes of a producer ---------------------------------------------------------------
@@ -123,8 +124,10 @@ async def topic_producer(
         record,
         options,
         ProducerLanes(context.ledgers, watch, options).open,
+        context.timestamps,
         context.figures.sending(record.name),
         context.clock.now_ms,
         watch.run if record.partitions and options.partition is None else None,
+        context.reports,
     ) as producer:
         yield producer

@@ -18,6 +18,7 @@ ROUTERS = ("key", "round-robin")
 BATCH_BYTES_MAX = 4 * 1024 * 1024
 BATCH_MESSAGES_MAX = 100_000
 NAME_BYTES_MAX = 255
+_LINGER_MS = 1.0
 OVERHEAD_MAX = 256
 """Bytes of a batch of one message besides its value, key, headers and the producer's name."""
 
@@ -33,7 +34,7 @@ class ProducerSettings(TypedDict, total=False):
     batching: bool
     batch_bytes: int
     batch_messages: int
-    linger_ms: float
+    linger_ms: float | None
     buffer_bytes: int
     compression: Compression | None
 
@@ -57,12 +58,18 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Send a batch once it holds this many bytes."""
     batch_messages: int = 1000
     """Send a batch once it holds this many messages."""
-    linger_ms: float = 1.0
-    """Send a batch at the latest after this many milliseconds."""
+    linger_ms: float | None = None
+    """Send a batch at the latest after this many milliseconds. Default: 1, and at once while no
+    earlier one waits for its acknowledgement."""
     buffer_bytes: int = 32 * 1024 * 1024
     """Block send() while this many bytes wait for their acknowledgement."""
     compression: Compression | None = None
     """Compression of batches. Default: the topic's."""
+
+    @property
+    def linger_s(self) -> float:
+        """Seconds that a batch gathers messages at most."""
+        return (_LINGER_MS if self.linger_ms is None else self.linger_ms) / 1e3
 
     def check(self, topic: TopicRecord) -> None:
         """Raise BadTopic for options that are invalid or do not suit this topic."""
@@ -82,7 +89,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
                 not 1 <= self.batch_messages <= BATCH_MESSAGES_MAX
             ),
             f"linger_ms {self.linger_ms} is not between 0 and 60000": (
-                not 0 <= self.linger_ms <= 60_000
+                self.linger_ms is not None and not 0 <= self.linger_ms <= 60_000
             ),
             f"buffer_bytes {self.buffer_bytes} is not 1 or more": self.buffer_bytes < 1,
             f"a producer's name has at most {NAME_BYTES_MAX} bytes": name_size > NAME_BYTES_MAX,

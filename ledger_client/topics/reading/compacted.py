@@ -18,7 +18,14 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.message_id import NOT_BATCHED
 from ledger_client.topics.messages import NO_HEADERS, Message, MessageBatch, id_of, message_of
 from ledger_client.topics.positions import LaneRef, Place
-from metadata.compaction import CompactedLedger, CompactedSet, compacted_key, decode_set
+from metadata.compaction import (
+    CompactedLedger,
+    CompactedSet,
+    SetAt,
+    compacted_key,
+    decode_set,
+)
+from metadata.paged import whole_value
 from metadata.store import MetadataStore
 from native.compacted import Compacted, CompactedHeader, decode, read_header
 from native.errors import Corrupt
@@ -48,13 +55,22 @@ class CompactedSets:
     def __init__(self, store: MetadataStore, *, timeout_s: float) -> None:
         self._store = store
         self._timeout_s = timeout_s
+        self._known: dict[int, SetAt] = {}
+        """the sets read last, by topic"""
 
     async def set_of(self, uid: int) -> CompactedSet | None:
         """Return the compacted set of a topic, `None` if it never was compacted."""
         key = compacted_key(uid)
         with translated(self._timeout_s):
-            found = await self._store.get(key)
-            return None if found is None else decode_set(key, found.value)
+            row = await self._store.get(key)
+            known = self._known.get(uid)
+            if row is None or known is None or known.version != row.version:
+                self._known.pop(uid, None)
+                found = None if row is None else await whole_value(self._store, key, row)
+                if found is None:
+                    return None
+                known = self._known[uid] = SetAt(decode_set(key, found.value), found.version)
+            return None if known.set.dropped else known.set
 
     async def of(self, lane: LaneRef) -> CompactedRange | None:
         """Return the compacted beginning of a lane, `None` if all of it is raw."""

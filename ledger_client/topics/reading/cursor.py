@@ -16,10 +16,10 @@ from typing import NamedTuple, Protocol
 
 import trio
 
-from ledger_client.errors import Gap, LedgerError
+from ledger_client.errors import Gap, LedgerError, MessagesLost
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.messages import MessageBatch, MessageRange
-from ledger_client.topics.positions import LaneRef, Place
+from ledger_client.topics.positions import UNKNOWN, LaneRef, Place
 from ledger_client.topics.reading.compacted import CompactedRange
 from ledger_client.topics.reading.source import Edge, Entries, Put
 from ledger_client.topics.times import Time
@@ -132,6 +132,7 @@ class LaneCursor:
         self._room = trio.Event()
         self._waiting_since: float | None = None
         self._edge_queued = False
+        self._edge_version = UNKNOWN
         self._ranges: deque[MessageRange] = deque()
         self._entries: Entries | None = None
         """The entries that are being opened."""
@@ -147,6 +148,12 @@ class LaneCursor:
     def waiting_since(self) -> float | None:
         """Trio's time since when there is nothing to read, not even at the bookies."""
         return None if self._ranges or self._entries or self._queue else self._waiting_since
+
+    @property
+    def read_to(self) -> int:
+        """All entries before this version were taken, were left out, or are gone."""
+        at_edge = self._edge_version if self.waiting_since is not None else UNKNOWN
+        return max(self.place.version, at_edge)
 
     # --- the task ----------------------------------------------------------------------
 
@@ -168,9 +175,11 @@ class LaneCursor:
         if not isinstance(item, Edge):
             await self._append(item)
             return
+        if self._waiting_since is None or item.version > self._edge_version:
+            self._notify()
         if self._waiting_since is None:
             self._waiting_since = trio.current_time()
-            self._notify()
+        self._edge_version = max(self._edge_version, item.version)
         if not self._edge_queued:
             self._edge_queued = True
             self._queue.append(item)
@@ -202,6 +211,15 @@ class LaneCursor:
             elif not self._take_item():
                 return None
         return self._ranges[0]
+
+    def peek_on(self) -> MessageRange | None:
+        """As peek(), of the entries that peek() has begun; `None` also where peek() would raise."""
+        try:
+            while not self._ranges and self._entries is not None and not self.ended:
+                self._open_next(self._entries)
+        except MessagesLost:
+            return None
+        return self._ranges[0] if self._ranges else None
 
     def take(self, taken: MessageRange) -> MessageRange:
         """Take the messages that peek() returned, or only the first of them."""

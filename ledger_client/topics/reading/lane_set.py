@@ -46,6 +46,7 @@ from ledger_client.topics.reading.cursor import (
 from ledger_client.topics.reading.options import ReadOptions, Start
 from ledger_client.topics.reading.search import (
     FoundPlace,
+    LedgerSearch,
     TimeSearch,
     find_compacted,
     find_time_compacted,
@@ -55,9 +56,11 @@ from ledger_client.topics.times import TIMES, Time
 from metadata.errors import MetadataError
 from metadata.store import MetadataStore
 from metadata.topics import LANE_LEDGERS, TopicRecord, topic_prefix
+from native.tick import LaneIndex
 
-WATCH_RETRY_S = 1.0
 _NUMBER_MAX = (1 << 63) - 1
+HEADERS_MAX = 4
+"""Entries without messages before a place, before which no more headers are read."""
 
 
 def new_lane(known: KnownLane, start: Start) -> LaneRange:
@@ -95,26 +98,20 @@ class TopicWatch:
 
     async def run(self) -> None:
         """Watch and look, until cancelled. Raises the errors of *look*."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._watch)
+        with suppress(MetadataError):  # the lanes are looked at all the same
+            self._store.watches.subscribe(self._prefix, self)
+        try:
             while True:
                 with trio.move_on_after(LOOK_S):
                     await self._new_lane.wait()
                 self._new_lane = trio.Event()
                 with suppress(MetadataUnavailable):  # the next look may reach the store
                     await self._look()
+        finally:
+            self._store.watches.unsubscribe(self._prefix, self)
 
-    async def _watch(self) -> None:
-        while True:
-            try:
-                async with self._store.watch(self._prefix) as hints:
-                    self._notify(self._prefix)  # of changes before the watch began
-                    async for hint in hints:
-                        self._notify(hint)
-            except MetadataError:
-                await trio.sleep(WATCH_RETRY_S)  # the lanes are looked at meanwhile
-
-    def _notify(self, hint: str) -> None:
+    def notify(self, _prefix: str, hint: str) -> None:
+        """Set the events of the rows that may have changed."""
         prefix = hint.rpartition("/")[0] + "/"
         if prefix not in self._events:
             self._new_lane.set()
@@ -195,6 +192,11 @@ class LaneSet:
         Raises:
             NoSuchTopic: it is gone, or another topic has its name by now.
         """
+        known, _ = await self._look(index)
+        return known
+
+    async def _look(self, index: int) -> tuple[list[KnownLane], set[LaneIndex]]:
+        """Return the chosen lanes of one topic, and the others by partition and lane."""
         topic = self._topics[index]
         found, _ = await self._catalogue.get(topic.name)
         if found.uid != topic.uid:
@@ -204,21 +206,22 @@ class LaneSet:
         if self._options.compacted:
             compacted = await self._compacted_sets.set_of(topic.uid)
         known: list[KnownLane] = []
+        others: set[LaneIndex] = set()
         wanted = self._options.lanes
         there = await lanes_of(store, topic.uid, timeout_s=timeout_s)
         names = await self._names(topic)  # after the lanes: a lane and its name are made together
         for partition, lane, record in there:
-            if not _is_among(partition, self._options.partitions):
-                continue
             name = names.get((partition, lane), "")
-            if not (_is_among(lane, wanted) or _is_among(name, wanted)):
+            is_chosen = _is_among(lane, wanted) or _is_among(name, wanted)
+            if not (is_chosen and _is_among(partition, self._options.partitions)):
+                others.add((partition, lane))
                 continue
             ordered = topic.order == "event-time"
             ref = LaneRef(index, partition, lane, topic.name, topic.uid, ordered)
             rows = LedgerRows(store, ref, timeout_s=timeout_s)
             beginning = None if compacted is None else range_of(compacted, ref)
             known.append(KnownLane(ref, rows, record, beginning, name))
-        return known
+        return known, others
 
     async def _names(self, topic: TopicRecord) -> dict[tuple[int, int], str]:
         """Return the names of lanes by partition and lane, if anything depends on them."""
@@ -249,9 +252,46 @@ class LaneSet:
             raise failures[0]
         return [found[index] for index in range(len(lanes))]
 
+    async def find(self, lanes: Sequence[KnownLane], start: Start) -> list[LaneStart]:
+        """Return the place of *start* in each lane. Raises as ranges()."""
+        return await self._find(lanes, start, after=False)
+
     @cached_property
     def _compacted_sets(self) -> CompactedSets:
         return CompactedSets(self.store, timeout_s=self._catalogue.timeout_s)
+
+    async def timestamp_before(self, ranges: Sequence[LaneRange]) -> int:
+        """Return the greatest timestamp before the places at which *ranges* begin, 0 for none.
+
+        Where it cannot be found quickly, it may be one of an earlier message.
+        """
+        places = PlaceFinder(self._opener)
+        found = [0]
+
+        async def look(each: LaneRange) -> None:
+            with suppress(LedgerError):
+                found.append(await places.timestamp_before(each.known, each.begin.place))
+
+        async with trio.open_nursery() as nursery:
+            for each in ranges:
+                nursery.start_soon(look, each)
+        return max(found)
+
+    async def look(self, index: int, start: Start) -> tuple[list[LaneRange], set[LaneIndex]]:
+        """Return the chosen lanes of one topic as after reading had begun at *start*, and others.
+
+        The others are by partition and lane. Raises as lanes_of().
+        """
+        end = self._options.end
+        found = []
+        lanes, others = await self._look(index)
+        for known in lanes:
+            if self.takes(known.lane, start):
+                chosen = new_lane(known, start)
+                if is_position(end):
+                    chosen = chosen._replace(end=_kept_place(known.lane, end))
+                found.append(chosen)
+        return found, others
 
     def takes(self, lane: LaneRef, start: Start) -> bool:
         """True if a lane that appeared after reading had begun at *start* is read too."""
@@ -286,7 +326,7 @@ class LaneSet:
 
     def _source(self, chosen: LaneRange, end: Place | None) -> Source:
         known, start = chosen.known, chosen.begin.place
-        follow, reverse = self._options.follow, self._options.reverse
+        follow, reverse = self._options.follows_lanes, self._options.reverse
         raw = partial(
             RawSource,
             known.rows,
@@ -377,6 +417,28 @@ class PlaceFinder:
             return row.place(await settle(reader) + 1)
         finally:
             reader.close()
+
+    async def timestamp_before(self, known: KnownLane, place: Place) -> int:
+        """Return the timestamp of the last message before a place, 0 if it has none.
+
+        It may be one of an earlier message, where others lie far before the place.
+        """
+        row = await known.rows.at(place.number) if place.number >= 0 else None
+        if row is None:
+            return 0
+        if place.entry or place.skip:
+            reader = await self._opener.open(row.ledger.ledger_id)
+            try:
+                search = LedgerSearch(known.lane, row, reader)
+                if place.skip:
+                    return (await search.batch(place.entry)).timestamps[place.skip - 1]
+                for entry in range(place.entry - 1, max(place.entry - HEADERS_MAX, 0) - 1, -1):
+                    if (header := await search.header(entry)) is not None:
+                        return header.last_timestamp
+            finally:
+                reader.close()
+        former = await known.rows.at(place.number - 1) if place.number else None
+        return 0 if former is None else former.ledger.last_timestamp
 
     async def _version(self, known: KnownLane, version: int) -> LaneStart:
         """Return the place before the first entry of this version or a later one."""

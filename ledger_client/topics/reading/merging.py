@@ -22,71 +22,25 @@ from __future__ import annotations
 import math
 import time
 from bisect import bisect_left, bisect_right
-from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
-from itertools import accumulate, chain
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from collections.abc import Callable, Collection, Iterable, Sequence
+from itertools import chain
+from typing import TYPE_CHECKING, Protocol
 
 import trio
 
 from ledger_client.errors import Gap, LedgerError
 from ledger_client.figures import Figures
-from ledger_client.topics.messages import Message, MessageRange
+from ledger_client.topics.messages import MergedBatch, MessageRange
 from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.cursor import LaneCursor, LaneRange
 from ledger_client.topics.reading.options import ReadOptions
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    pass
 
 GAPS_KEPT = 100
 BATCHES_PER_CHECKPOINT = 16
 OpenCursor = Callable[[LaneRange], LaneCursor]
-
-
-class MergedBatch(NamedTuple):
-    """The next messages: ranges of different lanes, in an order across them."""
-
-    ranges: tuple[MessageRange, ...]
-    order: list[int] | None
-    """indexes into the ranges laid end to end; `None` for a single range as it stands"""
-
-    @property
-    def rows(self) -> int:
-        """The number of messages in all ranges."""
-        return sum(each.stop - each.start for each in self.ranges)
-
-    def last(self, count: int, *, backward: bool) -> list[MessageRange]:
-        """Return the last *count* messages, as a range of each lane."""
-        if not count:
-            return []
-        if self.order is None:
-            (only,) = self.ranges
-            return [MessageRange(only.batch, only.stop - count, only.stop)]
-        ends = list(accumulate(each.stop - each.start for each in self.ranges))
-        counts = Counter(bisect_right(ends, index) for index in self.order[-count:])
-        found = [(self.ranges[index], left) for index, left in counts.items()]
-        if backward:
-            return [MessageRange(each.batch, each.start, each.start + left) for each, left in found]
-        return [MessageRange(each.batch, each.stop - left, each.stop) for each, left in found]
-
-    def messages(self) -> list[Message]:
-        """Return the messages as objects, in order; of a single whole batch its own list."""
-        if self.order is None:
-            (only,) = self.ranges
-            return only.messages
-        found = list(chain.from_iterable(each.messages for each in self.ranges))
-        return [found[index] for index in self.order]
-
-    def record_batch(self) -> pa.RecordBatch:
-        """Return them as a RecordBatch. A single range that is read forward is not copied."""
-        if self.order is None:
-            (only,) = self.ranges
-            return only.record_batch
-        import pyarrow as pa
-
-        whole = pa.concat_batches([each.record_batch for each in self.ranges])
-        return whole.take(pa.array(self.order, pa.int32()))
 
 
 class MergeOrder(Protocol):
@@ -104,7 +58,41 @@ class MergeOrder(Protocol):
         """
 
 
-class Arrival:
+class ReadOrder(MergeOrder, Protocol):
+    """The order of a reader, which can give back what it took."""
+
+    tick: int
+    """All messages up to this timestamp were taken; 0 in an order without ticks."""
+    batch_rows: int
+    """A batch of several entries ends with the one that reaches so many messages."""
+
+    @property
+    def ended(self) -> bool:
+        """True if there are no messages after those that were taken, whatever the lanes have."""
+
+    def take_back(self, batch: MergedBatch) -> None:
+        """Note that messages of a batch were given back to their cursors."""
+
+    def is_caught_up(self, cursors: Sequence[LaneCursor], batch: MergedBatch | None) -> bool:
+        """True if all that was there when reading began was taken before *batch*, the last one."""
+
+
+class _Tickless:
+    """An order without ticks: it ends with its lanes."""
+
+    tick = 0
+    batch_rows = 0
+    ended = False
+
+    def take_back(self, batch: MergedBatch) -> None:
+        """The cursors have everything that there is to know."""
+
+    def is_caught_up(self, cursors: Sequence[LaneCursor], _batch: MergedBatch | None) -> bool:
+        """A cursor reports its edge only after the messages before it were taken."""
+        return all(cursor.caught_up for cursor in cursors)
+
+
+class Arrival(_Tickless):
     """As messages come: the batches of the lanes in turn."""
 
     wake_at = math.inf
@@ -125,7 +113,7 @@ class Arrival:
         return None
 
 
-class EventTimes:
+class EventTimes(_Tickless):
     """By event time. Every lane must be ordered by it."""
 
     def __init__(self, *, backward: bool = False, idle_s: float = math.inf) -> None:
@@ -192,12 +180,6 @@ class EventTimes:
         return found
 
 
-def _without(whole: MessageRange, end: MessageRange, backward: bool) -> MessageRange:
-    if backward:
-        return MessageRange(whole.batch, end.stop, whole.stop)
-    return MessageRange(whole.batch, whole.start, end.start)
-
-
 def _merged(ranges: list[MessageRange], backward: bool) -> MergedBatch:
     count = sum(each.stop - each.start for each in ranges)
     if len(ranges) == 1 and (count == 1 or not backward):
@@ -221,10 +203,11 @@ class MergedLanes:
     def __init__(self, options: ReadOptions, nursery: trio.Nursery, figures: Figures) -> None:
         self.gaps: list[Gap] = []
         """The last GAPS_KEPT gaps that were skipped."""
+        self.order: ReadOrder = Arrival()
+        """Chooses what is taken next; begin() replaces it."""
         self._options = options
         self._nursery = nursery
         self._figures = figures
-        self._order = _order_of(options)
         self._open: OpenCursor | None = None
         self._cursors: list[LaneCursor] = []
         self._ranges: dict[LaneRef, LaneRange] = {}
@@ -247,7 +230,7 @@ class MergedLanes:
             batch = self.take()
             if batch is not None or self._is_over():
                 return batch
-            with trio.move_on_at(self._order.wake_at):
+            with trio.move_on_at(self.order.wake_at):
                 await news.wait()
 
     def take(self) -> MergedBatch | None:
@@ -263,14 +246,14 @@ class MergedLanes:
                 raise failure
             self._reopen_failed()
             try:
-                batch = self._order.next_batch(self._cursors, self._paused)
+                batch = self.order.next_batch(self._cursors, self._paused)
             except Gap as gap:
                 self._figures.reading(gap.topic).gaps += 1
                 if self._options.on_gap == "raise":
                     raise
                 self.gaps = [*self.gaps[1 - GAPS_KEPT :], gap]
                 continue
-            self._note_caught_up()
+            self._note_caught_up(batch)
             if batch is not None:
                 self._count(batch.ranges)
             return batch
@@ -284,17 +267,14 @@ class MergedLanes:
 
         *kept*: so many of them, the last ones, were taken back before.
         """
-        backward = self._options.reverse
         cursors = {cursor.lane: cursor for cursor in self._cursors}
-        here = {each.batch.lane: each for each in batch.last(kept, backward=backward)}
-        for unused in batch.last(count, backward=backward):
+        found = batch.unused(count, kept=kept, backward=self._options.reverse)
+        for unused in reversed(found):
             lane = unused.batch.lane
-            if lane in here:
-                unused = _without(unused, here[lane], backward)
-            if unused.start == unused.stop:
-                continue
             self._figures.reading(lane.topic).given_back += unused.stop - unused.start
             cursors[lane].give_back(unused)
+        if found:
+            self.order.take_back(batch)
 
     def _count(self, ranges: Sequence[MessageRange]) -> None:
         now = time.time()
@@ -311,7 +291,14 @@ class MergedLanes:
         self._failure = failure
         self.notify()
 
+    @property
+    def tick(self) -> int:
+        """All messages up to this timestamp were taken; 0 in an order without ticks."""
+        return self.order.tick
+
     def _is_over(self) -> bool:
+        if self._options.order == "timestamp":
+            return self.order.ended
         if self._options.follow and self._options.end is None:
             return False
         return all(cursor.ended for cursor in self._cursors)
@@ -323,7 +310,7 @@ class MergedLanes:
         places = {cursor.lane: cursor.place for cursor in self._cursors}
         if batch is not None and count:
             backward = self._options.reverse
-            for each in batch.last(count, backward=backward):
+            for each in reversed(batch.last(count, backward=backward)):
                 places[each.batch.lane] = each.after if backward else each.before
         return places
 
@@ -341,9 +328,8 @@ class MergedLanes:
         """Set when everything that was there when reading began was handed out."""
         return self._caught_up
 
-    def _note_caught_up(self) -> None:
-        # A cursor reports its edge only after the messages before it were taken.
-        if self._caught_up.is_set() or not all(cursor.caught_up for cursor in self._cursors):
+    def _note_caught_up(self, batch: MergedBatch | None) -> None:
+        if self._caught_up.is_set() or not self.order.is_caught_up(self._cursors, batch):
             return
         self._caught_up.set()
         if self._options.on_caught_up is not None:
@@ -351,11 +337,19 @@ class MergedLanes:
 
     # --- lanes -----------------------------------------------------------------------
 
-    def begin(self, open_cursor: OpenCursor, ranges: Sequence[LaneRange]) -> None:
-        """Read these ranges, and stop reading the former ones."""
+    def begin(
+        self,
+        open_cursor: OpenCursor,
+        ranges: Sequence[LaneRange],
+        order: ReadOrder | None = None,
+    ) -> None:
+        """Read these ranges, and stop reading the former ones.
+
+        *order*: `None` for the one that the options name, unless it needs ticks.
+        """
         for cursor in self._cursors:
             cursor.close()
-        self._open, self._order = open_cursor, _order_of(self._options)
+        self._open, self.order = open_cursor, order or _order_of(self._options)
         self._cursors, self._ranges, self._put_off = [], {}, None
         if self._caught_up.is_set():
             self._caught_up = trio.Event()
@@ -371,6 +365,21 @@ class MergedLanes:
         """Read one more lane beside those that are read."""
         self._read(chosen)
         self.notify()
+
+    def add_new(self, found: Iterable[LaneRange]) -> None:
+        """Read those lanes that are not read yet."""
+        for chosen in found:
+            if not self.reads(chosen.known.lane):
+                self.add(chosen)
+
+    def drop(self, partitions: Collection[int]) -> None:
+        """Read these partitions no longer, without a stop for the others."""
+        for lane in [each for each in self._ranges if each.partition in partitions]:
+            del self._ranges[lane]
+        for cursor in self._cursors:
+            if cursor.lane not in self._ranges:
+                cursor.close()
+        self._cursors = [each for each in self._cursors if each.lane in self._ranges]
 
     def _read(self, chosen: LaneRange) -> None:
         assert self._open is not None, "begin() comes first"
@@ -388,7 +397,8 @@ class MergedLanes:
             self._read(chosen._replace(begin=begin))
 
 
-def _order_of(options: ReadOptions) -> MergeOrder:
+def _order_of(options: ReadOptions) -> ReadOrder:
+    assert options.order != "timestamp", "it needs ticks"
     if options.order == "arrival":
         return Arrival(backward=options.reverse)
     idle_s = options.idle_s if options.follow else math.inf

@@ -23,6 +23,7 @@ from ledger_client.topics.messages import message_header
 from ledger_client.topics.positions import LaneRef, Place, as_position, is_position
 from ledger_client.topics.reading.compacted import CompactedRange
 from ledger_client.topics.reading.cursor import KnownLane
+from ledger_client.topics.reading.cut_bounds import with_cuts
 from ledger_client.topics.reading.lane_set import LaneSet, PlaceFinder, narrow
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings
 from ledger_client.topics.reading.ranges import LedgerRange, RangePlan
@@ -52,6 +53,7 @@ async def plan_read(
     Raises:
         NoSuchTopic: there is no such topic.
         BadTopic: the options contradict each other, or do not suit the topics.
+        BadCut: there is no such cut, or a topic is not in it.
         Gap: some of the messages were removed.
         LedgerError: a place could not be looked up.
     """
@@ -59,6 +61,7 @@ async def plan_read(
     listed = [names] if isinstance(names, str) else list(names)
     topics = [(await context.catalogue.get(name))[0] for name in listed]
     options.check(topics)
+    options = await with_cuts(context.catalogue, options, topics)
     opener = context.opener
     lane_set = LaneSet(catalogue=context.catalogue, opener=opener, topics=topics, options=options)
     known = await lane_set.lanes()
@@ -217,6 +220,7 @@ class _Planner:
             size=size,
             messages=messages,
             removed=tuple(row.ledger.removed),
+            stamp=row.ledger.stamp,
         )
         return _within(whole, begin, last, stop), after
 
@@ -242,7 +246,7 @@ async def _sample(lane: LaneRef, row: Row, reader: LedgerReader, entry: int) -> 
     """Return the number of bytes and of messages in an entry."""
     found = await reader.read(entry, entry)
     payload = memoryview(found[0].payload)
-    header = message_header(lane, row.place(entry), payload)
+    header = message_header(lane, row.place(entry), payload, row.ledger.stamp)
     return len(payload), 0 if header is None else header.count
 
 

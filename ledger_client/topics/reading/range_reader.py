@@ -204,7 +204,7 @@ def message_ranges(read: RangeEntries) -> Iterator[MessageRange]:
         if wanted.compacted:
             batch = open_compacted(lane, (wanted.ledger_id, entry), payload)
         else:
-            batch = open_batch(lane, wanted.place(entry), payload)
+            batch = open_batch(lane, wanted.place(entry), payload, wanted.stamp)
         if batch is None:
             continue
         start = wanted.skip if entry == wanted.first_entry else 0

@@ -47,6 +47,10 @@ class LedgerRange(msgspec.Struct, frozen=True, kw_only=True):
     """messages deleted from the ledger, to be skipped"""
     compacted: bool = False
     """the ledger is a compacted one"""
+    timed: bool = False
+    """the topic has timesync; set for compactions alone"""
+    stamp: int = 0
+    """timestamp of all its messages; 0 if each batch has its own"""
 
     @property
     def entries(self) -> int:

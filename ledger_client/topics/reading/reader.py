@@ -18,16 +18,23 @@ from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING, Unpack
 
+import msgspec
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import Gap, LedgerError
+from ledger_client.errors import BadTopic, Gap, LedgerError
+from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
-from ledger_client.topics.messages import Message
+from ledger_client.topics.messages import MergedBatch, Message
 from ledger_client.topics.positions import Position, as_position
-from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch, new_lane
-from ledger_client.topics.reading.merging import MergedBatch, MergedLanes
+from ledger_client.topics.reading.consistency import visible
+from ledger_client.topics.reading.cursor import LaneRange
+from ledger_client.topics.reading.cut_bounds import with_cuts
+from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch
+from ledger_client.topics.reading.merging import MergedLanes, ReadOrder
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings, Start
+from ledger_client.topics.reading.tick_feed import TopicTicks
+from ledger_client.topics.times import Timestamp
 from metadata.topics import TopicRecord
 
 if TYPE_CHECKING:
@@ -47,11 +54,13 @@ class TopicReader:
         options: ReadOptions,
         lanes: LaneSet,
         merged: MergedLanes,
+        ticks: TopicTicks | None,
     ) -> None:
         self._topics = topics
         self._options = options
         self._lanes = lanes
         self._merged = merged
+        self._ticks = ticks
         self._start = options.begin
         self._batch: MergedBatch | None = None
         self._ready: Iterator[Message] = iter(())
@@ -85,7 +94,8 @@ class TopicReader:
 
         A batch of *rows_min* messages or more is not copied: its columns keep the memory in
         which it arrived. Smaller batches are joined with what has arrived already. No batch
-        has more than *rows_max* rows. Raises as next_messages().
+        has more than *rows_max* rows, and none has messages of both sides of a tick. Raises as
+        next_messages().
         """
         give_back(self, 0)
         return RecordBatches(self._merged, rows_min=rows_min, rows_max=rows_max)
@@ -106,10 +116,37 @@ class TopicReader:
             BadTopic: there is no such place.
             LedgerError: the place could not be looked up.
         """
-        ranges = await self._lanes.ranges(start, after=inclusive == self._options.reverse)
+        after = inclusive == self._options.reverse
+        if self._ticks is not None:
+            await self._seek_timed(self._ticks, start, after=after)
+        else:
+            self._begin(start, await self._lanes.ranges(start, after=after))
+
+    async def _seek_timed(self, ticks: TopicTicks, start: Start, *, after: bool) -> None:
+        """Go on from *start* up to ticks."""
+        if isinstance(start, MessageId):
+            raise BadTopic(
+                "a message is a place in one lane; read by timestamp from a time or a position",
+                topic=self._topics[0].name,
+            )
+        now = await ticks.now()
+        if start == "latest":
+            start = Timestamp(now)
+        elif isinstance(start, Timestamp):
+            start, after = start.next() if after else start, False
+        ranges = await self._lanes.ranges(start, after=after)
+        if isinstance(start, Timestamp):
+            before = start.value - 1
+        else:
+            before = await self._lanes.timestamp_before(ranges)
+        self._begin(start, ranges, ticks.begin(start, now=now, after=max(before, 0)))
+
+    def _begin(
+        self, start: Start, ranges: Sequence[LaneRange], order: ReadOrder | None = None
+    ) -> None:
         self._batch, self._ready = None, iter(())
         self._start = start
-        self._merged.begin(self._lanes.cursor, ranges)
+        self._merged.begin(self._lanes.cursor, ranges, order)
 
     def pause(self, partitions: Iterable[int] | None = None) -> None:
         """Hand out nothing more of these partitions, `None` for all; reading ahead stops soon.
@@ -124,6 +161,16 @@ class TopicReader:
     def resume(self, partitions: Iterable[int] | None = None) -> None:
         """Hand out these partitions again; `None` for all."""
         self._merged.resume(partitions)
+
+    @property
+    def tick(self) -> Timestamp:
+        """All up to this timestamp was returned; Timestamp(0) unless it is read by timestamp.
+
+        What depends on all of them can be done: nothing comes later that belongs before.
+        """
+        if self._batch is not None and length_hint(self._ready):
+            return Timestamp(self._batch.tick_before)
+        return Timestamp(self._merged.tick)
 
     @property
     def gaps(self) -> Sequence[Gap]:
@@ -141,7 +188,7 @@ class TopicReader:
 
     async def _open(self, nursery: trio.Nursery) -> None:
         """Find the lanes and begin to read them, in *nursery*. Raises as seek()."""
-        if self._options.follow:
+        if self._options.follows_lanes:
             for index, topic in enumerate(self._topics):
                 look = partial(self._look, index)
                 self._lanes.watches.append(TopicWatch(self._lanes.store, topic.uid, look))
@@ -151,9 +198,10 @@ class TopicReader:
 
     async def _look(self, index: int) -> None:
         """Begin to read the lanes of a topic that appeared after reading began."""
-        for known in await self._lanes.lanes_of(index):
-            if not self._merged.reads(known.lane) and self._lanes.takes(known.lane, self._start):
-                self._merged.add(new_lane(known, self._start))
+        start = self._start
+        found, _ = await self._lanes.look(index, start)
+        if start is self._start:
+            self._merged.add_new(found)
 
     async def _watch(self, watch: TopicWatch) -> None:
         try:
@@ -208,6 +256,7 @@ class RecordBatches:
 
     async def __anext__(self) -> pa.RecordBatch:
         self._last = []
+        self._merged.order.batch_rows = self._rows_min  # what is as large is not copied
         first = await self._merged.wait()
         if first is None:
             raise StopAsyncIteration
@@ -220,6 +269,9 @@ class RecordBatches:
                 self._merged.put_off(failure)
                 break
             if more is None:
+                break
+            if more.tick != first.tick:
+                self._merged.give_back(more, more.rows)
                 break
             joined.append(self._cut(more, self._rows_max - rows))
             rows += joined[-1].num_rows
@@ -247,6 +299,20 @@ def _first_of(error: BaseExceptionGroup[LedgerError]) -> LedgerError:
     return first if isinstance(first, LedgerError) else _first_of(first)
 
 
+async def _until_moment(
+    context: TopicContext, topics: Sequence[TopicRecord], options: ReadOptions
+) -> ReadOptions:
+    """Let a read as of a moment end there."""
+    moment = await visible(
+        context,
+        topics,
+        options.consistency or "strong",
+        as_of=options.as_of,
+        staleness_s=options.staleness_s,
+    )
+    return msgspec.structs.replace(options, end=Timestamp(moment), end_inclusive=True)
+
+
 @asynccontextmanager
 async def open_reader(
     context: TopicContext, topics: str | Sequence[str], **settings: Unpack[ReadSettings]
@@ -256,12 +322,17 @@ async def open_reader(
     Raises:
         NoSuchTopic: one of them does not exist.
         BadTopic: the options contradict each other, or do not suit the topics.
+        BadCut: there is no such cut, or a topic is not in it.
         LedgerError: the place to begin at could not be looked up.
     """
     options = ReadOptions(**settings)
     names = [topics] if isinstance(topics, str) else topics
     records = [(await context.catalogue.get(name))[0] for name in names]
     options.check(records)
+    if options.names_cuts:
+        options = await with_cuts(context.catalogue, options, records)
+    if options.is_as_of:
+        options = await _until_moment(context, records, options)
     async with Background() as nursery:
         merged = MergedLanes(options, nursery, context.figures)
         lanes = LaneSet(
@@ -271,6 +342,9 @@ async def open_reader(
             options=options,
             notify=merged.notify,
         )
-        reader = TopicReader(records, options, lanes, merged)
+        ticks = None
+        if options.order == "timestamp":
+            ticks = TopicTicks(context, records, options, lanes, merged, nursery)
+        reader = TopicReader(records, options, lanes, merged, ticks)
         await reader._open(nursery)
         yield reader

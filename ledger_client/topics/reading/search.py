@@ -67,6 +67,8 @@ class TimeSearch:
                 place, end = await self._look_at(row, time, begin)
                 if place is not None:
                     return FoundPlace(place, True)
+                if row.ledger.state != "closed":
+                    return FoundPlace(end, False)  # more may be in it, before what follows it
             number = end.number + 1
         return FoundPlace(end, False)
 
@@ -86,9 +88,10 @@ class TimeSearch:
                 raise
             return begin, end  # deleted by an operator: reading on from here reports the gap
         try:
+            last = reader.last_confirmed  # what is confirmed during the search is not searched
             search = LedgerSearch(self._lane, row, reader)
             place = await search.first(time, begin)
-            return place, row.place(reader.last_confirmed + 1)
+            return place, row.place(last + 1)
         finally:
             reader.close()
 
@@ -133,6 +136,7 @@ class LedgerSearch(Halving):
     def __init__(self, lane: LaneRef, row: Row, reader: LedgerReader) -> None:
         self._lane = lane
         self._row = row
+        self._stamp = row.ledger.stamp
         self._reader = reader
         self._last = reader.last_confirmed
 
@@ -157,7 +161,7 @@ class LedgerSearch(Halving):
         async for entries in self._reader.read_batches(start, self._last):
             for index in range(len(entries)):
                 place = self._row.place(entries.first_entry + index)
-                header = message_header(self._lane, place, entries.payload(index))
+                header = message_header(self._lane, place, entries.payload(index), self._stamp)
                 if header is not None and time.reached_by(header):
                     return place.entry
         return None
@@ -166,7 +170,7 @@ class LedgerSearch(Halving):
         """Return the messages of an entry, which must have some."""
         found = await self._reader.read(entry, entry)
         payload = memoryview(found[0].payload)
-        batch = open_batch(self._lane, self._row.place(entry), payload)
+        batch = open_batch(self._lane, self._row.place(entry), payload, self._stamp)
         assert batch is not None
         return batch
 
@@ -174,7 +178,7 @@ class LedgerSearch(Halving):
         """Return the header of an entry, `None` if it has no messages."""
         found = await self._reader.read(entry, entry)
         payload = memoryview(found[0].payload)
-        return message_header(self._lane, self._row.place(entry), payload)
+        return message_header(self._lane, self._row.place(entry), payload, self._stamp)
 
 
 async def find_compacted(

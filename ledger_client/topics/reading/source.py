@@ -81,7 +81,7 @@ class RawEntries(NamedTuple):
     def open(self, lane: LaneRef, index: int) -> OpenedEntry:
         """Decode one of the entries. Raises MessagesLost."""
         place = self.row.place(self.batch.first_entry + index)
-        found = open_batch(lane, place, self.batch.payload(index))
+        found = open_batch(lane, place, self.batch.payload(index), self.row.ledger.stamp)
         kept = []
         if found is not None:
             kept = kept_messages(self.row.ledger.removed, place.entry, 0, found.count)
@@ -108,6 +108,9 @@ class CompactedEntries(NamedTuple):
 
 class Edge(NamedTuple):
     """Marks the live edge: entries after it arrived after reading began."""
+
+    version: int = UNKNOWN
+    """entries before this version were put, or are gone"""
 
 
 Entries = RawEntries | CompactedEntries
@@ -184,7 +187,9 @@ class RawSource:
             elif self._last_number is not None:
                 return None
             else:
-                await put(Edge())
+                # Ledgers before the next version were listed, if they are still there.
+                version = UNKNOWN if record is None else record.next_version
+                await put(Edge(max(self._place.version, version)))
                 with trio.move_on_after(LOOK_S):
                     await news.wait()
         return None
@@ -252,7 +257,7 @@ class RawSource:
         follower = reader.follow(self._place.entry)
         while not self._is_over():
             if self._place.entry > reader.last_confirmed:
-                await put(Edge())
+                await put(Edge(self._place.version))
             batch = await follower.next_batch()
             if batch is None:
                 return

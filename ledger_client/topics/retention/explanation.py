@@ -14,9 +14,10 @@ from ledger_client.topics.lanes.lane_names import read_lane_names
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.positions import LaneRef
 from ledger_client.topics.retention.holdings import LaneHoldings, read_holdings, read_set
-from ledger_client.topics.retention.job_rows import read_pins
+from ledger_client.topics.retention.job_rows import read_holds
 from ledger_client.topics.retention.retention import Fate, plan_retention
 from metadata.compaction import CompactedSet
+from metadata.cuts import read_kept
 from metadata.topics import LaneLedger, LaneOwner, TopicRecord
 
 
@@ -83,6 +84,8 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     lanes: list[LaneExplained]
     compacted: CompactedSet | None = None
     """its compacted set"""
+    cuts: list[str] = []
+    """the names of the cuts that keep it"""
 
 
 async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
@@ -95,18 +98,21 @@ async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
     topic, _ = await catalogue.get(name)
     with translated(catalogue.timeout_s):
         lanes = await read_holdings(catalogue.store, topic)
-        pins = await read_pins(catalogue.store, topic)
+        places = [(lane.partition, lane.lane) for lane in lanes]
+        holds = await read_holds(catalogue.store, topic, places)
         names = await read_lane_names(catalogue.store, topic)
         compacted = await read_set(catalogue.store, topic.uid)
+        cuts = (await read_kept(catalogue.store, topic.uid)).cuts
     lanes = [each for each in lanes if each.record is None or not each.record.deleted]
     now_ms = await catalogue.now_ms()
-    fates = plan_retention(lanes, topic.retention, now_ms=now_ms, pins=pins)
+    fates = plan_retention(lanes, topic.retention, now_ms=now_ms, pins=holds.pins)
     return Explanation(
         topic=topic,
         at_ms=now_ms,
         extent=LedgerTotals.of(fate.ledger for fate in fates),
         lanes=[_explained(lane, names, fates) for lane in lanes],
         compacted=None if compacted is None else compacted.set,
+        cuts=[cut.name for cut in cuts],
     )
 
 

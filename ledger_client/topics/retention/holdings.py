@@ -1,7 +1,8 @@
 """What the metadata has of a topic: lanes with writers and ledgers, pins, the compacted set.
 
 The row of a closed ledger never changes until it is removed or cut. Everything else may have
-changed since it was read.
+changed since it was read. A row that names a pointer (metadata/pointers.py) is not removed or cut
+until it is settled.
 
 The ledgers of a compacted set belong to no lane. They are removed once their generation has been
 retired for RETIRED_MS, with the set when compaction of the topic ends, or with the topic.
@@ -11,6 +12,7 @@ jobs/compaction writes the set.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 import msgspec
@@ -18,14 +20,17 @@ import msgspec
 from metadata.compaction import (
     RETIRED_MS,
     CompactedSet,
+    Retired,
     SetAt,
     compacted_key,
     decode_set,
     encode_set,
 )
 from metadata.errors import BadRecord, VersionConflict
+from metadata.paged import drop_other_pages, read_value, remove_pages, stage_value
+from metadata.pointers import LaneRow, all_lane_rows, read_lane_records
 from metadata.records import ledger_key
-from metadata.store import CheckLease, Delete, MetadataStore, Op, Put, items_under
+from metadata.store import Check, CheckLease, Delete, MetadataStore, Op, Put
 from metadata.topics import (
     LANE_LEDGERS,
     LANES,
@@ -34,8 +39,6 @@ from metadata.topics import (
     LaneOwner,
     LaneRecord,
     TopicRecord,
-    decode_lane,
-    decode_lane_ledger,
     decode_owner,
     lane_of,
     last_number,
@@ -71,13 +74,30 @@ class LaneHoldings(NamedTuple):
 
 
 class Pin(msgspec.Struct, frozen=True, kw_only=True):
-    """A hold on a lane's ledgers from *number* on: no limit and no purge removes them."""
+    """A hold on a lane's ledgers, all from *number* on or those up to *stop*.
+
+    No limit and no purge removes them.
+    """
 
     partition: int
     lane: int
     number: int
+    entry: int = 0
+    """of ledger *number*, the entries before it are not needed"""
     holder: str
-    """names the job or person in messages"""
+    """names the job, group or person in messages"""
+    is_group: bool = False
+    """it moves on without notice"""
+    stop: tuple[int, int, int] | None = None
+    """number, entry and messages of it: nothing from there on is needed; `None` for no end"""
+
+    def needs(self, held: HeldLedger) -> bool:
+        """Return True if a ledger of the lane must stay."""
+        if self.stop is not None and (held.number, 0, 0) >= self.stop:
+            return False
+        if held.number == self.number:
+            return self.entry == 0 or self.entry < held.row.entries
+        return held.number > self.number
 
 
 async def read_holdings(
@@ -98,16 +118,21 @@ def _prefix(kind: str, uid: int, partition: int | None) -> str:
 
 
 async def _lanes(store: MetadataStore, prefix: str) -> dict[tuple[int, int], LaneRecord]:
-    items = await items_under(store, prefix)
-    return {lane_of(key): decode_lane(key, found.value) for key, found in items}
+    return {lane_of(at.key): at.record for at in await read_lane_records(store, prefix)}
 
 
 async def _ledgers(store: MetadataStore, prefix: str) -> dict[tuple[int, int], list[HeldLedger]]:
     ledgers: dict[tuple[int, int], list[HeldLedger]] = {}
-    for key, found in await items_under(store, prefix):
-        held = HeldLedger(last_number(key), decode_lane_ledger(key, found.value), found.version)
-        ledgers.setdefault(lane_of(key.rpartition("/")[0]), []).append(held)
+    for row in await all_lane_rows(store, prefix):
+        if row.is_hidden:
+            continue
+        ledgers.setdefault(lane_of(row.key.rpartition("/")[0]), []).append(held_ledger(row))
     return ledgers
+
+
+def held_ledger(row: LaneRow) -> HeldLedger:
+    """Return the ledger of a row that is not hidden."""
+    return HeldLedger(last_number(row.key), row.ledger, row.version)
 
 
 async def read_owners(
@@ -130,18 +155,23 @@ async def read_owners(
 # --- the compacted set -----------------------------------------------------------------
 
 
-REMOVED_COUNT = 400
-"""Retired ledgers that one transaction removes."""
+REMOVED_COUNT = 200
+"""Ledgers that one transaction removes."""
 
 
 async def read_set(store: MetadataStore, uid: int) -> SetAt | None:
-    """Return the compacted set of the topic *uid*, or `None` if it was never compacted.
+    """Return the compacted set of the topic *uid*, or `None` if it has none.
 
     Raises:
         MetadataError: from the store; BadRecord for a damaged row.
     """
+    found = await _read_set(store, uid)
+    return None if found is None or found.set.dropped else found
+
+
+async def _read_set(store: MetadataStore, uid: int) -> SetAt | None:
     key = compacted_key(uid)
-    found = await store.get(key)
+    found = await read_value(store, key)
     return None if found is None else SetAt(decode_set(key, found.value), found.version)
 
 
@@ -155,12 +185,26 @@ async def remove_retired(
         LeaseLost: one of *checks* is over.
     """
     count = 0
-    while (found := await read_set(store, uid)) is not None:
+    while (found := await _read_set(store, uid)) is not None:
         due = [each for each in found.set.retired if now_ms - each.retired_ms >= RETIRED_MS]
-        if not due:
-            break
-        count += await _remove(store, uid, found, {each.ledger_id for each in due}, checks)
+        if due or found.set.dropped:
+            count += await _remove(store, uid, found, {each.ledger_id for each in due}, checks)
+            continue
+        break
     return count
+
+
+async def retired_due_ms(store: MetadataStore, uid: int) -> int | None:
+    """Return the store's time at which remove_retired() has something to do; `None`: not known.
+
+    Raises as read_set().
+    """
+    found = await _read_set(store, uid)
+    if found is None:
+        return None
+    if found.set.dropped:
+        return 0
+    return min((each.retired_ms + RETIRED_MS for each in found.set.retired), default=None)
 
 
 async def remove_set(
@@ -168,26 +212,46 @@ async def remove_set(
 ) -> CompactedSet | None:
     """Remove the set of a topic with its ledgers; return it, or `None` if unreadable or missing.
 
+    Its readers see all of it, or nothing: if it is too large for one transaction, all of its
+    ledgers are retired at once, and then removed.
+
     Raises as remove_retired().
     """
+    removed: CompactedSet | None = None
+    key = compacted_key(uid)
     while True:
         try:
-            found = await read_set(store, uid)
+            found = await _read_set(store, uid)
         except BadRecord:  # its ledgers are unknown
-            await store.transact([*checks, Delete(compacted_key(uid))])
-            return None
+            await store.transact([*checks, Delete(key)])
+            found = None
         if found is None:
-            return None
+            await remove_pages(store, f"{key}/", checks=checks)
+            return removed
+        if not found.set.dropped:
+            removed = found.set
+        ledgers = [each.ledger_id for each in found.set.ledgers]
         retired = {each.ledger_id for each in found.set.retired}
-        if retired:
+        if len(ledgers) > REMOVED_COUNT:
+            await _drop(store, key, found, checks)
+        elif retired:
             await _remove(store, uid, found, retired, checks)
-            continue
-        ledgers = [Delete(ledger_key(each.ledger_id)) for each in found.set.ledgers]
-        try:
-            await store.transact([*checks, Delete(compacted_key(uid), found.version), *ledgers])
-        except VersionConflict:
-            continue
-        return found.set
+        else:
+            gone = [Delete(ledger_key(each)) for each in ledgers]
+            with suppress(VersionConflict):
+                await store.transact([*checks, Delete(key, found.version), *gone])
+
+
+async def _drop(store: MetadataStore, key: str, found: SetAt, checks: Sequence[CheckLease]) -> None:
+    """Replace a set by one that is dropped and has all ledgers retired, long ago."""
+    listed = [*(one.ledger_id for one in found.set.ledgers)]
+    listed += [one.ledger_id for one in found.set.retired]
+    dropped = CompactedSet(
+        generation=found.set.generation,
+        retired=[Retired(each, 0) for each in listed],
+        dropped=True,
+    )
+    await _replace(store, key, found, dropped, checks, [])
 
 
 async def _remove(
@@ -197,14 +261,42 @@ async def _remove(
     ledger_ids: set[int],
     checks: Sequence[CheckLease],
 ) -> int:
-    """Remove retired ledgers from store and list; return 0 if the set changed meanwhile."""
-    gone = set(sorted(ledger_ids)[:REMOVED_COUNT])
-    retired = [each for each in found.set.retired if each.ledger_id not in gone]
-    after = msgspec.structs.replace(found.set, retired=retired)
-    row = Put(compacted_key(uid), encode_set(after), found.version)
-    ops: list[Op] = [*checks, row, *(Delete(ledger_key(each)) for each in sorted(gone))]
+    """Remove retired ledgers from store and list; return 0 if the set changed meanwhile.
+
+    A set that is dropped goes with the last of them.
+    """
+    key, rising = compacted_key(uid), sorted(ledger_ids)
+    ops = [Delete(ledger_key(each)) for each in rising]
+    retired = [each for each in found.set.retired if each.ledger_id not in ledger_ids]
+    unchanged = Check(key, found.version)
     try:
-        await store.transact(ops)
+        while len(ops) > REMOVED_COUNT:
+            await store.transact([*checks, unchanged, *ops[:REMOVED_COUNT]])
+            ops = ops[REMOVED_COUNT:]
+        if found.set.dropped and not retired:
+            await store.transact([*checks, Delete(key, found.version), *ops])
+            await remove_pages(store, f"{key}/", checks=checks)
+            return len(rising)
     except VersionConflict:
         return 0
-    return len(gone)
+    after = msgspec.structs.replace(found.set, retired=retired)
+    return len(rising) if await _replace(store, key, found, after, checks, ops) else 0
+
+
+async def _replace(
+    store: MetadataStore,
+    key: str,
+    found: SetAt,
+    after: CompactedSet,
+    checks: Sequence[CheckLease],
+    ops: Sequence[Op],
+) -> bool:
+    """Replace a set in a transaction with *ops*; return False if it changed meanwhile."""
+    value = await stage_value(store, key, encode_set(after))
+    row = Put(key, value.row, found.version)
+    try:
+        await store.transact([*checks, row, *value.checks, *ops])
+    except VersionConflict:
+        return False
+    await drop_other_pages(store, key, checks=checks)
+    return True

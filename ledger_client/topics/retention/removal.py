@@ -12,8 +12,9 @@ any process that finds a half-done deletion completes it:
     ──► its lanes, so that no writer begins another ledger
     ──► its open ledgers are recovered, which fences their writers
     ──► its ledgers, each with its row
-    ──► rows of jobs and of streams that wrote to it
+    ──► rows of jobs, of streams that wrote to it, and of groups that keep it
     ──► its compacted set
+    ──► its ticks
     ──► its record: the name is free
 """
 
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import NamedTuple
 
 import msgspec
 import trio
@@ -30,12 +32,15 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.retention.holdings import read_holdings, remove_set
-from ledger_client.topics.retention.job_rows import discard, read_pins
+from ledger_client.topics.retention.job_rows import discard, read_holds
 from ledger_client.topics.retention.retention import Before, Fate, plan_purge
 from metadata.errors import BadRecord, VersionConflict
-from metadata.jobs import IDS, PINS, SINKS, STAGED
+from metadata.groups.keeps import keeps_key
+from metadata.jobs import IDS, PINS, POINTERS, SINKS, STAGED
+from metadata.paged import remove_pages
 from metadata.records import ledger_key
 from metadata.store import ABSENT, Check, CheckLease, Delete, MetadataStore, Op, Page
+from metadata.time.tick_rows import TICKS, decode_tick_ledger, lanes_of_topic_key
 from metadata.topics import (
     LANE_LEDGERS,
     LANE_NAMES,
@@ -73,6 +78,14 @@ class Purged(msgspec.Struct, frozen=True, kw_only=True):
         return sum(fate.ledger.size for fate in self.removed)
 
 
+class PlannedPurge(NamedTuple):
+    """A purge of the topic *uid*, and what its removals check."""
+
+    uid: int
+    purged: Purged
+    checks: tuple[Check, ...]
+
+
 async def planned_purge(
     catalogue: TopicCatalogue,
     name: str,
@@ -80,15 +93,17 @@ async def planned_purge(
     *,
     partition: int | None = None,
     lane: int | None = None,
-) -> tuple[int, Purged]:
-    """Return the topic's uid and the purge without doing it. Raises NoSuchTopic."""
+) -> PlannedPurge:
+    """Return the purge without doing it. Raises NoSuchTopic."""
     topic, _ = await catalogue.get(name)
     with translated(catalogue.timeout_s):
         lanes = await read_holdings(catalogue.store, topic, partition)
-        pins = await read_pins(catalogue.store, topic)
+        places = [(each.partition, each.lane) for each in lanes]
+        holds = await read_holds(catalogue.store, topic, places)
     lanes = [each for each in lanes if lane is None or each.lane == lane]
-    fates = plan_purge(lanes, before, now_ms=await catalogue.now_ms(), pins=pins)
-    return topic.uid, Purged(topic=name, removed=removable(fates), kept=_first_kept(fates))
+    fates = plan_purge(lanes, before, now_ms=await catalogue.now_ms(), pins=holds.pins)
+    planned = Purged(topic=name, removed=removable(fates), kept=_first_kept(fates))
+    return PlannedPurge(topic.uid, planned, holds.checks)
 
 
 def removable(fates: Sequence[Fate]) -> list[Fate]:
@@ -101,7 +116,7 @@ async def remove_ledgers(
     uid: int,
     fates: Sequence[Fate],
     *,
-    checks: Sequence[CheckLease] = (),
+    checks: Sequence[CheckLease | Check] = (),
     on_removed: OnRemoved | None = None,
 ) -> list[Fate]:
     """Remove ledgers of the topic *uid* in this order; return those removed by this call.
@@ -110,7 +125,7 @@ async def remove_ledgers(
 
     Raises:
         MetadataUnavailable, MetadataBroken: the rest is still there, whole.
-        LeaseLost: one of *checks* is over.
+        LeaseLost: a lease of *checks* is over.
     """
     removed: list[Fate] = []
     for start in range(0, len(fates), BATCH_COUNT):
@@ -125,7 +140,7 @@ async def remove_ledgers(
 
 
 async def _remove_batch(
-    catalogue: TopicCatalogue, uid: int, fates: Sequence[Fate], checks: Sequence[CheckLease]
+    catalogue: TopicCatalogue, uid: int, fates: Sequence[Fate], checks: Sequence[CheckLease | Check]
 ) -> list[Fate] | None:
     for _ in range(ATTEMPTS_MAX):
         ops: list[Op] = list(checks)
@@ -145,7 +160,9 @@ async def _remove_batch(
 
 
 async def _removal(store: MetadataStore, uid: int, fate: Fate) -> list[Op]:
-    """Return the ops that remove a ledger and its row; none if the row is gone."""
+    """Return the ops that remove a ledger and its row; none if the row is gone or unsettled."""
+    if fate.ledger.pointer:
+        return []  # a pointer shows it: its row is still to be settled
     row = lane_ledger_key(uid, fate.partition, fate.lane, fate.number)
     found = await store.get(row)
     if found is None or found.version != fate.version:
@@ -214,8 +231,12 @@ class Deletion:
         while page := await self._page(LANE_LEDGERS, LEDGERS_COUNT):
             await self._remove(page)
         await self._remove_jobs()
+        await self._transact([Delete(keeps_key(self._topic.uid))])
         with translated(JOBS_S):
             await remove_set(self._catalogue.store, self._topic.uid, checks=self._checks)
+        while page := await self._page(TICKS, LEDGERS_COUNT):
+            await self._remove_ticks(page)
+        await self._transact([Delete(lanes_of_topic_key(self._topic.uid))])
         await self._catalogue.forget(self._topic, checks=self._checks)
 
     async def _remove_jobs(self) -> None:
@@ -226,9 +247,12 @@ class Deletion:
         prefix = topic_prefix(STAGED, self._topic.uid)
         with translated(JOBS_S):
             await discard(self._catalogue.store, prefix, checks=self._checks)
-        for kind in (PINS, IDS, SINKS):
+        for kind in (PINS, IDS, SINKS, POINTERS):
             while page := await self._page(kind, LANES_COUNT):
                 await self._transact([Delete(key) for key, _ in page])
+            with translated(JOBS_S):
+                prefix = topic_prefix(kind, self._topic.uid)
+                await remove_pages(self._catalogue.store, prefix, checks=self._checks)
 
     async def _page(self, kind: str, count: int) -> Page:
         prefix = topic_prefix(kind, self._topic.uid)
@@ -244,6 +268,14 @@ class Deletion:
         ledgers = [Delete(ledger_key(row.ledger_id)) for row in rows]
         await self._transact([*(Delete(key) for key, _ in page), *ledgers])
         self._on_removed(len(page))
+
+    async def _remove_ticks(self, page: Page) -> None:
+        ledgers: list[Op] = []
+        for key, found in page:
+            with suppress(BadRecord):  # its ledger is unknown
+                ledger_id = decode_tick_ledger(key, found.value).ledger_id
+                ledgers.append(Delete(ledger_key(ledger_id)))
+        await self._transact([*(Delete(key) for key, _ in page), *ledgers])
 
     async def _end_writers(self, ledger_ids: Sequence[int]) -> None:
         with trio.move_on_after(FENCE_S):

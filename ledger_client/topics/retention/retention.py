@@ -26,8 +26,8 @@ RESEND_S = float(IDLE_S)
 """A named producer is known this long after its last message. The last ledger of its lane records
 its sequence numbers, so it stays as long."""
 Reason = Literal[
-    "open", "prepared", "pinned", "resend", "young", "in quota", "unlimited", "after", "behind",
-    "old", "over quota", "before",
+    "open", "prepared", "pinned", "kept", "resend", "young", "in quota", "unlimited", "after",
+    "behind", "old", "over quota", "before",
 ]  # fmt: skip
 
 
@@ -116,8 +116,14 @@ def _plan(
 ) -> list[Fate]:
     ordered = sorted(lanes, key=lambda lane: (lane.partition, lane.lane))
     fates: list[Fate] = []
+    pinned: dict[tuple[int, int], list[Pin]] = {}
+    for pin in pins:
+        pinned.setdefault((pin.partition, pin.lane), []).append(pin)
     for _, group in groupby(ordered, key=lambda lane: lane.partition):
-        scans = [_Scan(lane, judge, now_ms=now_ms, pins=pins) for lane in group]
+        scans = [
+            _Scan(lane, judge, now_ms=now_ms, pins=pinned.get((lane.partition, lane.lane), ()))
+            for lane in group
+        ]
         _run(scans)
         fates += [fate for scan in scans for fate in scan.fates]
     return fates
@@ -145,7 +151,7 @@ class _Scan:
         self.fates: list[Fate] = []
         self._judge = judge
         self._now_ms = now_ms
-        self._pins = [p for p in pins if (p.partition, p.lane) == (lane.partition, lane.lane)]
+        self._pins = pins
         self._first_kept: Fate | None = None
 
     @property
@@ -189,8 +195,8 @@ class _Scan:
         elif held.row.state == "prepared":
             yield False, "prepared", "the next to be written", None
         for pin in self._pins:
-            if held.number >= pin.number:
-                yield False, "pinned", f"needed by {pin.holder}", None
+            if pin.needs(held):
+                yield False, "kept" if pin.is_group else "pinned", f"needed by {pin.holder}", None
         until_ms = held.row.named_ms + round(RESEND_S * 1000)
         if held.row.named_ms and self._now_ms < until_ms and held is self._last_written:
             why = f"records for {spell(RESEND_S)} what named producers sent"

@@ -50,25 +50,26 @@ from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.cursor import KnownLane, LaneStart
 from ledger_client.topics.reading.lane_set import LaneSet, PlaceFinder, narrow
 from ledger_client.topics.reading.options import ReadOptions, Start
-from ledger_client.topics.retention.cuts import (
-    LaneCut,
-    LaneTruncated,
-    LedgerCut,
-    LedgerScan,
-    LostRace,
-    Truncated,
-    counted,
-    cut_ops,
-    ledger_cuts,
-)
 from ledger_client.topics.retention.holdings import (
     HeldLedger,
     LaneHoldings,
     read_holdings,
     read_set,
 )
-from ledger_client.topics.retention.job_rows import HOLDER, read_pins
+from ledger_client.topics.retention.job_rows import HOLDER, read_cut_pins, read_pins
+from ledger_client.topics.retention.lane_parts import (
+    LanePart,
+    LaneTruncated,
+    LedgerPart,
+    LedgerScan,
+    LostRace,
+    Truncated,
+    counted,
+    ledger_parts,
+    part_ops,
+)
 from ledger_client.topics.times import EventTime
+from metadata.pointers import settle_topic
 from metadata.store import Op
 from metadata.topics import REMOVED_MAX, TopicRecord, writer_lease
 
@@ -77,9 +78,11 @@ if TYPE_CHECKING:
 
 ATTEMPTS = 5
 """Attempts while others, such as retention, change the same rows."""
+SETTLE_S = 60.0
+"""Time limit for settling a large result that a job has shown."""
 OnRemoved = Callable[[int], None]
 
-WHOLE_MAX = 400
+WHOLE_MAX = 100
 """Ledgers that one transaction deletes, each with its record."""
 
 
@@ -104,29 +107,31 @@ class LaneTruncation:
 
     # --- looking -----------------------------------------------------------------------
 
-    async def plan(self, found: LaneHoldings, start: Place, stop: Place | None) -> LaneCut:
-        """Return the cut between two places; without *stop* up to the end of the lane.
+    async def plan(self, found: LaneHoldings, start: Place, stop: Place | None) -> LanePart:
+        """Return the part between two places; without *stop* up to the end of the lane.
 
         An open ledger counts up to its last confirmed entry.
         """
         ledgers = [await self._known(held) for held in found.ledgers]
         ledgers = [held for held in ledgers if held.row.state != "prepared"]
-        parts = ledger_cuts(ledgers, start, stop)
+        parts = ledger_parts(ledgers, start, stop)
         last = found.record.current if found.record is not None else -1
-        cut = LaneCut(parts=parts, whole=[], changed=[], messages=0)
+        taken = LanePart(parts=parts, whole=[], changed=[], messages=0)
         for part in parts:
             # The lane's next writer reads the lane's state from its last ledger.
             keeps_row = stop is not None and part.held.number == last
-            left = await self._left(part, until=part.start if part is parts[0] else None, cut=cut)
-            cut.messages += part.held.row.messages - left.row.messages
-            (cut.changed if left.row.messages or keeps_row else cut.whole).append(left)
+            left = await self._left(
+                part, until=part.start if part is parts[0] else None, taken=taken
+            )
+            taken.messages += part.held.row.messages - left.row.messages
+            (taken.changed if left.row.messages or keeps_row else taken.whole).append(left)
         if parts and stop is None:
             before = [held for held in ledgers if held.number < parts[0].held.number]
             if start.number < 0:
-                cut.state = LaneState()  # the lane begins anew
-            cut.state = cut.state or await self._state_after(before)
-            cut.state.last_event_time = _last_time(before, cut)
-        return cut
+                taken.state = LaneState()  # the lane begins anew
+            taken.state = taken.state or await self._state_after(before)
+            taken.state.last_event_time = _last_time(before, taken)
+        return taken
 
     async def _state_after(self, ledgers: Sequence[HeldLedger]) -> LaneState:
         """Return the lane's state after *ledgers*; those written by jobs have no state."""
@@ -139,12 +144,12 @@ class LaneTruncation:
         return LaneState()
 
     async def _left(
-        self, part: LedgerCut, *, until: tuple[int, int] | None, cut: LaneCut
+        self, part: LedgerPart, *, until: tuple[int, int] | None, taken: LanePart
     ) -> HeldLedger:
-        """Return the rest of a ledger; set the cut's state to the lane's before *until*."""
+        """Return the rest of a ledger; set the state of *taken* to the lane's before *until*."""
         if part.is_whole and until is None:
             return part.held._replace(row=msgspec.structs.replace(part.held.row, messages=0))
-        left = part.cut()
+        left = part.left()
         if len(left.row.removed) > REMOVED_MAX:
             raise TopicError(
                 f"more than {REMOVED_MAX} ranges are deleted out of ledger {left.row.ledger_id}",
@@ -157,7 +162,7 @@ class LaneTruncation:
             if not part.is_whole:
                 raise  # an operator deleted the ledger; its row can go
         if until is not None:
-            cut.state = scan.state
+            taken.state = scan.state
         return left._replace(row=counted(left.row, scan.figures))
 
     async def _known(self, held: HeldLedger) -> HeldLedger:
@@ -175,13 +180,13 @@ class LaneTruncation:
 
     # --- between two places --------------------------------------------------------------
 
-    async def punch(self, cut: LaneCut) -> bool:
+    async def punch(self, taken: LanePart) -> bool:
         """Delete messages in closed ledgers; return False if a row has changed."""
-        stop = cut.parts[-1].held
+        stop = taken.parts[-1].held
         behind = stop.number, stop.row.base_version
-        if cut.whole and cut.whole[-1].number == stop.number:
+        if taken.whole and taken.whole[-1].number == stop.number:
             behind = stop.number + 1, stop.row.base_version + stop.row.entries
-        ops = await cut_ops(self._ledgers.catalogue, self._lane, cut, *behind)
+        ops = await part_ops(self._ledgers.catalogue, self._lane, taken, *behind)
         return await self._ledgers.catalogue.transact(ops, limit_s=self._limit_s) is not None
 
     # --- to the end ----------------------------------------------------------------------
@@ -197,7 +202,7 @@ class LaneTruncation:
         if force:
             await self._end_lease()
         async with hold_lane(
-            self._ledgers.store,
+            self._ledgers.session,
             self._topic,
             partition,
             access="exclusive",
@@ -226,14 +231,14 @@ class LaneTruncation:
             )
         await rows.close(row, end)
 
-    async def truncate(self, rows: LaneRows, cut: LaneCut) -> None:
-        """Delete everything from the first part of *cut* on; the lane must be held."""
+    async def truncate(self, rows: LaneRows, taken: LanePart) -> None:
+        """Delete everything from the first part of *taken* on; the lane must be held."""
         following = rows.record.current + 1, rows.record.next_version
 
         async def ops() -> Sequence[Op]:
-            return await cut_ops(self._ledgers.catalogue, self._lane, cut, *following)
+            return await part_ops(self._ledgers.catalogue, self._lane, taken, *following)
 
-        state = cut.state or LaneState()
+        state = taken.state or LaneState()
         rows.beside = Beside(ops, state.last_event_time)
         async with Background() as nursery:
             last = LaneEnd(state, rows.record.next_version, None, None)
@@ -252,9 +257,9 @@ class LaneTruncation:
             for lease in await self._ledgers.store.leases(name):
                 await self._ledgers.store.release(lease)
 
-    def outcome(self, cut: LaneCut, found: LaneHoldings) -> LaneTruncated:
-        """Return the public outcome of *cut*."""
-        first = cut.parts[0]
+    def outcome(self, taken: LanePart, found: LaneHoldings) -> LaneTruncated:
+        """Return the public outcome of *taken*."""
+        first = taken.parts[0]
         kept = [held for held in found.ledgers if held.number < first.held.number]
         last: MessageId | None = None
         if first.start > (0, 0):
@@ -266,28 +271,28 @@ class LaneTruncation:
         return LaneTruncated(
             partition=self._lane.partition,
             lane=self._lane.lane,
-            ledgers=len(cut.whole),
-            messages=cut.messages,
+            ledgers=len(taken.whole),
+            messages=taken.messages,
             last_kept=last and last._replace(partition=self._lane.partition),
             owner=found.owner,
         )
 
 
-def limited(cut: LaneCut, start: Place, stop: Place | None) -> tuple[Place, Place | None]:
+def limited(taken: LanePart, start: Place, stop: Place | None) -> tuple[Place, Place | None]:
     """Narrow the places to what one transaction can delete."""
-    if len(cut.whole) <= WHOLE_MAX:
+    if len(taken.whole) <= WHOLE_MAX:
         return start, stop
-    held = cut.whole[-WHOLE_MAX]
+    held = taken.whole[-WHOLE_MAX]
     if stop is None:
         return Row(held.number, held.row).place(0), None
-    held = cut.whole[WHOLE_MAX]
+    held = taken.whole[WHOLE_MAX]
     return start, Row(held.number, held.row).place(0)
 
 
-def _last_time(before: Sequence[HeldLedger], cut: LaneCut) -> int | None:
+def _last_time(before: Sequence[HeldLedger], taken: LanePart) -> int | None:
     """Return the greatest event time that stays: in ledgers *before* and in the first part."""
-    first = cut.parts[0].held.number
-    rows = [held.row for held in [*before, *cut.changed] if held.number <= first]
+    first = taken.parts[0].held.number
+    rows = [held.row for held in [*before, *taken.changed] if held.number <= first]
     last: int | None = None
     for row in rows:
         last = greater(last, row.last_event_time)
@@ -336,20 +341,21 @@ class Truncation:
         """Return the outcome without deleting. Raises as Topics.truncate, except TopicBusy."""
         lanes: list[LaneTruncated] = []
         for known in await self._lanes():
-            found, _, _, cut = await self._look(known)
-            if cut.messages:
-                lanes.append(self._of(known).outcome(cut, found))
+            found, _, _, taken = await self._look(known)
+            if taken.messages:
+                lanes.append(self._of(known).outcome(taken, found))
         return Truncated(topic=self._topic.name, lanes=lanes)
 
     async def run(self, on_removed: OnRemoved) -> Truncated:
         """Delete, lane by lane. Raises as Topics.truncate."""
         done: list[LaneTruncated] = []
+        await self._settle()
         await self._close_idle()
         lanes = await self._lanes()
         for known in lanes:
-            found, _, stop, cut = await self._look(known)
-            if cut.messages:
-                await self._check(known.lane, found, stop, cut)
+            found, _, stop, taken = await self._look(known)
+            if taken.messages:
+                await self._check(known.lane, found, stop, taken)
         for known in lanes:
             went = await self._truncate(known, on_removed)
             done += [] if went is None else [went]
@@ -385,8 +391,8 @@ class Truncation:
     def _of(self, known: KnownLane) -> LaneTruncation:
         return LaneTruncation(self._context.ledgers, self._topic, known.lane, self._opener)
 
-    async def _look(self, known: KnownLane) -> tuple[LaneHoldings, Place, Place | None, LaneCut]:
-        """Return a lane, the places to cut between, and the cut."""
+    async def _look(self, known: KnownLane) -> tuple[LaneHoldings, Place, Place | None, LanePart]:
+        """Return a lane, the places to cut between, and the part between them."""
         with translated(self._context.catalogue.timeout_s):
             found = await read_holdings(self._context.store, self._topic, known.lane.partition)
         held = next(each for each in found if each.lane == known.lane.lane)
@@ -409,22 +415,32 @@ class Truncation:
         return begin
 
     async def _check(
-        self, lane: LaneRef, found: LaneHoldings, stop: Place | None, cut: LaneCut
+        self, lane: LaneRef, found: LaneHoldings, stop: Place | None, taken: LanePart
     ) -> None:
-        """Raise TopicBusy if a writer, a job or the compacted set needs the messages."""
-        last = cut.parts[-1].held
-        first = cut.parts[0].held.number
+        """Raise TopicBusy if a writer, a job, a cut or the compacted set needs the messages.
+
+        The transaction that deletes them checks that no cut was made since.
+        """
+        last = taken.parts[-1].held
+        first = taken.parts[0].held.number
         owner = found.owner if found.owner is not None and not found.owner.closing else None
-        if _takes_lane(stop, cut) and owner is not None and not self._force:
+        if _takes_lane(stop, taken) and owner is not None and not self._force:
             who = f"{owner.producer or 'a producer'}, process {owner.process_id} on {owner.host}"
             raise _busy(lane, f"is written by {who}: close it, or end it by force")
         with translated(self._context.catalogue.timeout_s):
+            place = found.partition, found.lane
+            cuts = await read_cut_pins(self._context.store, self._topic.uid, [place])
             pins = await read_pins(self._context.store, self._topic)
             compacted = await read_set(self._context.store, self._topic.uid)
         for pin in pins:
             is_here = (pin.partition, pin.lane) == (found.partition, found.lane)
             if is_here and pin.holder != HOLDER and pin.number <= last.number:
                 raise _busy(lane, f"is needed by {pin.holder}: wait for its end")
+        start = (first, *taken.parts[0].start)
+        for pin in cuts.pins:
+            if pin.stop is None or start < pin.stop:
+                raise _busy(lane, f"is needed by {pin.holder}")
+        taken.checks = cuts.checks
         for horizon in compacted.set.horizons if compacted is not None else ():
             is_here = (horizon.partition, horizon.lane) == (found.partition, found.lane)
             if is_here and first <= horizon.number:
@@ -433,6 +449,11 @@ class Truncation:
                     "is compacted up to a later place, and what is deleted would stay there: "
                     f"quire compact {self._topic.name} --drop",
                 )
+
+    async def _settle(self) -> None:
+        """Settle what jobs have shown, since rows that are not settled are not cut."""
+        with translated(SETTLE_S):
+            await settle_topic(self._context.store, self._topic.uid)
 
     async def _close_idle(self) -> None:
         """Close lanes without a writer, so that their contents are final."""
@@ -447,19 +468,20 @@ class Truncation:
     # --- doing -------------------------------------------------------------------------
 
     async def _truncate(self, known: KnownLane, on_removed: OnRemoved) -> LaneTruncated | None:
-        """Delete the cut of a lane; return the outcome, `None` if there was nothing."""
+        """Delete the part of a lane; return the outcome, `None` if there was nothing."""
         done: LaneTruncated | None = None
         attempts = ATTEMPTS
         while True:
-            found, start, stop, cut = await self._look(known)
-            if not cut.messages:
+            found, start, stop, taken = await self._look(known)
+            if not taken.messages:
                 return done
-            await self._check(known.lane, found, stop, cut)
+            await self._check(known.lane, found, stop, taken)
             lost, step = None, None
             try:
-                step = await self._step(known, start, stop, cut)
+                step = await self._step(known, start, stop, taken)
             except LostRace as race:
                 lost = race
+                await self._settle()
             if step is not None:
                 done = _both(done, step, is_end=stop is None)
                 on_removed(step.ledgers)
@@ -471,25 +493,25 @@ class Truncation:
                 ) from lost
 
     async def _step(
-        self, known: KnownLane, start: Place, stop: Place | None, cut: LaneCut
+        self, known: KnownLane, start: Place, stop: Place | None, taken: LanePart
     ) -> LaneTruncated | None:
         """Delete what one transaction can; return `None` if the lane has changed meanwhile."""
         lane = self._of(known)
-        if _takes_lane(stop, cut):
+        if _takes_lane(stop, taken):
             async with lane.hold(force=self._force) as rows:
-                found, start, stop, cut = await self._look(known)
-                cut = await lane.plan(found, *limited(cut, start, stop))
-                if stop is not None or not cut.parts:
+                found, start, stop, taken = await self._look(known)
+                taken = await lane.plan(found, *limited(taken, start, stop))
+                if stop is not None or not taken.parts:
                     return None  # it was closed meanwhile
-                await self._check(known.lane, found, stop, cut)  # recovery may have taken long
-                await lane.truncate(rows, cut)
-                return lane.outcome(cut, found)
-        found, start, stop, cut = await self._look(known)
-        cut = await lane.plan(found, *limited(cut, start, stop))
-        if not cut.parts or _takes_lane(stop, cut):
+                await self._check(known.lane, found, stop, taken)  # recovery may have taken long
+                await lane.truncate(rows, taken)
+                return lane.outcome(taken, found)
+        found, start, stop, taken = await self._look(known)
+        taken = await lane.plan(found, *limited(taken, start, stop))
+        if not taken.parts or _takes_lane(stop, taken):
             return None  # it has changed meanwhile
-        await self._check(known.lane, found, stop, cut)  # reading the rest may have taken long
-        return lane.outcome(cut, found) if await lane.punch(cut) else None
+        await self._check(known.lane, found, stop, taken)  # reading the rest may have taken long
+        return lane.outcome(taken, found) if await lane.punch(taken) else None
 
 
 def _both(before: LaneTruncated | None, step: LaneTruncated, *, is_end: bool) -> LaneTruncated:
@@ -503,9 +525,9 @@ def _both(before: LaneTruncated | None, step: LaneTruncated, *, is_end: bool) ->
     )
 
 
-def _takes_lane(stop: Place | None, cut: LaneCut) -> bool:
-    """True if the lane must be held: the cut reaches its end, or an open ledger."""
-    return stop is None or any(part.held.row.state == "open" for part in cut.parts)
+def _takes_lane(stop: Place | None, taken: LanePart) -> bool:
+    """True if the lane must be held: the part reaches its end, or an open ledger."""
+    return stop is None or any(part.held.row.state == "open" for part in taken.parts)
 
 
 def _busy(lane: LaneRef, why: str) -> TopicBusy:

@@ -67,6 +67,7 @@ def test_ctrl_c_in_a_terminal_stops_all(tmp_path: Path) -> None:
         daemons.wait_until_gone(process_ids(ready))
 
 
+@pytest.mark.slow
 def test_started_again_over_the_same_folder_everything_is_there(tmp_path: Path) -> None:
     with start(tmp_path, "--port", 0, "--bookies", 4, "--json") as daemon:
         first = daemon.ready(ClusterStarted)

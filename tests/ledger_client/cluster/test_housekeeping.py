@@ -3,20 +3,35 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 import trio
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
+from memory_store import CHANGES_MAX
 from topic_rig import HOUR_MS, begun, lay_lane, ledger_ids, row
 from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
-from ledger_client.cluster.observer import Removals, TopicFigures
+from ledger_client.cluster.lane_survey import SWEEP_S
+from ledger_client.cluster.observer import Removals, TopicFigures, TopicSnapshot
 from ledger_client.errors import LedgerError
 from ledger_client.ledgers.ledgers import Ledgers
 from metadata.errors import LeaseLost
+from metadata.jobs import JobPins, PinnedLane, encode_job_row, job_lease, pins_key
 from metadata.leadership import Term
-from metadata.topics import Retention, RollPolicy, TopicRecord, lane_ledger_key, topic_key
+from metadata.store import Leases, Page
+from metadata.topics import (
+    LANE_LEDGERS,
+    WRITERS,
+    Retention,
+    RollPolicy,
+    TopicRecord,
+    encode_row,
+    lane_ledger_key,
+    topic_key,
+)
 
 OPTIONS = HousekeepingOptions(interval_s=10, poll_s=1)
 NOW_MS = 100 * HOUR_MS
@@ -65,7 +80,7 @@ def rig(client: Client) -> Rig:
 
 
 async def elected(cluster: MemoryCluster, owner: str = "me") -> Term:
-    return Term(await cluster.store.grant("coordinator", owner, ttl_s=3600))
+    return Term(await grant(cluster.store, "coordinator", owner, ttl_s=3600))
 
 
 @asynccontextmanager
@@ -193,3 +208,153 @@ async def test_while_the_store_is_away_it_waits(
         await trio.sleep(11)
         assert ledger_ids(cluster.store) == []
         nursery.cancel_scope.cancel()
+
+
+# --- topics at rest ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def lists(cluster: MemoryCluster, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Return the prefixes that are listed from now on."""
+    listed: list[str] = []
+    real_list = cluster.store.list
+
+    async def counted(prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        listed.append(prefix)
+        return await real_list(prefix, after=after, limit=limit)
+
+    monkeypatch.setattr(cluster.store, "list", counted)
+    return listed
+
+
+def read_again(listed: list[str]) -> bool:
+    """Return True if the ledgers of a lane were listed since the last call."""
+    found = any(prefix.startswith(LANE_LEDGERS) for prefix in listed)
+    listed.clear()
+    return found
+
+
+async def test_what_a_round_costs_does_not_go_with_the_topics(
+    cluster: MemoryCluster, client: Client, rig: Rig, lists: list[str]
+) -> None:
+    for number in range(20):
+        topic = await made(client, f"s/t{number}", retention=DAY)
+        await lay_lane(cluster.store, topic, [row(98), begun(99)], written=True)
+    term = await elected(cluster)
+    await rig.keeper.look_after_all(term)
+    first = len(lists)
+    lists.clear()
+    await rig.keeper.look_after_all(term)
+    assert len(lists) <= 15 < 20 * 2 < first
+    assert len(rig.figures.seen) == 20  # they are shown all the same
+    assert rig.figures.seen["s/t7"].ledgers["closed"] == 1
+
+
+async def test_a_topic_that_changed_is_read_again(
+    cluster: MemoryCluster, client: Client, rig: Rig, lists: list[str]
+) -> None:
+    topic = await made(client, retention=Retention(age_s=7200))
+    await lay_lane(cluster.store, topic, [row(97), begun(99)], written=True)
+    job = await grant(cluster.store, job_lease(topic.uid, "j"), "j", ttl_s=3600)
+    pins, pinned = pins_key(topic.uid, "j"), JobPins(kind="write", lanes=[PinnedLane(-1, 0, 0)])
+    cluster.store.change(pins, encode_job_row(pinned))
+    term = await elected(cluster)
+    for _ in range(2):
+        await rig.keeper.look_after_all(term)
+    read_again(lists)
+    for key in (lane_ledger_key(topic.uid, -1, 0, 7), pins, job.name, topic_key("s/t")):
+        await rig.keeper.look_after_all(term)
+        assert not read_again(lists)
+        if key == topic_key("s/t"):
+            changed = msgspec.structs.replace(topic, retention=Retention(age_s=7))
+            cluster.store.change(key, encode_row(changed))
+        elif key == job.name:
+            await cluster.store.release(job)
+            closed = encode_row(row(98, ledger_id=199))
+            cluster.store.change(lane_ledger_key(topic.uid, -1, 0, 1), closed)
+        elif key == pins:
+            cluster.store.change(key, encode_job_row(pinned))
+        else:
+            await cluster.store.delete(key)
+            cluster.store.change(key, b"{")
+            await cluster.store.delete(key)
+        await rig.keeper.look_after_all(term)
+        assert read_again(lists)
+    assert ledger_ids(cluster.store) == []
+
+
+async def test_a_change_during_a_round_is_seen_in_the_next(
+    cluster: MemoryCluster, client: Client, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await made(client, retention=DAY)
+    await lay_lane(cluster.store, topic, [row(98), begun(99)], written=True)
+    term = await elected(cluster)
+    expired = lane_ledger_key(topic.uid, -1, 0, 0)
+    real_note = rig.figures.note
+
+    def note(name: str, found: TopicSnapshot) -> None:
+        cluster.store.change(expired, encode_row(row(0)))
+        real_note(name, found)
+
+    monkeypatch.setattr(rig.figures, "note", note)
+    await rig.keeper.look_after_all(term)
+    monkeypatch.undo()
+    assert expired in cluster.store.values
+    await rig.keeper.publish_events(term)  # takes from the log too
+    await rig.keeper.look_after_all(term)
+    assert expired not in cluster.store.values
+
+
+async def test_a_ledger_goes_when_it_is_due_though_nothing_changed(
+    cluster: MemoryCluster, client: Client, rig: Rig, lists: list[str]
+) -> None:
+    topic = await made(client, retention=DAY)
+    await lay_lane(cluster.store, topic, [row(98), begun(99)], written=True)
+    term = await elected(cluster)
+    await rig.keeper.look_after_all(term)
+    due = rig.keeper._survey.index.topics[topic.uid].lanes[-1, 0].due_ms
+    cluster.store.wall_ms = lambda: due - 1
+    read_again(lists)
+    await rig.keeper.look_after_all(term)
+    assert not read_again(lists)
+    cluster.store.wall_ms = lambda: due
+    await rig.keeper.look_after_all(term)
+    assert ledger_ids(cluster.store) == [199]
+
+
+async def test_a_lane_whose_writer_is_gone_is_closed_though_no_change_was_logged(
+    cluster: MemoryCluster, client: Client, rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = await made(client, retention=Retention(age_s=-1))
+    await lay_lane(cluster.store, topic, [begun(99)], written=True)
+    term = await elected(cluster)
+    await rig.keeper.look_after_all(term)
+    real_leases = cluster.store.leases
+
+    async def leases(prefix: str, *, after: str = "") -> Leases:
+        return [] if prefix.startswith(WRITERS) else await real_leases(prefix, after=after)
+
+    monkeypatch.setattr(cluster.store, "leases", leases)
+    for _ in range(2):
+        await rig.keeper.look_after_all(term)
+    assert rig.closed == [("s/t", -1, 0)]
+
+
+async def test_every_topic_is_read_again_after_an_hour_or_if_the_log_is_too_short(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client, rig: Rig, lists: list[str]
+) -> None:
+    topic = await made(client, retention=Retention(age_s=-1))
+    await lay_lane(cluster.store, topic, [row(98)])
+    term = await elected(cluster)
+    for _ in range(2):
+        await rig.keeper.look_after_all(term)
+    read_again(lists)
+    await rig.keeper.look_after_all(term)
+    assert not read_again(lists)
+    for number in range(CHANGES_MAX + 1):
+        cluster.store.change("other", b"%d" % number)
+    await rig.keeper.look_after_all(term)
+    assert read_again(lists)
+    await trio.sleep(SWEEP_S)
+    await rig.keeper.look_after_all(term)
+    assert read_again(lists)

@@ -7,6 +7,7 @@ from contextlib import suppress
 
 import pytest
 import trio
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
 from topic_rig import ledger_ids, stored
 from trio.testing import MockClock
@@ -78,7 +79,7 @@ class Storm:
 
     async def keep_house(self, client: Client) -> None:
         options = HousekeepingOptions(interval_s=1, poll_s=1)
-        term = Term(await self.cluster.store.grant("coordinator", "me", ttl_s=86400))
+        term = Term(await grant(self.cluster.store, "coordinator", "me", ttl_s=86400))
         await Housekeeper(client._context, options).lead(term)
 
 

@@ -8,7 +8,7 @@ from memory_cluster import memory_cluster
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
-from topic_rig import begun, holdings, row
+from topic_rig import begun, figures_of, holdings, row
 from trio.testing import MockClock
 
 from ledger_client.cluster.metrics import LeaderMetrics
@@ -49,8 +49,8 @@ async def test_every_family_has_help_and_topics_and_jobs_tell_their_figures() ->
         observer = Observer(cluster.store, lost_after_s=5)
         await observer.cluster.look()
         topic = TopicRecord(name="s/t", uid=1, retention=Retention(age_s=60))
-        observer.topics.note(topic, [holdings([row(1), begun(2)])])
-        observer.topics.end_round()
+        observer.topics.note(topic.name, figures_of(topic, [holdings([row(1), begun(2)])]))
+        await observer.topics.end_round()
         observer.jobs.reports = [
             JobReport(kind="compaction", name="s/t", at_s=7.0, seconds=3.0, keys=5, size=50)
         ]
@@ -76,8 +76,8 @@ async def test_a_scrape_of_thousands_of_topics_costs_no_more_than_one_of_the_mos
             await observer.cluster.look()
         for number in range(topics):
             topic = TopicRecord(name=f"s/{number}", uid=number)
-            observer.topics.note(topic, [holdings([row(1), begun(2)])])
-        observer.topics.end_round()
+            observer.topics.note(topic.name, figures_of(topic, [holdings([row(1), begun(2)])]))
+        await observer.topics.end_round()
         registry = registered(observer)
         generate_latest(registry)
         return calls_of(lambda: generate_latest(registry))

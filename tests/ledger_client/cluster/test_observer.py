@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import msgspec
 import trio
+from leases import grant
 from memory_cluster import memory_cluster
 from repair_rig import lose
 from trio.testing import MockClock
@@ -47,7 +48,7 @@ async def test_ledgers_that_want_repair_count_by_reason_with_their_bytes() -> No
             await add_mark(cluster.store, msgspec.structs.replace(mark, size=size))
         await add_mark(cluster.store, new_mark(3, "damaged", ["b1"], []))
         repair = encode_record(RepairProgress(1, "b1/x", 1, size=100, copied_size=40))
-        await cluster.store.grant(f"{REPAIRS}{1:020d}", "b1/x", ttl_s=60, value=repair)
+        await grant(cluster.store, f"{REPAIRS}{1:020d}", "b1/x", ttl_s=60, value=repair)
         figures = ClusterFigures(cluster.store, lost_after_s=5)
         await figures.look()
     seen = figures.seen
@@ -71,8 +72,8 @@ async def test_running_jobs_count_by_kind_from_the_first_on() -> None:
         store = cluster.store
         for job_id, kind, since_ms in (("a", "replay", 9), ("b", "replay", 4), ("c", "write", 6)):
             owner = JobOwner(kind=kind, topic="s/t", since_ms=since_ms)  # type: ignore[arg-type]
-            await store.grant(job_lease(1, job_id), job_id, ttl_s=60, value=encode_job_row(owner))
-        await store.grant(job_lease(1, "bad"), "bad", ttl_s=60, value=b"{}")
+            await grant(store, job_lease(1, job_id), job_id, ttl_s=60, value=encode_job_row(owner))
+        await grant(store, job_lease(1, "bad"), "bad", ttl_s=60, value=b"{}")
         figures = JobFigures(store)
         await figures.look()
     assert figures.running["replay"] == RunningJobs(2, 4)

@@ -12,9 +12,12 @@ from repair_rig import QUICK, check_whole, lay_out, lose, mark, mark_of, unmarke
 from topic_rig import lay_lane, ledger_ids, row
 from trio.testing import MockClock
 
+from ledger_client.cluster.repair.host import RepairOptions
 from ledger_client.cluster.roles import run_roles
+from metadata.groups.coordinator import Coordinator
 from metadata.listings import leader, list_marks
 from metadata.records import LedgerState
+from metadata.time.timekeeper import Timekeeper
 from metadata.topics import Retention
 
 ALL = [(0, 9)]
@@ -38,6 +41,8 @@ class MemoryHost:
         self.figures = MemoryFigures()
         self.registry = CollectorRegistry()
         self.doubts = 0
+        self.coordinator = Coordinator(cluster.store)
+        self.timekeeper = Timekeeper(cluster.store)
 
     @property
     def limbo(self) -> bool:
@@ -222,3 +227,36 @@ async def test_who_leads_looks_after_topics_too(
     async with roles(cluster, "b2", "b3"):
         await trio.sleep(10)
     assert ledger_ids(cluster.store) == []
+
+
+async def test_the_roles_of_an_idle_cluster_seldom_ask_the_store(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever a bookie does each second costs as much as all else in an idle cluster."""
+    seconds = 120
+    async with memory_cluster(3) as running:
+        asked: list[str] = []
+        real_reach = running.store._reach
+
+        async def counted() -> None:
+            asked.append("call")
+            await real_reach()
+
+        hosts = [MemoryHost(running, name) for name in running.bookies]
+        async with trio.open_nursery() as nursery:
+            for host in hosts:
+                nursery.start_soon(idle_roles, running, host)
+            await trio.sleep(60)
+            monkeypatch.setattr(running.store, "_reach", counted)
+            await trio.sleep(seconds)
+            assert sum(host.figures.leads for host in hosts) == 1
+            nursery.cancel_scope.cancel()
+    # Each: marks 1, leadership 1, census 1. The leader, too: bookies 5, ledgers 1, figures 2,
+    # events 1, and the change log 1.
+    assert 10 * seconds < len(asked) <= 20 * seconds
+
+
+async def idle_roles(cluster: MemoryCluster, host: MemoryHost) -> None:
+    async with cluster.client() as client:
+        options = RepairOptions()
+        await run_roles(client._context, cluster.store, host, options, registry=host.registry)

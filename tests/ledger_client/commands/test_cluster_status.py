@@ -6,6 +6,7 @@ from pathlib import Path
 import click
 import pytest
 import trio
+from leases import grant
 
 from ledger_client.__main__ import quire
 from ledger_client.commands.outcome import conclude
@@ -13,8 +14,10 @@ from ledger_client.commands.tables import age, count, size
 from metadata.errors import MetadataUnavailable
 from metadata.outcome import Exit
 from metadata.records import (
+    RACKS,
     BookieRecord,
     CookieRecord,
+    RackReport,
     UnderReplicated,
     bookie_lease,
     cookie_key,
@@ -34,7 +37,7 @@ def url(tmp_path: Path) -> str:
             record = BookieRecord("b[1]", "host:3181", 3 << 30, 2 << 30, ledgers_size=1 << 20)
             cookie = CookieRecord("b[1]", "i", "/journal", "/ledgers", "c")
             await store.put(cookie_key("b[1]"), encode_record(cookie))
-            await store.grant(bookie_lease("b[1]"), "x", ttl_s=60, value=encode_record(record))
+            await grant(store, bookie_lease("b[1]"), "x", ttl_s=60, value=encode_record(record))
             for ledger_id in range(30):
                 mark = UnderReplicated(ledger_id, "bookie lost", 1, ["b2"], size=1 << 20)
                 await store.put(underreplicated_key(ledger_id), encode_record(mark))
@@ -60,6 +63,32 @@ def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> Non
     assert len(told["underreplicated"]) == 30
     assert told["underreplicated"][3]["mark"]["ledger_id"] == 3
     assert told["underreplicated"][3]["waits_for"] == "waiting for a worker"
+
+
+def test_racks_and_what_violates_them_are_shown(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def state() -> None:
+        async with open_store(url) as store:
+            record = BookieRecord("b2", "host:3182", 1, 1, rack="r7")
+            await grant(store, bookie_lease("b2"), "y", ttl_s=60, value=encode_record(record))
+            now_ms = await store.now_ms()
+            report = RackReport(now_ms, ledgers=9, violating=3, fragments=4, examples=[5, 6])
+            await store.put(RACKS, encode_record(report))
+
+    assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
+    assert "rack" not in capsys.readouterr().out, "nobody states one"
+    trio.run(state)
+    assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
+    out = capsys.readouterr().out
+    assert "b2      decommissioned  host:3182  r7" in out
+    assert "b[1]    writable        host:3181  -" in out
+    assert "on fewer racks than could be: 3 ledgers (4 fragments), counted " in out
+    assert " ago: 5, 6, ...\n" in out
+    assert conclude(quire, ["cluster", "status", "--cluster", url, "--json"]) == Exit.DONE
+    told = json.loads(capsys.readouterr().out)
+    assert [bookie["rack"] for bookie in told["bookies"]] == ["r7", ""]
+    assert told["racks"]["violating"] == 3
 
 
 def test_an_address_that_is_none_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -37,6 +37,11 @@ def test_every_command_is_found_under_its_own_name() -> None:
     assert all(command.name == path.rpartition(" ")[2] for path, command in found)
 
 
+def test_no_help_shows_the_mark_that_keeps_its_lines() -> None:
+    for path, command in below(quire, "quire"):
+        assert "\\b" not in command.get_help(click.Context(command, info_name=path)), path
+
+
 def test_there_is_no_other() -> None:
     assert quire.get_command(click.Context(quire), "topics") is None
 

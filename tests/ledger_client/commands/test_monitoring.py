@@ -38,7 +38,7 @@ def test_everything_is_written_with_its_own_folder_in_it(tmp_path: Path) -> None
         "prometheus.yml",
         "alerts.yml",
         "alerts_test.yml",
-        *(f"dashboards/{name}.json" for name in ("bookies", "topics", "cluster", "jobs")),
+        *(f"dashboards/{name}.json" for name in ("bookies", "topics", "groups", "cluster", "jobs")),
         "provisioning/dashboards/quire.yml",
         "provisioning/datasources/quire.yml",
         "targets/clients.json",

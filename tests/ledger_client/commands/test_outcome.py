@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 import trio
+from leases import grant
 
 from ledger_client.__main__ import quire
 from ledger_client.commands.outcome import conclude
@@ -20,7 +21,7 @@ def url(tmp_path: Path) -> str:
     async def fill() -> None:
         async with open_store(url) as store:
             record = encode_record(BookieRecord("b1", "127.0.0.1:9", 10, 10))
-            await store.grant(bookie_lease("b1"), "b1", ttl_s=600, value=record)
+            await grant(store, bookie_lease("b1"), "b1", ttl_s=600, value=record)
 
     trio.run(fill)
     return url

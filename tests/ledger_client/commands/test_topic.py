@@ -11,6 +11,7 @@ from typing import NamedTuple
 import pytest
 import trio
 from google.protobuf import descriptor_pb2, timestamp_pb2
+from leases import grant
 
 from ledger_client.__main__ import quire
 from ledger_client.commands.options import DurationParam, MomentParam, moment_text
@@ -65,7 +66,7 @@ def url(tmp_path: Path) -> str:
         async with open_store(url) as store:
             for name in ("b1", "b2", "b3"):
                 record = encode_record(BookieRecord(name, "127.0.0.1:9", 10, 10))
-                await store.grant(bookie_lease(name), name, ttl_s=600, value=record)
+                await grant(store, bookie_lease(name), name, ttl_s=600, value=record)
 
     trio.run(fill)
     return url
@@ -110,7 +111,7 @@ def lay_out(url: str, name: str) -> None:
                 )
                 await store.put(ledger_key(40 + number), encode_record(ledger))
             owner = encode_row(LaneOwner(producer="till", host="h1", process_id=7))
-            await store.grant(writer_lease(uid, -1, 0), "till/1", ttl_s=600, value=owner)
+            await grant(store, writer_lease(uid, -1, 0), "till/1", ttl_s=600, value=owner)
 
     trio.run(fill)
 
@@ -123,6 +124,7 @@ def test_a_topic_is_made_described_altered_and_deleted(run: Run) -> None:
     assert "copies          2, acknowledged with 2 of them" in described
     assert "ledgers roll at 95.4 MiB or 4 h" in described
     assert "kept            7 d" in described
+    assert "ticks" not in described
     altered = run("alter", "shop/orders", "--retention-age", "-1", "--partitions", "6", "--json")
     assert altered.json[0]["retention"] == {"age_s": -1.0, "size": -1}
     assert altered.json[0]["partitions"] == 6

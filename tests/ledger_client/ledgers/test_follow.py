@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 import trio
 from memory_cluster import memory_cluster
@@ -9,6 +10,11 @@ from trio.testing import MockClock
 
 from ledger_client import LedgerReader, Options
 from ledger_client.errors import NoSuchEntry, NoSuchLedger, ReplicasUnavailable
+from ledger_client.ledgers.records import sealed
+from ledger_client.wire.followed import FollowedLedgers
+from metadata.errors import MetadataUnavailable
+from metadata.records import encode_record, ledger_key
+from metadata.store import Versioned
 from native.frame import Opcode, Request
 
 
@@ -53,6 +59,71 @@ async def test_following_ends_after_the_ledger_is_closed_with_and_without_hints_
             await ledger.close()
             closed_at = trio.current_time()
         assert trio.current_time() - closed_at < (0.1 if hints else 5)
+
+
+async def test_a_hint_is_kept_while_the_store_does_not_answer(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No bookie has news of the end, so only the record says so."""
+    monkeypatch.setattr(FollowedLedgers, "takes", True)
+    monkeypatch.setattr(FollowedLedgers, "follow", lambda *_: None)
+    monkeypatch.setattr(FollowedLedgers, "leave", lambda *_: None)
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client(Options(metadata_timeout_s=1)) as client,
+        client.ledgers.create() as ledger,
+        client.ledgers.open(ledger.id, recover=False) as reader,
+        trio.open_nursery() as nursery,
+    ):
+        ended = trio.Event()
+
+        async def follow() -> None:
+            await note_times(reader, {})
+            ended.set()
+
+        nursery.start_soon(follow)
+        await ledger.append(b"x")
+        await trio.sleep(300)
+        get = cluster.store.get
+
+        async def refuse(key: str) -> Versioned | None:
+            raise MetadataUnavailable(f"no bookie answers for {key}")
+
+        cluster.store.get = refuse  # type: ignore[method-assign]
+        closed = sealed(ledger.metadata, 0, 1)
+        await cluster.store.put(ledger_key(ledger.id), encode_record(closed))
+        await trio.sleep(5)
+        cluster.store.get = get  # type: ignore[method-assign]
+        with trio.fail_after(5):
+            await ended.wait()
+
+
+async def test_following_a_ledger_of_another_program_ends_without_hints(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """BookKeeper's client closes its ledger in ZooKeeper, beside our store."""
+    # Bookies that take what rests and never have news of it.
+    monkeypatch.setattr(FollowedLedgers, "takes", True)
+    monkeypatch.setattr(FollowedLedgers, "follow", lambda *_: None)
+    monkeypatch.setattr(FollowedLedgers, "leave", lambda *_: None)
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client() as client,
+        client.ledgers.create() as ledger,
+    ):
+        theirs = msgspec.structs.replace(ledger.metadata, incarnation=0)
+        await cluster.store.put(ledger_key(ledger.id), encode_record(theirs))
+        async with (
+            client.ledgers.open(ledger.id, recover=False) as reader,
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(note_times, reader, {})
+            await ledger.append(b"x")
+            await trio.sleep(300)
+            closed = sealed(theirs, 0, 1)
+            cluster.store.values[ledger_key(ledger.id)] = Versioned(encode_record(closed), 1 << 40)
+            closed_at = trio.current_time()
+        assert trio.current_time() - closed_at < 5
 
 
 async def test_following_from_the_middle_and_from_beyond_the_end(autojump_clock: MockClock) -> None:

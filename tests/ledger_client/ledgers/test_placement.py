@@ -8,6 +8,7 @@ from collections import Counter
 import pytest
 import trio
 from hypothesis import given, strategies as st
+from leases import grant
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
@@ -99,7 +100,7 @@ async def test_a_registration_that_cannot_be_decoded_stops_no_placement(
 ) -> None:
     async with memory_cluster(4) as cluster, cluster.client() as client:
         del cluster.store.bookies["b2"]
-        await cluster.store.grant(bookie_lease("b2"), "b2", ttl_s=80_000, value=b"no registration")
+        await grant(cluster.store, bookie_lease("b2"), "b2", ttl_s=80_000, value=b"no registration")
         for _ in range(3):
             async with client.ledgers.create(3, 3, 2) as ledger:
                 await ledger.append(b"one")

@@ -14,8 +14,11 @@ from ledger_client.spark.options import (
     parse_options,
     position_of,
 )
+from ledger_client.spark.schema import columns_of
+from ledger_client.spark.source import QuireSource, QuireStreamReader
 from ledger_client.topics.positions import LanePlace, Place, Version
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
+from metadata.topics import TopicRecord
 
 NOON_S = 1_714_564_800  # 2024-05-01T12:00Z
 POSITION = (
@@ -26,6 +29,12 @@ POSITION = (
 
 def parsed(**given: str) -> SourceOptions:
     return parse_options({"topic": "a/b", **given})
+
+
+def test_a_stream_may_name_a_group() -> None:
+    assert (parsed().group, parsed(group="spark").group) == ("", "spark")
+    with pytest.raises(SparkError, match=r"option 'group': 'a/b' is not a name"):
+        parsed(group="a/b")
 
 
 def test_names_are_taken_in_any_case_and_topics_as_a_list() -> None:
@@ -81,6 +90,10 @@ def test_lanes_are_named_by_number_or_name(text: str, lanes: tuple[int | str, ..
         ("startingVersion", "-1", "is no number from 0"),
         ("startingTime", "noon", "is no point of time"),
         ("startingTimestamp", "18446744073709551616", "is no number"),
+        ("endingCut", "a/b", "is not a name"),
+        ("endingCut", "", "option 'endingCut': it is empty"),
+        ("startingCut", " ", "option 'startingCut': it is empty"),
+        ("asOf", "", "option 'asOf': it is empty"),
         ("startingInclusive", "yes", "neither true nor false"),
         ("partitions", "a", "are no numbers"),
         ("columns", "key,key", "a column twice"),
@@ -98,9 +111,29 @@ def test_an_option_that_cannot_be_is_named(name: str, text: str, words: str) -> 
     assert msgspec.json.encode(str(told.value))
 
 
+@pytest.mark.parametrize(
+    ("name", "text"), [("endingCut", "noon"), ("asOf", "5"), ("compacted", "true")]
+)
+def test_a_stream_refuses_an_end_at_its_first_question(name: str, text: str) -> None:
+    """Spark would hide what streamReader() raises beneath an error of its own."""
+    options = {"topic": "a/b", "cluster": "bookie://127.0.0.1:1", name: text}
+    source = QuireSource(options)
+    columns = columns_of([TopicRecord(name="a/b", uid=7)], None)
+    source.__dict__["_columns"] = columns
+    reader = source.streamReader(columns.schema)
+    assert isinstance(reader, QuireStreamReader)
+    for question in (reader.initialOffset, reader.prepareForTriggerAvailableNow):
+        with pytest.raises(SparkError, match=f"option '{name}': a streaming query"):
+            question()
+
+
 def test_there_is_one_beginning() -> None:
     with pytest.raises(SparkError, match="said by startingIds already"):
         parsed(startingIds="earliest", startingTime="0")
+    with pytest.raises(SparkError, match="said by endingTime already"):
+        parsed(endingCut="noon", endingTime="0")
+    assert parsed(endingCut="noon").end is None
+    assert parsed(startingCut="noon", endingCut="night").starting_cut == "noon"
     with pytest.raises(SparkError, match="which topic"):
         parse_options({})
 

@@ -245,3 +245,26 @@ def test_tasks_whose_rows_all_have_gone_stage_nothing(
     write(few, url, "w/few")
     (lane,) = client.topics.explain("w/few").lanes
     assert [fate.ledger.messages for fate in lane.ledgers] == [1]
+
+
+@never_twice()
+def test_what_is_written_to_a_topic_with_timesync_has_one_timestamp(
+    spark: SparkSession, client: BlockingClient, url: str
+) -> None:
+    """MV-13, MV-40: ordered readers, and reads as of a moment, have it as a whole."""
+    client.topics.create("w/timed", partitions=2, timesync=True)
+    with client.producer("w/timed") as producer:
+        producer.send(b"first")
+    write(spark.range(1000).selectExpr("cast(id as string) as value"), url, "w/timed")
+    with client.producer("w/timed") as producer:
+        producer.send(b"last")
+    with client.reader("w/timed", order="timestamp") as reader:
+        found = list(reader)
+    assert (found[0].value, found[-1].value, len(found)) == (b"first", b"last", 1002)
+    assert len({message.timestamp for message in found[1:-1]}) == 1
+    stamp = found[1].timestamp
+    for as_of, count in ((stamp - 1, 1), (stamp, 1001)):
+        options = {"cluster": url, "topic": "w/timed", "asOf": str(as_of)}
+        frame = spark.read.format("quire").options(**options).load()
+        assert frame.count() == count
+        assert frame.filter(f"timestamp <= {as_of}").count() == count

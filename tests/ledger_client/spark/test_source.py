@@ -118,6 +118,40 @@ def test_bounds_mean_what_they_mean_to_a_reader(
 
 
 @never_twice()
+def test_a_cut_gives_the_same_rows_whatever_is_written_later(
+    spark: SparkSession, client: BlockingClient, url: str
+) -> None:
+    """D-02."""
+    topic, other = "s/cut-orders", "s/cut-returns"
+    for name in (topic, other):
+        client.topics.create(name, 2, timesync=True)
+
+    def send() -> None:
+        with client.producer(topic) as orders, client.producer(other) as returns:
+            for producer in (orders, returns):
+                producer.send_many(
+                    [b"%d" % n for n in range(50)], keys=[b"%d" % n for n in range(50)]
+                )
+
+    send()
+    client.cuts.create("noon", [topic, other])
+    both = {"topics": other, "endingCut": "noon"}
+    first = rows_of(frame_of(spark, url, topic, **both))
+    frame = frame_of(spark, url, topic, **both)
+    send()
+    assert rows_of(frame) == rows_of(frame_of(spark, url, topic, **both)) == first
+    assert len(first) == 100
+    assert first == read_rows(url, topic, ending_cut="noon") + read_rows(
+        url, other, ending_cut="noon"
+    )
+    rest = rows_of(frame_of(spark, url, topic, startingCut="noon"))
+    assert rest == read_rows(url, topic, starting_cut="noon")
+    assert len(rest) == 50
+    with pytest.raises(LedgerError, match="none of this name"), unwrapped():
+        frame_of(spark, url, topic, endingCut="night").count()
+
+
+@never_twice()
 def test_a_frame_scanned_several_times_in_a_query_is_right_each_time(
     spark: SparkSession, client: BlockingClient, url: str
 ) -> None:

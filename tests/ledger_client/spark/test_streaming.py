@@ -6,7 +6,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +21,7 @@ from ledger_client.spark.failures import unwrapped
 from metadata.topics import RollPolicy
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
     from pyspark.sql.streaming.query import StreamingQuery
 
 pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
@@ -175,6 +175,89 @@ def test_messages_that_were_removed_end_it_unless_loss_is_allowed(
     with never_twice():
         assert set(stream.ids()) >= set(left)
         assert len(stream.ids()) <= 1 + len(left)
+
+
+def lag_of(client: BlockingClient, group: str) -> int:
+    return sum(lane.lag for lane in client.groups.lag(group))
+
+
+def test_the_group_of_a_query_shows_what_spark_has_committed(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    """Also after the last micro-batch; a query without a checkpoint begins where the group is."""
+    topic = "st/group"
+    client.topics.create(topic, partitions=2)
+    with client.producer(topic, router="round-robin", batch_messages=10) as producer:
+        producer.send_many([b"x"] * 200)
+        stream = Stream(spark, url, topic, tmp_path / "first")
+        assert len(stream.run(group="st-group", maxMessagesPerTrigger="50")) > 1
+        assert lag_of(client, "st-group") == 0
+        assert [g.state for g in client.groups.list() if g.group == "st-group"] == ["empty"]
+        producer.send_many([b"y"] * 30)
+        assert lag_of(client, "st-group") == 3
+        anew = Stream(spark, url, topic, tmp_path / "second")
+        read = sum(p["numInputRows"] for p in anew.run(group="st-group"))
+        with never_twice():
+            assert read == 30
+        assert lag_of(client, "st-group") == 0
+        again = Stream(spark, url, topic, tmp_path / "third")
+        rows = [p["numInputRows"] for p in again.run(group="st-group", startingIds="earliest")]
+        with never_twice():
+            assert sum(rows) == 230
+        assert lag_of(client, "st-group") == 0
+    batch = spark.read.format("quire").options(cluster=url, topic=topic, group="st-group")
+    with pytest.raises(LedgerError, match="only a streaming query"), unwrapped():
+        batch.load().count()
+
+
+def test_a_batch_that_failed_is_not_committed_to_the_group(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    """The group never is before the query's checkpoint."""
+    topic = "st/failed"
+    client.topics.create(topic)
+    with client.producer(topic, batch_messages=10) as producer:
+        producer.send_many([b"x"] * 100)
+    given = {"cluster": url, "topic": topic, "group": "st-failed", "maxMessagesPerTrigger": "40"}
+    frame = spark.readStream.format("quire").options(**given).load()
+
+    def run(sink: Callable[[DataFrame, int], None]) -> StreamingQuery:
+        writer = frame.writeStream.foreachBatch(sink).trigger(availableNow=True)
+        return writer.option("checkpointLocation", str(tmp_path / "checkpoint")).start()
+
+    written: list[int] = []
+
+    def fail_later(batch: DataFrame, number: int) -> None:
+        if number == 1:
+            raise ValueError("the sink is away")
+        written.append(batch.count())
+
+    with pytest.raises(LedgerError, match="the sink is away"), unwrapped():
+        run(fail_later).awaitTermination(DEADLINE_S)
+    with never_twice():
+        assert [lane.messages for lane in client.groups.lag("st-failed")] == [100 - sum(written)]
+    assert 0 < sum(written) < 100
+    assert run(lambda _batch, _number: None).awaitTermination(DEADLINE_S)
+    assert [lane.messages for lane in client.groups.lag("st-failed")] == [0]
+
+
+def test_a_query_goes_on_while_its_group_has_members(
+    spark: SparkSession, client: BlockingClient, url: str, tmp_path: Path
+) -> None:
+    """They alone commit."""
+    topic = "st/members"
+    client.topics.create(topic)
+    with client.producer(topic) as producer:
+        producer.send_many([b"x"] * 20)
+    stream = Stream(spark, url, topic, tmp_path)
+    with client.consumer(topic, group="st-members", start="earliest") as consumer:
+        assert len(consumer.poll(wait_s=DEADLINE_S, messages_max=5)) == 5
+        consumer.commit()
+        before = client.groups.committed("st-members")
+        rows = [p["numInputRows"] for p in stream.run(group="st-members", startingIds="earliest")]
+        with never_twice():
+            assert sum(rows) == 20
+            assert client.groups.committed("st-members") == before
 
 
 @pytest.mark.parametrize("is_empty", [False, True])

@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
 from topic_rig import ledger_ids
 from trio.testing import MockClock
@@ -136,7 +137,7 @@ async def test_retention_removes_what_is_old_by_the_stores_time(
             await producer.send(b"one")
         host.off_s = leader_s
         keeper = Housekeeper(leader._context, HousekeepingOptions())
-        term = Term(await cluster.store.grant("coordinator", "me", ttl_s=86400))
+        term = Term(await grant(cluster.store, "coordinator", "me", ttl_s=86400))
         await trio.sleep(4 * HOUR_S - 60)
         await keeper.look_after_all(term)
         assert len(ledger_ids(cluster.store)) == 1

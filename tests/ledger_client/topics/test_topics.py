@@ -8,6 +8,7 @@ from typing import Literal
 
 import pytest
 import trio
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
 from topic_rig import ledger_ids
 from trio.testing import MockClock
@@ -103,7 +104,7 @@ async def test_with_too_few_bookies_a_change_is_made_and_told_later(
     for name in cluster.bookies:
         cluster.revive(name)
     housekeeper = Housekeeper(client._context, HousekeepingOptions(poll_s=1))
-    term = Term(await cluster.store.grant("coordinator", "me", ttl_s=3600))
+    term = Term(await grant(cluster.store, "coordinator", "me", ttl_s=3600))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(housekeeper.lead, term)
         await trio.sleep(120)
@@ -473,7 +474,7 @@ async def test_what_a_dead_producer_left_is_closed_and_goes(
     now_ms = found.lanes[0].ledgers[0].ledger.created_ms + 1000
     cluster.store.wall_ms = lambda: now_ms
     housekeeper = Housekeeper(client._context, HousekeepingOptions())
-    term = Term(await cluster.store.grant("coordinator", "me", ttl_s=86400))
+    term = Term(await grant(cluster.store, "coordinator", "me", ttl_s=86400))
     await housekeeper.look_after_all(term)
     assert "open" in ledgers(await client.topics.explain("shop/orders"))
     await housekeeper.look_after_all(term)

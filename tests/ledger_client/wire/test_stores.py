@@ -11,6 +11,8 @@ import pytest
 import trio
 from fake_bookie import FakeBookie, Network
 from lease_clock import LeaseClock
+from leases import grant, keep
+from trio.testing import MockClock
 
 from ledger_client.wire import stores
 from ledger_client.wire.stores import BookieStore, open_store
@@ -91,8 +93,8 @@ async def test_a_client_that_knows_one_bookie_outlives_it(
     for address in network.addresses:
         record = BookieRecord(f"b{address.port}", str(address), capacity=1, free=1)
         lease = bookie_lease(record.bookie_id)
-        await sqlite_store.grant(lease, "me", ttl_s=30, value=encode_record(record))
-    await sqlite_store.grant(bookie_lease("odd"), "me", ttl_s=30, value=b"no record")
+        await grant(sqlite_store, lease, "me", ttl_s=30, value=encode_record(record))
+    await grant(sqlite_store, bookie_lease("odd"), "me", ttl_s=30, value=b"no record")
     opening = BookieStore.open(
         network.addresses[:1], open_stream=network.open_stream, timeout_s=1.0
     )
@@ -173,9 +175,11 @@ async def test_ids_and_leases_whose_answers_are_lost_are_asked_for_again(
     in_use(bookies).lose_answers = 1
     assert await store.next_id("ids") == 3
     lose_all(bookies)
-    lease = await store.grant("l", "me", ttl_s=30)
+    lease = await grant(store, "l", "me", ttl_s=30)
     lose_all(bookies)
-    assert (await store.renew(lease)).epoch == lease.epoch
+    await keep(store, lease, ttl_s=30)
+    lose_all(bookies)
+    assert (await store.update(lease, b"new")).epoch == lease.epoch
     lose_all(bookies)
     await store.release(lease)
     assert await store.leases("") == []
@@ -242,6 +246,34 @@ async def test_a_change_at_a_silent_bookie_has_an_unknown_outcome(
     with pytest.raises(MetadataUnavailable, match=r"no answer in 1\.0 s") as caught:
         await store.put("a", b"")
     assert caught.value.outcome_unknown
+
+
+async def test_a_connection_that_brings_nothing_does_not_cost_a_change_its_whole_deadline(
+    network: Network, bookies: list[FakeBookie], autojump_clock: MockClock
+) -> None:
+    """As after a cut: TCP may send the change again only when the cut has long healed."""
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        for bookie in bookies:
+            bookie.mute = True
+        began = trio.current_time()
+        with pytest.raises(MetadataUnavailable) as caught:
+            await store.put("a", b"")
+        assert caught.value.outcome_unknown
+        assert trio.current_time() - began < 3
+
+
+async def test_a_change_waits_for_a_bookie_that_is_slow_and_shows_that_it_lives(
+    network: Network, bookies: list[FakeBookie], autojump_clock: MockClock
+) -> None:
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        for bookie in bookies:
+            bookie.hangs = True
+        began = trio.current_time()
+        with pytest.raises(MetadataUnavailable, match=r"no answer in 10\.0 s") as caught:
+            await store.put("a", b"")
+        assert caught.value.outcome_unknown
+        assert trio.current_time() - began >= 9.9
+    assert [len(bookie.requests) for bookie in bookies if bookie.requests] == [1]
 
 
 async def test_a_restarted_bookie_is_noticed_before_a_change_is_sent(
@@ -470,7 +502,9 @@ async def test_an_error_inside_comes_out_as_it_is() -> None:
             raise KeyError
 
 
-@pytest.mark.parametrize("url", ["", "metadata.db", "zk://a", "bookie://", "sqlite://a.db"])
+@pytest.mark.parametrize(
+    "url", ["", "metadata.db", "zk://", "etcd://a", "bookie://", "sqlite://a.db"]
+)
 async def test_any_other_url_is_refused(url: str) -> None:
     with pytest.raises(BadAddress):
         async with open_store(url):
@@ -491,7 +525,7 @@ async def test_clean_up_after_a_cancellation_still_reaches_the_store(
         url = ",".join(f"127.0.0.1:{port}" for port in ports)
         with trio.CancelScope() as cancelled:
             async with open_store(f"bookie://{url}") as store:
-                lease = await store.grant("l", "me", ttl_s=30)
+                lease = await grant(store, "l", "me", ttl_s=30)
                 try:
                     cancelled.cancel()
                     await trio.sleep_forever()

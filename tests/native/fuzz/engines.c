@@ -5,6 +5,7 @@
 
 #define ANSWER_SIZE 65536
 #define LEDGERS_MAX 64
+#define READS_MAX 24
 
 int fuzz_open_engine(const bk_mark *mark, bk_engine **out)
 {
@@ -41,12 +42,32 @@ void fuzz_answer(bk_engine *engine, const bk_request *request)
     free(answer);
 }
 
+/* All of them are answered, or left because a larger buffer is needed. */
+static void answer_reads(bk_engine *engine, int64_t ledger_id)
+{
+    bk_request reads[READS_MAX];
+    for (uint32_t i = 0; i < READS_MAX; i++)
+        reads[i] = (bk_request){.opcode = BK_OP_READ, .ledger_id = ledger_id, .entry_id = i};
+    uint8_t *answers = malloc(ANSWER_SIZE);
+    CLAIM(answers != NULL);
+    uint32_t left = READS_MAX;
+    size_t size = 1;
+    while (size > 0) {
+        CLAIM(bk_engine_answer_reads(engine, reads, &left, 1, answers, ANSWER_SIZE, &size) == BK_OK);
+        CLAIM(size <= ANSWER_SIZE);
+        fuzz_touch(answers, size);
+    }
+    CLAIM(left <= READS_MAX);
+    free(answers);
+}
+
 static void read_ledger(bk_engine *engine, int64_t ledger_id)
 {
     bk_request read = {.opcode = BK_OP_READ, .ledger_id = ledger_id, .entry_id = -1};
     fuzz_answer(engine, &read);
     bk_request batch = {.opcode = BK_OP_BATCH_READ, .ledger_id = ledger_id, .size_max = 65536};
     fuzz_answer(engine, &batch);
+    answer_reads(engine, ledger_id);
 }
 
 void fuzz_read_engine(bk_engine *engine)

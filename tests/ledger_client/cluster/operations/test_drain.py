@@ -10,7 +10,9 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.cluster.operations.drain import (
+    RECOUNT_S,
     DrainProgress,
+    Remaining,
     begin,
     cancel,
     check_room,
@@ -18,7 +20,9 @@ from ledger_client.cluster.operations.drain import (
     remaining,
 )
 from ledger_client.errors import DrainRefused
+from metadata.errors import MetadataUnavailable
 from metadata.records import (
+    LEDGERS,
     CookieRecord,
     DamagedRun,
     Fragment,
@@ -29,6 +33,7 @@ from metadata.records import (
     ledger_key,
     underreplicated_key,
 )
+from metadata.store import Page
 
 
 @pytest.fixture
@@ -215,3 +220,50 @@ async def test_an_open_ledger_and_what_is_in_the_way_are_told(
         await cluster.store.put(underreplicated_key(ledger.id), encode_record(mark))
         left = await remaining(cluster.store, "b1")
     assert left == DrainProgress("moving", 1, 0, 1, f"ledger {ledger.id}: no room")
+
+
+async def test_what_is_left_is_counted_from_what_changes(
+    autojump_clock: MockClock,
+    cluster: MemoryCluster,
+    client: Client,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """All ledgers are listed once, however often it is asked."""
+    ids = [await write(client, cluster, "b1", "b2") for _ in range(3)]
+    left = Remaining(cluster.store, "b1")
+    assert await left.count() == await remaining(cluster.store, "b1")
+    listed: list[str] = []
+    real = cluster.store.list
+
+    async def noted(prefix: str, *, after: str = "", limit: int = 1000) -> Page:
+        listed.append(prefix)
+        return await real(prefix, after=after, limit=limit)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(cluster.store, "list", noted)
+        move(cluster, ids[0], "b1", "b3")
+        await client.ledgers.delete(ids[1])
+        found = await left.count()
+        assert LEDGERS not in listed
+    assert found == await remaining(cluster.store, "b1")
+    assert found.ledgers == 1
+    cluster.store.available = False
+    with pytest.raises(MetadataUnavailable):
+        await left.count()
+    cluster.store.available = True
+    move(cluster, ids[2], "b1", "b3")
+    assert (await left.count()).ledgers == 0
+
+
+async def test_what_the_change_log_does_not_show_is_counted_a_minute_later(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """BookKeeper's clients delete ledgers in ZooKeeper beside the store."""
+    gone, _ = [await write(client, cluster, "b1", "b2") for _ in range(2)]
+    left = Remaining(cluster.store, "b1")
+    assert (await left.count()).ledgers == 2
+    del cluster.store.values[ledger_key(gone)]
+    await trio.sleep(RECOUNT_S - 1)
+    assert (await left.count()).ledgers == 2
+    await trio.sleep(2)
+    assert (await left.count()).ledgers == 1

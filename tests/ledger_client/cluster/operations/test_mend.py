@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
@@ -94,10 +95,10 @@ async def test_it_waits_for_a_repair_under_way_but_not_for_ever(
     autojump_clock: MockClock, cluster: MemoryCluster, client: Client
 ) -> None:
     ledger_id = await write(client)
-    await cluster.store.grant(repair_lease(ledger_id), "b7/x", ttl_s=20)
+    await grant(cluster.store, repair_lease(ledger_id), "b7/x", ttl_s=20)
     assert (await mend(client._context.ledgers, cluster.store, ledger_id))[1].whole
     assert trio.current_time() >= 20
-    await cluster.store.grant(repair_lease(ledger_id), "b7/x", ttl_s=1000)
+    await grant(cluster.store, repair_lease(ledger_id), "b7/x", ttl_s=1000)
     with pytest.raises(Retryable, match="b7/x repairs or moves it"):
         await mend(client._context.ledgers, cluster.store, ledger_id)
 

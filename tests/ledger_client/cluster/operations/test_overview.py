@@ -4,6 +4,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from leases import grant
 
 from ledger_client.cluster.operations.overview import take_overview
 from metadata.records import (
@@ -36,7 +37,7 @@ async def add_bookie(store: SqliteStore, name: str, *, live: bool = True, **said
     await store.put(cookie_key(name), encode_record(cookie))
     if live:
         record = BookieRecord(name, f"{name}:3181", 100, 50, **said)  # type: ignore[arg-type]
-        await store.grant(bookie_lease(name), name, ttl_s=60, value=encode_record(record))
+        await grant(store, bookie_lease(name), name, ttl_s=60, value=encode_record(record))
 
 
 async def mark(store: SqliteStore, ledger_id: int, **said: object) -> None:
@@ -47,8 +48,8 @@ async def mark(store: SqliteStore, ledger_id: int, **said: object) -> None:
 async def test_a_registration_that_cannot_be_decoded_is_shown_as_such(store: SqliteStore) -> None:
     await add_bookie(store, "b1")
     await add_bookie(store, "b2", live=False)
-    await store.grant(bookie_lease("b2"), "b2", ttl_s=60, value=b"\xff not JSON")
-    await store.grant(repair_lease(7), "b1", ttl_s=60, value=b"{}")
+    await grant(store, bookie_lease("b2"), "b2", ttl_s=60, value=b"\xff not JSON")
+    await grant(store, repair_lease(7), "b1", ttl_s=60, value=b"{}")
     seen = await take_overview(store)
     assert [(b.bookie_id, b.state) for b in seen.bookies] == [
         ("b1", "writable"),
@@ -84,7 +85,7 @@ async def test_each_bookie_has_its_state(store: SqliteStore) -> None:
 
 async def test_it_says_who_leads(store: SqliteStore) -> None:
     leader = Leader("b1", "b1:3181", 5)
-    await store.grant(COORDINATOR, "b1", ttl_s=60, value=encode_record(leader))
+    await grant(store, COORDINATOR, "b1", ttl_s=60, value=encode_record(leader))
     assert (await take_overview(store)).leader == leader
 
 
@@ -93,7 +94,7 @@ async def test_it_says_what_each_ledger_waits_for(store: SqliteStore) -> None:
     await mark(store, 2, last_failure="2 of 3 bookies are left")
     await mark(store, 3)
     progress = RepairProgress(3, "b1/x", 1, size=2000, copied_size=500)
-    await store.grant(repair_lease(3), "b1", ttl_s=60, value=encode_record(progress))
+    await grant(store, repair_lease(3), "b1", ttl_s=60, value=encode_record(progress))
     seen = await take_overview(store)
     assert seen.underreplicated_size == 3000
     assert [seen.waits_for(each) for each in seen.underreplicated] == [

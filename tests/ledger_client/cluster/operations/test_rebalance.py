@@ -6,6 +6,7 @@ import msgspec
 import pytest
 import trio
 from hypothesis import given, strategies as st
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
@@ -21,6 +22,7 @@ from ledger_client.cluster.operations.rebalance import (
 from ledger_client.cluster.operations.verification import verify
 from ledger_client.cluster.repair.plan import LedgerShares, shares_of
 from ledger_client.errors import BookieUnavailable
+from ledger_client.ledgers.racks import best_spread, spread_of
 from metadata.records import (
     Fragment,
     LedgerRecord,
@@ -107,7 +109,7 @@ async def test_what_changed_meanwhile_is_not_moved(cluster: MemoryCluster, clien
     await cluster.store.put(underreplicated_key(ledger_id), encode_record(mark))
     assert not await rebalancer.make(move, on_copied=lambda _size: None)
     await cluster.store.delete(underreplicated_key(ledger_id))
-    lease = await cluster.store.grant(repair_lease(ledger_id), "b7/x", ttl_s=1000)
+    lease = await grant(cluster.store, repair_lease(ledger_id), "b7/x", ttl_s=1000)
     assert not await rebalancer.make(move, on_copied=lambda _size: None)
     await cluster.store.release(lease)
     assert await rebalancer.make(move, on_copied=lambda _size: None)
@@ -251,3 +253,61 @@ def test_shares_follow_the_fragments() -> None:
     assert shares_of(striped).sizes == {"b1": 600, "b2": 600, "b3": 600}
     empty = closed(Fragment(0, ["b1"]), length=0, entries=0, write_quorum=1)
     assert shares_of(empty).sizes == {"b1": 0}
+
+
+# --- racks --------------------------------------------------------------------------------
+
+
+RACKS = {"b1": "r1", "b2": "r1", "b3": "r2", "b4": "r2", "b5": "r3", "b6": "r3"}
+racked = st.lists(
+    st.tuples(st.permutations(sorted(RACKS)), st.integers(2, 4), st.integers(1, 4)), max_size=12
+)
+
+
+def spreads(ledgers: list[LedgerShares]) -> dict[int, list[int]]:
+    return {
+        ledger.ledger_id: [
+            spread_of([RACKS[b] for b in names], ledger.write_quorum).least
+            for names in ledger.ensembles
+        ]
+        for ledger in ledgers
+    }
+
+
+@given(racked, st.data())
+def test_after_a_rebalance_copies_are_on_as_many_racks_as_could_be(
+    drawn: list[tuple[list[str], int, int]], data: st.DataObject
+) -> None:
+    """And no move puts the copies of any entry on fewer."""
+    old = [
+        LedgerShares(number, dict.fromkeys(order[:size], 10 * number), [order[:size]], min(q, size))
+        for number, (order, size, q) in enumerate(drawn)
+    ]
+    shelves = [Shelf(name, rack=rack) for name, rack in RACKS.items()]
+    known = {ledger.ledger_id: ledger for ledger in old}
+    for move in plan_moves(old, shelves):
+        before = spreads([known[move.ledger_id]])[move.ledger_id]
+        known[move.ledger_id] = moved(known[move.ledger_id], move)
+        after = spreads([known[move.ledger_id]])[move.ledger_id]
+        assert all(new >= was for new, was in zip(after, before, strict=True))
+    for ledger in known.values():
+        size, quorum = len(ledger.ensembles[0]), ledger.write_quorum
+        assert spreads([ledger])[ledger.ledger_id] == [best_spread([2, 2, 2], size, quorum).least]
+
+
+def moved(ledger: LedgerShares, move: Move) -> LedgerShares:
+    assert move.source in ledger.sizes and move.target not in ledger.sizes
+    sizes = {move.target if b == move.source else b: n for b, n in ledger.sizes.items()}
+    lists = [[move.target if b == move.source else b for b in e] for e in ledger.ensembles]
+    return msgspec.structs.replace(ledger, sizes=sizes, ensembles=lists)
+
+
+def test_a_copy_goes_to_the_emptiest_bookie_of_a_rack_without_one() -> None:
+    old = [
+        LedgerShares(1, {"b1": 5, "b2": 5}, [["b1", "b2"]], 2),
+        LedgerShares(2, {"b3": 5, "b5": 5}, [["b3", "b5"]], 2),
+        LedgerShares(3, {"b4": 1, "b6": 1}, [["b4", "b6"]], 2),
+    ]
+    shelves = [Shelf(name, rack=rack) for name, rack in RACKS.items()]
+    first, *_ = plan_moves(old, shelves)
+    assert (first.ledger_id, first.source, first.target) in [(1, "b1", "b4"), (1, "b1", "b6")]

@@ -121,12 +121,12 @@ async def test_a_mark_is_kept_for_a_bookie_that_is_gone(
 
 
 async def test_damage_that_is_reported_during_the_attempt_stays_marked(
-    autojump_clock: MockClock, cluster: MemoryCluster
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
 ) -> None:
     """The mark reads the same as before; only its version shows that it is a later one."""
     run = DamagedRun("b1", 3, 4)
     await mark(cluster, reason="damaged", damaged=[run])
-    async with claim_ledger(cluster.store, 1, "w1") as claim:
+    async with claim_ledger(client._context.ledgers.session, 1, "w1") as claim:
         dealt_with = await read_mark(cluster.store, 1)
         assert dealt_with is not None
         await add_mark(cluster.store, dealt_with.content, anew=True)

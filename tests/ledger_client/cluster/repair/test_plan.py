@@ -179,6 +179,7 @@ def holding(chance: random.Random, name: str, last: int) -> Holding:
         stays=chance.random() < 0.85,
         takes=chance.random() < 0.9,
         full=chance.random() < 0.1,
+        rack=chance.choice(["", "r1", "r2"]),
     )
 
 
@@ -243,6 +244,56 @@ def check(
         assert plan_repair(mended, later) == RepairPlan([], mended.fragments), "it is stable"
         if ledger.ensemble_size == ledger.write_quorum:
             assert len(mended.fragments) == 1
+
+
+# --- racks --------------------------------------------------------------------------------
+
+
+def on_racks(racks: dict[str, str], holdings: list[Holding]) -> list[Holding]:
+    return [msgspec.structs.replace(h, rack=racks[h.bookie_id]) for h in holdings]
+
+
+RACKS = {"b1": "r1", "b2": "r2", "b3": "r3", "b4": "r1", "b5": "r2", "b6": "r3", "b7": "r3"}
+
+
+@pytest.mark.parametrize("lost", ["b1", "b2", "b3"])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_lost_copy_goes_to_the_rack_that_has_none(lost: str, seed: int) -> None:
+    ledger = record((0, "b1 b2 b3"))
+    staying = [name for name in ("b1", "b2", "b3") if name != lost]
+    holdings = on_racks(RACKS, [*empty("b4", "b5", "b6", "b7"), *whole(*staying)])
+    random.Random(seed).shuffle(holdings)
+    plan = plan_repair(ledger, holdings)
+    (fragment,) = plan.fragments
+    assert {RACKS[name] for name in fragment.bookies} == {"r1", "r2", "r3"}
+    assert [copy.runs for copy in plan.copies] == [[(0, 9)]]
+
+
+def test_a_lost_copy_goes_to_a_used_rack_if_there_is_no_other() -> None:
+    ledger = record((0, "b3 b6"))
+    plan = plan_repair(ledger, on_racks(RACKS, [*whole("b3"), *empty("b7")]))
+    assert plan.fragments == [Fragment(0, ["b3", "b7"])] and not plan.blocked
+
+
+def test_a_whole_ledger_on_one_rack_is_not_copied() -> None:
+    ledger = record((0, "b3 b6"))
+    plan = plan_repair(ledger, on_racks(RACKS, [*whole("b3", "b6"), *empty("b1", "b2")]))
+    assert plan == RepairPlan([], ledger.fragments)
+
+
+def test_a_gap_is_filled_where_it_is_whatever_the_rack() -> None:
+    ledger = record((0, "b3 b6"))
+    holdings = [*whole("b3"), Holding("b6", [(0, 8)]), *empty("b1", "b2")]
+    plan = plan_repair(ledger, on_racks(RACKS, holdings))
+    assert plan == RepairPlan([RepairCopy("b6", [(9, 9)])], ledger.fragments)
+
+
+def test_a_striped_place_goes_to_a_rack_that_its_write_sets_lack() -> None:
+    ledger = record((0, "b1 b2 b3"), write_quorum=2)
+    shares = [striped(0, 9, index=i, ensemble_size=3, write_quorum=2) for i in range(3)]
+    holdings = [Holding("b1", shares[0]), Holding("b2", shares[1]), *empty("b4", "b5", "b6")]
+    plan = plan_repair(ledger, on_racks(RACKS, holdings))
+    assert plan.fragments == [Fragment(0, ["b1", "b2", "b6"])]
 
 
 entries = st.sets(st.integers(0, 30))

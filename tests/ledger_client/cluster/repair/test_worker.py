@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator
 import msgspec
 import pytest
 import trio
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
 from repair_rig import (
     QUICK,
@@ -21,8 +22,11 @@ from repair_rig import (
 from trio.testing import MockClock
 
 from ledger_client import Client
+from ledger_client.cluster.repair.marks import add_mark
+from ledger_client.ledgers.records import new_mark
 from metadata.listings import list_repairs
 from metadata.records import (
+    BOOKIES,
     DamagedRun,
     Fragment,
     bookie_lease,
@@ -30,6 +34,7 @@ from metadata.records import (
     ledger_key,
     underreplicated_key,
 )
+from metadata.store import Lease
 from native.frame import Code, Opcode
 
 ALL = [(0, 9)]
@@ -126,7 +131,7 @@ async def test_a_bookie_that_restarted_before_it_was_missed_is_asked_at_once(
         assert failed.attempts > 3
         cluster.revive("b3")
         value = encode_record(cluster.store.bookies.pop("b3"))
-        await cluster.store.grant(bookie_lease("b3"), "the next run", ttl_s=1000, value=value)
+        await grant(cluster.store, bookie_lease("b3"), "the next run", ttl_s=1000, value=value)
         await unmarked(cluster, within_s=5)
         nursery.cancel_scope.cancel()
     check_whole(cluster)
@@ -371,3 +376,30 @@ async def test_the_store_may_be_away_for_a_while(
         await unmarked(cluster)
         nursery.cancel_scope.cancel()
     check_whole(cluster)
+
+
+async def test_in_a_large_cluster_workers_seldom_read_all_registrations(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But at once if the leader gave up a bookie, and they do not wait for it once more."""
+    patient = msgspec.structs.replace(QUICK, lost_after_s=60.0)
+    async with memory_cluster(300) as cluster, cluster.client() as client:
+        looks: list[float] = []
+        real = cluster.store.leases
+
+        async def noted(prefix: str, *, after: str = "") -> list[Lease]:
+            if prefix == BOOKIES and not after:
+                looks.append(trio.current_time())
+            return await real(prefix, after=after)
+
+        monkeypatch.setattr(cluster.store, "leases", noted)
+        lay_out(cluster, [(0, "b1 b2")], {"b1": ALL, "b2": ALL})
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(worker(cluster, client, patient).run)
+            await trio.sleep(39)
+            assert looks == [0, 9, 18, 27, 36]
+            lose(cluster, "b2")
+            await add_mark(cluster.store, new_mark(1, "bookie lost", ["b2"], []))
+            await unmarked(cluster, within_s=10.0)
+            assert "b2" not in cluster.record(1).fragments[0].bookies
+            nursery.cancel_scope.cancel()

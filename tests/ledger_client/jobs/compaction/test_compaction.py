@@ -50,10 +50,14 @@ class Story:
             self.left_open.discard(at)
         if kind in {"lay", "open"}:
             self._now += 1
+            created_ms = self._now
             if self.topic.record.order == "event-time":
                 batches = [[self._timed(each, at) for each in batch] for batch in batches]
+            if self.topic.record.timesync:
+                batches = [[self._stamped(each) for each in batch] for batch in batches]
+                created_ms = self._now % 7  # clocks of producers differ
             state: Literal["closed", "open"] = "open" if kind == "open" else "closed"
-            await lane.lay(*batches, state=state, created_ms=self._now)
+            await lane.lay(*batches, state=state, created_ms=created_ms)
             if state == "open":
                 self.left_open.add(at)
         if kind == "compact":
@@ -62,6 +66,11 @@ class Story:
     def _timed(self, each: Sent, at: int) -> Sent:
         self._time += 1
         return each._replace(event_time=self._time - 7 * (len(self.lanes) - at))
+
+    def _stamped(self, each: Sent) -> Sent:
+        self._time += 1
+        time = each.event_time if self.topic.record.order == "event-time" else -self._time
+        return each._replace(timestamp=self._time << 30, event_time=time)
 
     def closed(self) -> dict[Place, list[Laid]]:
         found: dict[Place, list[Laid]] = {}
@@ -81,7 +90,8 @@ class Story:
         if not any(self.closed().values()):
             return
         ordered = self.topic.record.order == "event-time"
-        wanted = survivors_of(self.closed(), ordered=ordered, null_keys=null_keys)
+        timed = self.topic.record.timesync
+        wanted = survivors_of(self.closed(), ordered=ordered, timed=timed, null_keys=null_keys)
         found = await kept_of(self.topic.client, await the_set(self.topic))
         assert without_tombstones(found) == wanted
         await self._check_reader(found)
@@ -118,6 +128,7 @@ def tell(
 
 
 MANY = settings(max_examples=60)
+FEWER = settings(max_examples=30)
 
 
 @MANY
@@ -141,6 +152,32 @@ def test_in_a_topic_ordered_by_event_time_the_greater_event_time_is_later(
 ) -> None:
     """PS-37."""
     tell(steps, places=[(-1, 0), (-1, 1)], order="event-time")  # type: ignore[arg-type]
+
+
+def test_clocks_of_producers_do_not_count_in_a_topic_with_timesync() -> None:
+    """PS-37: that of the first one is ahead."""
+
+    async def story() -> None:
+        async with laid_topic(timesync=True) as topic:
+            lanes = [topic.lane(-1, number) for number in range(2)]
+            for lane, value, created_ms in ((0, b"old", 2000), (1, b"new", 1000)):
+                sent = Sent(value, key=b"k", timestamp=(lane + 1) << 30)
+                await lanes[lane].lay([sent], created_ms=created_ms)
+            await Story(topic, lanes, memory_max=1 << 24).compact()
+            kept = await kept_of(topic.client, await the_set(topic))
+            assert [each.sent.value for each in kept] == [b"new"]
+
+    trio.run(story, clock=trio.testing.MockClock(autojump_threshold=0))
+
+
+@FEWER
+@given(st.lists(step(lanes=3, keys=[*KEYS, None]), max_size=10))
+def test_in_a_topic_with_timesync_the_greater_timestamp_is_later(steps: list[object]) -> None:
+    """MV-04, PS-37: whatever the clocks of producers and the event times say, in any partition."""
+    places = [(0, 0), (0, 3), (1, 0)]
+    tell(steps, places=places, partitions=2, timesync=True)  # type: ignore[arg-type]
+    ordered = {"order": "event-time", "timesync": True}
+    tell(steps, places=[(-1, 0), (-1, 1), (-1, 2)], **ordered)  # type: ignore[arg-type]
 
 
 @MANY

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from functools import partial
 from typing import Literal
 
@@ -28,12 +28,20 @@ from ledger_client.jobs.compaction.job import Compaction, compact_topic, drop_co
 from ledger_client.jobs.compaction.plan import CompactionPlan, OnProgress, PartitionResult
 from ledger_client.jobs.compaction.runner import LocalRunner
 from ledger_client.jobs.staging.job import JobStage, open_job
-from ledger_client.topics.retention.holdings import read_set
+from ledger_client.topics.retention.holdings import read_set, remove_retired
 from ledger_client.topics.retention.job_rows import discard
 from metadata import compaction as metadata_compaction
-from metadata.compaction import RETIRED_MS, CompactedSet
-from metadata.jobs import JOBS, STAGED
+from metadata.compaction import (
+    COMPACTED,
+    RETIRED_MS,
+    CompactedSet,
+    compacted_key,
+    decode_set,
+)
+from metadata.jobs import JOBS, POINTERS, STAGED
+from metadata.paged import PAGES, read_value
 from metadata.records import LEDGERS, ledger_key, parse_ledger_key
+from metadata.store import Op
 from metadata.topics import LaneRecord, Removed, encode_row, lane_key, topic_prefix
 from native.latest import MEMORY_MIN, Latest
 
@@ -427,15 +435,114 @@ async def check_whole(topic: LaidTopic, before: CompactedSet, kept: list[Kept]) 
         assert {each.ledger_id for each in before.ledgers} == {e.ledger_id for e in after.retired}
 
 
+@pytest.fixture(params=["small", "large"])
+def size(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Large: nothing fits one transaction, one row, or one step."""
+    if request.param == "large":
+        make_large(monkeypatch)
+    return str(request.param)
+
+
+def make_large(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ledger_client.jobs.compaction.job.DIRECT_OPS_MAX", 0)
+    monkeypatch.setattr("ledger_client.jobs.compaction.job.STEP_COUNT", 1)
+    monkeypatch.setattr("metadata.pointers.STEP_COUNT", 1)
+    monkeypatch.setattr("metadata.paged.PAGE_SIZE", 300)
+    monkeypatch.setattr("ledger_client.topics.retention.holdings.REMOVED_COUNT", 1)
+
+
 @pytest.mark.parametrize("how", ["killed", "away"])
 async def test_a_compaction_cut_at_any_change_leaves_one_generation_whole(
-    autojump_clock: MockClock, how: Literal["killed", "away"]
+    autojump_clock: MockClock, how: Literal["killed", "away"], size: str
 ) -> None:
     """PS-37: the former generation or the next one, and nothing that nobody knows."""
     left = 1
     while await cut(left, how):
         left += 1
+    assert left > (5 if size == "small" else 15)
+
+
+async def test_a_reader_between_two_changes_has_one_generation_whole(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while the next one is put in steps, and the last one removed in steps."""
+    make_large(monkeypatch)
+    async with laid_topic(partitions=2) as topic:
+        lanes = [topic.lane(partition) for partition in range(2)]
+        for lane in lanes:
+            await lane.lay([Sent(b"x", key=None)] * 3)
+        await compacted(topic, null_keys="keep")
+        store, seen = topic.cluster.store, list[int]()
+        transact = store.transact
+
+        async def look() -> None:
+            async with topic.client.reader(TOPIC, compacted=True) as reader:
+                seen.append(len([message async for message in reader]))
+
+        async def looking(ops: Sequence[Op]) -> list[int]:
+            await look()
+            return await transact(ops)
+
+        monkeypatch.setattr(store, "transact", looking)
+        for lane in lanes:
+            await lane.lay([Sent(b"y", key=None)] * 2)
+        seen.clear()
+        await compacted(topic)
+        await look()
+        assert set(seen) == {10}
+        steps = len(seen)
+        assert steps > 15
+        await drop_compacted(topic.client._context, TOPIC)
+        await look()
+        assert len(seen) > steps + 5
+        assert set(seen[steps:]) == {10}
+        assert await read_set(store, topic.record.uid) is None
+        assert await orphans(topic) == set()
+        assert not [key for key in store.values if key.startswith((PAGES, POINTERS, COMPACTED))]
+
+
+async def test_a_set_dropped_in_steps_is_gone_at_once_whatever_is_cut_off(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever tidies up next removes the rest of its ledgers."""
+    make_large(monkeypatch)
+    left, dropped, is_cut = 1, 0, True
+    while is_cut:
+        async with laid_topic(partitions=2) as topic:
+            for partition in range(2):
+                await topic.lane(partition).lay([Sent(b"x", key=None)] * 3)
+            await compacted(topic, null_keys="keep")
+            store, scope = topic.cluster.store, trio.CancelScope()
+            transact, changes = store.transact, iter(range(left - 1))
+
+            async def transact_some(
+                ops: Sequence[Op],
+                changes: Iterator[int] = changes,
+                scope: trio.CancelScope = scope,
+                transact: Callable[..., Awaitable[list[int]]] = transact,
+            ) -> list[int]:
+                if next(changes, None) is None:
+                    scope.cancel()
+                    await trio.lowlevel.checkpoint()
+                return await transact(ops)
+
+            with monkeypatch.context() as patched, scope:
+                patched.setattr(store, "transact", transact_some)
+                await drop_compacted(topic.client._context, TOPIC)
+            is_cut = scope.cancelled_caught
+            async with topic.client.reader(TOPIC, compacted=True) as reader:
+                assert len([message async for message in reader]) == 6
+            row = await read_value(store, compacted_key(topic.record.uid))
+            if row is not None and decode_set("", row.value).dropped:
+                dropped += 1
+                assert await read_set(store, topic.record.uid) is None
+            if await read_set(store, topic.record.uid) is None:
+                await remove_retired(store, topic.record.uid, await store.now_ms())
+                assert [key for key in store.values if key.startswith(COMPACTED)] == []
+                assert await orphans(topic) == set()
+            left += 1
     assert left > 5
+    assert dropped > 2
 
 
 @settings(max_examples=25)

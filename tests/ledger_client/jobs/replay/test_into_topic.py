@@ -11,6 +11,7 @@ from functools import partial
 import msgspec
 import pytest
 import trio
+from leases import grant
 from memory_cluster import memory_cluster
 from replay_rig import SOURCE, TARGET, CopiedFields, copied_fields, fill, is_within, lanes, read
 from trio.testing import MockClock
@@ -26,7 +27,7 @@ from ledger_client.errors import (
     TopicBusy,
 )
 from ledger_client.jobs.replay import replay
-from ledger_client.jobs.replay.log import LEASE_S, ReplayProgress, ReplayReport, open_log
+from ledger_client.jobs.replay.log import ReplayProgress, ReplayReport, open_log
 from ledger_client.jobs.replay.options import FixedRange, ReplayOptions, ReplayRange, fix_range
 from ledger_client.jobs.replay.replay import replay_into_topic
 from ledger_client.ledgers.replica_reads import LedgerSource, ask_confirmed
@@ -37,6 +38,7 @@ from ledger_client.topics.messages import Message
 from ledger_client.topics.retention.job_rows import read_pins
 from ledger_client.topics.times import EventTime, PublishTime
 from metadata.replays import Order, decode_replay, replay_key
+from metadata.sessions import SESSION_S
 from metadata.topics import Retention, RollPolicy, Schema, TopicRecord
 
 
@@ -502,7 +504,7 @@ async def test_of_two_who_run_it_at_once_one_is_told_who_does(autojump_clock: Mo
     async with (
         memory_cluster(3) as cluster,
         cluster.client() as client,
-        open_log(client._context.store, "n", SOURCE, limit_s=5.0),
+        open_log(client._context.ledgers.session, "n", SOURCE, limit_s=5.0),
     ):
         await fill(client, SOURCE)
         await client.topics.create(TARGET)
@@ -513,14 +515,13 @@ async def test_of_two_who_run_it_at_once_one_is_told_who_does(autojump_clock: Mo
 async def test_who_lost_the_lease_stops(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         with pytest.raises(JobLost, match="n is over: it was taken over"):
-            async with open_log(client._context.store, "n", SOURCE, limit_s=5.0):
-                for lease in await client._context.store.leases("replays/"):
-                    await client._context.store.release(lease)
+            async with open_log(client._context.ledgers.session, "n", SOURCE, limit_s=5.0):
+                cluster.store.end_sessions()
                 await trio.sleep_forever()
 
 
 async def test_a_process_that_is_gone_is_waited_for(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client() as client:
-        await client._context.store.grant("replays/n", "host/1/2", ttl_s=LEASE_S)
-        async with open_log(client._context.store, "n", SOURCE, limit_s=5.0) as log:
+        await grant(client._context.store, "replays/n", "host/1/2", ttl_s=SESSION_S)
+        async with open_log(client._context.ledgers.session, "n", SOURCE, limit_s=5.0) as log:
             assert await log.load() is None

@@ -11,7 +11,6 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.errors import BadTopic, JobLost
 from ledger_client.jobs.staging.job import (
-    LEASE_S,
     JobStage,
     create_staged,
     new_job_id,
@@ -23,6 +22,7 @@ from ledger_client.topics.retention.job_rows import discard, live_jobs, read_pin
 from ledger_client.topics.times import PublishTime
 from metadata.jobs import JOBS, PINS, PINS_MAX, STAGED, job_lease, staged_prefix
 from metadata.records import LedgerState, ledger_key
+from metadata.sessions import SESSION_S
 from metadata.store import Lease, Op, Put
 from metadata.topics import Retention, TopicRecord
 
@@ -47,7 +47,7 @@ async def test_a_job_lives_as_long_as_its_block(
     autojump_clock: MockClock, client: Client, topic: TopicRecord
 ) -> None:
     async with open_job(client._context.ledgers, topic, "replay") as job:
-        await trio.sleep(10 * LEASE_S)
+        await trio.sleep(10 * SESSION_S)
         assert await live_jobs(client._context.store) == {(topic.uid, job.id)}
         await client._context.store.transact([job.check])
     assert await live_jobs(client._context.store) == set()
@@ -58,9 +58,9 @@ async def test_a_store_that_is_away_for_a_moment_ends_no_job(
 ) -> None:
     async with open_job(client._context.ledgers, topic, "replay") as job:
         cluster.store.available = False
-        await trio.sleep(LEASE_S / 2)
+        await trio.sleep(SESSION_S / 2)
         cluster.store.available = True
-        await trio.sleep(LEASE_S)
+        await trio.sleep(SESSION_S)
         await client._context.store.transact([job.check])
 
 
@@ -70,7 +70,7 @@ async def test_a_job_that_is_taken_for_dead_ends_with_one_error(
     with pytest.raises(JobLost, match="run it again") as lost:
         async with open_job(client._context.ledgers, topic, "compaction") as job:
             cluster.store.available = False
-            await trio.sleep(2 * LEASE_S)
+            await trio.sleep(2 * SESSION_S)
             cluster.store.available = True
             await trio.sleep_forever()
     assert lost.value.job_id == job.id

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 import trio
+from leases import grant
 from memory_cluster import MemoryCluster
 from staged_rig import NAME, ledgers_count, made, read_all, rows, write_part
 from trio.testing import MockClock
@@ -105,7 +106,7 @@ async def test_a_job_that_was_taken_for_dead_shows_nothing(
     ledgers = await write_part(client._context.ledgers, plan, 0, {-1: rows("a")})
     await trio.sleep(WRITE_S + 1)
     keeper = Housekeeper(client._context, HousekeepingOptions())
-    term = Term(await cluster.store.grant("coordinator", "me", ttl_s=3600))
+    term = Term(await grant(cluster.store, "coordinator", "me", ttl_s=3600))
     await keeper.look_after_all(term)
     await keeper.look_after_all(term)
     assert ledgers_count(cluster) == 0

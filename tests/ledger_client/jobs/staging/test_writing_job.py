@@ -39,6 +39,7 @@ from ledger_client.errors import (
     SparkError,
     TopicError,
 )
+from ledger_client.jobs.staging import showing
 from ledger_client.jobs.staging.job import SealedLedger
 from ledger_client.jobs.staging.showing import SHOW_S, Showing
 from ledger_client.jobs.staging.staged_writer import ATTEMPTS, PARTS_MAX, share_of
@@ -449,7 +450,10 @@ async def test_ids_rise_from_part_to_part_whichever_begins_first(
     assert await read_all(client, NAME) == [f"{index}" for index in sorted(order)]
 
 
-async def test_more_ledgers_than_can_be_shown_at_once_are_refused(client: Client) -> None:
+async def test_more_ledgers_than_can_be_shown_at_once_are_refused(
+    client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(showing, "SHOWN_MAX", 599)
     await made(client)
     plan = await plan_write(client._context.ledgers, NAME)
     ledgers = await write_part(client._context.ledgers, plan, 0, {-1: rows("a")})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import AbstractAsyncContextManager, AsyncExitStack
+from functools import partial
 
 import msgspec
 import pytest
@@ -23,8 +24,9 @@ from ledger_client.errors import (
 )
 from ledger_client.topics.lanes.lane import open_lane
 from ledger_client.topics.lanes.lane_end import close_lane
-from ledger_client.topics.lanes.lane_lease import LEASE_S, Access, LaneLease, hold_lane
-from metadata.store import Lease
+from ledger_client.topics.lanes.lane_lease import Access, LaneLease, hold_lane
+from metadata.sessions import SESSION_S, ProcessSession
+from metadata.store import Lease, StoreSession
 from metadata.topics import WRITERS, encode_row, last_number, topic_key
 
 
@@ -82,7 +84,7 @@ async def test_one_who_was_killed_is_followed_when_its_lease_is_over(
                 async with open_lane(
                     theirs._context.ledgers, topic, -1, access="wait"
                 ) as next_lane:
-                    assert trio.current_time() - killed_at < LEASE_S + 1
+                    assert trio.current_time() - killed_at < SESSION_S + 1
                     await next_lane.append([batch("b")])
         assert await messages(theirs, cluster) == [b"a", b"b"]
 
@@ -91,6 +93,7 @@ async def test_the_lane_taken_over_is_lost_at_the_next_append(autojump_clock: Mo
     """The old one learns it from the bookies, and acknowledges nothing any more."""
     async with memory_cluster(3) as cluster, cluster.client() as ours, cluster.client() as theirs:
         topic = make_topic(cluster)
+        cluster.store.hints = False
         with pytest.raises(ProducerFenced):
             async with open_lane(ours._context.ledgers, topic, -1) as lane:
                 await lane.append([batch("a")])
@@ -154,7 +157,7 @@ async def test_an_idle_writer_learns_that_its_lane_was_taken_over(
                 open_lane(ours._context.ledgers, topic, -1) as lane,
                 open_lane(theirs._context.ledgers, topic, -1, access="take-over"),
             ):
-                await trio.sleep(LEASE_S / 3 + 0.1)
+                await trio.sleep(SESSION_S / 3 + 0.1)
                 with pytest.raises(ProducerFenced):
                     await lane.append([batch("a")])
         # The lease went with it, so the next one need not take anything.
@@ -203,14 +206,16 @@ async def test_a_lane_that_got_a_name_meanwhile_is_left_to_it(
         grant = cluster.store.grant
         granted: list[str] = []
 
-        async def grant_late(name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
+        async def grant_late(
+            name: str, session: StoreSession, *, owner: str = "", value: bytes = b""
+        ) -> Lease:
             if name.endswith("1") and owner.startswith(late or "producer") and not granted:
                 granted.append(name)
                 async with open_lane(
                     ours._context.ledgers, topic, -1, access="shared", producer="p"
                 ) as lane:
                     assert lane.lane == 1
-            return await grant(name, owner, ttl_s=ttl_s, value=value)
+            return await grant(name, session, owner=owner, value=value)
 
         cluster.store.grant = grant_late  # type: ignore[method-assign]
         async with (
@@ -252,9 +257,11 @@ async def test_a_lease_is_released_when_nobody_can_look_after_it_was_taken(
         async def fail(*_: object, **__: object) -> list[Lease]:
             raise metadata.errors.MetadataUnavailable("no answer")
 
-        async def grant_once(name: str, owner: str, *, ttl_s: float, value: bytes = b"") -> Lease:
+        async def grant_once(
+            name: str, session: StoreSession, *, owner: str = "", value: bytes = b""
+        ) -> Lease:
             cluster.store.leases = fail  # type: ignore[method-assign]
-            return await grant(name, owner, ttl_s=ttl_s, value=value)
+            return await grant(name, session, owner=owner, value=value)
 
         cluster.store.grant = grant_once  # type: ignore[method-assign]
         with pytest.raises(MetadataUnavailable):
@@ -281,14 +288,14 @@ async def test_one_who_closes_a_lane_that_was_left_keeps_nobody_out(
             ):
                 await lane.append([batch("a")])
                 process.kill()
-                await trio.sleep(LEASE_S + 1)
+                await trio.sleep(SESSION_S + 1)
                 async with trio.open_nursery() as nursery:
                     nursery.start_soon(close_lane, theirs._context.ledgers, topic, -1, 0)
                     await trio.sleep(0.05)
                     async with open_lane(ours._context.ledgers, topic, -1) as next_lane:
                         await next_lane.append([batch("b")])
                 process.heal()
-                await trio.sleep(LEASE_S)
+                await trio.sleep(SESSION_S)
         assert await messages(ours, cluster) == [b"a", b"b"]
 
 
@@ -310,14 +317,14 @@ async def test_who_shared_and_lost_its_lease_is_not_acknowledged_beside_one_who_
                 assert lane.lane == 1
                 await lane.append([batch("a")])
                 process.line.is_cut = True
-                await trio.sleep(LEASE_S + 1)
+                await trio.sleep(SESSION_S + 1)
                 await lane.append([batch("b")])
                 async with open_lane(theirs._context.ledgers, topic, -1, access=access) as whole:
                     await whole.append([batch("c")])
                     process.heal()
                     with pytest.raises(SendUnknown):
                         await lane.append([batch("d")])
-                    await trio.sleep(LEASE_S)
+                    await trio.sleep(SESSION_S)
                     assert [last_number(it.name) for it in await cluster.store.leases(WRITERS)] == [
                         0
                     ]
@@ -401,14 +408,36 @@ async def test_losing_the_lease_alone_does_not_stop_the_writer(autojump_clock: M
         topic = make_topic(cluster)
         async with open_lane(client._context.ledgers, topic, -1) as lane:
             cluster.store.available = False
-            await trio.sleep(3 * LEASE_S)
+            await trio.sleep(3 * SESSION_S)
             await lane.append([batch("a")])
             cluster.store.available = True
-            await trio.sleep(LEASE_S)
+            await trio.sleep(SESSION_S)
             with pytest.raises(ProducerBusy):  # it was granted again
                 async with open_lane(client._context.ledgers, topic, -1):
                     pass
         assert await messages(client, cluster) == [b"a"]
+
+
+@pytest.mark.parametrize("access", ["shared", "exclusive"])
+async def test_a_producer_does_not_wait_for_a_lease_that_its_process_left(
+    autojump_clock: MockClock, access: Access
+) -> None:
+    """The release had no answer, as while the network is cut; the session lives on."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic, ledgers = make_topic(cluster), client._context.ledgers
+        open_own = partial(open_lane, ledgers, topic, -1, access=access, producer="p")
+        async with open_own() as other:
+            pass
+        async with hold_lane(
+            ledgers.session, topic, -1, access=access, producer="p", lane=None, limit_s=1
+        ):
+            cluster.store.available = False
+        cluster.store.available = True
+        began = trio.current_time()
+        async with open_own() as lane:
+            assert lane.lane == other.lane
+            await lane.append([batch("a", producer="p", sequence=0)])
+        assert trio.current_time() - began < 1
 
 
 async def test_a_topic_that_is_deleted_has_no_lanes(autojump_clock: MockClock) -> None:
@@ -421,7 +450,7 @@ async def test_a_topic_that_is_deleted_has_no_lanes(autojump_clock: MockClock) -
                 cluster.store.change(topic_key(topic.name), encode_row(gone))
                 for key in [k for k in cluster.store.values if k.startswith("lanes/")]:
                     await cluster.store.delete(key)
-                await trio.sleep(LEASE_S)
+                await trio.sleep(SESSION_S)
                 with pytest.raises(NoSuchTopic):
                     await lane.append([batch("b")])
         with pytest.raises(NoSuchTopic):
@@ -431,7 +460,7 @@ async def test_a_topic_that_is_deleted_has_no_lanes(autojump_clock: MockClock) -
 
 
 async def test_sessions_of_one_name_that_begin_at_once_do_not_take_two_lanes(
-    autojump_clock: MockClock,
+    autojump_clock: MockClock, nursery: trio.Nursery
 ) -> None:
     """PS-39: else numbers are looked for in another lane than the one that has them."""
     async with memory_cluster(1) as cluster:
@@ -439,8 +468,9 @@ async def test_sessions_of_one_name_that_begin_at_once_do_not_take_two_lanes(
 
         def hold(producer: str) -> AbstractAsyncContextManager[LaneLease]:
             # No lane has a record yet, as between the lease of a session and its claim.
+            session = ProcessSession(cluster.store, nursery)
             return hold_lane(
-                cluster.store, topic, -1, access="shared", producer=producer, lane=None, limit_s=1
+                session, topic, -1, access="shared", producer=producer, lane=None, limit_s=1
             )
 
         async with hold("p") as first:

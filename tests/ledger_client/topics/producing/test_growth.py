@@ -8,6 +8,7 @@ import msgspec
 import pytest
 import trio
 from fake_lane import FakeLanes, make_record, producing
+from leases import grant
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
@@ -101,7 +102,7 @@ async def test_partitions_that_somebody_else_writes_are_left_until_they_are_free
         async with client.producer(TOPIC, access="exclusive") as producer:
             owner = encode_row(LaneOwner(producer="other"))
             lease = writer_lease(topic.uid, taken, 0)
-            await client._context.store.grant(lease, "other/1", ttl_s=12, value=owner)
+            await grant(client._context.store, lease, "other/1", ttl_s=12, value=owner)
             await client.topics.alter(TOPIC, partitions=8)
             await trio.sleep(8)
             sent = await producer.send(b"x", key=MOVING)

@@ -8,42 +8,39 @@ acknowledged.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
 from functools import partial
 from itertools import pairwise
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
+from partition_model import TOPIC, Call, Message, Once, Partition, Sent, numbers_of, unknown
 
 from ledger_client.errors import (
     LedgerError,
     NotEnoughBookies,
     ProducerClosed,
     ProducerFenced,
-    SendUnknown,
 )
 from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.lanes.routes import Route
 from ledger_client.topics.producing.partition_machine import (
     APPENDS_MAX,
-    Action,
     Batch,
-    LanePhase,
     PartitionMachine,
     Rules,
 )
+from ledger_client.topics.producing.partition_states import Action, LanePhase
 from ledger_client.topics.producing.partition_writer import Room, RoomTurn
 from ledger_client.topics.producing.routing import PartitionCount, Routing
 
-TOPIC = "shop/orders"
 ROOM = 120
-KEYS = [b"k%d" % number for number in range(7)]
 FENCED = 13
 """Drawn for how much is kept, it means that another producer took the lane."""
 EVENTS = [
     *["lose_lane", "send_many", "use_partitions", "write_boundary"] * 2,
+    "refuse_timestamps",
     "refuse_lane",
     "want_lane",
     "give_up_waiting",
@@ -53,74 +50,20 @@ EVENTS = [
 ]
 
 
-class Once:
-    """A signal that is given at most once."""
-
-    def __init__(self) -> None:
-        self.is_set = False
-
-    def set(self) -> None:
-        assert not self.is_set, "the tickets of a batch were resolved twice"
-        self.is_set = True
-
-    async def wait(self) -> None:
-        raise AssertionError("the machine waits for nothing")
-
-
-@dataclass
-class Message:
-    """What the application sends, as often as needed."""
-
-    number: int
-    size: int
-    pinned: int | None
-    """its partition, if a call of send_many chose that"""
-
-    @property
-    def key(self) -> bytes:
-        return KEYS[self.number * 3 % len(KEYS)]
-
-
-@dataclass
-class Sent:
-    """A batch, and the messages in it by the order in which they were accepted."""
-
-    batch: Batch
-    messages: list[Message] = field(default_factory=list)
-    serials: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Call:
-    """An append that is under way: its batches, and its outcome once the lane knows that."""
-
-    batches: list[Batch]
-    opening: int
-    places: list[tuple[int, int]] | None = None
-    failure: LedgerError | None = None
-
-    @property
-    def is_decided(self) -> bool:
-        return self.places is not None or self.failure is not None
-
-
-class Partition:
-    """The machine, and what a driver and a lane would hold."""
-
-    def __init__(self, index: int, rules: Rules) -> None:
-        self.machine = PartitionMachine(index, rules)
-        self.kept: list[Batch] = []
-        self.calls: deque[Call] = deque()
-        self.idle_tasks = 0
-        self.is_opening = self.is_leaving = False
-        self.failure: LedgerError | None = None  # a lane that failed takes nothing any more
-        self.lingering: list[Batch] = []
-
-
 class Producing(RuleBasedStateMachine):
-    @initialize(ordered=st.booleans(), named=st.booleans(), batched=st.booleans())
-    def begin(self, ordered: bool, named: bool, batched: bool) -> None:
-        self.producer_rules = Rules(TOPIC, ordered, named, batched, 60, 3 if batched else 1, Once)
+    @initialize(
+        ordered=st.booleans(),
+        named=st.booleans(),
+        timed=st.booleans(),
+        batched=st.booleans(),
+        hurries=st.booleans(),
+    )
+    def begin(self, ordered: bool, named: bool, timed: bool, batched: bool, hurries: bool) -> None:
+        count_max = 3 if batched else 1
+        self.producer_rules = Rules(
+            TOPIC, ordered, named, timed, batched, hurries, 60, count_max, Once
+        )
+        self.timestamp = 0
         self.partitions = [Partition(index, self.producer_rules) for index in range(2)]
         self.joining: list[Partition] = []
         self.count = PartitionCount(2)
@@ -169,6 +112,9 @@ class Producing(RuleBasedStateMachine):
                     each.is_leaving = True
                 elif action is Action.APPEND:
                     each.idle_tasks += 1
+                elif action is Action.STAMP:
+                    each.stamp_tasks += 1
+                    assert each.stamp_tasks == 1, "one question at a time"
                 elif action is Action.LINGER and machine.gathering is not None:
                     each.lingering.append(machine.gathering)
                 elif action is Action.END_PRODUCER:
@@ -218,6 +164,8 @@ class Producing(RuleBasedStateMachine):
                 found.append(partial(self.linger_elapses, each))
             if each.idle_tasks:
                 found.append(partial(self.append, each))
+            if each.stamp_tasks:
+                found.append(partial(self.stamp, each))
             if not all(decided):
                 found.append(partial(self.become_durable, each))
             if each.is_opening:
@@ -346,13 +294,42 @@ class Producing(RuleBasedStateMachine):
         self.at(place).machine.seal()
         self.perform()
 
+    # --- timestamps --------------------------------------------------------------------------
+
+    def stamp(self, each: Partition) -> None:
+        """A task asks, timestamps are allotted, the answer comes: one step of these."""
+        machine = each.machine
+        if each.question is None:
+            count = machine.ask()
+            if count:
+                each.question = count
+            else:
+                each.stamp_tasks -= 1
+        elif not each.answer:
+            each.answer = self.timestamp + 1
+            self.timestamp += each.question
+        else:
+            first, each.question, each.answer = each.answer, None, 0
+            machine.stamped(first)
+            self.perform()
+
+    def refuse_timestamps(self, place: int, _kept: int) -> None:
+        each = self.at(place)
+        if each.question is not None:
+            each.question, each.answer = None, 0
+            each.machine.unstamped(NotEnoughBookies(healthy=0, needed=1))
+            self.perform()
+
     # --- appends -----------------------------------------------------------------------------
 
     def append(self, each: Partition) -> None:
         """A task takes batches and appends them, or ends."""
         if each.idle_tasks:
             each.idle_tasks -= 1
+            each.machine.go_alone()
             if batches := each.machine.take():
+                for batch in batches if self.producer_rules.is_timed else ():
+                    assert batch.first_timestamp > each.opened_at
                 each.calls.append(Call(batches, each.machine.openings, failure=each.failure))
             self.perform()
 
@@ -411,6 +388,7 @@ class Producing(RuleBasedStateMachine):
         if each.is_opening:
             each.is_opening = False
             each.failure = None
+            each.opened_at = self.timestamp
             # A lane is opened anew by recovery: from then on nothing more gets into it.
             assert all(call.is_decided for call in each.calls)
             numbers = [numbers_of(batch)[-1] for batch in each.kept]
@@ -494,6 +472,7 @@ class Producing(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "partitions"):
             return
+        self.let_go_on()
         self.settle()
         for _ in range(1000):
             if not self.unsure or not self.producer_rules.is_named or self.is_over:
@@ -509,6 +488,15 @@ class Producing(RuleBasedStateMachine):
         assert all(batch.is_settled and batch.done.is_set for batch in self.sent)  # type: ignore[attr-defined]
         assert {each.machine.phase for each in self.everywhere} == {LanePhase.ENDED}
         self.check_kept()
+
+    def let_go_on(self) -> None:
+        """Nobody flushes: each batch goes by itself, whatever happened before."""
+        for _ in range(1000):
+            possible = self.possible_work()
+            if not possible:
+                break
+            possible[0]()
+        assert all(each.machine.gathering is None for each in self.everywhere)
 
     def settle(self) -> None:
         """Let everything go well until nothing is left to do."""
@@ -554,7 +542,7 @@ class Producing(RuleBasedStateMachine):
             ]
             assert len(each.calls) <= APPENDS_MAX + 1
             if machine.waiting and machine.phase is LanePhase.OPEN:
-                assert each.idle_tasks or each.calls
+                assert each.idle_tasks or each.calls or each.stamp_tasks
             if machine.waiting and not self.is_over:
                 assert machine.phase is not LanePhase.CLOSED
             if machine.strict and machine.phase is not LanePhase.OPEN:
@@ -575,19 +563,34 @@ class Producing(RuleBasedStateMachine):
             if self.producer_rules.is_ordered:
                 times = [self.sent[batch].serials[-1] // 2 for batch in each.kept]
                 assert times == sorted(times)
+            if self.producer_rules.is_timed:
+                ends = [batch.first_timestamp + batch.count for batch in each.kept]
+                assert all(
+                    a <= b.first_timestamp for a, b in zip(ends, each.kept[1:], strict=False)
+                )
         assert max(found.values(), default=1) == 1
         assert self.acknowledged <= found.keys()
         if self.producer_rules.is_named and not self.is_over:
             assert found.keys() == set(range(self.next))
 
 
-def numbers_of(batch: Batch) -> range:
-    return range(batch.sequence, batch.sequence + batch.count)
-
-
-def unknown() -> SendUnknown:
-    return SendUnknown(TOPIC, partition=-1, lane=0, count=1, reason="the bookies are away")
-
-
 TestProducing = Producing.TestCase
 TestProducing.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
+
+
+def test_a_batch_whose_lane_is_lost_in_the_moment_before_it_goes_lingers() -> None:
+    machine = PartitionMachine(0, Rules(TOPIC, False, False, False, True, True, 60, 10, Once))
+    machine.want_lane()
+    machine.lane_opened(0, None, -1)
+    machine.actions.clear()
+    batch, _ = machine.admit(b"x", None, None, None, None, 1)
+    assert machine.actions == [Action.APPEND]
+    machine.actions.clear()
+    machine.lane_lost(unknown(), machine.openings)
+    machine.go_alone()
+    assert machine.take() == []
+    assert Action.LINGER in machine.actions
+    machine.seal()
+    machine.lane_left()
+    machine.lane_opened(0, None, -1)
+    assert machine.take() == [batch]

@@ -57,6 +57,37 @@ async def test_a_message_alone_waits_for_the_linger_and_no_longer(
         assert trio.current_time() - began == pytest.approx(0.52)
 
 
+@pytest.mark.parametrize("is_named", [False, True], ids=["nameless", "named"])
+async def test_a_message_alone_waits_for_no_linger_unless_asked_to(
+    autojump_clock: MockClock, is_named: bool
+) -> None:
+    lanes = FakeLanes(delay_s=0.5)
+    async with producing(lanes, producer_name="p" * is_named) as producer:
+        await producer.send(b"opens the lane")
+        for number in range(3):
+            began = trio.current_time()
+            await producer.send(b"%d" % number)
+            assert trio.current_time() - began == 0.5
+    assert lanes.sizes() == [1, 1, 1, 1]
+
+
+async def test_messages_gather_while_one_is_under_way(autojump_clock: MockClock) -> None:
+    """They go when its acknowledgement comes, or after the linger if that is sooner."""
+    for delay_s, took_s in ((0.0006, 0.0012), (0.5, 0.501)):
+        lanes = FakeLanes(delay_s=delay_s)
+        async with producing(lanes) as producer:
+            await producer.send(b"opens the lane")
+            began = trio.current_time()
+            tickets = []
+            for number in range(6):
+                tickets.append(producer.send_nowait(b"%d" % number))
+                await trio.sleep(0.00009)
+            for ticket in tickets:
+                await ticket.message_id()
+            assert trio.current_time() - began == pytest.approx(took_s, rel=1e-3)
+        assert lanes.sizes() == [1, 1, 5]
+
+
 async def test_without_linger_a_batch_is_what_one_turn_of_the_scheduler_brings(
     autojump_clock: MockClock,
 ) -> None:

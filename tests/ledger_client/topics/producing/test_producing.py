@@ -21,9 +21,10 @@ from ledger_client.errors import (
 )
 from ledger_client.message_id import MessageId
 from ledger_client.topics.lanes.lane_end import close_lane
-from ledger_client.topics.lanes.lane_lease import LEASE_S, Access
+from ledger_client.topics.lanes.lane_lease import Access
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Producer
+from metadata.sessions import SESSION_S
 from metadata.topics import RollPolicy
 
 TOPIC = "shop/orders"
@@ -138,7 +139,7 @@ async def test_who_was_away_while_another_wrote_is_fenced_when_it_comes_back(
                 process.kill()
                 with pytest.raises(SendUnknown):
                     await old.send(b"unknown")
-                await trio.sleep(LEASE_S)
+                await trio.sleep(SESSION_S)
                 async with theirs.producer(TOPIC, access=access) as new:
                     await new.send(b"new")
                 process.heal()
@@ -159,7 +160,7 @@ async def test_who_was_away_while_nobody_wrote_goes_on(autojump_clock: MockClock
                 process.kill()
                 with pytest.raises(SendUnknown):
                     await producer.send(b"1", sequence=1)
-                await trio.sleep(LEASE_S)
+                await trio.sleep(SESSION_S)
                 await close_lane(theirs._context.ledgers, topic, -1, 1)
                 assert [m.value for m in await read_all(theirs)] == [b"0"]
                 process.heal()

@@ -9,6 +9,7 @@ import pytest
 import trio
 from fake_lane import FakeLanes, make_record, producing
 from hypothesis import given, settings, strategies as st
+from leases import grant
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
@@ -89,8 +90,8 @@ async def _go_on_with_more(client: Client) -> None:
     """Add a partition that the producer has no access to, and take the others away from it."""
     topic = await client.topics.info(TOPIC)
     owner = encode_row(LaneOwner(producer="other"))
-    lease = await client._context.store.grant(
-        writer_lease(topic.uid, 3, 0), "other/1", ttl_s=60, value=owner
+    lease = await grant(
+        client._context.store, writer_lease(topic.uid, 3, 0), "other/1", ttl_s=60, value=owner
     )
     await client.topics.alter(TOPIC, partitions=4)
     async with client.producer(TOPIC, producer_name="p", access="take-over") as producer:

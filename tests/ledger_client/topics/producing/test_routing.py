@@ -16,6 +16,7 @@ FOUR = make_record(partitions=4)
 async def test_a_key_decides_the_partition_the_same_in_every_producer(
     autojump_clock: MockClock,
 ) -> None:
+    """MV-12: by the hash of the key alone."""
     lanes = FakeLanes()
     keys = [b"key %d" % number for number in range(100)]
     for _ in range(2):

@@ -31,7 +31,6 @@ class CountingOpener(LedgerOpener):
         super().__init__(
             catalogue=client._context.ledgers.catalogue,
             bookies=client._context.ledgers.bookies,
-            nursery=client._context.opener._nursery,
             options=client._context.options,
         )
         self.opened: list[int] = []
@@ -246,3 +245,18 @@ async def test_a_time_ends_a_follower_too(autojump_clock: MockClock, follow: boo
         async with client.reader(TOPIC, end=EventTime(2), follow=follow) as reader:
             with trio.fail_after(1):
                 assert [m.value async for m in reader] == [b"a", b"b", b"c"]
+
+
+async def test_a_search_ends_in_a_ledger_that_was_open_though_the_lane_has_a_later_one_by_then(
+    autojump_clock: MockClock,
+) -> None:
+    """What the open ledger got after the search of it lies before what the later one has."""
+    async with memory_cluster(1) as cluster, cluster.client() as client:
+        topic = LaidTopic(cluster, client, order="event-time")
+        lane = topic.lane()
+        await lane.lay(CONTROL, [Sent(b"v", event_time=1)], state="open")
+        await lane.lay(CONTROL, [Sent(b"v", event_time=9)], state="open")
+        ref = LaneRef(0, -1, 0, TOPIC, topic.record.uid, True)
+        rows = LedgerRows(cluster.store, ref, timeout_s=1)
+        found = await TimeSearch(ref, rows, CountingOpener(client)).find(EventTime(5))
+    assert (found.exact, found.place.number, found.place.entry) == (False, 0, 2)

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import pytest
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
 from topic_rig import begun, lay_lane, row
 
@@ -69,7 +70,7 @@ async def test_a_lease_that_says_nothing_readable_still_is_a_writer(
 ) -> None:
     topic = await client._context.catalogue.create(TopicRecord(name="s/t", uid=0))
     await lay_lane(cluster.store, topic, [begun(0)])
-    await cluster.store.grant(writer_lease(topic.uid, -1, 0), "x/1", ttl_s=60, value=b"?")
+    await grant(cluster.store, writer_lease(topic.uid, -1, 0), "x/1", ttl_s=60, value=b"?")
     (lane,) = (await client.topics.explain("s/t")).lanes
     assert lane.owner == LaneOwner(producer="x/1")
 

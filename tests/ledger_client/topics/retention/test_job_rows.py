@@ -4,13 +4,14 @@ from collections.abc import AsyncIterator
 
 import pytest
 import trio
+from leases import grant
 from memory_cluster import MemoryCluster, memory_cluster
 from topic_rig import begun, lay_lane, ledger_ids, row, stored
 from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
-from ledger_client.jobs.staging.job import LEASE_S, JobStage, create_staged, grant_job, open_job
+from ledger_client.jobs.staging.job import JobStage, create_staged, open_job, owner_row
 from metadata.errors import LeaseLost
 from metadata.jobs import (
     IDS,
@@ -22,10 +23,12 @@ from metadata.jobs import (
     PinnedLane,
     encode_job_row,
     ids_key,
+    job_lease,
     pins_key,
     staged_key,
 )
 from metadata.leadership import Term
+from metadata.sessions import SESSION_S
 from metadata.topics import Retention, TopicRecord
 
 
@@ -49,7 +52,7 @@ async def topic(client: Client) -> TopicRecord:
 
 @pytest.fixture
 async def term(cluster: MemoryCluster) -> Term:
-    return Term(await cluster.store.grant("coordinator", "me", ttl_s=3600))
+    return Term(await grant(cluster.store, "coordinator", "me", ttl_s=3600))
 
 
 @pytest.fixture
@@ -97,7 +100,8 @@ async def test_a_job_that_takes_its_lease_again_in_time_keeps_all(
 ) -> None:
     ledger_id = await left_by(client, topic, "back")
     await keeper.look_after_all(term)
-    lease = await grant_job(client._context.ledgers, topic, "write", "back", ttl_s=60)
+    name = job_lease(topic.uid, "back")
+    lease = await grant(cluster.store, name, "back", ttl_s=60, value=owner_row(topic, "write"))
     await keeper.look_after_all(term)
     await client._context.store.release(lease)
     await keeper.look_after_all(term)
@@ -153,12 +157,14 @@ async def test_retention_waits_for_a_job_that_was_killed_no_longer_than_its_leas
 ) -> None:
     """PS-35: pins of running jobs win, those of dead ones do not."""
     await lay_lane(cluster.store, topic, [row(0), begun(1)], written=True)
-    await grant_job(client._context.ledgers, topic, "replay", "killed", ttl_s=LEASE_S)
+    name = job_lease(topic.uid, "killed")
+    row_of_job = owner_row(topic, "replay")
+    await grant(cluster.store, name, "killed", ttl_s=SESSION_S, value=row_of_job)
     pins = JobPins(kind="replay", lanes=[PinnedLane(-1, 0, 0)])
     await client._context.store.put(pins_key(topic.uid, "killed"), encode_job_row(pins))
     await keeper.look_after_all(term)
     assert ledger_ids(cluster.store) == [100, 101]
-    await trio.sleep(LEASE_S + 1)
+    await trio.sleep(SESSION_S + 1)
     await keeper.look_after_all(term)
     assert ledger_ids(cluster.store) == [101]
     assert staged_key(topic.uid, "killed", 1) not in stored(cluster.store, STAGED)

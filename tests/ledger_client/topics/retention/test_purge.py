@@ -123,7 +123,7 @@ async def test_a_repair_that_changes_a_ledgers_record_meanwhile_does_not_bring_i
     cluster: MemoryCluster, client: Client, topic: TopicRecord
 ) -> None:
     store, ledger = cluster.store, ledger_key(100)
-    _, planned = await planned_purge(client._context.catalogue, "shop/orders", EventTime(1000))
+    _, planned, _ = await planned_purge(client._context.catalogue, "shop/orders", EventTime(1000))
     reads = 0
     get = store.get
 
@@ -154,7 +154,7 @@ async def test_a_ledger_that_somebody_deleted_leaves_its_row_to_go(
 async def test_who_leads_no_more_removes_nothing(
     cluster: MemoryCluster, client: Client, topic: TopicRecord
 ) -> None:
-    _, planned = await planned_purge(
+    _, planned, _ = await planned_purge(
         client._context.catalogue, "shop/orders", PublishTime(9 * HOUR_MS)
     )
     over = CheckLease("coordinator", "me", 1)

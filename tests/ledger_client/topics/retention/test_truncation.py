@@ -30,8 +30,8 @@ from ledger_client.topics.reading.options import ReadSettings
 from ledger_client.topics.reading.range_plan import plan_read
 from ledger_client.topics.reading.range_reader import RangeReader
 from ledger_client.topics.retention import truncation
-from ledger_client.topics.retention.cuts import LaneCut
 from ledger_client.topics.retention.holdings import LaneHoldings
+from ledger_client.topics.retention.lane_parts import LanePart
 from ledger_client.topics.times import EventTime, PublishTime
 from metadata.compaction import CompactedSet, Horizon, compacted_key, encode_set
 from metadata.records import LEDGERS
@@ -401,7 +401,7 @@ async def test_a_job_that_begins_while_it_is_looked_what_goes_is_noticed(
             found: LaneHoldings,
             start: Place,
             stop: Place | None,
-        ) -> LaneCut:
+        ) -> LanePart:
             nonlocal looks
             looks += 1
             if looks == 4:  # of all lanes, of this one, and twice for the transaction

@@ -6,8 +6,8 @@
     noted in the row           ████                     █
 
 A ledger that keeps some messages stays as it is stored; its row lists the entries that are
-deleted. One transaction changes all rows of a cut (cut_ops). LedgerScan reads a ledger to
-count what is left of it and to learn the lane's state at the cut: whole batches by their
+deleted. One transaction changes all rows of a part (part_ops). LedgerScan reads a ledger to
+count what is left of it and to learn the lane's state in front of the part: whole batches by their
 headers, a batch that is cut in two message by message.
 """
 
@@ -54,7 +54,7 @@ class LaneTruncated(msgspec.Struct, frozen=True, kw_only=True):
     """ledgers that are deleted whole"""
     messages: Count = 0
     last_kept: MessageId | None = None
-    """the last ledger and entry before the cut; `None` if nothing stays before it"""
+    """the last ledger and entry before the part; `None` if nothing stays before it"""
     owner: LaneOwner | None = None
     """the present writer"""
 
@@ -77,7 +77,7 @@ class Truncated(msgspec.Struct, frozen=True, kw_only=True):
         return sum(lane.messages for lane in self.lanes)
 
 
-class LedgerCut(NamedTuple):
+class LedgerPart(NamedTuple):
     """The messages deleted from one ledger: from *start* to before *stop*."""
 
     held: HeldLedger
@@ -89,25 +89,27 @@ class LedgerCut(NamedTuple):
         """True if the whole ledger is deleted, its row included."""
         return self.start == (0, 0) and self.stop == (self.held.row.entries, 0)
 
-    def cut(self) -> HeldLedger:
-        """Return the ledger without the cut messages; its counts and times are not updated."""
+    def left(self) -> HeldLedger:
+        """Return the ledger without these messages; its counts and times are not updated."""
         removed = merged(self.held.row.removed, self.start, self.stop)
         return self.held._replace(row=msgspec.structs.replace(self.held.row, removed=removed))
 
 
-def ledger_cuts(ledgers: Sequence[HeldLedger], start: Place, stop: Place | None) -> list[LedgerCut]:
-    """Return the cut of each ledger; without *stop* everything from *start* on.
+def ledger_parts(
+    ledgers: Sequence[HeldLedger], start: Place, stop: Place | None
+) -> list[LedgerPart]:
+    """Return the part of each ledger; without *stop* everything from *start* on.
 
     *ledgers* are those of a lane in order, with their present entries. Messages deleted before
     are skipped.
     """
-    parts: list[LedgerCut] = []
+    parts: list[LedgerPart] = []
     for held in ledgers:
         end = (held.row.entries, 0)
         first = _within(start, held.number, end)
         last = end if stop is None else _within(stop, held.number, end)
-        part = LedgerCut(held, first, last)
-        if first < last and (part.is_whole or part.cut() != held):
+        part = LedgerPart(held, first, last)
+        if first < last and (part.is_whole or part.left() != held):
             parts.append(part)
     return parts
 
@@ -159,47 +161,53 @@ class LostRace(TopicError):
     """Other processes kept changing the same rows; nothing was deleted."""
 
 
-class LaneCut(msgspec.Struct):
-    """The cut of a lane: its parts, and the rest of its ledgers."""
+class LanePart(msgspec.Struct):
+    """The part of a lane that is deleted: the part of each ledger, and the rest of its ledgers."""
 
-    parts: list[LedgerCut]
+    parts: list[LedgerPart]
     whole: list[HeldLedger]
     changed: list[HeldLedger]
     """the rows to be of ledgers that keep messages, with their present versions"""
     messages: int
     state: LaneState | None = None
     """the lane's state before the first part"""
+    checks: Sequence[Check] = ()
+    """that what was known to keep messages has not changed"""
 
 
-async def cut_ops(
-    catalogue: Catalogue, lane: LaneRef, cut: LaneCut, stop_number: int, stop_version: int
+async def part_ops(
+    catalogue: Catalogue, lane: LaneRef, taken: LanePart, stop_number: int, stop_version: int
 ) -> list[Op]:
-    """Return the ops of *cut*; the lane continues at *stop_number* and *stop_version*.
+    """Return the ops of *taken*; the lane continues at *stop_number* and *stop_version*.
 
     Raises:
-        LostRace: a row has changed since the cut was planned.
+        LostRace: a row has changed since the part was planned, or is still to be settled.
         MetadataUnavailable, MetadataBroken: as Catalogue.read().
     """
-    ops: list[Op] = []
-    for held in cut.whole:
+    ops: list[Op] = [*taken.checks]
+    for check in taken.checks:
+        found = await catalogue.read(check.key)
+        if (ABSENT if found is None else found.version) != check.expected:
+            raise LostRace(f"{lane}: a cut was created or deleted", topic=lane.topic)
+    for held in taken.whole:
         ops += await _removal(catalogue, lane, held)
-    for held in cut.changed:
+    for held in taken.changed:
         key = lane_ledger_key(lane.uid, lane.partition, lane.lane, held.number)
         row = await catalogue.read(key)
-        if row is None or row.version != held.version:
+        if row is None or row.version != held.version or held.row.pointer:
             raise _lost_race(lane, held)
         ops.append(Put(key, encode_row(held.row), held.version))
-    return ops + await _removals(catalogue, lane, cut, stop_number, stop_version)
+    return ops + await _removals(catalogue, lane, taken, stop_number, stop_version)
 
 
 async def _removals(
-    catalogue: Catalogue, lane: LaneRef, cut: LaneCut, stop_number: int, stop_version: int
+    catalogue: Catalogue, lane: LaneRef, taken: LanePart, stop_number: int, stop_version: int
 ) -> list[Op]:
     """Return the op that records the ledgers as deleted on purpose."""
     key = lane_removals_key(lane.uid, lane.partition, lane.lane)
     found = await catalogue.read(key)
     known = [] if found is None else decode_lane_removals(key, found.value).ranges
-    ranges = with_removed(known, cut.whole, stop_number, stop_version)
+    ranges = with_removed(known, taken.whole, stop_number, stop_version)
     if len(ranges) > REMOVALS_MAX:
         raise TopicError(
             f"more than {REMOVALS_MAX} ranges of ledgers are deleted out of {lane}",
@@ -216,7 +224,7 @@ async def _removal(catalogue: Catalogue, lane: LaneRef, held: HeldLedger) -> lis
     found = await catalogue.read(key)
     if found is None:
         return []
-    if found.version != held.version:
+    if found.version != held.version or held.row.pointer:
         raise _lost_race(lane, held)
     record_key = ledger_key(held.row.ledger_id)
     record = await catalogue.read(record_key)
@@ -270,6 +278,8 @@ class LedgerScan:
             self.state = LaneState.decode(bytes(payload))
         if header.kind != BatchKind.MESSAGES:
             return
+        if self._row.ledger.stamp:
+            header = header.stamped(self._row.ledger.stamp)
         batch = _LazyBatch(self._lane, self._row, entry, payload)
         for start, stop in kept_messages(self._row.ledger.removed, entry, 0, header.count):
             count_in(self.figures, header, batch, start, stop)
@@ -304,7 +314,7 @@ class _LazyBatch:
     """A batch that is decoded when it is first needed."""
 
     def __init__(self, lane: LaneRef, row: Row, entry: int, payload: memoryview) -> None:
-        self._given = (lane, row.place(entry), payload)
+        self._given = (lane, row.place(entry), payload, row.ledger.stamp)
         self._batch: MessageBatch | None = None
 
     def open(self) -> MessageBatch:

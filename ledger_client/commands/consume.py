@@ -1,0 +1,279 @@
+"""``quire consume``: print the messages of topics as a member of a group."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import NamedTuple, Unpack, get_args
+
+import click
+import trio
+
+from ledger_client.client import connect
+from ledger_client.commands import options
+from ledger_client.commands.forms import MessageFields, json_of, text_of
+from ledger_client.commands.metrics_page import metrics_page, metrics_port
+from ledger_client.commands.options import parse_duration
+from ledger_client.commands.outcome import finish
+from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
+from ledger_client.commands.streams import put
+from ledger_client.errors import CommitRefused, MetadataUnavailable
+from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.groups.options import ConsumerOptions, ConsumerSettings, FirstStart
+from ledger_client.message_id import MessageId
+from ledger_client.topics.messages import Message
+from metadata.groups.rows import Mode
+
+MODES = get_args(Mode)
+field = partial(options.field_option, ConsumerOptions)
+POLL_S = 1.0
+POLL_MAX = 4096
+COMMIT_S = 5.0
+CLOSE_S = 5.0
+
+
+class FirstPlace(click.ParamType[Point | None]):
+    """Parses earliest, latest, a time, or none, which becomes `None`."""
+
+    name = "place"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> Point | None:
+        """Parse where a group begins, or a time whose kind --by decides later."""
+        if value == "none":
+            return None
+        point = PlaceOrTime().convert(value, param, ctx)
+        if isinstance(point.start, MessageId):
+            self.fail("a group cannot begin at a message; `quire group reset` moves it to one")
+        return point
+
+
+class CommitParam(click.ParamType[float]):
+    """Parses when to commit, in seconds: auto, each (0), none (math.inf), or a duration."""
+
+    name = "when"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Parse one of the words, or a duration."""
+        words = {"auto": COMMIT_S, "each": 0.0, "none": math.inf}
+        seconds = words.get(str(value), parse_duration(str(value)))
+        if seconds is None:
+            self.fail(f"{value!r} is not auto, each, none, or a duration such as 30s", param, ctx)
+        return seconds
+
+
+@click.command()
+@click.argument("topics", nargs=-1, required=True, metavar="TOPIC...")
+@click.option("--group", required=True, metavar="NAME", help="Name of the group.")
+@click.option(
+    "--start",
+    "first",
+    type=FirstPlace(),
+    default="latest",
+    show_default=True,
+    metavar="PLACE",
+    help="Where a group begins in a partition in which it has committed nothing: earliest, latest, "
+    "a time, or none, which is an error then. A time is a date and time, nanoseconds since 1970, "
+    "or a duration such as 15min for that long ago.",
+)
+@click.option(
+    "--by",
+    type=click.Choice(BYS),
+    default="publish-time",
+    show_default=True,
+    help="Kind of the time in PLACE.",
+)
+@click.option(
+    "--commit",
+    "commit_s",
+    type=CommitParam(),
+    default="auto",
+    show_default=True,
+    metavar="WHEN",
+    help="Commit what was printed: auto is every 5s, each is at once, and a duration such as 30s "
+    "is so often; all of them also at the end. none commits nothing, and all of it comes again.",
+)
+@click.option(
+    "--shared",
+    "mode",
+    flag_value="shared",
+    type=click.Choice(MODES),
+    default="exclusive",
+    help="Share partitions, too: any number of members read each of them, in no order. What was "
+    "printed is acknowledged message by message, unless --commit is none.",
+)
+@click.option(
+    "--key-shared",
+    "mode",
+    flag_value="key-shared",
+    type=click.Choice(MODES),
+    help="As --shared, and one member gets all messages of a key, in order.",
+)
+@field("ack_timeout_s", "--ack-timeout", "ack_timeout_s")
+@field("deliveries_max", "--deliveries-max")
+@field("dead_topic", "--dead-topic", metavar="TOPIC")
+@field("order", "--order")
+@field("member", "--member", metavar="NAME")
+@field("missing", "--missing")
+@click.option(
+    "--limit", type=click.IntRange(1), metavar="COUNT", help="Stop after this many messages."
+)
+@click.option(
+    "--idle",
+    "idle_s",
+    type=options.DurationParam(),
+    metavar="DURATION",
+    help="Stop when no message came for so long. [default: go on until Ctrl-C]",
+)
+@click.option(
+    "--skip-gaps", is_flag=True, help="Skip messages that were removed, instead of failing."
+)
+@click.option("--json", "as_json", is_flag=True, help="Print a JSON object per line.")
+@metrics_port
+@options.cluster
+def consume(
+    *,
+    topics: tuple[str, ...],
+    first: Point | None,
+    by: By,
+    commit_s: float,
+    limit: int | None,
+    idle_s: float | None,
+    skip_gaps: bool,
+    as_json: bool,
+    metrics_port: int,
+    cluster: str,
+    **settings: Unpack[ConsumerSettings],
+) -> None:
+    """Print the messages of TOPIC as a member of a group, until Ctrl-C.
+
+    The members of a group share its topics: start the command several times with the same
+    --group, and each partition is read by one of them. A group goes on where it stopped; what it
+    printed is committed as --commit says. "*" in TOPIC stands for any
+    characters: 'shop/*' is a whole namespace, with the topics that are created later.
+    """
+    settings["start"] = _first(first, by)
+    settings["on_gap"] = "skip" if skip_gaps else "raise"
+    settings["auto_commit_s"] = None
+    request = ConsumeRequest(cluster, topics, commit_s, limit, idle_s, as_json, metrics_port)
+    trio.run(finish, partial(_consume, request, settings))
+
+
+def _first(first: Point | None, by: By) -> FirstStart:
+    """Return where a group begins; `None` stands for "none"."""
+    if first is None:
+        return "none"
+    if first.start == "earliest" or first.start == "latest":
+        return first.start
+    return first.time(by)
+
+
+class ConsumeRequest(NamedTuple):
+    """The options and arguments of the command line, apart from the consumer's settings."""
+
+    cluster: str
+    topics: tuple[str, ...]
+    commit_s: float
+    """between two commits; math.inf for none"""
+    limit: int | None
+    idle_s: float | None
+    as_json: bool
+    metrics_port: int
+
+
+async def _consume(order: ConsumeRequest, settings: ConsumerSettings) -> None:
+    async with (
+        connect(order.cluster) as client,
+        metrics_page(lambda: client.metrics, order.metrics_port),
+        client.consumer(order.topics, **settings) as consumer,
+    ):
+        named = [name for name in order.topics if "*" not in name] if order.as_json else []
+        records = [await client.topics.info(name) for name in named]
+        settle = Settling(consumer, is_shared=settings["mode"] != "exclusive")
+        printing = Printing(consumer, settle, order, MessageFields(records) if records else None)
+        try:
+            await printing.run()
+        finally:
+            if order.commit_s < math.inf and printing.is_printed:
+                with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
+                    await settle.commit()
+
+
+class Settling:
+    """Commits what was printed, or acknowledges it in a shared group."""
+
+    def __init__(self, consumer: GroupConsumer, *, is_shared: bool) -> None:
+        self._consumer = consumer
+        self._is_shared = is_shared
+
+    def note(self, messages: list[Message]) -> None:
+        """Begin to acknowledge these messages, if the group is shared."""
+        if self._is_shared:
+            with _reported():
+                self._consumer.ack_nowait(messages)
+
+    async def commit(self) -> None:
+        """Make it durable, as far as the messages are still ours."""
+        with _reported():
+            await (self._consumer.flush() if self._is_shared else self._consumer.commit())
+
+
+@contextmanager
+def _reported() -> Iterator[None]:
+    """Report messages that may be printed again, and go on."""
+    try:
+        yield
+    except (CommitRefused, MetadataUnavailable) as failure:
+        click.echo(f"quire: {failure}; it may be printed again, here or elsewhere", err=True)
+
+
+class Printing:
+    """Prints what the consumer gets.
+
+    Attributes:
+        is_printed: all that the consumer handed out was printed.
+    """
+
+    def __init__(
+        self,
+        consumer: GroupConsumer,
+        settle: Settling,
+        order: ConsumeRequest,
+        fields: MessageFields | None,
+    ) -> None:
+        self.is_printed = False
+        self._consumer = consumer
+        self._settle = settle
+        self._order = order
+        self._fields = fields
+
+    async def run(self) -> None:
+        """Print until the limit, or until nothing has come for the given time."""
+        order, left = self._order, self._order.limit
+        printed_at = committed_at = trio.current_time()
+        while left is None or left > 0:
+            count = POLL_MAX if left is None else min(left, POLL_MAX)
+            messages = await self._consumer.poll(wait_s=POLL_S, messages_max=count)
+            self.is_printed = not messages
+            now = trio.current_time()
+            if messages:
+                printed_at = now
+                await self._print(messages)
+                left = left and left - len(messages)
+            elif order.idle_s is not None and now - printed_at >= order.idle_s:
+                return
+            if now - committed_at >= order.commit_s:
+                await self._settle.commit()
+                committed_at = now
+
+    async def _print(self, messages: list[Message]) -> None:
+        as_json = self._order.as_json
+        await put(json_of(messages, self._fields) if as_json else text_of(messages))
+        if self._order.commit_s < math.inf:
+            self._settle.note(messages)
+        self.is_printed = True

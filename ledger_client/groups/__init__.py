@@ -1,0 +1,1 @@
+"""Consumers in groups: membership, progress, and the messages of assigned partitions."""

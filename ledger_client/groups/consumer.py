@@ -1,0 +1,381 @@
+"""A consumer: a member of a group, with the messages of its partitions, at least once.
+
+    Membership ──row──► Partitions ──messages──► InOrder ──► application
+                             ▲                      │
+                             └────── Progress ◄─────┘
+
+Bookies know no groups: a consumer that was cut off may still fetch messages of a partition that
+another member has by now. It cannot commit them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager, suppress
+from typing import TYPE_CHECKING, Unpack
+
+import trio
+
+from ledger_client.background import Background
+from ledger_client.errors import BadGroup, LedgerError
+from ledger_client.groups.arrivals import Arrivals
+from ledger_client.groups.feed import OpenTicks
+from ledger_client.groups.heartbeats import Heartbeats, SharedHeartbeats
+from ledger_client.groups.in_order import InOrder
+from ledger_client.groups.membership import Membership
+from ledger_client.groups.options import (
+    ConsumedLane,
+    ConsumerOptions,
+    ConsumerSettings,
+    TopicPartition,
+)
+from ledger_client.groups.partitions import Partitions
+from ledger_client.groups.shared import Shared
+from ledger_client.groups.sources import OpenDead
+from ledger_client.groups.turns import Turns
+from ledger_client.groups.wanted import wanted_topics
+from ledger_client.topics.context import TopicContext
+from ledger_client.topics.messages import Message
+from ledger_client.topics.positions import Position
+from metadata.groups.rows import MemberRecord, Wanted
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+CLOSE_S = 5.0
+DELAY_S_MAX = 86_400.0
+"""Until a message is delivered again."""
+
+
+class GroupConsumer:
+    """An async iterator of Message, from Client.consumer(). One task takes messages."""
+
+    def __init__(
+        self,
+        context: TopicContext,
+        options: ConsumerOptions,
+        wanted: Wanted,
+        heartbeats: Heartbeats,
+        nursery: trio.Nursery,
+        open_dead: OpenDead,
+        open_ticks: OpenTicks,
+    ) -> None:
+        self._options = options
+        self._nursery = nursery
+        self._membership = Membership(
+            context,
+            options,
+            wanted,
+            heartbeats,
+            progress=self._taken,
+            apply=self._apply,
+            prepare=self._prepare,
+        )
+        self._arrivals = Arrivals(self._membership)
+        self._partitions = Partitions(
+            context,
+            options,
+            wanted.topics,
+            self._membership.rows,
+            nursery,
+            on_arrival=self._arrive,
+            on_failure=self._membership.fail,
+            open_ticks=open_ticks,
+        )
+        self._delivery: InOrder | Shared
+        if options.mode == "exclusive":
+            turns = Turns(
+                context,
+                options.group,
+                self._partitions.feeds,
+                self._partitions.active,
+                nursery,
+                with_meta=options.with_meta,
+                on_arrival=self._arrivals.note,
+                on_deleted=self._partitions.end,
+            )
+            self._delivery = InOrder(
+                options.group, self._partitions, self._membership.rows, self._arrivals, turns
+            )
+        else:
+            self._delivery = Shared(
+                context,
+                options,
+                self._membership,
+                self._membership.rows,
+                self._partitions,
+                self._arrivals,
+                open_dead,
+            )
+
+    # --- messages ------------------------------------------------------------------------
+
+    def __aiter__(self) -> AsyncIterator[Message]:
+        return self._delivery
+
+    async def __anext__(self) -> Message:
+        return await self._delivery.__anext__()
+
+    async def poll(self, *, wait_s: float = 1.0, messages_max: int = 4096) -> list[Message]:
+        """Return the next messages, at most *messages_max*; none if *wait_s* passes without any.
+
+        `math.inf` waits for ever.
+
+        Raises:
+            Gap: messages at the group's place were removed. The next call goes on after them.
+            BadGroup: with start="none", the group has committed nothing in a partition.
+            MemberRemoved: another consumer was started under this member's name, or this one is
+                closed.
+            NoSuchTopic: a topic that the consumer names was deleted; raised once.
+            LedgerError: reading failed; the next call tries again.
+        """
+        return await self._delivery.poll(wait_s=wait_s, messages_max=messages_max)
+
+    async def poll_batches(
+        self, *, wait_s: float = 1.0, messages_max: int = 50_000
+    ) -> list[pa.RecordBatch]:
+        """Return the next messages as Arrow RecordBatches; no message becomes an object.
+
+        They count as handed out and as consumed like those of poll(), and have the columns that
+        TopicReader.read_batches() has. Each is of one topic, which its schema's metadata names as
+        "topic". Raises as poll().
+        """
+        return await self._in_order.poll_batches(wait_s=wait_s, messages_max=messages_max)
+
+    def take_back(self) -> None:
+        """Take back what was handed out last, as if it had not been: it is read again.
+
+        For callers that a cancellation keeps from seeing what was returned to them.
+        """
+        self._delivery.take_back()
+
+    def pause(self, parts: Iterable[TopicPartition] | None = None) -> None:
+        """Hand out nothing more of these partitions; `None` for all. They stay assigned.
+
+        A partition that moves elsewhere and comes back is not paused any more.
+        """
+        self._delivery.pause(parts)
+
+    def resume(self, parts: Iterable[TopicPartition] | None = None) -> None:
+        """Hand out these partitions again; `None` for all."""
+        self._delivery.resume(parts)
+
+    def assignment(self) -> list[TopicPartition]:
+        """Return the partitions that this consumer reads now."""
+        return self._partitions.named(self._partitions.active)
+
+    # --- progress ------------------------------------------------------------------------
+
+    async def commit(self, what: Message | Position | None = None) -> None:
+        """Store the group's progress, and return when it is durable.
+
+        Args:
+            what: a message, to go on after it; or places, as position() returned them, which may
+                lie before what was committed. Default: all messages that were handed out.
+
+        A place that is committed already may be committed again.
+
+        Raises:
+            BadGroup: nothing was asked for yet, and there are no partitions.
+            BadTopic: a place is behind the end of its lane; nothing was committed.
+            CommitRefused: partitions are another member's by now; their messages come again.
+            MetadataUnavailable: the store did not answer in time; it may have been committed.
+            LedgerError: a commit that commit_nowait() started has failed. This one was made.
+        """
+        await self._in_order.commit(what)
+
+    def commit_nowait(self, what: Message | Position | None = None) -> None:
+        """Begin to store the group's progress, and do not wait for it.
+
+        Commits that were begun while another one was under way are stored together. If one fails,
+        the next call of commit() raises why, or the next one that asks for messages, or the end
+        of the block. It takes what commit() takes.
+
+        Raises:
+            BadGroup: nothing was asked for yet, and there are no partitions.
+            CommitRefused: the message is not of this consumer's partitions.
+        """
+        self._in_order.commit_nowait(what)
+
+    def position(self) -> Position:
+        """Return the place in each lane after the messages that were handed out.
+
+        A lane that is not there begins at its first message.
+        """
+        return self._in_order.position()
+
+    def committed(self) -> Position:
+        """Return the places at which the group goes on in this consumer's partitions.
+
+        A lane that is not there begins at its first message. A partition that is not there has
+        none, or nothing was committed in it.
+        """
+        return self._in_order.committed()
+
+    async def lag(self) -> list[ConsumedLane]:
+        """Return the lanes of this consumer's partitions: where it is, and what lies before it.
+
+        Members of a shared group have no places of their own; Client.groups.lag() has the group's.
+
+        Raises:
+            BadGroup: the group is shared.
+            LedgerError: the lanes could not be looked up.
+        """
+        return await self._partitions.lag(self.position(), self.committed())
+
+    async def seek(self, position: Position) -> None:
+        """Go on from these places, in partitions that this consumer has; nothing is committed.
+
+        Lanes of these partitions that *position* does not name begin at their first message.
+
+        Raises:
+            CommitRefused: a partition is not this consumer's; nothing changed.
+            BadTopic: a place is behind the end of its lane; nothing changed.
+            LedgerError: the lanes could not be looked up.
+        """
+        await self._in_order.seek(position)
+
+    async def _commit_sometimes(self, every_s: float) -> None:
+        while True:
+            await trio.sleep(every_s)
+            await self._delivery.commit_consumed()
+
+    @property
+    def _in_order(self) -> InOrder:
+        if isinstance(self._delivery, Shared):
+            raise BadGroup(
+                f"group {self._options.group} is shared: acknowledge its messages with ack()"
+            )
+        return self._delivery
+
+    # --- acknowledgements ----------------------------------------------------------------
+
+    async def ack(self, message: Message | Iterable[Message]) -> None:
+        """Acknowledge a message of a shared group, or several; return when that is durable.
+
+        Raises:
+            CommitRefused: other members have some of them by now, or they were acknowledged
+                before. The others are acknowledged.
+            MetadataUnavailable: the store did not answer in time; they are acknowledged later.
+        """
+        shared = self._shared
+        await shared.saved(shared.ack([message] if isinstance(message, Message) else message))
+
+    def ack_nowait(self, message: Message | Iterable[Message]) -> None:
+        """Acknowledge a message of a shared group, or several, and do not wait.
+
+        It is durable after a few milliseconds; flush() waits for that, and the end of the block
+        does. Raises CommitRefused as ack().
+        """
+        self._shared.ack([message] if isinstance(message, Message) else message)
+
+    async def flush(self) -> None:
+        """Return when all acknowledgements so far are durable.
+
+        Raises:
+            CommitRefused: since the last call, some came too late; their messages come again.
+            MetadataUnavailable: the store did not answer in time.
+        """
+        await self._shared.flush()
+
+    def nack(self, message: Message, *, delay_s: float = 1.0, reason: str = "refused") -> None:
+        """Let a message of a shared group be delivered again after *delay_s* seconds.
+
+        *reason* is kept in its dead letter, if it becomes one. Raises CommitRefused if another
+        member has the message by now.
+        """
+        if not 0 <= delay_s <= DELAY_S_MAX:
+            raise BadGroup(f"delay_s {delay_s} is not 0 to {DELAY_S_MAX}")
+        self._shared.nack(message, delay_s, reason)
+
+    def extend(self, message: Message) -> None:
+        """Let the time in which a message is to be acknowledged begin anew.
+
+        Raises CommitRefused if another member has the message by now.
+        """
+        self._shared.extend(message)
+
+    def deliveries(self, message: Message) -> int:
+        """Return how often a message of a shared group was delivered, this time included.
+
+        It may be one too many if a member was lost that had it. Raises CommitRefused as extend().
+        """
+        return self._shared.deliveries(message)
+
+    @property
+    def _shared(self) -> Shared:
+        if isinstance(self._delivery, InOrder):
+            raise BadGroup(
+                f"group {self._options.group} is exclusive: commit() its messages, or open it "
+                'with mode="shared"'
+            )
+        return self._delivery
+
+    # --- the whole -----------------------------------------------------------------------
+
+    def _taken(self) -> object:
+        return self._delivery.taken()
+
+    def _arrive(self) -> None:
+        self._delivery.arrive()
+
+    async def _apply(self, row: MemberRecord | None) -> None:
+        if row is None:
+            self._delivery.lose()
+        await self._partitions.apply(row, self._delivery)
+
+    async def _prepare(self) -> None:
+        if isinstance(self._delivery, Shared):
+            await self._delivery.prepare()
+
+    async def _open(self) -> None:
+        await self._membership.join()
+        self._nursery.start_soon(self._delivery.run)
+        self._nursery.start_soon(self._membership.run)
+        if self._options.auto_commit_s is not None:
+            self._nursery.start_soon(self._commit_sometimes, self._options.auto_commit_s or 0.01)
+
+    async def _close(self, *, is_done: bool) -> None:
+        """Commit what was consumed, and leave the group.
+
+        *is_done*: the application is done with what it has, as it left without an error.
+        """
+        with suppress(LedgerError):
+            await self._delivery.close(
+                is_done=is_done,
+                commits=self._options.auto_commit_s is not None and self._membership.is_member,
+            )
+        await self._membership.leave()
+        self._membership.end("it was closed")
+
+
+def at_hand(consumer: GroupConsumer) -> Iterator[Message]:
+    """Return what the next calls of *consumer* return without a wait; see InOrder.at_hand."""
+    delivery = consumer._delivery
+    return delivery.at_hand if isinstance(delivery, InOrder) else iter(())
+
+
+@asynccontextmanager
+async def open_consumer(
+    context: TopicContext,
+    heartbeats: SharedHeartbeats,
+    open_dead: OpenDead,
+    open_ticks: OpenTicks,
+    topics: str | Sequence[str],
+    **settings: Unpack[ConsumerSettings],
+) -> AsyncIterator[GroupConsumer]:
+    """Consume topics as a member of a group; Client.consumer() has the details."""
+    options = ConsumerOptions(**settings)
+    options.check()
+    wanted = await wanted_topics(context, [topics] if isinstance(topics, str) else topics, options)
+    async with heartbeats.held() as beats, Background() as nursery:
+        consumer = GroupConsumer(context, options, wanted, beats, nursery, open_dead, open_ticks)
+        await consumer._open()
+        is_done = False
+        try:
+            yield consumer
+            is_done = True
+        finally:
+            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
+                await consumer._close(is_done=is_done)
+        consumer._delivery.raise_failure()

@@ -1,0 +1,313 @@
+"""The messages of those partitions of a topic that a member has, which change while it reads.
+
+A partition is added with the places at which its lanes begin, and dropped with the places that
+were reached. The other partitions never stop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from typing import NamedTuple, Protocol
+
+import trio
+
+from ledger_client.background import Background
+from ledger_client.errors import BadTopic, Gap, LedgerError, lane_text
+from ledger_client.topics.context import TopicContext
+from ledger_client.topics.messages import MergedBatch, MessageRange
+from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Places
+from ledger_client.topics.reading.cursor import KnownLane, LaneRange, LaneStart
+from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch, new_lane
+from ledger_client.topics.reading.merging import MergedLanes
+from ledger_client.topics.reading.options import ReadOptions, Start
+from metadata.topics import TopicRecord
+
+
+class LaneSpan(NamedTuple):
+    """A lane from its first message that is left to behind its last one."""
+
+    lane: LaneRef
+    begin: Place
+    end: Place
+
+
+class FoundLanes(NamedTuple):
+    """What is known of a topic's lanes when partitions are added."""
+
+    lanes: Sequence[KnownLane]
+    first: int = 0
+    """by timestamp: no tick up to this one matters to them"""
+
+
+class OrderOfTicks(Protocol):
+    """The order of timestamps in a feed; FeedTicks has the details."""
+
+    held: set[int]
+
+    async def first(self, added: Mapping[int, Places], lanes: Sequence[KnownLane]) -> int:
+        """Return a timestamp up to which no tick matters. Raises LedgerError."""
+
+    def begin(self, first: int) -> None:
+        """Begin the order anew, with ticks later than *first*."""
+
+    def end(self) -> None:
+        """Bring no more ticks."""
+
+
+OpenTicks = Callable[
+    [
+        TopicContext,
+        TopicRecord,
+        MergedLanes,
+        LaneSet,
+        Collection[int],
+        trio.Nursery,
+        Callable[[], None],
+    ],
+    OrderOfTicks,
+]
+"""Makes a FeedTicks."""
+
+
+class TopicFeed:
+    """One topic, as far as a member reads it. run() must run meanwhile.
+
+    Args:
+        context: the client's.
+        topic: its record.
+        options: how to read; partitions, start and end do not count.
+        nursery: for the tasks that read lanes.
+        on_arrival: called when there may be something to take.
+        open_ticks: by timestamp, in one order of all partitions; `None` for any order.
+    """
+
+    def __init__(
+        self,
+        context: TopicContext,
+        topic: TopicRecord,
+        options: ReadOptions,
+        nursery: trio.Nursery,
+        on_arrival: Callable[[], None],
+        *,
+        open_ticks: OpenTicks | None = None,
+    ) -> None:
+        self.topic = topic
+        self._context = context
+        self._partitions: list[int] = []
+        self._scope = trio.CancelScope()
+        self._options = options
+        self._on_arrival = on_arrival
+        self._merged = MergedLanes(options, nursery, context.figures)
+        self._lanes = LaneSet(
+            catalogue=context.catalogue,
+            opener=context.opener.sharing(options.read_ahead_size, 1),
+            topics=[topic],
+            options=options,
+            notify=self._notify,
+        )
+        self._watch = TopicWatch(self._lanes.store, topic.uid, self._look)
+        self._lanes.watches.append(self._watch)
+        self._merged.begin(self._lanes.cursor, [])
+        self._taken: MergedBatch | None = None
+        self._ticks: OrderOfTicks | None = None
+        if open_ticks is not None:
+            self._ticks = open_ticks(
+                context,
+                topic,
+                self._merged,
+                self._lanes,
+                self._partitions,
+                nursery,
+                on_arrival,
+            )
+
+    async def run(self) -> None:
+        """Notice new ledgers and lanes, until end(); take() raises what went wrong."""
+        try:
+            with self._scope:
+                await self._watch.run()
+        except LedgerError as failure:
+            self._merged.fail(failure)
+            self._on_arrival()
+
+    async def begin(self, partitions: Collection[int], start: Start) -> dict[int, Places]:
+        """Return the places that *start* stands for, in the lanes of each partition.
+
+        Raises:
+            LedgerError: they could not be looked up.
+        """
+        lanes = [each for each in await self.known() if each.lane.partition in partitions]
+        found: dict[int, dict[int, Place]] = {partition: {} for partition in partitions}
+        for known, begin in zip(lanes, await self._lanes.find(lanes, start), strict=True):
+            found[known.lane.partition][known.lane.lane] = begin.place
+        return {**found}
+
+    async def spans(self) -> list[LaneSpan]:
+        """Return the lanes of all partitions, with their first and last places.
+
+        Raises:
+            LedgerError: they could not be looked up.
+        """
+        known = await self.known()
+        ends = await self._lanes.find(known, "latest")
+        spans: list[LaneSpan] = []
+        for each, end in zip(known, ends, strict=True):
+            first = await each.rows.first_from(0)
+            begin = EARLIEST if first is None else first.place(0)
+            spans.append(LaneSpan(each.lane, begin, end.place))
+        return spans
+
+    async def check(self, places: Mapping[int, Places]) -> None:
+        """Raise BadTopic for a place behind its lane's end, or in a lane that does not exist.
+
+        A place before the first message that is left is allowed: what reads it gets a Gap. Places
+        that were reached already are not looked up.
+        """
+        reached = {(ref.partition, ref.lane): place for ref, place in self.places().items()}
+        ahead = {
+            (partition, lane): place
+            for partition, lanes in places.items()
+            for lane, place in lanes.items()
+            if reached.get((partition, lane), EARLIEST).at < place.at
+        }
+        if not ahead:
+            return
+        ends = {(span.lane.partition, span.lane.lane): span.end for span in await self.spans()}
+        for at, place in ahead.items():
+            if at not in ends:
+                raise BadTopic(f"there is no {lane_text(*at)}", topic=self.topic.name)
+            if ends[at].at < place.at:
+                reason = f"a place behind the end of {lane_text(*at)}: {place}"
+                raise BadTopic(reason, topic=self.topic.name)
+
+    async def known(self) -> Sequence[KnownLane]:
+        """Return the lanes of all partitions. Raises LedgerError."""
+        return await self._lanes.lanes_of(0)
+
+    async def look_up(self, places: Mapping[int, Places]) -> FoundLanes:
+        """Return what is to be known before these partitions are read. Raises LedgerError."""
+        lanes = await self.known()
+        if self._ticks is None:
+            return FoundLanes(lanes)
+        return FoundLanes(lanes, await self._ticks.first(places, lanes))
+
+    def move(self, moved: Mapping[int, Places], found: FoundLanes) -> None:
+        """Go on from other places in these partitions, which are read already."""
+        self._merged.drop(moved)
+        self._add(moved, found)
+
+    async def add(self, added: Mapping[int, Places]) -> None:
+        """Read these partitions, too. Raises LedgerError; then nothing was added."""
+        self._add(added, await self.look_up(added))
+
+    def hold(self, partitions: Iterable[int]) -> None:
+        """By timestamp, hand out nothing until these partitions are added, or dropped."""
+        if self._ticks is not None:
+            self._ticks.held |= {*partitions}
+
+    def _add(self, added: Mapping[int, Places], found: FoundLanes) -> None:
+        is_more = any(each not in added for each in self._partitions)
+        for known in found.lanes:
+            lane = known.lane
+            if lane.partition in added and not self._merged.reads(lane):
+                place = added[lane.partition].get(lane.lane, EARLIEST)
+                self._merged.add(LaneRange(known, LaneStart(place)))
+        self._partitions += [each for each in added if each not in self._partitions]
+        if self._ticks is not None and added:
+            self._ticks.held -= added.keys()
+            first = found.first
+            if is_more and self._taken is not None:
+                first = min(first, self._taken.tick_before)
+            self._ticks.begin(first)
+        self._on_arrival()
+
+    async def read(self, partition: int, lane: int, begin: Place, end: Place) -> list[MessageRange]:
+        """Return the messages that are there between two places of a lane.
+
+        Raises:
+            LedgerError: as reading does.
+        """
+        arrived = trio.Event()
+        lanes = LaneSet(
+            catalogue=self._context.catalogue,
+            opener=self._context.opener,
+            topics=[self.topic],
+            options=ReadOptions(partitions=[partition], lanes=[lane]),
+            notify=lambda: arrived.set(),
+        )
+        found: list[MessageRange] = []
+        known = [each for each in await lanes.lanes_of(0) if each.lane.lane == lane]
+        if not known:
+            reason = f"there is no lane {lane} in partition {partition}"
+            raise BadTopic(reason, topic=self.topic.name)
+        async with Background() as nursery:
+            cursor = lanes.cursor(LaneRange(known[0], LaneStart(begin), end, True))
+            nursery.start_soon(cursor.run)
+            while not cursor.ended:
+                arrived = trio.Event()
+                with suppress(Gap):
+                    while (here := cursor.peek()) is not None:
+                        found.append(cursor.take(here))
+                    if not cursor.ended:
+                        await arrived.wait()
+        return found
+
+    def drop(self, partitions: Collection[int]) -> None:
+        """Read these partitions no longer."""
+        self._partitions[:] = [each for each in self._partitions if each not in partitions]
+        if self._ticks is not None:
+            self._ticks.held -= {*partitions}
+        self._merged.drop(partitions)
+        self._merged.resume(partitions)
+
+    @property
+    def is_over(self) -> bool:
+        """True after end()."""
+        return self._scope.cancel_called
+
+    def end(self) -> None:
+        """Read nothing any more."""
+        self._scope.cancel()
+        if self._ticks is not None:
+            self._ticks.end()
+        self.drop(list(self._partitions))
+
+    def take(self) -> MergedBatch | None:
+        """Return the next messages if they have arrived. Raises as TopicReader.next_messages()."""
+        if self.is_over or (self._ticks is not None and self._ticks.held):
+            return None
+        batch = self._merged.take()
+        self._taken = batch or self._taken
+        return batch
+
+    def give_back(self, batch: MergedBatch, count: int) -> None:
+        """Take back the last *count* messages of the batch that was taken last."""
+        if self._taken is not None:
+            batch = batch._replace(tick=self._taken.tick, tick_before=self._taken.tick_before)
+        self._merged.give_back(batch, count)
+
+    def places(self) -> dict[LaneRef, Place]:
+        """Return the place in each lane after the messages that were taken."""
+        return self._merged.places(None, 0)
+
+    def pause(self, partitions: Iterable[int]) -> None:
+        """Hand out nothing of these partitions."""
+        self._merged.pause(partitions)
+
+    def resume(self, partitions: Iterable[int]) -> None:
+        """Hand out these partitions again."""
+        self._merged.resume(partitions)
+        self._on_arrival()
+
+    async def _look(self) -> None:
+        """Read the lanes that appeared in partitions that are read already."""
+        for known in await self.known():
+            lane = known.lane
+            if lane.partition in self._partitions and not self._merged.reads(lane):
+                self._merged.add(new_lane(known, "earliest"))
+                self._on_arrival()
+
+    def _notify(self) -> None:
+        self._merged.notify()
+        self._on_arrival()

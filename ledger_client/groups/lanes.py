@@ -1,0 +1,207 @@
+"""The lanes that a group consumes: how far it came in each, and where it would be elsewhere."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from ledger_client.groups.consumers import GroupLane
+from ledger_client.groups.lag import behind
+from ledger_client.groups.progress import read_all_progress
+from ledger_client.groups.share import messages_left
+from ledger_client.groups.share_rows import shares_in
+from ledger_client.groups.slots import Units, lowest
+from ledger_client.ledgers.catalogue import translated
+from ledger_client.topics.context import TopicContext
+from ledger_client.topics.positions import EARLIEST, Place, Places
+from ledger_client.topics.reading.cursor import KnownLane
+from ledger_client.topics.reading.lane_set import LaneSet, narrow
+from ledger_client.topics.reading.options import ReadOptions, Start
+from metadata.groups.assignment import Part
+from metadata.groups.rows import (
+    SLOTS,
+    Mode,
+    decode_group,
+    decode_member,
+    group_key,
+    members_prefix,
+    parts_of,
+    progress_part,
+    progress_prefix,
+)
+from metadata.store import items_under
+from metadata.topics import TopicRecord
+
+
+class GroupLanes:
+    """The lanes that one group consumes.
+
+    Args:
+        context: the client's.
+        group: its name.
+    """
+
+    def __init__(self, context: TopicContext, group: str) -> None:
+        self._context = context
+        self._group = group
+
+    async def topics(self, names: Iterable[str] = ()) -> list[TopicRecord]:
+        """Return the topics of these names, by default those in which the group has progress.
+
+        Raises:
+            NoSuchTopic: there is none of a name.
+        """
+        if named := list(names):
+            return [(await self._context.catalogue.get(name))[0] for name in named]
+        uids = {progress_part(key).topic for key in await self._rows()}
+        return [topic for topic in await self._context.catalogue.list() if topic.uid in uids]
+
+    async def known(self, topic: TopicRecord) -> Sequence[KnownLane]:
+        """Return the lanes of a topic. Raises NoSuchTopic."""
+        return await self._lanes(topic).lanes_of(0)
+
+    async def lag(self, topics: Iterable[TopicRecord]) -> list[GroupLane]:
+        """Return every lane of *topics*. Raises LedgerError as reading does."""
+        chosen, found = list(topics), list[GroupLane]()
+        stored = await self.committed(chosen)
+        held, owners = await self.held(), await self._owners(chosen)
+        now_ms = await self._context.catalogue.now_ms()
+        for topic in chosen:
+            for lane, end in await self.spans(topic):
+                part = Part(topic.uid, lane.lane.partition)
+                place = stored.get(part, {}).get(lane.lane.lane, EARLIEST)
+                one = await self._lane(lane, place, end, now_ms)
+                unacked = held[part, lane.lane.lane]
+                found.append(
+                    msgspec.structs.replace(one, unacked=unacked, member=owners.get(part, ""))
+                )
+        return found
+
+    async def spans(self, topic: TopicRecord) -> list[tuple[KnownLane, Place]]:
+        """Return the lanes of a topic, each with its end. Raises LedgerError as reading does."""
+        lanes = self._lanes(topic)
+        known = await lanes.lanes_of(0)
+        ends = await lanes.find(known, "latest")
+        return [(lane, end.place) for lane, end in zip(known, ends, strict=True)]
+
+    async def places(self, topics: Iterable[TopicRecord], start: Start) -> dict[Part, Places]:
+        """Return the places that *start* stands for, in the lanes of each partition of *topics*.
+
+        Raises:
+            BadTopic: there is no such place.
+            LedgerError: as reading does.
+        """
+        found: dict[Part, dict[int, Place]] = {}
+        for topic in topics:
+            lanes = self._lanes(topic)
+            known = await lanes.lanes_of(0)
+            chosen = narrow([each.lane for each in known], start)
+            known = [each for each in known if each.lane in chosen]
+            for lane, begin in zip(known, await lanes.find(known, start), strict=True):
+                part = Part(topic.uid, lane.lane.partition)
+                places = found.setdefault(part, {})
+                if begin.place != EARLIEST:
+                    places[lane.lane.lane] = begin.place
+        return {**found}
+
+    async def ends(self, topic: TopicRecord) -> Places:
+        """Return the places behind the lanes of a topic with one partition.
+
+        Lanes without a ledger are left out.
+
+        Raises:
+            LedgerError: as reading does.
+        """
+        lanes = self._lanes(topic)
+        known = [each for each in await lanes.lanes_of(0) if await each.rows.first_from(0)]
+        ends = await lanes.find(known, "latest")
+        return {each.lane.lane: end.place for each, end in zip(known, ends, strict=True)}
+
+    async def committed(self, topics: Iterable[TopicRecord]) -> dict[Part, Places]:
+        """Return where the group goes on in each partition of *topics*; of slots, the first place.
+
+        Raises:
+            MetadataUnavailable: the store did not answer in time.
+        """
+        context = self._context
+        timeout_s = context.options.metadata_timeout_s
+        stored = await read_all_progress(context.store, self._group, timeout_s)
+        places = {part: row.places for part, row in stored.items()}
+        if await self._mode() != "key-shared":
+            return {**places}
+        slots: dict[Part, list[Places]] = {}
+        units, known = Units("key-shared"), {topic.uid: topic for topic in topics}
+        for part, lanes in places.items():
+            if part.topic in known:
+                whole = Part(part.topic, units.partition(known[part.topic], part))
+                slots.setdefault(whole, []).append(lanes)
+        return {
+            whole: lowest(found) if len(found) == SLOTS else {} for whole, found in slots.items()
+        }
+
+    async def _mode(self) -> Mode:
+        key = group_key(self._group)
+        with translated(self._context.options.metadata_timeout_s):
+            found = await self._context.store.get(key)
+        return "exclusive" if found is None else decode_group(key, found.value).mode
+
+    async def held(self) -> Counter[tuple[Part, int]]:
+        """Return how many messages members of a shared group have, by partition and lane.
+
+        Raises:
+            MetadataUnavailable: the store did not answer in time.
+        """
+        timeout_s = self._context.options.metadata_timeout_s
+        held = Counter[tuple[Part, int]]()
+        for record in (await shares_in(self._context.store, self._group, None, timeout_s)).values():
+            held[Part(record.topic, record.partition), record.lane] += messages_left(record)
+        return held
+
+    async def _rows(self) -> list[str]:
+        prefix = progress_prefix(self._group)
+        with translated(self._context.options.metadata_timeout_s):
+            return [key for key, _ in await items_under(self._context.store, prefix)]
+
+    async def _owners(self, topics: Iterable[TopicRecord]) -> dict[Part, str]:
+        """Return the member of each partition that one member alone has."""
+        prefix = members_prefix(self._group)
+        units, known = Units(await self._mode()), {topic.uid: topic for topic in topics}
+        found: dict[Part, str] = {}
+        with translated(self._context.options.metadata_timeout_s):
+            for key, row in await items_under(self._context.store, prefix):
+                member = key.removeprefix(prefix)
+                for each in parts_of(decode_member(key, row.value).parts):
+                    if each.topic not in known:
+                        continue
+                    part = Part(each.topic, units.partition(known[each.topic], each))
+                    found[part] = member if found.get(part, member) == member else ""
+        return found
+
+    async def _lane(self, known: KnownLane, place: Place, end: Place, now_ms: int) -> GroupLane:
+        lane = known.lane
+        first = await known.rows.first_from(0)
+        # A ledger that is only prepared has no base version yet.
+        begin = max(place.version, 0 if first is None else first.ledger.base_version, 0)
+        lag = await behind(known.rows, self._context.opener, place, end)
+        lag_s = 0.0 if lag.sent_ms is None else max(now_ms - lag.sent_ms, 0) / 1000
+        return GroupLane(
+            topic=lane.topic,
+            partition=lane.partition,
+            lane=lane.lane,
+            committed=place.version,
+            end=end.version,
+            lag=max(end.version - begin, 0),
+            messages=lag.messages,
+            is_exact=lag.is_exact,
+            lag_s=lag_s,
+        )
+
+    def _lanes(self, topic: TopicRecord) -> LaneSet:
+        return LaneSet(
+            catalogue=self._context.catalogue,
+            opener=self._context.opener,
+            topics=[topic],
+            options=ReadOptions(),
+        )

@@ -1,0 +1,405 @@
+"""The partitions that a member reads, as its row changes.
+
+    row ──► gained: progress read ──► begun ──► lanes read
+        └─► gone: nothing more is handed out ──► finished, committed ──► forgotten
+
+What the application has of them is the business of their holder.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Protocol, TypeVar
+
+import trio
+
+from ledger_client.errors import BadGroup, LedgerError, NoSuchTopic
+from ledger_client.groups.feed import FoundLanes, OpenTicks, TopicFeed
+from ledger_client.groups.options import ConsumedLane, ConsumerOptions, OnParts, TopicPartition
+from ledger_client.groups.progress import Progress
+from ledger_client.groups.slots import Units
+from ledger_client.topics.context import TopicContext
+from ledger_client.topics.positions import EARLIEST, Places, Position
+from ledger_client.topics.reading.options import ReadOptions
+from metadata.groups.assignment import Part
+from metadata.groups.rows import MemberRecord, parts_of
+from metadata.topics import TopicRecord
+
+T = TypeVar("T")
+RETRY_S = 0.5
+_log = logging.getLogger(__name__)
+
+
+class Holder(Protocol):
+    """What the application has of the partitions."""
+
+    def begin(self, part: Part, places: Places) -> None:
+        """Note that messages of *part* come from these places on."""
+
+    def withhold(self, parts: set[Part]) -> None:
+        """Read *parts* no longer, and hand out nothing more, not even what has arrived."""
+
+    async def finish(self, parts: set[Part]) -> None:
+        """Wait until the application is done with what it has of *parts*."""
+
+    async def finish_commits(self) -> None:
+        """Wait until the commits that were only started are stored, or have failed."""
+
+    async def commit_consumed(self, only: Iterable[Part] | None = None) -> None:
+        """Commit what was consumed by itself. Failures are logged."""
+
+    async def read(self, starts: dict[Part, Places]) -> None:
+        """Read partitions from these places on. Raises LedgerError; then it is called again."""
+
+    def forget(self, parts: set[Part]) -> None:
+        """Forget what the application has of *parts*: others have them by now."""
+
+
+class Partitions:
+    """See the head of this module.
+
+    Args:
+        context: the client's.
+        options: the consumer's.
+        names: the topics that the consumer names.
+        progress: of this member.
+        nursery: for the tasks that read.
+        on_arrival: called when there may be something to take.
+        on_failure: called with what ends the consumer.
+        open_ticks: makes the order of timestamps of a topic.
+    """
+
+    def __init__(
+        self,
+        context: TopicContext,
+        options: ConsumerOptions,
+        names: Sequence[str],
+        progress: Progress,
+        nursery: trio.Nursery,
+        *,
+        on_arrival: Callable[[], None],
+        on_failure: Callable[[LedgerError], None],
+        open_ticks: OpenTicks,
+    ) -> None:
+        self.active: set[Part] = set()
+        """what the member has and reads: partitions, or slots of them"""
+        self.parts: set[Part] = set()
+        """what it has, as far as its row says"""
+        self.feeds: dict[int, TopicFeed] = {}
+        """by topic uid"""
+        self._joined_ms = 0
+        self._restarted: dict[Part, Places] = {}
+        """where partitions go on whose lanes are looked up"""
+        self._deleted: list[TopicRecord] = []
+        """topics that the consumer names, and that it is to be told about"""
+        self._context = context
+        self._options = options
+        self._units = Units(options.mode)
+        self._names = names
+        self._progress = progress
+        self._nursery = nursery
+        self._on_arrival = on_arrival
+        self._on_failure = on_failure
+        self._open_ticks = open_ticks
+
+    async def apply(self, row: MemberRecord | None, holder: Holder) -> None:
+        """Read what the row says, from now on; `None` if the member is none any more."""
+        wanted: set[Part] = set()
+        if row is not None:
+            self._joined_ms = row.joined_ms
+            wanted = parts_of(row.parts)
+            for revoked in row.revoked:
+                wanted -= parts_of(revoked.runs)
+        self.parts = wanted
+        if gone := self.active - wanted:
+            await self._give_up(gone, holder, is_lost=row is None)
+        if gained := wanted - self.active:
+            await self._begin(gained, holder)
+        self._on_arrival()
+
+    def topic_of(self, part: Part) -> str:
+        """Return the name of the topic of a partition that is or was read."""
+        return self.feeds[part.topic].topic.name
+
+    def named(self, parts: Iterable[Part]) -> list[TopicPartition]:
+        """Return partitions by the names of their topics, sorted."""
+        return sorted(
+            {
+                TopicPartition(self.topic_of(part), self.partition(part))
+                for part in parts
+                if part.topic in self.feeds
+            }
+        )
+
+    def partition(self, part: Part) -> int:
+        """Return the partition of a part that is or was read."""
+        return self._units.partition(self.feeds[part.topic].topic, part)
+
+    async def feed(self, uid: int) -> TopicFeed:
+        """Return what reads a topic. Raises NoSuchTopic, LedgerError."""
+        return self.feeds.get(uid) or await self._open_feed(uid)
+
+    def chosen(self, parts: Iterable[TopicPartition] | None) -> set[Part]:
+        """Return the parts of these partitions that are read; `None` for all."""
+        named = None if parts is None else set(parts)
+        return {
+            part
+            for part in self.active
+            if named is None or TopicPartition(self.topic_of(part), self.partition(part)) in named
+        }
+
+    def pause(self, parts: Iterable[TopicPartition] | None) -> None:
+        """Take nothing of these partitions any more; `None` for all."""
+        for uid, partitions in self._by_topic(parts).items():
+            self.feeds[uid].pause(partitions)
+
+    def resume(self, parts: Iterable[TopicPartition] | None) -> None:
+        """Take these partitions again; `None` for all."""
+        for uid, partitions in self._by_topic(parts).items():
+            self.feeds[uid].resume(partitions)
+
+    def drop(self, parts: Iterable[Part]) -> None:
+        """Read these partitions no longer."""
+        gone = set(parts)
+        for uid in {part.topic for part in gone}:
+            self.feeds[uid].drop({part.partition for part in gone if part.topic == uid})
+
+    async def move(self, starts: Mapping[Part, Places]) -> None:
+        """Go on from other places in these partitions. Raises LedgerError; then nothing changed."""
+        self._move(starts, await self._lanes(starts))
+
+    async def _lanes(self, starts: Mapping[Part, Places]) -> dict[int, FoundLanes]:
+        """Return the lanes of topics by uid. Raises LedgerError."""
+        found: dict[int, FoundLanes] = {}
+        for uid in {part.topic for part in starts} & self.feeds.keys():
+            of_topic = {p.partition: places for p, places in starts.items() if p.topic == uid}
+            found[uid] = await self.feeds[uid].look_up(of_topic)
+        return found
+
+    def _move(self, starts: Mapping[Part, Places], lanes: Mapping[int, FoundLanes]) -> None:
+        for part in starts:
+            self._restarted.pop(part, None)
+        for uid in lanes.keys() & self.feeds.keys():
+            of_topic = {p: places for p, places in starts.items() if p.topic == uid}
+            moved = {p.partition: places for p, places in of_topic.items() if p in self.active}
+            self.feeds[uid].move(moved, lanes[uid])
+
+    def begin_again(self, starts: Mapping[Part, Places]) -> None:
+        """Go on from other places in these partitions, once their lanes can be looked up."""
+        self.drop(starts)
+        self._hold(starts)
+        self._restarted.update(starts)
+        self._nursery.start_soon(self._add_restarted, starts)
+
+    async def _add_restarted(self, starts: Mapping[Part, Places]) -> None:
+        with suppress(NoSuchTopic):  # soon the row will not have it either
+            lanes = await self._until_done(partial(self._lanes, starts))
+            # What was given up meanwhile, or restarted once more, is not among them.
+            restarted = self._restarted.items()
+            left = {part: places for part, places in restarted if starts.get(part) is places}
+            self._move(left, lanes)
+
+    def _hold(self, parts: Iterable[Part]) -> None:
+        """In the order of timestamps, hand out nothing until these are read."""
+        for part in parts:
+            if part.topic in self.feeds:
+                self.feeds[part.topic].hold([part.partition])
+
+    async def add(self, starts: dict[Part, Places]) -> None:
+        """Read partitions from these places on. Raises LedgerError."""
+        for uid in {part.topic for part in starts}:
+            of_topic = {p.partition: places for p, places in starts.items() if p.topic == uid}
+            await self.feeds[uid].add(of_topic)
+
+    async def check(self, places: Mapping[Part, Places]) -> None:
+        """Raise BadTopic unless each place is in its lane, of partitions that are read."""
+        for uid in {part.topic for part in places} & self.feeds.keys():
+            of_topic = {p.partition: lanes for p, lanes in places.items() if p.topic == uid}
+            await self.feeds[uid].check(of_topic)
+
+    async def lag(self, position: Position, committed: Position) -> list[ConsumedLane]:
+        """Return the lanes of the partitions that are read. Raises LedgerError."""
+        places = {(Part(each.uid, each.partition), each.lane): each.place for each in position}
+        stored = {(Part(each.uid, each.partition), each.lane): each.place for each in committed}
+        found: list[ConsumedLane] = []
+        for uid in sorted({part.topic for part in self.active}):
+            for lane, begin, end in await self.feeds[uid].spans():
+                part = Part(uid, lane.partition)
+                if part in self.active:
+                    at = places.get((part, lane.lane), EARLIEST)
+                    kept = stored.get((part, lane.lane), EARLIEST)
+                    where = (lane.topic, lane.partition, lane.lane)
+                    first = max(begin.version, 0)
+                    versions = (max(at.version, first), kept.version, first, end.version)
+                    found.append(ConsumedLane(*where, *versions))
+        return found
+
+    def _by_topic(self, parts: Iterable[TopicPartition] | None) -> dict[int, set[int]]:
+        chosen: dict[int, set[int]] = {}
+        for part in self.chosen(parts):
+            chosen.setdefault(part.topic, set()).add(self.partition(part))
+        return chosen
+
+    async def _give_up(self, gone: set[Part], holder: Holder, *, is_lost: bool) -> None:
+        """Hand out nothing more of these partitions, and commit them while that is possible."""
+        holder.withhold(gone)
+        named = self.named(gone)
+        if not is_lost:
+            with trio.move_on_after(self._options.revoke_s * 0.8):
+                await holder.finish(gone)
+                await _tell(self._options.on_revoked, named)
+                await holder.finish_commits()
+                if self._options.auto_commit_s is not None:
+                    await holder.commit_consumed(gone)
+        else:
+            await _tell(self._options.on_revoked, named)
+        self.drop(gone)  # seek() may have had them read again
+        for part in gone:
+            self._restarted.pop(part, None)
+        self.active -= gone
+        self._progress.forget(gone)
+        holder.forget(gone)
+        for uid in {part.topic for part in gone}:
+            if (topic := self._close_feed(uid)) and not is_lost:
+                await self._check_exists(topic)
+
+    def end(self, topic: TopicRecord) -> None:
+        """Read a topic no longer that was deleted. Its partitions go with the next row."""
+        if topic.uid in self.feeds and not self.feeds[topic.uid].is_over:
+            self.feeds[topic.uid].end()
+            self._note_deleted(topic)
+
+    def raise_deleted(self) -> None:
+        """Raise NoSuchTopic once for each topic that the consumer names and that was deleted."""
+        if self._deleted:
+            raise NoSuchTopic(self._deleted.pop().name)
+
+    def _note_deleted(self, topic: TopicRecord) -> None:
+        if topic.name in self._names:
+            self._deleted.append(topic)
+            self._on_arrival()
+
+    async def _check_exists(self, topic: TopicRecord) -> None:
+        """Notice if the topic was deleted of which the last partition is gone."""
+        with suppress(LedgerError):
+            found = await self._context.catalogue.find(topic.name)
+            if found is None or found[0].uid != topic.uid or found[0].state != "active":
+                self._note_deleted(topic)
+
+    def _close_feed(self, uid: int) -> TopicRecord | None:
+        """Forget a topic if the member has no partition of it any more.
+
+        Return it, unless it was noticed before that it was deleted.
+        """
+        if uid not in self.feeds or any(part.topic == uid for part in self.active):
+            return None
+        feed = self.feeds.pop(uid)
+        if feed.is_over:
+            return None
+        feed.end()
+        return feed.topic
+
+    async def _begin(self, gained: set[Part], holder: Holder) -> None:
+        """Read these partitions from the group's progress on."""
+        starts: dict[Part, Places] = {}
+        for uid in sorted({part.topic for part in gained}):
+            parts = {part for part in gained if part.topic == uid}
+            try:
+                starts |= await self._until_done(partial(self._starts, uid, parts))
+            except BadGroup as failure:
+                self._on_failure(failure)
+                return
+            except NoSuchTopic:
+                gained -= parts  # soon the row will not have it either
+                self._close_feed(uid)
+        self._hold(gained)
+        for part in gained:
+            holder.begin(part, starts[part])
+        self.active |= gained
+        await _tell(self._options.on_assigned, self.named(gained))
+        with suppress(NoSuchTopic):  # soon the row will not have it either
+            await self._until_done(partial(holder.read, starts))
+
+    async def _until_done(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Return what *work* returns; try again while it fails for a reason that may pass."""
+        while True:
+            try:
+                return await work()
+            except (BadGroup, NoSuchTopic):
+                raise
+            except LedgerError as failure:
+                group = self._options.group
+                _log.warning("group %s: partitions not begun: %s", group, failure)
+                await trio.sleep(RETRY_S)
+
+    async def _starts(self, uid: int, parts: set[Part]) -> dict[Part, Places]:
+        """Return the places at which to begin in each of these partitions of a topic."""
+        feed = await self.feed(uid)
+        stored = await self._progress.read(parts)
+        starts: dict[Part, Places] = {part: places or {} for part, places in stored.items()}
+        first = [part for part, places in stored.items() if places is None]
+        start = self._options.start
+        if not first or start == "earliest":
+            return starts
+        if start == "none":
+            raise BadGroup(
+                f"group {self._options.group} has committed nothing in partition "
+                f'{first[0].partition} of {feed.topic.name}, and start is "none"'
+            )
+        later = {part for part in first if start == "latest" and self._is_later(feed, part)}
+        places = await feed.begin({self.partition(part) for part in first}, start)
+        begun = {part: {} if part in later else places[self.partition(part)] for part in first}
+        # Durable at once: what is written from now on is not missed by the next member.
+        await self._progress.commit(begun)
+        return starts | begun
+
+    def _is_later(self, feed: TopicFeed, part: Part) -> bool:
+        """Return True if a partition came after the member: it has seen nothing of it before."""
+        is_added = self.partition(part) not in feed.topic.partition_indexes
+        return is_added or feed.topic.created_ms >= self._joined_ms
+
+    async def _open_feed(self, uid: int) -> TopicFeed:
+        topic = await self._topic(uid)
+        by_timestamp = self._options.order == "timestamp"
+        if by_timestamp and not topic.timesync:
+            raise BadGroup(f"{topic.name} is without timesync: its messages have no timestamps")
+        options = ReadOptions(
+            follow=True,
+            on_gap=self._options.on_gap,
+            read_ahead_size=self._options.read_ahead_size,
+        )
+        feed = TopicFeed(
+            self._context,
+            topic,
+            options,
+            self._nursery,
+            self._on_arrival,
+            open_ticks=self._open_ticks if by_timestamp else None,
+        )
+        self._nursery.start_soon(feed.run)
+        self.feeds[uid] = feed
+        self._context.figures.consuming(self._options.group, topic.name)  # there before it counts
+        return feed
+
+    async def _topic(self, uid: int) -> TopicRecord:
+        """Return the topic with this uid. Raises NoSuchTopic."""
+        for name in self._names:
+            with suppress(NoSuchTopic):
+                topic, _ = await self._context.catalogue.get(name)
+                if topic.uid == uid:
+                    return topic
+        for topic in await self._context.catalogue.list():
+            if topic.uid == uid:
+                return topic
+        raise NoSuchTopic(f"uid {uid}")
+
+
+async def _tell(function: OnParts | None, parts: Sequence[TopicPartition]) -> None:
+    """Call a function of the application, which may be an async one."""
+    if function is not None:
+        result = function(parts)
+        if result is not None:
+            await result

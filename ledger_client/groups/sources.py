@@ -1,0 +1,72 @@
+"""What hands messages of partitions to a member, as those see it who take from it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+from ledger_client.groups.options import TopicPartition
+from ledger_client.topics.context import TopicContext
+from ledger_client.topics.messages import MergedBatch, Message, MessageRange
+from ledger_client.topics.positions import Place, Places
+from metadata.groups.assignment import Part
+from metadata.topics import TopicRecord
+
+
+class TopicSource(Protocol):
+    """The partitions of one topic that are read; TopicFeed has the details."""
+
+    topic: TopicRecord
+
+    def take(self) -> MergedBatch | None:
+        """Return the next messages if they have arrived. Raises LedgerError."""
+
+    async def add(self, added: Mapping[int, Places]) -> None:
+        """Read these partitions, too. Raises LedgerError."""
+
+    def drop(self, partitions: Collection[int]) -> None:
+        """Read these partitions no longer."""
+
+    async def read(self, partition: int, lane: int, begin: Place, end: Place) -> list[MessageRange]:
+        """Return the messages that are there between two places. Raises LedgerError."""
+
+
+class PartSource(Protocol):
+    """The parts of a group that a member has; Partitions has the details."""
+
+    parts: set[Part]
+    active: set[Part]
+    """those that it reads"""
+
+    @property
+    def feeds(self) -> Mapping[int, TopicSource]:
+        """What reads each topic, by its uid."""
+
+    def partition(self, part: Part) -> int:
+        """Return the partition of a part that is or was read."""
+
+    def chosen(self, parts: Iterable[TopicPartition] | None) -> set[Part]:
+        """Return the parts of these partitions that are read; `None` for all."""
+
+    async def feed(self, uid: int) -> TopicSource:
+        """Return what reads a topic. Raises LedgerError."""
+
+    def pause(self, parts: Iterable[TopicPartition] | None) -> None:
+        """Take nothing of these partitions any more; `None` for all."""
+
+    def resume(self, parts: Iterable[TopicPartition] | None) -> None:
+        """Take these partitions again; `None` for all."""
+
+
+class DeadSender(Protocol):
+    """Sends dead letters; DeadLetters has the details."""
+
+    async def send(self, message: Message, *, deliveries: int, reason: str) -> None:
+        """Send a dead letter, and return when it is durable. Raises LedgerError."""
+
+    async def close(self) -> None:
+        """Close what it opened."""
+
+
+OpenDead = Callable[[TopicContext, str, str, str], DeadSender]
+"""By the client's context, the group, the member, and the topic of dead letters."""

@@ -1,0 +1,260 @@
+"""Whose messages are next: topics in turn, and events of topics before what they are about.
+
+The events of a namespace are messages of its topic ``__events``, in the order of the changes. With
+with_meta a consumer has them in its stream, as TopicEvent:
+
+    created ──► messages of the topic, "altered" as soon as it is known ──► deleted
+
+There is no broker that puts both in one order. So a member holds the messages of a topic back until
+all events that there were when it began to read the topic were handed out: by itself, or, if
+another member has the events, until that one committed them. When a member comes to the deletion
+of a topic, it first hands out what it can still read of it, and nothing more afterwards.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Mapping, Set as AbstractSet
+from functools import cached_property
+from typing import Literal, NamedTuple
+
+import trio
+
+from ledger_client.errors import LedgerError, NoSuchTopic
+from ledger_client.groups.feed import TopicFeed
+from ledger_client.groups.lanes import GroupLanes
+from ledger_client.groups.progress import read_progress
+from ledger_client.ledgers.catalogue import translated
+from ledger_client.topics.context import TopicContext
+from ledger_client.topics.events import events_topic, is_own, pending_events
+from ledger_client.topics.messages import MergedBatch, Message
+from ledger_client.topics.positions import EARLIEST, Places
+from metadata.errors import BadRecord, MetadataError
+from metadata.groups.assignment import Part
+from metadata.topics import (
+    EVENTS_NAME,
+    TopicEvent as StoredEvent,
+    TopicRecord,
+    decode_event,
+    decode_last_event,
+    last_event_key,
+    split_topic,
+)
+
+EVENTS = f"/{EVENTS_NAME}"
+"""What the names of topics with events end with."""
+LOOK_S = 0.5
+"""Between two looks at events that another member has, or that are not published yet."""
+_log = logging.getLogger(__name__)
+Reached = Callable[[Part], Places]
+
+
+class TopicEvent(Message):
+    """A change of a topic: a message of its namespace's events, which with_meta=True brings.
+
+    Reading its attributes raises BadRecord if the event is damaged.
+    """
+
+    @cached_property
+    def _stored(self) -> StoredEvent:
+        return decode_event(str(self.id), self.value or b"")
+
+    @property
+    def kind(self) -> Literal["created", "altered", "deleted"]:
+        """What was done to the topic."""
+        return self._stored.kind
+
+    @property
+    def record(self) -> TopicRecord:
+        """The topic with its settings after the change; a deleted one as it was."""
+        return self._stored.record
+
+    @property
+    def at_ms(self) -> int:
+        """When it was changed, in Unix milliseconds of the clock of who did it."""
+        return self._stored.at_ms
+
+    @property
+    def changed_at(self) -> int:
+        """The timestamp of the change in the cluster's time; 0 if the topic has no timesync.
+
+        Whoever has read a tick of the topic that is not below it sees the change.
+        """
+        return self._stored.timestamp
+
+
+def as_events(messages: Iterable[Message]) -> list[Message]:
+    """Return messages of a namespace's events as what they are."""
+    return [TopicEvent(*each) for each in messages]
+
+
+class Barrier(NamedTuple):
+    """Events that come before the messages of a topic."""
+
+    part: Part
+    """where the events are"""
+    ends: Places
+    """the places behind them"""
+
+    def is_passed(self, places: Places) -> bool:
+        """Return True if all of them lie before *places*."""
+        return all(places.get(lane, EARLIEST).at >= end.at for lane, end in self.ends.items())
+
+
+class Turns:
+    """Takes the next messages of a member's topics.
+
+    Args:
+        context: the client's.
+        group: its name.
+        feeds: the member's topics, by uid.
+        active: its partitions.
+        nursery: for tasks that look up events.
+        with_meta: events come before what they are about.
+        on_arrival: called when there may be something to take.
+        on_deleted: called with a topic of which nothing more is to come, as it was deleted.
+    """
+
+    def __init__(
+        self,
+        context: TopicContext,
+        group: str,
+        feeds: Mapping[int, TopicFeed],
+        active: AbstractSet[Part],
+        nursery: trio.Nursery,
+        *,
+        with_meta: bool,
+        on_arrival: Callable[[], None],
+        on_deleted: Callable[[TopicRecord], None],
+    ) -> None:
+        self.count = 0
+        """rises with everything that is taken"""
+        self._context = context
+        self._group = group
+        self._feeds = feeds
+        self._active = active
+        self._nursery = nursery
+        self._with_meta = with_meta
+        self._on_arrival = on_arrival
+        self._on_deleted = on_deleted
+        self._held: dict[int, Barrier | None] = {}
+        """by uid, topics whose messages wait; `None`: their barrier is looked up"""
+        self._free: set[int] = set()
+
+    def take(self, reached: Reached) -> MergedBatch | None:
+        """Return the next messages if they have arrived.
+
+        *reached* returns the places in a partition after what was handed out. Raises as
+        TopicFeed.take(), but not for topics that were deleted.
+        """
+        feeds = list(self._feeds.values())
+        if self._with_meta:
+            for feed in [each for each in feeds if each.topic.name.endswith(EVENTS)]:
+                if (events := self._take(feed)) is not None:
+                    return self._unless_deleted(feed, events)
+            feeds = [each for each in feeds if self._is_free(each.topic, reached)]
+        for _ in feeds:
+            self.count += 1
+            if (batch := self._take(feeds[self.count % len(feeds)])) is not None:
+                return batch
+        return None
+
+    def _take(self, feed: TopicFeed) -> MergedBatch | None:
+        try:
+            return feed.take()
+        except NoSuchTopic:
+            self._on_deleted(feed.topic)
+            return None
+
+    # --- events --------------------------------------------------------------------------
+
+    def _unless_deleted(self, feed: TopicFeed, events: MergedBatch) -> MergedBatch:
+        """Return *events*, or first what has arrived of a topic that they delete."""
+        self.count += 1
+        for uid in _deleted(events):
+            other = self._feeds.get(uid)
+            if other is None:
+                continue
+            left = self._take(other) if uid in self._free else None
+            if left is not None:
+                feed.give_back(events, events.rows)
+                return left
+            self._on_deleted(other.topic)  # nothing of it comes after its deletion
+        return events
+
+    def _is_free(self, topic: TopicRecord, reached: Reached) -> bool:
+        """Return True if the events before the messages of a topic were handed out."""
+        if topic.uid in self._free or is_own(topic.name):
+            return True
+        if topic.uid not in self._held:
+            self._held[topic.uid] = None
+            self._nursery.start_soon(self._hold, topic)
+        barrier = self._held[topic.uid]
+        if barrier is None or barrier.part not in self._active:
+            return False
+        if barrier.is_passed(reached(barrier.part)):
+            self._release(topic.uid)
+        return topic.uid in self._free
+
+    def _release(self, uid: int) -> None:
+        self._held.pop(uid, None)
+        self._free = (self._free & self._feeds.keys()) | {uid}
+        self._on_arrival()
+
+    async def _hold(self, topic: TopicRecord) -> None:
+        """Find the events before the messages of a topic; wait for another member to commit them.
+
+        If this member has them, take() sees when they were handed out.
+        """
+        while topic.uid in self._held and topic.uid in self._feeds:
+            try:
+                await self._look(topic)
+            except (LedgerError, MetadataError) as failure:
+                _log.warning("group %s: events not known yet: %s", self._group, failure)
+            await trio.sleep(LOOK_S)
+        self._held.pop(topic.uid, None)
+
+    async def _look(self, topic: TopicRecord) -> None:
+        barrier = self._held[topic.uid] or await self._barrier(topic)
+        if barrier is None:
+            return  # events are not published yet
+        self._held[topic.uid] = barrier
+        self._on_arrival()
+        is_passed = not barrier.ends
+        if not is_passed and barrier.part not in self._active:
+            timeout_s = self._context.options.metadata_timeout_s
+            progress = read_progress(self._context.store, self._group, barrier.part, timeout_s)
+            is_passed = barrier.is_passed((await progress)[0] or {})
+        if is_passed:
+            self._release(topic.uid)
+
+    async def _barrier(self, topic: TopicRecord) -> Barrier | None:
+        """Return the end of the namespace's events, `None` while some are not published."""
+        store, (namespace, _) = self._context.store, split_topic(topic.name)
+        key = last_event_key(namespace)
+        with translated(self._context.options.metadata_timeout_s):
+            last = await store.get(key)
+            pending = await pending_events(store, namespace)
+        number = 0 if last is None else decode_last_event(key, last.value).number
+        if any(event.number <= number for event in pending):
+            return None
+        found = await self._context.catalogue.find(events_topic(namespace))
+        if found is None:
+            return Barrier(Part(topic.uid, -1), {})
+        events = found[0]
+        ends = await GroupLanes(self._context, self._group).ends(events)
+        (partition,) = events.partition_indexes
+        return Barrier(Part(events.uid, partition), ends)
+
+
+def _deleted(events: MergedBatch) -> list[int]:
+    """Return the uids of topics that some events delete."""
+    uids: list[int] = []
+    for message in events.messages():
+        try:
+            event = decode_event(str(message.id), message.value or b"")
+        except BadRecord:
+            continue
+        if event.kind == "deleted":
+            uids.append(event.record.uid)
+    return uids

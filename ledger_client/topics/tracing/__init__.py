@@ -1,0 +1,1 @@
+"""Where a message is, and why a reader does not get it."""

@@ -1,0 +1,60 @@
+"""A group in its coordinator's memory: its machine, the order of its steps, and its figures."""
+
+from __future__ import annotations
+
+import msgspec
+import trio
+
+from metadata.groups.group import Group
+
+
+class GroupCounts(msgspec.Struct, frozen=True, kw_only=True):
+    """A group in a few numbers, of this coordinator's term."""
+
+    group: str
+    members: int
+    partitions: int
+    """that members have"""
+    rebalances: int
+    rebalance_s: float
+    """how long all of these took that are over: from the cause until every member had its share"""
+    rebalancing_s: float
+    """how long the one under way lasts; 0 for none"""
+    topics: frozenset[int]
+    """uids of the topics that members consume"""
+
+
+class Hosted:
+    """A group, with what keeps its steps in order."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+        self.turn = trio.Lock()
+        self.rebalances = 0
+        self.is_deleted = False
+        self.is_kept = group.record.keep
+        """True from before the first topic is kept"""
+        self._rebalance_s = 0.0
+        self._unbalanced_at: float | None = None
+
+    def note_balance(self, now: float) -> None:
+        """Note whether every member has its share by now."""
+        if self.group.members and not self.group.is_balanced:
+            if self._unbalanced_at is None:
+                self._unbalanced_at = now
+        elif self._unbalanced_at is not None:
+            self._rebalance_s += now - self._unbalanced_at
+            self._unbalanced_at = None
+
+    def counts(self, name: str, now: float) -> GroupCounts:
+        """Return the group's figures."""
+        since = self._unbalanced_at
+        return GroupCounts(
+            group=name,
+            members=len(self.group.members),
+            partitions=sum(len(member.owned) for member in self.group.members.values()),
+            rebalances=self.rebalances,
+            rebalance_s=self._rebalance_s,
+            rebalancing_s=0.0 if since is None else now - since,
+            topics=frozenset(self.group.targeted),
+        )

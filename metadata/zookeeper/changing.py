@@ -1,0 +1,98 @@
+"""Makes changes that are planned from what was read, and planned anew while they are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import contextmanager
+
+import trio
+
+from metadata.errors import MetadataBroken, MetadataUnavailable
+from metadata.zookeeper import paths
+from metadata.zookeeper.commits import Commits, Made
+from metadata.zookeeper.folders import Folders
+from metadata.zookeeper.plan import Plan
+from metadata.zookeeper.znodes import Connection, Reason
+
+Planning = Callable[[], Awaitable[Plan | None]]
+"""Reads and returns a plan, or None if there is nothing to do. It raises what does not hold."""
+
+
+class Changing:
+    """Deadlines and changes of one store."""
+
+    def __init__(self, connection: Connection, commits: Commits, *, timeout_s: float) -> None:
+        self._connection = connection
+        self._commits = commits
+        self._folders = Folders(connection)
+        self._timeout_s = timeout_s
+        self._lives: dict[str, int] = {}
+        """as read last; a check of one that rose since is refused, and it is read again"""
+
+    @contextmanager
+    def deadline(self, until: float | None = None) -> Iterator[None]:
+        """Raise MetadataUnavailable if the block takes longer than a call may take."""
+        now = trio.current_time()
+        if until is None:
+            until = now + self._timeout_s
+        with trio.move_on_at(until) as scope:
+            yield
+        if scope.cancelled_caught:
+            raise MetadataUnavailable(
+                f"{self._connection.name}: ZooKeeper did not answer in {until - now:.3g} s"
+            )
+
+    async def make(self, planning: Planning) -> int:
+        """Make the plan of *planning* and return its zxid, 0 if there was nothing to do.
+
+        Raises:
+            MetadataUnavailable: with outcome_unknown if it may have been made.
+            MetadataError: as *planning* raises.
+        """
+        until = trio.current_time() + self._timeout_s
+        while True:
+            with self.deadline(until):
+                plan = await planning()
+                if plan is None:
+                    return 0
+                plan.check_size()
+                await self._folders.ensure_above(plan.created)
+            outcome = await self._commits.make(plan, until=until)
+            if isinstance(outcome, Made):
+                for counter in plan.bumped:
+                    self._lives.pop(counter, None)
+                return outcome.zxid
+            if outcome.reason is Reason.OTHER:
+                raise MetadataBroken(f"{self._connection.name}: {outcome.reason.value}")
+            if outcome.reason is Reason.NO_NODE:
+                self._folders.forget(plan.created)
+            for op in plan.guards:
+                self._lives.pop(op.path, None)
+
+    async def lives(self, nodes: Iterable[str]) -> dict[str, int]:
+        """Return the versions of the nodes under /quire/lives for *nodes*: see plan.py.
+
+        A version may have been read a while ago. That is as good: the check of it then covers
+        more time.
+        """
+        wanted = list(dict.fromkeys(map(paths.lives_path, nodes)))
+        known = {path: self._lives[path] for path in wanted if path in self._lives}
+        missing = [path for path in wanted if path not in known]
+        return known | await self._read_lives(missing) if missing else known
+
+    async def _read_lives(self, counters: list[str]) -> dict[str, int]:
+        found = await self._connection.stat(counters)
+        if None in found:
+            missing = [path for path, stat in zip(counters, found, strict=True) if stat is None]
+            for block in dict.fromkeys(map(paths.lives_block, missing)):
+                await self._folders.ensure(block)
+            found = await self._connection.stat(counters, fresh=True)
+        versions = {
+            path: stat.version
+            for path, stat in zip(counters, found, strict=True)
+            if stat is not None
+        }
+        if len(versions) < len(counters):
+            raise MetadataBroken(f"{self._connection.name}: a node in {paths.LIVES} is missing")
+        self._lives |= versions
+        return versions

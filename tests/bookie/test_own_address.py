@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import msgspec
+import pytest
+import trio
+from leases import grant
+from memory_store import MemoryStore
+from running import registered, running
+
+from bookie.config import ConfigError, load_config
+from bookie.own_address import check_address, check_alone
+from metadata.records import BookieRecord, bookie_lease, encode_record
+from metadata.sqlite import SqliteStore
+
+HERE = "10.0.0.1:3181"
+
+
+def record(bookie_id: str, address: str = HERE) -> bytes:
+    return encode_record(BookieRecord(bookie_id, address, 1, 1))
+
+
+async def test_an_address_of_its_own_is_taken_at_once(autojump_clock: trio.abc.Clock) -> None:
+    store = MemoryStore()
+    await grant(store, bookie_lease("b1"), "b1", ttl_s=10, value=record("b1"))
+    await grant(store, bookie_lease("b2"), "b2", ttl_s=10, value=record("b2", "10.0.0.2:3181"))
+    began = trio.current_time()
+    await check_alone(store, "b1", HERE, limit_s=60)
+    assert trio.current_time() == began
+
+
+async def test_an_address_of_another_bookie_is_refused(autojump_clock: trio.abc.Clock) -> None:
+    store = MemoryStore()
+    await grant(store, bookie_lease("b1"), "b1", ttl_s=100, value=record("b1"))
+    with pytest.raises(ConfigError, match=r"the bookie b1 is registered at 10\.0\.0\.1:3181 too"):
+        await check_alone(store, "b2", HERE, limit_s=60)
+
+
+async def test_a_dead_bookie_gives_its_address_up(autojump_clock: trio.abc.Clock) -> None:
+    store = MemoryStore()
+    await grant(store, bookie_lease("b1"), "b1", ttl_s=10, value=record("b1"))
+    began = trio.current_time()
+    await check_alone(store, "b2", HERE, limit_s=12)
+    assert 9.9 < trio.current_time() - began < 11
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:3181", "[::]:3181"])
+def test_an_address_that_every_host_has_is_refused(address: str) -> None:
+    with pytest.raises(ConfigError, match="others cannot connect to"):
+        check_address(address)
+
+
+@pytest.mark.parametrize("address", [HERE, "host-1:3181", "127.0.0.1:3181", "[::1]:3181"])
+def test_other_addresses_are_taken(address: str) -> None:
+    check_address(address)
+
+
+async def test_a_bookie_does_not_serve_under_another_ones_address(tmp_path: Path) -> None:
+    store = await SqliteStore.open(tmp_path / "metadata.db")
+    settings = {"host": "127.0.0.1", "port": "0", "lease_ttl_s": "0.5", "disk_reserve": "0"}
+    (tmp_path / "b2").mkdir()
+    config = load_config(None, {**settings, "data_folder": str(tmp_path / "b2")})
+    config = msgspec.structs.replace(config, advertised_address=HERE)
+    await grant(store, bookie_lease("b1"), "b1", ttl_s=100, value=record("b1"))
+    with pytest.RaisesGroup(pytest.RaisesExc(ConfigError), flatten_subgroups=True):
+        async with running(config, store):
+            pass
+    assert [each.bookie_id for each in await registered(store)] == ["b1"]
+    await store.aclose()

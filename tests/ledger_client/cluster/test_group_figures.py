@@ -1,0 +1,188 @@
+"""Metrics of groups: members, rebalances, and lag."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import pytest
+import trio
+from group_rig import ORDERS, send, shop
+from memory_cluster import MemoryCluster
+from prometheus_client import CollectorRegistry
+from trio.testing import MockClock
+
+from ledger_client import Client, Message
+from ledger_client.cluster.group_figures import LOOK_S, GroupObserver
+from ledger_client.cluster.metrics import LeaderMetrics
+from ledger_client.cluster.observer import GROUPS_MAX, Observer
+from ledger_client.groups.lag import Behind, behind
+from ledger_client.ledgers.reader import LedgerOpener
+from ledger_client.topics.lanes.ledger_rows import LedgerRows
+from ledger_client.topics.positions import Place
+
+
+class Watch:
+    """A leader's metrics, and how to read them."""
+
+    def __init__(self, cluster: MemoryCluster, client: Client) -> None:
+        self.cluster = cluster
+        self.client = client
+        self.observer = Observer(cluster.store, lost_after_s=5)
+        self.registry = CollectorRegistry()
+        self.registry.register(LeaderMetrics(self.observer))
+        coordinator = cluster.bookies["b1"].coordinator
+        assert coordinator is not None
+        self.groups = GroupObserver(client._context, self.observer.groups, coordinator.counts)
+
+    def value(self, name: str, group: str = "billing", **labels: str) -> float | None:
+        return self.registry.get_sample_value(f"quire_group_{name}", {"group": group, **labels})
+
+
+@asynccontextmanager
+async def watched() -> AsyncIterator[Watch]:
+    async with shop(2) as (cluster, client), trio.open_nursery() as nursery:
+        await trio.sleep(1)
+        watch = Watch(cluster, client)
+        await watch.observer.cluster.look()
+        nursery.start_soon(watch.groups.lead)
+        yield watch
+        nursery.cancel_scope.cancel()
+
+
+async def test_the_leader_publishes_members_rebalances_and_lag(autojump_clock: MockClock) -> None:
+    async with watched() as watch:
+        await send(watch.client, 0, 30)
+        options = {"group": "billing", "start": "earliest", "auto_commit_s": None}
+        async with watch.client.consumer(ORDERS, **options) as consumer:  # type: ignore[arg-type]
+            await consumer.poll(wait_s=5)
+            await trio.sleep(2 * LOOK_S)
+            assert watch.value("members") == 1
+            assert watch.value("partitions") == 2
+            assert watch.value("rebalances_total") == 1
+            assert 0 < (watch.value("rebalance_seconds_total") or 0) < 3
+            assert watch.value("rebalancing_seconds") == 0
+            assert watch.value("lag_messages", topic=ORDERS) == 30
+            while await consumer.poll(wait_s=3):
+                pass
+            await consumer.commit()
+            await trio.sleep(2 * LOOK_S)
+            assert watch.value("lag_messages", topic=ORDERS) == 0
+            assert watch.value("lag_seconds", topic=ORDERS) == 0
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("members") == 0
+        await watch.client.groups.delete("billing")
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("members") is None
+        assert watch.value("lag_messages", topic=ORDERS) is None
+
+
+async def test_a_rebalance_that_does_not_end_shows(autojump_clock: MockClock) -> None:
+    async with watched() as watch:
+        options = {"group": "billing", "revoke_s": 120}
+
+        async def busy(_parts: object) -> None:
+            await trio.sleep(90)
+
+        async with (
+            watch.client.consumer(ORDERS, on_revoked=busy, **options) as first,  # type: ignore[arg-type]
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(_consume, first)
+            await trio.sleep(20)
+            async with watch.client.consumer(ORDERS, **options) as second:  # type: ignore[arg-type]
+                nursery.start_soon(_consume, second)
+                await trio.sleep(60)
+                assert 50 < (watch.value("rebalancing_seconds") or 0) < 65
+                await trio.sleep(60)
+                assert watch.value("rebalancing_seconds") == 0
+                assert 80 < (watch.value("rebalance_seconds_total") or 0) < 110
+                nursery.cancel_scope.cancel()
+
+
+async def _consume(consumer: object) -> None:
+    while True:
+        await consumer.poll(wait_s=1)  # type: ignore[attr-defined]  # a consumer
+
+
+async def test_lag_is_not_looked_up_again_where_nothing_moved(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[object] = []
+
+    async def counted(rows: LedgerRows, opener: LedgerOpener, place: Place, end: Place) -> Behind:
+        looks.append(rows)
+        return await behind(rows, opener, place, end)
+
+    monkeypatch.setattr("ledger_client.cluster.group_figures.behind", counted)
+    async with watched() as watch:
+        await send(watch.client, 0, 10)
+        await watch.client.groups.commit("billing", ())
+        await watch.client.groups.reset("billing", "earliest", [ORDERS])
+        await trio.sleep(6 * LOOK_S)
+        lanes = len(looks)
+        assert watch.value("lag_messages", topic=ORDERS) == 10
+        await trio.sleep(6 * LOOK_S)
+        assert len(looks) == lanes
+        await send(watch.client, 10, 20)
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("lag_messages", topic=ORDERS) == 20
+
+
+async def test_no_group_costs_nothing(autojump_clock: MockClock) -> None:
+    async with watched() as watch:
+        before = dict(watch.cluster.store.values)
+        calls = watch.cluster.store.list
+        watch.cluster.store.list = None  # type: ignore[assignment,method-assign]  # would fail
+        await trio.sleep(10 * LOOK_S)
+        watch.cluster.store.list = calls  # type: ignore[method-assign]
+        assert before
+
+
+async def test_some_hundred_groups_are_published_and_keep_their_place(
+    autojump_clock: MockClock,
+) -> None:
+    async with watched() as watch:
+        for number in range(GROUPS_MAX):
+            await watch.client.groups.commit(f"g{number:03d}", ())
+        await trio.sleep(2 * LOOK_S)
+        await watch.client.groups.commit("a", ())
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("members", "g199") == 0
+        assert watch.value("members", "a") is None
+        await watch.client.groups.delete("g000")
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("members", "a") == 0
+
+
+async def test_a_bookie_that_leads_no_more_publishes_no_groups(autojump_clock: MockClock) -> None:
+    async with watched() as watch:
+        await watch.client.groups.commit("billing", ())
+        await trio.sleep(2 * LOOK_S)
+        assert watch.value("members") == 0
+    assert watch.value("members") is None
+
+
+@pytest.mark.parametrize("mode", ["shared", "key-shared"])
+async def test_what_members_have_and_did_not_acknowledge_counts_as_lag(
+    mode: str, autojump_clock: MockClock
+) -> None:
+    async with watched() as watch:
+        await send(watch.client, 0, 30)
+        options = {"group": "billing", "mode": mode, "start": "earliest"}
+        async with watch.client.consumer(ORDERS, **options) as consumer:  # type: ignore[arg-type]
+            messages: list[Message] = []
+            while len(messages) < 30:
+                messages += await consumer.poll(wait_s=5)
+            for message in messages[:20]:
+                await consumer.ack(message)
+            await trio.sleep(2 * LOOK_S)
+            assert watch.value("lag_messages", topic=ORDERS) == 10
+            (mine,) = {each.member for each in await watch.client.groups.consumers("billing")}
+            found = await watch.client.groups.subscriptions("billing")
+            assert {each.member for each in found} == {mine}
+            assert sum(each.unacked for each in found) == 10
+            for message in messages[20:]:
+                await consumer.ack(message)
+            await trio.sleep(2 * LOOK_S)
+            assert watch.value("lag_messages", topic=ORDERS) == 0

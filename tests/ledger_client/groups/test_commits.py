@@ -1,0 +1,283 @@
+"""Commits that are waited for, and commits that are only started."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+import trio
+from group_rig import ORDERS, rest, send, shop, take
+from memory_cluster import MemoryCluster
+from trio.testing import MockClock
+
+from ledger_client import BadGroup, BadTopic, CommitRefused, MetadataUnavailable
+from ledger_client.groups.options import ConsumedLane
+from metadata.groups.rows import PROGRESS
+from metadata.store import Op, Put, Versions
+
+STRANGE = r"behind the end of lane \d|there is no lane \d"
+
+
+def count_commits(cluster: MemoryCluster) -> list[int]:
+    """Return a list that gets the number of progress rows of each transaction."""
+    transact, seen = cluster.store.transact, list[int]()
+
+    async def note(ops: Sequence[Op]) -> Versions:
+        rows = sum(isinstance(op, Put) and op.key.startswith(PROGRESS) for op in ops)
+        if rows:
+            seen.append(rows)
+            await trio.sleep(0.1)
+        return await transact(ops)
+
+    cluster.store.transact = note  # type: ignore[method-assign]
+    return seen
+
+
+async def test_a_started_commit_is_durable_soon(autojump_clock: MockClock) -> None:
+    """TD-61: asynchronous, of one message and of all."""
+    async with shop(1) as (_, client):
+        await send(client, 0, 10)
+        for count, what in ((10, 2), (7, None), (0, None)):
+            async with client.consumer(
+                ORDERS, group="billing", start="earliest", auto_commit_s=None
+            ) as consumer:
+                messages = await consumer.poll(wait_s=5)
+                assert len(messages) == count
+                consumer.commit_nowait(None if what is None else messages[what])
+                before = consumer.committed()
+                await trio.sleep(1)
+                assert (consumer.committed() != before) == (count > 0)
+
+
+async def test_commits_started_during_another_one_travel_together(
+    autojump_clock: MockClock,
+) -> None:
+    """However many they are, they take no more memory than the lanes do."""
+    async with shop(2) as (cluster, client):
+        await send(client, 0, 40)
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        ) as consumer:
+            await trio.sleep(5)
+            messages = await consumer.poll(wait_s=5)
+            assert len(messages) == 40
+            seen = count_commits(cluster)
+            for message in messages:
+                consumer.commit_nowait(message)
+                await trio.sleep(0.01)
+            started = consumer._in_order._commits._started
+            assert sum(map(len, started.values())) <= 2
+            await consumer.commit()
+            assert len(seen) <= 7
+        async with client.consumer(ORDERS, group="billing") as consumer:
+            assert await rest(consumer) == []
+
+
+@pytest.mark.parametrize("call", ["poll", "next", "commit"])
+async def test_the_next_call_tells_why_a_started_commit_failed(
+    autojump_clock: MockClock, call: str
+) -> None:
+    async with shop(1) as (cluster, client):
+        async with client.producer(ORDERS) as producer:
+            await producer.send_many([b"%d" % number for number in range(10)])
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        ) as consumer:
+            assert await take(consumer, 3) == [0, 1, 2]
+            cluster.store.available = False
+            consumer.commit_nowait()
+            await trio.sleep(8)
+            cluster.store.available = True
+            with pytest.raises(MetadataUnavailable):
+                if call == "poll":
+                    await consumer.poll()
+                elif call == "next":
+                    await anext(consumer)
+                else:
+                    await consumer.commit()
+            assert await take(consumer, 7) == list(range(3, 10))
+            await consumer.commit()
+
+
+async def test_the_end_of_the_block_tells_why_a_started_commit_failed(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(1) as (_, client):
+        await send(client, 0, 4)
+        with pytest.raises(BadTopic, match="behind the end"):
+            async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+                await take(consumer, 4)
+                (place,) = consumer.position()
+                ahead = place.place._replace(entry=place.place.entry + 100)
+                consumer.commit_nowait((place._replace(place=ahead),))
+
+
+async def test_a_place_that_was_named_last_wins(autojump_clock: MockClock) -> None:
+    """Also if it lies before the one that was committed before it."""
+    async with shop(1) as (_, client):
+        await send(client, 0, 10)
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        ) as consumer:
+            await take(consumer, 3)
+            early = consumer.position()
+            await take(consumer, 5)
+            await consumer.commit()
+            consumer.commit_nowait(early)
+            await trio.sleep(1)
+            assert consumer.committed() == early
+            consumer.commit_nowait(early)
+            consumer.commit_nowait()
+            await consumer.commit()
+            assert consumer.committed() == consumer.position() != early
+            await consumer.commit()
+            consumer.commit_nowait()
+            consumer.commit_nowait(early)
+        async with client.consumer(ORDERS, group="billing") as consumer:
+            assert await rest(consumer) == list(range(3, 10))
+
+
+async def test_a_commit_that_is_cancelled_forgets_nothing_that_was_started(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(1) as (cluster, client):
+        await send(client, 0, 10)
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        ) as consumer:
+            await take(consumer, 3)
+            early = consumer.position()
+            await take(consumer, 5)
+            await consumer.commit()
+            count_commits(cluster)
+            consumer.commit_nowait(early)
+            with trio.move_on_after(0.05) as scope:
+                await consumer.commit((consumer.position()[0],))
+            assert scope.cancelled_caught
+        async with client.consumer(ORDERS, group="billing") as consumer:
+            assert await rest(consumer) == list(range(3, 10))
+
+
+async def test_a_commit_of_nothing_is_refused(autojump_clock: MockClock) -> None:
+    """TD-61: a consumer that has asked for nothing has nothing to commit."""
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", start="earliest") as consumer,
+    ):
+        with pytest.raises(BadGroup, match="no partitions yet; poll"):
+            await consumer.commit()
+        with pytest.raises(BadGroup, match="no partitions yet; poll"):
+            consumer.commit_nowait()
+        await consumer.poll(wait_s=5)
+        await consumer.commit()
+        for strange in ("shop", [3], 3):
+            with pytest.raises(TypeError, match="neither a message nor what position"):
+                await consumer.commit(strange)  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match="neither a message nor what position"):
+                await consumer.seek(strange)  # type: ignore[arg-type]
+
+
+async def test_a_place_behind_the_end_is_neither_committed_nor_sought(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-61, TD-62: the same check; nothing changes."""
+    async with shop(1) as (_, client):
+        await send(client, 0, 10)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            assert await take(consumer, 4) == [0, 1, 2, 3]
+            await consumer.commit()
+            (here,), before = consumer.position(), consumer.committed()
+            end = (await consumer.lag())[0].end
+            last = here.place._replace(entry=end)
+            for wrong in (
+                here._replace(place=last._replace(entry=end + 1)),
+                here._replace(place=last._replace(number=7)),
+                here._replace(lane=5),
+            ):
+                with pytest.raises(BadTopic, match=STRANGE):
+                    await consumer.commit((wrong,))
+                with pytest.raises(BadTopic, match=STRANGE):
+                    await consumer.seek((wrong,))
+            assert consumer.committed() == before
+            assert await take(consumer, 2) == [4, 5]
+            await consumer.seek((here._replace(place=last),))
+            assert await rest(consumer) == []
+            await consumer.commit((here._replace(place=last),))
+
+
+async def test_what_was_started_is_stored_before_a_partition_moves(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(2) as (cluster, client):
+        await send(client, 0, 40)
+        async with client.consumer(
+            ORDERS, group="billing", start="earliest", auto_commit_s=None
+        ) as first:
+            await trio.sleep(5)
+            assert len(await first.poll()) == 40
+            count_commits(cluster)
+            async with client.consumer(
+                ORDERS, group="billing", start="earliest", auto_commit_s=None
+            ) as second:
+                await trio.sleep(5)
+                first.commit_nowait()
+                assert await first.poll(wait_s=3) == []
+                assert len(first.assignment()) == 1
+                assert await rest(second) == []
+
+
+async def test_a_started_commit_of_a_partition_that_moved_is_refused(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(2) as (_, client):
+        await send(client, 0, 20)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as first:
+            await trio.sleep(5)
+            await first.poll()
+            position = first.position()
+            async with client.consumer(ORDERS, group="billing", start="earliest") as second:
+                await first.poll(wait_s=3)
+                await second.poll(wait_s=15)
+                first.commit_nowait(position)
+                with pytest.raises(CommitRefused):
+                    await first.poll(wait_s=5)
+
+
+async def test_a_consumer_says_where_it_is_and_what_lies_before_it(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-63, TD-64, TD-65: position, committed place, begin and end of each partition."""
+    async with shop(2) as (_, client):
+        await client.topics.create("shop/refunds")
+        await send(client, 0, 5, "shop/refunds")
+        async with client.consumer(
+            ["shop/refunds", ORDERS], group="billing", start="earliest"
+        ) as consumer:
+            assert await take(consumer, 3) == [0, 1, 2]
+            await consumer.commit()
+            await take(consumer, 1)
+            assert len(consumer.assignment()) == 3
+            (lane,) = await consumer.lag()
+            assert isinstance(lane, ConsumedLane)
+            assert (lane.topic, lane.partition, lane.lane) == ("shop/refunds", -1, 0)
+            assert 0 <= lane.begin < lane.committed < lane.position < lane.end
+            assert lane.lag == lane.end - lane.position > 0
+            await rest(consumer)
+            (lane,) = await consumer.lag()
+            assert (lane.position, lane.lag) == (lane.end, 0)
+
+
+async def test_progress_counts_in_versions(autojump_clock: MockClock) -> None:
+    """TD-19: those that messages have."""
+    async with shop(1) as (_, client):
+        async with client.producer(ORDERS) as producer:
+            for _each in range(3):
+                await producer.send_many([b"1", b"2"])
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            messages = await consumer.poll(wait_s=5)
+            versions = [message.version for message in messages]
+            assert versions == sorted(versions)
+            for index, expected in ((0, versions[0]), (-1, versions[-1] + 1)):
+                await consumer.commit(messages[index])
+                (lane,) = await consumer.lag()
+                assert lane.committed == expected

@@ -1,0 +1,62 @@
+"""Members that fall behind retention."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+from group_rig import ORDERS, rest, shop, take
+from prometheus_client import CollectorRegistry
+from trio.testing import MockClock
+
+from ledger_client import Client, Gap
+from metadata.topics import RollPolicy
+
+
+@pytest.fixture
+async def client(autojump_clock: MockClock) -> AsyncIterator[Client]:
+    """A group that committed three of twelve messages, of which the first ten were removed."""
+    async with shop(1) as (_, client):
+        await client.topics.delete(ORDERS)
+        await client.topics.create(ORDERS, roll=RollPolicy(entries=3))
+        async with client.producer(ORDERS, batching=False) as producer:
+            for number in range(12):
+                await producer.send(b"%d" % number)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            assert await take(consumer, 3) == [0, 1, 2]
+        async with client.producer(ORDERS, batching=False) as producer:  # closes the last ledger
+            await producer.send(b"12")
+            await client.topics.purge(ORDERS)
+            await producer.send(b"13")
+        yield client
+
+
+def gaps(client: Client) -> float | None:
+    registry = CollectorRegistry()
+    registry.register(client.metrics)
+    return registry.get_sample_value("quire_client_read_gaps_total", {"topic": ORDERS})
+
+
+async def test_a_member_gets_a_gap_once_and_goes_on_after_it(
+    client: Client, autojump_clock: MockClock
+) -> None:
+    """TD-73: never a silent skip."""
+    async with client.consumer(ORDERS, group="billing") as consumer:
+        with pytest.raises(Gap):
+            await consumer.poll(wait_s=5)
+        values = await rest(consumer)
+        assert values
+        assert values[-1] == 13
+        assert values[0] > 3
+
+
+async def test_a_member_may_skip_gaps_which_are_counted(
+    client: Client, autojump_clock: MockClock
+) -> None:
+    """TD-73."""
+    before = gaps(client) or 0
+    async with client.consumer(ORDERS, group="billing", on_gap="skip") as consumer:
+        values = await rest(consumer)
+    assert values[-1] == 13
+    assert values[0] > 3
+    assert gaps(client) == before + 1

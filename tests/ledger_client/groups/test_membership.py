@@ -1,0 +1,150 @@
+"""How a member joins, learns of its partitions, reports, and ends."""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import trio
+from group_rig import ORDERS, PARTITIONS, nothing_more, send, shop, take
+from trio.testing import MockClock
+
+from ledger_client import MemberRemoved
+from ledger_client.groups import heartbeats, membership
+from metadata.groups.calls import GroupReply, GroupRequest, ReportIn
+from metadata.groups.coordinator import Coordinator
+
+
+def note_reports(
+    coordinator: Coordinator | None, monkeypatch: pytest.MonkeyPatch
+) -> list[ReportIn]:
+    """Return a list that gets every report of members that comes in."""
+    assert coordinator is not None
+    answer, seen = coordinator.answer, list[ReportIn]()
+
+    async def note(request: GroupRequest) -> GroupReply:
+        if isinstance(request, ReportIn):
+            seen.append(request)
+        return await answer(request)
+
+    monkeypatch.setattr(coordinator, "answer", note)
+    return seen
+
+
+async def test_before_its_first_rebalance_a_member_gets_nothing(autojump_clock: MockClock) -> None:
+    """TD-38: nor does it fail; it asks on."""
+    async with shop() as (_, client):
+        await send(client, 0, 5)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            assert await consumer.poll(wait_s=0.1) == []
+            assert consumer.assignment() == []
+            group = await client.groups.describe("billing")
+            assert group.state == "rebalancing"
+            assert len(await take(consumer, 5)) == 5
+            assert len(consumer.assignment()) == PARTITIONS
+
+
+@pytest.mark.parametrize("learns", ["by reports", "by looking"])
+async def test_a_member_that_hears_no_hint_still_learns_of_its_row(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, learns: str
+) -> None:
+    """TD-35, TD-39, TD-54: an answer with another epoch than its own makes it look."""
+    if learns == "by reports":
+        monkeypatch.setattr(membership, "LOOK_S", 1000.0)
+    async with shop() as (cluster, client):
+        cluster.store.hints = False
+        async with client.consumer(ORDERS, group="billing", start="earliest") as first:
+            assert await nothing_more(first, wait_s=10)
+            assert len(first.assignment()) == PARTITIONS
+            if learns == "by looking":
+                monkeypatch.setattr(first._membership, "_hear", lambda _answer: None)
+                first._membership.pulse.on_answer = lambda _answer: None
+            async with client.consumer(ORDERS, group="billing", start="earliest") as second:
+                await first.poll(wait_s=12)
+                await second.poll(wait_s=12)
+                assert len(first.assignment()) == len(second.assignment()) == PARTITIONS / 2
+
+
+async def test_the_members_of_a_process_report_together_every_three_seconds(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TD-35, TD-49: a report says when each of them asked for messages."""
+    async with shop() as (cluster, client):
+        settings = {"group": "billing", "client_id": "till"}
+        async with (
+            client.consumer(ORDERS, **settings) as first,  # type: ignore[arg-type]
+            client.consumer(ORDERS, **settings),  # type: ignore[arg-type]
+        ):
+            monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=trio.current_time))
+            await first.poll(wait_s=10)
+            seen = note_reports(cluster.bookies["b1"].coordinator, monkeypatch)
+            await first.poll(wait_s=30)
+            assert 9 <= len(seen) <= 11
+            assert {len(report.beats) for report in seen} == {2}
+            asked, never = sorted(seen[-1].beats, key=lambda beat: beat.polled_s)
+            assert asked.polled_s < 4
+            assert never.polled_s > 25
+            group = await client.groups.describe("billing")
+            assert {each.record.client_id for each in group.members} == {"till"}
+            assert all(each.silent_s <= 3.1 and each.record.host for each in group.members)
+
+
+async def test_a_member_that_asks_for_nothing_for_long_is_removed_until_it_asks_again(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """TD-31: one that waits for messages asks all the time, however few come."""
+    monkeypatch.setattr(heartbeats, "time", SimpleNamespace(monotonic=trio.current_time))
+    async with (
+        shop() as (_, client),
+        client.consumer(ORDERS, group="billing", poll_s_max=30) as busy,
+        client.consumer(ORDERS, group="billing", poll_s_max=30) as idle,
+    ):
+        await idle.poll(wait_s=10)
+        await busy.poll(wait_s=20)
+        assert len(busy.assignment()) == len(idle.assignment()) == PARTITIONS / 2
+        await busy.poll(wait_s=40)
+        assert len(busy.assignment()) == PARTITIONS
+        assert len((await client.groups.describe("billing")).members) == 1
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(busy.poll, wait_s=20))
+            nursery.start_soon(partial(idle.poll, wait_s=20))
+        assert len(busy.assignment()) == len(idle.assignment()) == PARTITIONS / 2
+
+
+async def test_the_topics_of_a_member_are_stored_sorted_and_once(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-58: leaving the block is to subscribe to nothing."""
+    async with shop() as (_, client):
+        await client.topics.create("shop/a")
+        topics = [ORDERS, "shop/a", ORDERS, "shop/x*", "shop/*", "shop/x*"]
+        async with client.consumer(topics, group="billing", missing="wait"):
+            (member,) = (await client.groups.describe("billing")).members
+            assert member.record.wanted.topics == ["shop/a", ORDERS]
+            assert member.record.wanted.patterns == ["shop/*", "shop/x*"]
+        assert (await client.groups.describe("billing")).members == []
+
+
+async def test_a_consumer_that_is_closed_or_replaced_says_so(autojump_clock: MockClock) -> None:
+    """TD-59: it waits for ever only while it is a member."""
+    async with shop() as (cluster, client):
+        async with client.consumer(ORDERS, group="billing") as closed:
+            await closed.poll(wait_s=3)
+        with pytest.raises(MemberRemoved, match="it was closed"):
+            await closed.poll()
+        assert (await client.groups.describe("billing")).members == []
+        async with (
+            cluster.client() as other,
+            client.consumer(ORDERS, group="billing", member="till") as first,
+        ):
+            await first.poll(wait_s=3)
+            async with other.consumer(ORDERS, group="billing", member="till") as second:
+                await second.poll(wait_s=3)
+                with (
+                    pytest.raises(MemberRemoved, match="was started under this name"),
+                    trio.fail_after(30),
+                ):
+                    await first.poll(wait_s=math.inf)
+                assert len(second.assignment()) == PARTITIONS

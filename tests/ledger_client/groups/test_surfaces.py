@@ -1,0 +1,288 @@
+"""Consumers of threads and of asyncio, over a real thread that runs a cluster in memory."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from itertools import islice
+from typing import TypeVar
+
+import pytest
+from memory_cluster import memory_cluster
+
+from ledger_client import Client, CommitRefused, MemberRemoved, Message, TopicPartition
+from ledger_client.aio import AioClient, AioGroupConsumer
+from ledger_client.blocking import BlockingClient, BlockingGroupConsumer
+from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.portal import Portal
+from ledger_client.surfaces.loops import open_portal
+
+TOPIC = "shop/orders"
+R = TypeVar("R")
+
+
+@asynccontextmanager
+async def client_and_cluster() -> AsyncIterator[Client]:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        cluster.lead("b1")
+        await client.topics.create(TOPIC)
+        yield client
+
+
+@pytest.fixture
+def client() -> Iterator[BlockingClient]:
+    portal = Portal(client_and_cluster)
+    yield BlockingClient(portal, portal.value)
+    portal.close()
+
+
+def send(client: BlockingClient, *values: bytes) -> None:
+    with client.producer(TOPIC) as producer:
+        producer.send_many(values)
+
+
+def test_a_thread_consumes_with_every_call(client: BlockingClient) -> None:
+    send(client, *(b"%d" % number for number in range(10)))
+    told: list[tuple[str, Sequence[TopicPartition], threading.Thread]] = []
+    consumers: list[BlockingGroupConsumer] = []
+
+    def assigned(parts: Sequence[TopicPartition]) -> None:
+        told.append(("assigned", parts, threading.current_thread()))
+        consumers[0].pause(parts)  # a call from the thread in which it runs
+        consumers[0].resume(parts)
+
+    with client.consumer(
+        TOPIC, group="billing", start="earliest", auto_commit_s=None, on_assigned=assigned
+    ) as consumer:
+        consumers.append(consumer)
+        assert next(iter(consumer)).value == b"0"
+        assert [each.value for each in consumer.poll(messages_max=3)] == [b"1", b"2", b"3"]
+        (batch,) = consumer.poll_batches(messages_max=2)
+        assert batch.column("value").to_pylist() == [b"4", b"5"]
+        consumer.commit_nowait()
+        consumer.commit()
+        (lane,) = consumer.lag()
+        assert lane.committed == lane.position
+        assert consumer.position() == consumer.committed()
+    ((kind, parts, thread),) = told
+    assert (kind, parts) == ("assigned", [TopicPartition(TOPIC, -1)])
+    assert thread not in (threading.main_thread(), client._portal._thread)
+
+
+def values(messages: Iterable[Message]) -> list[int]:
+    return [int(message.value or b"") for message in messages]
+
+
+def skipped(consumer: BlockingGroupConsumer) -> int:
+    """Return how many messages of the only batch lie before the consumer's position."""
+    (place,) = consumer.position()
+    return place.place.skip
+
+
+def test_messages_that_have_arrived_are_taken_without_a_call(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of them counts as handed out at once, and as consumed when the next one is taken."""
+    send(client, *(b"%d" % number for number in range(10)))
+    with client.consumer(TOPIC, group="billing", start="earliest", auto_commit_s=None) as consumer:
+        assert values([next(consumer)]) == [0]
+        with monkeypatch.context() as patch:
+            patch.setattr(Portal, "call", None)
+            assert values(islice(consumer, 4)) == [1, 2, 3, 4]
+        assert skipped(consumer) == 5
+        consumer._portal.call(consumer._inner._delivery.commit_consumed)
+        (lane,) = consumer.committed()
+        assert lane.place.skip == 4
+        assert values(consumer.poll()) == [5, 6, 7, 8, 9]
+
+
+def test_what_is_withheld_while_a_thread_takes_messages_comes_once(client: BlockingClient) -> None:
+    send(client, *(b"%d" % number for number in range(10)))
+    with client.consumer(TOPIC, group="billing", start="earliest", auto_commit_s=None) as consumer:
+        assert values(islice(consumer, 3)) == [0, 1, 2]
+        consumer.pause()
+        assert skipped(consumer) == 3
+        threading.Timer(0.3, consumer.resume).start()
+        assert values(islice(consumer, 2)) == [3, 4]
+        consumer.commit()
+    with pytest.raises(MemberRemoved):
+        next(consumer)
+    with client.consumer(TOPIC, group="billing") as consumer:
+        assert values(islice(consumer, 5)) == [5, 6, 7, 8, 9]
+
+
+def test_threads_lose_nothing_to_pauses_at_any_moment(client: BlockingClient) -> None:
+    count = 20_000
+    send(client, *(b"%d" % number for number in range(count)))
+    with client.consumer(TOPIC, group="billing", start="earliest", auto_commit_s=0) as consumer:
+        ended = threading.Event()
+
+        def disturb() -> None:
+            while not ended.wait(0.002):
+                consumer.pause()
+                consumer.resume()
+
+        disturber = threading.Thread(target=disturb)
+        disturber.start()
+        try:
+            assert values(islice(consumer, count)) == list(range(count))
+        finally:
+            ended.set()
+            disturber.join()
+
+
+class Interrupted(BaseException):
+    """Stands for Ctrl-C, at a moment that a test chooses."""
+
+
+def test_what_an_interrupted_thread_never_saw_comes_again(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is not committed either."""
+    send(client, *(b"%d" % number for number in range(6)))
+    with client.consumer(TOPIC, group="billing", start="earliest", auto_commit_s=None) as consumer:
+        assert [each.value for each in consumer.poll(wait_s=10, messages_max=2)] == [b"0", b"1"]
+        call = consumer._portal.call
+        for ask in (consumer.poll, consumer.poll_batches, consumer.__next__):
+
+            def interrupt(work: Callable[..., Awaitable[R]], *args: object) -> R:
+                call(work, *args)
+                monkeypatch.undo()
+                raise Interrupted
+
+            monkeypatch.setattr(consumer._portal, "call", interrupt)
+            with pytest.raises(Interrupted):
+                ask()
+            consumer.commit()
+            (place,) = consumer.committed()
+            assert place.place.skip == 2
+        assert [each.value for each in consumer.poll(wait_s=10)] == [b"2", b"3", b"4", b"5"]
+
+
+def test_a_task_of_asyncio_consumes_with_every_call() -> None:
+    told: list[tuple[str, threading.Thread]] = []
+
+    async def program(client: AioClient) -> None:
+        consumers: list[AioGroupConsumer] = []
+
+        def assigned(parts: Sequence[TopicPartition]) -> None:
+            told.append((f"assigned {len(parts)}", threading.current_thread()))
+
+        async def revoked(parts: Sequence[TopicPartition]) -> None:
+            await consumers[0].commit()
+            told.append((f"revoked {len(parts)}", threading.current_thread()))
+
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(10)])
+        async with client.consumer(
+            TOPIC,
+            group="billing",
+            start="earliest",
+            auto_commit_s=None,
+            on_assigned=assigned,
+            on_revoked=revoked,
+        ) as consumer:
+            consumers.append(consumer)
+            assert (await anext(consumer)).value == b"0"
+            assert [each.value for each in await consumer.poll(messages_max=2)] == [b"1", b"2"]
+            (batch,) = await consumer.poll_batches(messages_max=2)
+            assert batch.column("value").to_pylist() == [b"3", b"4"]
+            consumer.commit_nowait()
+            await consumer.commit()
+            assert consumer.position() == consumer.committed()
+            await client.topics.delete(TOPIC)
+            with pytest.raises(Exception, match="no such topic"):
+                while True:
+                    assert await consumer.poll(wait_s=15)
+
+    run(program)
+    assert [what for what, _ in told] == ["assigned 1", "revoked 1"]
+    assert {thread for _, thread in told} == {threading.main_thread()}
+
+
+@pytest.mark.parametrize("twin", [AioGroupConsumer, BlockingGroupConsumer])
+def test_no_call_is_missing(twin: type) -> None:
+    ours = {name for name in dir(GroupConsumer) if not name.startswith("_")}
+    assert ours - {"take_back"} <= {*dir(twin)}
+
+
+def test_a_thread_acknowledges_with_every_call(client: BlockingClient) -> None:
+    send(client, *(b"%d" % number for number in range(5)))
+    with client.consumer(TOPIC, group="mail", mode="shared", start="earliest") as consumer:
+        first, second, third, fourth, fifth = consumer.poll(wait_s=10)
+        consumer.ack(first)
+        consumer.ack([second])
+        consumer.ack_nowait(third)
+        consumer.flush()
+        consumer.extend(fourth)
+        consumer.nack(fifth, delay_s=0)
+        (again,) = consumer.poll(wait_s=10)
+        assert (again.value, consumer.deliveries(again)) == (b"4", 2)
+        with pytest.raises(CommitRefused):
+            consumer.ack(first)
+    with client.consumer(TOPIC, group="mail", mode="shared") as consumer:
+        assert sorted(values(consumer.poll(wait_s=10))) == [3, 4]
+
+
+def test_a_task_of_asyncio_acknowledges_with_every_call() -> None:
+    async def program(client: AioClient) -> None:
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(5)])
+        async with client.consumer(
+            TOPIC, group="mail", mode="shared", start="earliest"
+        ) as consumer:
+            first, second, third, fourth, fifth = await consumer.poll(wait_s=10)
+            await consumer.ack(first)
+            await consumer.ack([second])
+            consumer.ack_nowait(third)
+            await consumer.flush()
+            consumer.extend(fourth)
+            consumer.nack(fifth, delay_s=0)
+            (again,) = await consumer.poll(wait_s=10)
+            assert (again.value, consumer.deliveries(again)) == (b"4", 2)
+        async with client.consumer(TOPIC, group="mail", mode="shared") as consumer:
+            assert sorted(values(await consumer.poll(wait_s=10))) == [3, 4]
+
+    run(program)
+
+
+def test_what_a_cancelled_task_never_saw_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def program(client: AioClient) -> None:
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(6)])
+        async with client.consumer(
+            TOPIC, group="billing", start="earliest", auto_commit_s=None
+        ) as consumer:
+            assert len(await consumer.poll(wait_s=10, messages_max=2)) == 2
+            call = consumer._portal.call
+            for ask in (consumer.poll, consumer.poll_batches, consumer.__anext__):
+
+                async def cancel(work: Callable[..., Awaitable[R]], *args: object) -> R:
+                    await call(work, *args)
+                    monkeypatch.undo()
+                    raise asyncio.CancelledError
+
+                monkeypatch.setattr(consumer._portal, "call", cancel)
+                with pytest.raises(asyncio.CancelledError):
+                    await ask()
+                await consumer.commit()
+                (place,) = consumer.committed()
+                assert place.place.skip == 2
+            assert [each.value for each in await consumer.poll(wait_s=10)] == [
+                b"2",
+                b"3",
+                b"4",
+                b"5",
+            ]
+
+    run(program)
+
+
+def run(program: Callable[[AioClient], Awaitable[None]]) -> None:
+    async def main() -> None:
+        async with open_portal(client_and_cluster) as portal:
+            await program(AioClient(portal, portal.value))
+
+    asyncio.run(main())

@@ -1,0 +1,361 @@
+"""The coordinator: requests in, rows in the store, one leader at a time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import msgspec
+import pytest
+import trio
+from leases import grant
+from memory_store import MemoryStore
+from trio.testing import MockClock
+
+from metadata.errors import BadGroup, LeaseLost, NotLeader
+from metadata.groups.assignment import Part
+from metadata.groups.calls import (
+    Beat,
+    DeleteGroup,
+    DescribeGroups,
+    FoundGroup,
+    GroupJoined,
+    GroupPage,
+    GroupState,
+    JoinGroup,
+    LeaveGroup,
+    ReportIn,
+    ReportNoted,
+)
+from metadata.groups.coordinator import GROUPS_OF_TOPIC_MAX, REBALANCE_S, Coordinator
+from metadata.groups.rows import (
+    MemberRecord,
+    Mode,
+    ProgressRecord,
+    Wanted,
+    decode_member,
+    group_key,
+    member_key,
+    members_prefix,
+    parts_of,
+    progress_key,
+)
+from metadata.leadership import Leadership, Term
+from metadata.records import COORDINATOR, Leader, encode_record
+from metadata.store import Check, Put
+from metadata.topics import TopicRecord, encode_row, topic_key
+
+SESSION_S = 12.0
+
+
+class Rig:
+    """A store with a topic of four partitions, and a coordinator that leads."""
+
+    def __init__(self, store: MemoryStore, coordinator: Coordinator) -> None:
+        self.store = store
+        self.coordinator = coordinator
+
+    async def topic(self, name: str, uid: int, partitions: int) -> None:
+        record = TopicRecord(name=name, uid=uid, partitions=partitions)
+        await self.store.put(topic_key(name), encode_row(record))
+
+    async def join(
+        self, member: str, run: str = "run", *topics: str, mode: Mode = "exclusive"
+    ) -> int:
+        wanted = Wanted(topics=list(topics) or ["shop/orders"])
+        record = MemberRecord(epoch=0, run=run, wanted=wanted)
+        reply = await self.coordinator.answer(JoinGroup("billing", member, record, mode))
+        assert isinstance(reply, GroupJoined)
+        return reply.epoch
+
+    async def beat(self, member: str, run: str = "run", *, applied: int = 0) -> bool:
+        request = ReportIn([Beat("billing", member, run, applied)])
+        reply = await self.coordinator.answer(request)
+        assert isinstance(reply, ReportNoted)
+        return reply.answers[0].is_member
+
+    async def live(self, seconds: float, *members: str) -> None:
+        """Let time pass in which members apply their rows and report in."""
+        for _ in range(round(seconds)):
+            await trio.sleep(1)
+            for member in members:
+                row = await self.row(member)
+                await self.beat(member, applied=row.epoch)
+
+    async def row(self, member: str) -> MemberRecord:
+        key = member_key("billing", member)
+        found = await self.store.get(key)
+        assert found is not None
+        return decode_member(key, found.value)
+
+    async def parts(self, member: str) -> set[int]:
+        return {part.partition for part in parts_of((await self.row(member)).parts)}
+
+    async def members(self) -> set[str]:
+        prefix = members_prefix("billing")
+        return {key.removeprefix(prefix) for key, _ in await self.store.list(prefix)}
+
+    async def state(self) -> GroupState:
+        page = await self.coordinator.answer(DescribeGroups(group="billing"))
+        assert isinstance(page, GroupPage)
+        return page.groups[0]
+
+
+def candidate(store: MemoryStore, name: str) -> Leadership:
+    value = encode_record(Leader(name, f"{name}:3181", 0))
+    return Leadership(store, COORDINATOR, name, value=lambda: value)
+
+
+@asynccontextmanager
+async def led() -> AsyncIterator[Rig]:
+    store = MemoryStore()
+    rig = Rig(store, Coordinator(store))
+    await rig.topic("shop/orders", 1, 4)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(candidate(store, "b1").run, rig.coordinator.lead)
+        await trio.sleep(1)
+        yield rig
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_member_is_stored_when_its_join_returns_and_has_everything_soon(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-26, TD-32."""
+    async with led() as rig:
+        await rig.join("a")
+        assert await rig.parts("a") == set()
+        assert (await rig.state()).state == "rebalancing"
+        await rig.live(1, "a")
+        assert await rig.parts("a") == {0, 1, 2, 3}
+        assert (await rig.state()).state == "ready"
+
+
+async def test_a_group_is_whole_within_three_seconds_of_a_join_or_a_leave(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-15, TD-37."""
+    async with led() as rig:
+        await rig.join("a")
+        await rig.live(3, "a")
+        await rig.join("b")
+        await rig.live(3, "a", "b")
+        assert (len(await rig.parts("a")), len(await rig.parts("b"))) == (2, 2)
+        await rig.coordinator.answer(LeaveGroup("billing", "a", "run"))
+        await rig.live(3, "b")
+        assert await rig.parts("b") == {0, 1, 2, 3}
+        assert (await rig.state()).rebalances >= 3
+
+
+async def test_a_member_that_falls_silent_is_removed_and_its_commit_fails(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-40: within its session and one timer; invariant 11."""
+    async with led() as rig:
+        await rig.join("a")
+        await rig.live(3, "a")
+        key = member_key("billing", "a")
+        found = await rig.store.get(key)
+        assert found is not None
+        await rig.join("b")
+        await rig.live(round(SESSION_S + REBALANCE_S + 1), "b")
+        assert await rig.members() == {"b"}
+        assert await rig.parts("b") == {0, 1, 2, 3}
+        assert not await rig.beat("a")
+        with pytest.raises(Exception, match="no such key"):
+            await rig.store.transact([Check(key, found.version)])
+
+
+async def test_a_silent_leader_s_answers_do_not_count(autojump_clock: MockClock) -> None:
+    """A former leader that does not know it yet answers no report."""
+    store = MemoryStore()
+    coordinator = Coordinator(store)
+    lease = await grant(store, COORDINATOR, "b1", ttl_s=3)
+    term = Term(lease, until=trio.current_time() + 2)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(coordinator.lead, term)
+        await trio.sleep(1)
+        assert await coordinator.answer(ReportIn([])) == ReportNoted([])
+        await trio.sleep(1)
+        with pytest.raises(NotLeader):
+            await coordinator.answer(ReportIn([]))
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_former_leader_changes_no_row(autojump_clock: MockClock) -> None:
+    store = MemoryStore()
+    rig = Rig(store, Coordinator(store))
+    await rig.topic("shop/orders", 1, 4)
+    lease = await grant(store, COORDINATOR, "b1", ttl_s=3)
+    with pytest.raises(BaseExceptionGroup) as raised:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(rig.coordinator.lead, Term(lease))
+            await trio.sleep(0.5)
+            await rig.join("a")
+            await grant(store, COORDINATOR, "b1", ttl_s=60)
+            before = await store.list("group")
+            await trio.sleep(10)
+            nursery.cancel_scope.cancel()
+    assert raised.group_contains(LeaseLost)
+    assert await store.list("group") == before
+
+
+async def test_a_bookie_that_does_not_lead_names_the_leader(autojump_clock: MockClock) -> None:
+    async with led() as rig:
+        other = Coordinator(rig.store)
+        with pytest.raises(NotLeader) as raised:
+            await other.answer(DescribeGroups())
+        assert (raised.value.bookie_id, raised.value.address) == ("b1", "b1:3181")
+
+
+async def test_a_new_leader_goes_on_from_what_is_stored(autojump_clock: MockClock) -> None:
+    """TD-25: members come back within their session, and no partition moves."""
+    async with led() as rig:
+        await rig.join("a")
+        await rig.join("b")
+        await rig.live(6, "a", "b")
+        before = {member: await rig.row(member) for member in ("a", "b")}
+    second = Coordinator(rig.store)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(candidate(rig.store, "b2").run, second.lead)
+        await trio.sleep(9)
+        rig.coordinator = second
+        assert await rig.beat("a")
+        assert await rig.beat("b")
+        await rig.live(10, "a", "b")
+        assert {member: await rig.row(member) for member in ("a", "b")} == before
+        nursery.cancel_scope.cancel()
+
+
+async def test_an_outage_of_the_store_changes_nothing_and_ends_by_itself(
+    autojump_clock: MockClock,
+) -> None:
+    async with led() as rig:
+        await rig.join("a")
+        await rig.live(3, "a")
+        before = await rig.row("a")
+        await rig.coordinator.answer(LeaveGroup("billing", "a", "other run"))
+        rig.store.available = False
+        await trio.sleep(2)
+        rig.store.available = True
+        await trio.sleep(4)
+        assert await rig.row("a") == before
+        assert await rig.beat("a")
+
+
+async def test_topics_that_are_created_later_are_assigned(autojump_clock: MockClock) -> None:
+    async with led() as rig:
+        await rig.join("a", "run", "shop/orders", "shop/refunds")
+        await rig.live(3, "a")
+        await rig.topic("shop/refunds", 2, 2)
+        await rig.live(4, "a")
+        parts = parts_of((await rig.row("a")).parts)
+        assert parts == {*(Part(1, n) for n in range(4)), Part(2, 0), Part(2, 1)}
+
+
+async def test_a_group_keeps_its_mode(autojump_clock: MockClock) -> None:
+    async with led() as rig:
+        await rig.join("a")
+        before = await rig.store.list("group")
+        with pytest.raises(BadGroup, match="mode exclusive, not shared"):
+            await rig.join("b", mode="shared")
+        assert await rig.store.list("group") == before
+        await rig.coordinator.answer(LeaveGroup("billing", "a", "run"))
+        with pytest.raises(BadGroup, match="mode exclusive, not shared"):
+            await rig.join("b", mode="shared")  # what is not acknowledged would be lost
+        await rig.coordinator.answer(DeleteGroup("billing"))
+        await rig.join("b", mode="shared")
+        assert (await rig.state()).mode == "shared"
+
+
+async def test_two_processes_cannot_have_one_name_unless_it_is_meant(
+    autojump_clock: MockClock,
+) -> None:
+    async with led() as rig:
+        await rig.join("a", "run1")
+        with pytest.raises(BadGroup, match="has a member a already"):
+            await rig.join("a", "run2")
+        assert await rig.beat("a", "run1")
+
+
+async def test_a_group_with_members_is_deleted_by_force_only(autojump_clock: MockClock) -> None:
+    """TD-70: afterwards its members are none, and nothing of it is left."""
+    async with led() as rig:
+        await rig.join("a")
+        await rig.live(3, "a")
+        progress = msgspec.json.encode(ProgressRecord(lanes=[]))
+        await rig.store.transact([Put(progress_key("billing", Part(1, 0)), progress)])
+        with pytest.raises(BadGroup, match="has 1 members"):
+            await rig.coordinator.answer(DeleteGroup("billing"))
+        await rig.coordinator.answer(DeleteGroup("billing", force=True))
+        assert not await rig.store.list("group")
+        assert not await rig.store.list("progress")
+        assert not await rig.beat("a")
+        with pytest.raises(BadGroup, match="no group"):
+            await rig.coordinator.answer(DeleteGroup("billing"))
+
+
+async def test_a_group_is_founded_without_members_and_founding_it_again_changes_nothing(
+    autojump_clock: MockClock,
+) -> None:
+    async with led() as rig:
+        await rig.coordinator.answer(FoundGroup("billing"))
+        founded = dict(rig.store.values)
+        assert group_key("billing") in founded
+        await rig.coordinator.answer(FoundGroup("billing"))
+        assert rig.store.values == founded
+        state = await rig.state()
+        assert (state.state, state.members, state.mode) == ("empty", [], "exclusive")
+        await rig.join("a")
+        await rig.live(3, "a")
+        assert await rig.parts("a") == {0, 1, 2, 3}
+        before = dict(rig.store.values)
+        await rig.coordinator.answer(FoundGroup("billing"))
+        assert rig.store.values == before
+
+
+async def test_a_topic_has_a_hundred_groups_at_most(autojump_clock: MockClock) -> None:
+    """TD-57: also if a group that exists names the topic later."""
+    async with led() as rig:
+        wanted = Wanted(topics=["shop/orders"])
+        record = MemberRecord(epoch=0, run="run", wanted=wanted)
+        for number in range(GROUPS_OF_TOPIC_MAX):
+            await rig.coordinator.answer(JoinGroup(f"g{number}", "m", record))
+        elsewhere = Wanted(topics=["shop/refunds"])
+        other = msgspec.structs.replace(record, wanted=elsewhere)
+        await rig.coordinator.answer(JoinGroup("billing", "m", other))
+        before = dict(rig.store.values)
+        for group in ("billing", "new"):
+            with pytest.raises(BadGroup, match="shop/orders has 100 groups, as many"):
+                await rig.coordinator.answer(JoinGroup(group, "m", record))
+        assert rig.store.values == before
+        page = await rig.coordinator.answer(DescribeGroups(group="new"))
+        assert page == GroupPage([])
+        await rig.coordinator.answer(JoinGroup("g7", "another", record))
+
+
+@pytest.mark.parametrize("name", ["", "a:b", "a/b", "x" * 193])
+async def test_a_name_that_is_not_valid_is_refused(autojump_clock: MockClock, name: str) -> None:
+    """TD-48: at most 192 characters, without ':'."""
+    async with led() as rig:
+        record = MemberRecord(epoch=0, run="run", wanted=Wanted(topics=["shop/orders"]))
+        with pytest.raises(BadGroup, match="is not a name"):
+            await rig.coordinator.answer(JoinGroup(name, "a", record))
+        with pytest.raises(BadGroup, match="is not a name"):
+            await rig.coordinator.answer(JoinGroup("billing", name, record))
+
+
+async def test_groups_are_described_in_order_page_by_page(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("metadata.groups.coordinator.GROUPS_PAGE", 2)
+    async with led() as rig:
+        record = MemberRecord(epoch=0, run="run", wanted=Wanted(topics=["shop/orders"]))
+        for name in ("c", "a", "b"):
+            await rig.coordinator.answer(JoinGroup(name, "m", record))
+        first = await rig.coordinator.answer(DescribeGroups())
+        assert isinstance(first, GroupPage)
+        assert [group.group for group in first.groups] == ["a", "b"]
+        rest = await rig.coordinator.answer(DescribeGroups(after="b"))
+        assert isinstance(rest, GroupPage)
+        assert [group.group for group in rest.groups] == ["c"]

@@ -1,0 +1,311 @@
+"""An ensemble in memory, whose connections break where a schedule says.
+
+It keeps what plans rest on: zxids, versions that begin at 0 with each life of a node, ephemeral and
+sequential nodes, watches that fire once, multis that are made as a whole or not at all.
+"""
+
+from __future__ import annotations
+
+import enum
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import trio
+
+from metadata.errors import MetadataUnavailable
+from metadata.zookeeper.znodes import (
+    ANY,
+    Applied,
+    Create,
+    Folder,
+    Node,
+    Op,
+    Reason,
+    Refused,
+    Remove,
+    Set,
+    Stat,
+    Verify,
+)
+
+
+class Loss(enum.Enum):
+    """When a connection breaks at a multi, and what becomes of that."""
+
+    BEFORE = "the server never sees it"
+    AFTER = "it is made, and the answer is lost"
+    LATE = "another server comes upon it after the next multi of the session"
+
+
+@dataclass
+class _Znode:
+    data: bytes
+    created: int
+    modified: int
+    owner: int = 0
+    version: int = 0
+    made: int = 0
+    modified_ms: int = 0
+    children: set[str] = field(default_factory=set)
+
+
+class _Refusal(Exception):
+    def __init__(self, reason: Reason) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class MemoryEnsemble:
+    """The nodes, and the sessions that are alive. *wall_ms* is the leader's clock."""
+
+    def __init__(self, wall_ms: Callable[[], int] = lambda: 1_700_000_000_000) -> None:
+        self.nodes = {"/": _Znode(b"", 0, 0)}
+        self.zxid = 0
+        self.wall_ms = wall_ms
+        self.sessions: set[int] = set()
+        self.watches: dict[str, list[tuple[MemoryConnection, Callable[[], None]]]] = {}
+        self._last_session = 0
+        self._before: dict[str, _Znode | None] = {}
+
+    def new_session(self) -> int:
+        self._last_session += 1
+        self.sessions.add(self._last_session)
+        return self._last_session
+
+    def expire(self, session: int) -> None:
+        """End a session: its nodes vanish."""
+        self.sessions.discard(session)
+        ours = [path for path, node in self.nodes.items() if node.owner == session]
+        if ours:
+            self.make([Remove(path) for path in ours], 0)
+
+    def make(self, ops: Sequence[Op], session: int) -> Applied | Refused:
+        """Do all of *ops*, or none."""
+        self._before = {}
+        self.zxid += 1
+        results: Applied = []
+        touched: list[str] = []
+        for place, op in enumerate(ops):
+            try:
+                results.append(self._do(op, session, touched))
+            except _Refusal as refusal:
+                for path, node in self._before.items():
+                    if node is None:
+                        self.nodes.pop(path, None)
+                    else:
+                        self.nodes[path] = node
+                return Refused(place, refusal.reason)
+        for path in touched:
+            self._fire(path)
+        return results
+
+    def stat(self, path: str) -> Stat | None:
+        node = self.nodes.get(path)
+        if node is None:
+            return None
+        return Stat(
+            created=node.created,
+            modified=node.modified,
+            modified_ms=node.modified_ms,
+            created_ms=node.modified_ms,
+            version=node.version,
+            children_version=2 * node.made - len(node.children),
+            owner=node.owner,
+            children=len(node.children),
+        )
+
+    def _keep(self, path: str) -> None:
+        """Remember a node as it is before the multi."""
+        if path not in self._before:
+            node = self.nodes.get(path)
+            self._before[path] = node and replace(node, children=set(node.children))
+
+    def _do(self, op: Op, session: int, touched: list[str]) -> str | Stat | None:
+        if isinstance(op, Create):
+            return self._create(op, session, touched)
+        node = self.nodes.get(op.path)
+        if node is None:
+            raise _Refusal(Reason.NO_NODE)
+        if op.version not in (ANY, node.version):
+            raise _Refusal(Reason.BAD_VERSION)
+        if isinstance(op, Verify):
+            return None
+        touched.append(op.path)
+        self._keep(op.path)
+        if isinstance(op, Set):
+            node.data, node.modified = op.data, self.zxid
+            node.version += 1
+            node.modified_ms = self.wall_ms()
+            return self.stat(op.path)
+        if node.children:
+            raise _Refusal(Reason.NOT_EMPTY)
+        del self.nodes[op.path]
+        folder, name = _split(op.path)
+        self._keep(folder)
+        self.nodes[folder].children.discard(name)
+        touched.append(folder)
+        return None
+
+    def _create(self, op: Create, session: int, touched: list[str]) -> str:
+        folder, name = _split(op.path)
+        above = self.nodes.get(folder)
+        if above is None:
+            raise _Refusal(Reason.NO_NODE)
+        if op.sequence:
+            name += f"{above.made:010d}"
+        path = f"{folder.rstrip('/')}/{name}"
+        if path in self.nodes:
+            raise _Refusal(Reason.EXISTS)
+        owner = session if op.ephemeral else 0
+        self._keep(path)
+        self._keep(folder)
+        self.nodes[path] = _Znode(op.data, self.zxid, self.zxid, owner, modified_ms=self.wall_ms())
+        above = self.nodes[folder]
+        above.children.add(name)
+        above.made += 1
+        touched += [path, folder]
+        return path
+
+    def _fire(self, path: str) -> None:
+        for _, watch in self.watches.pop(path, []):
+            watch()
+
+
+class MemoryConnection:
+    """The Connection of znodes.py to a MemoryEnsemble."""
+
+    name = "zk://memory"
+    session_timeout_s = 6.0
+
+    def __init__(self, ensemble: MemoryEnsemble) -> None:
+        self.ensemble = ensemble
+        self.session_id = ensemble.new_session()
+        self.is_connected = True
+        self.multis: list[list[Op]] = []
+        self.before_multi: Callable[[Sequence[Op]], Loss | None] = lambda _ops: None
+        """Called with each multi; says whether the connection breaks at it."""
+        self.after_read: Callable[[Sequence[str]], None] = lambda _paths: None
+        """Called with the paths of each read, after it: where a rival slips in."""
+        self._late: list[Op] = []
+        self._news = trio.Event()
+        self._is_closed = False
+        self._silent_since: float | None = None
+
+    @property
+    def heard_at(self) -> float:
+        return trio.current_time() if self._silent_since is None else self._silent_since
+
+    # --- what a schedule does ----------------------------------------------------------
+
+    def drop(self) -> None:
+        """Lose the connection; the session goes on."""
+        self.is_connected = False
+        for watches in self.ensemble.watches.values():
+            for connection, watch in [*watches]:
+                if connection is self:
+                    watch()
+                    watches.remove((connection, watch))
+        self._spread()
+
+    def connect(self) -> None:
+        """Connect again, with a new session if the former one is over."""
+        if self.session_id not in self.ensemble.sessions:
+            self.session_id = self.ensemble.new_session()
+        self.is_connected = True
+        self._spread()
+
+    def fall_silent(self) -> None:
+        """Answer nothing from now on, as a server that vanished; the connection seems to live."""
+        self._silent_since = trio.current_time()
+
+    def expire(self) -> None:
+        """Lose the connection and the session."""
+        self.ensemble.expire(self.session_id)
+        self.drop()
+        self.session_id = 0
+
+    # --- the connection ----------------------------------------------------------------
+
+    async def connected(self) -> None:
+        while not self.is_connected:
+            if self._is_closed:
+                raise MetadataUnavailable("the store is closed")
+            await self._news.wait()
+
+    async def aclose(self) -> None:
+        self._is_closed = True
+        self.ensemble.expire(self.session_id)
+        self.drop()
+        await trio.lowlevel.checkpoint()
+
+    async def make_root(self) -> None:
+        await trio.lowlevel.checkpoint()
+
+    async def get(self, paths: Sequence[str], *, fresh: bool = False) -> list[Node | None]:
+        await self._reach()
+        found: list[Node | None] = []
+        for path in paths:
+            stat = self.ensemble.stat(path)
+            found.append(None if stat is None else (self.ensemble.nodes[path].data, stat))
+        self.after_read(paths)
+        return found
+
+    async def stat(
+        self, paths: Sequence[str], *, fresh: bool = False, watch: Callable[[], None] | None = None
+    ) -> list[Stat | None]:
+        await self._reach()
+        self._watch(paths, watch)
+        found = [self.ensemble.stat(path) for path in paths]
+        self.after_read(paths)
+        return found
+
+    async def children(
+        self, paths: Sequence[str], *, fresh: bool = False, watch: Callable[[], None] | None = None
+    ) -> list[Folder | None]:
+        await self._reach()
+        self._watch(paths, watch)
+        found: list[Folder | None] = []
+        for path in paths:
+            stat = self.ensemble.stat(path)
+            names = sorted(self.ensemble.nodes[path].children, reverse=True) if stat else []
+            found.append(None if stat is None else (names, stat))
+        return found
+
+    async def multi(self, ops: Sequence[Op]) -> Applied | Refused:
+        await self._reach()
+        self.multis.append([*ops])
+        loss = self.before_multi(ops)
+        if loss is Loss.BEFORE:
+            self.drop()
+        elif loss is Loss.LATE:
+            self._late = [*ops]
+            self.drop()
+        elif loss is None or loss is Loss.AFTER:
+            made = self.ensemble.make(ops, self.session_id)
+            if self._late:
+                self.ensemble.make(self._late, self.session_id)
+                self._late = []
+            if loss is None:
+                return made
+            self.drop()
+        raise MetadataUnavailable("the connection was lost", outcome_unknown=True)
+
+    async def _reach(self) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._silent_since is not None:
+            await trio.sleep_forever()
+        await self.connected()
+
+    def _watch(self, paths: Sequence[str], watch: Callable[[], None] | None) -> None:
+        for path in paths if watch else ():
+            assert watch is not None
+            self.ensemble.watches.setdefault(path, []).append((self, watch))
+
+    def _spread(self) -> None:
+        self._news.set()
+        self._news = trio.Event()
+
+
+def _split(path: str) -> tuple[str, str]:
+    folder, _, name = path.rpartition("/")
+    return folder or "/", name

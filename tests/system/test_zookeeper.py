@@ -1,0 +1,239 @@
+"""A cluster whose metadata is in ZooKeeper, and what goes on while that is away."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import suppress
+from functools import partial
+from pathlib import Path
+from typing import TypeVar
+
+import pytest
+import trio
+from daemons import Daemon
+from ensemble import Ensemble, ensemble, new_path
+from never_twice import never_twice
+
+import ledger_client
+from bookie.commands.standalone import ClusterStarted
+from ledger_client.errors import BadCut, LedgerError, MetadataUnavailable
+from metadata.errors import VersionConflict
+from metadata.store import ABSENT, Check
+from metadata.topics import RollPolicy, topic_key
+
+__all__ = ["ensemble"]
+
+pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("zookeeper")]
+AWAY_S = 10.0
+T = TypeVar("T")
+SESSIONS = 10
+CHANGES = 3
+CUTS = 3
+ORDERS, RETURNS = "shop/orders", "shop/returns"
+
+
+@pytest.fixture
+def url(ensemble: Ensemble) -> Iterator[str]:
+    """Yield the URL of a path in an ensemble that serves again afterwards."""
+    yield ensemble.url(new_path())
+    ensemble.start()
+    ensemble.wait()
+
+
+@pytest.fixture
+def started(url: str, tmp_path: Path) -> Iterator[ClusterStarted]:
+    words = ("standalone", "--data", tmp_path / "cluster", "--metadata", url)
+    with Daemon(*words, "--port", 0, "--json", log=tmp_path / "log") as daemon:
+        yield daemon.ready(ClusterStarted)
+
+
+@pytest.mark.real_processes
+async def test_open_ledgers_are_written_and_read_without_zookeeper_and_all_goes_on_with_it(
+    ensemble: Ensemble, started: ClusterStarted
+) -> None:
+    async with ledger_client.connect(started.ready) as client:
+        await client.topics.create("shop/orders")
+        async with (
+            client.producer("shop/orders") as producer,
+            client.ledgers.create(ensemble_size=3) as ledger,
+        ):
+            await producer.send(b"before")
+            await ledger.append(b"0")
+            await trio.to_thread.run_sync(ensemble.kill)
+            until = trio.current_time() + AWAY_S
+            count = 1
+            while trio.current_time() < until:
+                assert await ledger.append(b"%d" % count) == count
+                await producer.send(b"meanwhile")
+                count += 1
+                await trio.sleep(0.05)
+            with pytest.raises(LedgerError):
+                await client.topics.create("shop/others")
+            await trio.to_thread.run_sync(ensemble.start)
+            await trio.to_thread.run_sync(ensemble.wait)
+            with trio.fail_after(30):
+                await resumed(client)
+            await producer.send(b"after")
+            assert await ledger.append(b"last") == count
+        with never_twice():
+            async with client.ledgers.open(ledger.id) as read:
+                found = [bytes(entry.payload) for entry in await read.read(0, count)]
+            assert found == [*(b"%d" % number for number in range(count)), b"last"]
+
+
+async def resumed(client: ledger_client.Client) -> None:
+    """Return once topics can be created again."""
+    number = 0
+    while True:
+        try:
+            await client.topics.create(f"shop/again-{number}")
+        except LedgerError:
+            number += 1
+            await trio.sleep(0.5)
+        else:
+            return
+
+
+async def test_a_client_finds_the_bookies_in_zookeeper(url: str, started: ClusterStarted) -> None:
+    async with ledger_client.connect(url) as client:
+        await client.topics.create("shop/orders")
+        async with client.producer("shop/orders") as producer:
+            await producer.send(b"direct")
+        status = await client.cluster.status()
+        assert len(status.bookies) == 3
+    async with ledger_client.connect(started.ready) as client:
+        assert [topic.name for topic in await client.topics.list()] == ["shop/orders"]
+
+
+async def test_messages_have_one_order_with_zookeeper(started: ClusterStarted) -> None:
+    """MV-20: a round of ticks makes sure of the lanes by a transaction, so none is missed.
+
+    Lanes open and close all the time, while each acknowledged message is looked for at once.
+    """
+    async with (
+        ledger_client.connect(started.ready) as one,
+        ledger_client.connect(started.ready) as other,
+    ):
+        await one.topics.create("shop/orders", 2, timesync=True)
+        sent: list[bytes] = []
+        for number in range(SESSIONS):
+            client = (one, other)[number % 2]
+            async with client.producer("shop/orders") as producer:
+                for part in range(2):
+                    key = b"%d" % (2 * number + part)
+                    await producer.send(b"x", key=key, partition=part)
+                    sent.append(key)
+                state = await other.topics.state("shop/orders", consistency="strong")
+                assert sorted(state.messages) == sorted(sent)
+        orders = []
+        for client in (one, other):
+            async with client.reader("shop/orders", order="timestamp") as reader:
+                orders.append([message.key async for message in reader])
+        assert orders == [sent, sent]
+
+
+async def patiently(call: Callable[[], Awaitable[T]]) -> T:
+    """Repeat a call that does no harm twice, on a machine that may be too busy for it."""
+    with trio.fail_after(60):
+        while True:
+            with suppress(MetadataUnavailable):
+                return await call()
+            await trio.sleep(0.2)
+
+
+async def test_ticks_wait_for_changes_of_the_topic_with_zookeeper(
+    url: str, started: ClusterStarted
+) -> None:
+    """MV-02, MV-07: once a tick is there, no change with a timestamp up to it shows later."""
+    seen: list[tuple[int, int]] = []
+    changed: list[int] = []
+    async with (
+        ledger_client.connect(url) as watching,
+        ledger_client.connect(started.ready) as changing,
+    ):
+        await changing.topics.create(ORDERS, 1, timesync=True)
+
+        async def watch() -> None:
+            while True:
+                with suppress(LedgerError):  # the machine is busy
+                    state = await watching.topics.state(ORDERS, consistency="eventual")
+                    # A read of one server may be behind; that a key is absent is asked of all.
+                    with suppress(VersionConflict):
+                        await watching._context.store.transact([Check(topic_key(ORDERS), ABSENT)])
+                    info = await watching.topics.info(ORDERS)
+                    seen.append((state.timestamp.value, info.altered_timestamp))
+
+        async with changing.producer(ORDERS) as producer, trio.open_nursery() as nursery:
+            await producer.send(b"x", key=b"0")
+            for _ in range(2):
+                nursery.start_soon(watch)
+            for number in range(CHANGES):
+                made = await patiently(
+                    partial(changing.topics.alter, ORDERS, partitions=number + 2)
+                )
+                changed.append(made.altered_timestamp)
+                await patiently(partial(producer.send, b"x", key=b"%d" % number))
+            await patiently(partial(changing.topics.state, ORDERS, consistency="strong"))
+            with trio.fail_after(60):
+                while not any(tick > changed[0] for tick, _ in seen):  # noqa: ASYNC110 - by tasks
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+    assert changed == sorted(set(changed))
+    late = [(tick, known) for tick, known in seen if any(known < at <= tick for at in changed)]
+    assert late == []
+
+
+async def test_what_a_cut_has_stays_while_others_remove_messages_with_zookeeper(
+    url: str, started: ClusterStarted
+) -> None:
+    """D-02: cuts are made and deleted, and the ledgers purged, from three places at once."""
+    async with (
+        ledger_client.connect(url) as one,
+        ledger_client.connect(started.ready) as other,
+    ):
+        for topic in (ORDERS, RETURNS):
+            await one.topics.create(topic, timesync=True, roll=RollPolicy(entries=3))
+        purged = 0
+
+        async def purge(client: ledger_client.Client, topic: str) -> None:
+            nonlocal purged
+            while True:
+                with suppress(MetadataUnavailable):  # the machine is busy
+                    purged += len((await client.topics.purge(topic)).removed)
+                await trio.sleep(0.05)
+
+        async def send() -> None:
+            async with one.producer(ORDERS) as orders, other.producer(RETURNS) as returns:
+                for number in itertools.count():
+                    for producer in (orders, returns):
+                        await patiently(partial(producer.send, b"%d" % number))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(send)
+            for client, topic in ((one, RETURNS), (other, ORDERS), (other, RETURNS)):
+                nursery.start_soon(purge, client, topic)
+            for number in range(CUTS):
+                client, name = (one, other)[number % 2], f"cut-{number}"
+                with suppress(BadCut):  # it is there, although the answer was late
+                    await patiently(partial(client.cuts.create, name, [ORDERS, RETURNS]))
+                first = await patiently(partial(rows_of, other, name))
+                last = {topic: max(rows, default=-1) for topic, rows in first.items()}
+                assert last[RETURNS] <= last[ORDERS] <= last[RETURNS] + 1
+                await trio.sleep(0.3)
+                assert await patiently(partial(rows_of, one, name)) == first
+                with suppress(BadCut):
+                    await patiently(partial(other.cuts.delete, name))
+            with trio.fail_after(60):
+                while not purged:  # noqa: ASYNC110 - by several tasks
+                    await trio.sleep(0.1)
+            nursery.cancel_scope.cancel()
+
+
+async def rows_of(client: ledger_client.Client, cut: str) -> dict[str, list[int]]:
+    """Return the numbers that a cut has of both topics."""
+    found: dict[str, list[int]] = {}
+    for topic in (ORDERS, RETURNS):
+        async with client.reader(topic, ending_cut=cut) as reader:
+            found[topic] = [int(message.value or b"") async for message in reader]
+    return found
