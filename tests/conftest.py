@@ -178,7 +178,7 @@ def pytest_collection_finish(session: pytest.Session) -> None:
 
 
 def is_real(item: pytest.Item) -> bool:
-    """Whether *item* kills real processes, or runs Spark or Prometheus."""
+    """Whether *item* kills real processes, cuts networks, or runs Spark, Prometheus or Java."""
     return item.get_closest_marker("real_processes") is not None
 
 
