@@ -23,7 +23,11 @@ def _topics_go(request: pytest.FixtureRequest) -> Iterator[None]:
         return
     with blocking.connect(request.getfixturevalue("url")) as client:
         before = {info.name for info in client.topics.list()}
+        cuts = {info.name for info in client.cuts.list()}
         yield
+        for cut in client.cuts.list():
+            if cut.name not in cuts:
+                client.cuts.delete(cut.name)
         for info in list(client.topics.list()):
             if info.name not in before:
                 client.topics.delete(info.name)
