@@ -77,12 +77,14 @@ class Shop:
                 process.kill()
                 check_end(code, "")
 
-    def until_ready(self) -> None:
+    def until_ready(self, members: int = 1) -> None:
+        """Wait until the group has so many members, or more, and all are ready."""
         end = time.monotonic() + DEADLINE_S
         while time.monotonic() < end:
             if [g for g in self.client.groups.list() if g.group == self.group and g.members]:
                 state = self.client.groups.describe(self.group)
-                if state.state == "ready" and all(m.state == "ready" for m in state.members):
+                ready = [m for m in state.members if m.state == "ready"]
+                if state.state == "ready" and len(state.members) == len(ready) >= members:
                     return
             time.sleep(0.1)
         raise AssertionError("the group is not ready")
@@ -279,7 +281,7 @@ def test_members_of_a_shared_group_read_one_partition_together(shop: Shop) -> No
     shop.send(1)
     shop.group += "-all"
     with shop.member("--shared") as one, shop.member("--shared") as two:
-        time.sleep(3)
+        shop.until_ready(members=2)
         shop.send(200)
         end = time.monotonic() + DEADLINE_S
         while sum(lane.messages for lane in shop.client.groups.lag(shop.group)):
@@ -289,7 +291,8 @@ def test_members_of_a_shared_group_read_one_partition_together(shop: Shop) -> No
             each.send_signal(signal.SIGINT)
             assert each.wait(DEADLINE_S) == 130
         printed = [each.stdout.read().split() for each in (one, two) if each.stdout]
-    assert sorted(map(int, printed[0] + printed[1])) == list(range(200))
+    # At least once: what one was handed while the other joined may come again.
+    assert set(map(int, printed[0] + printed[1])) == set(range(200))
 
 
 def test_lag_is_shown_again_and_again(shop: Shop) -> None:
