@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import threading
+import time
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from typing import NamedTuple
 HUNG = 124
 """The exit code of a process that met its deadline, as timeout(1) has it."""
 _RUN = "QUIRE_SEARCH_RUN"
+_GONE_S_MAX = 30.0
+"""One that hangs in the kernel is not waited for any longer."""
 
 
 class Stopped(Exception):
@@ -99,8 +102,18 @@ class Processes:
 
 
 def _kill_all_of(run: str) -> None:
-    """End every process whose environment says that it belongs to *run*."""
-    word = f"{_RUN}={run}".encode()
+    """End every process whose environment says that it belongs to *run*, and wait for that.
+
+    A signal takes time, and one that was just being started is only seen by the next look.
+    """
+    end = time.monotonic() + _GONE_S_MAX
+    while _signal_all_of(run) and time.monotonic() < end:
+        time.sleep(0.01)
+
+
+def _signal_all_of(run: str) -> int:
+    """Send SIGKILL to every process of *run* that is not dead yet; return how many there were."""
+    word, found = f"{_RUN}={run}".encode(), 0
     for folder in Path("/proc").iterdir():
         if not folder.name.isdecimal():
             continue
@@ -108,3 +121,5 @@ def _kill_all_of(run: str) -> None:
         with contextlib.suppress(OSError):
             if word in (folder / "environ").read_bytes().split(b"\0"):
                 os.kill(int(folder.name), signal.SIGKILL)
+                found += 1
+    return found
