@@ -327,12 +327,20 @@ class BadSchema(TopicError):
     """The topic's schema cannot be understood, or gives no columns.
 
     Attributes:
+        reason: what is wrong, without the topic's name.
         package: the missing package that decodes values of this kind; `None` if none is missing.
     """
 
     def __init__(self, message: str, *, topic: str, package: str | None = None) -> None:
         super().__init__(message, topic=topic)
+        self.reason = message
         self.package = package
+
+    @classmethod
+    def unreadable(cls, topic: str, wrong: Exception) -> BadSchema:
+        """The definition cannot be parsed, or a field of it has no column type."""
+        reason = next(iter(str(wrong).strip().splitlines()), type(wrong).__name__)
+        return cls(f"its schema cannot be read: {reason}", topic=topic)
 
 
 class TopicBusy(TopicError):

@@ -10,7 +10,6 @@ Several topics read together have such columns if their schemas are equal.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import msgspec
 from pyspark.errors import PySparkException
@@ -18,9 +17,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
-    BooleanType,
     DataType,
-    DoubleType,
     IntegerType,
     LongType,
     MapType,
@@ -54,12 +51,6 @@ _MESSAGE: tuple[tuple[str, DataType], ...] = (
     ("headers", _HEADERS),
     ("producer", StringType()),
 )
-_SIMPLE: Mapping[str, DataType] = {
-    "integer": LongType(),
-    "number": DoubleType(),
-    "boolean": BooleanType(),
-    "string": StringType(),
-}
 _CLASH = "value_"
 _AS_BYTES = "read it as bytes with the option columns, such as columns=key,value"
 
@@ -130,11 +121,17 @@ def _decoded(topic: str, schema: Schema) -> list[StructField]:
 
 
 def _defined(topic: str, definition: str) -> list[StructField]:
+    import pyarrow as pa  # which takes long
+
+    from ledger_client.topics.values import json_schema
+
     try:
-        decoded = msgspec.json.decode(definition)
-        is_sparks = isinstance(decoded, dict) and decoded.get("type") == "struct"
-        found = _nullable(StructType.fromJson(decoded)) if is_sparks else _type_of(decoded, "")
-        fields = _checked(topic, found)
+        schema = json_schema.decoded(definition)
+        if json_schema.is_sparks(schema):
+            found = StructType.fromJson(schema)
+        else:
+            found = from_arrow_schema(pa.schema(json_schema.fields_of(schema)))
+        fields = _checked(topic, _nullable(found))
     except (ValueError, TypeError, KeyError, PySparkException) as wrong:
         raise SparkError(
             f"topic {topic}: its schema cannot be read: {_line(wrong)}; {_AS_BYTES}"
@@ -183,26 +180,3 @@ def _check_parsed(topic: str, found: StructType) -> None:
 
 def _line(wrong: Exception) -> str:
     return next(iter(str(wrong).strip().splitlines()), type(wrong).__name__)
-
-
-def _type_of(schema: Any, where: str) -> DataType:  # noqa: ANN401 - anything may be in JSON
-    """Return the type that a JSON Schema describes. Raises ValueError if it cannot."""
-    named = schema.get("type") if isinstance(schema, dict) else None
-    kinds = [kind for kind in (named if isinstance(named, list) else [named]) if kind != "null"]
-    kind = kinds[0] if len(kinds) == 1 else None
-    if kind == "object" and not where and "properties" not in schema:
-        return StructType()  # objects of any fields: a column needs known fields
-    if kind == "object" and isinstance(schema.get("properties"), dict):
-        return StructType(
-            [
-                StructField(name, _type_of(part, f"{where}.{name}".lstrip(".")))
-                for name, part in schema["properties"].items()
-            ]
-        )
-    if kind == "array":
-        return ArrayType(_type_of(schema.get("items"), f"{where}[]"))
-    if kind == "string" and schema.get("format") == "date-time":
-        return TimestampType()
-    if kind in _SIMPLE:
-        return _SIMPLE[str(kind)]
-    raise ValueError(f"{where or 'it'} has the type {named!r}, which no column can have")

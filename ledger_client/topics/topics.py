@@ -111,6 +111,7 @@ class Topics:
         Raises:
             TopicExists: the name is taken.
             BadTopic: a setting is not possible; the message names it.
+            BadSchema: the schema's definition is unusable, or needs a package that is missing.
             NotEnoughBookies: fewer than *replication* take writes. Start more, or ask for
                 fewer copies.
         """
@@ -125,6 +126,7 @@ class Topics:
             "properties": dict(properties or {}),
         }
         check_users(name)
+        await _check_schema(name, schema)
         made = await self._create(name, replication, ack_quorum, settings)
         if replication is None and made.replication < REPLICATION:
             _log.warning("topic %s: %s", name, ONE_COPY)
@@ -159,6 +161,7 @@ class Topics:
         Raises:
             NoSuchTopic: it does not exist.
             BadTopic: the change is not possible; the message says why.
+            BadSchema: as create().
             NotEnoughBookies: fewer than the wanted replication take writes.
         """
         alteration = Alteration(
@@ -171,6 +174,7 @@ class Topics:
             schema=schema,
             properties=None if properties is None else dict(properties),
         )
+        await _check_schema(name, schema)
         if alteration.replication is not None:
             await self._copies(alteration.replication)
         altered = await self._context.catalogue.alter(name, alteration)
@@ -486,3 +490,15 @@ class Topics:
             made = await list_cookies(self._context.catalogue.store)
             leaving = await list_draining(self._context.catalogue.store)
         return len((made | {each.bookie_id for each in registered}) - leaving)
+
+
+async def _check_schema(topic: str, schema: Schema | None) -> None:
+    if schema is None or not schema.definition:
+        return
+
+    def check() -> None:
+        from ledger_client.topics.values.definitions import check_schema  # imports pyarrow
+
+        check_schema(topic, schema)
+
+    await trio.to_thread.run_sync(check, abandon_on_cancel=True)

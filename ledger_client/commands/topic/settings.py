@@ -18,7 +18,7 @@ from ledger_client.commands.outcome import finish
 from ledger_client.errors import BadSchema
 from ledger_client.topics.catalogue import REPLICATION, TopicInfo
 from ledger_client.topics.topics import ONE_COPY
-from ledger_client.topics.values.kinds import ProtobufDefinition, is_decoded
+from ledger_client.topics.values.kinds import PACKAGES, ProtobufDefinition
 from metadata.topics import Retention, RollPolicy, Schema, TopicRecord
 
 Command = Callable[..., None]
@@ -57,11 +57,11 @@ class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
         """Return *now* with the given changes."""
         return _replaced(now, age_s=self.retention_age, size=self.retention_size)
 
-    def schema_after(self, now: Schema) -> Schema:
+    def schema_after(self, topic: str, now: Schema) -> Schema:
         """Return *now* with the given changes.
 
         Raises:
-            click.UsageError: the definition of an avro or protobuf schema is unusable.
+            click.UsageError: the definition is missing or unusable.
             BadSchema: the package for that kind is not installed.
         """
         kind = self.schema or now.kind
@@ -71,16 +71,23 @@ class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
                 "--descriptor_set_out`, and the --schema-message in it"
             )
         found = _replaced(now, kind=kind, definition=self._definition(kind))
-        if self.schema_file is not None and is_decoded(found):
-            from ledger_client.topics.values.decoder import open_decoder  # imports pyarrow
-
-            try:
-                open_decoder(str(self.schema_file), found)
-            except BadSchema as wrong:
-                if wrong.package is not None:
-                    raise
-                raise click.UsageError(str(wrong).removeprefix("topic ")) from wrong
+        if self.schema in PACKAGES and not found.definition:
+            raise click.UsageError(f"a schema of kind {kind} needs its definition: --schema-file")
+        if self.schema_file is not None:
+            self._check_file(self.schema_file, topic, found)
         return found
+
+    def _check_file(self, file: Path, topic: str, found: Schema) -> None:
+        from ledger_client.topics.values.definitions import check_schema  # imports pyarrow
+
+        if not found.definition.strip():
+            raise click.UsageError(f"{file}: it is empty; a definition of a schema is needed")
+        try:
+            check_schema(topic, found)
+        except BadSchema as wrong:
+            if wrong.package is not None:
+                raise
+            raise click.UsageError(f"{file}: {wrong.reason}") from wrong
 
     def _definition(self, kind: str) -> str | None:
         if self.schema_file is None:
@@ -222,7 +229,7 @@ async def _create(
             compression=given.compression or "none",
             roll=given.roll(RollPolicy()),
             retention=given.retention(Retention()),
-            schema=given.schema_after(Schema()),
+            schema=given.schema_after(name, Schema()),
             properties=given.properties_after({}),
         )
 
@@ -262,6 +269,6 @@ async def _alter(cluster: str, name: str, given: GivenSettings) -> TopicInfo:
             compression=given.compression,
             roll=given.roll(now.roll),
             retention=given.retention(now.retention),
-            schema=given.schema_after(now.schema),
+            schema=given.schema_after(name, now.schema),
             properties=given.properties_after(now.properties),
         )

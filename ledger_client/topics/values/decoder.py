@@ -55,8 +55,7 @@ def open_decoder(topic: str, schema: Schema) -> Decoder:
             package=package,
         ) from missing
     except (ValueError, TypeError, RecursionError) as wrong:
-        reason = next(iter(str(wrong).strip().splitlines()), type(wrong).__name__)
-        raise BadSchema(f"its schema cannot be read: {reason}", topic=topic) from wrong
+        raise BadSchema.unreadable(topic, wrong) from wrong
 
 
 def struct_array(

@@ -476,3 +476,35 @@ def test_a_schema_of_values_is_checked_before_the_topic_is_made(run: Run, tmp_pa
     assert (refused.code, "no message 'shop.Nothing'" in refused.err) == (Exit.USAGE, True)
     made = run("create", "s/u", *told, "--schema-message", "google.protobuf.Timestamp", "--json")
     assert made.json[0]["schema"]["kind"] == "protobuf"  # type: ignore[index]
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "words"),
+    [
+        ("json", "{", "it is no JSON"),
+        ("json", '{"type": "array"}', "which no column can have"),
+        ("json", " ", "it is empty"),
+        ("avro", "", "--schema-file"),
+        ("avro", "garbage", "its schema cannot be read"),
+    ],
+)
+def test_a_file_that_is_no_schema_makes_no_topic(
+    kind: str, text: str, words: str, run: Run, tmp_path: Path
+) -> None:
+    file = tmp_path / "order.txt"
+    file.write_text(text)
+    refused = run("create", "s/t", "--schema", kind, "--schema-file", str(file))
+    assert (refused.code, words in refused.err) == (Exit.USAGE, True)
+    assert "topic" not in refused.err.splitlines()[-1]  # the file is at fault
+    assert run("describe", "s/t").code == Exit.FAILED
+    run("create", "s/t")
+    refused = run("alter", "s/t", "--schema", kind, "--schema-file", str(file))
+    assert (refused.code, words in refused.err) == (Exit.USAGE, True)
+
+
+def test_a_kind_that_needs_a_definition_does_not_go_without(run: Run) -> None:
+    refused = run("create", "s/t", "--schema", "avro")
+    assert (refused.code, "needs its definition: --schema-file" in refused.err) == (
+        Exit.USAGE,
+        True,
+    )

@@ -15,14 +15,21 @@ from trio.testing import MockClock
 
 from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
-from ledger_client.errors import BadTopic, NoSuchTopic, NotEnoughBookies, TopicError, TopicExists
+from ledger_client.errors import (
+    BadSchema,
+    BadTopic,
+    NoSuchTopic,
+    NotEnoughBookies,
+    TopicError,
+    TopicExists,
+)
 from ledger_client.topics.events import pending_events
 from ledger_client.topics.lanes.lane_end import close_lane
 from ledger_client.topics.retention.explanation import Explanation
 from ledger_client.topics.times import EventTime
 from metadata.leadership import Term
 from metadata.records import cookie_key, draining_key
-from metadata.topics import Retention, RollPolicy, TopicEvent, decode_event
+from metadata.topics import Retention, RollPolicy, Schema, TopicEvent, decode_event
 from native import batch as native_batch
 
 DAY_MS = 86_400_000
@@ -54,6 +61,22 @@ async def values(client: Client, name: str) -> list[bytes | None]:
 
 def ledgers(found: Explanation) -> list[str]:
     return [fate.ledger.state for lane in found.lanes for fate in lane.ledgers]
+
+
+# --- schemas ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["json", "avro", "protobuf"])
+async def test_a_schema_that_cannot_be_read_is_refused(
+    client: Client, kind: Literal["json", "avro", "protobuf"]
+) -> None:
+    broken = Schema(kind=kind, definition="{")
+    with pytest.raises(BadSchema, match="topic shop/t: its schema cannot be read"):
+        await client.topics.create("shop/t", schema=broken)
+    await client.topics.create("shop/t")  # the name is free
+    with pytest.raises(BadSchema):
+        await client.topics.alter("shop/t", schema=broken)
+    assert (await client.topics.info("shop/t")).schema == Schema()
 
 
 # --- events -----------------------------------------------------------------------------
