@@ -78,6 +78,7 @@ from ledger_client.topics.retention.removal import Purged
 from ledger_client.topics.retention.retention import Before
 from ledger_client.topics.times import Time, Timestamp
 from ledger_client.topics.timestamps import Timestamps
+from ledger_client.topics.topics import TopicSettings
 from ledger_client.topics.tracing.key_search import MESSAGES_MAX
 from ledger_client.topics.tracing.whereabouts import KeyWhereabouts, Whereabouts
 from metadata.compaction import CompactedSet
@@ -150,10 +151,14 @@ class AioClient(Looped[Client]):
 
     @asynccontextmanager
     async def producer(
-        self, topic: str, **settings: Unpack[ProducerSettings]
+        self,
+        topic: str,
+        *,
+        create: bool | TopicSettings = False,
+        **settings: Unpack[ProducerSettings],
     ) -> AsyncIterator[AioProducer]:
         """Write a topic. At the end of the block, accepted messages are durable, or it raises."""
-        async with self._hold(self._inner.producer(topic, **settings)) as held:
+        async with self._hold(self._inner.producer(topic, create=create, **settings)) as held:
             yield AioProducer(self._portal, held)
 
     async def replay(
@@ -200,6 +205,7 @@ class AioTopics(Looped[ClientTopics]):
         retention: Retention | None = None,
         schema: Schema | None = None,
         properties: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a topic and publish that on the namespace's ``__events``."""
         return await self._call(
@@ -215,6 +221,7 @@ class AioTopics(Looped[ClientTopics]):
             retention=retention,
             schema=schema,
             properties=properties,
+            exist_ok=exist_ok,
         )
 
     async def info(self, name: str) -> TopicInfo:

@@ -76,6 +76,7 @@ from ledger_client.topics.retention.removal import Purged
 from ledger_client.topics.retention.retention import Before
 from ledger_client.topics.times import Time, Timestamp
 from ledger_client.topics.timestamps import Timestamps
+from ledger_client.topics.topics import TopicSettings
 from ledger_client.topics.tracing.key_search import MESSAGES_MAX
 from ledger_client.topics.tracing.whereabouts import KeyWhereabouts, Whereabouts
 from metadata.compaction import CompactedSet
@@ -149,10 +150,14 @@ class BlockingClient(Blocking[Client]):
 
     @contextmanager
     def producer(
-        self, topic: str, **settings: Unpack[ProducerSettings]
+        self,
+        topic: str,
+        *,
+        create: bool | TopicSettings = False,
+        **settings: Unpack[ProducerSettings],
     ) -> Iterator[BlockingProducer]:
         """Write a topic. At the end of the block, accepted messages are durable, or it raises."""
-        with self._hold(self._inner.producer(topic, **settings)) as held:
+        with self._hold(self._inner.producer(topic, create=create, **settings)) as held:
             yield BlockingProducer(self._portal, held)
 
     def replay(
@@ -199,6 +204,7 @@ class BlockingTopics(Blocking[ClientTopics]):
         retention: Retention | None = None,
         schema: Schema | None = None,
         properties: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a topic and publish that on the namespace's ``__events``."""
         return self._call(
@@ -214,6 +220,7 @@ class BlockingTopics(Blocking[ClientTopics]):
             retention=retention,
             schema=schema,
             properties=properties,
+            exist_ok=exist_ok,
         )
 
     def info(self, name: str) -> TopicInfo:

@@ -37,7 +37,7 @@ from ledger_client.topics.reading.reader import TopicReader, open_reader
 from ledger_client.topics.reading.state import STATE_SIZE_MAX, TopicState, topic_state
 from ledger_client.topics.retention.explanation import LedgerDescription, describe_ledger
 from ledger_client.topics.times import Time
-from ledger_client.topics.topics import Topics
+from ledger_client.topics.topics import Topics, TopicSettings
 from ledger_client.topics.tracing.key_search import MESSAGES_MAX, search_key
 from ledger_client.topics.tracing.trace import trace
 from ledger_client.topics.tracing.whereabouts import KeyWhereabouts, Whereabouts
@@ -428,7 +428,11 @@ class Client:
         return open_reader(self._context, topics, **settings)
 
     def producer(
-        self, topic: str, **settings: Unpack[ProducerSettings]
+        self,
+        topic: str,
+        *,
+        create: bool | TopicSettings = False,
+        **settings: Unpack[ProducerSettings],
     ) -> AbstractAsyncContextManager[Producer]:
         """Write a topic. At the end of the block, accepted messages are durable, or it raises.
 
@@ -443,15 +447,28 @@ class Client:
 
         Args:
             topic: namespace/name.
+            create: create the topic if it does not exist: True, or its settings by the names
+                that topics.create() has for them. A topic that exists stays as it is.
             settings: the fields of ProducerOptions.
 
         Raises:
             NoSuchTopic: it does not exist.
+            NotEnoughBookies, BadSchema: it cannot be created; see topics.create().
             BadTopic: a setting is not possible; the message says which.
             ProducerBusy: with exclusive access, another producer writes a partition.
             LedgerError: a lane cannot be opened. At the end of the block, as Producer.close().
         """
-        return topic_producer(self._context, topic, **settings)
+        return self._producer(topic, create, settings)
+
+    @asynccontextmanager
+    async def _producer(
+        self, topic: str, create: bool | TopicSettings, settings: ProducerSettings
+    ) -> AsyncIterator[Producer]:
+        if create is not False:
+            wanted = TopicSettings() if create is True else create
+            await self.topics.create(topic, exist_ok=True, **wanted)
+        async with topic_producer(self._context, topic, **settings) as producer:
+            yield producer
 
     async def replay(
         self,

@@ -6,7 +6,7 @@ import logging
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from functools import partial
-from typing import Literal
+from typing import Literal, TypedDict
 
 import trio
 
@@ -63,6 +63,21 @@ EVER_MS = 1 << 62
 _log = logging.getLogger(__name__)
 
 
+class TopicSettings(TypedDict, total=False):
+    """The settings of Topics.create(), for a topic that is created where it is missing."""
+
+    partitions: int
+    replication: int | None
+    ack_quorum: int | None
+    order: Literal["none", "event-time"]
+    timesync: bool
+    compression: Compression
+    roll: RollPolicy | None
+    retention: Retention | None
+    schema: Schema | None
+    properties: Mapping[str, str] | None
+
+
 class Topics:
     """The topics of one cluster. Any task may use it.
 
@@ -87,6 +102,7 @@ class Topics:
         retention: Retention | None = None,
         schema: Schema | None = None,
         properties: Mapping[str, str] | None = None,
+        exist_ok: bool = False,
     ) -> TopicInfo:
         """Create a topic and publish that on the namespace's ``__events``.
 
@@ -107,6 +123,7 @@ class Topics:
             retention: how long closed ledgers are kept.
             schema: describes values to readers.
             properties: of the application, kept with the topic.
+            exist_ok: return a topic that exists already as it is, whatever its settings.
 
         Raises:
             TopicExists: the name is taken.
@@ -127,7 +144,12 @@ class Topics:
         }
         check_users(name)
         await _check_schema(name, schema)
-        made = await self._create(name, replication, ack_quorum, settings)
+        try:
+            made = await self._create(name, replication, ack_quorum, settings)
+        except TopicExists:
+            if not exist_ok:
+                raise
+            return await self.info(name)
         if replication is None and made.replication < REPLICATION:
             _log.warning("topic %s: %s", name, ONE_COPY)
         await self._publish(name)
