@@ -1,6 +1,11 @@
-"""The options of a client, with units and edge values."""
+"""The options of a client, with units and edge values; and the types that options have."""
 
 from __future__ import annotations
+
+from functools import cache
+from numbers import Integral, Real
+from types import NoneType
+from typing import get_args, get_type_hints
 
 import msgspec
 
@@ -56,3 +61,40 @@ class Options(msgspec.Struct, frozen=True, kw_only=True):
 
 
 DEFAULT_OPTIONS = Options()
+
+
+# --- types of options -------------------------------------------------------------------
+
+_ACCEPTED: dict[type, tuple[type, ...]] = {
+    int: (Integral,),
+    float: (Real,),
+    bool: (bool,),
+    str: (str,),
+    NoneType: (NoneType,),
+}
+_NAMES = {int: "an int", float: "a number", bool: "True or False", str: "a str", NoneType: "None"}
+
+
+def wrong_type(options: msgspec.Struct) -> str | None:
+    """Return what is wrong with the first option that has another type than it is declared with.
+
+    Options that take more than numbers, text and None are not looked at.
+    """
+    for name, kinds in _simple(type(options)).items():
+        value = getattr(options, name)
+        accepted = tuple(each for kind in kinds for each in _ACCEPTED[kind])
+        if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
+            wanted = " or ".join(_NAMES[kind] for kind in kinds)
+            return f"{name} takes {wanted}, not {value!r} ({type(value).__name__})"
+    return None
+
+
+@cache
+def _simple(options: type[msgspec.Struct]) -> dict[str, tuple[type, ...]]:
+    """Return the types of the options that take numbers, text and None only."""
+    found = {}
+    for name, hint in get_type_hints(options).items():
+        kinds = get_args(hint) or (hint,)
+        if set(kinds) <= set(_ACCEPTED):
+            found[name] = kinds
+    return found

@@ -8,6 +8,7 @@ from typing import Literal, NamedTuple, TypedDict, get_args
 import msgspec
 
 from ledger_client.errors import BadGroup
+from ledger_client.options import wrong_type
 from ledger_client.topics.reading.options import READ_AHEAD_SIZE
 from ledger_client.topics.times import TIMES, Time
 from metadata.groups.rows import (
@@ -152,6 +153,9 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raise BadGroup for options that are not possible."""
+        reason = wrong_type(self)
+        if reason is not None:
+            raise BadGroup(reason)
         try:
             check_group(self.group)
             check_group(self.member or "m")

@@ -7,6 +7,8 @@ this time or later, by its row? Does a batch hold one, by its header? Which mess
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from datetime import UTC, datetime, timedelta
+from operator import index
 from typing import NamedTuple
 
 from ledger_client.topics.messages import MessageBatch
@@ -147,6 +149,46 @@ class EntryTime(NamedTuple):
 def entry_ms(header: BatchHeader) -> int:
     """Return the time of an entry in Unix milliseconds; see EntryTime."""
     return header.last_timestamp >> LOGICAL_BITS or header.created_ms
+
+
+# --- event times as producers name them -------------------------------------------------
+
+EVENT_TIME_MIN, EVENT_TIME_MAX = -(1 << 63) + 1, (1 << 63) - 1
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+def event_time_ns(time: object) -> int:
+    """Return an event time in nanoseconds since 1970.
+
+    Args:
+        time: nanoseconds, or a datetime with a time zone.
+
+    Raises:
+        TypeError: it is neither.
+        ValueError: it does not fit 64 bits.
+    """
+    if type(time) is not int:
+        time = _as_ns(time)
+    if not EVENT_TIME_MIN <= time <= EVENT_TIME_MAX:
+        raise ValueError(f"event time {time} does not fit 64 bits")
+    return time
+
+
+def _as_ns(time: object) -> int:
+    if isinstance(time, datetime):
+        if time.utcoffset() is None:
+            raise TypeError(
+                f"the event time {time} has no time zone: name one, as in datetime.now(UTC)"
+            )
+        return (time - _EPOCH) // _MICROSECOND * 1000
+    try:
+        return index(time)  # type: ignore[arg-type]
+    except TypeError:
+        raise TypeError(
+            f"an event time is nanoseconds since 1970 as an int, or a datetime with a time "
+            f"zone, not {time!r} ({type(time).__name__})"
+        ) from None
 
 
 Time = EventTime | Timestamp | PublishTime

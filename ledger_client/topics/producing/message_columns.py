@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar
+from datetime import datetime
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
 
+from ledger_client.topics.times import event_time_ns
 from native.batch import Columns
 from native.columns import Buffer, Column, words_of
 
@@ -51,19 +53,19 @@ class MessageColumns:
         values: Column[Buffer | None],
         *,
         keys: Column[Buffer | None] | None = None,
-        event_times: Column[int | None] | None = None,
+        event_times: Column[int | datetime | None] | None = None,
         headers: Column[MessageHeaders] | None = None,
     ) -> None:
         """Take sequences, Arrow arrays, chunked or not, or anything that Arrow converts to one.
 
         Raises:
-            TypeError: values or keys are not bytes.
+            TypeError: values or keys are not bytes, or an event time is none.
             ValueError: the columns differ in length.
         """
         self.count = len(values)
         self._values = _sequence(values)
         self._keys = None if keys is None else _sequence(keys)
-        self._event_times = None if event_times is None else _sequence(event_times)
+        self._event_times = None if event_times is None else _event_times(event_times)
         self._headers = None if headers is None else _sequence(headers)
         for name, column in (
             ("keys", self._keys),
@@ -188,6 +190,22 @@ def _sequence(column: Column[T]) -> Items[T]:
     return column if isinstance(column, pa.Array | pa.ChunkedArray) else pa.array(column)
 
 
+def _event_times(column: Column[int | datetime | None]) -> Items[int | None]:
+    """Return the column with nanoseconds in place of datetimes, if one of them is a datetime."""
+    items = _sequence(column)
+    if isinstance(items, array | memoryview) or not isinstance(items, Sequence):
+        return cast("Items[int | None]", items)
+    if set(map(type, items)) <= {int, type(None)}:
+        return cast("Sequence[int | None]", items)
+    return [None if time is None else event_time_ns(time) for time in items]
+
+
+def not_bytes(kind: str) -> TypeError:
+    """The error for a value or key of another type."""
+    advice = ': encode it, as in "text".encode()' if kind == "str" else ""
+    return TypeError(f"values and keys are bytes, not {kind}{advice}")
+
+
 def _listed(column: Items[T]) -> Sequence[T]:
     if isinstance(column, Sequence):
         return column
@@ -209,7 +227,7 @@ def _largest(column: Items[Buffer | None]) -> int:
         kinds = set(map(type, column))
         if not kinds <= _BYTES:
             names = ", ".join(sorted(kind.__name__ for kind in kinds - _BYTES))
-            raise TypeError(f"values and keys are bytes, not {names}")
+            raise not_bytes(names)
         return max(map(len, filter(None, column)), default=0)
     import pyarrow as pa  # takes long: only when needed
     import pyarrow.compute as pc  # takes long: only when needed

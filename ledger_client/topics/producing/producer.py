@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from datetime import datetime
 from operator import index
 
 import trio
@@ -29,7 +30,7 @@ from ledger_client.message_id import MessageId, MessageIds
 from ledger_client.topics.lane_reports import LaneReports
 from ledger_client.topics.lanes.routes import extended, merged
 from ledger_client.topics.producing.bulk import Bulk, Form
-from ledger_client.topics.producing.message_columns import MessageColumns, headers_size
+from ledger_client.topics.producing.message_columns import MessageColumns, headers_size, not_bytes
 from ledger_client.topics.producing.open_lane import OpenLane, TimestampSource
 from ledger_client.topics.producing.partition_machine import Rules
 from ledger_client.topics.producing.partition_writer import (
@@ -43,6 +44,7 @@ from ledger_client.topics.producing.partition_writer import (
 )
 from ledger_client.topics.producing.producer_options import ProducerOptions
 from ledger_client.topics.producing.routing import PartitionCount, Routing, following
+from ledger_client.topics.times import event_time_ns
 from metadata.clock import host_wall_ms
 from metadata.topics import TopicRecord
 from native.columns import Column
@@ -51,7 +53,6 @@ OPENINGS_MAX = 16
 """Lanes that are opened at a time: each costs some transactions of the metadata store."""
 MESSAGE_OVERHEAD = 16
 """Bytes counted for a message besides its own."""
-EVENT_TIME_MIN, EVENT_TIME_MAX = -(1 << 63) + 1, (1 << 63) - 1
 Bytes = bytes | bytearray | memoryview
 UsePartitions = Callable[[TopicRecord], Awaitable[None]]
 WatchPartitions = Callable[[UsePartitions], Awaitable[None]]
@@ -132,7 +133,7 @@ class Producer:
         value: Bytes | None,
         *,
         key: Bytes | None = None,
-        event_time: int | None = None,
+        event_time: int | datetime | None = None,
         headers: Mapping[str, bytes] | None = None,
         partition: int | None = None,
         sequence: int | None = None,
@@ -145,8 +146,8 @@ class Producer:
         Args:
             value: the message's bytes; None is kept as null.
             key: messages of a key go to one partition, in order.
-            event_time: nanoseconds; on a topic ordered by event time every message
-                has one, and it does not fall.
+            event_time: nanoseconds since 1970, or a datetime with a time zone; on a topic
+                ordered by event time every message has one, and it does not fall.
             headers: names and values.
             partition: send it there, whatever its key.
             sequence: its number, for a producer with a name; by default one more than
@@ -166,7 +167,7 @@ class Producer:
             BadTopic: the partition does not exist, or an event time or name is needed.
             LedgerError: the lane cannot be opened, or cannot go on. Not sent.
         """
-        value, key, size = self._check(value, key, event_time, headers, sequence)
+        value, key, event_time, size = self._check(value, key, event_time, headers, sequence)
         room = self._room
         if not room.take(size):
             await wait_for_room(room, size)
@@ -186,7 +187,7 @@ class Producer:
         value: Bytes | None,
         *,
         key: Bytes | None = None,
-        event_time: int | None = None,
+        event_time: int | datetime | None = None,
         headers: Mapping[str, bytes] | None = None,
         partition: int | None = None,
         sequence: int | None = None,
@@ -199,7 +200,7 @@ class Producer:
             BufferFull: there is no room, or its lane is being opened anew: wait with
                 send() or flush().
         """
-        value, key, size = self._check(value, key, event_time, headers, sequence)
+        value, key, event_time, size = self._check(value, key, event_time, headers, sequence)
         writer = self._writer_for(key, partition, sequence)
         if not writer.machine.is_ready or not self._room.take(size):
             raise BufferFull(self.topic, size_max=self._room.size)
@@ -214,7 +215,7 @@ class Producer:
         values: Column[Bytes | None],
         *,
         keys: Column[Bytes | None] | None = None,
-        event_times: Column[int | None] | None = None,
+        event_times: Column[int | datetime | None] | None = None,
         headers: Column[Mapping[str, bytes] | None] | None = None,
         partition: int | None = None,
         sequence: int | None = None,
@@ -228,7 +229,7 @@ class Producer:
         Args:
             values: bytes, or None for null.
             keys: bytes or None.
-            event_times: nanoseconds or None, or Arrow times.
+            event_times: nanoseconds, datetimes with a time zone, or None; or Arrow times.
             headers: mappings or None, or Arrow lists of name and value.
             partition: send all of them there, whatever their keys.
             sequence: the number of the first, for a producer with a name and one
@@ -314,11 +315,11 @@ class Producer:
         self,
         value: Bytes | None,
         key: Bytes | None,
-        event_time: int | None,
+        event_time: int | datetime | None,
         headers: Mapping[str, bytes] | None,
         sequence: int | None,
-    ) -> tuple[bytes | None, bytes | None, int]:
-        """Return value and key as bytes, and the room that the message takes."""
+    ) -> tuple[bytes | None, bytes | None, int | None, int]:
+        """Return value and key as bytes, the event time, and the room that the message takes."""
         if type(value) is not bytes:
             value = _as_bytes(value)
         if key is not None and type(key) is not bytes:
@@ -328,11 +329,11 @@ class Producer:
             size += headers_size(headers)
         if size > self._size_max:
             raise PayloadTooLarge.message(self.topic, size=size, size_max=self._size_max)
-        if event_time is not None and not EVENT_TIME_MIN <= index(event_time) <= EVENT_TIME_MAX:
-            raise ValueError(f"event time {event_time} does not fit 64 bits")
+        if event_time is not None:
+            event_time = event_time_ns(event_time)
         if sequence is not None:
             self._check_sequence(sequence)
-        return value, key, size + MESSAGE_OVERHEAD
+        return value, key, event_time, size + MESSAGE_OVERHEAD
 
     def _check_sequence(self, sequence: int) -> None:
         """Raise BadTopic or ValueError unless messages may have this number."""
@@ -562,5 +563,5 @@ def _as_bytes(value: object) -> bytes | None:
     if value is None:
         return None
     if not isinstance(value, bytes | bytearray | memoryview):
-        raise TypeError(f"values and keys are bytes, not {type(value).__name__}")
+        raise not_bytes(type(value).__name__)
     return bytes(value)

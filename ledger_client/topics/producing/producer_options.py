@@ -8,6 +8,7 @@ import msgspec
 
 from ledger_client.errors import BadTopic
 from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
+from ledger_client.options import wrong_type
 from ledger_client.topics.lanes.lane_names import check_lane_name
 from metadata.topics import TopicRecord
 from native.batch import Compression
@@ -73,6 +74,9 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, topic: TopicRecord) -> None:
         """Raise BadTopic for options that are invalid or do not suit this topic."""
+        reason = wrong_type(self)
+        if reason is not None:
+            raise BadTopic(reason, topic=topic.name)
         name_size = len(self.producer_name.encode())
         wrong = {
             f"access {self.access!r} is none of {', '.join(ACCESSES)}": (

@@ -10,6 +10,7 @@ import msgspec
 
 from ledger_client.errors import BadTopic
 from ledger_client.message_id import MessageId
+from ledger_client.options import wrong_type
 from ledger_client.topics.positions import LanePlace, Version
 from ledger_client.topics.times import Time, Timestamp
 from metadata.time.timestamps import TIMESTAMP_MAX, first_at, split
@@ -106,6 +107,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     def check(self, topics: Sequence[TopicRecord]) -> None:
         """Raise BadTopic for options that contradict each other or do not suit the topics."""
+        reason = wrong_type(self)
+        if reason is not None:
+            raise BadTopic(reason, topic=topics[0].name if topics else "")
         for topic in topics:
             for partition in self.partitions or ():
                 if partition not in topic.partition_indexes:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta, timezone
+
 import pytest
 import trio
 from lane_process import HASTY, Process
@@ -10,6 +12,8 @@ from trio.testing import MockClock
 
 from ledger_client import Client, Options
 from ledger_client.errors import (
+    BadGroup,
+    BadTopic,
     EventTimeBack,
     LedgerError,
     NoSuchTopic,
@@ -51,6 +55,43 @@ async def test_what_is_sent_is_read_with_the_same_ids(autojump_clock: MockClock)
         assert [(m.id, m.value) for m in found] == list(sent.items())
         assert (found[0].key, found[0].headers, found[1].event_time) == (b"k", {"h": b"v"}, 5)
         assert [m.id.entry_id for m in found[:3]] == [1, 2, 3]  # 0 is the lane's state
+
+
+async def test_an_event_time_is_a_datetime_or_nanoseconds(autojump_clock: MockClock) -> None:
+    """To the microsecond, before 1970, too; what is neither is named, and nothing is sent."""
+    east = timezone(timedelta(hours=5))
+    times = [datetime(2024, 5, 1, 12, 0, 0, 1, tzinfo=east), datetime(1969, 12, 31, tzinfo=UTC)]
+    wanted = [1_714_546_800_000_001_000, -86_400_000_000_000]
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC) as producer:
+            for time in times:
+                await producer.send(b"v", event_time=time)
+            await producer.send_many([b"v"] * 4, event_times=[*times, None, 7])
+            with pytest.raises(TypeError, match="has no time zone: name one"):
+                await producer.send(b"v", event_time=times[0].replace(tzinfo=None))
+            with pytest.raises(TypeError, match=r"not '2024-05-01' \(str\)"):
+                producer.send_nowait(b"v", event_time="2024-05-01")  # type: ignore[arg-type]
+            with pytest.raises(TypeError, match=r"not 1.5 \(float\)"):
+                await producer.send_many([b"v"], event_times=[1.5])  # type: ignore[list-item]
+            with pytest.raises(TypeError, match=r"bytes, not str: encode it"):
+                await producer.send("text")  # type: ignore[arg-type]
+        found = await read_all(client)
+    assert [message.event_time for message in found] == [*wanted, *wanted, None, 7]
+
+
+async def test_an_option_of_a_wrong_type_is_named(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        await client.topics.create(TOPIC)
+        with pytest.raises(BadTopic, match=r"linger_ms takes a number or None, not '5' \(str\)"):
+            async with client.producer(TOPIC, linger_ms="5"):  # type: ignore[arg-type]
+                pass
+        with pytest.raises(BadTopic, match=r"follow takes True or False, not 'no'"):
+            async with client.reader(TOPIC, follow="no"):  # type: ignore[arg-type]
+                pass
+        with pytest.raises(BadGroup, match="session_s takes a number"):
+            async with client.consumer(TOPIC, group="g", session_s="12"):  # type: ignore[arg-type]
+                pass
 
 
 async def test_nothing_is_lost_or_reordered_while_ledgers_roll(autojump_clock: MockClock) -> None:
