@@ -75,6 +75,7 @@ class NotEnoughBookies(Retryable):
     Attributes:
         healthy: bookies that could be chosen.
         needed: bookies that the ensemble needs.
+        read_only: live bookies that take no writes, as a rule because their disks are full.
         racks: racks that the copies of some entry could be on at most; `None` without racks_min.
         racks_needed: as Options.racks_min asks, at most the write quorum.
     """
@@ -87,14 +88,19 @@ class NotEnoughBookies(Retryable):
         ledger_id: int | None = None,
         racks: int | None = None,
         racks_needed: int = 0,
+        read_only: int = 0,
     ) -> None:
         text = f"{healthy} healthy, writable bookies, {needed} needed"
         hint = "start another, or ask for fewer copies"
+        if read_only:
+            text += f"; {read_only} more are read-only, as when a disk is full"
+            hint = "make room, as `quire topic purge` does, start another, or ask for fewer copies"
         if racks is not None and healthy >= needed:
             text = f"copies of an entry would span {racks} of {racks_needed} racks needed"
             hint = "start a bookie on another rack, or lower racks_min"
         super().__init__(f"{text}: {hint}", ledger_id=ledger_id)
         self.healthy = healthy
+        self.read_only = read_only
         self.needed = needed
         self.racks = racks
         self.racks_needed = racks_needed
@@ -358,11 +364,24 @@ class TopicBusy(TopicError):
 class ProducerBusy(TopicError):
     """Another producer writes the lane; `owner` identifies it."""
 
-    def __init__(self, topic: str, *, partition: int, lane: int, owner: str) -> None:
+    def __init__(
+        self,
+        topic: str,
+        *,
+        partition: int,
+        lane: int,
+        owner: str,
+        owner_shares: bool = False,
+        shares: bool = False,
+    ) -> None:
+        """Take who writes the lane, whether with shared access, and whether that was asked for."""
+        advice = 'wait for it (access="wait"), or take it over ("take-over")'
+        if owner_shares:
+            advice += ', or share it ("shared")'
+        if owner_shares and shares:  # a name has one lane, and one producer at a time
+            advice = "wait until it has left, or use another producer name or lane name"
         super().__init__(
-            f"{lane_text(partition, lane)} is written by {owner}; "
-            'wait for it (access="wait"), take it over ("take-over"), or share it ("shared")',
-            topic=topic,
+            f"{lane_text(partition, lane)} is written by {owner}; {advice}", topic=topic
         )
         self.partition = partition
         self.lane = lane

@@ -38,7 +38,7 @@ _ADVICE: dict[type[BaseException], str] = {
     MetadataUnavailable: _START_ONE,
     NoSuchLedger: "`quire ledger list` shows those that exist",
     WrongPassword: "pass the one it was created with by --password or QUIRE_PASSWORD",
-    NotEnoughBookies: "`quire cluster status` shows them; --ensemble, --replication ask for fewer",
+    NotEnoughBookies: "`quire cluster status` shows them",
     TopicExists: "`quire topic describe` shows it",
     Gap: "`quire read --skip-gaps` goes on with what is left",
     AckQuorumLost: "what was acknowledged stays readable; write the rest to a new ledger",

@@ -190,7 +190,8 @@ def choose_ensemble(
     """
     drawn = _drawn([bookie for bookie in bookies if _takes_writes(bookie, exclude)], chance)
     if len(drawn) < ensemble_size:
-        raise NotEnoughBookies(healthy=len(drawn), needed=ensemble_size)
+        read_only = sum(bookie.read_only for bookie in bookies)
+        raise NotEnoughBookies(healthy=len(drawn), needed=ensemble_size, read_only=read_only)
     copies = ensemble_size if write_quorum is None else write_quorum
     rack_of = {bookie.bookie_id: bookie.rack for bookie in bookies}
     ensemble = spread_out(drawn, rack_of, ensemble_size, copies)

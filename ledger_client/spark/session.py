@@ -95,7 +95,7 @@ def _last_line(text: str) -> str:
 SPARK_MIN = (4, 3)
 STOP_S = 20.0
 CONNECT_S = 5.0
-_INSTALL = "pip install 'quire[spark]'"
+_INSTALL = "pip install '.[spark]' in a clone of quire"
 _QUIET = {
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",

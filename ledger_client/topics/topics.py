@@ -503,7 +503,8 @@ class Topics:
         if wanted is None:
             wanted = min(REPLICATION, max(await self._count_bookies(bookies), 1))
         if live < wanted:
-            raise NotEnoughBookies(healthy=live, needed=wanted)
+            read_only = sum(each.read_only for each in bookies)
+            raise NotEnoughBookies(healthy=live, needed=wanted, read_only=read_only)
         return wanted
 
     async def _count_bookies(self, registered: Sequence[BookieRecord]) -> int:

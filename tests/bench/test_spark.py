@@ -37,7 +37,10 @@ def test_without_pyspark_it_says_what_to_install() -> None:
         [sys.executable, "-c", WITHOUT_SPARK], capture_output=True, text=True, check=False
     )
     assert done.returncode == 1
-    assert done.stderr == "quire: PySpark is not installed: pip install 'quire[spark]'\n"
+    assert (
+        done.stderr
+        == "quire: PySpark is not installed: pip install '.[spark]' in a clone of quire\n"
+    )
 
 
 @pytest.mark.slow

@@ -216,7 +216,7 @@ class Partition:
         whole = [n for n, other in others.items() if not other.shared and access == "shared"]
         if whole or not taken:
             await lease.release()
-            raise self._is_busy(whole[0] if taken else lane, others)
+            raise self._is_busy(whole[0] if taken else lane, others, shares=True)
         return lease
 
     async def give_up(self) -> None:
@@ -244,7 +244,7 @@ class Partition:
             if taken:
                 if lease is not None:
                     await lease.release()
-                raise self._is_busy(taken[0], others)
+                raise self._is_busy(taken[0], others, shares=True)
             if lease is not None:
                 return lease  # an exclusive producer that comes now sees it
             lease = self._new_lease(await self._choose(others), is_shared=True)
@@ -280,7 +280,7 @@ class Partition:
             own = [lane for lane, name in names.items() if name == self._producer]
         if own:
             if own[0] in others:
-                raise self._is_busy(own[0], others)
+                raise self._is_busy(own[0], others, shares=True)
             return own[0]
         lane = 1
         while lane in others or lane in names:
@@ -329,13 +329,22 @@ class Partition:
         self._requested = LaneLease(self._session, name, self._owner, encode_row(owner))
         return self._requested
 
-    def _is_busy(self, lane: int, owners: dict[int, LaneOwner]) -> ProducerBusy:
+    def _is_busy(
+        self, lane: int, owners: dict[int, LaneOwner], *, shares: bool = False
+    ) -> ProducerBusy:
         owner = owners.get(lane)
         who = "another producer"
         if owner is not None and owner is not UNKNOWN:
             name = f"producer {owner.producer}" if owner.producer else "a producer"
             who = f"{name} (process {owner.process_id} on {owner.host})"
-        return ProducerBusy(self._topic.name, partition=self._index, lane=lane, owner=who)
+        return ProducerBusy(
+            self._topic.name,
+            partition=self._index,
+            lane=lane,
+            owner=who,
+            owner_shares=owner is not None and owner.shared,
+            shares=shares,
+        )
 
 
 async def read_lanes(

@@ -242,7 +242,12 @@ class LaneRows:
         if lane == self.lane:
             return []
         raise ProducerBusy(
-            self.topic.name, partition=self.partition, lane=lane, owner="another producer"
+            self.topic.name,
+            partition=self.partition,
+            lane=lane,
+            owner="another producer",
+            owner_shares=True,
+            shares=True,
         )
 
     async def delete(self, ops: Sequence[Op]) -> None:

@@ -50,7 +50,7 @@ def open_decoder(topic: str, schema: Schema) -> Decoder:
         package = PACKAGES[schema.kind]
         raise BadSchema(
             f"values of kind {schema.kind} are decoded by {package}, which is not installed: "
-            "pip install 'quire[schemas]'",
+            "pip install '.[schemas]' in a clone of quire",
             topic=topic,
             package=package,
         ) from missing

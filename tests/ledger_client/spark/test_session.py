@@ -61,7 +61,7 @@ def test_nothing_of_spark_is_imported_before_a_session_is_opened() -> None:
 def test_a_machine_without_pyspark_is_told_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _name: None)
     with (
-        pytest.raises(SparkMissing, match=r"^PySpark is not installed: pip install 'quire\[spark"),
+        pytest.raises(SparkMissing, match=r"^PySpark is not installed: pip install '\.\[spark"),
         open_session(),
     ):
         pass

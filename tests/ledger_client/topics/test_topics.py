@@ -7,6 +7,7 @@ import itertools
 from collections.abc import AsyncIterator
 from typing import Literal
 
+import msgspec
 import pytest
 import trio
 from leases import grant
@@ -199,6 +200,21 @@ async def test_copies_are_two_but_at_most_the_bookies_that_take_writes(
     cluster.store.bookies.pop("b4")
     with pytest.raises(NotEnoughBookies):
         await client.topics.create("shop/none")
+
+
+async def test_bookies_that_are_read_only_are_named_where_they_are_missing(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    for name in ("b1", "b2", "b3", "b4"):
+        record = cluster.store.bookies[name]
+        cluster.store.bookies[name] = msgspec.structs.replace(record, read_only=True)
+    words = "0 healthy, writable bookies, 2 needed; 4 more are read-only.*quire topic purge"
+    with pytest.raises(NotEnoughBookies, match=words) as few:
+        await client.topics.create("shop/two")
+    assert few.value.read_only == 4
+    with pytest.raises(NotEnoughBookies, match=r"; 4 more are read-only"):
+        async with client.ledgers.create():
+            pass
 
 
 async def test_bookies_that_are_away_take_no_copies_from_a_topic(

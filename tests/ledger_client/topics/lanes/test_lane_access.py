@@ -36,9 +36,12 @@ async def test_of_two_exclusive_writers_one_is_told_at_once(autojump_clock: Mock
         topic = make_topic(cluster)
         async with open_lane(ours._context.ledgers, topic, -1, producer="a") as lane:
             for access in ("exclusive", "shared"):
-                with pytest.raises(ProducerBusy, match="lane 0 is written by producer a"):
+                with pytest.raises(ProducerBusy, match="lane 0 is written by producer a") as busy:
                     async with open_lane(theirs._context.ledgers, topic, -1, access=access):
                         pass
+                assert str(busy.value).endswith(
+                    '; wait for it (access="wait"), or take it over ("take-over")'
+                )
             await lane.append([batch("a")])
         async with open_lane(theirs._context.ledgers, topic, -1) as next_lane:
             assert next_lane.epoch == 2

@@ -81,8 +81,10 @@ async def test_a_name_is_written_by_one_at_a_time_and_by_nobody_who_does_not_ask
         await client.topics.create(TOPIC)
         async with client.producer(TOPIC, lane_name="left") as one:
             await one.send(b"a")
-            with pytest.raises(ProducerBusy):
+            with pytest.raises(ProducerBusy, match="another producer name or lane name"):
                 await send(client, b"b", lane_name="left")
+            with pytest.raises(ProducerBusy, match=r'or share it \("shared"\)'):
+                await send(client, b"b", access="exclusive")
             await send(client, b"c")
         await send(client, b"d", b"e", lane_name="left")
         await send(client, b"f")

@@ -196,5 +196,5 @@ def test_a_schema_that_multiplies_itself_is_refused_at_once() -> None:
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fastavro", None)
     monkeypatch.delitem(sys.modules, "ledger_client.topics.values.avro", raising=False)
-    with pytest.raises(BadSchema, match=r"fastavro, .*: pip install 'quire\[schemas\]'"):
+    with pytest.raises(BadSchema, match=r"fastavro, .*: pip install '\.\[schemas\]'"):
         open_decoder("s/t", schema(ORDER))

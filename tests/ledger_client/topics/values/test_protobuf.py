@@ -225,5 +225,5 @@ def test_a_definition_that_is_none_is_told(definition: str) -> None:
 def test_a_missing_package_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "google.protobuf", None)
     monkeypatch.delitem(sys.modules, "ledger_client.topics.values.protobuf", raising=False)
-    with pytest.raises(BadSchema, match=r"protobuf, .*: pip install 'quire\[schemas\]'"):
+    with pytest.raises(BadSchema, match=r"protobuf, .*: pip install '\.\[schemas\]'"):
         open_decoder("s/t", schema(b""))
