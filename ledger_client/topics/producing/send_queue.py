@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Mapping
+from datetime import datetime
 from typing import TypedDict
 
 import trio
@@ -26,7 +27,7 @@ class SendFields(TypedDict, total=False):
     """The arguments of Producer.send() beside the value."""
 
     key: Bytes | None
-    event_time: int | None
+    event_time: int | datetime | None
     headers: Mapping[str, bytes] | None
     partition: int | None
     sequence: int | None

@@ -73,7 +73,7 @@ async def test_an_event_time_is_a_datetime_or_nanoseconds(autojump_clock: MockCl
             with pytest.raises(TypeError, match=r"not '2024-05-01' \(str\)"):
                 producer.send_nowait(b"v", event_time="2024-05-01")  # type: ignore[arg-type]
             with pytest.raises(TypeError, match=r"not 1.5 \(float\)"):
-                await producer.send_many([b"v"], event_times=[1.5])  # type: ignore[list-item]
+                await producer.send_many([b"v"], event_times=[1.5])
             with pytest.raises(TypeError, match=r"bytes, not str: encode it"):
                 await producer.send("text")  # type: ignore[arg-type]
         found = await read_all(client)
