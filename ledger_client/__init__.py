@@ -74,7 +74,7 @@ from ledger_client.ledgers.writer import LedgerWriter
 from ledger_client.message_id import MessageId, MessageIds
 from ledger_client.options import Options
 from ledger_client.topics.messages import Message
-from ledger_client.topics.positions import LanePlace, Version
+from ledger_client.topics.positions import LanePlace, Position, Version
 from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.reading.reader import TopicReader
@@ -132,6 +132,7 @@ __all__ = [
     "Options",
     "OutcomeUnknown",
     "PayloadTooLarge",
+    "Position",
     "Producer",
     "ProducerBusy",
     "ProducerClosed",

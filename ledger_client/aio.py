@@ -66,7 +66,7 @@ from ledger_client.surfaces.loops import (
 from ledger_client.topics.catalogue import Compression, TopicInfo
 from ledger_client.topics.cuts import TIMEOUT_S, CutInfo, Cuts
 from ledger_client.topics.messages import Message
-from ledger_client.topics.positions import Position
+from ledger_client.topics.positions import LanePlace, Position
 from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Bytes
 from ledger_client.topics.producing.producer_options import ProducerSettings
@@ -580,7 +580,9 @@ class AioGroups(Looped[Groups]):
         """Return the places at which a group goes on in these topics."""
         return await self._call(self._inner.committed, group, topics)
 
-    async def commit(self, group: str, position: Position, *, goes_back: bool = False) -> None:
+    async def commit(
+        self, group: str, position: Sequence[LanePlace], *, goes_back: bool = False
+    ) -> None:
         """Store the progress of a program that is no member, such as a query of Spark."""
         await self._call(self._inner.commit, group, position, goes_back=goes_back)
 
@@ -852,11 +854,11 @@ class AioGroupConsumer(LoopConsumption):
         """Return the partitions that this consumer reads now."""
         return self._call_sync(self._inner.assignment)
 
-    async def commit(self, what: Message | Position | None = None) -> None:
+    async def commit(self, what: Message | Sequence[LanePlace] | None = None) -> None:
         """Store the group's progress, and return when it is durable."""
         await self._call(self._inner.commit, what)
 
-    def commit_nowait(self, what: Message | Position | None = None) -> None:
+    def commit_nowait(self, what: Message | Sequence[LanePlace] | None = None) -> None:
         """Begin to store the group's progress, and do not wait for it."""
         self._call_sync(self._inner.commit_nowait, what)
 
@@ -872,7 +874,7 @@ class AioGroupConsumer(LoopConsumption):
         """Return the lanes of this consumer's partitions: where it is, and what lies before it."""
         return await self._call(self._inner.lag)
 
-    async def seek(self, position: Position) -> None:
+    async def seek(self, position: Sequence[LanePlace]) -> None:
         """Go on from these places, in partitions that this consumer has; nothing is committed."""
         await self._call(self._inner.seek, position)
 

@@ -64,7 +64,7 @@ from ledger_client.surfaces.threads import (
 from ledger_client.topics.catalogue import Compression, TopicInfo
 from ledger_client.topics.cuts import TIMEOUT_S, CutInfo, Cuts
 from ledger_client.topics.messages import Message
-from ledger_client.topics.positions import Position
+from ledger_client.topics.positions import LanePlace, Position
 from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Bytes
 from ledger_client.topics.producing.producer_options import ProducerSettings
@@ -575,7 +575,7 @@ class BlockingGroups(Blocking[Groups]):
         """Return the places at which a group goes on in these topics."""
         return self._call(self._inner.committed, group, topics)
 
-    def commit(self, group: str, position: Position, *, goes_back: bool = False) -> None:
+    def commit(self, group: str, position: Sequence[LanePlace], *, goes_back: bool = False) -> None:
         """Store the progress of a program that is no member, such as a query of Spark."""
         self._call(self._inner.commit, group, position, goes_back=goes_back)
 
@@ -845,11 +845,11 @@ class BlockingGroupConsumer(BlockingConsumption):
         """Return the partitions that this consumer reads now."""
         return self._call_sync(self._inner.assignment)
 
-    def commit(self, what: Message | Position | None = None) -> None:
+    def commit(self, what: Message | Sequence[LanePlace] | None = None) -> None:
         """Store the group's progress, and return when it is durable."""
         self._call(self._inner.commit, what)
 
-    def commit_nowait(self, what: Message | Position | None = None) -> None:
+    def commit_nowait(self, what: Message | Sequence[LanePlace] | None = None) -> None:
         """Begin to store the group's progress, and do not wait for it."""
         self._call_sync(self._inner.commit_nowait, what)
 
@@ -865,7 +865,7 @@ class BlockingGroupConsumer(BlockingConsumption):
         """Return the lanes of this consumer's partitions: where it is, and what lies before it."""
         return self._call(self._inner.lag)
 
-    def seek(self, position: Position) -> None:
+    def seek(self, position: Sequence[LanePlace]) -> None:
         """Go on from these places, in partitions that this consumer has; nothing is committed."""
         self._call(self._inner.seek, position)
 

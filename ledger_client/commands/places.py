@@ -10,6 +10,7 @@ import click
 from ledger_client.commands.options import MomentParam
 from ledger_client.message_id import MessageId
 from ledger_client.topics.catalogue import TopicInfo
+from ledger_client.topics.positions import Position
 from ledger_client.topics.reading.options import ReadSettings, Start
 from ledger_client.topics.times import EventTime, PublishTime, Time, Timestamp
 from metadata.time.timestamps import compose, split
@@ -23,7 +24,7 @@ FindTopic = Callable[[str], Awaitable[TopicInfo]]
 class Point(NamedTuple):
     """A place, or the *number* of a time whose kind --by decides."""
 
-    start: Literal["earliest", "latest"] | MessageId | None = None
+    start: Literal["earliest", "latest"] | MessageId | Position | None = None
     number: int = 0
 
     def at(self, by: By) -> Start:
@@ -40,7 +41,7 @@ class Point(NamedTuple):
 
 
 class PlaceOrTime(click.ParamType[Point]):
-    """Parses earliest, latest, the id of a message, or a time."""
+    """Parses earliest, latest, the id of a message, a position as JSON, or a time."""
 
     name = "place"
 
@@ -55,6 +56,11 @@ class PlaceOrTime(click.ParamType[Point]):
             return Point("earliest" if text == "earliest" else "latest")
         if text.isascii() and text.isdigit():
             return Point(number=int(text))
+        if text.startswith("{"):
+            try:
+                return Point(Position.from_json(text))
+            except ValueError as wrong:
+                self.fail(str(wrong), param, ctx)
         try:
             return Point(MessageId.parse(text))
         except ValueError:

@@ -36,7 +36,7 @@ from ledger_client.groups.turns import Turns
 from ledger_client.groups.wanted import wanted_topics
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message
-from ledger_client.topics.positions import Position
+from ledger_client.topics.positions import LanePlace, Position
 from metadata.groups.rows import MemberRecord, Wanted
 
 if TYPE_CHECKING:
@@ -166,7 +166,7 @@ class GroupConsumer:
 
     # --- progress ------------------------------------------------------------------------
 
-    async def commit(self, what: Message | Position | None = None) -> None:
+    async def commit(self, what: Message | Sequence[LanePlace] | None = None) -> None:
         """Store the group's progress, and return when it is durable.
 
         Args:
@@ -184,7 +184,7 @@ class GroupConsumer:
         """
         await self._in_order.commit(what)
 
-    def commit_nowait(self, what: Message | Position | None = None) -> None:
+    def commit_nowait(self, what: Message | Sequence[LanePlace] | None = None) -> None:
         """Begin to store the group's progress, and do not wait for it.
 
         Commits that were begun while another one was under way are stored together. If one fails,
@@ -223,7 +223,7 @@ class GroupConsumer:
         """
         return await self._partitions.lag(self.position(), self.committed())
 
-    async def seek(self, position: Position) -> None:
+    async def seek(self, position: Sequence[LanePlace]) -> None:
         """Go on from these places, in partitions that this consumer has; nothing is committed.
 
         Lanes of these partitions that *position* does not name begin at their first message.

@@ -145,7 +145,9 @@ class Groups:
         chosen = await GroupLanes(self._context, group).topics(topics)
         return _position(await GroupLanes(self._context, group).committed(chosen), chosen)
 
-    async def commit(self, group: str, position: Position, *, goes_back: bool = False) -> None:
+    async def commit(
+        self, group: str, position: Sequence[LanePlace], *, goes_back: bool = False
+    ) -> None:
         """Store the progress of a program that is no member, such as a query of Spark.
 
         A group that does not exist is founded. A lane's place only rises, unless *goes_back*.
@@ -422,7 +424,7 @@ def _check_mode(group: str, record: GroupRecord) -> None:
         raise BadGroup(f"group {group} is used in mode {record.mode}, not exclusive")
 
 
-def _by_part(position: Position) -> dict[Part, dict[int, Place]]:
+def _by_part(position: Sequence[LanePlace]) -> dict[Part, dict[int, Place]]:
     places: dict[Part, dict[int, Place]] = {}
     for each in position:
         places.setdefault(Part(each.uid, each.partition), {})[each.lane] = Place(*each.place)
@@ -441,7 +443,7 @@ def _moved(stored: Places, wanted: Places, *, goes_back: bool) -> dict[int, Plac
 def _position(places: Mapping[Part, Places], topics: Iterable[TopicRecord]) -> Position:
     """Return the places in these topics."""
     names = {topic.uid: topic.name for topic in topics}
-    return tuple(
+    return Position(
         LanePlace(names[part.topic], part.topic, part.partition, lane, place)
         for part, lanes in sorted(places.items())
         if part.topic in names

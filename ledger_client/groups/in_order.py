@@ -8,7 +8,7 @@ since the application calls it when it is done.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING
@@ -279,7 +279,7 @@ class InOrder:
         return self._position(self._places(consumed=False))
 
     def _position(self, places: Mapping[Part, Places]) -> Position:
-        return tuple(
+        return Position(
             LanePlace(self._partitions.topic_of(part), part.topic, part.partition, lane, place)
             for part, lanes in sorted(places.items())
             for lane, place in sorted(lanes.items())
@@ -291,12 +291,12 @@ class InOrder:
         """Store the commits that were only started, until cancelled."""
         await self._commits.run()
 
-    async def commit(self, what: Message | Position | None) -> None:
+    async def commit(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress. Raises as GroupConsumer.commit()."""
         places = self._named(what)
         await self._commits.commit(places, explicit=_is_explicit(what))
 
-    def commit_nowait(self, what: Message | Position | None) -> None:
+    def commit_nowait(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress soon. Raises BadGroup, CommitRefused."""
         self._commits.start(self._named(what), explicit=_is_explicit(what))
 
@@ -308,7 +308,7 @@ class InOrder:
         """Raise why a commit that nobody waited for has failed, if one has."""
         self._commits.raise_failure()
 
-    def _named(self, what: Message | Position | None) -> Mapping[Part, Places]:
+    def _named(self, what: Message | Sequence[LanePlace] | None) -> Mapping[Part, Places]:
         """Return the places that the application means. Raises BadGroup, CommitRefused."""
         if what is None:
             if not self._has_asked and not self._partitions.active:
@@ -344,7 +344,7 @@ class InOrder:
         parts = self._partitions.active
         return self._position({part: self._progress.committed(part) or {} for part in parts})
 
-    async def seek(self, position: Position) -> None:
+    async def seek(self, position: Sequence[LanePlace]) -> None:
         """Go on from these places. Raises as GroupConsumer.seek()."""
         places = _by_part(position)
         parts = set(places)
@@ -486,11 +486,11 @@ def _part_of(lane: LaneRef) -> Part:
     return Part(lane.uid, lane.partition)
 
 
-def _is_explicit(what: Message | Position | None) -> bool:
+def _is_explicit(what: Message | Sequence[LanePlace] | None) -> bool:
     return what is not None and not isinstance(what, Message)
 
 
-def _by_part(position: Position) -> Mapping[Part, Places]:
+def _by_part(position: Sequence[LanePlace]) -> Mapping[Part, Places]:
     places: dict[Part, dict[int, Place]] = {}
     is_position = isinstance(position, tuple | list)
     if not is_position or not all(isinstance(each, LanePlace) for each in position):

@@ -57,7 +57,7 @@ import msgspec
 
 from ledger_client.errors import BadTopic, SparkError
 from ledger_client.message_id import MessageId
-from ledger_client.topics.positions import LanePlace, Place, Version
+from ledger_client.topics.positions import LanePlace, Place, Position, Version
 from ledger_client.topics.reading.options import Start
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from metadata.cuts import check_cut
@@ -350,17 +350,17 @@ def _ids(text: str) -> Start:
     return MessageId.parse(text)
 
 
-def parse_position(text: str) -> tuple[LanePlace, ...]:
-    """Parse a position from JSON: as position() returns it, or an offset of a streaming query.
+def parse_position(text: str) -> Position:
+    """Parse a position from JSON: Position.to_json(), or an offset of a streaming query.
 
     Raises:
         ValueError: the text is neither.
     """
-    from ledger_client.spark.options import position_of  # which needs nothing of Spark
-
     try:
-        if text.startswith("["):
-            return msgspec.json.decode(text, type=tuple[LanePlace, ...])
+        if text.startswith("["):  # position() itself, as JSON
+            return Position(msgspec.json.decode(text, type=tuple[LanePlace, ...]))
+        if "quire" in msgspec.json.decode(text, type=dict[str, msgspec.Raw]):
+            return Position.from_json(text)
         return position_of(msgspec.json.decode(text, type=dict[str, dict[str, str | int]]))
     except msgspec.MsgspecError as wrong:
         raise ValueError(f"it is no position: {wrong}") from wrong
@@ -384,7 +384,7 @@ def offset_of(position: Iterable[LanePlace], uids: Mapping[str, int]) -> NewOffs
     return offset
 
 
-def position_of(offset: Offset) -> tuple[LanePlace, ...]:
+def position_of(offset: Offset) -> Position:
     """Return an offset as a position.
 
     Raises:
@@ -395,7 +395,7 @@ def position_of(offset: Offset) -> tuple[LanePlace, ...]:
         lanes = offset[topic]
         named = [lane for lane in lanes if lane != "uid"]
         found += [_lane_place(topic, uid, lane, lanes[lane]) for lane in named]
-    return tuple(sorted(found))
+    return Position(sorted(found))
 
 
 def check_topics(offset: Offset, uids: Mapping[str, int]) -> None:

@@ -238,7 +238,7 @@ async def places_at(
     making = _Making(context, name, trio.current_time() + timeout_s, timeout_s)
     moment = await making.moment(at)
     found = [await making.topic(topic, moment, is_past=is_past) for topic in topics]
-    return tuple(
+    return Position(
         LanePlace(
             topic.name,
             topic.uid,

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple, TypeGuard
+from typing import Literal, NamedTuple, TypeGuard
+
+import msgspec
 
 from ledger_client.errors import lane_text
 from ledger_client.message_id import MessageId
+from metadata.topics import Count, Number
 
 UNKNOWN = -1
+POSITION_VERSION = 1
+"""Version of the JSON of positions."""
 
 
 class LaneRef(NamedTuple):
@@ -74,8 +79,80 @@ class LanePlace(NamedTuple):
     place: Place
 
 
-Position = tuple[LanePlace, ...]
-"""A place in each lane of a reader."""
+class Position(tuple[LanePlace, ...]):
+    """A place in each lane of a reader, to store and to go on from.
+
+    As JSON (version 1), with numbers as in LanePlace and Place, any order of lanes:
+
+        {"quire": "position", "version": 1, "lanes": [
+            {"topic": "shop/orders", "uid": 7, "partition": 0, "lane": 0,
+             "number": 3, "entry": 12, "skip": 0, "ledger_id": 41, "entry_version": 915}]}
+    """
+
+    __slots__ = ()
+
+    def to_json(self) -> str:
+        """Return the position as JSON, for from_json() of this or a later version."""
+        lanes = [
+            _StoredPlace(
+                topic=each.topic,
+                uid=each.uid,
+                partition=each.partition,
+                lane=each.lane,
+                number=each.place[0],
+                entry=each.place[1],
+                skip=each.place[2],
+                ledger_id=each.place[3],
+                entry_version=each.place[4],
+            )
+            for each in self
+        ]
+        return msgspec.json.encode(_StoredPosition(lanes=lanes)).decode()
+
+    @classmethod
+    def from_json(cls, text: str | bytes) -> Position:
+        """Return the position that to_json() made JSON of.
+
+        Raises:
+            ValueError: it is no position, or one of a newer version.
+        """
+        try:
+            found = msgspec.json.decode(text, type=_StoredPosition)
+        except (msgspec.MsgspecError, RecursionError) as wrong:
+            raise ValueError(f"it is no position: {wrong}") from wrong
+        if found.version != POSITION_VERSION:
+            raise ValueError(
+                f"it is a position of version {found.version}; this quire reads {POSITION_VERSION}"
+            )
+        return cls(
+            LanePlace(
+                *(each.topic, each.uid, each.partition, each.lane),
+                Place(each.number, each.entry, each.skip, each.ledger_id, each.entry_version),
+            )
+            for each in found.lanes
+        )
+
+
+class _StoredPlace(msgspec.Struct, frozen=True, kw_only=True):
+    """A LanePlace as JSON."""
+
+    topic: str
+    uid: Count
+    partition: Number
+    lane: Count
+    number: Number
+    entry: Count
+    skip: Count
+    ledger_id: Number = UNKNOWN
+    entry_version: Number = UNKNOWN
+
+
+class _StoredPosition(msgspec.Struct, frozen=True, kw_only=True):
+    """A Position as JSON."""
+
+    quire: Literal["position"] = "position"
+    version: Count = 1
+    lanes: list[_StoredPlace]
 
 
 def is_position(named: object) -> TypeGuard[Sequence[LanePlace]]:
@@ -89,7 +166,7 @@ def is_position(named: object) -> TypeGuard[Sequence[LanePlace]]:
 
 def as_position(places: Mapping[LaneRef, Place]) -> Position:
     """Return the places of lanes as plain values, sorted by lane."""
-    return tuple(
+    return Position(
         LanePlace(lane.topic, lane.uid, lane.partition, lane.lane, places[lane])
         for lane in sorted(places)
     )

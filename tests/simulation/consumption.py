@@ -56,7 +56,7 @@ class Consumption:
         self._history = history
         self._chance = random.Random(f"{consuming.name} {plan.seed}")
         self._sessions = 0
-        self._before: Position = ()
+        self._before: Position = Position()
         self._scope = trio.CancelScope()
 
     def leave(self) -> None:
@@ -111,7 +111,7 @@ class Consumption:
             on_assigned=audience.assigned,
             on_revoked=audience.revoked,
         ) as consumer:
-            self.member, self._before = consumer._membership.member, ()
+            self.member, self._before = consumer._membership.member, Position()
             with trio.CancelScope() as self._scope:
                 await self._take(consumer, audience)
 

@@ -283,7 +283,7 @@ def place_of(mark: LaneMark) -> Place:
 
 def position_of(topics: Sequence[TopicRecord], marks: Sequence[LaneMark]) -> Position:
     """Return marks as a position for readers and plans."""
-    return tuple(
+    return Position(
         LanePlace(
             topics[mark.topic].name,
             topics[mark.topic].uid,

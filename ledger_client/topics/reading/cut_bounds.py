@@ -9,7 +9,7 @@ import msgspec
 from ledger_client.errors import BadCut
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.catalogue import TopicCatalogue
-from ledger_client.topics.positions import LanePlace, Place
+from ledger_client.topics.positions import LanePlace, Place, Position
 from ledger_client.topics.reading.options import ReadOptions, Start
 from ledger_client.topics.times import Timestamp
 from metadata.cuts import CutRecord, check_cut, read_cut
@@ -64,7 +64,7 @@ def _bound(cut: CutRecord, options: ReadOptions, topics: Sequence[TopicRecord]) 
     if options.order == "timestamp":
         return Timestamp(cut.timestamp)
     uids = {topic.uid for topic in topics}
-    return tuple(
+    return Position(
         LanePlace(
             topic.name,
             topic.uid,

@@ -563,7 +563,8 @@ def _check_place(named: object, topic: str) -> None:
     if not (is_known or is_position(named)):
         raise BadTopic(
             f'{named!r} is not a place; use "earliest", "latest", a MessageId, an EventTime, '
-            "a Timestamp, a PublishTime, a Version, or what position() returned",
+            "a Timestamp, a PublishTime, a Version, or a Position: that of position(), or "
+            "Position.from_json()",
             topic=topic,
         )
     for kept in named if is_position(named) else ():

@@ -168,7 +168,7 @@ def limited_end(
     lanes: dict[tuple[str, int, int], list[LedgerRange]] = {}
     for each in plan.ranges:
         lanes.setdefault((each.topic, each.partition, each.lane), []).append(each)
-    return tuple(
+    return Position(
         _end(end, lanes.get((end.topic, end.partition, end.lane), []), fraction) for end in plan.end
     )
 

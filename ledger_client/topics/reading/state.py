@@ -147,7 +147,7 @@ async def _beginning(context: TopicContext, topic: TopicRecord) -> Position:
     Reading from there notices messages that retention removed.
     """
     there = await lanes_of(context.store, topic.uid, timeout_s=context.catalogue.timeout_s)
-    return tuple(
+    return Position(
         LanePlace(topic.name, topic.uid, partition, lane, _FIRST) for partition, lane, _ in there
     )
 

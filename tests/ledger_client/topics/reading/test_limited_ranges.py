@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from hypothesis import given, strategies as st
 
-from ledger_client.topics.positions import LanePlace, Place
+from ledger_client.topics.positions import LanePlace, Place, Position
 from ledger_client.topics.reading.ranges import LedgerRange, RangePlan, limited_end
 
 SIZES = st.lists(st.lists(st.integers(1, 30), min_size=0, max_size=4), min_size=1, max_size=5)
@@ -32,8 +32,8 @@ def planned(lanes: list[list[int]]) -> RangePlan:
         for number, count in enumerate(ledgers)
     ]
     places = [Place(len(ledgers) - 1, ledgers[-1]) if ledgers else Place(0) for ledgers in lanes]
-    end = tuple(LanePlace("a/b", 1, -1, lane, place) for lane, place in enumerate(places))
-    return RangePlan(topics=(), ranges=tuple(ranges), begin=(), end=end)
+    end = Position(LanePlace("a/b", 1, -1, lane, place) for lane, place in enumerate(places))
+    return RangePlan(topics=(), ranges=tuple(ranges), begin=Position(), end=end)
 
 
 def entries_before(lanes: list[list[int]], end: LanePlace) -> int:
