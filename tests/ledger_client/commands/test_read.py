@@ -6,6 +6,8 @@ import pytest
 from click.testing import CliRunner
 
 from ledger_client.__main__ import quire
+from ledger_client.commands.places import PlaceOrTime
+from ledger_client.topics.positions import LanePlace, Place, Position
 
 
 def refusal(*words: str) -> str:
@@ -45,3 +47,10 @@ def test_a_cut_without_a_name_is_not_the_whole_topic(option: str) -> None:
     done = CliRunner().invoke(quire, ["replay", "t/x", "--to", "t/y", option, ""])
     assert done.exit_code == 2
     assert "the name is empty" in done.output
+
+
+def test_a_place_may_be_a_position_as_it_was_stored() -> None:
+    position = Position([LanePlace("t/x", 1, 0, 0, Place(0, 4, 1, 9, 4))])
+    read = PlaceOrTime().convert(f" {position.to_json()}\n", None, None)
+    assert read.at("publish-time") == position
+    assert "it is no position" in refusal("--from", '{"topic": "t/x"}')
