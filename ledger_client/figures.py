@@ -117,14 +117,15 @@ class ReadFigures:
         size: bytes of them.
         runs: parts of batches that were handed out at once; mostly whole batches.
         gaps: places at which messages had been removed.
+        outages: times that a followed lane's bookies or metadata were away, and it waited.
         lag_s: age of the last batch when it was read, by the producer's clock.
         given_back: messages that will be handed out again.
     """
 
-    __slots__ = ("gaps", "given_back", "lag_s", "messages", "runs", "size")
+    __slots__ = ("gaps", "given_back", "lag_s", "messages", "outages", "runs", "size")
 
     def __init__(self) -> None:
-        self.messages = self.size = self.runs = self.gaps = 0
+        self.messages = self.size = self.runs = self.gaps = self.outages = 0
         self.lag_s = 0.0
         self.given_back = 0
 

@@ -59,6 +59,7 @@ _READ = {
     "size": _Name("read_bytes", "Bytes of messages handed out, not compressed"),
     "runs": _Name("read_batches", "Batches, or parts of them, that were handed out at once"),
     "gaps": _Name("read_gaps", "Places at which messages had been removed"),
+    "outages": _Name("read_outages", "Times that a followed lane waited for bookies or metadata"),
 }
 _CONSUMED = {
     "redeliveries": _Name("group_redeliveries", "Messages that a group was handed again"),

@@ -34,6 +34,7 @@ from ledger_client.topics.messages import MergedBatch, MessageRange
 from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.cursor import LaneCursor, LaneRange
 from ledger_client.topics.reading.options import ReadOptions
+from ledger_client.topics.reading.outages import Outages
 
 if TYPE_CHECKING:
     pass
@@ -216,6 +217,7 @@ class MergedLanes:
         self._failure: LedgerError | None = None
         self._put_off: LedgerError | None = None
         self._news = trio.Event()
+        self._outages = Outages(options.give_up_s, figures)
         self._taken = 0
 
     # --- taking ----------------------------------------------------------------------
@@ -230,7 +232,7 @@ class MergedLanes:
             batch = self.take()
             if batch is not None or self._is_over():
                 return batch
-            with trio.move_on_at(self.order.wake_at):
+            with trio.move_on_at(min(self.order.wake_at, self._outages.wake_at)):
                 await news.wait()
 
     def take(self) -> MergedBatch | None:
@@ -253,6 +255,11 @@ class MergedLanes:
                     raise
                 self.gaps = [*self.gaps[1 - GAPS_KEPT :], gap]
                 continue
+            except LedgerError as failure:
+                if not (self._options.follow and self._outages.wait_out(failure, self._cursors)):
+                    raise
+                continue
+            self._outages.note_ends(self._cursors)
             self._note_caught_up(batch)
             if batch is not None:
                 self._count(batch.ranges)
@@ -389,8 +396,9 @@ class MergedLanes:
         self._nursery.start_soon(cursor.run)
 
     def _reopen_failed(self) -> None:
-        """Open new cursors at the places of those that failed."""
-        for cursor in [each for each in self._cursors if each.failed]:
+        """Open new cursors at the places of those that failed; in an outage, after a pause."""
+        failed = [each for each in self._cursors if each.failed and self._outages.is_due(each)]
+        for cursor in failed:
             self._cursors.remove(cursor)
             chosen = self._ranges[cursor.lane]
             begin = chosen.begin._replace(place=cursor.place, since=cursor.since, gap=None)

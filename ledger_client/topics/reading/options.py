@@ -63,6 +63,9 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     with a lower timestamp follows, about 0.3 s after they were sent."""
     on_gap: Literal["raise", "skip"] = "raise"
     """"skip": removed messages are skipped and noted in the reader's *gaps*"""
+    give_up_s: float | None = None
+    """A lane that is followed raises ReplicasUnavailable or MetadataUnavailable after so many
+    seconds without bookies or metadata; by default it waits for them, however long."""
     idle_s: float = 1.0
     """A lane silent for this many seconds stops holding back the merge by event time; its
     later messages arrive out of order."""
@@ -211,6 +214,7 @@ class ReadSettings(TypedDict, total=False):
     reverse: bool
     order: Order
     on_gap: Literal["raise", "skip"]
+    give_up_s: float | None
     idle_s: float
     read_ahead_size: int
     on_caught_up: Callable[[], None] | None
