@@ -17,6 +17,7 @@ _TOKENS_MAX = 256
 _CHUNK_SIZE = 256 << 10
 _COPIED_MAX = 65536  # a body that arrived in several reads is copied up to this size, else lent
 _ENTRY_SIZE_MIN = 36  # in a batch: the size, and a stored entry without payload
+_HEAD_SIZE = 16
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -260,13 +261,14 @@ class Link:
 
     def _feed(self, start: CData, size: int) -> list[Response]:
         pointer, at = self._open(), ffi.cast("uint8_t *", start)
+        head = bytes(ffi.buffer(at, min(size, _HEAD_SIZE)))
         responses: list[Response] = []
         while True:
             result = lib.bk_link_feed(
                 pointer, at, size, self._used, self._raw, _RESPONSES_MAX, self._count
             )
             if result != lib.BK_OK:
-                raise_for(result, "a response")
+                raise_for(result, _spoken(head))
             if count := self._count[0]:
                 responses += [self._response(raw, at) for raw in self._raw[0:count]]
             at, size = at + self._used[0], size - self._used[0]
@@ -320,6 +322,15 @@ class Link:
         if self._pointer is None:
             raise ValueError("the link is closed")
         return self._pointer
+
+
+def _spoken(head: bytes) -> str:
+    """Name what bytes are that are no response, by the first of them."""
+    if head[:2] in {b"\x15\x03", b"\x16\x03"}:
+        return "it speaks TLS; name it as bookie+tls://host:port"
+    if head.startswith(b"HTTP/") or head[:9].lower() == b"<!doctype":
+        return "it speaks HTTP, as the port of a bookie's metrics does; a bookie listens at another"
+    return "a response"
 
 
 def add_frame(

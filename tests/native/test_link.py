@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import random
+from contextlib import closing
 
 import pytest
 from hypothesis import given, strategies as st
@@ -377,3 +378,17 @@ def test_entries_under_other_ids_are_not_sound(ledger_id: int, start_id: int) ->
 def test_any_bytes_as_entries_give_a_verdict(body: bytes, count_max: int) -> None:
     found = check_entries(Digest(DigestKind.DUMMY), body, 0, 0, count_max)
     assert found.count <= max(0, count_max)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (b"\x15\x03\x01\x00\x02\x02\x46", "it speaks TLS; name it as bookie\\+tls://"),
+        (b"HTTP/1.1 400 Bad Request\r\n\r\n", "it speaks HTTP"),
+        (b"<!DOCTYPE HTML>\n<html>", "it speaks HTTP"),
+        (b"SSH-2.0-OpenSSH_9.2\r\n", "a response"),
+    ],
+)
+def test_a_peer_that_speaks_another_protocol_is_named(data: bytes, words: str) -> None:
+    with closing(Link()) as link, pytest.raises(ProtocolBroken, match=words):
+        link.feed(data)
