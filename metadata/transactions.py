@@ -12,6 +12,7 @@ The first task that waits leads: it starts the thread, for all of them. If it is
 next one takes over. A savepoint keeps the changes apart, so the refusal of one undoes that one
 alone. Whenever SQLite itself refuses something, the transaction is rolled back, and each of its
 changes is made by itself: a value that does not fit the disk takes no other change with it.
+Whatever goes wrong, each change that the thread took has an outcome when the thread ends.
 """
 
 from __future__ import annotations
@@ -67,9 +68,9 @@ class _Change(Generic[T]):
         self.news = trio.Event()
         self.is_settled = self.is_abandoned = False
         self.result: T | None = None
-        self.error: Exception | None = None
+        self.error: BaseException | None = None
 
-    def settle(self, result: T | None, error: Exception | None) -> None:
+    def settle(self, result: T | None, error: BaseException | None) -> None:
         """Note the outcome. Called in the thread, once."""
         self.result, self.error = result, error
         self.is_settled = True
@@ -203,19 +204,38 @@ class Transactions:
                 break
 
     def _drain(self) -> None:
-        """Take the changes that wait, and settle them. Runs in the thread."""
+        """Take the changes that wait, and settle all of them. Runs in the thread.
+
+        An exception is the outcome of the changes that have none yet. The leader gets one that
+        ends the program, too, because the tasks of the changes may have been cancelled.
+        """
+        taken = self._take()
+        try:
+            self._make(taken)
+        except BaseException as error:
+            for change in taken:
+                if not change.is_settled:
+                    change.settle(None, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            if any(change.begin == CHANGE and change.error is None for change in taken):
+                self.on_change()
+
+    def _take(self) -> list[_Change[Any]]:
         taken: list[_Change[Any]] = []
         while self._waiting and len(taken) < TOGETHER_MAX:
             change = self._waiting.popleft()
             if not change.is_abandoned:
                 taken.append(change)
         self._begun.extend(taken)
+        return taken
+
+    def _make(self, taken: Sequence[_Change[Any]]) -> None:
         shared = len(taken) > 1 and all(change.begin == CHANGE for change in taken)
         if not (shared and self._make_together(taken)):
             for change in taken:
                 self._make_alone(change)
-        if any(change.begin == CHANGE and change.error is None for change in taken):
-            self.on_change()
 
     def _make_alone(self, change: _Change[Any]) -> None:
         try:
@@ -226,7 +246,10 @@ class Transactions:
             change.settle(result, None)
 
     def _make_together(self, taken: Sequence[_Change[Any]]) -> bool:
-        """Make the changes in one transaction; False if none was made, and none settled."""
+        """Make the changes in one transaction; False if none was made, and none settled.
+
+        Raises what rolling back raises; then the outcome of all of them is that.
+        """
         left_s = taken[0].deadline - time.monotonic()
         if self._closed or left_s <= 0:
             return False
@@ -242,7 +265,7 @@ class Transactions:
             failure = translate(error, self._path, committing=True)
             outcomes = [(None, failure)] * len(taken)
         finally:
-            self._roll_back()
+            self._roll_back(committing=committing)
         for change, outcome in zip(taken, outcomes, strict=True):
             change.settle(*outcome)
         return True
@@ -287,10 +310,11 @@ class Transactions:
         except sqlite3.Error as error:
             raise translate(error, self._path, committing=committing) from error
         finally:
-            self._roll_back()
+            self._roll_back(committing=committing)
         return result
 
     def _begin(self, begin: str, left_s: float) -> None:
+        self._roll_back()  # what an earlier failure left open
         self._connection.execute(f"PRAGMA busy_timeout = {max(1, int(left_s * 1000))}")
         self._connection.execute(begin)
 
@@ -306,12 +330,18 @@ class Transactions:
             return False
         return bool(row[0] == 0)
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, *, committing: bool = False) -> None:
+        """End a transaction that is open.
+
+        With *committing*, the failure of its COMMIT is the outcome, and stays it if this fails
+        too: the next transaction tries again before it begins.
+        """
         if self._connection.in_transaction:
             try:
                 self._connection.rollback()
             except sqlite3.Error as error:
-                raise translate(error, self._path) from error
+                if not committing:
+                    raise translate(error, self._path) from error
 
 
 def _is_full(error: MetadataUnavailable) -> bool:

@@ -26,7 +26,7 @@ class Traced:
     """A connection that keeps what is executed, and fails when told to.
 
     *failing* maps statements to their error codes. *loses_commit*: the disk makes the next COMMIT
-    and reports an error.
+    and reports an error. *rollbacks_failing*: what the next calls of rollback() raise.
     """
 
     def __init__(self, connection: sqlite3.Connection) -> None:
@@ -34,6 +34,7 @@ class Traced:
         self.executed: list[str] = []
         self.failing: dict[str, int] = {}
         self.loses_commit = False
+        self.rollbacks_failing: list[BaseException] = []
 
     def execute(self, sql: str, values: Sequence[str | bytes | int] = ()) -> sqlite3.Cursor:
         self.executed.append(sql.split()[0])
@@ -50,6 +51,8 @@ class Traced:
         return self.real.in_transaction
 
     def rollback(self) -> None:
+        if self.rollbacks_failing:
+            raise self.rollbacks_failing.pop(0)
         self.real.rollback()
 
     def close(self) -> None:
@@ -244,6 +247,96 @@ async def test_a_store_that_cannot_begin_refuses_each_change(store: Store) -> No
         for number in range(4):
             nursery.start_soon(change, number)
     assert refused == 4
+
+
+class EndOfProgram(BaseException):
+    """What ends a program, such as KeyboardInterrupt, but not pytest."""
+
+
+async def outcomes_of(store: Store, works: Sequence[Work]) -> list[BaseException | None]:
+    """Make changes that wait together; return what each raised, in their order."""
+    outcomes: dict[int, BaseException | None] = {}
+
+    async def change(number: int, work: Work) -> None:
+        try:
+            await store.changes.change(work)
+        except (Exception, EndOfProgram) as error:  # noqa: BLE001 - it is the outcome
+            outcomes[number] = error
+        else:
+            outcomes[number] = None
+
+    async with busy(store) as nursery:
+        for number, work in enumerate(works):
+            nursery.start_soon(change, number, work)
+            await trio.testing.wait_all_tasks_blocked()
+    return [outcomes[number] for number in range(len(works))]
+
+
+def refuse(_connection: sqlite3.Connection) -> int:
+    raise failure("the second change", sqlite3.SQLITE_IOERR)
+
+
+@pytest.mark.parametrize(
+    "error", [RuntimeError("a bug"), failure("ROLLBACK", sqlite3.SQLITE_IOERR), EndOfProgram()]
+)
+async def test_changes_have_an_outcome_when_they_cannot_be_rolled_back(
+    store: Store, error: BaseException
+) -> None:
+    store.connection.rollbacks_failing.append(error)
+    outcomes = await outcomes_of(store, [writing("a"), refuse, *map(writing, "bcdefgh")])
+    for outcome in outcomes:
+        assert outcome is not None
+        assert error in (outcome, outcome.__cause__)
+    await store.changes.change(writing("later"))
+    assert await store.keys() == {"gate", "later"}
+
+
+async def test_work_that_ends_the_program_settles_all_changes_of_its_transaction(
+    store: Store,
+) -> None:
+    def end(_connection: sqlite3.Connection) -> int:
+        raise EndOfProgram
+
+    outcomes = await outcomes_of(store, [writing("a"), end, writing("b"), writing("c")])
+    assert [type(outcome) for outcome in outcomes] == [EndOfProgram] * 4
+    assert await store.keys() == {"gate"}
+
+
+async def test_reads_have_an_outcome_after_work_that_ends_the_program(store: Store) -> None:
+    ended = 0
+
+    def end(_connection: sqlite3.Connection) -> int:
+        raise EndOfProgram
+
+    async def read() -> None:
+        nonlocal ended
+        with pytest.raises(EndOfProgram):
+            await store.changes.read(end)
+        ended += 1
+
+    async with busy(store) as nursery:
+        for _ in range(3):
+            nursery.start_soon(read)
+    assert ended == 3
+
+
+@pytest.mark.parametrize("count", [1, 3])
+async def test_a_lost_commit_that_cannot_be_rolled_back_has_an_unknown_outcome(
+    store: Store, count: int
+) -> None:
+    store.connection.rollbacks_failing.append(failure("ROLLBACK", sqlite3.SQLITE_FULL))
+
+    def fail_the_commit(_connection: sqlite3.Connection) -> int:
+        store.connection.failing["COMMIT"] = sqlite3.SQLITE_IOERR
+        return 0
+
+    works = [fail_the_commit, writing("a"), writing("b")][:count]
+    for outcome in await outcomes_of(store, works):
+        assert isinstance(outcome, MetadataUnavailable)
+        assert outcome.outcome_unknown
+    store.connection.failing.clear()
+    await store.changes.change(writing("later"))
+    assert await store.keys() == {"gate", "later"}
 
 
 # --- cancellation ----------------------------------------------------------------------
