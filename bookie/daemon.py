@@ -23,6 +23,7 @@ import trio
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import CONTENT_TYPE_LATEST, generate_latest
 
+from bookie.bookie_addresses import BookieAddresses
 from bookie.calls import Calls
 from bookie.config import BookieConfig, ConfigError
 from bookie.cookie import check_cookie
@@ -173,12 +174,15 @@ class _Bookie:
             incarnations,
             hints,
         )
+        addresses = BookieAddresses(store)
+        server.limits.is_bookie = addresses.has
         stall = StallWatch(storage, server, disk, config, give_up=self._give_up)
         self._stall = stall
         async with trio.open_nursery() as nursery:
             await nursery.start(storage.run)
             nursery.start_soon(stall.run)
             nursery.start_soon(hints.run)
+            nursery.start_soon(addresses.run)
             await nursery.start(disk.run)
             if storage.limbo.is_on:
                 await fence_forgotten(storage, store, bookie_id)

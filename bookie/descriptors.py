@@ -3,7 +3,7 @@
 A flush that cannot open its files ends the bookie. So the soft limit is raised to the hard
 one at the start, and no more connections are taken than leave the disk its reserve:
 
-    limit of the process = connections served + pending connections + RESERVE
+    limit of the process = connections served + places of bookies + pending connections + RESERVE
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import resource
 import msgspec
 
 from bookie.config import BookieConfig
-from bookie.connection_limits import pending_max_of
+from bookie.connection_limits import bookies_max_of, pending_max_of
 from bookie.errors import BookieError
 
 RESERVE = 256 + 128
@@ -63,7 +63,7 @@ def raise_limit() -> int:
 
 def needed_for(served: int) -> int:
     """Return how many descriptors *served* connections take, with all that is beside them."""
-    return served + pending_max_of(served) + RESERVE
+    return served + bookies_max_of(served) + pending_max_of(served) + RESERVE
 
 
 def served_max_of(limit: int) -> int:

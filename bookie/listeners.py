@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import ipaddress
+import select
 import socket
 
 import trio
@@ -50,11 +51,26 @@ def peer_address(stream: trio.abc.Stream) -> str:
     if not isinstance(stream, trio.SocketStream):
         return ""
     try:
-        host = str(stream.socket.getpeername()[0])
-        address = ipaddress.ip_address(host.partition("%")[0])
+        return network_of(str(stream.socket.getpeername()[0]))
     except (OSError, ValueError, IndexError):
         return ""
+
+
+def network_of(host: str) -> str:
+    """Return an IPv4 address as it is, and the /64 of an IPv6 address. Raises ValueError."""
+    address = ipaddress.ip_address(host.partition("%")[0])
     if isinstance(address, ipaddress.IPv4Address):
         return str(address)
     mapped = address.ipv4_mapped
     return str(mapped or ipaddress.ip_network((address, 64), strict=False))
+
+
+def has_unread(stream: trio.abc.Stream) -> bool:
+    """Return True if bytes of the peer, or its end, wait in the socket."""
+    if isinstance(stream, trio.SSLStream):
+        stream = stream.transport_stream
+    if not isinstance(stream, trio.SocketStream) or stream.socket.fileno() < 0:
+        return False
+    poll = select.poll()  # select() takes no number above 1023
+    poll.register(stream.socket.fileno(), select.POLLIN)
+    return bool(poll.poll(0))

@@ -72,6 +72,9 @@ class BookieMetrics(PrometheusCollector):
         server = self._server
         yield _gauge("connections", "Connections served", stats.connections)
         yield _counter("connections_refused", "Connections over the limit", server.refused)
+        yield _counter(
+            "connections_replaced", "Idle connections closed for others", server.limits.replaced
+        )
         yield _counter("connections_dropped", "Connections ended by a fault", server.dropped)
         yield _counter("connections_faults", "Connections ended by a bug here", server.faults)
         yield _gauge("held_bytes", "Bytes held for peers, all connections", server.budget.held)

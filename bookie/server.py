@@ -41,25 +41,16 @@ from bookie.errors import PeerAtFault
 from bookie.events import Events, Wakeup
 from bookie.hints import HintBox, Hints
 from bookie.incarnations import Incarnations
-from bookie.listeners import peer_address
+from bookie.listeners import has_unread, peer_address
 from bookie.outbox import CallRoom, Outbox, ParkedCalls
 from bookie.parked import FollowedLedgers, ParkedReads
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
+from bookie.refusals import not_fenced, too_many
 from bookie.security import Security
 from native.connection import Backlog, Connection, Verdict
 from native.engine import Engine, Reads
 from native.errors import Full, OtherLedger, Refused
-from native.frame import (
-    Code,
-    Flag,
-    Opcode,
-    Request,
-    batch_response,
-    call_response,
-    pulse,
-    read_wait_response,
-    response,
-)
+from native.frame import Code, Flag, Opcode, Request, call_response, pulse
 
 _log = logging.getLogger(__name__)
 
@@ -86,7 +77,7 @@ class Server:
     """Serves all connections of a bookie.
 
     Attributes:
-        refused: connections closed at once because there were too many.
+        refused: connections closed at once because there were too many and none was idle.
         dropped: connections ended because their peer broke a rule or was too slow.
         faults: connections ended by a bug of the bookie.
     """
@@ -138,8 +129,7 @@ class Server:
         try:
             with self.limits.admit(token, address):
                 admitted = await self._admit(stream, token)
-            with self.limits.serve(address):
-                await self._converse(admitted, token, address)
+            await self._converse(admitted, token, address)
         except* TooManyConnections as refused:
             self.refused += 1
             _log.debug("connection %d refused: %s", token, refused.exceptions[0])
@@ -192,7 +182,8 @@ class Server:
         conversation = Conversation(self, admitted.stream, token, address)
         self._conversations[token] = conversation
         try:
-            await conversation.run(admitted.first)
+            with self.limits.serve(address, conversation):
+                await conversation.run(admitted.first)
         finally:
             del self._conversations[token]
             conversation.close()
@@ -239,6 +230,9 @@ class Conversation:
         self._partial = 0
         self._receiving_since = math.inf
         self._sending_since = math.inf
+        self._sent_at = -math.inf
+        self._hearing = trio.CancelScope()
+        self._leaving = False
         self._received = 0  # this connection's part of the pool *received*
         self._unfinished = 0
         self._unsent = 0  # without the responses in the outbox
@@ -280,6 +274,21 @@ class Conversation:
         else:
             return 0
         return hoard if trio.current_time() - since >= PRESSED_S else 0
+
+    @property
+    def quiet_since(self) -> float:
+        """When it last received or sent something; infinity while it does not listen."""
+        return max(self._receiving_since, self._sent_at)
+
+    def is_idle(self) -> bool:
+        """True if it owes nothing, and nothing has arrived that it has not received."""
+        is_busy = self._partial or self._in_send or not (self._listening and self._is_drained())
+        return not (is_busy or has_unread(self._stream))
+
+    def leave(self) -> None:
+        """Receive nothing more, and close the connection once everything is answered."""
+        self._leaving = True
+        self._hearing.cancel()
 
     def end(self, fault: PeerAtFault) -> None:
         """Close the connection for this reason."""
@@ -334,19 +343,20 @@ class Conversation:
         """Return the next bytes, none at the end. Only time waiting for the peer counts."""
         is_free = self._server.budget.unfinished.has_room(self.address)
         size = _CHUNK_SIZE if is_free or self._partial else SMALL_SIZE
-        while True:
+        while not self._leaving:
             started = trio.current_time()
             patience_s = self._frame_left_s if self._partial else self._idle_s
             self._receiving_since = started
-            with trio.move_on_after(patience_s):
+            with trio.move_on_after(patience_s) as self._hearing:
                 self._listening = True
                 chunk = bytes(await self._stream.receive_some(size))
                 self._listening = False
                 self._receiving_since = math.inf
                 self._frame_left_s -= trio.current_time() - started
                 return chunk
-            if self._partial or self._is_drained():
+            if not self._leaving and (self._partial or self._is_drained()):
                 raise PeerAtFault(f"connection {self._token}: nothing came for {patience_s:g} s")
+        return b""
 
     async def _take_in(self, chunk: bytes) -> bool:
         """Feed a chunk to the engine; return False if the connection must end."""
@@ -432,7 +442,7 @@ class Conversation:
                 await self._server.events.synced(ticket)
         if patience.cancelled_caught:
             await self._outbox.room()
-            self._outbox.put(_not_fenced(request))
+            self._outbox.put(not_fenced(request))
         else:
             await self._read(request)
 
@@ -452,7 +462,7 @@ class Conversation:
             await self._read(request)
         elif self._parked >= _PARKED_MAX or parked.is_full:
             await self._outbox.room()
-            self._outbox.put(_too_many(request))
+            self._outbox.put(too_many(request))
         else:
             self._parked += 1
             self._nursery.start_soon(self._park, request)
@@ -559,7 +569,7 @@ class Conversation:
                     f"connection {self._token}: took no responses for {self._send_s:g} s"
                 )
         self._in_send = 0
-        self._sending_since = math.inf
+        self._sending_since, self._sent_at = math.inf, trio.current_time()
 
     def _is_drained(self) -> bool:
         backlog = self._connection.backlog()
@@ -583,16 +593,3 @@ _HANDLERS: dict[int, Callable[[Conversation, Request], Awaitable[None]]] = {
     Opcode.PULSE: Conversation._on_pulse,
     Opcode.INCARNATION: Conversation._on_incarnation,
 }
-
-
-def _not_fenced(request: Request) -> bytes:
-    ledger_id, entry_id = request.ledger_id, request.entry_id
-    if request.opcode == Opcode.READ:
-        return response(Opcode.READ, Code.IO_ERROR, ledger_id, entry_id)
-    return batch_response(Code.IO_ERROR, ledger_id, entry_id, request.request_id)
-
-
-def _too_many(request: Request) -> bytes:
-    return read_wait_response(
-        Code.TOO_MANY, request.ledger_id, request.entry_id, request.request_id, -1, False
-    )

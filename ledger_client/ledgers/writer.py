@@ -328,6 +328,11 @@ class WriteDriver:
         """Handle the end of the connection to the bookie at *index*."""
         self._perform(self._state.lost(index, failure.reason, trio.current_time()))
 
+    def bookie_left(self, index: int) -> None:
+        """Connect again to the bookie at *index*, which has everything."""
+        if self._live.pop(index, None) is not None:
+            self._attach(index, self._state.ensemble.bookies[index], ())
+
     def fail(self, failure: LedgerError) -> None:
         """End writing: the last confirmed entry is final."""
         self._perform(self._state.fail(failure, trio.current_time()))

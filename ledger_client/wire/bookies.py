@@ -262,7 +262,8 @@ class BookieConnection:
             self._standing = True
             self._changed.unpark_all()
             reason = await session.serve(stream)
-        if session.received_at > began:
+        stood_s = trio.current_time() - began
+        if session.received_at > began or stood_s >= self._options.reconnect_delay_max_s:
             self._failures = 0
         return reason
 

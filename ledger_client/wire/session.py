@@ -1,7 +1,8 @@
 """One TCP connection to a bookie, until it breaks.
 
 Requests that are queued before the connection stands are sent first. When it ends, every open
-request fails and every attached writer is notified, once.
+request fails and every attached writer is notified, once. A bookie may close a connection that has
+been idle, to serve others: that is no loss for a writer whose adds are all answered.
 
 It also ends when adds are under way and none is acknowledged for two seconds: the bookie, its
 disk or the network hangs. The age of the oldest add is no measure, because an add waits long
@@ -62,6 +63,9 @@ class Listener(Protocol):
     def bookie_lost(self, index: int, failure: BookieUnavailable) -> None:
         """The connection to the bookie at *index* of the ensemble is lost."""
 
+    def bookie_left(self, index: int) -> None:
+        """The bookie closed the connection, and had acknowledged all adds of this writer."""
+
 
 class Attached(NamedTuple):
     """A writer, and this bookie's index in its ensemble."""
@@ -70,6 +74,10 @@ class Attached(NamedTuple):
     place: int
     listener: Listener
     name: LedgerName
+
+
+class ClosedByBookie(ConnectionError):
+    """The bookie closed the connection in order."""
 
 
 _IN_DOUBT = (Code.UNKNOWN_STATE, Code.OTHER_LEDGER)
@@ -189,6 +197,7 @@ class Session:
         self._attached: dict[int, Attached] = {}
         self._retired = False
         self._over = False
+        self._is_closed = False  # by the bookie, in order
         self._failure: BookieUnavailable | None = None
 
     def attach(self, token: int, attached: Attached) -> None:
@@ -355,7 +364,10 @@ class Session:
         self.outgoing.clear()
         attached, self._attached = self._attached, {}
         for each in attached.values():
-            each.listener.bookie_lost(each.place, failure)
+            if self._is_closed and not _owes(each):
+                each.listener.bookie_left(each.place)
+            else:
+                each.listener.bookie_lost(each.place, failure)
         self.replies.fail(failure)
 
     async def _send_all(self, stream: trio.abc.Stream) -> str:
@@ -383,6 +395,7 @@ class Session:
                 self._suspected = False
                 self._take_in(size)
             except ConnectionError as wrong:
+                self._is_closed = isinstance(wrong, ClosedByBookie)
                 return str(wrong)
             except ProtocolBroken as wrong:
                 return f"broke the protocol: {wrong}"
@@ -462,7 +475,7 @@ async def receive_into(stream: trio.abc.Stream, room: memoryview) -> int:
     except BROKEN as wrong:
         raise ConnectionError(f"connection lost: {first_line(wrong)}") from wrong
     if size == 0:
-        raise ConnectionError("connection closed by the bookie")
+        raise ClosedByBookie("connection closed by the bookie")
     return size
 
 

@@ -37,8 +37,8 @@ def test_with_few_descriptors_fewer_connections_are_served_and_the_log_says_so(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(descriptors, "raise_limit", lambda: 1024)
-    assert fit_descriptors(settings(tmp_path)).connections_max == 512
-    assert "serves 512 connections, not connections_max 1000, which takes 1634" in caplog.text
+    assert fit_descriptors(settings(tmp_path)).connections_max == 466
+    assert "serves 466 connections, not connections_max 1000, which takes 1759" in caplog.text
     caplog.clear()
     fewer = settings(tmp_path, connections_max=100)
     assert fit_descriptors(fewer) == fewer
@@ -49,7 +49,7 @@ def test_with_too_few_descriptors_the_bookie_does_not_start(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(descriptors, "raise_limit", lambda: 400)
-    with pytest.raises(BookieError, match="may open 400 files; 408 are the least"):
+    with pytest.raises(BookieError, match="may open 400 files; 424 are the least"):
         fit_descriptors(settings(tmp_path))
 
 

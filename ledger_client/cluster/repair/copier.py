@@ -270,6 +270,9 @@ class _Delivery:
         self.failure = failure
         self.settled.set()
 
+    def bookie_left(self, index: int) -> None:
+        """Do nothing: every entry is acknowledged."""
+
     def _acknowledge_gaps(self, batches: Sequence[EntryBatch]) -> None:
         """Count the ids between the batches, which are never sent, as acknowledged."""
         for before, after in pairwise(batches):

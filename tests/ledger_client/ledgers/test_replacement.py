@@ -349,3 +349,56 @@ async def test_a_client_that_hung_does_not_take_its_bookies_for_silent(
                 await release_all(cluster)
                 autojump_clock.jump(5)
         assert cluster.dialled == before
+
+
+# --- connections that bookies close --------------------------------------------------------
+
+
+async def test_a_writer_comes_back_over_connections_that_were_closed_while_it_was_idle(
+    autojump_clock: MockClock,
+) -> None:
+    """A bookie closes idle connections to serve others: no bookie is lost or replaced."""
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        async with client.ledgers.create(3, 3, 3) as ledger:
+            assert await ledger.append(b"0") == 0
+            bookies = chosen(ledger)
+            for entry_id in range(1, 9):
+                for name in bookies[: entry_id % 3 + 1]:
+                    cluster.bookies[name].drop_connections()
+                await trio.sleep(10)
+                assert await ledger.append(b"%d" % entry_id) == entry_id
+        assert [f.bookies for f in cluster.record(ledger.id).fragments] == [bookies]
+        await check_readable(client, cluster, ledger.id, 9)
+
+
+async def test_a_writer_that_was_idle_replaces_a_bookie_that_takes_no_connection(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        async with client.ledgers.create(3, 3, 3) as ledger:
+            await ledger.append(b"0")
+            lost = chosen(ledger)[1]
+            await trio.sleep(10)
+            cluster.kill(lost)
+            started = trio.current_time()
+            assert await ledger.append(b"1") == 1
+            assert trio.current_time() == started
+            assert lost not in chosen(ledger)
+        await check_readable(client, cluster, ledger.id, 2)
+
+
+async def test_a_bookie_that_closes_a_connection_and_owes_answers_is_lost(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        async with client.ledgers.create(3, 3, 3) as ledger, trio.open_nursery() as nursery:
+            await ledger.append(b"0")
+            hold_all(cluster)
+            nursery.start_soon(ledger.append, b"1")
+            await wait_all_tasks_blocked()
+            owing = chosen(ledger)[1]
+            cluster.bookies[owing].drop_connections()
+            await wait_all_tasks_blocked()
+            assert owing not in chosen(ledger)
+            await release_all(cluster)
+        await check_readable(client, cluster, ledger.id, 2)

@@ -158,6 +158,9 @@ class Nobody:
     def bookie_lost(self, index: int, failure: LedgerError) -> None:
         pass
 
+    def bookie_left(self, index: int) -> None:
+        pass
+
 
 async def test_a_writer_is_meant_again_after_a_reader_of_another() -> None:
     """Its adds go out without a look at who said what."""
