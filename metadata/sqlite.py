@@ -24,7 +24,7 @@ from metadata import clock_rows, lease_rows, rows
 from metadata.announcements import Announcements
 from metadata.clock import host_wall_ms
 from metadata.moving import Floors, Snapshot, check_floors
-from metadata.revisions import RevisionPoll
+from metadata.revisions import ChangePoll
 from metadata.sqlite_snapshot import open_snapshot
 from metadata.store import (
     Changes,
@@ -79,7 +79,7 @@ class SqliteStore:
         self._wall_ms = wall_ms
         self._boot = boot
         self._news = news
-        self._pulse = RevisionPoll(self._read_revision, self._pause)
+        self._poll = ChangePoll(self._read_revision, self._changes_anywhere, self._pause)
         self._revision = 0
         self._seen: int | None = None
         self._sweep_ms = 0
@@ -222,13 +222,21 @@ class SqliteStore:
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
     ) -> Changes:
-        """Wait for changes, as MetadataStore.changes specifies. Polls while it waits."""
+        """Wait for changes, as MetadataStore.changes specifies.
+
+        All calls that wait poll together, and read what changed once.
+        """
         check_changes(prefix, since, wait_s)
+        until = trio.current_time() + wait_s
         found = await self._changes(prefix, since)
-        with trio.move_on_after(wait_s):
-            while since is not None and not (found.keys or found.everything):
-                await self._pulse.wait_past(found.revision)
-                found = await self._changes(prefix, found.revision)
+        while since is not None and not (found.keys or found.everything):
+            left_s = until - trio.current_time()
+            if left_s <= 0:
+                return found
+            quiet = await self._poll.wait(prefix, found.revision, left_s)
+            if quiet is not None:
+                return Changes(quiet, [])
+            found = await self._changes(prefix, found.revision)
         return found
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:
@@ -280,6 +288,9 @@ class SqliteStore:
     async def _changes(self, prefix: str, since: int | None) -> Changes:
         return await self._reader.read(lambda connection: rows.changes(connection, prefix, since))
 
+    async def _changes_anywhere(self, since: int) -> Changes:
+        return await self._changes("", since)
+
     async def _change(self, work: Callable[[sqlite3.Connection], T]) -> T:
         def counted(connection: sqlite3.Connection) -> tuple[T, int]:
             result = work(connection)
@@ -287,7 +298,7 @@ class SqliteStore:
             return result, self._made
 
         result, revision = await self._writer.change(counted)
-        self._pulse.advance(revision)
+        self._poll.advance(revision)
         return result
 
     def _announce(self) -> None:

@@ -23,6 +23,7 @@ from collections import deque
 import trio
 
 from metadata.errors import MetadataBroken, MetadataUnavailable
+from metadata.revisions import Waits
 from metadata.store import Changes
 from metadata.zookeeper import paths
 from metadata.zookeeper.znodes import (
@@ -64,7 +65,9 @@ class ChangeLog:
         self._entries: deque[tuple[int, list[str]]] = deque()
         self._reading = trio.Lock()
         self._is_open = False
-        self._news = trio.Event()
+        self._waits = Waits()
+        self._passed_on = 0
+        """entries up to it ended the waits that they concern"""
         self._wake = trio.Event()
         self._written = 0
         """number of this store's last entry, if it calls for trimming"""
@@ -127,16 +130,32 @@ class ChangeLog:
         """
         async with self._reading:
             before = self.revision
-            while await self._read(fresh=fresh):
-                pass
-            if self.revision != before:
-                self._news.set()
-                self._news = trio.Event()
+            try:
+                while await self._read(fresh=fresh):
+                    pass
+            finally:
+                self._pass_on(before)
 
-    async def wait_past(self, revision: int) -> None:
-        """Return once an entry after *revision* was read."""
-        while self.revision <= revision:
-            await self._news.wait()
+    async def wait(self, prefix: str, revision: int, limit_s: float) -> int | None:
+        """Wait for an entry about a key under *prefix* after *revision*, up to which since() saw.
+
+        Return None if there may be one. After *limit_s*, return the revision up to which there was
+        none.
+        """
+        with self._waits.one_more(prefix) as mine:
+            with trio.move_on_after(limit_s):
+                await mine.news.wait()
+            return None if mine.is_over else max(revision, self._passed_on)
+
+    def _pass_on(self, before: int) -> None:
+        """End the waits that entries after revision *before* concern."""
+        self._passed_on = self.revision
+        if not self._waits or self.revision == before:
+            return
+        if self.remembers(before):
+            self._waits.note(Changes(self.revision, self.changed_since("", before)))
+        else:
+            self._waits.note(Changes(self.revision, [], everything=True))
 
     def since(self, prefix: str, revision: int | None) -> Changes:
         """Return what changed under *prefix* after *revision*, as far as it was read."""

@@ -259,11 +259,16 @@ class ZooKeeperStore:
             # A client that comes from another bookie may have seen more than this store.
             is_behind = since is not None and since > self._log.revision
             await self._log.catch_up(fresh=is_behind)
+        until = trio.current_time() + wait_s
         found = self._log.since(prefix, since)
-        with trio.move_on_after(wait_s):
-            while since is not None and not (found.keys or found.everything):
-                await self._log.wait_past(found.revision)
-                found = self._log.since(prefix, found.revision)
+        while since is not None and not (found.keys or found.everything):
+            left_s = until - trio.current_time()
+            if left_s <= 0:
+                break
+            quiet = await self._log.wait(prefix, found.revision, left_s)
+            if quiet is not None:
+                return Changes(quiet, [])
+            found = self._log.since(prefix, found.revision)
         return found
 
     def watch(self, prefix: str) -> AbstractAsyncContextManager[trio.abc.ReceiveChannel[str]]:

@@ -418,3 +418,41 @@ async def test_a_watch_that_fell_behind_is_told_to_look_everywhere(
             assert await hints.receive() == "w/"
             await sqlite_store.put("w/a", b"")
             assert await hints.receive() == "w/a"
+
+
+async def test_questions_that_wait_cost_a_change_elsewhere_one_read_for_all_of_them(
+    sqlite_store: SqliteStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    changes = rows.changes
+
+    def counted(connection: sqlite3.Connection, prefix: str, since: int | None) -> rows.Changes:
+        reads.append(prefix)
+        return changes(connection, prefix, since)
+
+    monkeypatch.setattr(rows, "changes", counted)
+    revision = await sqlite_store.put("elsewhere", b"")
+    found: list[rows.Changes] = []
+    heard = trio.Event()
+
+    async def ask(number: int) -> None:
+        found.append(await sqlite_store.changes(f"w/{number}/", since=revision, wait_s=60))
+        heard.set()
+
+    async with trio.open_nursery() as nursery:
+        for number in range(300):
+            nursery.start_soon(ask, number)
+        await trio.testing.wait_all_tasks_blocked()
+        await sqlite_store.get("behind them")
+        await trio.testing.wait_all_tasks_blocked()
+        assert len(reads) == 300
+        reads.clear()
+        for _ in range(10):
+            await sqlite_store.put("elsewhere", b"")
+        await sqlite_store.put("w/7/a", b"")
+        with trio.fail_after(60):
+            await heard.wait()
+        assert [each.keys for each in found] == [["w/7/a"]]
+        assert reads.count("w/7/") == 1
+        assert len(reads) <= 12
+        nursery.cancel_scope.cancel()

@@ -5,7 +5,7 @@ import trio
 from memory_zookeeper import MemoryConnection, MemoryEnsemble
 from zookeeper_rig import opened
 
-from metadata.store import Put
+from metadata.store import Changes, Put
 from metadata.zookeeper import changelog, paths
 from metadata.zookeeper.changelog import ChangeLog
 from metadata.zookeeper.founding import find_cluster
@@ -105,3 +105,43 @@ async def test_an_idle_store_asks_nothing(autojump_clock: Clock) -> None:
         await trio.sleep(1000)
         assert len(reads) == before
         nursery.cancel_scope.cancel()
+
+
+async def test_an_entry_wakes_the_questions_that_it_concerns_and_no_other(
+    autojump_clock: Clock,
+) -> None:
+    ensemble = MemoryEnsemble()
+    async with opened(ensemble) as one, trio.open_nursery() as nursery:
+        start = await one.store.changes("")
+        found: list[Changes] = []
+
+        async def ask(number: int) -> None:
+            found.append(await one.store.changes(f"w/{number}/", since=start.revision, wait_s=60))
+
+        for number in range(300):
+            nursery.start_soon(ask, number)
+        await trio.sleep(1)
+        steps = Steps()
+        trio.lowlevel.add_instrument(steps)
+        for _ in range(10):
+            await one.store.put("elsewhere", b"")
+            await trio.sleep(1)
+        trio.lowlevel.remove_instrument(steps)
+        assert found == []
+        assert steps.count < 1500  # 300 tasks that wake make more than twice as many
+        await one.store.put("w/7/a", b"")
+        await trio.sleep(1)
+        assert [each.keys for each in found] == [["w/7/a"]]
+        await trio.sleep(60)
+        assert len(found) == 300
+        newest = await one.store.changes("")
+        assert {each.revision for each in found[1:]} == {newest.revision}
+
+
+class Steps(trio.abc.Instrument):
+    """Counts how often tasks run."""
+
+    count = 0
+
+    def before_task_step(self, _task: trio.lowlevel.Task) -> None:
+        self.count += 1
