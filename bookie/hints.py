@@ -104,6 +104,8 @@ class HintBox:
         self._revision = 0
         self._news = trio.Event()
         self._turn: object = None
+        self._changing = trio.Lock()
+        """Held by one change at a time: the next may be about the same prefixes."""
 
     async def change(self, add: Sequence[str], drop: Sequence[str], since: int | None) -> Changes:
         """Watch the prefixes *add* from now on, or from *since* on, and *drop* no longer.
@@ -115,13 +117,16 @@ class HintBox:
         """
         for prefix in add:
             check_prefix(prefix)
-        self._drop(drop)
-        new = [prefix for prefix in dict.fromkeys(add) if prefix not in self._prefixes]
-        await self._add(new)
-        if since is not None:
-            await self._hints.since(since, new, self)
-        self._revision = self._revision or self._hints.revision
-        return Changes(self._revision, [])
+        async with self._changing:
+            self._drop(drop)
+            new = [prefix for prefix in dict.fromkeys(add) if prefix not in self._prefixes]
+            await self._add(new)
+            self._revision = self._revision or self._hints.revision
+            if since is not None:
+                await self._hints.since(since, new, self)
+                if self._has_hints:  # what is older than the others is among them
+                    self._revision = min(self._revision, since)
+            return Changes(self._revision, [])
 
     def notify(self, prefix: str, hint: str) -> None:
         """Keep *hint* about *prefix* until it is taken."""

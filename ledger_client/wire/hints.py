@@ -5,19 +5,22 @@
           ◄── Changes ────────┘
 
 What is watched belongs to the connection. When the client changes to another one, the prefixes are
-sent again with the revision of the last answer, so that nothing in between is missed.
+sent again with the revision of the last answer, so that nothing in between is missed. Those whose
+begin() is under way are among them: their answer may come over the connection that is being left.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
+from itertools import islice
 
 import trio
 
 from ledger_client.errors import BookieUnavailable
 from ledger_client.wire.dialer import Dialer, reply_in, unavailable, withdraw
-from ledger_client.wire.inflight import Call
+from ledger_client.wire.inflight import Call, fail_after
 from ledger_client.wire.session import Session
 from metadata.calls import (
     WATCHED_AT_ONCE_MAX,
@@ -45,6 +48,8 @@ class BookieHints:
         self._name = name
         self._timeout_s = timeout_s
         self._watched: dict[str, None] = {}
+        self._beginning: Counter[str] = Counter()
+        """prefixes of begin() calls under way"""
         self._ended: dict[str, None] = {}
         """the bookie still reports them"""
         self._revision: int | None = None
@@ -57,30 +62,45 @@ class BookieHints:
         """As HintSource.begin; tried at one bookie after the other until the deadline."""
         for prefix in prefixes:
             self._ended.pop(prefix, None)
+        self._beginning.update(prefixes)
+        is_done = False
         try:
             await self._begin(prefixes)
-        except BaseException:
-            for prefix in prefixes:  # the bookie may have got the request
-                self.end(prefix)
-            raise
-        self._watched.update(dict.fromkeys(prefixes))
+            self._watched.update(dict.fromkeys(prefixes))
+            is_done = True
+        finally:
+            self._beginning -= Counter(prefixes)
+            for prefix in () if is_done else prefixes:  # the bookie may have got the request
+                if not self._is_wanted(prefix):
+                    self.end(prefix)
+
+    def _is_wanted(self, prefix: str) -> bool:
+        return prefix in self._watched or prefix in self._beginning
 
     async def _begin(self, prefixes: Sequence[str]) -> None:
+        """Have the bookie watch *prefixes*. Its connection may be left meanwhile: see _move()."""
         until = trio.current_time() + self._timeout_s
         while True:
             try:
-                await self._watch(await self._current(), prefixes, None)
-            except MetadataUnavailable as error:
+                with fail_after(max(until - trio.current_time(), 0.0)):
+                    session = await self._current()  # others may try, too
+                await self._watch(session, prefixes, None)
+            except (MetadataUnavailable, trio.TooSlowError) as error:
                 if trio.current_time() + PAUSE_S > until:
-                    raise MetadataUnavailable(f"metadata: {self._name}: {error.message}") from error
+                    reason = unavailable(error, self._timeout_s, is_sent=False).message
+                    raise MetadataUnavailable(f"metadata: {self._name}: {reason}") from error
                 await trio.sleep(PAUSE_S)
             else:
                 return
 
     def end(self, prefix: str) -> None:
-        """As HintSource.end; the bookie learns it with the next message."""
+        """As HintSource.end; the bookie learns it with the next message.
+
+        While a begin() of it is under way, that decides: it may be wanted again by then.
+        """
         self._watched.pop(prefix, None)
-        self._ended[prefix] = None
+        if prefix not in self._beginning:
+            self._ended[prefix] = None
 
     def rest(self) -> None:
         """As HintSource.rest; the long call ends by itself."""
@@ -124,21 +144,27 @@ class BookieHints:
             session = await self._dialer.session()
         except OSError as error:
             raise MetadataUnavailable(str(error)) from error
-        await self._watch(session, list(self._watched), self._revision)
+        wanted = list(dict.fromkeys([*self._watched, *self._beginning]))
+        await self._watch(session, wanted, self._revision)
         return session
 
     async def _watch(self, session: Session, prefixes: Sequence[str], since: int | None) -> None:
-        ended, self._ended = list(self._ended), {}
-        try:
-            for start in range(0, max(len(prefixes), len(ended)), WATCHED_AT_ONCE_MAX):
-                part = slice(start, start + WATCHED_AT_ONCE_MAX)
-                request = WatchPrefixes([*prefixes[part]], ended[part], since)
+        """Have the bookie watch *prefixes*, and no longer those that ended."""
+        sent = 0
+        while sent < len(prefixes) or self._ended:
+            ended = list(islice(self._ended, WATCHED_AT_ONCE_MAX))
+            for prefix in ended:
+                del self._ended[prefix]
+            request = WatchPrefixes([*prefixes[sent : sent + WATCHED_AT_ONCE_MAX]], ended, since)
+            try:
                 changes = await self._ask(session, request)
-                if self._revision is None:
-                    self._revision = changes.revision
-        except BaseException:
-            self._ended.update(dict.fromkeys(each for each in ended if each not in self._watched))
-            raise
+            except BaseException:
+                again = (prefix for prefix in ended if not self._is_wanted(prefix))
+                self._ended.update(dict.fromkeys(again))
+                raise
+            if self._revision is None:
+                self._revision = changes.revision
+            sent += WATCHED_AT_ONCE_MAX
 
     async def _ask(self, session: Session, request: HintRequest) -> Changes:
         call = session.call(encode_request(request), self._name)

@@ -16,7 +16,7 @@ from bookie.errors import CallRefused
 from bookie.hints import HintBox, Hints
 from metadata import calls
 from metadata.calls import AwaitHints, WatchPrefixes
-from metadata.errors import MetadataBroken
+from metadata.errors import MetadataBroken, MetadataUnavailable
 from metadata.store import Changes
 from metadata.urls import open_store
 
@@ -176,3 +176,53 @@ async def ask_changes(peer: Peer, request: calls.HintRequest) -> Changes:
     reply = await ask(peer, request)
     assert isinstance(reply, Changes)
     return reply
+
+
+async def test_a_connection_that_missed_much_may_go_on_elsewhere_before_it_took_all() -> None:
+    store = MemoryStore()
+    revision = await store.put("elsewhere", b"")
+    for number in range(5):
+        await store.put(f"a/{number}", b"")
+    box = HintBox(Hints(store))
+    await box.change(["a/"], [], revision)
+    assert box.take(3) == Changes(revision, ["a/0", "a/1", "a/2"])
+    assert box.take(3) == Changes(revision + 5, ["a/3", "a/4"])
+
+
+async def test_a_change_waits_for_the_one_before_it_which_may_fail(nursery: trio.Nursery) -> None:
+    """A client that gave up the first one sends the second one about the same prefix."""
+
+    class Once(MemoryStore):
+        gate: trio.Event | None = trio.Event()
+
+        async def changes(
+            self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
+        ) -> Changes:
+            gate, self.gate = self.gate, None
+            if gate is not None:
+                await gate.wait()
+                raise MetadataUnavailable("away")
+            return await super().changes(prefix, since=since, wait_s=wait_s)
+
+    store = Once()
+    hints = Hints(store)
+    box = HintBox(hints)
+    gate = store.gate
+    assert gate is not None
+
+    async def first() -> None:
+        with pytest.raises(MetadataUnavailable):
+            await box.change(["a/"], [], None)
+
+    async with trio.open_nursery() as changing:
+        changing.start_soon(first)
+        await trio.testing.wait_all_tasks_blocked()
+        changing.start_soon(box.change, ["a/"], [], None)
+        await trio.testing.wait_all_tasks_blocked()
+        gate.set()
+    nursery.start_soon(hints.run)
+    await store.put("a/1", b"")
+    assert await box.wait(1)
+    assert box.take().keys == ["a/1"]
+    box.close()
+    assert hints.count == 0

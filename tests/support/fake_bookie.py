@@ -31,7 +31,9 @@ READ = 0x0202
 NO_LEDGER = (1).to_bytes(4)
 
 
-class _Peer:
+class Peer:
+    """One client of a fake bookie."""
+
     def __init__(self, stream: trio.abc.Stream, hints: Hints) -> None:
         self.stream = stream
         self.hints = HintBox(hints)
@@ -60,7 +62,7 @@ class FakeBookie:
         """Answer over *stream* until the peer goes away."""
         self.connections += 1
         data = bytearray()
-        peer = _Peer(stream, self._hints)
+        peer = Peer(stream, self._hints)
         try:
             async with stream, trio.open_nursery() as nursery:
                 nursery.start_soon(self._hints.run)
@@ -74,7 +76,7 @@ class FakeBookie:
         finally:
             peer.hints.close()
 
-    async def _answer(self, peer: _Peer, frame: bytes) -> None:
+    async def _answer(self, peer: Peer, frame: bytes) -> None:
         if int.from_bytes(frame[:2]) == READ:
             if not self.mute:
                 await self._send(peer, frame[:2] + bytes(2) + NO_LEDGER + frame[4:20])
@@ -94,11 +96,11 @@ class FakeBookie:
         body = reply if isinstance(reply, bytes) else encode_reply(reply)
         await self._send(peer, CALL.to_bytes(2) + bytes(2) + bytes(4) + frame[4:12] + body)
 
-    async def _send(self, peer: _Peer, payload: bytes) -> None:
+    async def _send(self, peer: Peer, payload: bytes) -> None:
         async with peer.sending:
             await peer.stream.send_all(len(payload).to_bytes(4) + payload)
 
-    async def _do(self, peer: _Peer, request: MetadataRequest | HintRequest) -> Reply:
+    async def _do(self, peer: Peer, request: MetadataRequest | HintRequest) -> Reply:
         try:
             if isinstance(request, WatchPrefixes):
                 return await peer.hints.change(request.add, request.drop, request.since)

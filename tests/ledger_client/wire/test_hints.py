@@ -1,0 +1,195 @@
+"""What a client watches, while answers are late, connections change and callers give up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import trio
+import trio.testing
+from fake_bookie import FakeBookie, Network, Peer
+from memory_store import MemoryStore
+
+from ledger_client.wire.stores import BookieStore
+from metadata.calls import Get, HintRequest, MetadataRequest, Reply, WatchPrefixes
+from metadata.errors import MetadataUnavailable
+
+Clock = trio.testing.MockClock
+Request = MetadataRequest | HintRequest
+
+
+class LateBookie(FakeBookie):
+    """Does what it is asked; of requests that *is_late* is true for, it answers once freed."""
+
+    def __init__(self, behind: MemoryStore) -> None:
+        super().__init__(behind)
+        self.is_late: Callable[[Request], bool] = lambda _request: False
+        self.late = trio.Event()
+        """set while an answer is kept back"""
+        self.freed = trio.Event()
+
+    async def _do(self, peer: Peer, request: Request) -> Reply:
+        is_late = self.is_late(request)
+        reply = await super()._do(peer, request)
+        if is_late:
+            self.late.set()
+            await self.freed.wait()
+        return reply
+
+
+def adds(prefix: str) -> Callable[[Request], bool]:
+    """Return a predicate: the first request to watch *prefix*."""
+    seen: list[Request] = []
+
+    def is_first(request: Request) -> bool:
+        if not isinstance(request, WatchPrefixes) or prefix not in request.add:
+            return False
+        seen.append(request)
+        return len(seen) == 1
+
+    return is_first
+
+
+class Noted:
+    """A listener that keeps its hints."""
+
+    def __init__(self) -> None:
+        self.hints: list[str] = []
+
+    def notify(self, _prefix: str, hint: str) -> None:
+        self.hints.append(hint)
+
+
+@pytest.fixture
+def behind() -> MemoryStore:
+    return MemoryStore()
+
+
+async def test_a_watch_that_begins_over_a_connection_being_left_misses_nothing(
+    behind: MemoryStore, nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    one, other = LateBookie(behind), LateBookie(behind)
+    network = Network(nursery, one, other)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        nursery.start_soon(store.watches.run)
+        store.watches.subscribe("first/", Noted())
+        await trio.sleep(1)
+        mine, theirs = (one, other) if one.connections else (other, one)
+        begins, listener = adds("w/"), Noted()
+        mine.is_late = lambda request: begins(request) or isinstance(request, Get)
+        async with trio.open_nursery() as beginning:
+            beginning.start_soon(store.watches.begin, ["w/"], listener)
+            await mine.late.wait()
+            await store.get("slow")  # answered by the other one
+            await trio.sleep(0.5)
+            assert theirs.connections == 1
+            mine.freed.set()
+        await behind.put("w/1", b"")
+        await trio.sleep(60)
+        assert listener.hints == ["w/1"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_watch_survives_the_failure_of_another_one_that_began_with_it(
+    behind: MemoryStore, nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    bookie = LateBookie(behind)
+    network = Network(nursery, bookie)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        nursery.start_soon(store.watches.run)
+        bookie.is_late = adds("w/")
+        given_up, kept = Noted(), Noted()
+        async with trio.open_nursery() as beginning:
+            beginning.start_soon(store.watches.begin, ["w/"], given_up)
+            await bookie.late.wait()
+            await store.watches.begin(["w/"], kept)
+            beginning.cancel_scope.cancel()
+        await trio.sleep(60)  # whatever there is to be said was said to the bookie
+        await behind.put("w/1", b"")
+        await trio.sleep(60)
+        assert kept.hints == ["w/1"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_prefix_that_is_wanted_again_while_it_begins_is_watched(
+    behind: MemoryStore, nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    bookie = LateBookie(behind)
+    network = Network(nursery, bookie)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        watches = store.watches
+        nursery.start_soon(watches.run)
+        bookie.is_late = adds("w/")
+        first, second, third = Noted(), Noted(), Noted()
+        watches.subscribe("w/", first)
+        await bookie.late.wait()
+        await watches.begin(["w/"], second)
+        watches.unsubscribe("w/", first)
+        watches.unsubscribe("w/", second)
+        watches.subscribe("w/", third)
+        bookie.freed.set()
+        await trio.sleep(60)
+        await behind.put("w/1", b"")
+        await trio.sleep(60)
+        assert third.hints == ["w/", "w/1"]
+        nursery.cancel_scope.cancel()
+
+
+async def test_many_watches_that_cannot_begin_fail_in_the_time_of_one(
+    behind: MemoryStore, autojump_clock: Clock
+) -> None:
+    """Each tries to connect in its turn, but waits for its turn within its deadline."""
+
+    async def never(_host: str, _port: int) -> trio.abc.Stream:
+        await trio.sleep_forever()
+        raise AssertionError
+
+    network = Network(None, FakeBookie(behind))  # type: ignore[arg-type]  # it is never dialled
+    failed: list[float] = []
+    async with BookieStore.open(network.addresses, open_stream=never, timeout_s=10.0) as store:
+
+        async def begin(number: int) -> None:
+            with pytest.raises(MetadataUnavailable):
+                await store.watches.begin([f"w/{number}"], Noted())
+            failed.append(trio.current_time())
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for number in range(50):
+                nursery.start_soon(begin, number)
+    assert len(failed) == 50
+    assert max(failed) - began < 12
+
+
+async def test_a_prefix_that_is_wanted_again_while_many_others_end_is_watched(
+    behind: MemoryStore, nursery: trio.Nursery, autojump_clock: Clock
+) -> None:
+    """The ends take several messages."""
+    bookie = LateBookie(behind)
+    network = Network(nursery, bookie)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        watches, many, again = store.watches, Noted(), Noted()
+        nursery.start_soon(watches.run)
+        prefixes = [f"w/{number}/" for number in range(10_000)]
+        await watches.begin([*prefixes, "x/"], many)
+        await trio.sleep(1)
+        bookie.is_late = lambda request: isinstance(request, WatchPrefixes) and bool(request.drop)
+        for prefix in prefixes:
+            watches.unsubscribe(prefix, many)
+        await behind.put("x/1", b"")  # ends are sent with the next message
+        await bookie.late.wait()
+        bookie.is_late = lambda _request: False
+        await watches.begin([prefixes[-1]], again)
+        bookie.freed.set()
+        await trio.sleep(60)
+        await behind.put(f"{prefixes[-1]}1", b"")
+        await trio.sleep(60)
+        assert again.hints == [f"{prefixes[-1]}1"]
+        dropped = [
+            prefix
+            for request in bookie.requests
+            if isinstance(request, WatchPrefixes)
+            for prefix in request.drop
+        ]
+        assert sorted(dropped) == sorted(prefixes[:-1])
+        nursery.cancel_scope.cancel()
