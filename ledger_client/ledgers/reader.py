@@ -64,8 +64,6 @@ REST_S = 60.0
 """The record of a quiet ledger is read about so often, without a hint."""
 ANOTHERS_REST_S = 2.0
 """And so often if BookKeeper's client wrote it: what that changes in ZooKeeper brings no hint."""
-SETTLE_S = 0.03
-"""A quiet writer reports its last confirmed entry to bookies within a third of this."""
 READ_SIZE_MIN = 64 << 10
 READ_SIZE_MAX = 2 << 20
 
@@ -580,19 +578,3 @@ class LedgerOpener:
         await view.learn_confirmed()
         view.raise_confirmed(confirmed)
         return LedgerReader(view)
-
-
-async def settle(reader: LedgerReader) -> int:
-    """Return the last entry acknowledged before this call, -1 for none. Takes SETTLE_S.
-
-    The last confirmed entry lags acknowledgements by some milliseconds, so for an open ledger it
-    is asked for again after SETTLE_S. Entries that a dead writer left unconfirmed are known once
-    its lane is taken over.
-
-    Raises:
-        NoSuchLedger, ReplicasUnavailable, MetadataUnavailable: as LedgerReader.refresh().
-    """
-    if reader.closed:
-        return reader.last_confirmed
-    await trio.sleep(SETTLE_S)
-    return await reader.refresh()

@@ -16,7 +16,8 @@ import msgspec
 import trio
 
 from ledger_client.errors import Gap, LedgerError
-from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
+from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
+from ledger_client.ledgers.settling import settle
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.ledger_rows import Row, gap_after
 from ledger_client.topics.messages import message_header

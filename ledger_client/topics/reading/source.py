@@ -36,7 +36,8 @@ from ledger_client.errors import (
     ReplicasUnavailable,
 )
 from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
+from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
+from ledger_client.ledgers.settling import settle
 from ledger_client.topics.lanes.ledger_rows import (
     LedgerRows,
     Row,

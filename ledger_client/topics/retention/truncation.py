@@ -37,7 +37,8 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
-from ledger_client.ledgers.reader import LedgerOpener, settle
+from ledger_client.ledgers.reader import LedgerOpener
+from ledger_client.ledgers.settling import settle
 from ledger_client.message_id import MessageId
 from ledger_client.topics.lanes.lane_end import close_lane, find_end
 from ledger_client.topics.lanes.lane_lease import LaneLease, hold_lane

@@ -24,8 +24,8 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers.catalogue import LedgerInfo, translated
 from ledger_client.ledgers.copies import Copies, ask_copies
-from ledger_client.ledgers.reader import SETTLE_S
 from ledger_client.ledgers.replica_reads import LedgerSource, ask_confirmed
+from ledger_client.ledgers.settling import SETTLE_S
 from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row, kept_messages
