@@ -6,7 +6,8 @@
     3  the bookie or the cluster cannot be reached
   130  interrupted
 
-If the reader of our output goes away (`| head`), the command ends with 0. A bug keeps its
+If the reader of our output goes away (`| head`), the command ends with 0. If standard output is
+closed (`>&-`) or its disk is full, a command that prints something fails. A bug keeps its
 traceback.
 
 Either program says with a ``Program`` which of its packages' errors it reports. A command that
@@ -17,6 +18,7 @@ and has tidied up raises click's ``Abort``.
 from __future__ import annotations
 
 import enum
+import errno
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -71,13 +73,17 @@ class Program:
         """Run *command* and return its exit code; an error becomes one line on stderr."""
         code: int = Exit.DONE
         reported = (*_REPORTED, *self.errors)
+        is_closed = sys.stdout is None
         _fill_streams()
         try:
             code = self._invoke(command, arguments)
         # Errors from nurseries come in groups; except* takes these apart and lets any
         # unexpected error through.
         except* reported as group:
-            code = self._report(first_of(group))
+            error = first_of(group)
+            if is_closed and isinstance(error, OSError) and error.errno == errno.EBADF:
+                error = CommandFailed("standard output is closed")
+            code = self._report(error)
         except* (KeyboardInterrupt, click.Abort):  # Abort: also a question answered "no"
             code = Exit.INTERRUPTED
         return code
@@ -93,9 +99,8 @@ class Program:
         return code
 
     def _report(self, error: BaseException) -> Exit:
+        _flush_or_drop()
         if isinstance(error, BrokenPipeError):
-            # Keep the interpreter from flushing what is left in the buffer when it exits.
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return Exit.DONE
         if isinstance(error, click.ClickException):
             return self._report_usage(error)
@@ -142,11 +147,29 @@ def _text(error: BaseException) -> str:
     return str(error) or type(error).__name__
 
 
+def drop_output() -> None:
+    """Discard all further output, and what Python's buffer still holds."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _flush_or_drop() -> None:
+    """Write what is buffered; if that fails, keep the interpreter from a try when it exits."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        drop_output()
+
+
 def _fill_streams() -> None:
     """Open /dev/null in place of standard streams that the parent process closed.
 
-    Otherwise the next file or socket gets their descriptor, and output goes into it.
+    Otherwise the next file or socket gets their descriptor, and output goes into it. Writing to
+    standard output fails with EBADF, so that nobody takes a command for done that printed nothing.
     """
-    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+    for name, flags, mode in (
+        ("stdin", os.O_RDONLY, "r"),
+        ("stdout", os.O_RDONLY, "w"),
+        ("stderr", os.O_WRONLY, "w"),
+    ):
         if getattr(sys, name) is None:
-            setattr(sys, name, os.fdopen(os.open(os.devnull, os.O_RDWR), mode))
+            setattr(sys, name, os.fdopen(os.open(os.devnull, flags), mode))

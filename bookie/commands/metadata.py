@@ -249,6 +249,7 @@ async def _open(url: str, *, create: bool = False) -> AsyncIterator[MovableStore
 def _output(file: Path) -> Iterator[BinaryIO]:
     if str(file) == STREAM:
         yield sys.stdout.buffer
+        sys.stdout.flush()  # it fails here if it does, before the export is reported
         return
     with private_file(file) as to:
         yield to

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-import os
-import sys
 from collections.abc import Iterable, Iterator, Sequence
 
 import click
 import msgspec
+
+from metadata.outcome import drop_output
 
 
 def print_json(value: object) -> None:
@@ -47,11 +47,11 @@ def _cell(value: object) -> str:
 
 
 def announce(line: str) -> None:
-    """Print *line* and flush it. A closed stdout is ignored, so that a daemon continues."""
-    with contextlib.suppress(BrokenPipeError):
+    """Print *line* and flush it. A closed stdout or a full disk is ignored: a daemon continues."""
+    with contextlib.suppress(OSError):
         click.echo(line)
         return
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    drop_output()
 
 
 def log_line(line: str) -> None:
