@@ -5,7 +5,8 @@ bookie that may have lost acknowledged entries answers an I/O error instead, unt
 were compared with their other copies. The reasons are
 
     damage found at a start in the journal, the ledger table, or an index and its log
-    a rebuild (rebuild.py) that found damage, or had no mark that names the journals
+    a rebuild (rebuild.py) that found damage, or had no mark that names the journals, or no
+    sound ledger table
     empty folders although ledger records name the bookie (lost_records.py)
     a damaged record of unknown content
 

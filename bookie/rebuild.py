@@ -6,14 +6,16 @@ sure that after a crash the bookie refuses to start until it is rebuilt again:
     1  put lastMark aside
     2  rebuild the index of every entry log from its records
     3  close the logs that were open, after their last sound record
-    4  replay every journal file, starting from the ledger table with most ledgers
+    4  replay every journal file, starting from the ledger table with most ledgers, and from what
+       the entry logs say of incarnations where that is newer
     5  fence every ledger, because a lost fence would let an old writer continue
     6  flush, and write the mark
 
-If records were damaged or journal files are missing, the bookie ends up in limbo (limbo.py): it no
-longer answers that an entry is absent. So it does if there was no mark, because then it is unknown
-which journal files there were. It enters limbo before an index without a damaged record is in
-place, because after that the record's loss is invisible.
+If records were damaged, or journal files or a part of the ledger table are missing, the bookie ends
+up in limbo (limbo.py): it no longer answers that an entry is absent. So it does if there was no
+mark, because then it is unknown which journal files there were. It enters limbo before an index
+without a damaged record is in place, because after that the record's loss is invisible; and before
+there is a table in place of the lost one.
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ import msgspec
 from bookie.config import BookieConfig
 from bookie.durable import sync_folder
 from bookie.errors import BookieError
-from bookie.inspection.files import DataFile, list_files
+from bookie.inspection.files import DataFile, find_file, list_files
 from bookie.limbo import enter_limbo, in_limbo, leave_limbo
 from bookie.mark import drop_mark_aside, put_mark_aside, write_mark
 from metadata.calls import DamagedPlace
@@ -89,6 +91,9 @@ def rebuild(config: BookieConfig, on_step: Callable[[Step], None]) -> Rebuilt:
     former = put_mark_aside(ledger_folder)
     if former is None:
         done.limbo = True
+        enter_limbo(ledger_folder, ())
+    elif lost := _lost_table(ledger_folder, former):
+        done.damages.append(lost)
         enter_limbo(ledger_folder, ())
     for log in logs:
         _rebuild_index(log, former, done)
@@ -152,7 +157,11 @@ def _close_logs(config: BookieConfig, done: Rebuilt) -> int:
     folder = Path(config.ledger_folder)
     with Store.open(folder, None, config.log_size_max, config.index_cache_size) as store:
         # An unfinished copy of compaction is gone now, and its damage with it.
-        done.damages = [place for place in done.damages if Path(place.file).exists()]
+        done.damages = [
+            place
+            for place in done.damages
+            if not place.file.endswith(".log") or Path(place.file).exists()
+        ]
         known = {(place.file, place.offset) for place in done.damages}
         for damage in store.take_damage():
             if (str(damage.path), damage.offset) not in known:
@@ -177,6 +186,17 @@ def _best_table(ledger_folder: Path) -> tuple[int, int]:
         ledgers, end = _measure_table(file.path)
         best = max(best, (ledgers, file.id, end))
     return best[1], best[2]
+
+
+def _lost_table(ledger_folder: Path, former: Mark) -> DamagedPlace | None:
+    """Return where the ledger table that *former* names is not sound, None if it is."""
+    end = 0
+    table = find_file(ledger_folder, "table", former.table_id)
+    if table is not None:
+        _, end = _measure_table(table.path)
+    if end >= former.table_end:
+        return None
+    return DamagedPlace(str(ledger_folder / f"{former.table_id:016x}.table"), end)
 
 
 def _measure_table(path: Path) -> tuple[int, int]:
@@ -239,6 +259,7 @@ def _open(config: BookieConfig, ledger_folder: Path, mark: Mark | None) -> tuple
         journal_spares=config.journal_spares,
         log_size_max=config.log_size_max,
         index_cache_size=config.index_cache_size,
+        searches_logs=True,
     )
 
 

@@ -83,8 +83,10 @@ static int write_entries(bk_engine *engine, bk_half *half, int which, bk_mark *m
         bk_ledger *ledger = half->ledgers[i];
         const bk_run *run = &ledger->halves[which].runs[0];
         if (!__atomic_load_n(&ledger->deleted, __ATOMIC_RELAXED))
-            result = bk_store_flush_ledger(engine->store, ledger->id, ledger->first_log, run->slots,
-                                           run->count, half->arena, half->salt);
+            result = bk_store_flush_ledger(engine->store, ledger->id,
+                                           engine->replays ? 0 : ledger->incarnation,
+                                           ledger->first_log, run->slots, run->count,
+                                           half->arena, half->salt);
     }
     return result == 0 ? bk_store_flush_commit(engine->store, mark) : result;
 }

@@ -22,7 +22,7 @@ typedef struct {
 } copy_item;
 
 typedef struct {
-    int64_t ledger_id;
+    bk_name name; /* when it was listed: what the record before the copies says */
     bk_row row;
 } source;
 
@@ -52,7 +52,8 @@ static int add_sources(compaction *c, const bk_ledger_rows *ledger, uint32_t *ro
         if (sources == NULL)
             return -ENOMEM;
         c->sources = sources;
-        c->sources[c->count++] = (source){ledger->id, ledger->rows[i]};
+        const bk_name name = {ledger->id, ledger->incarnation, ledger->first_log};
+        c->sources[c->count++] = (source){name, ledger->rows[i]};
     }
     return BK_OK;
 }
@@ -131,7 +132,7 @@ static int walk_extents(compaction *c, const source *cluster, uint32_t count)
     int result = BK_OK;
     c->walk.take = count == 1 ? copy_record : add_item;
     for (uint32_t i = 0; i < count && result == BK_OK; i++)
-        result = bk_walk_extent(&c->walk, cluster[i].ledger_id, &cluster[i].row);
+        result = bk_walk_extent(&c->walk, cluster[i].name.ledger_id, &cluster[i].row);
     return result;
 }
 
@@ -143,7 +144,7 @@ static int copy_cluster(compaction *c, const source *cluster, uint32_t count)
         qsort(c->items, c->item_count, sizeof *c->items, item_order);
     for (size_t i = 0; i < c->item_count && result == BK_OK; i++)
         if (i == 0 || c->items[i].entry_id != c->items[i - 1].entry_id)
-            result = item_copy(c, cluster->ledger_id, &c->items[i]);
+            result = item_copy(c, cluster->name.ledger_id, &c->items[i]);
     return result;
 }
 
@@ -151,7 +152,8 @@ static uint32_t cluster_size(const compaction *c, uint32_t at)
 {
     int64_t last = c->sources[at].row.last;
     uint32_t end = at + 1;
-    while (end < c->count && c->sources[end].ledger_id == c->sources[at].ledger_id &&
+    while (end < c->count &&
+           c->sources[end].name.ledger_id == c->sources[at].name.ledger_id &&
            c->sources[end].row.first <= last) {
         if (c->sources[end].row.last > last)
             last = c->sources[end].row.last;
@@ -166,14 +168,26 @@ static int settle(compaction *c)
     return bk_log_writer_sync(&c->writer, &c->rows, &c->row_count);
 }
 
+/* The record before the entries of a ledger, once. *named: the ledger that has it. */
+static int copy_name(compaction *c, const bk_name *name, int64_t *named)
+{
+    if (name->incarnation == 0 || *named == name->ledger_id)
+        return BK_OK;
+    *named = name->ledger_id;
+    return bk_log_writer_name(&c->writer, name->ledger_id, name->incarnation, name->first_log);
+}
+
 static int copy_all(compaction *c)
 {
+    int64_t named = -1;
     int result = BK_OK;
     for (uint32_t at = 0, count; at < c->count && result == BK_OK; at += count) {
         count = cluster_size(c, at);
-        if (!is_wanted(c, c->sources[at].ledger_id))
+        if (!is_wanted(c, c->sources[at].name.ledger_id))
             continue;
-        result = copy_cluster(c, &c->sources[at], count);
+        result = copy_name(c, &c->sources[at].name, &named);
+        if (result == BK_OK)
+            result = copy_cluster(c, &c->sources[at], count);
         if (result == BK_OK && c->copied - c->synced >= SYNC_SIZE)
             result = settle(c);
     }

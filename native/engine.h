@@ -44,7 +44,8 @@
  *     caller learns of it from feed, finds out which of the two is over, and renews the ledger or
  *     refuses the statement. A renewed ledger has no entries, no key, no fence and no LAC:
  *     those it had are dead, in memory, journal and logs, also after a restart, a rebuilt
- *     index and compaction. Incarnation 0 is not known, and never another.
+ *     index and compaction. When the ledger table is damaged or lost, what logs say of
+ *     incarnations counts (store.h). Incarnation 0 is not known, and never another.
  *
  * Threads: bk_connection_* and bk_engine_poll/ready/woken from the event loop's
  * thread; bk_engine_answer with use_disk from any; one flush at a time; the
@@ -69,7 +70,8 @@ typedef struct {
   uint64_t log_size_max;
   uint64_t index_cache_size;
   int32_t event_fd;           /* an eventfd; written when poll has news; -1 for none */
-  uint32_t reserved;
+  uint32_t searches_logs;     /* 1: a rebuild. The ledger table may be an old one: look in logs,
+                                 too, for the incarnations of ledgers (store.h) */
 } bk_engine_options;
 
 /* What opening found. */

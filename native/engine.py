@@ -176,8 +176,12 @@ class Engine:
         index_cache_size: int,
         event_fd: int = -1,
         threaded: bool = True,
+        searches_logs: bool = False,
     ) -> tuple[Engine, Recovery]:
         """Open the folders at *mark* and replay the journal. Blocks.
+
+        *searches_logs*: look in logs for the incarnations of ledgers, too, because the ledger table
+        may be an old one. That costs a read for each extent.
 
         After opening without a mark (a new bookie), seal, flush and persist the mark before feeding
         any request.
@@ -201,6 +205,7 @@ class Engine:
                 "log_size_max": log_size_max,
                 "index_cache_size": index_cache_size,
                 "event_fd": event_fd,
+                "searches_logs": searches_logs,
             },
         )
         recovery = ffi.new("bk_recovery *")

@@ -186,6 +186,7 @@ struct bk_engine {
     bk_journal *journal; /* written by the journal thread alone */
     pthread_t thread;
     int has_thread;
+    int replays; /* it is opening: a later record of the journal may begin another ledger */
 
     pthread_mutex_t lock;
     pthread_cond_t work;        /* for the journal thread */

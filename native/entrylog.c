@@ -196,6 +196,14 @@ int bk_log_writer_add(bk_log_writer *w, int64_t ledger_id, int64_t entry_id, con
     return result;
 }
 
+int bk_log_writer_name(bk_log_writer *w, int64_t ledger_id, int64_t incarnation,
+                       uint32_t first_log)
+{
+    uint8_t record[BK_INCARNATION_RECORD_SIZE];
+    return put_buffer(w, record,
+                      bk_incarnation_write(record, 0, ledger_id, incarnation, first_log));
+}
+
 /* Fill up the block with zeros, write it, sync the log. */
 static int sync_log(bk_log_writer *w)
 {

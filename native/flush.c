@@ -21,6 +21,9 @@ static void free_pending(bk_store *store)
     free(flush->pending);
     flush->pending = NULL;
     flush->pending_count = 0;
+    free(flush->names);
+    flush->names = NULL;
+    flush->name_count = flush->name_capacity = 0;
 }
 
 /* --- one at a time ----------------------------------------------------------------- */
@@ -141,19 +144,50 @@ static int leave_log(bk_store *store, uint32_t first_log)
     return flush->log != NULL && flush->log->id < first_log ? close_log(store) : BK_OK;
 }
 
-int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, uint32_t first_log,
-                          const bk_slot *slots, uint32_t count, const uint8_t *arena,
-                          uint32_t salt)
+/* The directory hears of it when it hears of the entries. */
+static int keep_name(bk_flush *flush, const bk_name *name)
+{
+    bk_name *names = bk_array_grow32(flush->names, &flush->name_capacity,
+                                     (size_t)flush->name_count + 1, sizeof *names);
+    if (names == NULL)
+        return -ENOMEM;
+    flush->names = names;
+    flush->names[flush->name_count++] = *name;
+    return BK_OK;
+}
+
+/* A log that has room for a record, and says before it whose it is. *named: the log that does. */
+static int named_log_ready(bk_store *store, const bk_name *name, uint32_t record_size,
+                           uint32_t *named)
+{
+    const bk_flush *flush = &store->flush;
+    if (name->incarnation == 0)
+        return log_ready(store, record_size);
+    int result = log_ready(store, record_size + BK_INCARNATION_RECORD_SIZE);
+    if (result != BK_OK || *named == flush->log->id)
+        return result;
+    *named = flush->log->id;
+    return bk_log_writer_name(&store->flush.writer, name->ledger_id, name->incarnation,
+                              name->first_log);
+}
+
+int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, int64_t incarnation,
+                          uint32_t first_log, const bk_slot *slots, uint32_t count,
+                          const uint8_t *arena, uint32_t salt)
 {
     bk_flush *flush = &store->flush;
+    const bk_name name = {ledger_id, incarnation, first_log};
+    uint32_t named = 0;
     if (flush->error != BK_OK)
         return flush->error;
     int left = first_log > 0 ? leave_log(store, first_log) : BK_OK;
+    if (left == BK_OK)
+        left = keep_name(flush, &name);
     if (left != BK_OK)
         return leave_flush(store, left);
     for (uint32_t i = 0; i < count; i++) {
         const bk_slot *slot = &slots[i];
-        int result = log_ready(store, slot->record_size);
+        int result = named_log_ready(store, &name, slot->record_size, &named);
         if (result == BK_OK)
             result = bk_log_writer_add(&flush->writer, ledger_id, slot->entry_id,
                                        arena + slot->offset, slot->record_size, salt);
@@ -185,6 +219,8 @@ static int publish(bk_store *store)
     pthread_rwlock_wrlock(&store->lock);
     for (uint32_t i = 0; i < flush->pending_count && result == BK_OK; i++)
         result = publish_pending(store, &flush->pending[i]);
+    for (uint32_t i = 0; i < flush->name_count; i++)
+        bk_store_name(store, &flush->names[i]);
     pthread_rwlock_unlock(&store->lock);
     return result;
 }

@@ -64,8 +64,27 @@ static int load_table(bk_replay *replay, const bk_mark *mark)
     return result == BK_END ? 0 : result;
 }
 
+/* What logs say of a ledger, if it is newer than what the table does. One whose key the table has
+ * and whose incarnation it lacks came to be without. */
+static int look_in_logs(bk_engine *engine, bk_ledger *ledger)
+{
+    int64_t incarnation;
+    uint32_t first_log;
+    int result = bk_store_find_incarnation(engine->store, ledger->id, &incarnation, &first_log);
+    if (result != BK_OK)
+        return result == BK_ABSENT ? 0 : result;
+    int is_newer = ledger->incarnation != 0 ? first_log > ledger->first_log : !ledger->key_known;
+    if (!is_newer)
+        return 0;
+    if (incarnation == ledger->incarnation)
+        ledger->first_log = first_log;
+    else
+        bk_ledger_renew(ledger, incarnation, first_log);
+    return bk_engine_mark_dirty(engine, ledger);
+}
+
 /* Every ledger that has entries is known, with its last one. */
-static int list_store(bk_engine *engine)
+static int list_store(bk_engine *engine, int searches_logs)
 {
     bk_ledger_usage rows[256];
     int64_t after = -1, last;
@@ -76,6 +95,9 @@ static int list_store(bk_engine *engine)
             bk_ledger *ledger = bk_ledgers_make(&engine->ledgers, after);
             if (ledger == NULL)
                 return -ENOMEM;
+            int result = searches_logs ? look_in_logs(engine, ledger) : 0;
+            if (result != 0)
+                return result;
             if (ledger->deleted)
                 (void)bk_store_delete_ledger(engine->store, after);
             else if (ledger->first_log > 0)
@@ -410,6 +432,17 @@ static int replay_journal(bk_replay *replay, const bk_mark *mark, uint64_t *last
     return result != 0 ? result : flushed;
 }
 
+/* For compaction, which does not know the table. */
+static void name_ledgers(bk_engine *engine)
+{
+    for (size_t i = 0; i < engine->ledgers.room; i++) {
+        const bk_ledger *ledger = engine->ledgers.slots[i];
+        if (ledger != NULL)
+            bk_store_set_incarnation(engine->store, ledger->id, ledger->incarnation,
+                                     ledger->first_log);
+    }
+}
+
 int bk_engine_recover(bk_engine *engine, const bk_mark *mark, bk_recovery *recovery,
                       uint64_t *last_id, uint64_t *last_end)
 {
@@ -428,9 +461,13 @@ int bk_engine_recover(bk_engine *engine, const bk_mark *mark, bk_recovery *recov
     if (result == 0)
         result = bk_engine_open_table(engine); /* replay may flush */
     if (result == 0)
-        result = list_store(engine);
+        result = list_store(engine, fences_lost || engine->options.searches_logs);
+    engine->replays = 1;
     if (result == 0)
         result = replay_journal(&replay, mark, last_id, last_end);
+    engine->replays = 0;
+    if (result == 0)
+        name_ledgers(engine);
     if (result == 0 && fences_lost)
         bk_engine_fence_all(engine);
     free(replay.ids);

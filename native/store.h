@@ -21,6 +21,15 @@
  * ledger map: records with ledger id -1, BK_RECORD_MAP and, little-endian,
  * pairs of ledger id 8, bytes 8; at most 10 000 pairs a record.
  *
+ * Right before the entries of a ledger whose incarnation is known stands its INCARNATION
+ * record (table.h): in every log, of every flush, and in what compaction writes. So a rebuild
+ * whose ledger table is lost knows which of two ledgers of one id an entry belongs to. Ledger 7
+ * of incarnation 0x0123456789abcdef, whose entries are all in logs from 9 on:
+ *   1c 00 00 00 | check 4 | 00..07 | ff ff ff ff ff f8 00 00 | 01 23 45 67 89 ab cd ef |
+ *   00 00 00 09 | entry | entry ...
+ * Logs that an older version wrote have none, nor has what a replay flushed: it cannot know yet
+ * whether a later record of the journal begins another ledger.
+ *
  * An open log with id 3 starts 51 55 49 52 45 4c 4f 47 | 01 00 00 00 |
  * 03 00 00 00 | 03 00 00 00 | 00 00 00 00 | map 8 zeros | end 8 zeros | crc32c.
  *
@@ -135,9 +144,11 @@ void bk_store_close(bk_store *store);
 /* A flush: begin, the ledgers in rising order, commit. Slots are ordered by
  * entry id; no ledger comes twice. Records are copied from the arena and their
  * salt is taken off. first_log: the entries go to logs with this id or a greater one; 0 for
- * any. Nothing can be seen before commit. [blocks] */
+ * any. incarnation: goes to the logs with it, before the entries; 0 when it is not known. Nothing
+ * can be seen before commit. [blocks] */
 int bk_store_flush_begin(bk_store *store);
-int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, uint32_t first_log,
+int bk_store_flush_ledger(bk_store *store, int64_t ledger_id, int64_t incarnation,
+                          uint32_t first_log,
                           const bk_slot *slots, uint32_t count, const uint8_t *arena,
                           uint32_t salt);
 /* Sync log, then index; then make the entries visible. Fills in the four fields
@@ -201,6 +212,14 @@ int bk_store_delete_ledger(bk_store *store, int64_t ledger_id);
 int bk_store_remembers(bk_store *store, int64_t ledger_id);
 /* Forget what logs with a smaller origin than first_log hold of a ledger. */
 void bk_store_forget_before(bk_store *store, int64_t ledger_id, uint32_t first_log);
+/* What compaction writes before entries of the ledger, as bk_store_flush_ledger does. */
+void bk_store_set_incarnation(bk_store *store, int64_t ledger_id, int64_t incarnation,
+                              uint32_t first_log);
+/* [blocks] What the INCARNATION records before the entries of a ledger say: the one with the
+ * greatest first log, which is the newest. Costs a read for each extent. BK_OK; BK_ABSENT: there
+ * is none; -errno. A damaged one counts as none. */
+int bk_store_find_incarnation(bk_store *store, int64_t ledger_id, int64_t *incarnation,
+                              uint32_t *first_log);
 /* A number that is greater than the origin of every log that holds entries of the ledger,
  * forgotten ones too; 0 when there is none. */
 uint32_t bk_store_first_log(bk_store *store, int64_t ledger_id);

@@ -214,6 +214,7 @@ class Store:
         *,
         salt: int = 0,
         first_log: int = 0,
+        incarnation: int = 0,
     ) -> None:
         """Write a ledger's entries to logs from *first_log* on. Ledgers come in rising order."""
         bodies = [entries[entry_id] for entry_id in sorted(entries)]
@@ -227,7 +228,14 @@ class Store:
             offset += sizes[i]
         check(
             lib.bk_store_flush_ledger(
-                self._pointer, ledger_id, first_log, slots, len(bodies), arena, salt
+                self._pointer,
+                ledger_id,
+                incarnation,
+                first_log,
+                slots,
+                len(bodies),
+                arena,
+                salt,
             ),
             f"flushing ledger {ledger_id}",
         )

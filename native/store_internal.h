@@ -12,6 +12,7 @@
  *   flush.c      begin, ledgers, commit; rolling
  *   lookup.c     one entry, a run of entries
  *   runs.c       which entries there are
+ *   name.c       which ledger of an id they are of
  *   walk.c       the records of an extent, past damage
  *   check.c      checking all that a log holds
  *   compaction.c rewriting a log, deleting one
@@ -127,6 +128,9 @@ int bk_log_writer_resume(bk_log_writer *w, const bk_log_header *header, uint64_t
                          uint64_t index_end);
 /* Where the next record goes. */
 uint64_t bk_log_writer_offset(const bk_log_writer *w);
+/* [blocks] Append an INCARNATION record: entries of the ledger follow. */
+int bk_log_writer_name(bk_log_writer *w, int64_t ledger_id, int64_t incarnation,
+                       uint32_t first_log);
 /* [blocks] Append a record whose check is salted. */
 int bk_log_writer_add(bk_log_writer *w, int64_t ledger_id, int64_t entry_id, const uint8_t *record,
                       uint32_t record_size, uint32_t salt);
@@ -162,7 +166,16 @@ typedef struct {
     bk_row *rows; /* by first entry; none: the ledger was deleted */
     uint32_t count, capacity;
     uint32_t dead_logs; /* how often it stands among the dead of logs */
+    uint32_t first_log;
+    int64_t incarnation; /* of the ledger that the rows are of; 0: not known */
 } bk_ledger_rows;
+
+/* Which of the ledgers that an id stood for. */
+typedef struct {
+    int64_t ledger_id;
+    int64_t incarnation;
+    uint32_t first_log;
+} bk_name;
 
 typedef struct {
     bk_ledger_rows *ledgers; /* by id */
@@ -218,6 +231,8 @@ typedef struct {
     bk_pending *pending;
     uint32_t pending_count;
     uint64_t entries, bytes; /* of this flush */
+    bk_name *names;          /* of its ledgers, for the directory */
+    uint32_t name_count, name_capacity;
     uint64_t steps;          /* of all flushes: writes and syncs that ended; atomic */
 } bk_flush;
 
@@ -261,6 +276,9 @@ int bk_lookup_judge(bk_store *store, uint64_t epoch, const bk_log *log, const ch
                     uint64_t offset, int64_t ledger_id, int64_t entry_id, int result);
 /* lookup.c. Check record against its id and size; *body_size is its body's. */
 int bk_entry_check(const uint8_t *record, uint32_t record_size, int64_t ledger_id, int64_t entry_id);
+
+/* name.c, with the store's lock held for writing. The rows of this id are of this ledger. */
+void bk_store_name(bk_store *store, const bk_name *name);
 
 /* --- walk.c ------------------------------------------------------------------------ */
 

@@ -29,6 +29,15 @@ uint32_t bk_special_write(uint8_t *out, uint32_t salt, int64_t ledger_id, int64_
     return bk_record_write(out, salt, body, 16 + rest_size);
 }
 
+uint32_t bk_incarnation_write(uint8_t *out, uint32_t salt, int64_t ledger_id, int64_t incarnation,
+                              uint32_t first_log)
+{
+    uint8_t number[12];
+    bk_put64be(number, (uint64_t)incarnation);
+    bk_put32be(number + 8, first_log);
+    return bk_special_write(out, salt, ledger_id, BK_RECORD_INCARNATION, number, sizeof number);
+}
+
 static int describe(bk_bytes *bytes, int64_t ledger_id, int64_t kind, const void *rest,
                     uint32_t rest_size)
 {
@@ -39,13 +48,12 @@ static int describe(bk_bytes *bytes, int64_t ledger_id, int64_t kind, const void
 
 int bk_table_describe(bk_bytes *bytes, const bk_ledger *ledger)
 {
-    uint8_t number[12];
+    uint8_t number[8], record[BK_INCARNATION_RECORD_SIZE];
     int result = 0;
-    if (ledger->incarnation != 0) {
-        bk_put64be(number, (uint64_t)ledger->incarnation);
-        bk_put32be(number + 8, ledger->first_log);
-        result = describe(bytes, ledger->id, BK_RECORD_INCARNATION, number, 12);
-    }
+    if (ledger->incarnation != 0)
+        result = add_bytes(bytes, record,
+                           bk_incarnation_write(record, 0, ledger->id, ledger->incarnation,
+                                                ledger->first_log));
     if (result == 0 && ledger->key_known)
         result = describe(bytes, ledger->id, BK_RECORD_KEY, ledger->key, BK_KEY_SIZE);
     if (result == 0 && ledger->fenced)

@@ -32,3 +32,8 @@ int bk_table_scan_open(const char *path, uint64_t end, bk_table_scan **out);
 /* [blocks] BK_OK, BK_END, BK_CORRUPT (damage; the scan is over). */
 int bk_table_scan_next(bk_table_scan *scan, bk_record *record);
 void bk_table_scan_close(bk_table_scan *scan);
+
+#define BK_INCARNATION_RECORD_SIZE 36
+/* Write an INCARNATION record to out; returns its 36 bytes. */
+uint32_t bk_incarnation_write(uint8_t *out, uint32_t salt, int64_t ledger_id, int64_t incarnation,
+                              uint32_t first_log);

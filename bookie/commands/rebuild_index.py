@@ -36,7 +36,8 @@ def rebuild_index(
     Exit code 1 if damage was found. The rebuild is complete even then, and the bookie
     starts, but in limbo: it answers "I/O error" instead of "no such entry" until repair has
     compared its ledgers with their other copies. The bookie is also in limbo if the mark was
-    lost, because journal files may then be missing without a trace.
+    lost, because journal files may then be missing without a trace. A lost or damaged ledger
+    table counts as damage.
     """
     config = options.read_config(config_file, settings, data_folder=data_folder)
     for folder in (config.journal_folder, config.ledger_folder):

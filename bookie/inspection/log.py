@@ -16,7 +16,7 @@ import msgspec
 from bookie.inspection.files import DataFile, list_files
 from bookie.mark import read_mark
 from native.errors import Corrupt
-from native.journal import Damage, Record
+from native.journal import INCARNATION, Damage, Record
 from native.mark import Mark
 from native.store import MAP, Extent, LogRecord, read_head, scan_index, scan_log
 
@@ -85,7 +85,7 @@ def kind_of(record: Record) -> str:
     """Return a word or two for the kind of a record in a log, such as "entry"."""
     if record.entry_id >= 0:
         return "entry"
-    return "ledger map" if record.entry_id == MAP else "unknown"
+    return {MAP: "ledger map", INCARNATION: "incarnation"}.get(record.entry_id, "unknown")
 
 
 def _log_file(file: DataFile, mark: Mark | None) -> LogFile:

@@ -172,10 +172,76 @@ def test_limbo_is_there_before_an_index_that_lacks_a_record(
 def test_a_lost_ledger_table_leaves_every_ledger_fenced(folder: Path, config: BookieConfig) -> None:
     for path in folder.glob("ledgers/*.table"):
         path.unlink()
-    run(config)
+    assert run(config).limbo
     assert list(missing(config)) == []
     with opened(config) as engine:
         assert all(state.fenced for state in engine.ledgers())
+
+
+OLD, NEW, USED_AGAIN = 1111, 2222, 7
+
+
+def use_again(folder: Path, *, compacted: bool = False) -> None:
+    """Ledger 7 was deleted and made again; neither journal nor mark reach back to that."""
+    filled = Bookie(folder, journal_size_max=1 << 20)
+
+    def add(ledger_id: int, payload: bytes, count: int) -> None:
+        filled.send(b"".join(v2.add(ledger_id, i, payload) for i in range(count)))
+        filled.engine.commit()
+
+    filled.send(incarnation(USED_AGAIN, OLD))
+    add(3, b"another", 3)
+    add(USED_AGAIN, b"old", 10)
+    filled.checkpoint()
+    assert filled.engine.renew_ledger(USED_AGAIN, OLD, NEW)
+    filled.send(incarnation(USED_AGAIN, NEW))
+    add(USED_AGAIN, b"new", 2)
+    filled.checkpoint()
+    if compacted:
+        filled.roll()
+        for log in filled.engine.store.logs():
+            filled.engine.store.compact(log.log_id)
+    for ledger_id in (4, 5):
+        add(ledger_id, bytes(2 << 20), 1)
+        filled.checkpoint()
+    filled.close()
+    assert filled.mark is not None
+    write_mark(filled.ledger_folder, filled.mark, None)
+    journals = (folder / "journal").glob("*.journal")
+    assert not any(
+        getattr(each, "ledger_id", -1) == USED_AGAIN
+        for journal in journals
+        for each in scan_journal(journal)
+    )
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+@pytest.mark.parametrize("lost", ["all", "end", "middle"])
+def test_a_deleted_ledger_stays_gone_though_the_ledger_table_is_lost(
+    tmp_path: Path, config: BookieConfig, *, lost: str, compacted: bool
+) -> None:
+    use_again(tmp_path, compacted=compacted)
+    (table,) = (tmp_path / "ledgers").glob("*.table")
+    data = bytearray(table.read_bytes())
+    if lost == "all":
+        table.unlink()
+    elif lost == "end":
+        table.write_bytes(data[: len(data) - 30])
+    else:
+        data[60] ^= 0xFF
+        table.write_bytes(data)
+    for again in (False, True):
+        done = run(config)
+        assert done.limbo
+        assert in_limbo(tmp_path / "ledgers")
+        assert [Path(place.file) for place in done.damages] == ([] if again else [table])
+        with opened(config) as engine:
+            state = engine.ledger(USED_AGAIN)
+            assert state is not None
+            assert (state.incarnation, state.last_entry, state.fenced) == (NEW, 1, True)
+            assert engine.runs(USED_AGAIN) == [(0, 1)]
+            assert engine.store.read(USED_AGAIN, 1)[32:] == b"new"
+            assert engine.store.read(3, 2)[32:] == b"another"
 
 
 def test_the_table_that_knows_more_ledgers_is_taken(folder: Path, config: BookieConfig) -> None:

@@ -14,6 +14,7 @@ from native.engine import Connection, Request, Verdict
 from native.errors import Absent, OtherLedger, ProtocolBroken
 from native.frame import Code, Flag, Opcode, parse_request
 from native.journal import INCARNATION, Record, scan_table
+from native.store import MAP, LogRecord, scan_log
 
 OLD, NEW = 0x0123456789ABCDEF, 0x1EDCBA9876543210
 LEDGER = 7
@@ -106,9 +107,50 @@ def test_the_record_has_the_documented_bytes(bookie: Bookie) -> None:
     assert bookie.mark is not None
     data = (bookie.ledger_folder / f"{bookie.mark.table_id:016x}.table").read_bytes()
     body = be(7) + bytes.fromhex("fffffffffff80000") + be(NEW) + be(2, 4)
-    size = (28).to_bytes(4, "little")
-    check = crc32c(size + body).to_bytes(4, "little")
-    assert size + check + body in data
+    assert record_of(body) in data
+
+
+def record_of(body: bytes) -> bytes:
+    size = len(body).to_bytes(4, "little")
+    return size + crc32c(size + body).to_bytes(4, "little") + body
+
+
+@pytest.mark.parametrize("compacted", [False, True])
+def test_the_record_stands_before_a_ledger_s_entries_in_a_log(
+    bookie: Bookie, *, compacted: bool
+) -> None:
+    assert put(bookie, add(LEDGER - 1, 0, b"theirs")) == [0]
+    old(bookie)
+    if compacted:
+        compact(bookie)
+    (log,) = bookie.ledger_folder.glob("*.log")
+    records = [each for each in scan_log(log) if isinstance(each, LogRecord)]
+    theirs, named, *entries = [each for each in records if each.entry_id != MAP]
+    assert (theirs.ledger_id, theirs.entry_id) == (LEDGER - 1, 0)
+    body = be(LEDGER) + bytes.fromhex("fffffffffff80000") + be(OLD) + be(0, 4)
+    assert (named.offset, named.body) == (theirs.offset + 8 + len(theirs.body), body)
+    assert [(each.ledger_id, each.entry_id) for each in entries] == [(LEDGER, i) for i in range(5)]
+
+
+def test_each_log_that_a_ledger_reaches_into_has_the_record(tmp_path: Path) -> None:
+    bookie = Bookie(tmp_path, log_size_max=64 << 10)
+    frames = [add(LEDGER, i, bytes(10 << 10)) for i in range(20)]
+    assert put(bookie, said(NEW), *frames) == [0] * 20
+    bookie.checkpoint()
+    logs = sorted(bookie.ledger_folder.glob("*.log"))
+    assert len(logs) > 2
+    for path in logs:
+        first, *others = [each for each in scan_log(path) if isinstance(each, LogRecord)]
+        assert (first.ledger_id, first.entry_id) == (LEDGER, INCARNATION)
+        assert INCARNATION not in {each.entry_id for each in others}
+    bookie.close()
+
+
+def lose_table(bookie: Bookie) -> None:
+    bookie.checkpoint()
+    for path in bookie.ledger_folder.glob("*.table"):
+        path.unlink()
+    bookie.crash()
 
 
 @pytest.mark.parametrize("cut", range(36))
@@ -387,6 +429,49 @@ def test_a_start_that_flushes_the_former_ledger_forgets_it_all_the_same(tmp_path
     for step in (Bookie.crash, Bookie.crash, Bookie.checkpoint, Bookie.crash, reindex):
         step(bookie)
         assert_new(bookie, 1)
+    bookie.close()
+
+
+@pytest.mark.parametrize("step", STEPS)
+def test_a_start_without_the_ledger_table_learns_from_logs_which_ledger_it_has(
+    bookie: Bookie, step: Callable[[Bookie], None]
+) -> None:
+    assert put(bookie, add(1, 0, b"another")) == [0]
+    old(bookie)
+    renewed(bookie)
+    assert put(bookie, said(NEW), add(LEDGER, 0, b"new")) == [0]
+    bookie.checkpoint()
+    step(bookie)
+    for _ in range(2):
+        lose_table(bookie)
+        assert bookie.recovery.limbo
+        state = bookie.engine.ledger(LEDGER)
+        assert state is not None
+        assert (state.incarnation, state.last_entry, state.fenced) == (NEW, 0, True)
+        assert bookie.engine.runs(LEDGER) == [(0, 0)]
+        assert bookie.payload(LEDGER, 0) == b"new"
+        assert bookie.payload(1, 0) == b"another"
+        compact(bookie)  # which must not lose what the next start needs
+
+
+def test_what_a_start_flushes_of_the_former_ledger_is_never_named_as_the_new_one(
+    tmp_path: Path,
+) -> None:
+    """The table is ahead of the mark; the journal has the former ledger's entries first."""
+    bookie, large = Bookie(tmp_path, memtable_size=64 * MIB), bytes(4 * MIB)
+    assert put(bookie, add(1, 0, b"another")) == [0]
+    assert bookie.engine.seal()
+    old(bookie, flushed=False)
+    assert put(bookie, *(add(1, i, large) for i in range(1, 5))) == [0] * 4
+    renewed(bookie)
+    bookie.flush_sealed()
+    bookie.memtable_size = 10 * MIB
+    bookie.crash()
+    assert_new(bookie, 0)
+    lose_table(bookie)
+    state = bookie.engine.ledger(LEDGER)
+    assert state is not None
+    assert (state.incarnation, state.last_entry) != (NEW, 4)
     bookie.close()
 
 
