@@ -830,7 +830,7 @@ class AioTopicReader(LoopMessages):
 
 
 class AioGroupConsumer(LoopConsumption):
-    """An async iterator of Message, from Client.consumer(). One task takes messages."""
+    """An async iterator of Message, from Client.consumer()."""
 
     async def poll(self, *, wait_s: float = 1.0, messages_max: int = 4096) -> list[Message]:
         """Return the next messages, at most *messages_max*; none if *wait_s* passes without any."""

@@ -9,12 +9,15 @@ from __future__ import annotations
 
 import heapq
 import itertools
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
 from typing import TypeVar
 
 import trio
+
+from ledger_client.errors import Busy
 
 T = TypeVar("T")
 
@@ -43,6 +46,31 @@ class Background:
             await self._manager.__aexit__(kind, error, trace)
         else:
             await self._manager.__aexit__(None, None, None)
+
+
+class OneTaker:
+    """``with taker:`` around a wait for the next item, which one task or thread may do at a time.
+
+    A second one would wait for ever for what wakes the first, or take items out of their order.
+
+    Args:
+        what: is taken from; named in the error.
+    """
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._lock = threading.Lock()
+
+    def __enter__(self) -> None:
+        """Raises Busy inside the block of another."""
+        if not self._lock.acquire(blocking=False):
+            raise Busy(
+                f"another task or thread is taking from this {self._what}; "
+                "take from it in one at a time, or open one for each"
+            )
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
 
 
 class Turns:

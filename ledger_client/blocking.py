@@ -821,7 +821,7 @@ class BlockingTopicReader(BlockingMessages):
 
 
 class BlockingGroupConsumer(BlockingConsumption):
-    """An async iterator of Message, from Client.consumer(). One task takes messages."""
+    """An async iterator of Message, from Client.consumer()."""
 
     def poll(self, *, wait_s: float = 1.0, messages_max: int = 4096) -> list[Message]:
         """Return the next messages, at most *messages_max*; none if *wait_s* passes without any."""

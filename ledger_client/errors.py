@@ -20,6 +20,7 @@ LedgerError
 ├── BadAddress               the cluster's address cannot be understood
 ├── AccessDenied             a bookie refuses the login, or its certificate is not trusted
 ├── MetadataBroken           metadata is damaged or refuses; a person must look
+├── Busy                     another task or thread takes from this reader: open one for each
 ├── DrainRefused             the bookie cannot be decommissioned as asked; `reason` says why
 ├── BadGroup                 the request does not suit the group; the message says why
 ├── BadCut                   there is no such cut, or it cannot be made so; the message says why
@@ -260,6 +261,10 @@ class WrongPassword(LedgerError):
 
     def __init__(self, ledger_id: int) -> None:
         super().__init__("wrong password", ledger_id=ledger_id)
+
+
+class Busy(LedgerError):
+    """Another task or thread is taking from the same reader; this call took nothing."""
 
 
 class DrainRefused(LedgerError):

@@ -48,7 +48,10 @@ DELAY_S_MAX = 86_400.0
 
 
 class GroupConsumer:
-    """An async iterator of Message, from Client.consumer(). One task takes messages."""
+    """An async iterator of Message, from Client.consumer().
+
+    One task takes messages; another that asks for them meanwhile gets Busy.
+    """
 
     def __init__(
         self,
@@ -122,6 +125,7 @@ class GroupConsumer:
         `math.inf` waits for ever.
 
         Raises:
+            Busy: another task or thread waits for messages.
             Gap: messages at the group's place were removed. The next call goes on after them.
             BadGroup: with start="none", the group has committed nothing in a partition.
             MemberRemoved: another consumer was started under this member's name, or this one is

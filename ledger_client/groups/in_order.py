@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import trio
 
+from ledger_client.background import OneTaker
 from ledger_client.errors import BadGroup, CommitRefused, LedgerError
 from ledger_client.groups.arrivals import Arrivals
 from ledger_client.groups.commits import Commits
@@ -60,6 +61,7 @@ class InOrder:
         self._progress = progress
         self._arrivals = arrivals
         self._turns = turns
+        self._taker = OneTaker("consumer")
         self._asked: trio.Event | None = None
         """set when the application asks, if somebody waits for that"""
         self._has_asked = False
@@ -100,17 +102,18 @@ class InOrder:
     async def __anext__(self) -> Message:
         for message in self._ready:
             return message
-        self.note_asked()
-        while not length_hint(self._ready):
-            await self._arrivals.until(self._next)
-        return next(self._ready)
+        with self._taker:
+            self.note_asked()
+            while not length_hint(self._ready):
+                await self._arrivals.until(self._next)
+            return next(self._ready)
 
     async def poll(self, *, wait_s: float, messages_max: int) -> list[Message]:
         """Return the next messages; none if *wait_s* passes without any."""
-        self.note_asked()
         in_hand: dict[LaneRef, Reached] = {}
         messages: list[Message] = []
-        with trio.move_on_after(wait_s):
+        with self._taker, trio.move_on_after(wait_s):
+            self.note_asked()
             while not messages:
                 if not length_hint(self._ready):
                     await self._arrivals.until(self._next)
@@ -121,12 +124,12 @@ class InOrder:
 
     async def poll_batches(self, *, wait_s: float, messages_max: int) -> list[pa.RecordBatch]:
         """Return the next messages as RecordBatches; none if *wait_s* passes without any."""
-        self.note_asked()
-        self.give_back()
         in_hand: dict[LaneRef, Reached] = {}
         ranges: list[MessageRange] = []
         left = max(messages_max, 1)
-        with trio.move_on_after(wait_s):
+        with self._taker, trio.move_on_after(wait_s):
+            self.note_asked()
+            self.give_back()
             await self._arrivals.until(self._next_range)
             tick = self._tick
             while left and (not ranges or self._has_more(self._next_range)):

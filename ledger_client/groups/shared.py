@@ -21,6 +21,7 @@ from itertools import count
 
 import trio
 
+from ledger_client.background import OneTaker
 from ledger_client.errors import CommitRefused, LedgerError, NoSuchTopic
 from ledger_client.figures import ConsumeFigures
 from ledger_client.groups.acknowledging import Saver
@@ -121,6 +122,7 @@ class Shared:
         self._begun: dict[Part, Places] = {}
         """partitions that are not read yet, as what others left of them comes first"""
         self._has_begun = trio.Event()
+        self._taker = OneTaker("consumer")
         self._handed = 0
         self._last: Sequence[Message] = ()
         """what was handed out by the last call"""
@@ -167,15 +169,17 @@ class Shared:
         """Return when there is a message to hand out.
 
         Raises:
+            Busy: another task or thread waits for one.
             LedgerError: reading failed. Nothing is taken until then, however much is at hand.
         """
-        self._taking.raise_failure()
-        while True:
-            if self._due:
-                await self._count_due(wanted)
-            if self._holdings.has_next:
-                return
-            await self._arrivals.until(self._has_some)
+        with self._taker:
+            self._taking.raise_failure()
+            while True:
+                if self._due:
+                    await self._count_due(wanted)
+                if self._holdings.has_next:
+                    return
+                await self._arrivals.until(self._has_some)
 
     def _has_some(self) -> bool:
         self._taking.raise_failure()

@@ -25,6 +25,7 @@ from functools import partial
 import msgspec
 import trio
 
+from ledger_client.background import OneTaker
 from ledger_client.errors import (
     EntryLost,
     LedgerError,
@@ -148,7 +149,8 @@ class BatchReads:
     Repair and rebalancing move copies while readers hold an older record, and delete the old
     copies after that. So if no listed bookie serves an entry, the record is read again; if it
     lists other bookies, they are asked. Without the metadata it is unknown whether an entry
-    is lost or only somewhere else. Raises as LedgerReader.read().
+    is lost or only somewhere else. Raises as LedgerReader.read(), and Busy if another task is
+    taking.
     """
 
     def __init__(self, view: LedgerView, first: int, last: int) -> None:
@@ -157,11 +159,16 @@ class BatchReads:
         self._position = first
         self._last = last
         self._parts: Parts | None = None
+        self._taker = OneTaker("iterator")
 
     def __aiter__(self) -> BatchReads:
         return self
 
     async def __anext__(self) -> EntryBatch:
+        with self._taker:
+            return await self._next()
+
+    async def _next(self) -> EntryBatch:
         parts, self._parts = self._parts, None  # begun again if this is cancelled or fails
         if parts is None:
             if self._position <= self._last:
@@ -320,6 +327,7 @@ class Follower:
         self._informed: BookieConnection | None = None
         """the bookie that had news while this one rested"""
         self._silent_since: float | None = None
+        self._taker = OneTaker("follower")
 
     @property
     def position(self) -> int:
@@ -344,21 +352,23 @@ class Follower:
         After an error or a cancellation the position is unchanged.
 
         Raises:
+            Busy: another task is waiting for them.
             EntryLost, NoSuchEntry: no replica has the next entry.
             ReplicasUnavailable: no bookie answered for read_timeout_s.
             MetadataUnavailable: the listed bookies lack it; others may have it.
             NoSuchLedger: the ledger was deleted.
         """
-        while True:
-            if self._has_backlog():
-                batch = await self._read_on()
-            elif self._view.closed:
-                return None
-            else:
-                batch = await self._wait()
-            if batch is not None:
-                self._position = batch.last_entry + 1
-                return batch
+        with self._taker:
+            while True:
+                if self._has_backlog():
+                    batch = await self._read_on()
+                elif self._view.closed:
+                    return None
+                else:
+                    batch = await self._wait()
+                if batch is not None:
+                    self._position = batch.last_entry + 1
+                    return batch
 
     def _has_backlog(self) -> bool:
         return self._position <= self._view.last_confirmed

@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 import trio
 
+from ledger_client.background import OneTaker
 from ledger_client.groups.consumer import GroupConsumer, at_hand
 from ledger_client.groups.options import ConsumerSettings
 from ledger_client.ledgers.entries import Entry, EntryBatch
@@ -211,20 +212,22 @@ class LoopItems(Generic[R]):
         self._portal = portal
         self._items = items
         self._fetched: list[R] = []
+        self._taker = OneTaker("iterator")
 
     def __aiter__(self) -> AsyncIterator[R]:
         return self
 
     async def __anext__(self) -> R:
-        if not self._fetched:
-            try:
-                await self._portal.call(self._fetch)
-            except BaseException:
-                self._give_back()
-                raise
-        if not self._fetched:
-            raise StopAsyncIteration
-        return self._fetched.pop()
+        with self._taker:
+            if not self._fetched:
+                try:
+                    await self._portal.call(self._fetch)
+                except BaseException:
+                    self._give_back()
+                    raise
+            if not self._fetched:
+                raise StopAsyncIteration
+            return self._fetched.pop()
 
     async def _fetch(self) -> None:
         with suppress(StopAsyncIteration):
@@ -322,24 +325,30 @@ class LoopMessages(Looped[TopicReader]):
 
     _ready: Iterator[Message] = iter(())
 
+    def __init__(self, portal: LoopPortal[object], inner: TopicReader) -> None:
+        super().__init__(portal, inner)
+        self._taker = OneTaker("reader")
+
     def __aiter__(self) -> AsyncIterator[Message]:
         return self
 
     async def __anext__(self) -> Message:
         for message in self._ready:
             return message
-        while await self._portal.call(self._fetch):
-            for message in self._ready:
-                return message
-            # Another task had them taken back, as for position().
+        with self._taker:
+            while await self._portal.call(self._fetch):
+                for message in self._ready:
+                    return message
+                # Another task took them, or had them taken back, as for position().
         raise StopAsyncIteration
 
     async def _next_messages(self) -> list[Message]:
-        self._portal.portal.call_sync(self._give_back)
-        while await self._portal.call(self._fetch):
-            fetched, self._ready = list(self._ready), iter(())
-            if fetched:
-                return fetched
+        with self._taker:
+            self._portal.portal.call_sync(self._give_back)
+            while await self._portal.call(self._fetch):
+                fetched, self._ready = list(self._ready), iter(())
+                if fetched:
+                    return fetched
         return []
 
     async def _fetch(self) -> bool:
@@ -366,6 +375,10 @@ class LoopEntries(Looped[Follower]):
     _ready: Iterator[Entry] = iter(())
     _fetched: EntryBatch | None = None
 
+    def __init__(self, portal: LoopPortal[object], inner: Follower) -> None:
+        super().__init__(portal, inner)
+        self._taker = OneTaker("follower")
+
     @property
     def _position(self) -> int:
         fetched = self._fetched
@@ -384,10 +397,11 @@ class LoopEntries(Looped[Follower]):
         return next(self._ready)
 
     async def _next_batch(self) -> EntryBatch | None:
-        if self._fetched is None:
-            await self._portal.call(self._fetch)
-        batch, self._fetched = self._fetched, None
-        return batch
+        with self._taker:
+            if self._fetched is None:
+                await self._portal.call(self._fetch)
+            batch, self._fetched = self._fetched, None
+            return batch
 
     async def _fetch(self) -> None:
         self._fetched = await self._inner.next_batch()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
 
 import trio
 
+from ledger_client.background import OneTaker
 from ledger_client.groups.consumer import GroupConsumer, at_hand
 from ledger_client.groups.options import ConsumerSettings, OnParts, TopicPartition
 from ledger_client.ledgers.entries import Entry, EntryBatch
@@ -60,20 +61,22 @@ class BlockingItems(Generic[R]):
         self._portal = portal
         self._items = items
         self._fetched: list[R] = []
+        self._taker = OneTaker("iterator")
 
     def __iter__(self) -> Iterator[R]:
         return self
 
     def __next__(self) -> R:
-        if not self._fetched:
-            try:
-                self._portal.call(self._fetch)
-            except BaseException:
-                self._give_back()
-                raise
-        if not self._fetched:
-            raise StopIteration
-        return self._fetched.pop()
+        with self._taker:
+            if not self._fetched:
+                try:
+                    self._portal.call(self._fetch)
+                except BaseException:
+                    self._give_back()
+                    raise
+            if not self._fetched:
+                raise StopIteration
+            return self._fetched.pop()
 
     async def _fetch(self) -> None:
         with suppress(StopAsyncIteration):
@@ -117,24 +120,30 @@ class BlockingMessages(Blocking[TopicReader]):
 
     _ready: Iterator[Message] = iter(())
 
+    def __init__(self, portal: Portal[object], inner: TopicReader) -> None:
+        super().__init__(portal, inner)
+        self._taker = OneTaker("reader")
+
     def __iter__(self) -> Iterator[Message]:
         return self
 
     def __next__(self) -> Message:
         for message in self._ready:
             return message
-        while self._portal.call(self._fetch):
-            for message in self._ready:
-                return message
-            # Another thread had them taken back, as for position().
+        with self._taker:
+            while self._portal.call(self._fetch):
+                for message in self._ready:
+                    return message
+                # Another thread took them, or had them taken back, as for position().
         raise StopIteration
 
     def _next_messages(self) -> list[Message]:
-        self._portal.call_sync(self._give_back)
-        while self._portal.call(self._fetch):
-            fetched, self._ready = list(self._ready), iter(())
-            if fetched:
-                return fetched
+        with self._taker:
+            self._portal.call_sync(self._give_back)
+            while self._portal.call(self._fetch):
+                fetched, self._ready = list(self._ready), iter(())
+                if fetched:
+                    return fetched
         return []
 
     async def _fetch(self) -> bool:
@@ -223,6 +232,10 @@ class BlockingEntries(Blocking[Follower]):
     _ready: Iterator[Entry] = iter(())
     _fetched: EntryBatch | None = None
 
+    def __init__(self, portal: Portal[object], inner: Follower) -> None:
+        super().__init__(portal, inner)
+        self._taker = OneTaker("follower")
+
     @property
     def _position(self) -> int:
         fetched = self._fetched
@@ -241,10 +254,11 @@ class BlockingEntries(Blocking[Follower]):
         return next(self._ready)
 
     def _next_batch(self) -> EntryBatch | None:
-        if self._fetched is None:
-            self._portal.call(self._fetch)
-        batch, self._fetched = self._fetched, None
-        return batch
+        with self._taker:
+            if self._fetched is None:
+                self._portal.call(self._fetch)
+            batch, self._fetched = self._fetched, None
+            return batch
 
     async def _fetch(self) -> None:
         self._fetched = await self._inner.next_batch()

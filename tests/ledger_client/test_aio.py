@@ -21,6 +21,7 @@ from ledger_client import Client, EventTime, aio
 from ledger_client.aio import AioClient
 from ledger_client.errors import (
     BadAddress,
+    Busy,
     LedgerClosed,
     NoSuchEntry,
     NoSuchLedger,
@@ -265,6 +266,34 @@ def test_another_task_may_ask_for_the_position_while_messages_come(
                 assert (await anext(other)).value == b"0"
             assert (await task).value == b"0"
             assert [m.value async for m in reader] == [b"%d" % number for number in range(1, 10)]
+
+    run(program)
+
+
+def test_a_second_task_that_takes_is_refused_and_nothing_is_lost(
+    run: Callable[[Program], None],
+) -> None:
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC) as producer:
+            for number in range(4):
+                await producer.send_many([b"%d" % number])
+        expected = [b"%d" % number for number in range(4)]
+        async with client.reader(TOPIC) as reader:
+            taken = await asyncio.gather(anext(reader), anext(reader), return_exceptions=True)
+            assert [isinstance(each, Busy) for each in taken] == [False, True]
+            assert [m.value async for m in reader] == expected[1:]
+        async with client.reader(TOPIC) as reader:
+            calls = reader.next_messages(), reader.next_messages()
+            taken = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(taken[1], Busy) and not isinstance(taken[0], BaseException)
+            assert len(taken[0]) + len([m async for m in reader]) == 4
+        async with client.reader(TOPIC) as reader:
+            batches = reader.read_batches(rows_min=1)
+            taken = await asyncio.gather(anext(batches), anext(batches), return_exceptions=True)
+            assert isinstance(taken[1], Busy) and not isinstance(taken[0], BaseException)
+            rows = taken[0].num_rows + sum([batch.num_rows async for batch in batches])
+            assert rows == 4
 
     run(program)
 

@@ -5,7 +5,8 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ledger_client.background import Background, OnDemand, Rounds
+from ledger_client.background import Background, OnDemand, OneTaker, Rounds
+from ledger_client.errors import Busy
 
 
 async def test_an_error_of_the_block_leaves_as_it_is_and_ends_the_tasks() -> None:
@@ -110,3 +111,16 @@ async def test_a_round_that_fails_serves_nobody(autojump_clock: MockClock) -> No
             nursery.start_soon(ask)
     assert failures == 3
     assert trio.current_time() == pytest.approx(4)
+
+
+def test_one_taker_at_a_time_also_after_an_error() -> None:
+    taker = OneTaker("reader")
+    with pytest.raises(KeyError), taker:
+        raise KeyError
+    with taker:
+        with pytest.raises(Busy, match="this reader"), taker:
+            raise AssertionError
+        with pytest.raises(Busy), taker:
+            raise AssertionError
+    with taker:
+        pass

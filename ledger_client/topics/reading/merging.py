@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import trio
 
+from ledger_client.background import OneTaker
 from ledger_client.errors import Gap, LedgerError
 from ledger_client.figures import Figures
 from ledger_client.topics.messages import MergedBatch, MessageRange
@@ -219,21 +220,28 @@ class MergedLanes:
         self._news = trio.Event()
         self._outages = Outages(options.give_up_s, figures)
         self._taken = 0
+        self._taker = OneTaker("reader")
 
     # --- taking ----------------------------------------------------------------------
 
     async def wait(self) -> MergedBatch | None:
-        """Wait for the next messages; `None` means the end. Raises as take()."""
-        self._taken += 1
-        if self._taken % BATCHES_PER_CHECKPOINT == 0:
-            await trio.lowlevel.checkpoint()  # let other tasks run, however much is here already
-        while True:
-            news = self._news = trio.Event()
-            batch = self.take()
-            if batch is not None or self._is_over():
-                return batch
-            with trio.move_on_at(min(self.order.wake_at, self._outages.wake_at)):
-                await news.wait()
+        """Wait for the next messages; `None` means the end.
+
+        Raises:
+            Busy: another task or thread waits for them.
+            Others: as take().
+        """
+        with self._taker:
+            self._taken += 1
+            if self._taken % BATCHES_PER_CHECKPOINT == 0:
+                await trio.lowlevel.checkpoint()  # let other tasks run, however much is here
+            while True:
+                news = self._news = trio.Event()
+                batch = self.take()
+                if batch is not None or self._is_over():
+                    return batch
+                with trio.move_on_at(min(self.order.wake_at, self._outages.wake_at)):
+                    await news.wait()
 
     def take(self) -> MergedBatch | None:
         """Return the next messages if they have arrived.

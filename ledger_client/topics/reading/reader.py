@@ -44,8 +44,8 @@ if TYPE_CHECKING:
 class TopicReader:
     """An async iterator of Message, from Client.reader().
 
-    One task takes messages. Other tasks may call seek(), pause(), resume(), position() and
-    wait_caught_up() meanwhile.
+    One task takes messages, and another that takes them meanwhile gets Busy. Other tasks may call
+    seek(), pause(), resume(), position() and wait_caught_up() meanwhile.
     """
 
     def __init__(
@@ -80,6 +80,7 @@ class TopicReader:
         """Wait for and return at least one batch of messages; an empty list means the end.
 
         Raises:
+            Busy: another task or thread is taking messages.
             Gap: messages at the reader's place were removed. The next call goes on after them.
             MessagesLost: an entry is damaged, or not written by a producer.
             NoSuchTopic: the topic was deleted.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Literal
 
 import pyarrow as pa
 import pytest
@@ -11,7 +12,7 @@ import trio
 from group_rig import ORDERS, nothing_more, send, shop, take
 from trio.testing import MockClock
 
-from ledger_client import NoSuchTopic, TopicEvent
+from ledger_client import Busy, NoSuchTopic, TopicEvent
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.progress import Progress
 from ledger_client.topics.arrow import SCHEMA
@@ -197,3 +198,33 @@ async def test_a_backlog_comes_in_large_reads_and_then_nobody_asks(
                 at = trio.current_time()
                 assert await take(consumer, 1) == [1000]
                 assert trio.current_time() - at < 0.1
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared"])
+async def test_a_second_task_that_asks_a_consumer_is_refused(
+    autojump_clock: MockClock, mode: Literal["exclusive", "shared"]
+) -> None:
+    """Its call does not count what the first task has as consumed."""
+    async with (
+        shop(1) as (_, client),
+        client.consumer(ORDERS, group="billing", start="earliest", mode=mode) as consumer,
+        trio.open_nursery() as nursery,
+    ):
+        found: list[int] = []
+
+        async def ask() -> None:
+            found.extend(int(m.value or b"") for m in await consumer.poll(wait_s=60))
+
+        await trio.sleep(5)
+        nursery.start_soon(ask)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Busy, match="this consumer"):
+            await consumer.poll()
+        with pytest.raises(Busy):
+            await anext(aiter(consumer))
+        if mode == "exclusive":
+            with pytest.raises(Busy):
+                await consumer.poll_batches()
+        await send(client, 0, 1)
+        await trio.sleep(5)
+        assert found == [0]

@@ -5,11 +5,12 @@ from __future__ import annotations
 import msgspec
 import pytest
 import trio
+import trio.testing
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import LedgerReader, Options
-from ledger_client.errors import NoSuchEntry, NoSuchLedger, ReplicasUnavailable
+from ledger_client.errors import Busy, NoSuchEntry, NoSuchLedger, ReplicasUnavailable
 from ledger_client.ledgers.records import sealed
 from ledger_client.wire.followed import FollowedLedgers
 from metadata.errors import MetadataUnavailable
@@ -294,3 +295,41 @@ async def note_times(reader: LedgerReader, seen: dict[int, float]) -> None:
 
 def half_second_reads(request: Request) -> float:
     return 0.5 if request.opcode == Opcode.BATCH_READ else 0.0
+
+
+async def test_a_second_task_that_follows_or_reads_with_the_same_iterator_is_refused(
+    autojump_clock: MockClock,
+) -> None:
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client() as client,
+        client.ledgers.create() as ledger,
+        client.ledgers.open(ledger.id, recover=False) as reader,
+        trio.open_nursery() as nursery,
+    ):
+        seen: dict[int, float] = {}
+        follower = reader.follow()
+
+        async def note_first() -> None:
+            seen[(await anext(follower)).entry_id] = trio.current_time()
+
+        nursery.start_soon(note_first)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Busy, match="this follower"):
+            await anext(follower)
+        await ledger.append(b"x")
+        await trio.sleep(1)
+        assert seen.keys() == {0}
+        for bookie in cluster.bookies.values():
+            bookie.delay_s = lambda _request: 0.01
+        batches = reader.read_batches(0, 0)
+
+        async def note_batch() -> None:
+            seen[len(await anext(batches))] = trio.current_time()
+
+        nursery.start_soon(note_batch)
+        await trio.testing.wait_all_tasks_blocked()
+        with pytest.raises(Busy):
+            await anext(batches)
+        await trio.sleep(1)
+        assert seen.keys() == {0, 1}

@@ -6,12 +6,13 @@ from collections import Counter
 
 import pytest
 import trio
+import trio.testing
 from batches import Sent, plain
 from laid_topic import CONTROL, TOPIC, batches_of, laid_topic, read_all, said, same, some_lane
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.errors import BadTopic
+from ledger_client.errors import BadTopic, Busy
 from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
 from metadata.topics import RollPolicy
@@ -421,3 +422,44 @@ async def test_readers_of_the_same_ledger_read_from_the_same_bookie(
         first = next(iter(lists))
         cluster.kill(lists[first][-1])
         assert lists[first][-2] in (await read_from())[first]
+
+
+async def test_a_second_task_that_takes_is_refused_and_the_first_goes_on(
+    autojump_clock: MockClock,
+) -> None:
+    """Before, both hung when the reader had come to its end."""
+    async with laid_topic() as topic:
+        lane = topic.lane()
+        await lane.lay(*batches_of("x", [3, 4]))
+        for bookie in topic.cluster.bookies.values():
+            bookie.delay_s = lambda _request: 0.01
+        async with topic.client.reader(TOPIC) as reader, trio.open_nursery() as nursery:
+            found: list[Message] = []
+
+            async def take_all() -> None:
+                found.extend(await read_all(reader))
+
+            nursery.start_soon(take_all)
+            await trio.testing.wait_all_tasks_blocked()
+            assert not found
+            with pytest.raises(Busy, match="another task or thread"):
+                await anext(reader)
+            with pytest.raises(Busy):
+                await reader.next_messages()
+            with pytest.raises(Busy):
+                await anext(reader.read_batches())
+        assert same(found, lane.messages)
+
+
+async def test_a_task_that_gave_up_waiting_leaves_the_reader_to_others(
+    autojump_clock: MockClock,
+) -> None:
+    async with laid_topic() as topic, topic.lane().write() as writer:
+        await writer.send(said(["a"]))
+        async with topic.client.reader(TOPIC, follow=True) as reader:
+            assert (await anext(reader)).value == b"a"
+            with trio.move_on_after(1) as scope:
+                await anext(reader)
+            assert scope.cancelled_caught
+            await writer.send(said(["b"]))
+            assert (await anext(reader)).value == b"b"
