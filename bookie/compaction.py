@@ -5,11 +5,16 @@ rewritten, emptiest first: copy, sync, switch the index, delete (native/store.h)
 rewrites nearly empty logs and runs often; major compaction rewrites half-empty logs and runs
 rarely. Neither runs on a full disk, and major not on a disk that is filling up, because copying
 needs space first. A log with damage is left alone from then on.
+
+What is left of a log may be little, and each log costs files and memory. So either compaction
+joins neighbouring logs of less than SMALL_SIZE live bytes, once there are JOINED_MIN of them.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
+from functools import partial
 
 import trio
 
@@ -25,6 +30,9 @@ _log = logging.getLogger(__name__)
 _PAGE = 1000
 _KEPT_MAX = 1000  # logs named in a report, which must fit a frame
 _FOREVER_S = float("inf")
+SMALL_SIZE = 4 << 20
+JOINED_MIN = 4
+_JOINED_MAX = 32
 
 
 class Compactor:
@@ -34,6 +42,7 @@ class Compactor:
         self._store = store
         self._config = config
         self._disk = disk
+        self._small_size = min(SMALL_SIZE, config.log_size_max // 4)
         now = trio.current_time()
         self._minor_due = now + (config.minor_interval_s or _FOREVER_S)
         self._major_due = now + (config.major_interval_s or _FOREVER_S)
@@ -59,7 +68,7 @@ class Compactor:
         return 0.0
 
     async def free(self, threshold: float) -> GarbageReport:
-        """Delete dead logs and rewrite those with a live share below *threshold*.
+        """Delete dead logs, join small ones, and rewrite those with a live share below *threshold*.
 
         A log that cannot be read or copied stays as it is; the others are still handled.
 
@@ -71,12 +80,13 @@ class Compactor:
             if log.live == 0:
                 freed += await trio.to_thread.run_sync(self._store.delete_log, log.log_id)
                 deleted += 1
-        for log in self._worth_rewriting(threshold):
-            size = await self._compact(log)
-            if size is not None:
-                compacted += 1
-                copied += size
-                freed += log.size - size
+        for find in (self._small_runs, self._worth_rewriting):
+            for logs in find(threshold):
+                size = await self._compact(logs)
+                if size is not None:
+                    compacted += len(logs)
+                    copied += size
+                    freed += sum(log.size for log in logs) - size
         return GarbageReport(
             logs_deleted=deleted,
             logs_compacted=compacted,
@@ -85,18 +95,37 @@ class Compactor:
             kept=self._kept(threshold)[:_KEPT_MAX],
         )
 
-    def _logs(self) -> list[LogUsage]:
+    def logs(self) -> list[LogUsage]:
+        """Return all logs, by rising id."""
         logs: list[LogUsage] = []
         while page := self._store.logs(logs[-1].log_id if logs else -1, _PAGE):
             logs += page
         return logs
 
     def _closed(self) -> list[LogUsage]:
-        return [log for log in self._logs() if not log.open]
+        return [log for log in self.logs() if not log.open]
 
-    def _worth_rewriting(self, threshold: float) -> list[LogUsage]:
+    def _worth_rewriting(self, threshold: float) -> list[list[LogUsage]]:
         worth = [log for log in self._closed() if not self._reason(log, threshold)]
-        return sorted(worth, key=_live_share)
+        return [[log] for log in sorted(worth, key=_live_share)]
+
+    def _small_runs(self, threshold: float) -> list[list[LogUsage]]:
+        """Return neighbouring logs that become one log each; none without a *threshold*."""
+        if threshold <= 0 or self._no_copy(threshold):
+            return []
+        runs: list[list[LogUsage]] = [[]]
+        logs = sorted(self.logs(), key=lambda log: log.origin)
+        origins = Counter(log.origin for log in logs)  # a damaged copy may be there beside its log
+        for log in logs:
+            live = log.live + sum(each.live for each in runs[-1])
+            if live > self._config.log_size_max or len(runs[-1]) == _JOINED_MAX:
+                runs.append([])
+            is_alone = log.open or log.damaged or origins[log.origin] > 1
+            if is_alone or log.live >= self._small_size:
+                runs.append([])
+            else:
+                runs[-1].append(log)
+        return [run for run in runs if len(run) >= JOINED_MIN]
 
     def _reason(self, log: LogUsage, threshold: float) -> str:
         """Return why *log* is kept as it is, "" if it is worth rewriting."""
@@ -106,6 +135,10 @@ class Compactor:
             return "it is damaged"
         if _live_share(log) >= threshold:
             return f"{_live_share(log):.0%} of it is alive"
+        return self._no_copy(threshold)
+
+    def _no_copy(self, threshold: float) -> str:
+        """Return why nothing may be copied now, "" if it may."""
         if self._disk.level is Level.FULL:
             return "the disk is full"
         if self._disk.level is Level.WARN and threshold > self._config.minor_threshold:
@@ -115,25 +148,28 @@ class Compactor:
     def _kept(self, threshold: float) -> list[LogKept]:
         return [
             LogKept(log.log_id, log.size, log.live, self._reason(log, threshold) or "not reached")
-            for log in self._logs()
+            for log in self.logs()
         ]
 
-    async def _compact(self, log: LogUsage) -> int | None:
-        """Return the bytes copied, or None if the log was kept as it is."""
+    async def _compact(self, logs: list[LogUsage]) -> int | None:
+        """Return the bytes copied, or None if the logs were kept as they are."""
         # A thread cannot be cancelled, so a cancellation asks it to end.
         stop = Stop()
+        ids = [log.log_id for log in logs]
+        work = partial(
+            self._store.compact, *ids, bytes_per_s=self._config.compaction_rate, stop=stop
+        )
+        names = ", ".join(map(str, ids))
         async with trio.open_nursery() as nursery:
             nursery.start_soon(set_when_cancelled, stop)
             try:
-                return await trio.to_thread.run_sync(
-                    self._store.compact, log.log_id, self._config.compaction_rate, stop
-                )
+                return await trio.to_thread.run_sync(work)
             except Corrupt:
-                _log.warning("entry log %d is damaged; it is kept, and left alone", log.log_id)
+                _log.warning("entry log %s: damaged; it is kept, and left alone", names)
                 return None
             except OSError as error:
-                # The copy is not needed, because the original log is still there.
-                _log.warning("entry log %d cannot be rewritten: %s", log.log_id, error)
+                # The copy is not needed, because the original logs are still there.
+                _log.warning("entry log %s: cannot be rewritten: %s", names, error)
                 return None
             finally:
                 nursery.cancel_scope.cancel()

@@ -13,12 +13,16 @@ does no harm. In doubt nothing is deleted: if the store does not answer, or does
 bookie (another cluster's store, or an emptied one), a collection only frees space of ledgers
 that earlier ones forgot.
 
+Any peer may ask for collections. So they keep a distance, those who wait share one, and none
+closes an open log of less than ROLL_SIZE_MIN.
+
 `bookie gc` frees space on bookies; `topic compact` and `purge` are different operations.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
@@ -43,6 +47,8 @@ from native.errors import Absent
 
 _log = logging.getLogger(__name__)
 
+PAUSE_S = 1.0
+ROLL_SIZE_MIN = 4 << 20
 _PAGE = 1000
 _COUNTS = ("ledgers_deleted", "ledgers_moved_away", "logs_deleted", "logs_compacted")
 
@@ -53,6 +59,7 @@ class Collector:
     Attributes:
         runs: collections by "ok" and "failed", when the metadata could not be asked.
         total: sum of all their reports.
+        pause_s: time from the end of a collection to the next one, at least.
     """
 
     def __init__(
@@ -73,6 +80,11 @@ class Collector:
         self._compactor = Compactor(storage.engine.store, config, disk)
         self._one_at_a_time = trio.Lock()
         self._walk = LedgerWalk(store)
+        self._begun = 0
+        self._last: dict[bool | None, tuple[int, GarbageReport]] = {}
+        """by *major*: the number of the last one among all that begun, and its report"""
+        self._resting_until = -math.inf
+        self.pause_s = PAUSE_S
         self.runs = {"ok": 0, "failed": 0}
         self.total = GarbageReport()
 
@@ -84,29 +96,46 @@ class Collector:
             await self.collect()
 
     async def collect(self, *, major: bool | None = None) -> GarbageReport:
-        """Collect once.
+        """Collect once, or wait for a collection of the same kind that begins after this call.
 
         Args:
             major: look at all ledgers and compact now, with the threshold of major or minor
-                compaction; the memtable is flushed and the open log closed first, so that all
-                space counts. None looks at those whose turn it is (ledger_walk.py), and runs the
-                compaction that is due.
+                compaction; the memtable is flushed first, and the open log closed unless it is
+                small, so that all other space counts. None looks at those whose turn it is
+                (ledger_walk.py), and runs the compaction that is due.
 
         Returns:
             A report. If the store does not answer or a log is damaged, that is logged and the
             rest is done.
         """
+        begun = self._begun
         async with self._one_at_a_time:
-            deleted, moved = await self._delete_ledgers(every=major is not None)
-            if major is not None:
-                await self._storage.checkpoint()
-                await self._storage.roll_log()
-            freed = await self._compactor.free(self._compactor.threshold(major))
-            report = msgspec.structs.replace(
-                freed, ledgers_deleted=deleted, ledgers_moved_away=moved
-            )
-            self._count(report)
+            number, report = self._last.get(major, (0, GarbageReport()))
+            if number > begun:
+                return report
+            await trio.sleep_until(self._resting_until)
+            self._begun = number = self._begun + 1
+            try:
+                report = await self._collect(major)
+            finally:
+                self._resting_until = trio.current_time() + self.pause_s
+            self._last[major] = number, report
             return report
+
+    async def _collect(self, major: bool | None) -> GarbageReport:
+        deleted, moved = await self._delete_ledgers(every=major is not None)
+        if major is not None:
+            await self._storage.checkpoint()
+            if self._open_size() >= ROLL_SIZE_MIN:
+                await self._storage.roll_log()
+        freed = await self._compactor.free(self._compactor.threshold(major))
+        report = msgspec.structs.replace(freed, ledgers_deleted=deleted, ledgers_moved_away=moved)
+        self._count(report)
+        return report
+
+    def _open_size(self) -> int:
+        """Return the bytes of the log that flushes go to, 0 if there is none."""
+        return next((log.size for log in reversed(self._compactor.logs()) if log.open), 0)
 
     def _count(self, report: GarbageReport) -> None:
         counts = ((name, getattr(self.total, name) + getattr(report, name)) for name in _COUNTS)

@@ -1,12 +1,14 @@
-/* Compaction: a closed log's live records go to a log of their own.
+/* Compaction: the live records of a closed log, or of several, go to a log of their own.
  *
- *   extents of the log, by ledger ─► clusters ─► records, checked ─► new log, new index
- *                                                     ─► switch the extents ─► delete the old log
+ *   extents of the logs, by ledger ─► clusters ─► records, checked ─► new log, new index
+ *                                                     ─► switch the extents ─► delete the old logs
  *
  * A cluster is one extent, or several that overlap because an entry was stored
  * twice; of those the newest copy is kept. The new log has the old one's origin,
- * so against other logs its extents are as new as they were. Until its header
- * says "closed", a restart deletes it; from then on, a restart deletes the old one. */
+ * so against other logs its extents are as new as they were. Of several old ones it has the
+ * greatest, and no other log's origin lies between theirs. Until its header
+ * says "closed", a restart deletes it; from then on, a restart deletes the old one of its
+ * origin. A crash may leave others: older copies of what the new log has. */
 #include "store_internal.h"
 
 #include <errno.h>
@@ -17,6 +19,7 @@
 /* A record of an overlapped extent. */
 typedef struct {
     int64_t entry_id;
+    bk_log *log;
     uint64_t offset;
     uint32_t size;
 } copy_item;
@@ -28,13 +31,15 @@ typedef struct {
 
 typedef struct {
     bk_store *store;
-    bk_log *from, *to;
+    bk_log *const *from; /* by origin */
+    uint32_t from_count;
+    bk_log *to;
     bk_log_writer writer;
     source *sources; /* by ledger, then by first entry */
     uint32_t count;
     bk_extent *rows; /* of the new log */
     uint32_t row_count;
-    bk_walk walk; /* over from */
+    bk_walk walk; /* over one of from at a time */
     copy_item *items; /* of a cluster */
     size_t item_count, item_capacity;
     uint64_t copied;
@@ -43,10 +48,18 @@ typedef struct {
 
 /* --- what to copy ------------------------------------------------------------------ */
 
+static int is_source(const compaction *c, const bk_log *log)
+{
+    for (uint32_t i = 0; i < c->from_count; i++)
+        if (c->from[i] == log)
+            return 1;
+    return 0;
+}
+
 static int add_sources(compaction *c, const bk_ledger_rows *ledger, uint32_t *room)
 {
     for (uint32_t i = 0; i < ledger->count; i++) {
-        if (ledger->rows[i].log != c->from)
+        if (!is_source(c, ledger->rows[i].log))
             continue;
         source *sources = bk_array_grow32(c->sources, room, c->count + 1, sizeof *sources);
         if (sources == NULL)
@@ -102,7 +115,7 @@ static int add_item(bk_walk *walk, int64_t ledger_id, int64_t entry_id, uint64_t
     if (items == NULL)
         return -ENOMEM;
     c->items = items;
-    c->items[c->item_count++] = (copy_item){entry_id, offset, record_size};
+    c->items[c->item_count++] = (copy_item){entry_id, walk->log, offset, record_size};
     return BK_OK;
 }
 
@@ -112,15 +125,18 @@ static int item_order(const void *a, const void *b)
     const copy_item *left = a, *right = b;
     if (left->entry_id != right->entry_id)
         return left->entry_id < right->entry_id ? -1 : 1;
+    if (left->log != right->log)
+        return left->log->origin > right->log->origin ? -1 : 1;
     return (left->offset < right->offset) - (left->offset > right->offset);
 }
 
 static int item_copy(compaction *c, int64_t ledger_id, const copy_item *item)
 {
     bk_walk *walk = &c->walk;
+    walk->log = item->log;
     int result = bk_walk_read(walk, ledger_id, item->entry_id, item->offset, item->size);
     if (result == BK_CORRUPT)
-        bk_store_note_log(c->store, c->from->id, BK_SUFFIX_LOG, item->offset, ledger_id,
+        bk_store_note_log(c->store, item->log->id, BK_SUFFIX_LOG, item->offset, ledger_id,
                           item->entry_id);
     if (result != BK_OK)
         return result;
@@ -131,8 +147,10 @@ static int walk_extents(compaction *c, const source *cluster, uint32_t count)
 {
     int result = BK_OK;
     c->walk.take = count == 1 ? copy_record : add_item;
-    for (uint32_t i = 0; i < count && result == BK_OK; i++)
+    for (uint32_t i = 0; i < count && result == BK_OK; i++) {
+        c->walk.log = cluster[i].row.log;
         result = bk_walk_extent(&c->walk, cluster[i].name.ledger_id, &cluster[i].row);
+    }
     return result;
 }
 
@@ -196,12 +214,20 @@ static int copy_all(compaction *c)
 
 /* --- the switch -------------------------------------------------------------------- */
 
-/* The rows of a ledger go from the old log to the new one, unless it was deleted. */
+static uint32_t remove_rows(compaction *c, bk_ledger_rows *ledger)
+{
+    uint32_t removed = 0;
+    for (uint32_t i = 0; i < c->from_count; i++)
+        removed += bk_directory_remove(&c->store->directory, ledger, c->from[i]);
+    return removed;
+}
+
+/* The rows of a ledger go from the old logs to the new one, unless it was deleted. */
 static int switch_ledger(compaction *c, const bk_extent *rows, uint32_t count)
 {
     bk_directory *d = &c->store->directory;
     bk_ledger_rows *ledger = bk_directory_ledger(d, rows->ledger_id);
-    if (ledger == NULL || bk_directory_remove(d, ledger, c->from) == 0) {
+    if (ledger == NULL || remove_rows(c, ledger) == 0) {
         bk_ledger_rows *gone = bk_directory_place(d, rows->ledger_id);
         if (gone != NULL)
             bk_directory_note_dead(gone, c->to);
@@ -230,28 +256,28 @@ static int publish(compaction *c)
         c->to->size = c->writer.log_end;
         c->to->index_size = c->writer.index_end;
         result = switch_rows(c);
-        if (result == BK_OK)
-            bk_store_remove_log(c->store, c->from);
+        for (uint32_t i = 0; i < c->from_count && result == BK_OK; i++)
+            bk_store_remove_log(c->store, c->from[i]);
     }
     pthread_rwlock_unlock(&c->store->lock);
     return result;
 }
 
-/* --- one log ----------------------------------------------------------------------- */
+/* --- one new log -------------------------------------------------------------------- */
 
 static int copy_begin(compaction *c)
 {
-    uint32_t id = bk_store_next_log_id(c->store);
-    c->to = bk_log_new(id, c->from->origin);
+    uint32_t id = bk_store_next_log_id(c->store), origin = c->from[c->from_count - 1]->origin;
+    c->to = bk_log_new(id, origin);
     if (c->to == NULL)
         return -ENOMEM;
     int result = bk_walk_open(&c->walk);
     if (result == BK_OK)
         result = bk_log_writer_init(&c->writer, c->store->folder);
-    return result == BK_OK ? bk_log_writer_begin(&c->writer, id, c->from->origin) : result;
+    return result == BK_OK ? bk_log_writer_begin(&c->writer, id, origin) : result;
 }
 
-static int copy_log(compaction *c)
+static int copy_logs(compaction *c)
 {
     int result = list_sources(c);
     if (result == BK_OK)
@@ -305,17 +331,18 @@ static int claim_log(bk_store *store, uint32_t log_id, bk_log **log, uint64_t *l
     return result;
 }
 
-static int compact_log(bk_store *store, bk_log *log, uint64_t bytes_per_s,
-                       const volatile int32_t *stop, uint64_t *copied)
+static int compact_logs(bk_store *store, bk_log *const *logs, uint32_t count, uint64_t bytes_per_s,
+                        const volatile int32_t *stop, uint64_t *copied)
 {
-    compaction c = {.store = store, .from = log, .writer = {.log_fd = -1, .index_fd = -1}};
-    c.walk = (bk_walk){.store = store, .log = log, .context = &c, .bytes_per_s = bytes_per_s,
+    compaction c = {.store = store, .from = logs, .from_count = count,
+                    .writer = {.log_fd = -1, .index_fd = -1}};
+    c.walk = (bk_walk){.store = store, .log = logs[0], .context = &c, .bytes_per_s = bytes_per_s,
                        .stop = stop};
-    int result = copy_log(&c);
-    if (result == BK_OK)
-        result = bk_log_erase(store->folder, log->id);
-    else if (result == BK_CORRUPT)
-        mark_damaged(store, log);
+    int result = copy_logs(&c);
+    if (result == BK_CORRUPT)
+        mark_damaged(store, c.walk.log);
+    for (uint32_t i = 0; i < count && result == BK_OK; i++)
+        result = bk_log_erase(store->folder, logs[i]->id);
     *copied = c.copied;
     free_compaction(&c);
     return result;
@@ -335,20 +362,55 @@ static int drop_log(bk_store *store, bk_log *log, uint64_t *freed)
     return bk_log_erase(store->folder, log->id);
 }
 
-int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
-                     const volatile int32_t *stop, uint64_t *copied)
+/* Whether each is newer than the one before, and no other log's age is between theirs. */
+static int are_neighbours(bk_store *store, bk_log *const *logs, uint32_t count)
 {
-    bk_log *log;
-    uint64_t live, freed;
+    uint32_t between = 0;
+    int rising = 1;
+    for (uint32_t i = 1; i < count; i++)
+        rising &= logs[i - 1]->origin < logs[i]->origin;
+    pthread_rwlock_rdlock(&store->lock);
+    for (uint32_t i = 0; i < store->log_count; i++)
+        between += store->logs[i]->origin >= logs[0]->origin &&
+                   store->logs[i]->origin <= logs[count - 1]->origin;
+    pthread_rwlock_unlock(&store->lock);
+    return rising && between == count;
+}
+
+static int rewrite_logs(bk_store *store, bk_log *const *logs, uint32_t count, uint64_t live,
+                        uint64_t bytes_per_s, const volatile int32_t *stop, uint64_t *copied)
+{
+    uint64_t freed;
+    if (count == 1 && live == 0)
+        return drop_log(store, logs[0], &freed);
+    if (count > 1 && !are_neighbours(store, logs, count))
+        return -EINVAL;
+    return compact_logs(store, logs, count, bytes_per_s, stop, copied);
+}
+
+int bk_store_compact(bk_store *store, const uint32_t *log_ids, uint32_t count,
+                     uint64_t bytes_per_s, const volatile int32_t *stop, uint64_t *copied)
+{
+    uint64_t live = 0;
+    uint32_t claimed = 0;
+    int result = BK_OK;
     *copied = 0;
+    if (count == 0)
+        return -EINVAL;
+    bk_log **logs = calloc(count, sizeof(bk_log *));
+    if (logs == NULL)
+        return -ENOMEM;
     pthread_mutex_lock(&store->compaction);
-    int result = claim_log(store, log_id, &log, &live);
-    if (result == BK_OK) {
-        result = live > 0 ? compact_log(store, log, bytes_per_s, stop, copied)
-                          : drop_log(store, log, &freed);
-        bk_log_unpin(&store->files, log);
+    while (claimed < count && result == BK_OK) {
+        result = claim_log(store, log_ids[claimed], &logs[claimed], &live);
+        claimed += result == BK_OK;
     }
+    if (result == BK_OK)
+        result = rewrite_logs(store, logs, count, live, bytes_per_s, stop, copied);
+    while (claimed > 0)
+        bk_log_unpin(&store->files, logs[--claimed]);
     pthread_mutex_unlock(&store->compaction);
+    free(logs);
     return result;
 }
 

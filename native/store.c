@@ -186,7 +186,8 @@ uint32_t bk_store_logs(bk_store *store, int64_t after, bk_log_usage *out, uint32
                                           .size = log->size,
                                           .live = log->live,
                                           .damaged = log->damaged,
-                                          .extents = log->extents};
+                                          .extents = log->extents,
+                                          .origin = log->origin};
     }
     pthread_rwlock_unlock(&store->lock);
     return count;

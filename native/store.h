@@ -8,7 +8,8 @@
  *        8     4  version, 1
  *       12     4  log id
  *       16     4  origin: the log whose records these are. Its own id, unless it
- *                 came from compaction, which hands the origin on
+ *                 came from compaction, which hands the origin on; of several logs
+ *                 that were joined, the greatest
  *       20     4  zero
  *       24     8  map offset: 0 while the log is open, or when it was closed
  *                 without a map because it is damaged
@@ -80,7 +81,8 @@
  * at start; what lies before must be sound, and is reported when it is not.
  * Another log that is not closed is a leftover, and deleted at start. So is a
  * log of the same origin as a newer one that is closed: a compaction ended after
- * it closed its output and before it deleted its input.
+ * it closed its output and before it deleted its input. Of several inputs, those of a
+ * smaller origin stay then: what is in them is older than its copy in the output.
  *
  * What no durable mark vouches for is settled before it is trusted: synced, and read from
  * the disk instead of the page cache, which after a failed sync shows what never reached
@@ -198,6 +200,7 @@ typedef struct {
   uint64_t live;     /* bytes of records of ledgers that are still wanted */
   uint32_t damaged;  /* 1: compaction met damage here and leaves it alone */
   uint32_t extents;
+  uint32_t origin;
 } bk_log_usage;
 /* Copy up to out_count rows of ledgers with id > after, in rising order. Returns
  * the rows copied. */
@@ -230,13 +233,15 @@ int bk_store_spans(bk_store *store, int64_t ledger_id, int64_t entry_id);
 int bk_store_delete_log(bk_store *store, uint32_t log_id, uint64_t *freed);
 /* [blocks] Rewrite a closed log: copy its live records to a new log of the
  * compactor's own, sync that, sync its index, switch the extents, delete the old log.
+ * Or several closed logs, as one: log_ids by rising origin, and no other log's origin between
+ * theirs (-EINVAL), so that what was newer stays newer. Of all of them holds what is said of one.
  * bytes_per_s: throttle, 0 = none. *stop != 0 ends it early, without loss
  * (BK_END); it may be NULL. *copied: bytes. A damaged record whose entry was stored
  * again is left out; any other is noted, the old log is kept and marked damaged
  * (BK_CORRUPT), and the check below takes that mark away. After any failure the old log is as it
  * was. A ledger deleted meanwhile stays deleted. BK_FULL: the log is open. */
-int bk_store_compact(bk_store *store, uint32_t log_id, uint64_t bytes_per_s,
-                     const volatile int32_t *stop, uint64_t *copied);
+int bk_store_compact(bk_store *store, const uint32_t *log_ids, uint32_t count,
+                     uint64_t bytes_per_s, const volatile int32_t *stop, uint64_t *copied);
 /* [blocks] Check every record of a log that reads may want, and the index pages that lead there;
  * of the open log, what flushes have shown. Damage is noted with ledger and entry where they
  * are known; a damaged record whose entry was stored again, or whose ledger was deleted, is none.

@@ -69,7 +69,10 @@ class LedgerUsage(msgspec.Struct, frozen=True):
 
 
 class LogUsage(msgspec.Struct, frozen=True):
-    """An entry log: *size* of the file and *live* bytes of wanted records in it."""
+    """An entry log: *size* of the file and *live* bytes of wanted records in it.
+
+    Of an entry that is stored twice, the copy in the log of the greater *origin* is newer.
+    """
 
     log_id: int
     open: bool
@@ -77,6 +80,7 @@ class LogUsage(msgspec.Struct, frozen=True):
     live: int
     damaged: bool
     extents: int
+    origin: int
 
 
 class Damage(msgspec.Struct, frozen=True):
@@ -342,7 +346,7 @@ class Store:
         rows = ffi.new("bk_log_usage[]", count)
         n = lib.bk_store_logs(self._pointer, after, rows, count)
         return [
-            LogUsage(r.log_id, bool(r.open), r.size, r.live, bool(r.damaged), r.extents)
+            LogUsage(r.log_id, bool(r.open), r.size, r.live, bool(r.damaged), r.extents, r.origin)
             for r in (rows[i] for i in range(n))
         ]
 
@@ -365,28 +369,30 @@ class Store:
         check(lib.bk_store_delete_log(self._pointer, log_id, freed), f"entry log {log_id}")
         return int(freed[0])
 
-    def compact(self, log_id: int, bytes_per_s: int = 0, stop: Stop | None = None) -> int | None:
-        """Rewrite a closed log without its dead records; return the bytes copied.
+    def compact(self, *log_ids: int, bytes_per_s: int = 0, stop: Stop | None = None) -> int | None:
+        """Rewrite closed logs as one, without their dead records; return the bytes copied.
 
-        Returns None when *stop* ended it early; the log stays as it was.
+        Returns None when *stop* ended it early; the logs stay as they were.
 
         Args:
-            log_id: which log.
+            log_ids: which logs, by rising origin; no other log's origin lies between theirs.
             bytes_per_s: copy no faster; 0 for as fast as it goes.
             stop: ends it early.
 
         Raises:
-            Corrupt: a record is damaged. The log stays, marked damaged.
-            Full: the log is open.
+            Corrupt: a record is damaged. The logs stay, its one marked damaged.
+            Full: a log is open.
             FileNotFoundError: there is no such log.
-            OSError: the copy failed; the log stays as it was.
+            OSError: the copy failed, or the logs are no neighbours; they stay as they were.
         """
         copied = ffi.new("uint64_t *")
         flag = ffi.NULL if stop is None else stop.flag
-        result = lib.bk_store_compact(self._pointer, log_id, bytes_per_s, flag, copied)
+        result = lib.bk_store_compact(
+            self._pointer, log_ids, len(log_ids), bytes_per_s, flag, copied
+        )
         if result == lib.BK_END:
             return None
-        check(result, f"entry log {log_id}")
+        check(result, f"entry log {', '.join(map(str, log_ids))}")
         return int(copied[0])
 
     def check_log(self, log_id: int, *, bytes_per_s: int = 0, stop: Stop | None = None) -> int:

@@ -5,22 +5,28 @@ import threading
 import time
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import trio
+import trio.testing
 import v2
 from lease_clock import LeaseClock
+from memory_store import MemoryStore
 from rig import MIB, Peer, Rig, serving, settings, until
 
 import bookie.garbage
 import bookie.storage
 from bookie import ledger_walk
+from bookie.compaction import JOINED_MIN
 from bookie.config import BookieConfig
 from bookie.disk import DiskGuard, Level
-from bookie.garbage import Collector
+from bookie.garbage import PAUSE_S, ROLL_SIZE_MIN, Collector
 from bookie.limbo import in_limbo
 from bookie.mark import write_mark
+from metadata.calls import GarbageReport
 from metadata.errors import MetadataUnavailable
 from metadata.listings import ledger_values
 from metadata.records import cookie_key, ledger_key
@@ -40,6 +46,7 @@ class Yard:
         self.store = store
         self.disk = DiskGuard(rig.storage.engine, config)
         self.collector = Collector(rig.storage, store, config, self.disk, bookie_id="b1")
+        self.collector.pause_s = 0.0
         self.peer: Peer = rig.connect()
 
     async def write(self, ledger_id: int, *, count: int = 1, size: int = 100) -> None:
@@ -168,6 +175,131 @@ async def test_a_forced_major_collection_frees_the_space_of_deleted_ledgers(
         assert sum(log_sizes(here).values()) < before - 9 * MIB
         answer = await here.peer.ask(v2.read(first, 7))
         assert answer.body == v2.entry(first, 7, bytes(256 << 10))
+
+
+# --- collections that peers ask for --------------------------------------------------------
+
+
+async def test_a_major_collection_leaves_a_small_open_log_open(tmp_path: Path) -> None:
+    async with yard(tmp_path, log_size_max=64 * MIB, memtable_size=64 * MIB) as here:
+        kept = await here.create(count=4)
+        for _ in range(5):
+            gone = await here.create(count=4)
+            await here.rig.storage.checkpoint()
+            await here.delete(gone)
+            report = await here.collector.collect(major=True)
+            assert report.ledgers_deleted == 1
+            assert [log.reason for log in report.kept] == ["it is being written"]
+        assert len(log_sizes(here)) == 1
+        assert ROLL_SIZE_MIN <= 17 * (256 << 10)
+        large = await here.create(count=17, size=256 << 10)
+        await here.rig.storage.checkpoint()
+        await here.delete(large)
+        assert (await here.collector.collect(major=True)).freed_size > 4 * MIB
+        assert await here.code(kept) == 0
+
+
+async def test_collections_that_are_asked_for_at_once_are_one(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here, trio.open_nursery() as nursery:
+        reports: list[GarbageReport] = []
+
+        async def collect(major: bool) -> None:
+            reports.append(await here.collector.collect(major=major))
+
+        gone = await here.create()
+        await here.delete(gone)
+        for number in range(40):
+            nursery.start_soon(collect, number % 4 == 0)
+        await until(lambda: len(reports) == 40)
+        assert here.collector.runs["ok"] <= 3  # the first, and one of each kind for the others
+        assert here.collector.total.ledgers_deleted == 1
+
+
+async def test_a_collection_that_runs_does_not_count_for_who_asks_meanwhile(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have passed by what they want to be gone."""
+    async with yard(tmp_path) as here, trio.open_nursery() as nursery:
+        ledger_id = await here.create()
+        free, freeing, go_on = here.collector._compactor.free, trio.Event(), trio.Event()
+
+        async def held(threshold: float) -> GarbageReport:
+            freeing.set()
+            await go_on.wait()
+            return await free(threshold)
+
+        monkeypatch.setattr(here.collector._compactor, "free", held)
+        nursery.start_soon(partial(here.collector.collect, major=True))
+        await freeing.wait()
+        await here.delete(ledger_id)
+        reports: list[GarbageReport] = []
+
+        async def collect() -> None:
+            reports.append(await here.collector.collect(major=True))
+
+        nursery.start_soon(collect)
+        await trio.testing.wait_all_tasks_blocked()
+        go_on.set()
+        await until(lambda: bool(reports))
+        assert reports[0].ledgers_deleted == 1
+
+
+async def test_collections_keep_their_distance(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began: list[float] = []
+
+    async def collected(_self: Collector, _major: bool | None) -> GarbageReport:
+        began.append(trio.current_time())
+        await trio.sleep(0.25)
+        return GarbageReport()
+
+    monkeypatch.setattr(Collector, "_collect", collected)
+    config = settings(tmp_path, checkpoint_interval_s=0.0)
+    async with serving(config, threaded=False) as rig:
+        disk = DiskGuard(rig.storage.engine, config)
+        collector = Collector(rig.storage, MemoryStore(), config, disk, bookie_id="b1")
+        for major in (True, False, None):
+            await collector.collect(major=major)
+    assert [after - before for before, after in pairwise(began)] == [0.25 + PAUSE_S] * 2
+
+
+async def test_small_logs_are_joined_by_the_next_compaction(tmp_path: Path) -> None:
+    """What is left of each large log is little; without this, it would be a log for ever."""
+    async with yard(tmp_path) as here:
+        kept = []
+        for _ in range(2 * JOINED_MIN):
+            kept.append(await here.create(count=3))
+            gone = await here.create(count=8, size=64 << 10)
+            await here.rig.storage.checkpoint()
+            await here.rig.storage.roll_log()
+            await here.delete(gone)
+        report = await here.collector.collect(major=False)
+        assert report.ledgers_deleted == 2 * JOINED_MIN
+        assert report.logs_compacted == 2 * JOINED_MIN
+        assert report.freed_size > 2 * JOINED_MIN * (512 << 10)
+        assert len(log_sizes(here)) == 1
+        for ledger_id in kept:
+            assert [(await here.peer.ask(v2.read(ledger_id, each))).code for each in range(3)] == [
+                0
+            ] * 3
+    async with yard(tmp_path) as here:
+        assert [await here.code(each) for each in kept] == [0] * len(kept)
+        assert here.rig.storage.recovery.damages == 0
+
+
+async def test_a_few_small_logs_and_large_ones_between_are_left(tmp_path: Path) -> None:
+    async with yard(tmp_path) as here:
+        for count in (1, 1, 1, 8, 1, 1, 1):
+            await here.create(count=count, size=256 << 10)
+            await here.rig.storage.checkpoint()
+            await here.rig.storage.roll_log()
+        before = log_sizes(here)
+        assert (await here.collector.collect(major=True)).logs_compacted == 0
+        assert log_sizes(here) == before
+
+
+# --- what stays ----------------------------------------------------------------------------
 
 
 async def test_every_log_that_is_left_says_why(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import shutil
 import threading
 import time
 from collections.abc import Iterator
@@ -14,7 +15,7 @@ from wire import crc32c
 
 from native.errors import Absent, Corrupt, Full
 from native.faults import clear_fault, plan_fault
-from native.store import Extent, LogRecord, Stop, scan_index, scan_log
+from native.store import Extent, LogRecord, LogUsage, Stop, scan_index, scan_log
 
 
 @pytest.fixture
@@ -204,6 +205,134 @@ def test_a_ledger_deleted_meanwhile_does_not_come_back(rig: StoreRig) -> None:
     rig.store.compact(1, bytes_per_s=5_000_000)
     deleter.join()
     del rig.model[0]
+    rig.check()
+
+
+# --- several logs as one --------------------------------------------------------------------
+
+
+def small_logs(rig: StoreRig) -> None:
+    """Close logs 1 to 4, each with newer copies of some entries before, and write to log 5."""
+    for number in range(4):
+        first = number * 5
+        rig.flush(
+            {
+                1: entries(1, range(first, first + 8), tag=str(number)),
+                10 + number: entries(10 + number, range(3)),
+                2: entries(2, [number]),
+            }
+        )
+        rig.roll()
+    rig.flush({1: entries(1, [3, 30], tag="newest")})
+    rig.store.delete_ledger(2)
+    del rig.model[2]
+
+
+def test_several_logs_are_joined_and_the_newest_copies_kept(rig: StoreRig) -> None:
+    small_logs(rig)
+    rig.store.compact(1, 2, 3, 4)
+    assert [name for name in names(rig) if name.endswith("log")] == ["00000005.log", "00000006.log"]
+    rig.check()
+    records = [r for r in scan_log(rig.path("00000006.log")) if isinstance(r, LogRecord)]
+    assert [r.entry_id for r in records if r.ledger_id == 1] == list(range(23))
+    assert 2 not in {r.ledger_id for r in records}
+    origins = {log.log_id: log.origin for log in rig.store.logs()}
+    assert origins == {5: 5, 6: 4}
+    rig.reopen()
+    rig.check()
+    assert rig.damage() == []
+    rig.roll()
+    rig.store.compact(6, 5)
+    rig.check()
+    rig.reopen()
+    rig.check()
+
+
+def test_logs_that_are_no_neighbours_are_not_joined(rig: StoreRig) -> None:
+    """What lies between is newer than the first of them, and would be older than the new one."""
+    small_logs(rig)
+    before = names(rig)
+    for wrong in ((1, 3), (2, 1), (1, 1)):
+        with pytest.raises(OSError) as refused:
+            rig.store.compact(*wrong)
+        assert refused.value.errno == errno.EINVAL
+    with pytest.raises(Full):
+        rig.store.compact(4, 5)
+    with pytest.raises(FileNotFoundError):
+        rig.store.compact(3, 9)
+    assert names(rig) == before
+    rig.store.compact(2)
+    with pytest.raises(OSError):
+        rig.store.compact(1, 3)  # the rewritten one is as old as before, and still between
+    rig.store.compact(1, 6, 3)
+    rig.check()
+
+
+def test_a_damaged_record_keeps_all_logs_that_were_to_be_joined(rig: StoreRig) -> None:
+    small_logs(rig)
+    path = rig.path("00000002.log")
+    data = bytearray(path.read_bytes())
+    at = data.index(b"11:1::")
+    data[at] ^= 0xFF
+    path.write_bytes(data)
+    with pytest.raises(Corrupt):
+        rig.store.compact(1, 2, 3, 4)
+    assert [log.log_id for log in rig.store.logs() if log.damaged] == [2]
+    assert len(rig.store.logs()) == 5
+    assert [(d.path.name, d.ledger_id, d.entry_id) for d in rig.damage()] == [
+        ("00000002.log", 11, 1)
+    ]
+    rig.store.compact(3, 4)
+    assert rig.check_damaged() == 1
+
+
+@pytest.mark.parametrize("kept", [(), (1,), (2, 3), (4,), (1, 2, 3, 4), (2, 4)])
+def test_logs_that_a_crash_left_beside_their_joined_copy_do_no_harm(
+    rig: StoreRig, tmp_path: Path, kept: tuple[int, ...]
+) -> None:
+    small_logs(rig)
+    rig.save(tmp_path / "before")
+    rig.store.compact(1, 2, 3, 4)
+    rig.save(tmp_path / "after")
+    for log_id in kept:
+        for suffix in ("log", "index"):
+            name = f"{log_id:08x}.{suffix}"
+            shutil.copy(tmp_path / "before" / name, tmp_path / "after" / name)
+    rig.restore(tmp_path / "after", rig.mark)
+    rig.reopen()
+    forget(rig, 2)
+    assert rig.damage() == []
+    assert {log.log_id for log in rig.store.logs()} == {*kept, 5, 6} - {4}
+    rig.check()
+    rig.store.compact(*(log.log_id for log in by_origin(rig) if log.log_id != 5))
+    rig.check()
+    rig.reopen()
+    rig.check()
+    assert len(rig.store.logs()) == 2
+
+
+def by_origin(rig: StoreRig) -> list[LogUsage]:
+    return sorted(rig.store.logs(), key=lambda log: log.origin)
+
+
+@pytest.mark.parametrize("site", ["log_write", "log_sync", "index_write", "index_sync"])
+def test_a_join_that_fails_at_any_write_changes_nothing(rig: StoreRig, site: str) -> None:
+    small_logs(rig)
+    before, failures = names(rig), 0
+    for nth in range(1, 20):
+        plan_fault(site, nth, errno.EIO)
+        try:
+            rig.store.compact(*(log.log_id for log in by_origin(rig) if not log.open))
+        except OSError as error:
+            assert error.errno == errno.EIO
+            assert names(rig) == before
+            failures += 1
+            rig.check()
+        else:
+            break
+        finally:
+            clear_fault()
+    assert failures >= 1
     rig.check()
 
 

@@ -163,8 +163,9 @@ static void read_store(uint8_t mode)
     check_log(store);
     if (mode & MODE_OPEN) {
         const volatile int32_t stop = 0;
+        const uint32_t first = 1;
         uint64_t copied;
-        result = bk_store_compact(store, 1, 0, &stop, &copied);
+        result = bk_store_compact(store, &first, 1, 0, &stop, &copied);
         CLAIM(result >= 0 || result == -ENOENT); /* the store may have refused the log */
         count = bk_store_ledgers(store, -1, ledgers, LEDGERS_MAX);
         for (uint32_t i = 0; i < count; i++)
