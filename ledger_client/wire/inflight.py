@@ -395,17 +395,20 @@ class Turns:
     """The turns of calls, in the order in which they came: *count_max* are under way at a time.
 
     A call waits for its turn while others are answered. It is refused if none was for *timeout_s*.
+
+    Attributes:
+        answered_at: when the last answer came, by trio's clock.
     """
 
     def __init__(self, count_max: int, timeout_s: float) -> None:
         self._free = count_max
         self._timeout_s = timeout_s
         self._waiting: OrderedDict[trio.Event, None] = OrderedDict()
-        self._answered_at = -math.inf
+        self.answered_at = -math.inf
 
     def note_answer(self) -> None:
         """Note that a call was answered."""
-        self._answered_at = trio.current_time()
+        self.answered_at = trio.current_time()
 
     @asynccontextmanager
     async def take(self, name: str) -> AsyncGenerator[None]:
@@ -442,7 +445,7 @@ class Turns:
                 limit.deadline = trio.current_time() + left_s
 
     def _until(self, asked_at: float, name: str) -> float:
-        until = max(asked_at, self._answered_at) + self._timeout_s
+        until = max(asked_at, self.answered_at) + self._timeout_s
         if trio.current_time() < until:
             return until
         raise MetadataUnavailable(

@@ -15,6 +15,7 @@ from bookie.hints import HintBox, Hints
 from metadata.address import Address
 from metadata.calls import (
     AwaitHints,
+    Get,
     HintRequest,
     MetadataRequest,
     Reply,
@@ -53,6 +54,8 @@ class FakeBookie:
         """take requests and never answer"""
         self.hangs = False
         """answer no calls, but still show that it lives"""
+        self.silent_about = ""
+        """answer no question for this key"""
         self.lose_answers = 0
         """do this many requests, then close the connection instead of answering"""
         self.answer: Callable[[MetadataRequest], Reply | bytes | None] = lambda _request: None
@@ -84,7 +87,7 @@ class FakeBookie:
         assert int.from_bytes(frame[:2]) == CALL
         request = decode_request(frame[12:])
         self.requests.append(request)  # type: ignore[arg-type]
-        if self.mute or self.hangs:
+        if self.mute or self.hangs or (self.silent_about and request == Get(self.silent_about)):
             return
         reply = self.answer(request)  # type: ignore[arg-type]
         if reply is None:
