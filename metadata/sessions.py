@@ -251,9 +251,12 @@ class ProcessSession:
         session = self._session
         if session is not None:
             self._lose(session)
-            until = trio.current_time() + RELEASE_S
-            with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
-                await self.store.end_session(session)
+            await self._end(session)
+
+    async def _end(self, session: StoreSession) -> None:
+        until = trio.current_time() + RELEASE_S
+        with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
+            await self.store.end_session(session)
 
     async def _current(self) -> StoreSession:
         async with self._opening:
@@ -262,14 +265,23 @@ class ProcessSession:
             if self._session is None:
                 asked_at, slept_s = trio.current_time(), asleep_s()
                 session = await self.store.open_session(self._owner, ttl_s=self._ttl_s)
+                if self._closed:
+                    await self._end(session)
+                    raise MetadataUnavailable(f"the session of {self._owner} was closed")
                 self._session = session
                 self._note_kept(asked_at, slept_s)
                 self._nursery.start_soon(self._keep, session)
             return self._session
 
     def _hold(self, held: HeldLease) -> HeldLease:
-        """Note the lease; a former grant of the same name in this process is over."""
+        """Note the lease; a former grant of the same name in this process is over.
+
+        Answers may come in another order than the grants were made in.
+        """
         former = self._held.get(held.lease.name)
+        if former is not None and former.lease.epoch > held.lease.epoch:
+            held.end()
+            return held
         self._held[held.lease.name] = held
         if former is not None:
             former.end()

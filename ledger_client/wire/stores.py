@@ -12,8 +12,8 @@ at one bookie after the other. Which calls may be repeated after they were sent 
 A call that was not sent yet, or that a bookie refused without doing it, may always be repeated.
 
 Of many calls at once, CALLS_MAX are under way and the others wait for their turn (inflight.py).
-Their deadline counts from the turn, which they get as long as bookies answer. A call that waits at a
-bookie which answers others is in a queue there, so it goes to another one later than otherwise.
+Their deadline counts from the turn, which they get as long as bookies answer. A call that waits at
+a bookie which answers others is in a queue there, so it goes to another one later than otherwise.
 """
 
 from __future__ import annotations

@@ -9,9 +9,9 @@ from memory_store import MemoryStore
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from metadata import sessions
-from metadata.errors import LeaseHeld, LeaseLost, MetadataUnavailable
-from metadata.sessions import SESSION_S, ProcessSession
-from metadata.store import Lease, Leases, StoreSession
+from metadata.errors import LeaseHeld, LeaseLost, MetadataUnavailable, SessionOver
+from metadata.sessions import SESSION_S, HeldLease, ProcessSession
+from metadata.store import Lease, Leases, Put, StoreSession
 
 
 class CountingStore(MemoryStore):
@@ -342,3 +342,61 @@ async def test_a_doubted_lease_that_is_taken_again_stays(
     await trio.sleep(3 * SESSION_S)
     assert not again.is_over
     await store.transact([again.check])
+
+
+async def test_a_session_that_is_opened_while_its_process_closes_it_ends(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    class Late(CountingStore):
+        async def open_session(self, owner: str, *, ttl_s: float) -> StoreSession:
+            session = await super().open_session(owner, ttl_s=ttl_s)
+            await trio.sleep(1)
+            return session
+
+    store = Late()
+    session = ProcessSession(store, nursery)
+
+    async def grant_late() -> None:
+        with pytest.raises(MetadataUnavailable):
+            await session.grant("a")
+
+    async with trio.open_nursery() as granting:
+        granting.start_soon(grant_late)
+        await trio.sleep(0.5)
+        await session.aclose()
+    with pytest.raises(SessionOver):
+        await store.keep_session(store.opened[0])
+    kept = store.kept
+    await trio.sleep(10 * SESSION_S)
+    assert store.kept == kept
+
+
+async def test_of_two_grants_answered_in_the_wrong_order_the_later_one_holds(
+    autojump_clock: MockClock, nursery: trio.Nursery
+) -> None:
+    class Swapping(CountingStore):
+        delay_s = 1.0
+
+        async def grant(
+            self, name: str, session: StoreSession, *, owner: str = "", value: bytes = b""
+        ) -> Lease:
+            lease = await super().grant(name, session, owner=owner, value=value)
+            delay_s, self.delay_s = self.delay_s, 0.0
+            await trio.sleep(delay_s)
+            return lease
+
+    store = Swapping()
+    session = ProcessSession(store, nursery)
+    over: list[str] = []
+    held: dict[str, HeldLease] = {}
+
+    async def take(name: str) -> None:
+        held[name] = await session.grant("a", owner="me", on_over=partial(over.append, name))
+
+    async with trio.open_nursery() as granting:
+        granting.start_soon(take, "earlier")
+        await wait_all_tasks_blocked()
+        granting.start_soon(take, "later")
+    assert over == ["earlier"]
+    assert held["earlier"].is_over
+    await store.transact([held["later"].check, Put("b", b"")])
