@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import threading
+from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
@@ -147,6 +148,77 @@ class _Turn:
     def __init__(self) -> None:
         self.lock = trio.Lock()
         self.begun = self.ended = 0
+
+
+class Places:
+    """Lets *count_max* tasks at a time work at something; the others wait for a place, in order.
+
+    A task that waits for anything else leaves its place to the next one meanwhile.
+    """
+
+    def __init__(self, count_max: int) -> None:
+        self._free = count_max
+        self._waiting: OrderedDict[trio.Event, None] = OrderedDict()
+
+    @asynccontextmanager
+    async def one(self) -> AsyncIterator[Place]:
+        """Have a place for the block, or until it is left."""
+        await self._take(comes_back=False)
+        place = Place(self)
+        try:
+            yield place
+        finally:
+            place.leave()
+
+    async def _take(self, *, comes_back: bool) -> None:
+        await trio.lowlevel.checkpoint()
+        if self._free:
+            self._free -= 1
+            return
+        given = trio.Event()
+        self._waiting[given] = None
+        if comes_back:  # what was begun is finished first
+            self._waiting.move_to_end(given, last=False)
+        try:
+            await given.wait()
+        except trio.Cancelled:
+            if given.is_set():
+                self._give()
+            else:
+                del self._waiting[given]
+            raise
+
+    def _give(self) -> None:
+        if self._waiting:
+            given, _ = self._waiting.popitem(last=False)
+            given.set()
+        else:
+            self._free += 1
+
+
+class Place:
+    """A place that a task has, until it leaves it."""
+
+    def __init__(self, places: Places) -> None:
+        self._places = places
+        self._is_taken = True
+
+    def leave(self) -> None:
+        """Give the place up; harmless if that was done."""
+        if self._is_taken:
+            self._is_taken = False
+            self._places._give()
+
+    @asynccontextmanager
+    async def away(self) -> AsyncIterator[None]:
+        """Give the place up for the block, and wait for one afterwards, ahead of new tasks.
+
+        After an error in the block there is none.
+        """
+        self.leave()
+        yield
+        await self._places._take(comes_back=True)
+        self._is_taken = True
 
 
 class OnDemand:

@@ -11,6 +11,7 @@ from typing import Literal, cast
 import msgspec
 import trio
 
+from ledger_client.background import Places
 from ledger_client.errors import (
     LedgerError,
     LedgerExists,
@@ -40,6 +41,8 @@ from metadata.sessions import ProcessSession
 from metadata.store import MetadataStore
 
 CALL_TIMEOUT_S = 10.0
+OPENINGS_MAX = 64
+"""Lanes that a client opens at a time: each costs a score of calls to the metadata store."""
 
 
 class Ledgers:
@@ -56,6 +59,7 @@ class Ledgers:
         placement: chooses bookies, for callers that create records themselves.
         writers: opens writers for ledgers whose records exist; the caller closes them.
         opener: opens ledgers for reading, without recovery.
+        openings: places for tasks that open a lane.
     """
 
     def __init__(
@@ -88,6 +92,7 @@ class Ledgers:
             nursery=nursery,
         )
         self.opener = LedgerOpener(catalogue=self.catalogue, bookies=self.bookies, options=options)
+        self.openings = Places(OPENINGS_MAX)
         nursery.start_soon(store.watches.run)
         self._recoveries = Recoveries(
             catalogue=self.catalogue,

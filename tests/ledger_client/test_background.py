@@ -1,11 +1,14 @@
 from __future__ import annotations
 
+from contextlib import suppress
+from functools import partial
+
 import pytest
 import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ledger_client.background import Background, OnDemand, OneTaker, Rounds
+from ledger_client.background import Background, OnDemand, OneTaker, Places, Rounds
 from ledger_client.errors import Busy
 
 
@@ -124,3 +127,78 @@ def test_one_taker_at_a_time_also_after_an_error() -> None:
             raise AssertionError
     with taker:
         pass
+
+
+# --- places -----------------------------------------------------------------------------------
+
+
+async def test_so_many_work_at_a_time_in_the_order_in_which_they_came(
+    autojump_clock: MockClock,
+) -> None:
+    places, under_way, done = Places(3), 0, list[int]()
+
+    async def work(number: int) -> None:
+        nonlocal under_way
+        await trio.sleep(number / 1000)
+        async with places.one():
+            under_way += 1
+            assert under_way <= 3
+            await trio.sleep(1)
+            under_way -= 1
+        done.append(number)
+
+    async with trio.open_nursery() as nursery:
+        for number in range(10):
+            nursery.start_soon(work, number)
+    assert done == list(range(10))
+
+
+async def test_one_that_waits_for_others_lets_the_next_begin_and_goes_on_before_new_ones(
+    autojump_clock: MockClock,
+) -> None:
+    places, events = Places(1), list[str]()
+
+    async def work(name: str) -> None:
+        async with places.one() as place:
+            events.append(f"{name} begins")
+            await trio.sleep(1)
+            async with place.away():
+                await trio.sleep(0.5)
+            events.append(f"{name} goes on")
+            await trio.sleep(1)
+            place.leave()
+            await trio.sleep(100)
+
+    async with trio.open_nursery() as nursery:
+        for name in "abc":
+            nursery.start_soon(work, name)
+            await trio.testing.wait_all_tasks_blocked()
+    assert events[:2] == ["a begins", "b begins"]
+    assert events.index("a goes on") < events.index("c begins")
+    assert len(events) == 6
+
+
+async def test_a_place_is_passed_on_however_its_task_ends(autojump_clock: MockClock) -> None:
+    places = Places(1)
+
+    async def work(limit_s: float, *, goes_away: bool) -> None:
+        with trio.move_on_after(limit_s):
+            async with places.one() as place:
+                if goes_away:
+                    with suppress(OSError):
+                        async with place.away():
+                            await trio.sleep(0.1)
+                            raise OSError
+                    async with place.away():
+                        await trio.sleep(0.1)
+                await trio.sleep_forever()
+
+    async with trio.open_nursery() as nursery:
+        for limit_s in (0.05, 0.15, 0.25, 0.35, 1, 1, 2):
+            nursery.start_soon(partial(work, limit_s, goes_away=limit_s != 1))
+    with trio.fail_after(1):
+        async with places.one():
+            with trio.move_on_after(0.1) as waits:
+                async with places.one():
+                    pass
+            assert waits.cancelled_caught

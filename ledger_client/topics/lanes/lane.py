@@ -7,6 +7,10 @@ other writer gets an acknowledgement. A producer that takes the whole partition 
 other lanes, because a writer whose lease ran out may still be writing them. If a process is
 killed anywhere in between, the next one takes the lane in the same way; its claim removes the
 ledger that was prepared.
+
+A client opens a bounded number of lanes at a time (Ledgers.openings), because its own queue at the
+metadata store must not look like an outage. While an opening waits for another writer, or for
+bookies that recover a ledger, the next one begins.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.lanes import lane_end
-from ledger_client.topics.lanes.lane_lease import Access, LaneLease, hold_lane
+from ledger_client.topics.lanes.lane_lease import Access, Away, LaneLease, hold_lane
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneState, SealedBatch
 from ledger_client.topics.lanes.lane_writer import LaneWriter
@@ -78,23 +82,33 @@ async def open_lane(
             itself takes precedence.
     """
     limit_s = ledgers.options.metadata_timeout_s
-    async with hold_lane(
-        ledgers.session,
-        topic,
-        partition,
-        access=access,
-        producer=producer,
-        lane=lane,
-        limit_s=limit_s,
-        owner=owner,
-        lane_name=lane_name,
-    ) as lease:
+    async with (
+        ledgers.openings.one() as opening,
+        hold_lane(
+            ledgers.session,
+            topic,
+            partition,
+            access=access,
+            producer=producer,
+            lane=lane,
+            limit_s=limit_s,
+            owner=owner,
+            lane_name=lane_name,
+            away=opening.away,
+        ) as lease,
+    ):
         rows = LaneRows(ledgers.catalogue, topic, partition, lease.lane)
         others: Others | None = None
         if lane is None and access != "shared":
             fence = lease.owner if access == "take-over" else ""
             others = partial(
-                lane_end.close_others, ledgers, topic, partition, producer=producer, writer=fence
+                lane_end.close_others,
+                ledgers,
+                topic,
+                partition,
+                producer=producer,
+                writer=fence,
+                away=opening.away,
             )
         is_own = access == "shared" and lease.lane > 0 and not lane_name
         await rows.claim(
@@ -103,7 +117,8 @@ async def open_lane(
         writer: LaneWriter | None = None
         try:
             async with Background() as nursery:
-                writer = await _open(ledgers, rows, lease, nursery, producer, others)
+                writer = await _open(ledgers, rows, lease, nursery, producer, others, opening.away)
+                opening.leave()
                 try:
                     yield writer
                 except Exception as error:
@@ -124,15 +139,17 @@ async def _open(
     nursery: trio.Nursery,
     producer: str,
     others: Others | None,
+    away: Away,
 ) -> LaneWriter:
     """Take over the lane that was claimed, while its lease is kept.
 
-    *others* closes the other lanes; `None` if the partition is shared.
+    *others* closes the other lanes; `None` if the partition is shared. *away* is entered while
+    bookies recover ledgers.
     """
     async with Background() as keeping:
         keeping.start_soon(_keep_meanwhile, lease, rows)
         own = None if others is None else await others()
-        last = await lane_end.find_end(ledgers, rows)
+        last = await lane_end.find_end(ledgers, rows, away)
         if own is not None:
             last.state.learn(own, producer)
         writer = LaneWriter(ledgers, rows, last, nursery)

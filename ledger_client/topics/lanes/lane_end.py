@@ -6,7 +6,7 @@ the recovery no other writer gets an acknowledgement.
 
 from __future__ import annotations
 
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 
 import msgspec
 
@@ -20,7 +20,7 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.ledgers.reader import LedgerReader
-from ledger_client.topics.lanes.lane_lease import hold_lane, read_lanes
+from ledger_client.topics.lanes.lane_lease import Away, hold_lane, read_lanes
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import End, LaneEnd, LaneState, SealedBatch, greater
 from metadata.topics import LaneLedger, TopicRecord
@@ -34,8 +34,10 @@ SPAN_MAX = 64
 """Entries read at once on the way back to the last state of the lane."""
 
 
-async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
+async def find_end(ledgers: Ledgers, rows: LaneRows, away: Away = nullcontext) -> LaneEnd:
     """Recover the last ledger of a lane that was claimed, and read the lane's state from it.
+
+    *away* is entered while bookies are asked.
 
     Raises:
         ReplicasUnavailable: its bookies are away.
@@ -49,7 +51,8 @@ async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
     if row is None:
         return LaneEnd(fresh, rows.record.next_version, None, None)
     try:
-        return await _find_end(ledgers, rows, row, fresh)
+        async with away():
+            return await _find_end(ledgers, rows, row, fresh)
     except NoSuchLedger:
         if await rows.row(rows.record.current) is None:  # retention was here meanwhile
             return LaneEnd(fresh, rows.record.next_version, None, None)
@@ -174,7 +177,13 @@ async def close_lane(ledgers: Ledgers, topic: TopicRecord, partition: int, lane:
 
 
 async def close_others(
-    ledgers: Ledgers, topic: TopicRecord, partition: int, *, producer: str, writer: str = ""
+    ledgers: Ledgers,
+    topic: TopicRecord,
+    partition: int,
+    *,
+    producer: str,
+    writer: str = "",
+    away: Away = nullcontext,
 ) -> LaneState | None:
     """Close all open lanes but 0. The caller holds the lease of the whole partition.
 
@@ -189,6 +198,7 @@ async def close_others(
         producer: name of the producer that has the partition now, "" for none.
         writer: owner that takes the lanes over, which fences their writers for good. With ""
             they may come back when the partition is shared again.
+        away: entered while bookies are asked.
 
     Raises:
         As close_lane(), but for ProducerBusy.
@@ -201,14 +211,21 @@ async def close_others(
         is_own = bool(producer) and name == producer
         if lane > 0:
             state = await _close_if_open(
-                ledgers, topic, partition, lane, is_wanted=is_own, writer=writer
+                ledgers, topic, partition, lane, is_wanted=is_own, writer=writer, away=away
             )
             own = state if is_own else own
     return own
 
 
 async def _close_if_open(
-    ledgers: Ledgers, topic: TopicRecord, partition: int, lane: int, *, is_wanted: bool, writer: str
+    ledgers: Ledgers,
+    topic: TopicRecord,
+    partition: int,
+    lane: int,
+    *,
+    is_wanted: bool,
+    writer: str,
+    away: Away,
 ) -> LaneState | None:
     """Close a lane, if it is open; return its state, or None if it was not *is_wanted*."""
     for attempts in reversed(range(ATTEMPTS)):
@@ -218,18 +235,20 @@ async def _close_if_open(
             return None
         try:
             if row is not None:
-                return await _close(ledgers, rows, writer)
-            return (await find_end(ledgers, rows)).state
+                return await _close(ledgers, rows, writer, away)
+            return (await find_end(ledgers, rows, away)).state
         except TopicError:
             if not attempts:
                 raise
     return None
 
 
-async def _close(ledgers: Ledgers, rows: LaneRows, writer: str = "") -> LaneState:
+async def _close(
+    ledgers: Ledgers, rows: LaneRows, writer: str = "", away: Away = nullcontext
+) -> LaneState:
     """Claim a lane, and leave it without an open ledger; return its state."""
     await rows.claim(None, writer=writer)
-    last = await find_end(ledgers, rows)
+    last = await find_end(ledgers, rows, away)
     row, end = last.unclosed, last.end
     # If an operator deleted the ledger, the next writer skips its versions.
     if (

@@ -24,8 +24,8 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from typing import Literal
 
 import trio
@@ -145,6 +145,8 @@ class LaneLease:
             await held.release()
 
 
+Away = Callable[[], AbstractAsyncContextManager[None]]
+"""Entered by the opening of a lane while it waits for others than the metadata store."""
 Access = Literal["exclusive", "wait", "take-over", "shared"]
 WAIT_S = 0.5
 """Pause between two attempts to get a lane."""
@@ -169,7 +171,9 @@ class Partition:
         limit_s: float,
         is_closing: bool = False,
         lane_name: str = "",
+        away: Away = nullcontext,
     ) -> None:
+        self._away = away
         self._lane_name = lane_name
         self._session = session
         self._store = session.store
@@ -203,7 +207,8 @@ class Partition:
                     raise
                 await lease.release()
             waited = True
-            await trio.sleep(CLOSING_S if access == "exclusive" else WAIT_S)
+            async with self._away():
+                await trio.sleep(CLOSING_S if access == "exclusive" else WAIT_S)
 
     async def lane(self, lane: int, access: Access) -> LaneLease:
         """Return the lease of this very lane. Raises ProducerBusy.
@@ -380,12 +385,13 @@ async def hold_lane(
     owner: str | None = None,
     is_closing: bool = False,
     lane_name: str = "",
+    away: Away = nullcontext,
 ) -> AsyncIterator[LaneLease]:
     """Hold the lease of a lane for the block. The caller keeps it with `keep`.
 
     *owner* identifies the caller in this run of this process; by default it is unique. With
     *is_closing* the lease is marked as lasting only a moment. *lane_name* names the lane to take
-    in a shared partition.
+    in a shared partition. *away* is entered while another writer is waited for.
 
     Raises:
         ProducerBusy: the lane is taken, and *access* is neither "wait" nor "take-over".
@@ -400,6 +406,7 @@ async def hold_lane(
         limit_s=limit_s,
         is_closing=is_closing,
         lane_name=lane_name,
+        away=away,
     )
     try:
         lease = await (lanes.lease(access) if lane is None else lanes.lane(lane, access))
