@@ -161,7 +161,13 @@ class _Bookie:
         disk = self._disk = DiskGuard(storage.engine, config)
         storage.on_flushed = disk.look_now.set
         upkeep = Upkeep(storage, store, config, disk, bookie_id=bookie_id)
-        incarnations = Incarnations(storage.engine, storage.events, store, bookie_id)
+        incarnations = Incarnations(
+            storage.engine,
+            storage.events,
+            store,
+            bookie_id,
+            is_shared=config.metadata.startswith("zk://"),
+        )
         led = (Coordinator(store), Timekeeper(store))
         calls = Calls(store, storage, upkeep.collector, upkeep.scrubber, incarnations, *led)
         hints = Hints(store)

@@ -6,9 +6,12 @@ deleted ledgers are. The counter that issues ledger ids distinguishes the two: a
 every issued id never belonged to a ledger in the metadata.
 
 Garbage collection decides this when it first meets the ledger, and keeps the result in the
-file ``foreign.json``, since the counter may pass the id later. If a foreign client picks an
-id that was already issued, its ledger looks like a deleted one. Such clients should pick
-ids from the upper half of the range (2^62 and above).
+file ``foreign.json``, since the counter may pass the id later. If a foreign client picked an
+id that was already issued, its ledger looks like a deleted one.
+
+So a bookie lets such clients create ledgers from FREE_FROM up only (incarnations.py); others may
+be there from before it did. In a store that BookKeeper's clients share there are no free ids at
+all: they create their ledgers in the metadata.
 """
 
 from __future__ import annotations
@@ -24,6 +27,8 @@ from metadata.records import LEDGER_COUNTER
 from metadata.store import MetadataStore
 
 FILE_NAME = "foreign.json"
+FREE_FROM = 1 << 62
+"""Ids from here up are never issued where only our own clients create ledgers."""
 
 
 class ForeignLedgers:

@@ -96,6 +96,9 @@ async def _fence(storage: Storage, record: LedgerRecord) -> None:
         except Full:
             await storage.checkpoint()
         except OtherLedger:
+            here = storage.engine.ledger(record.ledger_id)
+            if here is not None and here.incarnation == 0 and not here.deleted:
+                return  # no writer that declares its ledger is let at it (incarnations.py)
             # The stored incarnation is over, and the current one may have been fenced here too.
             await _renew(storage, record)
         except Refused:

@@ -30,6 +30,7 @@ import itertools
 import logging
 import math
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import trio
 
@@ -40,12 +41,12 @@ from bookie.connection_limits import ConnectionLimits, TooManyConnections
 from bookie.errors import PeerAtFault
 from bookie.events import Events, Wakeup
 from bookie.hints import HintBox, Hints
-from bookie.incarnations import Incarnations
+from bookie.incarnations import Incarnations, NotFenced
 from bookie.listeners import has_unread, peer_address
 from bookie.outbox import CallRoom, Outbox, ParkedCalls
 from bookie.parked import FollowedLedgers, ParkedReads
 from bookie.reads import ANSWER_SIZE_MAX, DiskReads
-from bookie.refusals import not_fenced, too_many
+from bookie.refusals import NO_LOGIN, not_fenced, too_many
 from bookie.security import Security
 from native.connection import Backlog, Connection, Verdict
 from native.engine import Engine, Reads
@@ -65,11 +66,6 @@ _WAIT_S_MAX = 60.0
 _FENCE_S_MAX = 8.0  # less than clients wait, so that they get an answer: state unknown
 OPEN = Security()
 _FENCE = int(Flag.FENCE)  # an operation on an enum costs as much as the rest of a read here
-
-# A bookie without authentication answers AUTH with this: plugin "AuthDisabledPlugin" and
-# an empty payload, in protobuf, after the header of version 2, opcode 3.
-_AUTH_BODY = b"\x02\x03\x00\x00\x0a\x12AuthDisabledPlugin\x12\x00"
-_AUTH_ANSWER = len(_AUTH_BODY).to_bytes(4, "big") + _AUTH_BODY
 _PULSE = pulse()
 
 
@@ -100,6 +96,7 @@ class Server:
         self.answer_call = answer_call
         self.config = config
         self.incarnations = incarnations
+        engine.set_guarded(incarnations is not None)
         self.hints = hints
         self.budget = MemoryBudget(config.bytes_in_flight_max)
         self.budget.on_pressed = self._close_hoarders
@@ -363,7 +360,7 @@ class Conversation:
         rest = memoryview(chunk)
         verdict = Verdict.OK
         # A completed frame that must be tried again waits in the engine, without a rest.
-        while rest or verdict in (Verdict.FULL, Verdict.AGAIN):
+        while rest or verdict in (Verdict.FULL, Verdict.AGAIN, Verdict.ASK):
             space = self._server.events.space
             fed = self._connection.feed(rest, gathers=True)
             rest = rest[fed.used :]
@@ -376,14 +373,9 @@ class Conversation:
             verdict = fed.verdict
             if verdict is Verdict.CLOSE:
                 return False
-            if verdict is Verdict.FULL:
-                self._full = True
-                await space.wait()
-                self._full = False
-            elif verdict is Verdict.AGAIN:
-                await trio.to_thread.run_sync(
-                    self._connection.look, limiter=self._server.read_workers
-                )
+            if verdict is not Verdict.OK:
+                await self._wait_for(verdict, space)
+        self._connection.forget()  # later frames may be about a ledger that is created until then
         before, self._partial = self._partial, self._account().partial
         # The whole chunk belongs to the frame that had begun, so its deadline stays.
         if not (before and self._partial == before + len(chunk)):
@@ -391,6 +383,16 @@ class Conversation:
         if before or self._partial:
             self._server.budget.unfinished.mark_unfinished(self._token, self._partial > 0)
         return bool(chunk)
+
+    async def _wait_for(self, verdict: Verdict, space: trio.Event) -> None:
+        if verdict is Verdict.FULL:
+            self._full = True
+            await space.wait()
+            self._full = False
+        elif verdict is Verdict.AGAIN:
+            await trio.to_thread.run_sync(self._connection.look, limiter=self._server.read_workers)
+        elif verdict is Verdict.ASK and self._server.incarnations:
+            await self._server.incarnations.tell(self._connection)
 
     def _account(self) -> Backlog:
         """Let the budget know what the connection holds, and return that."""
@@ -433,18 +435,23 @@ class Conversation:
 
     async def _fence(self, request: Request) -> None:
         """Fence the ledger; respond once that is durable, or after _FENCE_S_MAX."""
-        with trio.move_on_after(_FENCE_S_MAX) as patience:
-            try:
-                ticket = await self._fence_ticket(request)
-            except (Refused, OtherLedger):
-                pass  # the read checks it again and returns the error code
-            else:
-                await self._server.events.synced(ticket)
-        if patience.cancelled_caught:
+        is_sure = False
+        with trio.move_on_after(_FENCE_S_MAX), suppress(NotFenced):
+            request = await self._fence_durably(request)
+            is_sure = True
+        if is_sure:
+            await self._read(request)
+        else:
             await self._outbox.room()
             self._outbox.put(not_fenced(request))
-        else:
-            await self._read(request)
+
+    async def _fence_durably(self, request: Request) -> Request:
+        """Return the read that is the answer; if the fence was refused, it is refused again."""
+        with suppress(Refused, OtherLedger):
+            if self._server.incarnations:
+                request = await self._server.incarnations.meant(request)
+            await self._server.events.synced(await self._fence_ticket(request))
+        return request
 
     async def _fence_ticket(self, request: Request) -> int:
         if request.key is None:
@@ -494,7 +501,7 @@ class Conversation:
 
     async def _on_auth(self, _: Request) -> None:
         await self._outbox.room()
-        self._outbox.put(_AUTH_ANSWER)
+        self._outbox.put(NO_LOGIN)
 
     async def _on_call(self, request: Request) -> None:
         self._calls_size += _CALL_SIZE + len(request.body)
@@ -573,15 +580,9 @@ class Conversation:
 
     def _is_drained(self) -> bool:
         backlog = self._connection.backlog()
-        return not (
-            backlog.unsynced
-            or backlog.waiting
-            or backlog.ready
-            or self._outbox.size
-            or self._reads.is_busy
-            or (self._parked and not self._ended)
-            or self._tasks.value < _TASKS_MAX
-        )
+        owes = backlog.unsynced or backlog.waiting or backlog.ready or self._outbox.size
+        works = self._reads.is_busy or (self._parked and not self._ended)
+        return not (owes or works or self._tasks.value < _TASKS_MAX)
 
 
 _HANDLERS: dict[int, Callable[[Conversation, Request], Awaitable[None]]] = {

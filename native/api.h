@@ -47,6 +47,7 @@
 #define BK_SMALL 10     /* the buffer lent is too small; the needed size is returned */
 #define BK_READ_ONLY 11 /* the bookie takes no adds at present */
 #define BK_OTHER_LEDGER 12 /* the id is that of another ledger here (table.h, INCARNATION) */
+#define BK_ASK 13       /* whether there is such a ledger decides; the caller finds out */
 
 /* Limits. */
 #define BK_FRAME_SIZE_MAX 5242880   /* bytes after the length word of a frame */

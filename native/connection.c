@@ -281,7 +281,8 @@ static int adopt(bk_connection *connection, int64_t ledger_id, const uint8_t *ke
         return 0;
     int result = BK_OK;
     if (*ledger == NULL)
-        result = bk_engine_make_ledger(engine, ledger_id, connection->said.incarnation, ledger);
+        result = bk_engine_make_ledger(engine, ledger_id, bk_newcomer_incarnation(connection, ledger_id),
+                                       ledger);
     if (result == BK_OK)
         result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
     if (result != 0)
@@ -328,9 +329,11 @@ static int add(bk_connection *connection, const uint8_t *frame, uint32_t frame_s
         return refuse(connection, BK_OP_ADD, BK_CODE_BAD_REQUEST, ledger_id, entry_id);
     bk_ledger *ledger = find_ledger(connection, ledger_id);
     int32_t code = verdict_on(connection, ledger, frame + 8, flags);
+    int result = code == 0 ? bk_newcomer_judge(connection, ledger, ledger_id, frame + 8, &code) : 0;
     if (code != 0)
         return refuse(connection, BK_OP_ADD, code, ledger_id, entry_id);
-    int result = adopt(connection, ledger_id, frame + 8, &ledger);
+    if (result == 0)
+        result = adopt(connection, ledger_id, frame + 8, &ledger);
     if (result != 0)
         return result;
     if (entry_id <= ledger->last_entry)
@@ -366,9 +369,12 @@ static int write_lac(bk_connection *connection, const bk_request *request, uint6
     /* Entries bring a ledger back, a LAC does not. */
     int32_t flags = ledger != NULL && ledger->deleted ? 0 : request->flags;
     int32_t code = verdict_on(connection, ledger, request->key, flags);
+    int result =
+        code == 0 ? bk_newcomer_judge(connection, ledger, ledger_id, request->key, &code) : 0;
     if (code != 0)
         return refuse(connection, BK_OP_WRITE_LAC, code, ledger_id, request->request_id);
-    int result = adopt(connection, ledger_id, request->key, &ledger);
+    if (result == 0)
+        result = adopt(connection, ledger_id, request->key, &ledger);
     bk_put64be(number, (uint64_t)lac);
     if (result == 0)
         result = bk_engine_append_special(engine, ledger_id, BK_RECORD_EXPLICIT_LAC, number, 8);
@@ -420,7 +426,7 @@ static void take_said(bk_connection *connection, bk_request *request)
     request->other_code = connection->said.code;
 }
 
-/* One whole frame. BK_FULL and BK_AGAIN: nothing was done, try it again later. */
+/* One whole frame. BK_FULL, BK_AGAIN and BK_ASK: nothing was done, try it again later. */
 static int take_frame(bk_connection *connection, const uint8_t *frame, uint32_t frame_size,
                       bk_feed *feed)
 {

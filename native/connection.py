@@ -24,6 +24,7 @@ class Verdict(enum.IntEnum):
     OK = lib.BK_OK
     FULL = lib.BK_FULL
     AGAIN = lib.BK_AGAIN
+    ASK = lib.BK_ASK
     CLOSE = lib.BK_CLOSE
 
 
@@ -79,6 +80,7 @@ class Connection:
     def __init__(self, pointer: CData, requests: CData) -> None:
         self._pointer = pointer
         self._requests = requests
+        self._told = False
         self._numbers = ffi.new("uint64_t[4]")
         self._used = ffi.new("size_t *")
         self._count = ffi.new("uint32_t *")
@@ -87,9 +89,9 @@ class Connection:
         """Consume bytes from the peer. *gathers*: READs are told as Fed.reads, not one by one.
 
         After Verdict.FULL, feed the rest after Event.SPACE (even if the rest is empty); after
-        Verdict.AGAIN, feed it after look(); after Verdict.OK with bytes left, feed them at once;
-        after Verdict.CLOSE, send the responses of take(), then close. If the requests had an
-        INCARNATION, renew the ledger or refuse() first.
+        Verdict.AGAIN, feed it after look(), and after Verdict.ASK after tell(); after Verdict.OK
+        with bytes left, feed them at once; after Verdict.CLOSE, send the responses of take(), then
+        close. If the requests had an INCARNATION, renew the ledger or refuse() first.
 
         Raises:
             OSError: no memory.
@@ -125,6 +127,30 @@ class Connection:
         result = lib.bk_connection_look(self._pointer)
         if result < 0:
             raise_for(result, "a repeated entry")
+
+    @property
+    def asked(self) -> int:
+        """The ledger of the frame at which feed() ended with Verdict.ASK."""
+        return int(lib.bk_connection_asked(self._pointer))
+
+    def tell(
+        self, ledger_id: int, code: int, incarnation: int = 0, key: bytes | None = None
+    ) -> None:
+        """Say what is true of a ledger that is not here; it holds until the next call.
+
+        Frames for it from a peer that declared no incarnation are refused with *code*. If that is
+        0, they create it, with *incarnation*, unless they have another master key than *key*.
+        """
+        self._told = True
+        lib.bk_connection_tell(
+            self._pointer, ledger_id, code, incarnation, ffi.NULL if key is None else key
+        )
+
+    def forget(self) -> None:
+        """Let what tell() said hold no longer."""
+        if self._told:
+            self._told = False
+            lib.bk_connection_tell(self._pointer, -1, 0, 0, ffi.NULL)
 
     def refuse(self, ledger_id: int, incarnation: int) -> None:
         """Answer with OTHER_LEDGER until the ledger here has the peer's incarnation."""

@@ -348,6 +348,13 @@ void bk_engine_set_limbo(bk_engine *engine, int32_t limbo)
     pthread_mutex_unlock(&engine->lock);
 }
 
+void bk_engine_set_guarded(bk_engine *engine, int32_t guarded)
+{
+    pthread_mutex_lock(&engine->lock);
+    engine->mode.guarded = guarded;
+    pthread_mutex_unlock(&engine->lock);
+}
+
 void bk_engine_set_read_only(bk_engine *engine, int32_t read_only, int32_t priority_allowed)
 {
     pthread_mutex_lock(&engine->lock);

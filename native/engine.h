@@ -21,7 +21,9 @@
  *  3. A journal file is rolled only between halves, so a half has one salt.
  *  4. The first frame for a ledger that is not known creates it with the
  *     frame's key. A ledger whose key is not known (an index rebuilt without
- *     it) takes the first key that is shown.
+ *     it) takes the first key that is shown. In a guarded engine that holds only of peers that
+ *     say which incarnation they mean. Of others the caller is asked first (BK_ASK), who looks
+ *     into the metadata: the id may be one that the cluster has yet to give to a ledger.
  *  5. An entry that is here already is acknowledged (after the sync of the current group)
  *     and not stored again. It must be the same: ids, length and payload; its LAC may be
  *     another, since recovery adds entries again with the LAC from before it, and then the
@@ -45,7 +47,8 @@
  *     refuses the statement. A renewed ledger has no entries, no key, no fence and no LAC:
  *     those it had are dead, in memory, journal and logs, also after a restart, a rebuilt
  *     index and compaction. When the ledger table is damaged or lost, what logs say of
- *     incarnations counts (store.h). Incarnation 0 is not known, and never another.
+ *     incarnations counts (store.h). A request of incarnation 0 means whichever is here; a ledger
+ *     of incarnation 0 is another than any that a request can name, and stays until it is deleted.
  *
  * Threads: bk_connection_* and bk_engine_poll/ready/woken from the event loop's
  * thread; bk_engine_answer with use_disk from any; one flush at a time; the
@@ -105,6 +108,7 @@ void bk_connection_close(bk_connection *connection);
  *   BK_OK     *used == size, or requests_max was reached: call again
  *   BK_FULL   the memtable is full: feed the rest after BK_EVENT_SPACE
  *   BK_AGAIN  call bk_connection_look, then feed the rest
+ *   BK_ASK    call bk_connection_tell of the ledger bk_connection_asked, then feed the rest
  *   BK_CLOSE  send what bk_connection_take gives, then close
  * After a request with opcode BK_OP_INCARNATION nothing more is taken: the ledger here is another
  * than its sender means. Renew it or refuse the statement, then feed the rest.
@@ -117,6 +121,13 @@ const uint8_t *bk_connection_partial(const bk_connection *connection);
 /* [blocks] Read what entry logs hold of the entry that feed met with BK_AGAIN. -ENOMEM. Not
  * while it is fed. */
 int bk_connection_look(bk_connection *connection);
+/* The ledger of the frame that feed met with BK_ASK. */
+int64_t bk_connection_asked(const bk_connection *connection);
+/* What is true of a ledger that is not here, until the next call: frames of peers that do not say
+ * which they mean are refused with code, or with UNAUTHORIZED if they come with another key (NULL:
+ * any will do), or else make it with this incarnation. */
+void bk_connection_tell(bk_connection *connection, int64_t ledger_id, int32_t code,
+                        int64_t incarnation, const uint8_t *key);
 /* Requests of this connection for the ledger, of which it said this incarnation, are answered
  * with OTHER_LEDGER from now on, while the ledger here is of another. */
 void bk_connection_refuse(bk_connection *connection, int64_t ledger_id, int64_t incarnation);
@@ -175,6 +186,8 @@ int bk_engine_answer_reads(bk_engine *engine, bk_request *requests, uint32_t *co
 /* Reading adds nothing that was damaged or lost: in limbo, "no entry" and "no
  * ledger" are answered with I/O error, since the entry may have been here. */
 void bk_engine_set_limbo(bk_engine *engine, int32_t limbo);
+/* Rule 4: peers that do not say which ledger they mean create none unasked. */
+void bk_engine_set_guarded(bk_engine *engine, int32_t guarded);
 /* Refuse adds with READ_ONLY; those with BK_FLAG_PRIORITY too unless
  * priority_allowed. WRITE_LAC counts as an add. Fences are always taken. */
 void bk_engine_set_read_only(bk_engine *engine, int32_t read_only, int32_t priority_allowed);
@@ -215,7 +228,7 @@ int bk_engine_delete_ledger(bk_engine *engine, int64_t ledger_id, int64_t incarn
                             int64_t now_ms);
 /* The ledger that is here, of incarnation from, is over; to begins, with nothing. A crash before
  * the next sync brings the old one back. BK_FULL: try after BK_EVENT_SPACE. BK_NO_LEDGER: there is
- * none of incarnation from. */
+ * none of incarnation from, or it is 0 and no tombstone. */
 int bk_engine_renew_ledger(bk_engine *engine, int64_t ledger_id, int64_t from, int64_t to);
 /* Drop tombstones older than BK_TOMBSTONE_MS of which no log has entries. */
 void bk_engine_forget_tombstones(bk_engine *engine, int64_t now_ms);

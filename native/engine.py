@@ -363,6 +363,10 @@ class Engine:
         """Answer I/O error instead of "no entry": the entry may have been here."""
         lib.bk_engine_set_limbo(self._pointer, limbo)
 
+    def set_guarded(self, guarded: bool) -> None:
+        """Let feed() ask before a peer that declares no incarnation creates a ledger."""
+        lib.bk_engine_set_guarded(self._pointer, guarded)
+
     def set_read_only(self, read_only: bool, priority_allowed: bool) -> None:
         """Refuse adds; those with the priority flag only unless *priority_allowed*."""
         lib.bk_engine_set_read_only(self._pointer, read_only, priority_allowed)
@@ -416,7 +420,8 @@ class Engine:
     def renew_ledger(self, ledger_id: int, before: int, after: int) -> bool:
         """Replace the ledger of incarnation *before* by an empty one of incarnation *after*.
 
-        Returns False if the ledger here is not of incarnation *before*.
+        Returns False if the ledger here is not of incarnation *before*, or if that is 0 and it is
+        not deleted.
 
         Raises:
             Full: the memtable is full; try again after Event.SPACE.

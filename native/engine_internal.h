@@ -35,6 +35,12 @@ int bk_engine_make_ledger(bk_engine *engine, int64_t ledger_id, int64_t incarnat
                           bk_ledger **out);
 /* What BK_RECORD_INCARNATION says, of a ledger without entries in memory. */
 void bk_ledger_renew(bk_ledger *ledger, int64_t incarnation, uint32_t first_log);
+/* newcomer.c. Whether a frame from a peer that does not say which ledger it means may make that
+ * one, or give it its key. BK_ASK; otherwise *code is 0, or that with which it is refused. */
+int bk_newcomer_judge(bk_connection *connection, const bk_ledger *ledger, int64_t ledger_id,
+                      const uint8_t *key, int32_t *code);
+/* The incarnation of the ledger that a frame of this connection makes. */
+int64_t bk_newcomer_incarnation(const bk_connection *connection, int64_t ledger_id);
 /* duplicate.c. Whether two stored entries with the same ids are the same entry. */
 int bk_entries_agree(const uint8_t *a, uint32_t a_size, const uint8_t *b, uint32_t b_size);
 /* What to do with an entry that may be here already. BK_OK: store it; BK_END: it is here, and

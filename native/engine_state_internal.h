@@ -151,7 +151,7 @@ typedef struct {
 
 /* Which adds are refused. */
 typedef struct {
-    int limbo, read_only, priority_allowed;
+    int limbo, read_only, priority_allowed, guarded;
 } bk_mode;
 
 /* The flush, and the ledgers that the table on disk must hear of. */
@@ -247,6 +247,15 @@ typedef struct {
     uint32_t size, room;
 } bk_original;
 
+/* What the metadata say of a ledger that is not here. */
+typedef struct {
+    int64_t ledger_id, incarnation;
+    int32_t code;            /* with which it is refused, or 0 */
+    uint8_t told;            /* 0: only ledger_id holds, of which the caller shall find out */
+    uint8_t has_key;
+    uint8_t key[BK_KEY_SIZE];
+} bk_newcomer;
+
 struct bk_connection {
     bk_engine *engine;
     uint64_t token;
@@ -265,6 +274,7 @@ struct bk_connection {
     bk_statements statements;
     bk_statement said; /* of the ledger of the frame before, while last and removals hold */
     bk_original original;
+    bk_newcomer newcomer;
 };
 
 #endif

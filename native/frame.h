@@ -41,9 +41,11 @@
  *                      are answered with OTHER_LEDGER, or with UNKNOWN_STATE while
  *                      it is not known which of the two is the one of today. A
  *                      connection that says nothing means whatever is here, as a
- *                      client of BookKeeper does. At most BK_STATEMENTS_MAX at a time
- *                      a connection, and less when all of them together say very much
- *                      (BK_STATEMENT_SLOTS_MAX); one more closes it.
+ *                      client of BookKeeper does; what is not here it creates only
+ *                      where the cluster knows the ledger (engine.h, rule 4). At most
+ *                      BK_STATEMENTS_MAX at a time a connection, and less when all of
+ *                      them together say very much (BK_STATEMENT_SLOTS_MAX); one more
+ *                      closes it.
  *   CALL request       0 N | 4 header | 8 request id 8 | 16 msgpack (metadata/calls.py)
  *   CALL response      0 N | 4 header | 8 code | 12 request id 8 | 20 msgpack
  *   PULSE request      0 N=4 | 4 header

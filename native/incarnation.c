@@ -5,7 +5,7 @@
 
 int bk_ledger_is_other(const bk_ledger *ledger, int64_t incarnation)
 {
-    return incarnation != 0 && ledger->incarnation != 0 && ledger->incarnation != incarnation;
+    return incarnation != 0 && ledger->incarnation != incarnation;
 }
 
 void bk_ledger_renew(bk_ledger *ledger, int64_t incarnation, uint32_t first_log)
@@ -72,12 +72,13 @@ static int renew(bk_engine *engine, bk_ledger *ledger, int64_t incarnation)
 
 int bk_engine_renew_ledger(bk_engine *engine, int64_t ledger_id, int64_t from, int64_t to)
 {
-    if (from <= 0 || to <= 0)
+    if (from < 0 || to <= 0)
         return BK_NO_LEDGER;
     pthread_mutex_lock(&engine->lock);
     bk_ledger *ledger = bk_ledgers_find(&engine->ledgers, ledger_id);
-    int result = ledger != NULL && ledger->incarnation == from ? renew(engine, ledger, to)
-                                                               : BK_NO_LEDGER;
+    /* What is not known to be over stays. */
+    int is_over = ledger != NULL && ledger->incarnation == from && (from > 0 || ledger->deleted);
+    int result = is_over ? renew(engine, ledger, to) : BK_NO_LEDGER;
     pthread_mutex_unlock(&engine->lock);
     return result;
 }

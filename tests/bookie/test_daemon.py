@@ -9,7 +9,7 @@ import pytest
 import trio
 import v2
 from rig import settings
-from running import ask, connected, page, registered, running
+from running import ask, connected, known, page, registered, running
 
 from bookie.daemon import run_bookie
 from bookie.errors import BookieError
@@ -31,6 +31,7 @@ def _no_fault_stays() -> Iterator[None]:
 async def test_a_bookie_registers_serves_and_leaves(tmp_path: Path) -> None:
     config = settings(tmp_path, bookie_id="b1")
     async with open_store(config.metadata) as store:
+        await known(store, 1)
         async with running(config, store) as ready:
             assert ready.bookie_id == "b1"
             (record,) = await registered(store)
@@ -68,6 +69,7 @@ async def test_calls_about_the_bookie_are_answered(tmp_path: Path) -> None:
         info = await ask(peer, calls.BookieInfo())
         assert isinstance(info, calls.BookieStatus)
         assert (info.bookie_id, info.state, info.address) == ("b1", "ready", ready.address)
+        await known(store, 1)
         await peer.ask(v2.ADD_HELLO)
         assert await ask(peer, calls.EntryLocation(1, 0)) == calls.EntryPlace("memtable")
         assert await ask(peer, calls.EntryLocation(1, 1)) == calls.EntryPlace("absent")
@@ -121,6 +123,7 @@ async def test_a_failed_sync_ends_the_bookie_without_an_acknowledgement(tmp_path
             pytest.RaisesExc(OSError, match="journal in .*Input/output error.*the bookie stops")
         ):
             async with trio.open_nursery() as nursery:
+                await known(store, 1)
                 ready = await nursery.start(run_bookie, config, store)
                 with trio.CancelScope(shield=True):
                     await write(ready.address)
@@ -144,6 +147,7 @@ async def test_the_pages_outlive_the_engine(
     async with open_store(config.metadata) as store:
         with pytest.RaisesGroup(pytest.RaisesExc(OSError, match="the bookie stops")):
             async with trio.open_nursery() as nursery:
+                await known(store, 1)
                 ready = await nursery.start(run_bookie, config, store)
                 plan_fault("journal_sync", 1, errno.EIO)
                 with trio.CancelScope(shield=True):
@@ -188,6 +192,7 @@ async def test_a_bookie_goes_on_without_its_metadata_store_and_registers_again(
         running(config, store) as ready,
         connected(ready.address) as peer,
     ):
+        await known(store, 1)
         with monkeypatch.context() as patch:
             patch.setattr(SqliteStore, "keep_session", unavailable)
             patch.setattr(SqliteStore, "grant", unavailable)

@@ -7,7 +7,7 @@ import pytest
 import trio
 import v2
 from rig import settings
-from running import ask, connected, page, registered, running
+from running import ask, connected, known, page, registered, running
 
 from metadata import calls
 from metadata.errors import MetadataUnavailable
@@ -39,6 +39,7 @@ async def test_a_draining_bookie_takes_entries_of_recoveries_only(tmp_path: Path
     config = settings(tmp_path, bookie_id="b1", lease_ttl_s=0.3, metrics_port=-1)
     async with open_store(config.metadata) as store:
         async with running(config, store) as ready, connected(ready.address) as peer:
+            await known(store, 1)
             assert (await peer.ask(v2.ADD_HELLO)).code == 0
             await store.put(KEY, DRAINING)
             await until_registered(store, draining=True)
@@ -69,6 +70,7 @@ async def test_a_bookie_whose_name_a_successor_took_while_it_hung_takes_no_entri
         running(config, store) as ready,
         connected(ready.address) as peer,
     ):
+        await known(store, 1)
         assert (await peer.ask(v2.ADD_HELLO)).code == 0
         found = await store.get(cookie_key("b1"))
         assert found is not None

@@ -8,7 +8,7 @@ import pytest
 import trio
 import v2
 from rig import settings
-from running import ask, connected, running
+from running import ask, connected, known, running
 
 import bookie.parked
 from ledger_client import Client, Options
@@ -87,11 +87,12 @@ async def test_a_bookie_reports_followed_ledgers_once(tmp_path: Path) -> None:
         connected(ready.address) as peer,
         connected(ready.address) as writer,
     ):
+        await known(store, 1, 2)
         for ledger_id in (1, 2):
             await writer.ask(v2.add(ledger_id, 0, b"x", lac=-1))
             await writer.ask(v2.add(ledger_id, 1, b"x", lac=0))
-        known = [FollowedLedger(1, -1), FollowedLedger(2, 0), FollowedLedger(3, -1)]
-        assert await ask(peer, AwaitLedgers(known, [], 60_000)) == LedgersMoved([1])
+        followed = [FollowedLedger(1, -1), FollowedLedger(2, 0), FollowedLedger(3, -1)]
+        assert await ask(peer, AwaitLedgers(followed, [], 60_000)) == LedgersMoved([1])
         await writer.ask(v2.add(2, 2, b"x", lac=1))
         assert await ask(peer, AwaitLedgers([], [], 60_000)) == LedgersMoved([2])
         assert await ask(peer, AwaitLedgers([], [], 10)) == LedgersMoved([])

@@ -9,7 +9,7 @@ import trio
 import trio.testing
 import v2
 from rig import settings
-from running import connected, page, running
+from running import connected, known, page, running
 
 from bookie.commands.roles import roles_of
 from bookie.config import BookieConfig
@@ -31,6 +31,7 @@ async def test_a_bookie_outlives_its_roles(tmp_path: Path) -> None:
 
     async with open_store(config.metadata) as store, running(config, store, fail) as ready:
         await trio.testing.wait_all_tasks_blocked(0.01)
+        await known(store, 1)
         async with connected(ready.address) as peer:
             assert (await peer.ask(v2.ADD_HELLO)).code == 0
         (host,) = hosts
@@ -120,6 +121,7 @@ async def test_what_takes_part_in_the_cluster_is_apart_from_the_data(tmp_path: P
         connected(ready.address) as peer,
     ):
         await written.wait()
+        await known(store, 1)
         assert (await peer.ask(v2.ADD_HELLO)).code == 0
         answer = await peer.ask(v2.READ_HELLO)
         assert (answer.code, answer.rest[-5:]) == (0, b"hello")

@@ -12,9 +12,10 @@ import pytest
 import trio
 import v2
 from rig import serving, settings
-from running import connected, page, running
+from running import connected, known, page, running
 
 from bookie.daemon import Ready
+from bookie.foreign import FREE_FROM
 from bookie.outbox import CallRoom
 from metadata import calls, inspections
 from metadata.groups.calls import GroupRequest
@@ -79,8 +80,8 @@ async def send_and_see_it_dealt_with(address: str, data: bytes) -> None:
 async def serves_others(ready: Ready) -> None:
     """A client that did nothing wrong is served, and no bug came to light."""
     async with connected(ready.address) as peer:
-        assert (await peer.ask(v2.add(777, 0))).code == 0
-        assert (await peer.ask(v2.read(777, 0))).body == v2.entry(777, 0)
+        assert (await peer.ask(v2.add(FREE_FROM, 0))).code == 0
+        assert (await peer.ask(v2.read(FREE_FROM, 0))).body == v2.entry(FREE_FROM, 0)
     status, text = await page(ready.metrics_port, "/metrics")
     assert (status, b"quire_bookie_connections_faults_total 0.0" in text) == (200, True)
 
@@ -241,6 +242,7 @@ async def test_a_call_with_any_fields_gets_a_reply(tmp_path: Path) -> None:
     config = settings(tmp_path, metrics_port=-1)
     async with open_store(config.metadata) as store, running(config, store) as ready:
         async with connected(ready.address) as peer:
+            await known(store, 1)
             await peer.ask(v2.ADD_HELLO)
             with trio.fail_after(240):
                 for body in hostile_calls():
@@ -258,6 +260,7 @@ async def test_an_entry_that_fits_no_answer_is_refused_and_the_largest_is_read_b
     largest = bytes(ENTRY_SIZE_MAX - 32)
     async with open_store(config.metadata) as store:
         async with running(config, store) as ready, connected(ready.address) as peer:
+            await known(store, 1)
             for more in (1, 12, 24):
                 assert (await peer.ask(v2.add(1, 0, largest + bytes(more)))).code == 100
             assert (await peer.ask(v2.add(1, 0, largest))).code == 0

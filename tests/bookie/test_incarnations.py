@@ -12,9 +12,11 @@ import pytest
 import trio
 import v2
 from rig import MIB, Peer, settings
-from running import ask, connected, running
+from running import ask, connected, known, running
 
 from bookie.config import BookieConfig
+from bookie.foreign import FREE_FROM
+from bookie.incarnations import Incarnations
 from bookie.inspection.ledgers import read_ledgers
 from bookie.limbo import enter_limbo
 from bookie.lost_records import fence_forgotten
@@ -57,11 +59,13 @@ class Flaky:
     def __init__(self, store: MetadataStore) -> None:
         self._store = store
         self.away = self.hangs = False
+        self.gets = 0
 
     def __getattr__(self, name: str) -> object:
         return getattr(self._store, name)
 
     async def get(self, key: str) -> object:
+        self.gets += 1
         if self.hangs:
             await trio.sleep_forever()
         if self.away:
@@ -273,6 +277,7 @@ async def test_repair_counts_no_entry_of_the_former_ledger(tmp_path: Path) -> No
 
 async def test_a_client_of_bookkeeper_that_knows_no_incarnation_goes_on(tmp_path: Path) -> None:
     async with bookie(config_in(tmp_path)) as here:
+        await known(here.store, LEDGER)
         assert [await here.add(i, b"theirs") for i in range(3)] == [0] * 3
         assert await here.read(1) == (0, b"theirs")
         assert await here.add(1, b"theirs") == 0
@@ -283,6 +288,158 @@ async def test_a_client_of_bookkeeper_that_knows_no_incarnation_goes_on(tmp_path
         assert await here.read(1) == (0, b"theirs")
         wrong = v2.add(LEDGER, 3, key=v2.OTHER_KEY)
         assert (await here.peer.ask(wrong)).code == Code.UNAUTHORIZED
+
+
+async def stored(here: Here) -> list[int]:
+    page = await ask(here.peer, calls.LedgerStates())
+    assert isinstance(page, calls.LedgerStatePage)
+    return [each.ledger_id for each in page.ledgers]
+
+
+async def test_who_says_nothing_creates_nothing_that_the_cluster_does_not_know(
+    tmp_path: Path,
+) -> None:
+    """Ids that are yet to be issued stay clean: no entry, no fence, no other key."""
+    async with bookie(config_in(tmp_path)) as here:
+        for key in (v2.KEY, v2.OTHER_KEY):
+            requests = [
+                v2.add(LEDGER, 0, b"theirs", key=key),
+                v2.add(LEDGER, 0, b"theirs", key=key, flags=v2.RECOVERY),
+                v2.write_lac(LEDGER, 0, key=key),
+                v2.read(LEDGER, -1, fence_key=key),
+            ]
+            codes = [(await here.peer.ask(each)).code for each in requests]
+            assert codes == [Code.NO_LEDGER] * 4
+        assert await stored(here) == []
+        await today(here.store, NEW)
+        await here.says(NEW)
+        assert await here.read(0) == (Code.NO_LEDGER, b"")
+        assert await here.add(0) == 0
+        await assert_new(here, 1)
+
+
+async def test_who_says_nothing_creates_a_ledger_of_the_cluster_as_what_it_is(
+    tmp_path: Path,
+) -> None:
+    """BookKeeper's own client recovers one of ours: an entry, or a fence, on a further bookie."""
+    async with bookie(config_in(tmp_path)) as here:
+        await today(here.store, NEW)
+        for key, code in ((v2.OTHER_KEY, Code.IO_ERROR), (v2.KEY, Code.NO_ENTRY)):
+            assert (await here.peer.ask(v2.read(LEDGER, -1, fence_key=key))).code == code
+        assert (await here.peer.ask(v2.add(LEDGER, 0, b"new", flags=v2.RECOVERY))).code == 0
+        await here.says(NEW)
+        assert await here.add(1) == Code.FENCED
+        await assert_new(here, 1)
+
+
+async def test_a_fence_of_who_says_nothing_gives_no_ledger_its_key(tmp_path: Path) -> None:
+    """One whose id was used again has none until its own writer comes."""
+    async with former(tmp_path) as here:
+        await here.says(NEW)
+        assert await here.read(0) == (Code.NO_ENTRY, b"")
+        await here.says(0)
+        fence = await here.peer.ask(v2.read(LEDGER, -1, fence_key=v2.OTHER_KEY))
+        assert fence.code == Code.IO_ERROR
+        await here.says(NEW)
+        assert await here.add(0) == 0
+        await assert_new(here, 1)
+
+
+async def test_a_record_that_was_made_a_moment_ago_counts(tmp_path: Path) -> None:
+    async with bookie(config_in(tmp_path)) as here:
+        assert await here.add(0) == Code.NO_LEDGER
+        await known(here.store, LEDGER)
+        assert await here.add(0) == 0
+
+
+async def test_the_metadata_are_asked_once_for_a_new_ledger(tmp_path: Path) -> None:
+    async with bookie(config_in(tmp_path)) as here:
+        await known(here.store, LEDGER)
+        assert await here.add(0) == 0
+        before = here.flaky.gets
+        assert [await here.add(i) for i in range(1, 4)] == [0] * 3
+        assert (await here.peer.ask(v2.read(LEDGER, -1, fence_key=v2.KEY))).code == 0
+        assert here.flaky.gets == before
+
+
+@pytest.mark.parametrize("doubt", ["away", "hangs"])
+async def test_without_the_metadata_nobody_hears_that_there_is_no_ledger(
+    tmp_path: Path, doubt: str
+) -> None:
+    async with bookie(config_in(tmp_path)) as here:
+        setattr(here.flaky, doubt, True)
+        assert await here.add(0) == Code.UNKNOWN_STATE
+        fence = await here.peer.ask(v2.read(LEDGER, -1, fence_key=v2.KEY))
+        assert fence.code == Code.IO_ERROR
+        setattr(here.flaky, doubt, False)
+        assert await stored(here) == []
+
+
+async def test_ids_that_are_never_issued_are_free(tmp_path: Path) -> None:
+    async with bookie(config_in(tmp_path)) as here:
+        assert (await here.peer.ask(v2.add(FREE_FROM, 0))).code == 0
+        assert (await here.peer.ask(v2.read(FREE_FROM + 1, -1, fence_key=v2.KEY))).code == 2
+        assert (await here.peer.ask(v2.add(FREE_FROM - 1, 0))).code == Code.NO_LEDGER
+
+
+async def test_where_bookkeeper_s_clients_create_ledgers_no_id_is_free(tmp_path: Path) -> None:
+    config = config_in(tmp_path)
+    async with open_store(config.metadata) as store:
+        await store.put(cookie_key(ME), b"{}")
+        storage = await Storage.open(config)
+        decides = Incarnations(storage.engine, storage.events, store, ME, is_shared=True)
+        assert (await decides.newcomer(FREE_FROM)).code == Code.NO_LEDGER
+        await known(store, FREE_FROM)
+        assert (await decides.newcomer(FREE_FROM)).code == Code.OK
+        await storage.stop()
+
+
+async def test_a_stored_ledger_of_unknown_incarnation_is_not_served_as_that_of_today(
+    tmp_path: Path,
+) -> None:
+    """Written before bookies asked, or what it was is lost. Repair counts none of its entries."""
+    async with bookie(config_in(tmp_path)) as here:
+        await known(here.store, LEDGER)
+        assert await here.add(0, b"theirs") == 0
+        await today(here.store, NEW)
+        await here.says(NEW)
+        assert await here.read(0) == (Code.UNKNOWN_STATE, b"")
+        assert await here.add(0) == Code.UNKNOWN_STATE
+        assert isinstance(await here.runs(NEW), calls.Failure)
+        await here.says(0)
+        assert await here.read(0) == (0, b"theirs")
+        await here.store.delete(ledger_key(LEDGER))
+        assert isinstance(await here.collect(), calls.GarbageReport)
+
+
+async def test_a_deleted_ledger_of_unknown_incarnation_gives_way(tmp_path: Path) -> None:
+    async with bookie(config_in(tmp_path)) as here:
+        await known(here.store, LEDGER)
+        assert await here.add(0, b"theirs") == 0
+        await here.store.delete(ledger_key(LEDGER))
+        await here.store.next_id("ledgers", LEDGER + 1)
+        report = await here.collect()
+        assert isinstance(report, calls.GarbageReport)
+        assert report.ledgers_deleted == 1
+        await today(here.store, NEW)
+        await here.says(NEW)
+        assert await here.add(0) == 0
+        await assert_new(here, 1)
+
+
+async def test_a_bookie_in_limbo_leaves_a_ledger_of_unknown_incarnation_as_it_is(
+    tmp_path: Path,
+) -> None:
+    config = config_in(tmp_path)
+    async with open_store(config.metadata) as store:
+        storage = await Storage.open(config)
+        storage.engine.fence(LEDGER, v2.OTHER_KEY)
+        await store.put(ledger_key(LEDGER), record(NEW, password=encode_password(b"")))
+        async with trio.open_nursery() as nursery:
+            await nursery.start(storage.run)
+            assert await fence_forgotten(storage, store, ME) == 1
+            nursery.cancel_scope.cancel()
+        await storage.stop()
 
 
 async def test_a_bookie_in_limbo_fences_the_ledger_of_today(tmp_path: Path) -> None:
@@ -308,6 +465,7 @@ async def test_a_bookie_in_limbo_fences_the_ledger_of_today(tmp_path: Path) -> N
 async def test_a_memtable_that_is_full_delays_the_renewal(tmp_path: Path) -> None:
     """The entries of the former ledger are on their way to a log just then."""
     async with former(tmp_path) as here:
+        await known(here.store, 8)
         filling = [v2.add(8, i, bytes(4 * MIB)) for i in range(4)]
         async with trio.open_nursery() as nursery:
             nursery.start_soon(here.peer.stream.send_all, b"".join(filling))

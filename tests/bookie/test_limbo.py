@@ -9,7 +9,7 @@ import pytest
 import trio
 import v2
 from rig import serving, settings
-from running import ask, connected, page, registered, running
+from running import ask, connected, known, page, registered, running
 
 from bookie.config import BookieConfig
 from bookie.host import Host
@@ -61,6 +61,7 @@ async def test_a_bookie_in_limbo_denies_nothing_and_says_so(config: BookieConfig
     """BK-11: what is missing may have been here; what is here is served."""
     push_into_limbo(config)
     async with open_store(config.metadata) as store, running(config, store) as ready:
+        await known(store, 1)
         assert await code(ready.address, v2.add(1, 0)) == 0
         assert await code(ready.address, v2.read(1, 0)) == 0
         assert await code(ready.address, v2.read(1, 1)) == 101
@@ -136,6 +137,7 @@ async def test_in_limbo_a_writer_who_was_never_stopped_here_is_served(
 async def test_in_limbo_every_ledger_that_is_here_is_fenced(config: BookieConfig) -> None:
     """BK-07: of a ledger that the metadata does not know nobody can say that it was not."""
     async with open_store(config.metadata) as store:
+        await known(store, 1, 2)
         async with running(config, store) as ready:
             assert await code(ready.address, v2.add(1, 0)) == 0
         push_into_limbo(config)

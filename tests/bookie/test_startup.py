@@ -10,7 +10,7 @@ import pytest
 import trio
 import v2
 from rig import settings
-from running import connected, page, registered, running
+from running import connected, known, page, registered, running
 
 from bookie import daemon
 from bookie.config import BookieConfig
@@ -93,6 +93,7 @@ async def test_a_bookie_takes_no_connections_before_it_is_ready(
 async def test_what_the_leader_needs_to_know_is_in_the_registration(config: BookieConfig) -> None:
     """TB-35: room, load, and what the bookie may be used for."""
     async with open_store(config.metadata) as store, running(config, store) as ready:
+        await known(store, 1)
         async with connected(ready.address) as peer:
             assert (await peer.ask(v2.ADD_HELLO)).code == 0
         (told,) = await registered(store)
@@ -106,6 +107,7 @@ async def test_the_registration_follows_what_happens(config: BookieConfig) -> No
     config = msgspec.structs.replace(config, lease_ttl_s=0.3, checkpoint_interval_s=0.05)
     async with open_store(config.metadata) as store, running(config, store) as ready:
         async with connected(ready.address) as peer:
+            await known(store, 1)
             assert (await peer.ask(v2.add(1, 0, bytes(100_000)))).code == 0
         with trio.fail_after(30):
             async with store.watch("bookies/") as changes:

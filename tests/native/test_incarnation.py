@@ -265,15 +265,108 @@ def test_all_connections_together_say_so_much_and_no_more(bookie: Bookie) -> Non
         connection.close()
 
 
-def test_incarnation_nought_is_never_another(bookie: Bookie) -> None:
-    """A client of BookKeeper says nothing: its ledger is known by key and bytes alone."""
+@pytest.mark.parametrize("flushed", [False, True])
+def test_a_ledger_of_unknown_incarnation_is_none_that_anybody_says(
+    bookie: Bookie, *, flushed: bool
+) -> None:
+    """A client that says nothing wrote it, or the bookie lost what it knew. It stays."""
     assert put(bookie, add(LEDGER, 0, b"theirs")) == [0]
-    bookie.checkpoint()
-    assert put(bookie, said(NEW), add(LEDGER, 1, b"ours")) == [0]
+    if flushed:
+        bookie.checkpoint()
+    (stated,) = bookie.send(said(NEW))
+    assert stated.incarnation == NEW
+    (read, batch) = bookie.send(frame.read(LEDGER, 0) + frame.batch_read(LEDGER, 0, 1, 9, 1 << 20))
+    for each in (read, batch):
+        answer = bookie.engine.answer(each, use_disk=True, size_max=1 << 20) or b""
+        assert int.from_bytes(answer[8:12], "big") == Code.UNKNOWN_STATE
+        assert b"theirs" not in answer
+    writes = [add(LEDGER, 1, b"ours"), add(LEDGER, 1, b"ours", flags=Flag.RECOVERY)]
+    assert put(bookie, *writes) == [Code.UNKNOWN_STATE] * 2
+    with pytest.raises(OtherLedger):
+        bookie.engine.fence(LEDGER, KEY, NEW)
     assert not bookie.engine.renew_ledger(LEDGER, 0, NEW)
-    assert bookie.payload(LEDGER, 0) == b"theirs"
     bookie.crash()
-    assert [bookie.payload(LEDGER, i) for i in (0, 1)] == [b"theirs", b"ours"]
+    assert put(bookie, add(LEDGER, 1, b"theirs")) == [0]
+    assert [bookie.payload(LEDGER, i) for i in (0, 1)] == [b"theirs", b"theirs"]
+
+
+def test_a_tombstone_of_unknown_incarnation_gives_way(bookie: Bookie) -> None:
+    assert put(bookie, add(LEDGER, 0, b"theirs", key=OTHER_KEY)) == [0]
+    bookie.checkpoint()
+    bookie.engine.delete_ledger(LEDGER, 1000)
+    assert bookie.send(said(NEW))
+    assert bookie.engine.renew_ledger(LEDGER, 0, NEW)
+    assert put(bookie, add(LEDGER, 0, b"new")) == [0]
+    for step in (Bookie.crash, Bookie.checkpoint, reindex):
+        step(bookie)
+        assert_new(bookie, 1)
+
+
+# --- peers that say nothing --------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(bookie: Bookie) -> Bookie:
+    bookie.engine.set_guarded(True)
+    return bookie
+
+
+NOBODYS = [add(LEDGER, 0, b"theirs"), write_lac(LEDGER, 1, 0)]
+
+
+@pytest.mark.parametrize("request_", NOBODYS)
+def test_a_peer_that_says_nothing_waits_until_it_is_known_whether_there_is_such_a_ledger(
+    guarded: Bookie, request_: bytes
+) -> None:
+    fed = guarded.connection.feed(request_ * 3)
+    assert (fed.verdict, fed.used) == (Verdict.ASK, 0)
+    assert guarded.connection.asked == LEDGER
+    assert guarded.engine.ledger(LEDGER) is None
+    guarded.connection.tell(LEDGER, Code.NO_LEDGER)
+    fed = guarded.connection.feed(request_ * 3)
+    assert (fed.verdict, fed.used) == (Verdict.OK, 3 * len(request_)), "asked once for all"
+    codes = [each.code for each in add_responses(guarded.connection.take())]
+    assert codes == [Code.NO_LEDGER] * 3
+    assert guarded.engine.ledger(LEDGER) is None
+    guarded.connection.forget()
+    assert guarded.connection.feed(request_).verdict is Verdict.ASK, "it may be there by now"
+
+
+def test_what_is_known_of_one_ledger_counts_for_no_other(guarded: Bookie) -> None:
+    frames = add(LEDGER, 0, b"theirs") + add(LEDGER + 1, 0, b"theirs")
+    assert guarded.connection.feed(frames).verdict is Verdict.ASK
+    guarded.connection.tell(LEDGER, Code.OK)
+    fed = guarded.connection.feed(frames)
+    assert (fed.verdict, guarded.connection.asked) == (Verdict.ASK, LEDGER + 1)
+    assert guarded.engine.ledger(LEDGER + 1) is None
+
+
+def test_a_ledger_that_is_there_is_made_as_what_it_is(guarded: Bookie) -> None:
+    wrong, right = add(LEDGER, 0, b"theirs", key=OTHER_KEY), add(LEDGER, 0, b"new")
+    assert guarded.connection.feed(wrong + right).verdict is Verdict.ASK
+    guarded.connection.tell(LEDGER, Code.OK, NEW, KEY)
+    assert put(guarded, wrong, right) == [Code.UNAUTHORIZED, Code.OK]
+    guarded.connection.forget()
+    assert put(guarded, add(LEDGER, 1, b"new"), said(NEW), add(LEDGER, 2, b"new")) == [0] * 2
+    for step in (Bookie.crash, Bookie.checkpoint, Bookie.crash):
+        step(guarded)
+        assert_new(guarded, 3)
+
+
+def test_a_peer_that_says_nothing_gives_no_ledger_its_key(guarded: Bookie) -> None:
+    """One whose id was used again has none until its own writer comes."""
+    old(guarded)
+    renewed(guarded)
+    wrong = add(LEDGER, 0, b"theirs", key=OTHER_KEY)
+    assert put(guarded, said(0)) == []
+    assert guarded.connection.feed(wrong).verdict is Verdict.ASK
+    guarded.connection.tell(LEDGER, Code.OK, NEW, KEY)
+    assert put(guarded, wrong, said(NEW), add(LEDGER, 0, b"new")) == [Code.UNAUTHORIZED, 0]
+    assert_new(guarded, 1)
+
+
+def test_who_says_which_ledger_it_means_is_asked_nothing(guarded: Bookie) -> None:
+    assert put(guarded, said(NEW), add(LEDGER, 0, b"new"), write_lac(LEDGER, 1, 0)) == [0, 0]
 
 
 # --- the former ledger is gone -----------------------------------------------------------

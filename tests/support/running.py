@@ -14,7 +14,16 @@ from bookie.config import BookieConfig
 from bookie.daemon import Ready, run_bookie
 from bookie.host import Roles
 from metadata import calls
-from metadata.records import BOOKIES, BookieRecord, decode_bookie
+from metadata.records import (
+    BOOKIES,
+    BookieRecord,
+    Fragment,
+    LedgerRecord,
+    LedgerState,
+    decode_bookie,
+    encode_record,
+    ledger_key,
+)
 from metadata.store import MetadataStore
 
 
@@ -35,6 +44,13 @@ async def connected(address: str) -> AsyncIterator[Peer]:
     host, _, port = address.rpartition(":")
     async with await trio.open_tcp_stream(host, int(port)) as stream:
         yield Peer(stream)
+
+
+async def known(store: MetadataStore, *ledger_ids: int) -> None:
+    """Put records of ledgers as BookKeeper's own client makes them: any bookie takes entries."""
+    for ledger_id in ledger_ids:
+        record = LedgerRecord(ledger_id, 1, 1, 1, LedgerState.OPEN, [Fragment(0, ["elsewhere"])])
+        await store.put(ledger_key(ledger_id), encode_record(record))
 
 
 async def registered(store: MetadataStore) -> list[BookieRecord]:

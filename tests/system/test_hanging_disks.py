@@ -19,6 +19,7 @@ from rig import Peer
 
 import ledger_client
 from bookie.commands.run import BookieStarted
+from bookie.foreign import FREE_FROM
 from ledger_client import Client, LedgerWriter
 from metadata.records import BookieRecord
 
@@ -148,7 +149,7 @@ async def test_a_bookie_whose_disk_hangs_for_good_ends_although_a_thread_hangs(
         slow_disk.hang(data)
         host, _, port = told.address.rpartition(":")
         async with await trio.open_tcp_stream(host, int(port)) as stream:
-            await stream.send_all(v2.ADD_HELLO)
+            await stream.send_all(v2.add(FREE_FROM, 0))
             with suppress(trio.BrokenResourceError):
                 assert await Peer(stream).closed()  # without an acknowledgement
         code = await trio.to_thread.run_sync(daemon.process.wait, DEADLINE_S)

@@ -15,6 +15,7 @@ from rig import MIB, Peer
 from running import ask, connected, page
 
 from bookie.commands.run import BookieStarted
+from bookie.foreign import FREE_FROM
 from ledger_client.commands.bench import usage
 from metadata import calls
 from metadata.store import VALUE_SIZE_MAX, Put
@@ -59,15 +60,15 @@ async def test_idle_strangers_neither_stop_a_flush_nor_keep_clients_out(
         ready = daemon.ready(BookieStarted)
         assert "may open 512 files: it serves 103 connections" in daemon.log
         async with AsyncExitStack() as stack, connected(ready.address) as client:
-            assert (await client.ask(v2.add(1, 0))).code == 0
+            assert (await client.ask(v2.add(FREE_FROM, 0))).code == 0
             for data in (b"", v2.ADD_HELLO[:40], v2.READ_HELLO):
                 for _ in range(200):
                     await stranger(stack, ready.address, data)
-            assert (await client.ask(v2.add(1, 1, bytes(MIB)))).code == 0
+            assert (await client.ask(v2.add(FREE_FROM, 1, bytes(MIB)))).code == 0
             flushed = await ask(client, calls.FlushNow())
             assert isinstance(flushed, calls.JournalState), flushed
             async with connected(ready.address) as other:
-                assert (await other.ask(v2.read(1, 1))).code == 0
+                assert (await other.ask(v2.read(FREE_FROM, 1))).code == 0
                 assert isinstance(await ask(other, calls.ScrubNow()), calls.ScrubReport)
             assert await metric(ready, "quire_bookie_connections") <= 103
         assert daemon.stop() == 0, daemon.log
@@ -105,6 +106,6 @@ async def serves(client: Peer) -> None:
     """A client that reads is served beside those that do not."""
     with trio.fail_after(60):
         for entry_id in range(20):
-            assert (await client.ask(v2.add(7, entry_id))).code == 0
-            assert (await client.ask(v2.read(7, entry_id))).code == 0
+            assert (await client.ask(v2.add(FREE_FROM, entry_id))).code == 0
+            assert (await client.ask(v2.read(FREE_FROM, entry_id))).code == 0
         assert isinstance(await ask(client, calls.Get("small")), calls.Missing)

@@ -9,6 +9,8 @@ from pathlib import Path
 import msgspec
 from peer_systems import CannotCompare, Running, usage
 
+from bookie.foreign import FREE_FROM
+
 SOURCE = Path(__file__).resolve().parent / "load.c"
 LOAD_S = 900.0
 
@@ -89,7 +91,7 @@ def run_all(program: Path, bookie: Running, *, part: float) -> Iterator[Figure]:
 
 def _run(program: Path, bookie: Running, load: Load, count: int) -> Figure:
     host, _, port = bookie.address.partition(":")
-    numbers = (load.ledger, count, load.size, load.window)
+    numbers = (FREE_FROM + load.ledger, count, load.size, load.window)
     before = usage(bookie.process_ids)
     said = subprocess.run(
         [str(program), host, port, load.verb, *map(str, numbers)],

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import trio
+import v2
 from memory_cluster import memory_cluster
 from rig import settings
 from running import running
@@ -30,6 +31,7 @@ from metadata.records import encode_record, ledger_key
 from metadata.store import MetadataStore, Versioned
 from metadata.urls import open_store
 from native.digest import Digest
+from native.frame import Code
 from native.link import add_frame
 
 LEDGER = 7
@@ -237,6 +239,49 @@ async def test_another_entry_in_the_place_of_one_ends_the_writer(tmp_path: Path)
                     assert (await stream.receive_some(100))[8:12] == bytes(4)
                 await ledger.append(b"ours too")
         assert "a different entry with the same id" in str(told.value.__cause__)
+
+
+async def frames_to_all(addresses: list[str], frames: list[bytes]) -> list[int]:
+    """Send *frames* to each bookie as a client of the bare wire does; return the codes."""
+    codes = []
+    for address in addresses:
+        host, _, port = address.rpartition(":")
+        async with await trio.open_tcp_stream(host, int(port)) as stream:
+            for each in frames:
+                await stream.send_all(each)
+                codes.append(int.from_bytes((await stream.receive_some(100))[8:12], "big"))
+    return codes
+
+
+async def test_a_client_of_the_bare_wire_spoils_no_id_that_is_yet_to_be_issued(
+    tmp_path: Path,
+) -> None:
+    """Neither with entries nor with fences under any key."""
+    async with cluster(tmp_path) as here, here.bookies(), here.client() as client:
+        ids = range(1, 9)
+        adds = [add_frame(Digest(), each, 0, -1, 10, b"theirs") for each in ids]
+        fences = [v2.read(each, -1, fence_key=v2.OTHER_KEY) for each in ids]
+        codes = await frames_to_all(here.addresses, [*adds, *fences])
+        assert codes == [Code.NO_LEDGER] * 2 * len(ids) * len(BOOKIES)
+        async with client.ledgers.create(2, 2, 2) as ledger:
+            assert ledger.id in ids
+            await ledger.append_many([b"ours"] * 3)
+        await client.topics.create("a/t", partitions=1, replication=2, ack_quorum=2)
+        async with client.producer("a/t") as producer:
+            await producer.send(b"message")
+
+
+async def test_recovery_of_a_ledger_without_entries_finds_none_of_a_stranger_s(
+    tmp_path: Path,
+) -> None:
+    """Its writer died before its first entry, and a client of the bare wire used its id."""
+    async with cluster(tmp_path) as here, here.bookies():
+        theirs = [add_frame(Digest(), LEDGER, each, -1, 10, b"theirs") for each in range(3)]
+        assert set(await frames_to_all(here.addresses, theirs)) == {Code.NO_LEDGER}
+        async with here.client() as client, made(client) as ledger:
+            async with here.client() as other, other.ledgers.open(LEDGER) as entries:
+                assert entries.last_confirmed == -1
+            assert ledger.id == LEDGER
 
 
 @pytest.mark.parametrize("do", [Ledgers.delete, Ledgers.recover])
