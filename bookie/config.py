@@ -231,8 +231,8 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
         str,
         Setting(
             "What to do with ledgers that never were in the metadata, because a client used the\n"
-            'wire protocol alone: "keep" them, or "delete" them like deleted ledgers. Such a client\n'
-            "can create ledgers only under ids from 2^62 up, and not with metadata in ZooKeeper.",
+            'wire protocol alone: "keep" them, or "delete" them like deleted ledgers. Such a\n'
+            "client can create ledgers under ids from 2^62 up, with metadata in ZooKeeper none.",
             choices=("keep", "delete"),
         ),
     ] = "keep"

@@ -16,12 +16,12 @@ from worlds import WORLDS
 # The seed at which each mistake is seen; the cheapest of those that were tried first.
 SHOWN_AT = {
     "acknowledge_before_sync": 4,
-    "fence_only_the_first_read": 3,
-    "timeout_is_absence": 1,
+    "fence_only_the_first_read": 122,
+    "timeout_is_absence": 3,
     "no_floor": 70,
-    "stale_acknowledgements": 2,
-    "fence_forgotten": 85,
-    "late_mark": 26,
+    "stale_acknowledgements": 40,
+    "fence_forgotten": 15,
+    "late_mark": 6,
     "move_without_copying": 50,
     "damage_is_absence": 20,
     "journal_not_synced": 24,
