@@ -258,16 +258,21 @@ class ProcessSession:
         with suppress(MetadataError), trio.CancelScope(shield=True, deadline=until):
             await self.store.end_session(session)
 
+    def _check_open(self) -> None:
+        if self._closed:
+            raise MetadataUnavailable(f"the session of {self._owner} was closed")
+
     async def _current(self) -> StoreSession:
         async with self._opening:
-            if self._closed:
-                raise MetadataUnavailable(f"the session of {self._owner} was closed")
+            self._check_open()
             if self._session is None:
                 asked_at, slept_s = trio.current_time(), asleep_s()
                 session = await self.store.open_session(self._owner, ttl_s=self._ttl_s)
-                if self._closed:
+                try:
+                    self._check_open()
+                except MetadataUnavailable:
                     await self._end(session)
-                    raise MetadataUnavailable(f"the session of {self._owner} was closed")
+                    raise
                 self._session = session
                 self._note_kept(asked_at, slept_s)
                 self._nursery.start_soon(self._keep, session)

@@ -25,7 +25,7 @@ from metadata.announcements import Announcements
 from metadata.errors import LeaseHeld, LeaseLost, MetadataBroken, MetadataUnavailable
 from metadata.schema import APPLICATION_ID, SCHEMA_VERSION
 from metadata.sqlite import LOOK_S, SqliteStore
-from metadata.store import CheckLease, Put
+from metadata.store import Changes, CheckLease, Put
 from metadata.transactions import Transactions
 from metadata.watch import WAIT_S
 
@@ -426,13 +426,13 @@ async def test_questions_that_wait_cost_a_change_elsewhere_one_read_for_all_of_t
     reads: list[str] = []
     changes = rows.changes
 
-    def counted(connection: sqlite3.Connection, prefix: str, since: int | None) -> rows.Changes:
+    def counted(connection: sqlite3.Connection, prefix: str, since: int | None) -> Changes:
         reads.append(prefix)
         return changes(connection, prefix, since)
 
     monkeypatch.setattr(rows, "changes", counted)
     revision = await sqlite_store.put("elsewhere", b"")
-    found: list[rows.Changes] = []
+    found: list[Changes] = []
     heard = trio.Event()
 
     async def ask(number: int) -> None:

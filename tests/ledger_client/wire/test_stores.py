@@ -12,8 +12,6 @@ import trio
 from fake_bookie import FakeBookie, Network
 from lease_clock import LeaseClock
 from leases import grant, keep
-from memory_store import MemoryStore
-from slow_store import SlowStore
 from trio.testing import MockClock
 
 from ledger_client.wire import stores
@@ -569,46 +567,3 @@ async def test_a_change_that_was_not_sent_is_withdrawn(
         release.set()
         await trio.testing.wait_all_tasks_blocked()
     assert [request.key for request in bookies[0].requests if isinstance(request, Put)] == ["first"]
-
-
-# --- calls behind others ----------------------------------------------------------------
-
-
-async def test_a_call_behind_many_others_is_not_made_elsewhere_too(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
-    """The bookie works through the queue: it answers, though not this one yet."""
-    behind = SlowStore(each_s=0.02)
-    bookies = [FakeBookie(behind), FakeBookie(behind)]
-    network = Network(nursery, *bookies)
-    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
-        async with trio.open_nursery() as asking:
-            for number in range(200):
-                asking.start_soon(store.get, f"k{number}")
-        assert sorted(len(bookie.requests) for bookie in bookies) == [0, 200]
-        assert sum(bookie.connections for bookie in bookies) == 1
-
-
-async def test_a_call_that_hangs_while_others_are_answered_is_made_elsewhere_in_time(
-    nursery: trio.Nursery, autojump_clock: MockClock
-) -> None:
-    behind = MemoryStore()
-    bookies = [FakeBookie(behind), FakeBookie(behind)]
-    network = Network(nursery, *bookies)
-    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
-        await store.get("first")
-        first = in_use(bookies)
-        first.silent_about = "hangs"
-        async with trio.open_nursery() as asking:
-
-            async def ask_on() -> None:
-                while True:
-                    await store.get("a")
-                    await trio.sleep(0.1)
-
-            asking.start_soon(ask_on)
-            began = trio.current_time()
-            assert await store.get("hangs") is None
-            assert trio.current_time() - began < stores.TIMEOUT_S * 0.6
-            asking.cancel_scope.cancel()
-    assert all(bookie.connections == 1 for bookie in bookies)

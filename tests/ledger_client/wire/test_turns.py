@@ -5,8 +5,13 @@ from __future__ import annotations
 import pytest
 import trio
 import trio.testing
+from fake_bookie import FakeBookie, Network
+from memory_store import MemoryStore
+from slow_store import SlowStore
 
+from ledger_client.wire import stores
 from ledger_client.wire.inflight import Turns, limited
+from ledger_client.wire.stores import BookieStore
 from metadata.errors import MetadataUnavailable
 
 TIMEOUT_S = 10.0
@@ -113,3 +118,46 @@ async def test_a_limit_holds_again_once_the_turn_has_come(
                 begun = trio.current_time()
                 await trio.sleep_forever()
         assert trio.current_time() == pytest.approx(begun + 2)
+
+
+# --- calls behind others ----------------------------------------------------------------
+
+
+async def test_a_call_behind_many_others_is_not_made_elsewhere_too(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    """The bookie works through the queue: it answers, though not this one yet."""
+    behind = SlowStore(each_s=0.02)
+    bookies = [FakeBookie(behind), FakeBookie(behind)]
+    network = Network(nursery, *bookies)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        async with trio.open_nursery() as asking:
+            for number in range(200):
+                asking.start_soon(store.get, f"k{number}")
+        assert sorted(len(bookie.requests) for bookie in bookies) == [0, 200]
+        assert sum(bookie.connections for bookie in bookies) == 1
+
+
+async def test_a_call_that_hangs_while_others_are_answered_is_made_elsewhere_in_time(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    behind = MemoryStore()
+    bookies = [FakeBookie(behind), FakeBookie(behind)]
+    network = Network(nursery, *bookies)
+    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
+        await store.get("first")
+        first = max(bookies, key=lambda bookie: len(bookie.requests))
+        first.silent_about = "hangs"
+        async with trio.open_nursery() as asking:
+
+            async def ask_on() -> None:
+                while True:
+                    await store.get("a")
+                    await trio.sleep(0.1)
+
+            asking.start_soon(ask_on)
+            began = trio.current_time()
+            assert await store.get("hangs") is None
+            assert trio.current_time() - began < stores.TIMEOUT_S * 0.6
+            asking.cancel_scope.cancel()
+    assert all(bookie.connections == 1 for bookie in bookies)
