@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import itertools
 from collections.abc import AsyncIterator
 from typing import Literal
@@ -18,7 +17,6 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.cluster.housekeeping import Housekeeper, HousekeepingOptions
 from ledger_client.errors import (
-    BadSchema,
     BadTopic,
     NoSuchTopic,
     NotEnoughBookies,
@@ -29,10 +27,9 @@ from ledger_client.topics.events import pending_events
 from ledger_client.topics.lanes.lane_end import close_lane
 from ledger_client.topics.retention.explanation import Explanation
 from ledger_client.topics.times import EventTime
-from ledger_client.topics.topics import Topics, TopicSettings
 from metadata.leadership import Term
 from metadata.records import cookie_key, draining_key
-from metadata.topics import Retention, RollPolicy, Schema, TopicEvent, decode_event
+from metadata.topics import Retention, RollPolicy, TopicEvent, decode_event
 from native import batch as native_batch
 
 DAY_MS = 86_400_000
@@ -64,64 +61,6 @@ async def values(client: Client, name: str) -> list[bytes | None]:
 
 def ledgers(found: Explanation) -> list[str]:
     return [fate.ledger.state for lane in found.lanes for fate in lane.ledgers]
-
-
-# --- creation ---------------------------------------------------------------------------
-
-
-async def test_a_topic_that_is_there_may_stay_as_it_is(client: Client) -> None:
-    made = await client.topics.create("shop/t", 4, exist_ok=True)
-    assert await client.topics.create("shop/t", 2, exist_ok=True) == made
-    with pytest.raises(TopicExists):
-        await client.topics.create("shop/t")
-    assert [event.kind for event in await events(client)] == ["created"]
-
-
-async def test_topics_created_at_once_are_one(client: Client) -> None:
-    found = []
-
-    async def create() -> None:
-        found.append(await client.topics.create("shop/t", exist_ok=True))
-
-    async with trio.open_nursery() as nursery:
-        for _ in range(4):
-            nursery.start_soon(create)
-    assert len({topic.uid for topic in found}) == 1
-
-
-async def test_a_producer_may_create_its_topic(client: Client) -> None:
-    for value in (b"one", b"two"):
-        async with client.producer("shop/t", create={"partitions": 2}, linger_ms=0) as producer:
-            await producer.send(value, partition=0)
-    assert (await client.topics.info("shop/t")).partitions == 2
-    assert await values(client, "shop/t") == [b"one", b"two"]
-    async with client.producer("shop/u", create=True) as producer:
-        await producer.send(b"one")
-    assert await values(client, "shop/u") == [b"one"]
-    with pytest.raises(NoSuchTopic):
-        async with client.producer("shop/v", create=False):
-            pass
-
-
-def test_settings_of_a_topic_to_be_created_are_those_of_create() -> None:
-    given = inspect.signature(Topics.create).parameters
-    assert set(TopicSettings.__annotations__) == set(given) - {"self", "name", "exist_ok"}
-
-
-# --- schemas ----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind", ["json", "avro", "protobuf"])
-async def test_a_schema_that_cannot_be_read_is_refused(
-    client: Client, kind: Literal["json", "avro", "protobuf"]
-) -> None:
-    broken = Schema(kind=kind, definition="{")
-    with pytest.raises(BadSchema, match="topic shop/t: its schema cannot be read"):
-        await client.topics.create("shop/t", schema=broken)
-    await client.topics.create("shop/t")  # the name is free
-    with pytest.raises(BadSchema):
-        await client.topics.alter("shop/t", schema=broken)
-    assert (await client.topics.info("shop/t")).schema == Schema()
 
 
 # --- events -----------------------------------------------------------------------------
