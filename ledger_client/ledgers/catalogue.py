@@ -22,7 +22,7 @@ from ledger_client.errors import (
     MetadataUnavailable,
     NoSuchLedger,
 )
-from ledger_client.ledgers.records import Reason, grown, marking, new_mark, sealed
+from ledger_client.ledgers.records import Reason, grown, marking, new_mark, sealed, stated
 from ledger_client.wire.inflight import limited
 from metadata.clock import StoreClock
 from metadata.errors import LeaseLost, MetadataError, SessionOver, VersionConflict
@@ -273,6 +273,21 @@ class Catalogue:
                 if not sent:
                     raise
                 await trio.sleep(RETRY_S)  # the change may have been made: look first
+
+    async def state_confirmed(self, record: LedgerRecord, last_entry: int) -> bool:
+        """State that entries up to *last_entry* of an open ledger are confirmed.
+
+        The caller knows that ack_quorum of the last bookies in *record* have them. Returns False,
+        and changes nothing, if the ledger has other bookies by now, or is not open.
+
+        Raises:
+            NoSuchLedger: it was deleted.
+            MetadataUnavailable: the change may or may not be made; either is harmless.
+        """
+        found, version = await self.get(record.ledger_id, record.incarnation)
+        if found.state is not LedgerState.OPEN or found.fragments != record.fragments:
+            return False
+        return await self.replace(stated(found, last_entry), version)
 
     async def mark(self, ledger_id: int, reason: Reason) -> None:
         """Mark a ledger for repair; the reasons of an earlier mark are kept."""

@@ -6,6 +6,7 @@ import random
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Literal, cast
 
 import msgspec
@@ -24,6 +25,7 @@ from ledger_client.ledgers.entries import DIGESTS
 from ledger_client.ledgers.placement import Placement, Quarantine
 from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
 from ledger_client.ledgers.recovery import Recoveries
+from ledger_client.ledgers.settling import settle
 from ledger_client.ledgers.writer import LedgerWriter, WriteDriver, Writers
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.wire.bookies import Bookies
@@ -91,7 +93,6 @@ class Ledgers:
             options=options,
             nursery=nursery,
         )
-        self.opener = LedgerOpener(catalogue=self.catalogue, bookies=self.bookies, options=options)
         self.openings = Places(OPENINGS_MAX)
         nursery.start_soon(store.watches.run)
         self._recoveries = Recoveries(
@@ -99,6 +100,12 @@ class Ledgers:
             bookies=self.bookies,
             writers=self.writers,
             options=options,
+        )
+        self.opener = LedgerOpener(
+            catalogue=self.catalogue,
+            bookies=self.bookies,
+            options=options,
+            settle=partial(settle, recover=self._recoveries.recovered),
         )
 
     @asynccontextmanager

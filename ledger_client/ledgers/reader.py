@@ -18,7 +18,7 @@ minute. Where it cannot rest it reads the record and asks the other bookies ever
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
@@ -43,12 +43,7 @@ from ledger_client.ledgers.entries import (
     check_code,
     sound_entries,
 )
-from ledger_client.ledgers.replica_reads import (
-    NOTHING_KNOWN,
-    LedgerSource,
-    Parts,
-    ask_confirmed,
-)
+from ledger_client.ledgers.replica_reads import NOTHING_KNOWN, LedgerSource, Parts, ask_confirmed
 from ledger_client.options import Options
 from ledger_client.wire.bookies import BookieConnection, Bookies
 from ledger_client.wire.inflight import Reply
@@ -143,6 +138,17 @@ class LedgerReader:
         self._view.close()
 
 
+IsWritten = Callable[[], Awaitable[bool]]
+"""Returns False if the ledger's writer is gone, as its lease is over."""
+Settle = Callable[["LedgerView", IsWritten], Awaitable[int]]
+"""settling.settle(), which is above this module."""
+
+
+async def settle(reader: LedgerReader, is_written: IsWritten) -> int:
+    """Return the last entry acknowledged before this call, -1 for none; see settling.py."""
+    return await reader._view.settle(reader._view, is_written)
+
+
 class BatchReads:
     """An async iterator over the batches of a range of entries, wherever their copies have moved.
 
@@ -204,9 +210,10 @@ class BatchReads:
 class LedgerView:
     """The known state of one ledger, shared by its reader and followers."""
 
-    def __init__(self, source: LedgerSource, catalogue: Catalogue) -> None:
+    def __init__(self, source: LedgerSource, catalogue: Catalogue, settle: Settle) -> None:
         self.source = source
-        self._catalogue = catalogue
+        self.catalogue = catalogue
+        self.settle = settle
         self._is_watching = False
         self._hinted = False
         self._alarms: set[trio.Event] = set()
@@ -249,7 +256,7 @@ class LedgerView:
         """
         self._hinted = False
         try:
-            self.source.record, _ = await self._catalogue.get(*self.source.name)
+            self.source.record, _ = await self.catalogue.get(*self.source.name)
         except BaseException:
             self._hinted = True  # as far as is known, the record has changed all the same
             raise
@@ -298,7 +305,7 @@ class LedgerView:
         if not (self._is_watching or self.closed):
             self._is_watching = True
             with suppress(MetadataError):  # followers look at the record from time to time
-                self._catalogue.watch(self.source.ledger_id, self)
+                self.catalogue.watch(self.source.ledger_id, self)
 
     def notify(self, _prefix: str, _hint: str) -> None:
         """Note that the record may have changed."""
@@ -309,7 +316,7 @@ class LedgerView:
     def close(self) -> None:
         """End the watch; followers go on with their polls alone."""
         if self._is_watching:
-            self._catalogue.unwatch(self.source.ledger_id, self)
+            self.catalogue.unwatch(self.source.ledger_id, self)
 
 
 class Follower:
@@ -546,10 +553,13 @@ class Follower:
 class LedgerOpener:
     """Opens ledgers for reading, which fences no writer."""
 
-    def __init__(self, *, catalogue: Catalogue, bookies: Bookies, options: Options) -> None:
+    def __init__(
+        self, *, catalogue: Catalogue, bookies: Bookies, options: Options, settle: Settle
+    ) -> None:
         self._catalogue = catalogue
         self._bookies = bookies
         self._options = options
+        self._settle = settle
 
     def sharing(self, size: int, readers: int) -> LedgerOpener:
         """Return an opener whose readers read ahead, *readers* of them together *size* bytes."""
@@ -561,9 +571,7 @@ class LedgerOpener:
             reads_in_flight=min(max(each // batch_size, 1), 4),
         )
         return LedgerOpener(
-            catalogue=self._catalogue,
-            bookies=self._bookies,
-            options=options,
+            catalogue=self._catalogue, bookies=self._bookies, options=options, settle=self._settle
         )
 
     async def open(self, ledger_id: int, *, confirmed: int = NOTHING_KNOWN) -> LedgerReader:
@@ -584,7 +592,7 @@ class LedgerOpener:
     ) -> LedgerReader:
         """As open(), for a ledger whose record was read just now."""
         source = LedgerSource(record, bookies=self._bookies, options=self._options)
-        view = LedgerView(source, self._catalogue)
+        view = LedgerView(source, self._catalogue, self._settle)
         await view.learn_confirmed()
         view.raise_confirmed(confirmed)
         return LedgerReader(view)

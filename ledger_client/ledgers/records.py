@@ -31,18 +31,45 @@ def with_fragment(
 ) -> LedgerRecord:
     """Return *record* continued with *fragment*; *record* itself if that is its last one.
 
+    The last fragment may begin later than expected, on the same bookies: readers stated entries
+    before it (stated()). Then *fragment* begins no earlier than that.
+
     Raises:
         LedgerFenced: its last fragment is neither *fragment* nor *expected_last*.
     """
     last = record.fragments[-1]
-    if last == fragment:
+    if _goes_on(fragment, last):
         return record
-    if last != expected_last:
+    if not _goes_on(expected_last, last):
         raise LedgerFenced(record.ledger_id)
+    first_entry = max(last.first_entry, fragment.first_entry)
     kept = record.fragments
-    if last.first_entry == fragment.first_entry:
+    if last.first_entry == first_entry:
         kept = kept[:-1]
-    return msgspec.structs.replace(record, fragments=[*kept, fragment])
+    return msgspec.structs.replace(
+        record, fragments=[*kept, Fragment(first_entry, fragment.bookies)]
+    )
+
+
+def _goes_on(fragment: Fragment, last: Fragment) -> bool:
+    """True if *last* is *fragment*, or what statements of readers made of it."""
+    return last.bookies == fragment.bookies and last.first_entry >= fragment.first_entry
+
+
+def stated(record: LedgerRecord, last_entry: int) -> LedgerRecord:
+    """Return *record* with the statement that entries up to *last_entry* are confirmed.
+
+    It is a fragment on the same bookies that begins after the entry, as one does that a writer
+    begins: all before it is confirmed.
+    """
+    fragments, last = record.fragments, record.fragments[-1]
+    if last.first_entry > last_entry:
+        return record
+    if len(fragments) > 1 and fragments[-2].bookies == last.bookies:
+        fragments = fragments[:-1]  # one statement is enough
+    return msgspec.structs.replace(
+        record, fragments=[*fragments, Fragment(last_entry + 1, last.bookies)]
+    )
 
 
 def fragments_up_to(last_entry: int, fragments: list[Fragment]) -> list[Fragment]:
@@ -71,7 +98,8 @@ def sealed(record: LedgerRecord, last_entry: int, length: int) -> LedgerRecord:
     """Return *record* closed at *last_entry*; *record* itself if it is already.
 
     Raises:
-        LedgerFenced: another client recovers it.
+        LedgerFenced: another client recovers it, or entries after *last_entry* were stated, so that
+            it must be recovered.
         LedgerClosed: another client sealed it at another end.
     """
     if record.state is LedgerState.IN_RECOVERY:
@@ -80,6 +108,8 @@ def sealed(record: LedgerRecord, last_entry: int, length: int) -> LedgerRecord:
         if (record.last_entry, record.length) != (last_entry, length):
             raise LedgerClosed(record.ledger_id, record.last_entry)
         return record
+    if record.fragments[-1].first_entry > last_entry + 1:
+        raise LedgerFenced(record.ledger_id)
     return msgspec.structs.replace(
         record,
         state=LedgerState.CLOSED,

@@ -285,14 +285,14 @@ def test_a_second_task_that_takes_is_refused_and_nothing_is_lost(
             assert [m.value async for m in reader] == expected[1:]
         async with client.reader(TOPIC) as reader:
             calls = reader.next_messages(), reader.next_messages()
-            taken = await asyncio.gather(*calls, return_exceptions=True)
-            assert isinstance(taken[1], Busy) and not isinstance(taken[0], BaseException)
-            assert len(taken[0]) + len([m async for m in reader]) == 4
+            lists = await asyncio.gather(*calls, return_exceptions=True)
+            assert isinstance(lists[1], Busy) and not isinstance(lists[0], BaseException)
+            assert len(lists[0]) + len([m async for m in reader]) == 4
         async with client.reader(TOPIC) as reader:
             batches = reader.read_batches(rows_min=1)
-            taken = await asyncio.gather(anext(batches), anext(batches), return_exceptions=True)
-            assert isinstance(taken[1], Busy) and not isinstance(taken[0], BaseException)
-            rows = taken[0].num_rows + sum([batch.num_rows async for batch in batches])
+            tables = await asyncio.gather(anext(batches), anext(batches), return_exceptions=True)
+            assert isinstance(tables[1], Busy) and not isinstance(tables[0], BaseException)
+            rows = tables[0].num_rows + sum([batch.num_rows async for batch in batches])
             assert rows == 4
 
     run(program)

@@ -38,6 +38,7 @@ from metadata.topics import (
     lane_removals_key,
     last_number,
     topic_prefix,
+    writer_lease,
 )
 
 PAGE_ROWS = 1000
@@ -128,6 +129,12 @@ class LedgerRows:
         with translated(self._timeout_s):
             found = await read_lane(self._store, key)
             return None if found is None else found.record
+
+    async def is_written(self) -> bool:
+        """True while a writer holds the lane's lease; a dead one's lasts some seconds more."""
+        name = writer_lease(self.lane.uid, self.lane.partition, self.lane.lane)
+        with translated(self._timeout_s):
+            return any(lease.name == name for lease in await self._store.leases(name))
 
     def _key(self, number: int) -> str:
         return lane_ledger_key(self.lane.uid, self.lane.partition, self.lane.lane, number)

@@ -19,8 +19,7 @@ import trio
 
 from ledger_client.errors import BadTopic, Gap, LedgerError, MetadataUnavailable, NoSuchTopic
 from ledger_client.ledgers.catalogue import translated
-from ledger_client.ledgers.reader import LedgerOpener
-from ledger_client.ledgers.settling import settle
+from ledger_client.ledgers.reader import LedgerOpener, settle
 from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.lanes.lane_names import read_lane_names
@@ -415,7 +414,7 @@ class PlaceFinder:
             return row.place(row.ledger.entries)
         reader = await self._opener.open(row.ledger.ledger_id)
         try:
-            return row.place(await settle(reader) + 1)
+            return row.place(await settle(reader, known.rows.is_written) + 1)
         finally:
             reader.close()
 

@@ -16,8 +16,7 @@ import msgspec
 import trio
 
 from ledger_client.errors import Gap, LedgerError
-from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
-from ledger_client.ledgers.settling import settle
+from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.ledger_rows import Row, gap_after
 from ledger_client.topics.messages import message_header
@@ -197,7 +196,7 @@ class _Planner:
         open_here = row.ledger.state != "closed"
         if open_here:
             least = end.entry - (not end.skip) if row.number == end.number else -1
-            last, size, messages = await self._look_into(known.lane, row, least)
+            last, size, messages = await self._look_into(known, row, least)
         else:
             last, size, messages = row.ledger.entries - 1, row.ledger.size, row.ledger.messages
         entries, stop = last + 1, -1
@@ -225,17 +224,17 @@ class _Planner:
         )
         return _within(whole, begin, last, stop), after
 
-    async def _look_into(self, lane: LaneRef, row: Row, least: int) -> tuple[int, int, int]:
+    async def _look_into(self, known: KnownLane, row: Row, least: int) -> tuple[int, int, int]:
         """Return the last entry of an open ledger, and estimates of its bytes and messages.
 
         Entries up to *least* are known to be confirmed.
         """
         reader = await self._opener.open(row.ledger.ledger_id, confirmed=least)
         try:
-            last = await settle(reader)
+            last = await settle(reader, known.rows.is_written)
             if last < 0:
                 return last, 0, 0
-            size, messages = await _sample(lane, row, reader, (last + 1) // 2)
+            size, messages = await _sample(known.lane, row, reader, (last + 1) // 2)
             if reader.closed:
                 size = reader.metadata.length // (last + 1)
             return last, size * (last + 1), messages * (last + 1)

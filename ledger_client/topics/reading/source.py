@@ -36,8 +36,7 @@ from ledger_client.errors import (
     ReplicasUnavailable,
 )
 from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
-from ledger_client.ledgers.settling import settle
+from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
 from ledger_client.topics.lanes.ledger_rows import (
     LedgerRows,
     Row,
@@ -244,7 +243,7 @@ class RawSource:
         if self._number != self._place.number:
             self._place = row.place(0)
         if self._last_number is not None:
-            await settle(reader)
+            await settle(reader, self._rows.is_written)
         if reader.closed or self._last_number is not None:
             last = self._last_of(row, reader.last_confirmed)
             await self._read_range(row, reader, last, put)
@@ -376,7 +375,7 @@ class ReverseSource:
         if row.number == self._place.number:
             asked = self._place.entry + (self._place.skip > 0)
             if asked > stop:
-                stop = await reader.refresh() + 1
+                stop = await settle(reader, self._rows.is_written) + 1
         bottom, stop = self._bounds(row, stop)
         for start, last in reversed([*kept_entries(row.ledger.removed, bottom, stop - 1)]):
             await self._read_range(row, reader, start, last + 1, put)

@@ -37,8 +37,7 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
-from ledger_client.ledgers.reader import LedgerOpener
-from ledger_client.ledgers.settling import settle
+from ledger_client.ledgers.reader import LedgerOpener, settle
 from ledger_client.message_id import MessageId
 from ledger_client.topics.lanes.lane_end import close_lane, find_end
 from ledger_client.topics.lanes.lane_lease import LaneLease, hold_lane
@@ -46,7 +45,7 @@ from ledger_client.topics.lanes.lane_names import unnaming
 from ledger_client.topics.lanes.lane_rows import Beside, LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState, greater
 from ledger_client.topics.lanes.lane_writer import LaneWriter
-from ledger_client.topics.lanes.ledger_rows import Row
+from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.cursor import KnownLane, LaneStart
 from ledger_client.topics.reading.lane_set import LaneSet, PlaceFinder, narrow
@@ -170,9 +169,10 @@ class LaneTruncation:
         """Return a ledger with its present entries."""
         if held.row.state != "open":
             return held
+        rows = LedgerRows(self._ledgers.store, self._lane, timeout_s=self._limit_s)
         reader = await self._opener.open(held.row.ledger_id)
         try:
-            entries = await settle(reader) + 1
+            entries = await settle(reader, rows.is_written) + 1
         finally:
             reader.close()
         row = msgspec.structs.replace(held.row, entries=entries)

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 
+import msgspec
+import pytest
 from memory_store import MemoryStore
 from trio.testing import MockClock
 
+from ledger_client.errors import LedgerFenced
 from ledger_client.ledgers.catalogue import Catalogue
-from ledger_client.ledgers.records import merged, new_mark
+from ledger_client.ledgers.inquiry import floor
+from ledger_client.ledgers.records import merged, new_mark, sealed
 from ledger_client.ledgers.recovery import UnpublishedChanges
 from metadata.records import (
     DamagedRun,
@@ -43,6 +47,48 @@ async def test_changes_in_metadata_and_in_memory_come_to_the_same(
         assert (await catalogue.get(7))[0] == record
         last = fragment
     assert record.fragments == [FIRST, Fragment(3, ["b4", "b3"]), Fragment(9, ["b4", "b3"])]
+
+
+async def test_a_stated_entry_bounds_every_later_change(autojump_clock: MockClock) -> None:
+    """A writer that has not heard of the statement goes on, and loses nothing that was stated."""
+    catalogue = Catalogue(MemoryStore(), timeout_s=5)
+    await catalogue.create(RECORD)
+    for entry in (3, 5):  # the second statement takes the place of the first
+        record, _ = await catalogue.get(7)
+        assert await catalogue.state_confirmed(record, entry)
+    record, _ = await catalogue.get(7)
+    assert record.fragments == [FIRST, Fragment(6, ["b1", "b2"])]
+    assert floor(record, []) == 5
+    with pytest.raises(LedgerFenced):
+        sealed(record, 4, 40)
+    assert sealed(record, 5, 50).fragments == [FIRST]
+
+    back = await catalogue.change_ensemble(7, FIRST, Fragment(2, ["b1", "b2"]))
+    assert back == record  # a bookie that came back: it is listed
+    changed = await catalogue.change_ensemble(7, FIRST, Fragment(2, ["b1", "b3"]))
+    assert changed.fragments == [FIRST, Fragment(6, ["b1", "b3"])]
+    assert await catalogue.change_ensemble(7, FIRST, Fragment(2, ["b1", "b3"])) == changed
+    last = changed.fragments[-1]
+    assert (await catalogue.change_ensemble(7, last, Fragment(9, ["b1", "b4"]))).fragments == [
+        *changed.fragments,
+        Fragment(9, ["b1", "b4"]),
+    ]
+    with pytest.raises(LedgerFenced):
+        await catalogue.change_ensemble(7, FIRST, Fragment(2, ["b5", "b6"]))
+
+
+async def test_nothing_is_stated_of_other_bookies_or_of_a_ledger_that_is_not_open(
+    autojump_clock: MockClock,
+) -> None:
+    catalogue = Catalogue(MemoryStore(), timeout_s=5)
+    version = await catalogue.create(RECORD)
+    changed = await catalogue.change_ensemble(7, FIRST, Fragment(2, ["b1", "b3"]))
+    assert not await catalogue.state_confirmed(RECORD, 3)
+    assert await catalogue.get(7) == (changed, version + 1)
+    ended = msgspec.structs.replace(changed, state=LedgerState.IN_RECOVERY)
+    assert await catalogue.replace(ended, version + 1)
+    assert not await catalogue.state_confirmed(changed, 3)
+    assert (await catalogue.get(7))[0] == ended
 
 
 async def test_a_record_is_replaced_only_where_it_was_found(autojump_clock: MockClock) -> None:

@@ -32,6 +32,7 @@ class CountingOpener(LedgerOpener):
             catalogue=client._context.ledgers.catalogue,
             bookies=client._context.ledgers.bookies,
             options=client._context.options,
+            settle=client._context.opener._settle,
         )
         self.opened: list[int] = []
 
