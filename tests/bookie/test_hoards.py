@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import trio
 import trio.testing
 import v2
-from rig import MIB, Peer, Rig, serving, settings
+from rig import MIB, Peer, Rig, read_inline, serving, settings
 
-from bookie import reads
 from bookie.budget import PRESSED_S
 
 HERE, THERE, ELSEWHERE = "10.0.0.1", "10.0.0.2", "10.0.0.3"
@@ -22,14 +20,7 @@ PAYLOAD = bytes(900 << 10)
 
 @pytest.fixture(autouse=True)
 def _disk_is_read_inline(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A thread would go on while the virtual clock, and all tasks, wait: its reads end too late."""
-
-    async def inline(work: Callable[..., object], *args: object, **_: object) -> object:
-        await trio.lowlevel.checkpoint()
-        return work(*args)
-
-    threads = SimpleNamespace(run_sync=inline)
-    monkeypatch.setattr(reads, "trio", SimpleNamespace(lowlevel=trio.lowlevel, to_thread=threads))
+    read_inline(monkeypatch)
 
 
 @asynccontextmanager

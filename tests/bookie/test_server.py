@@ -7,7 +7,7 @@ import pytest
 import trio
 import trio.testing
 import v2
-from rig import Peer, Rig, serving, settings, until
+from rig import Peer, Rig, read_inline, serving, settings, until
 
 Serving = AbstractAsyncContextManager[Rig]
 
@@ -18,8 +18,9 @@ def bookie(tmp_path: Path) -> Serving:
 
 
 @pytest.fixture
-def quiet(tmp_path: Path) -> Serving:
+def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Serving:
     """Without threads: for the virtual clock. It syncs when told to."""
+    read_inline(monkeypatch)
     config = settings(
         tmp_path,
         peer_timeout_s=5.0,

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import trio
 import trio.testing
 import v2
 
+from bookie import reads
 from bookie.config import BookieConfig
 from bookie.outbox import CallRoom
 from bookie.security import Security
@@ -120,6 +123,21 @@ async def serving(
 async def _echo(body: bytes, room: CallRoom) -> bytes:
     await room.hold(len(body))
     return body
+
+
+def read_inline(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read the disk without threads.
+
+    A thread goes on while a virtual clock, and with it all tasks, believe that nothing runs: what
+    it reads comes too late for a deadline.
+    """
+
+    async def inline(work: Callable[..., object], *args: object, **_: object) -> object:
+        await trio.lowlevel.checkpoint()
+        return work(*args)
+
+    threads = SimpleNamespace(run_sync=inline)
+    monkeypatch.setattr(reads, "trio", SimpleNamespace(lowlevel=trio.lowlevel, to_thread=threads))
 
 
 async def until(happened: Callable[[], bool]) -> None:
