@@ -107,9 +107,13 @@ class Passing:
     # --- given ---------------------------------------------------------------------------
 
     async def give(self, share: Share, indexes: Iterable[int], want: Item) -> bool:
-        """Give some messages of a share to the member that stored *want*; False if they stay."""
+        """Give some messages of a share to the member that stored *want*; False if they stay.
+
+        Those that the application was handed while this waited for its turn are left out: two
+        members would work on them.
+        """
         async with self._turn:
-            at = [each for each in indexes if share.states[each] not in (State.DONE, State.LEAVING)]
+            at = [each for each in indexes if share.states[each] in (State.READY, State.DUE)]
             if not at or share.name not in self._holdings.shares:
                 return False
             before = {index: share.states[index] for index in at}

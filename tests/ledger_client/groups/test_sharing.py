@@ -16,7 +16,8 @@ from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.share import Share
 from ledger_client.groups.sharing import HANDED_OVER
 from metadata.groups.rows import SLOTS
-from metadata.groups.shares import FREE, SHARES, holder_of, slot_part
+from metadata.groups.shares import FREE, SHARES, holder_of, slot_part, want_key
+from metadata.store import Versioned
 
 ORDERS = "shop/orders"
 KEY = b"7"
@@ -75,6 +76,26 @@ async def hand_over(consumer: GroupConsumer) -> None:
     (share,) = consumer._shared._holdings.shares.values()
     parts = {slot_part(share.record.topic, 0, slot) for slot in range(SLOTS)}
     await consumer._shared._sharing.hand_over(parts)
+
+
+async def test_a_message_that_the_application_took_meanwhile_is_not_given_away(
+    autojump_clock: MockClock,
+) -> None:
+    """It was chosen for another member while it waited, and handed out before it left."""
+    async with (
+        shop() as (_, client),
+        client.consumer(ORDERS, group="a", mode="shared", start="earliest") as consumer,
+    ):
+        await send(client, 0)
+        tried = refuse_to_give(consumer, 0)
+        await until(lambda: consumer._shared._holdings.ready == 1)
+        (share,) = consumer._shared._holdings.shares.values()
+        passing = consumer._shared._sharing._passing
+        want = want_key("a", "other"), Versioned(b"", 1)
+        async with trio.open_nursery() as nursery, passing._turn:
+            nursery.start_soon(passing.give, share, [0], want)
+            assert value(await anext(consumer)) == 0
+        assert tried == []
 
 
 async def test_a_message_that_is_due_while_it_cannot_be_given_comes_again(
