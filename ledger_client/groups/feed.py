@@ -6,6 +6,7 @@ were reached. The other partitions never stop.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple, Protocol
@@ -110,6 +111,8 @@ class TopicFeed:
         self._lanes.watches.append(self._watch)
         self._merged.begin(self._lanes.cursor, [])
         self._taken: MergedBatch | None = None
+        self._outage = trio.Event()
+        """set while a lane is to be opened again later"""
         self._ticks: OrderOfTicks | None = None
         if open_ticks is not None:
             self._ticks = open_ticks(
@@ -126,7 +129,9 @@ class TopicFeed:
         """Notice new ledgers and lanes, until end(); take() raises what went wrong."""
         try:
             with self._scope:
-                await self._watch.run()
+                async with Background() as nursery:
+                    nursery.start_soon(self._try_again)
+                    await self._watch.run()
         except LedgerError as failure:
             self._merged.fail(failure)
             self._on_arrival()
@@ -279,6 +284,8 @@ class TopicFeed:
             return None
         batch = self._merged.take()
         self._taken = batch or self._taken
+        if self._merged.again_at < math.inf:
+            self._outage.set()
         return batch
 
     def give_back(self, batch: MergedBatch, count: int) -> None:
@@ -299,6 +306,15 @@ class TopicFeed:
         """Hand out these partitions again."""
         self._merged.resume(partitions)
         self._on_arrival()
+
+    async def _try_again(self) -> None:
+        """Have lanes looked at again whose bookies or metadata were away, after a pause."""
+        while True:
+            await self._outage.wait()
+            self._outage = trio.Event()
+            if (again_at := self._merged.again_at) < math.inf:
+                await trio.sleep_until(again_at)
+                self._on_arrival()
 
     async def _look(self) -> None:
         """Read the lanes that appeared in partitions that are read already."""

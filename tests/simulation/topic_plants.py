@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from sqlite3 import Connection
 from typing import Any
 
@@ -15,6 +15,7 @@ from replaced import replaced
 from ledger_client.ledgers.catalogue import LedgerInfo
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.lanes import lane_end, lane_rows
+from ledger_client.topics.lanes.lane_lease import Away
 from ledger_client.topics.lanes.lane_machine import LaneMachine
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneEnd, LaneState
@@ -34,10 +35,10 @@ def take_over_without_fencing() -> Iterator[None]:
     """Believe the last confirmed entry where the last ledger ends, and fence nobody."""
     find = lane_end.find_end
 
-    async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
+    async def find_end(ledgers: Ledgers, rows: LaneRows, away: Away = nullcontext) -> LaneEnd:
         trusting = Trusting.__new__(Trusting)
         trusting.__dict__ = ledgers.__dict__
-        return await find(trusting, rows)
+        return await find(trusting, rows, away)
 
     with replaced(lane_end, "find_end", find_end):
         yield
@@ -91,8 +92,8 @@ def forget_event_time() -> Iterator[None]:
     """Find out of a lane everything but how far its event time is."""
     find = lane_end.find_end
 
-    async def find_end(ledgers: Ledgers, rows: LaneRows) -> LaneEnd:
-        end = await find(ledgers, rows)
+    async def find_end(ledgers: Ledgers, rows: LaneRows, away: Away = nullcontext) -> LaneEnd:
+        end = await find(ledgers, rows, away)
         end.state.last_event_time = None
         return end
 

@@ -70,7 +70,8 @@ class TopicSimulation(Simulation):
             made.set()
 
         self.auditor.do(make)
-        await made.wait()
+        with trio.fail_after(HEALED_S):  # the auditor's process may have ended
+            await made.wait()
         self.history.add(TopicMade(topic=TOPIC, ordered=self.plan.ordered))
         for publisher in self._publishers.values():
             self._start(publisher, publisher.publishing.hosts[0], publisher.publishing.start_s)

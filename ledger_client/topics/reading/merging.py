@@ -307,6 +307,11 @@ class MergedLanes:
         self.notify()
 
     @property
+    def again_at(self) -> float:
+        """Trio's time at which take() opens a lane again whose bookies were away; else infinite."""
+        return self._outages.wake_at
+
+    @property
     def tick(self) -> int:
         """All messages up to this timestamp were taken; 0 in an order without ticks."""
         return self.order.tick
@@ -407,6 +412,7 @@ class MergedLanes:
         """Open new cursors at the places of those that failed; in an outage, after a pause."""
         failed = [each for each in self._cursors if each.failed and self._outages.is_due(each)]
         for cursor in failed:
+            self._outages.begin(cursor.lane)
             self._cursors.remove(cursor)
             chosen = self._ranges[cursor.lane]
             begin = chosen.begin._replace(place=cursor.place, since=cursor.since, gap=None)

@@ -7,6 +7,7 @@ pauses that double, until it can be read. The other lanes go on meanwhile.
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Iterable
 from typing import Protocol
 
@@ -41,6 +42,7 @@ class _Outage:
         self.place = cursor.place
         self.pause_s = PAUSE_S
         self.again_at = now + PAUSE_S
+        """infinite while it is being tried"""
 
     def put_off(self, now: float) -> None:
         self.pause_s = min(2 * self.pause_s, PAUSE_S_MAX)
@@ -62,8 +64,8 @@ class Outages:
 
     @property
     def wake_at(self) -> float:
-        """Trio's time at which the next lane should be opened again."""
-        return min((each.again_at for each in self._lanes.values()), default=float("inf"))
+        """Trio's time at which the next lane should be opened again; infinite if there is none."""
+        return min((each.again_at for each in self._lanes.values()), default=math.inf)
 
     def wait_out(self, failure: LedgerError, cursors: Iterable[Followed]) -> bool:
         """Return True if the lanes that just failed will be opened again later.
@@ -84,7 +86,7 @@ class Outages:
                     "topic %s: %s cannot be followed, and is tried again: %s",
                     *(cursor.lane.topic, cursor.lane, failure),
                 )
-            elif known.again_at <= now:
+            elif known.again_at == math.inf:
                 known.put_off(now)
             if self._give_up_s is not None and now - known.since >= self._give_up_s:
                 del self._lanes[cursor.lane]
@@ -95,6 +97,11 @@ class Outages:
         """True if a lane that failed may be opened again."""
         known = self._lanes.get(cursor.lane)
         return known is None or known.again_at <= trio.current_time()
+
+    def begin(self, lane: LaneRef) -> None:
+        """Note that a lane is being opened again. How that ends wakes its reader."""
+        if lane in self._lanes:
+            self._lanes[lane].again_at = math.inf
 
     def note_ends(self, cursors: Iterable[Followed]) -> None:
         """Forget the outages of lanes that are read again."""

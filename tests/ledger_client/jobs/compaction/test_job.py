@@ -483,10 +483,9 @@ async def test_a_reader_between_two_changes_has_one_generation_whole(
             await look()
             return await transact(ops)
 
-        monkeypatch.setattr(store, "transact", looking)
         for lane in lanes:
             await lane.lay([Sent(b"y", key=None)] * 2)
-        seen.clear()
+        monkeypatch.setattr(store, "transact", looking)
         await compacted(topic)
         await look()
         assert set(seen) == {10}

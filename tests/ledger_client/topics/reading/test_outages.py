@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import math
+from typing import Literal
 
 import pytest
 import trio
@@ -11,11 +13,23 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client, Message, Options, ReplicasUnavailable
+from ledger_client.figures import Figures
+from ledger_client.topics.positions import EARLIEST, LaneRef
+from ledger_client.topics.reading.outages import Outages
 from metadata.topics import RollPolicy
 
 TOPIC = "shop/orders"
 QUICK = Options(read_timeout_s=2.0, append_timeout_s=200.0, replace_timeout_s=200.0)
 BOOKIES = ("b1", "b2", "b3")
+
+
+class FailedCursor:
+    """Of a lane whose bookies are away."""
+
+    lane = LaneRef(0, 0, 0, TOPIC, 1, ordered=False)
+    place = EARLIEST
+    failed = True
+    waiting_since: float | None = None
 
 
 async def lose_all(cluster: MemoryCluster) -> None:
@@ -74,6 +88,53 @@ async def test_a_follower_waits_for_its_bookies_and_goes_on(
     told = [record.getMessage() for record in caplog.records]
     assert any("cannot be followed, and is tried again" in line for line in told)
     assert any("is followed again, after" in line for line in told)
+
+
+@pytest.mark.parametrize("mode", ["exclusive", "shared", "key-shared"])
+async def test_a_member_of_a_group_waits_for_its_bookies_and_goes_on(
+    mode: Literal["exclusive", "shared", "key-shared"], autojump_clock: MockClock
+) -> None:
+    """Though nothing else happens that would wake it."""
+    found: list[int] = []
+    async with memory_cluster(3) as cluster, cluster.client(options=QUICK) as client:
+        cluster.lead("b1")
+        await client.topics.create(TOPIC, partitions=2)
+        async with client.producer(TOPIC) as producer:
+            for number in range(4):
+                await producer.send(b"%d" % number, partition=number % 2)
+        async with (
+            cluster.client(options=QUICK) as own,
+            own.consumer(TOPIC, group="g", mode=mode, start="earliest") as consumer,
+            trio.open_nursery() as nursery,
+        ):
+            await lose_all(cluster)
+
+            async def revive() -> None:
+                await trio.sleep(6)  # it remains a member for twice as long
+                revive_all(cluster)
+
+            nursery.start_soon(revive)
+            with trio.fail_after(60):
+                while len(found) < 4:
+                    found.append(int((await anext(consumer)).value or b""))
+    assert sorted(found) == [0, 1, 2, 3]
+
+
+async def test_a_lane_that_is_being_opened_again_wakes_its_reader_only_when_that_ends(
+    mock_clock: MockClock,
+) -> None:
+    outages, cursor = Outages(None, Figures()), FailedCursor()
+    failure = ReplicasUnavailable(ledger_id=1, entry_id=0, reasons={})
+    pauses: list[float] = []
+    for _ in range(6):
+        assert outages.wait_out(failure, [cursor])
+        pauses.append(outages.wake_at - trio.current_time())
+        assert not outages.is_due(cursor)
+        mock_clock.jump(pauses[-1])
+        assert outages.is_due(cursor)
+        outages.begin(cursor.lane)
+        assert outages.wake_at == math.inf
+    assert pauses == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
 
 
 async def test_a_follower_may_give_up(autojump_clock: MockClock) -> None:
