@@ -34,7 +34,7 @@ SHOWN_AT = {
     "forget_event_time": 14,
     "ignore_the_epoch": 9,
     "pass_over_gaps": 4,
-    "delete_too_much": 38,
+    "delete_too_much": 152,
     "compare_no_versions": 7,
     "compare_no_versions_of_nodes": 36,
     "commit_from_an_old_epoch": 7,
