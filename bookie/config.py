@@ -160,11 +160,12 @@ class BookieConfig(msgspec.Struct, frozen=True, kw_only=True):
     connections_max: Annotated[
         int,
         Setting(
-            "Connections served at the same time; the bookie closes further ones at once. One\n"
-            "client address may use three quarters of them. Connections that have not logged in,\n"
-            "or have sent nothing yet, do not count; a quarter as many of those are allowed in\n"
-            "addition. With too few file descriptors (ulimit -n), the bookie lowers the limit and\n"
-            "logs that.",
+            "Connections served at the same time; one client address may use three quarters of\n"
+            "them. A further one takes the place of the one that has been idle longest, or is\n"
+            "closed at once if none is idle. Bookies of the cluster get an eighth as many in\n"
+            "addition. Connections that have not logged in, or have sent nothing yet, do not\n"
+            "count; a quarter as many of those are allowed in addition. With too few file\n"
+            "descriptors (ulimit -n), the bookie lowers the limit and logs that.",
             "connections",
             1,
             100_000,
