@@ -403,6 +403,7 @@ DISK = PanelRow(
             "Refused because of connections_max, or dropped after an error.",
             "ops",
             (_rate("connections_refused_total"), "{{bookie}} refused"),
+            (_rate("connections_replaced_total"), "{{bookie}} idle, closed for another"),
             (_rate("connections_dropped_total"), "{{bookie}} dropped"),
             (_rate("connections_faults_total"), "{{bookie}} ended by a bug"),
         ),

@@ -182,10 +182,12 @@ READ = PanelRow(
             (f"{_rate('read_messages_total')} / {_rate('read_batches_total')}", "{{topic}}"),
         ),
         graph(
-            "Gaps",
-            "Positions where readers found messages removed: retention was faster than they were.",
+            "Gaps and outages",
+            "Positions where readers found messages removed, as retention was faster than they "
+            "were; and times that a lane waited for its bookies or for metadata.",
             "none",
-            (_sum("read_gaps_total", prefix=C), "{{topic}}"),
+            (_sum("read_gaps_total", prefix=C), "{{topic}} gaps"),
+            (_sum("read_outages_total", prefix=C), "{{topic}} outages"),
         ),
     ),
 )
