@@ -61,14 +61,18 @@ static void settle(bk_connection *connection, const bk_request *request)
     static uint32_t turns;
     bk_ledger_state here;
     CLAIM(bk_engine_ledger(engine, request->ledger_id, &here) == BK_OK);
-    CLAIM(here.incarnation != 0 && here.incarnation != request->incarnation);
+    CLAIM(here.incarnation != request->incarnation);
     if (++turns % 3 == 0) {
         bk_connection_refuse(connection, request->ledger_id, request->incarnation);
         return;
     }
     int result = bk_engine_renew_ledger(engine, request->ledger_id, here.incarnation,
                                         request->incarnation);
-    CLAIM(result == BK_OK || result == BK_FULL);
+    /* One of unknown incarnation is not known to be over, so it stays. */
+    if (here.incarnation == 0 && !here.deleted)
+        CLAIM(result == BK_NO_LEDGER);
+    else
+        CLAIM(result == BK_OK || result == BK_FULL);
 }
 
 /* One piece of a stream, in memory of its own. */
