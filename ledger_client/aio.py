@@ -331,7 +331,7 @@ class AioTopics(Looped[ClientTopics]):
         )
 
     async def lanes(self, name: str) -> list[LaneExplained]:
-        """Return the lanes of a topic, with their names and the totals of their closed ledgers."""
+        """Return the lanes of a topic, with their names and totals."""
         return await self._call(self._inner.lanes, name)
 
     async def rename_lane(self, name: str, partition: int, lane: int, lane_name: str) -> None:
@@ -348,9 +348,9 @@ class AioTopics(Looped[ClientTopics]):
         """Return the number of a topic's ledgers, also while it is being deleted."""
         return await self._call(self._inner.count_ledgers, name)
 
-    async def explain(self, name: str) -> Explanation:
+    async def explain(self, name: str, *, count_open: bool = True) -> Explanation:
         """Return every ledger of a topic, why it is kept, and when it will be removed."""
-        return await self._call(self._inner.explain, name)
+        return await self._call(self._inner.explain, name, count_open=count_open)
 
     async def compact(
         self,

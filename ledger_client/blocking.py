@@ -328,7 +328,7 @@ class BlockingTopics(Blocking[ClientTopics]):
         )
 
     def lanes(self, name: str) -> list[LaneExplained]:
-        """Return the lanes of a topic, with their names and the totals of their closed ledgers."""
+        """Return the lanes of a topic, with their names and totals."""
         return self._call(self._inner.lanes, name)
 
     def rename_lane(self, name: str, partition: int, lane: int, lane_name: str) -> None:
@@ -345,9 +345,9 @@ class BlockingTopics(Blocking[ClientTopics]):
         """Return the number of a topic's ledgers, also while it is being deleted."""
         return self._call(self._inner.count_ledgers, name)
 
-    def explain(self, name: str) -> Explanation:
+    def explain(self, name: str, *, count_open: bool = True) -> Explanation:
         """Return every ledger of a topic, why it is kept, and when it will be removed."""
-        return self._call(self._inner.explain, name)
+        return self._call(self._inner.explain, name, count_open=count_open)
 
     def compact(
         self,

@@ -66,6 +66,12 @@ def times(extent: LedgerTotals) -> str:
     return event_times(extent.first_event_time, extent.last_event_time)
 
 
+def messages(extent: LedgerTotals) -> str:
+    """Write a number of messages: "3,500", "about 3,500", or "at least 4" if some are uncounted."""
+    kind = "about " if extent.is_estimate else ""
+    return f"{'at least ' if extent.uncounted else kind}{extent.messages:,}"
+
+
 def kept_for(retention: Retention) -> str:
     """Write a topic's retention: "7 d", "10.0 MiB a partition", "forever"."""
     parts = [spell(retention.age_s)] if retention.age_s >= 0 else []
@@ -136,7 +142,7 @@ def lanes_table(lanes: list[LaneDescribed]) -> Table:
             partition_text(lane.partition),
             str(lane.lane),
             str(lane.extent.ledgers),
-            f"{lane.extent.messages:,}",
+            messages(lane.extent),
             size(lane.extent.size),
             *([lane.name or "-"] if has_names else []),
             lane.producer or "-",

@@ -31,6 +31,8 @@ from native.frame import Code
 from native.link import Response, check_entries
 
 ENTRY_HEADER_SIZE = 32
+LENGTH_SIZE = 8
+"""The last field of the header: payload bytes of the ledger up to this entry."""
 BATCH_SIZE_MAX = 4 << 20
 """The most bytes that a batch read asks for; a frame has 5 MiB."""
 DIGESTS_KEPT = 64
@@ -92,6 +94,13 @@ class EntryBatch:
     def __iter__(self) -> Iterator[Entry]:
         fields = zip(repeat(self.ledger_id), count(self.first_entry), self.payloads(), strict=False)
         return map(_entry_of, fields)
+
+
+def length_before(batch: EntryBatch, digest: Digest) -> int:
+    """Return the payload bytes of all entries before *batch*, as its first entry states them."""
+    end = batch.offsets[0] - digest.size
+    length = int.from_bytes(batch.body[end - LENGTH_SIZE : end], "big")
+    return length - batch.sizes[0]
 
 
 class Entries(Sequence[Entry]):

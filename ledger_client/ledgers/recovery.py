@@ -34,7 +34,7 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers import inquiry
 from ledger_client.ledgers.catalogue import Catalogue
-from ledger_client.ledgers.entries import EntryBatch, EntryQuestion
+from ledger_client.ledgers.entries import EntryBatch, EntryQuestion, length_before
 from ledger_client.ledgers.records import Reason, fragments_up_to, with_fragment
 from ledger_client.ledgers.replica_reads import LedgerSource, ReplicaRead, persist
 from ledger_client.ledgers.writer import Writers
@@ -45,8 +45,6 @@ from native.frame import Flag
 
 RECOVERY_ADD_FLAGS = Flag.RECOVERY | Flag.PRIORITY
 """A fenced bookie takes such adds, and a read-only one from its reserve."""
-LENGTH_SIZE = 8
-"""Of the last field in an entry's header: the payload bytes up to the entry."""
 
 
 async def recover_ledger(
@@ -158,7 +156,7 @@ class Recovery:
             self._record,
             change=self._changes.change,
             first_entry=found[0].first_entry,
-            length=self._length_before(found[0]),
+            length=length_before(found[0], self._source.digest),
             flags=RECOVERY_ADD_FLAGS,
         )
         try:
@@ -182,13 +180,6 @@ class Recovery:
             ledger_id=self._record.ledger_id, entry_id=entry_id, reasons=reasons
         )
 
-    def _length_before(self, batch: EntryBatch) -> int:
-        """Return the payload bytes of all entries before *batch*, from its first entry."""
-        digest_size = self._source.digest.size
-        end = batch.offsets[0] - digest_size
-        length = int.from_bytes(batch.body[end - LENGTH_SIZE : end], "big")
-        return length - batch.sizes[0]
-
     async def _length_up_to(self, entry_id: int) -> int:
         """Return the payload bytes up to a confirmed entry; 0 for -1."""
         if entry_id < 0:
@@ -206,7 +197,7 @@ class Recovery:
             raise ReplicasUnavailable.in_recovery(
                 ledger_id=self._record.ledger_id, entry_id=entry_id, reasons=reasons
             ) from missing
-        return self._length_before(batch) + batch.size
+        return length_before(batch, self._source.digest) + batch.size
 
 
 class Recoveries:

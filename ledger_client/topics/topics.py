@@ -351,9 +351,10 @@ class Topics:
         )
 
     async def lanes(self, name: str) -> list[LaneExplained]:
-        """Return the lanes of a topic, with their names and the totals of their closed ledgers.
+        """Return the lanes of a topic, with their names and totals.
 
-        A partition without messages has lane 0, without a name.
+        A partition without messages has lane 0, without a name. Open ledgers count as in
+        explain().
 
         Raises:
             NoSuchTopic: it does not exist.
@@ -404,13 +405,23 @@ class Topics:
             prefix = topic_prefix(LANE_LEDGERS, found[0].uid)
             return len(await items_under(self._context.catalogue.store, prefix))
 
-    async def explain(self, name: str) -> Explanation:
+    async def explain(self, name: str, *, count_open: bool = True) -> Explanation:
         """Return every ledger of a topic, why it is kept, and when it will be removed.
+
+        Totals include what is confirmed in open ledgers. Their bookies are asked, one question
+        and two small reads for each ledger. If the batches at the end of a ledger are large, its
+        messages are estimated, and `is_estimate` is set. A ledger whose bookies do not answer
+        within 12 s is left out: `uncounted` counts these.
+
+        Args:
+            name: namespace/name.
+            count_open: ask the bookies. Without, open ledgers are all uncounted.
 
         Raises:
             NoSuchTopic: it does not exist.
         """
-        return await explain(self._context.catalogue, name)
+        ledgers = self._context.ledgers if count_open else None
+        return await explain(self._context.catalogue, name, ledgers)
 
     async def list(self, namespace: str | None = None, *, own: bool = False) -> list[TopicInfo]:
         """Return all topics, or those of a namespace, sorted by name; *own* adds ``__events``."""

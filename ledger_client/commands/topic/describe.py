@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 
@@ -19,6 +20,7 @@ from ledger_client.commands.tables import (
     event_times,
     kept_for,
     lanes_table,
+    messages,
     moment_of_ms,
     partition_text,
     rolls_at,
@@ -27,17 +29,19 @@ from ledger_client.commands.tables import (
     table,
     when,
 )
-from ledger_client.errors import MetadataUnavailable
+from ledger_client.errors import MetadataUnavailable, lane_text
 from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.retention.explanation import Explanation, LedgerTotals
+from ledger_client.topics.retention.open_ledgers import Confirmed
 from ledger_client.topics.retention.retention import Fate
 from ledger_client.topics.tick_log import TickLag, tick_lag
 from metadata.compaction import CompactedSet
 from metadata.time.timestamps import split
+from metadata.topics import LaneLedger
 
 
 class Described(msgspec.Struct, frozen=True, kw_only=True):
-    """The output of `topic describe --json`; *extent* covers closed ledgers."""
+    """The output of `topic describe --json`; *extent* is the sum of the lanes' extents."""
 
     topic: TopicInfo
     extent: LedgerTotals
@@ -67,14 +71,16 @@ class Described(msgspec.Struct, frozen=True, kw_only=True):
 def describe(*, name: str, cluster: str, as_json: bool) -> None:
     """Show a topic's settings and the contents of its lanes.
 
-    Counts, bytes (of one copy) and times cover closed ledgers; the contents of an open one are
-    known once it is closed. `quire topic explain` shows each ledger.
+    Counts and bytes (of one copy) include what is confirmed in open ledgers; "about" marks an
+    estimate, and lanes whose bookies do not answer are listed. Times end with the last closed
+    ledger. `quire topic explain` shows each ledger.
     """
     found = trio.run(finish, partial(_describe, cluster, name))
     if as_json:
         click.echo(msgspec.json.encode(found).decode())
     else:
-        show(*_lines(found.topic), _total(found.extent), *_compacted(found.compacted))
+        show(*_lines(found.topic), *_total(found.extent, found.lanes))
+        show(*_compacted(found.compacted))
         if found.topic.timesync:
             show(_ticks(found.tick))
         if found.cuts:
@@ -124,9 +130,23 @@ def _lines(topic: TopicInfo) -> list[str]:
     return [f"{key:<16}{value}" for key, value in lines]
 
 
-def _total(extent: LedgerTotals) -> str:
-    parts = (count(extent.ledgers, "ledger"), count(extent.messages, "message"), size(extent.size))
-    return f"{'holds':<16}{', '.join(parts)}"
+def _total(extent: LedgerTotals, lanes: Sequence[LaneDescribed]) -> list[str]:
+    """Describe the contents, how much of them is in open ledgers, and what is not counted."""
+    noun = "message" if extent.messages == 1 else "messages"
+    parts = (count(extent.ledgers, "ledger"), f"{messages(extent)} {noun}", size(extent.size))
+    lines = [f"{'holds':<16}{', '.join(parts)}"]
+    if extent.open_messages:
+        about = "about " if extent.is_estimate else ""
+        part = f"{about}{extent.open_messages:,} in {count(extent.open_ledgers, 'open ledger')}"
+        them = "it" if extent.open_ledgers == 1 else "them"
+        lines.append(f"{'of these':<16}{part}; `quire topic roll` closes {them}")
+    lines += [
+        f"{'not counted':<16}the open ledger of {lane_text(lane.partition, lane.lane)}:"
+        " its bookies do not answer"
+        for lane in lanes
+        if lane.extent.uncounted
+    ]
+    return lines
 
 
 def _compacted(found: CompactedSet | None) -> list[str]:
@@ -159,8 +179,9 @@ def explain(*, name: str, cluster: str, as_json: bool) -> None:
     """Show why each ledger of a topic is kept, and until when.
 
     Retention removes closed ledgers only, the oldest of a lane first; a ledger that must stay
-    keeps all newer ones of its lane. Sizes (of one copy) and counts are known once a ledger is
-    closed. Bookies free the space of removed ledgers at their next garbage collection.
+    keeps all newer ones of its lane. Sizes are those of one copy. An open ledger has those that
+    are confirmed by now; "about" marks an estimate, and "-" bookies that do not answer. Bookies
+    free the space of removed ledgers at their next garbage collection.
     """
     found = trio.run(finish, partial(_explain, cluster, name))
     if as_json:
@@ -168,25 +189,23 @@ def explain(*, name: str, cluster: str, as_json: bool) -> None:
         return
     ledgers = [fate for lane in found.lanes for fate in lane.ledgers]
     if ledgers:
-        show(_fates_table(ledgers), "")
+        confirmed = [lane.confirmed for lane in found.lanes if lane.confirmed is not None]
+        show(_fates_table(ledgers, {each.ledger_id: each for each in confirmed}), "")
     parts = (count(len(ledgers), "ledger"), size(found.extent.size))
     show(f"{found.topic.name}: {', '.join(parts)}; kept: {kept_for(found.topic.retention)}")
 
 
-def _fates_table(fates: list[Fate]) -> Table:
+def _fates_table(fates: list[Fate], confirmed: Mapping[int, Confirmed]) -> Table:
     right = ("partition", "lane", "number", "ledger", "entries", "messages", "size")
     columns = (*right[:4], "state", *right[4:], "created", "closed", "event times")
     drawn = table(*columns, "kept because", "goes", right=right)
     for fate in fates:
         row = fate.ledger
-        closed = row.state == "closed"
         drawn.add_row(
             partition_text(fate.partition),
             *map(str, (fate.lane, fate.number, row.ledger_id)),
             row.state,
-            f"{row.entries:,}" if closed else "-",
-            f"{row.messages:,}" if closed else "-",
-            size(row.size) if closed else "-",
+            *_counts(row, confirmed.get(row.ledger_id)),
             moment_of_ms(row.created_ms),
             moment_of_ms(row.closed_ms),
             event_times(row.first_event_time, row.last_event_time),
@@ -194,6 +213,16 @@ def _fates_table(fates: list[Fate]) -> Table:
             when(fate),
         )
     return drawn
+
+
+def _counts(row: LaneLedger, confirmed: Confirmed | None) -> tuple[str, str, str]:
+    """Return entries, messages and size of a ledger, "-" where they are unknown."""
+    if row.state == "closed":
+        return f"{row.entries:,}", f"{row.messages:,}", size(row.size)
+    if confirmed is None:
+        return "-", "-", "-"
+    about = "about " if confirmed.is_estimate else ""
+    return f"{confirmed.entries:,}", f"{about}{confirmed.messages:,}", size(confirmed.size)
 
 
 # --- List -------------------------------------------------------------------------------

@@ -9,12 +9,14 @@ import msgspec
 
 from ledger_client.errors import BadTopic
 from ledger_client.ledgers.catalogue import LedgerInfo, translated
+from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.lanes.lane_names import read_lane_names
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row
 from ledger_client.topics.positions import LaneRef
 from ledger_client.topics.retention.holdings import LaneHoldings, read_holdings, read_set
 from ledger_client.topics.retention.job_rows import read_holds
+from ledger_client.topics.retention.open_ledgers import Confirmed, count_confirmed
 from ledger_client.topics.retention.retention import Fate, plan_retention
 from metadata.compaction import CompactedSet
 from metadata.cuts import read_kept
@@ -22,9 +24,10 @@ from metadata.topics import LaneLedger, LaneOwner, TopicRecord
 
 
 class LedgerTotals(msgspec.Struct, frozen=True, kw_only=True):
-    """The sums and times of ledgers; entries and sizes are of closed ones only.
+    """The sums and times of ledgers: all of closed ones, and what is confirmed of open ones.
 
-    A time is None if no message has one. First times include those of open ledgers.
+    A time is None if no message has one. First times include those of open ledgers, last times
+    do not.
     """
 
     ledgers: int = 0
@@ -33,22 +36,42 @@ class LedgerTotals(msgspec.Struct, frozen=True, kw_only=True):
     messages: int = 0
     size: int = 0
     """payload bytes of one copy"""
+    open_ledgers: int = 0
+    """how many of *ledgers* are open"""
+    open_messages: int = 0
+    """how many of *messages* are in open ledgers"""
+    is_estimate: bool = False
+    """*open_messages* is an estimate, and so is *messages*"""
+    uncounted: int = 0
+    """open ledgers with nothing counted: their bookies did not answer, or were not asked"""
     first_event_time: int | None = None
     last_event_time: int | None = None
     first_timestamp: int | None = None
     last_timestamp: int | None = None
 
     @classmethod
-    def of(cls, rows: Iterable[LaneLedger]) -> LedgerTotals:
-        """Return the totals of *rows*; times are the lowest and the greatest of any row."""
+    def of(
+        cls, rows: Iterable[LaneLedger], confirmed: Mapping[int, Confirmed] | None = None
+    ) -> LedgerTotals:
+        """Return the totals of *rows*; times are the lowest and the greatest of any row.
+
+        *confirmed*: what is confirmed in open ledgers, by ledger id.
+        """
         rows = list(rows)
+        is_open = [row.ledger_id for row in rows if row.state == "open"]
+        counted = [confirmed[each] for each in is_open if confirmed and each in confirmed]
+        open_messages = sum(each.messages for each in counted)
         first = [row.first_event_time for row in rows if row.first_event_time is not None]
         last = [row.last_event_time for row in rows if row.last_event_time is not None]
         return cls(
             ledgers=len(rows),
-            entries=sum(row.entries for row in rows),
-            messages=sum(row.messages for row in rows),
-            size=sum(row.size for row in rows),
+            entries=sum(row.entries for row in rows) + sum(each.entries for each in counted),
+            messages=sum(row.messages for row in rows) + open_messages,
+            size=sum(row.size for row in rows) + sum(each.size for each in counted),
+            open_ledgers=len(is_open),
+            open_messages=open_messages,
+            is_estimate=any(each.is_estimate for each in counted),
+            uncounted=len(is_open) - len(counted),
             first_event_time=min(first, default=None),
             last_event_time=max(last, default=None),
             first_timestamp=min(
@@ -73,6 +96,8 @@ class LaneExplained(msgspec.Struct, frozen=True, kw_only=True):
     """the present writer"""
     extent: LedgerTotals
     ledgers: list[Fate]
+    confirmed: Confirmed | None = None
+    """what readers get of its open ledger; `None` if it has none, or that is not known"""
 
 
 class Explanation(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,8 +113,12 @@ class Explanation(msgspec.Struct, frozen=True, kw_only=True):
     """the names of the cuts that keep it"""
 
 
-async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
-    """Return the contents of a topic. It asks no bookie, so open ledgers are not counted.
+async def explain(
+    catalogue: TopicCatalogue, name: str, ledgers: Ledgers | None = None
+) -> Explanation:
+    """Return the contents of a topic.
+
+    The bookies of open ledgers are asked through *ledgers*; with `None` these are not counted.
 
     Raises:
         NoSuchTopic: there is no such topic.
@@ -106,11 +135,14 @@ async def explain(catalogue: TopicCatalogue, name: str) -> Explanation:
     lanes = [each for each in lanes if each.record is None or not each.record.deleted]
     now_ms = await catalogue.now_ms()
     fates = plan_retention(lanes, topic.retention, now_ms=now_ms, pins=holds.pins)
+    rows = [fate.ledger for fate in fates]
+    is_open = [row.ledger_id for row in rows if row.state == "open"]
+    confirmed = {} if ledgers is None else await count_confirmed(ledgers, is_open)
     return Explanation(
         topic=topic,
         at_ms=now_ms,
-        extent=LedgerTotals.of(fate.ledger for fate in fates),
-        lanes=[_explained(lane, names, fates) for lane in lanes],
+        extent=LedgerTotals.of(rows, confirmed),
+        lanes=[_explained(lane, names, fates, confirmed) for lane in lanes],
         compacted=None if compacted is None else compacted.set,
         cuts=[cut.name for cut in cuts],
     )
@@ -123,7 +155,7 @@ def listed_lanes(found: Explanation) -> list[LaneExplained]:
     """
     there = {lane.partition for lane in found.lanes}
     unwritten = [
-        _explained(LaneHoldings(partition, 0, None, None, ()), {}, ())
+        _explained(LaneHoldings(partition, 0, None, None, ()), {}, (), {})
         for partition in found.topic.partition_indexes
         if partition not in there
     ]
@@ -131,9 +163,13 @@ def listed_lanes(found: Explanation) -> list[LaneExplained]:
 
 
 def _explained(
-    lane: LaneHoldings, names: Mapping[tuple[int, int], str], fates: Sequence[Fate]
+    lane: LaneHoldings,
+    names: Mapping[tuple[int, int], str],
+    fates: Sequence[Fate],
+    confirmed: Mapping[int, Confirmed],
 ) -> LaneExplained:
     place = (lane.partition, lane.lane)
+    rows = [held.row for held in lane.ledgers]
     return LaneExplained(
         partition=lane.partition,
         lane=lane.lane,
@@ -141,8 +177,9 @@ def _explained(
         producer="" if lane.record is None else lane.record.producer,
         epoch=0 if lane.record is None else lane.record.epoch,
         owner=lane.owner,
-        extent=LedgerTotals.of(held.row for held in lane.ledgers),
+        extent=LedgerTotals.of(rows, confirmed),
         ledgers=[fate for fate in fates if (fate.partition, fate.lane) == place],
+        confirmed=next((confirmed[r.ledger_id] for r in rows if r.ledger_id in confirmed), None),
     )
 
 
