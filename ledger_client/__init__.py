@@ -63,6 +63,7 @@ from ledger_client.errors import (
     TopicError,
     TopicExists,
     WriterFailed,
+    WritersSilent,
     WrongPassword,
 )
 from ledger_client.groups.consumer import GroupConsumer
@@ -164,6 +165,7 @@ __all__ = [
     "TopicState",
     "Version",
     "WriterFailed",
+    "WritersSilent",
     "WrongPassword",
     "connect",
 ]

@@ -76,6 +76,7 @@ from ledger_client.topics.retention.explanation import Explanation, LaneExplaine
 from ledger_client.topics.retention.lane_parts import Truncated
 from ledger_client.topics.retention.removal import Purged
 from ledger_client.topics.retention.retention import Before
+from ledger_client.topics.rolls import ROLL_WAIT_S, Rolled
 from ledger_client.topics.times import Time, Timestamp
 from ledger_client.topics.timestamps import Timestamps
 from ledger_client.topics.topics import TopicSettings
@@ -328,6 +329,19 @@ class AioTopics(Looped[ClientTopics]):
             force=force,
             dry_run=dry_run,
             on_removed=on_removed,
+        )
+
+    async def roll(
+        self,
+        name: str,
+        *,
+        partition: int | None = None,
+        wait_s: float = ROLL_WAIT_S,
+        on_progress: Callable[[float], None] = lambda _part: None,
+    ) -> Rolled:
+        """Close the open ledgers of a topic, so that its jobs can use what is in them."""
+        return await self._call(
+            self._inner.roll, name, partition=partition, wait_s=wait_s, on_progress=on_progress
         )
 
     async def lanes(self, name: str) -> list[LaneExplained]:

@@ -42,6 +42,7 @@ LedgerError
 │   ├── EventTimeBack        the event time is lower than one the lane has already
 │   ├── JobLost              the job's lease is over; its staged ledgers are not shown: run it again
 │   ├── ReplayConflict       the name, range or target of a replay does not fit it: see the message
+│   ├── WritersSilent        writers did not leave their ledgers: see whether they are paused
 │   ├── MessagesLost         messages are damaged, or no bookie has them; a person must look
 │   └── Gap                  the position was removed; the first remaining message is named
 └── SparkError               Spark failed, or an option, a column or a value is invalid
@@ -86,6 +87,9 @@ from metadata.errors import (
     TimeRefused as TimeRefused,
 )
 from native.checksum import Checksum
+
+WRITERS_NAMED_MAX = 3
+"""Writers that an error names."""
 
 
 def lane_text(partition: int, lane: int) -> str:
@@ -256,6 +260,33 @@ class EventTimeBack(TopicError):
         self.lane = lane
         self.event_time = event_time
         self.last_event_time = last_event_time
+
+
+class WritersSilent(TopicError):
+    """Writers were asked to go on in another ledger, and did not in time. Nothing was lost.
+
+    All other open ledgers of the topic were closed.
+
+    Attributes:
+        writers: partition, lane and description of each writer.
+    """
+
+    def __init__(
+        self, topic: str, *, writers: Sequence[tuple[int, int, str]], count: int, wait_s: float
+    ) -> None:
+        named = ", ".join(
+            f"{lane_text(partition, lane)} is written by {who}"
+            for partition, lane, who in writers[:WRITERS_NAMED_MAX]
+        )
+        if len(writers) > WRITERS_NAMED_MAX:
+            named += f", and {len(writers) - WRITERS_NAMED_MAX} more"
+        super().__init__(
+            f"{len(writers)} of {count} open ledgers are not closed, as their writers did not"
+            f" answer in {wait_s:g} s: {named}. They are paused, cut off, or of a version that"
+            f" cannot do it; once they go on or have ended, run `quire topic roll {topic}` again",
+            topic=topic,
+        )
+        self.writers = tuple(writers)
 
 
 class JobLost(TopicError):

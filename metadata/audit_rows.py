@@ -122,6 +122,12 @@ def _lane_name(tables: Tables, key: str, value: bytes) -> None:
     tables.add("names", place, key)
 
 
+def _lane_roll(tables: Tables, key: str, value: bytes) -> None:
+    topics.decode_lane_roll(key, value)
+    topics.last_number(key)
+    tables.add("of_topics", _uid(key), key)
+
+
 def _staged(tables: Tables, key: str, value: bytes) -> None:
     row = jobs.decode_staged(key, value)
     _of_job(tables, key, "a staged ledger")
@@ -252,6 +258,7 @@ KINDS: dict[str, Callable[[Tables, str, bytes], None]] = {
     topics.LANE_LEDGERS: _lane_ledger,
     topics.LANE_REMOVALS: _removals,
     topics.LANE_NAMES: _lane_name,
+    topics.LANE_ROLLS: _lane_roll,
     jobs.STAGED: _staged,
     jobs.PINS: _pins,
     jobs.POINTERS: _pointer,

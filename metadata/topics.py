@@ -10,10 +10,12 @@ lanes/<uid>/<partition>/<lane>                  LaneRecord
 lane-ledgers/<uid>/<partition>/<lane>/<number>  LaneLedger: the lane's ledgers, in order
 lane-removals/<uid>/<partition>/<lane>          LaneRemovals: ledgers deleted out of the lane
 lane-names/<uid>/<partition>/<name>             LaneName: the lane of a named producer
+lane-rolls/<uid>/<partition>/<lane>/<ledger>    LaneRoll: the lane's writer is asked to leave this
+                                                ledger, and to go on in another one
 writers/<uid>/<partition>/<lane>                a lease, held by the lane's writer: LaneOwner
 
-uid and number have 20 digits, partition + 1 and lane 10. A topic that is deleted and created
-again gets another uid, so its data cannot be confused with the former topic's.
+uid, number and ledger have 20 digits, partition + 1 and lane 10. A topic that is deleted and
+created again gets another uid, so its data cannot be confused with the former topic's.
 
 A lane's writer is the one that made its epoch. Every change of a lane's row or of its ledgers'
 rows is one transaction that expects the version of the LaneRecord which the writer wrote last. The
@@ -50,6 +52,7 @@ LANES = "lanes/"
 LANE_LEDGERS = "lane-ledgers/"
 LANE_REMOVALS = "lane-removals/"
 LANE_NAMES = "lane-names/"
+LANE_ROLLS = "lane-rolls/"
 WRITERS = "writers/"
 TOPIC_COUNTER = "topics"
 EVENTS_NAME = "__events"
@@ -306,6 +309,16 @@ class LaneName(msgspec.Struct, frozen=True):
     lane: Count
 
 
+class LaneRoll(msgspec.Struct, frozen=True, kw_only=True):
+    """A request to the writer of a lane, to go on in another ledger than the one in the key.
+
+    It means nothing once that ledger is closed. Who asks removes it; one that was left behind
+    does no harm.
+    """
+
+    asked_ms: Count = 0
+
+
 class LaneOwner(msgspec.Struct, frozen=True, kw_only=True):
     """The writer of a lane, as its lease shows it to others."""
 
@@ -327,6 +340,7 @@ TopicRow = (
     | LaneLedger
     | LaneRemovals
     | LaneName
+    | LaneRoll
     | LaneOwner
 )
 
@@ -400,6 +414,16 @@ def lane_name_key(uid: int, partition: int, name: str) -> str:
     return partition_prefix(LANE_NAMES, uid, partition) + name
 
 
+def lane_rolls_prefix(uid: int, partition: int, lane: int) -> str:
+    """Return the prefix of the keys of requests to a lane's writer; the ledger's id follows."""
+    return f"{partition_prefix(LANE_ROLLS, uid, partition)}{lane:010d}/"
+
+
+def lane_roll_key(uid: int, partition: int, lane: int, ledger_id: int) -> str:
+    """Return the key of the request to leave a ledger."""
+    return f"{lane_rolls_prefix(uid, partition, lane)}{ledger_id:020d}"
+
+
 def partition_of_name(key: str) -> tuple[int, str]:
     """Return the partition and the name of a LaneName's key. Raises BadRecord."""
     _, _, partition, name = key.split("/", 3)
@@ -463,6 +487,11 @@ def decode_lane_removals(key: str, value: bytes) -> LaneRemovals:
 def decode_lane_name(key: str, value: bytes) -> LaneName:
     """Return the LaneName stored at *key*. Raises BadRecord."""
     return decode_row(key, value, LaneName)
+
+
+def decode_lane_roll(key: str, value: bytes) -> LaneRoll:
+    """Return the request stored at *key*. Raises BadRecord."""
+    return decode_row(key, value, LaneRoll)
 
 
 def decode_owner(name: str, value: bytes) -> LaneOwner:

@@ -17,6 +17,7 @@ from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.options import DEFAULT_OPTIONS, Options
 from ledger_client.topics.catalogue import TopicCatalogue, TopicTimes
 from ledger_client.topics.lane_reports import LaneReports
+from ledger_client.topics.lanes.roll_desk import RollDesk
 from ledger_client.topics.timestamps import Timestamps
 from ledger_client.wire.joint_changes import JointChanges
 from ledger_client.wire.stores import open_store
@@ -40,6 +41,7 @@ class TopicContext:
         leader: asks the bookie that leads.
         timestamps: timestamps of the cluster's oracle.
         reports: reports open lanes of topics with timesync to the leader.
+        rolls: passes requests for the end of a ledger to the lanes that are written here.
         catalogue: the records of topics.
         clock: estimates the store's time.
         figures: counts for metrics.
@@ -73,6 +75,7 @@ class TopicContext:
             self.leader, nursery, self.figures, timeout_s=options.metadata_timeout_s
         )
         self.reports = LaneReports(self.leader, self._fresh, nursery)
+        self.rolls = RollDesk(store, nursery)
         self.catalogue = TopicCatalogue(
             store,
             timeout_s=options.metadata_timeout_s,

@@ -36,6 +36,7 @@ from ledger_client.topics.retention.lane_parts import Truncated
 from ledger_client.topics.retention.removal import Deletion, Purged, planned_purge, remove_ledgers
 from ledger_client.topics.retention.retention import Before
 from ledger_client.topics.retention.truncation import SETTLE_S, Truncation
+from ledger_client.topics.rolls import ROLL_WAIT_S, Rolled, roll_topic
 from ledger_client.topics.times import PublishTime
 from metadata.errors import MetadataError
 from metadata.listings import list_cookies, list_draining
@@ -348,6 +349,39 @@ class Topics:
             force=force,
             dry_run=dry_run,
             on_removed=on_removed,
+        )
+
+    async def roll(
+        self,
+        name: str,
+        *,
+        partition: int | None = None,
+        wait_s: float = ROLL_WAIT_S,
+        on_progress: Callable[[float], None] = lambda _part: None,
+    ) -> Rolled:
+        """Close the open ledgers of a topic, so that its jobs can use what is in them.
+
+        Writers are not disturbed: each goes on in a new ledger, as it does when one is full. It
+        keeps its lane and the order of its messages, and no send fails. A ledger that is written
+        and has no messages stays. A lane without a writer is closed as its next writer would do.
+        Ledgers are closed 16 at a time; calling it again is harmless.
+
+        Args:
+            name: namespace/name.
+            partition: only in this one.
+            wait_s: how long a writer has for its answer. A killed one holds its lane for 10 s.
+            on_progress: called with the fraction of the ledgers that is done, 0 to 1.
+
+        Raises:
+            NoSuchTopic: it does not exist.
+            BadTopic: there is no such partition.
+            WritersSilent: writers did not answer: they are paused, or of an older version. All
+                other ledgers are closed.
+            ReplicasUnavailable, MessagesLost: a ledger without a writer cannot be recovered. Those
+                of other lanes are closed.
+        """
+        return await roll_topic(
+            self._context, name, partition=partition, wait_s=wait_s, on_progress=on_progress
         )
 
     async def lanes(self, name: str) -> list[LaneExplained]:

@@ -84,6 +84,7 @@ def sound() -> Rows:
         ),
         topics.lane_key(UID, 0, 1): topics.encode_row(LaneRecord(epoch=1)),
         topics.lane_name_key(UID, 0, "red"): topics.encode_row(topics.LaneName(1)),
+        topics.lane_roll_key(UID, 0, 0, 1): topics.encode_row(topics.LaneRoll(asked_ms=1)),
         topics.lane_removals_key(UID, 0, 0): topics.encode_row(
             topics.LaneRemovals([topics.RemovedLedgers(1, 2, 10, 20, 2, 2)])
         ),

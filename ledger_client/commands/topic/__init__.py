@@ -13,6 +13,7 @@ _COMMANDS = {
     "explain": "ledger_client.commands.topic.describe:explain",
     "why": "ledger_client.commands.topic.why:why",
     "alter": "ledger_client.commands.topic.settings:alter",
+    "roll": "ledger_client.commands.topic.rolls:roll",
     "purge": "ledger_client.commands.topic.removal:purge",
     "truncate": "ledger_client.commands.topic.removal:truncate",
     "delete": "ledger_client.commands.topic.removal:delete",

@@ -16,7 +16,7 @@ bookies that recover a ledger, the next one begins.
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext, suppress
 from functools import partial
 
 import trio
@@ -32,6 +32,7 @@ from ledger_client.topics.lanes.lane_lease import Access, Away, LaneLease, hold_
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from ledger_client.topics.lanes.lane_state import LaneState, SealedBatch
 from ledger_client.topics.lanes.lane_writer import LaneWriter
+from ledger_client.topics.lanes.roll_desk import RollDesk
 from metadata.topics import TopicRecord
 
 __all__ = ["Access", "LaneWriter", "SealedBatch", "open_lane"]
@@ -52,6 +53,7 @@ async def open_lane(
     lane_name: str = "",
     owner: str | None = None,
     is_back: bool = False,
+    rolls: RollDesk | None = None,
 ) -> AsyncIterator[LaneWriter]:
     """Take a lane of a partition and write it; it is closed at the end of the block.
 
@@ -67,6 +69,7 @@ async def open_lane(
             store was away. By default each call is a different owner.
         is_back: the owner had the lane and lost it by a failure. If another writer had it
             since, the call fails with ProducerFenced.
+        rolls: passes on requests to go on in another ledger; `None` leaves them unheard.
 
     Raises:
         ProducerBusy: another producer writes the lane.
@@ -120,7 +123,8 @@ async def open_lane(
                 writer = await _open(ledgers, rows, lease, nursery, producer, others, opening.away)
                 opening.leave()
                 try:
-                    yield writer
+                    with _heeding(rolls, rows, writer):
+                        yield writer
                 except Exception as error:
                     await _close_after(error, writer)
                     raise
@@ -130,6 +134,14 @@ async def open_lane(
                 with trio.CancelScope(shield=True):  # cancelled or interrupted: be quick
                     await writer.abort(ABORT_S)
             raise
+
+
+def _heeding(
+    rolls: RollDesk | None, rows: LaneRows, writer: LaneWriter
+) -> AbstractContextManager[None]:
+    if rolls is None:
+        return nullcontext()
+    return rolls.heed(rows.topic.uid, rows.partition, rows.lane, writer.roll)
 
 
 async def _open(

@@ -233,7 +233,8 @@ class LaneMachine:
             return False
         if ledger.overdue_at is not None and now >= ledger.overdue_at:
             return True
-        if not self._rolling.is_due_before(ledger, now - ledger.opened_at, batch.first_event_time):
+        age_s, time_ns = now - ledger.opened_at, batch.first_event_time
+        if not (ledger.is_asked or self._rolling.is_due_before(ledger, age_s, time_ns)):
             return True
         if ledger.overdue_at is None:
             ledger.overdue_at = now + PATIENCE_S
@@ -354,18 +355,17 @@ class LaneMachine:
         head = self._waiting[0].batches[self._waiting[0].sent] if self._waiting else None
         if head is not None and self._is_ordered and self._needs_mark(head):
             return self._mark_boundary
-        if self._rolling.wants_next(ledger, age_s):  # as always when the ledger is due
+        if ledger.is_asked or self._rolling.wants_next(ledger, age_s):  # as when it is due
             if not self.is_ready:
                 return self._prepare
-            if self._is_due_before(head, age_s):
+            if self._rolling.ends_before(ledger, age_s, head):
                 return self._begin
         return self._note_start if self._lacks_start() else None
 
-    def _is_due_before(self, head: SealedBatch | None, age_s: float) -> bool:
-        """True if the ledger ends before *head*; `None` means that no batch waits."""
-        if head is None:
-            return self._rolling.is_due(self.ledger, age_s)
-        return self._rolling.is_due_before(self.ledger, age_s, head.first_event_time)
+    def roll(self, ledger_id: int) -> None:
+        """Have this ledger end soon, whatever its limits say, unless the lane has left it."""
+        for ledger in filter(None, (self.ledger, self.following)):
+            ledger.is_asked |= ledger.id == ledger_id
 
     @property
     def is_ready(self) -> bool:

@@ -101,12 +101,11 @@ class LaneWriter:
         self._begun: LaneRequest | None = None
         """the first entry of the following ledger"""
         self._found: Found | None = None
-        self._news = trio.Event()
+        self._news, self._ended = trio.Event(), trio.Event()
         self._has_timer = True
         self._scope = trio.CancelScope()
         self._why: LedgerError | None = None
         self._pauses = 0
-        self._ended = trio.Event()
 
     # --- for producers -----------------------------------------------------------------
 
@@ -202,6 +201,11 @@ class LaneWriter:
             self._notice_failures(now)
         self._machine.append(append, now, self._now_ms())
         self._perform(now)
+
+    def roll(self, ledger_id: int) -> None:
+        """Go on in another ledger soon if the lane is in this one. No append notices it."""
+        self._machine.roll(ledger_id)
+        self._perform(trio.current_time())
 
     # --- actions -----------------------------------------------------------------------
 

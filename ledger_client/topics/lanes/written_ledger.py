@@ -3,7 +3,8 @@
 Limits are checked after a batch is counted, so the batch that fills a ledger is its last one. A
 ledger without messages is never full, and none ends before age_min_s. A lane ordered by event
 time ends a ledger only before a batch whose times are all greater, so that each time lies in one
-ledger; at twice the size it ends in any case.
+ledger; at twice the size it ends in any case. One that is asked to end does so at once, whatever
+the limits and times say.
 """
 
 from __future__ import annotations
@@ -93,6 +94,7 @@ class WrittenLedger:
     Attributes:
         sent: entries that are not acknowledged, in order.
         overdue_at: the time from which it takes batches although it is full; `None` before.
+        is_asked: somebody asked for its end (topics/rolls.py).
         is_lost: it failed; recovery must find its end.
     """
 
@@ -106,7 +108,7 @@ class WrittenLedger:
         self.last_event_time: int | None = None
         self.sent: deque[Sent] = deque()
         self.overdue_at: float | None = None
-        self.is_lost = False
+        self.is_asked = self.is_lost = False
         self.state_stop = 0
         """the entry after the last control entry"""
         self._state_time = now
@@ -172,6 +174,14 @@ class Rolling:
         """Apply *policy*; *ordered*: event times in the lane never decrease."""
         self._policy = policy
         self._ordered = ordered
+
+    def ends_before(self, ledger: WrittenLedger, age_s: float, head: SealedBatch | None) -> bool:
+        """True if the ledger ends before *head*; `None` means that no batch waits."""
+        if ledger.is_asked:
+            return True
+        if head is None:
+            return self.is_due(ledger, age_s)
+        return self.is_due_before(ledger, age_s, head.first_event_time)
 
     def is_due(self, ledger: Written, age_s: float) -> bool:
         """True if the ledger ends now, while no batch waits.

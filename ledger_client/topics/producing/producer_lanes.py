@@ -15,7 +15,6 @@ from typing import Unpack
 import trio
 
 from ledger_client.errors import LedgerError
-from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.lane import open_lane
@@ -87,8 +86,11 @@ class PartitionWatch:
 class ProducerLanes:
     """Opens the lanes of a producer, on the topic as *watch* has seen it last."""
 
-    def __init__(self, ledgers: Ledgers, watch: PartitionWatch, options: ProducerOptions) -> None:
-        self._ledgers = ledgers
+    def __init__(
+        self, context: TopicContext, watch: PartitionWatch, options: ProducerOptions
+    ) -> None:
+        self._ledgers = context.ledgers
+        self._rolls = context.rolls
         self._watch = watch
         self._options = options
         self._access = options.access_to(watch.topic)
@@ -109,6 +111,7 @@ class ProducerLanes:
             lane_name=self._options.lane_name,
             owner=self._owner,
             is_back=is_anew,
+            rolls=self._rolls,
         )
 
 
@@ -123,7 +126,7 @@ async def topic_producer(
     async with open_producer(
         record,
         options,
-        ProducerLanes(context.ledgers, watch, options).open,
+        ProducerLanes(context, watch, options).open,
         context.timestamps,
         context.figures.sending(record.name),
         context.clock.now_ms,

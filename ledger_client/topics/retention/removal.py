@@ -45,6 +45,7 @@ from metadata.topics import (
     LANE_LEDGERS,
     LANE_NAMES,
     LANE_REMOVALS,
+    LANE_ROLLS,
     LANES,
     LaneLedger,
     TopicRecord,
@@ -225,7 +226,7 @@ class Deletion:
         """
         while page := await self._page(LANES, LANES_COUNT):
             await self._transact([Delete(key) for key, _ in page])
-        for kind in (LANE_REMOVALS, LANE_NAMES):
+        for kind in (LANE_REMOVALS, LANE_NAMES, LANE_ROLLS):
             while page := await self._page(kind, LANES_COUNT):
                 await self._transact([Delete(key) for key, _ in page])
         while page := await self._page(LANE_LEDGERS, LEDGERS_COUNT):

@@ -139,6 +139,33 @@ def test_a_topic_is_made_described_altered_and_deleted(run: Run) -> None:
     )
 
 
+def test_a_lane_whose_bookies_do_not_answer_is_named_and_the_rest_is_counted(
+    run: Run, url: str
+) -> None:
+    run("create", "shop/orders")
+    lay_out(url, "shop/orders")
+
+    async def leave_open() -> None:
+        async with open_store(url) as store:
+            ledger = LedgerRecord(42, 1, 1, 1, LedgerState.OPEN, [Fragment(0, ["b1"])])
+            await store.put(ledger_key(42), encode_record(ledger))
+
+    trio.run(leave_open)
+    described = run("describe", "shop/orders")
+    assert described.code == Exit.DONE
+    assert "holds           3 ledgers, at least 3,000 messages, 4.0 KiB\n" in described.out
+    assert "not counted     the open ledger of lane 0: its bookies do not answer\n" in described.out
+    (found,) = run("describe", "shop/orders", "--json").json
+    assert isinstance(found["extent"], dict)
+    assert (found["extent"]["messages"], found["extent"]["uncounted"]) == (3000, 1)
+
+
+def test_a_topic_without_open_ledgers_has_none_to_roll(run: Run) -> None:
+    run("create", "shop/orders")
+    assert run("roll", "shop/orders").out == "0 ledgers closed\n"
+    assert run("roll", "shop/orders", "--json").json == [{"topic": "shop/orders", "lanes": []}]
+
+
 def test_every_setting_can_be_given(run: Run, tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text('{"type": "object"}')
     words = {
@@ -189,6 +216,9 @@ def test_every_setting_can_be_given(run: Run, tmp_path: Path) -> None:
         (["alter", "s/none", "--compression", "lz4"], Exit.FAILED, "no such topic"),
         (["delete", "s/none"], Exit.FAILED, "no such topic"),
         (["explain", "s/none"], Exit.FAILED, "no such topic"),
+        (["roll", "s/none"], Exit.FAILED, "no such topic"),
+        (["roll", "s/t", "--partition", "4"], Exit.USAGE, "there is no partition 4"),
+        (["roll", "s/t", "--wait", "long"], Exit.USAGE, "write 90s, 15min, 4h or 7d"),
         (["purge", "s/t"], Exit.USAGE, "choose what to remove"),
         (["purge", "s/t", "--all", "--before", "7d"], Exit.USAGE, "choose what to remove"),
         (["purge", "s/t", "--before", "never"], Exit.USAGE, "'never' is not a point in time"),

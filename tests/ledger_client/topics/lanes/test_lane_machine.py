@@ -180,6 +180,15 @@ class LaneWorld(RuleBasedStateMachine):
         self.machine.send(self.now, NOW_MS)
         self.perform()
 
+    @rule(data=st.data())
+    def somebody_asks_for_another_ledger(self, data: st.DataObject) -> None:
+        """The request may be for the ledger that is written, the next one, or an old one."""
+        ledger_id = data.draw(st.sampled_from([0, *self.held]))
+        was = self.machine.ledger.is_asked
+        self.machine.roll(ledger_id)
+        assert self.machine.ledger.is_asked == (was or ledger_id == self.machine.ledger.id)
+        self.perform()
+
     # --- bookies -----------------------------------------------------------------------
 
     def _writable(self) -> list[Held]:
@@ -491,3 +500,53 @@ def test_a_prepared_ledger_is_given_up_when_the_one_before_was_recovered() -> No
     machine.recovered(4, 100, NOW_MS)
     assert following.is_lost
     assert machine.actions == [GiveUp(following)]
+
+
+def begin_first(machine: LaneMachine) -> None:
+    """Bring the lane into its first ledger, number 1."""
+    machine.take_step(0.0, NOW_MS)
+    machine.prepared(1, 0, 0.0)
+    turn = machine.take_step(0.0, NOW_MS)
+    assert isinstance(turn, Turn)
+    machine.turned(turn, machine._topic, 0.0, NOW_MS)
+
+
+def fresh_machine(**roll: float) -> LaneMachine:
+    topic = TopicRecord(name=TOPIC, uid=7, roll=msgspec.convert({**roll, "age_s": 0}, RollPolicy))
+    last = LaneEnd(LaneState(), FIRST_VERSION, None, None)
+    return LaneMachine(topic, partition=-1, lane=0, epoch=EPOCH, last=last, limit_s=LIMIT_S)
+
+
+def test_a_ledger_that_is_asked_to_end_makes_way_whatever_its_limits_say() -> None:
+    """It has no messages, is younger than the least age, and far from full."""
+    machine = fresh_machine(age_min_s=1000.0)
+    begin_first(machine)
+    assert machine.take_step(1.0, NOW_MS) is None
+    machine.roll(1)
+    assert isinstance(machine.take_step(1.0, NOW_MS), Prepare)
+    machine.prepared(2, 0, 1.0)
+    begin = machine.take_step(1.0, NOW_MS)
+    assert isinstance(begin, Begin)
+    machine.begun(begin, 1.0, NOW_MS)
+    assert machine.state is State.ENDING
+
+
+def test_a_request_for_an_old_ledger_ends_no_other() -> None:
+    machine = fresh_machine()
+    begin_first(machine)
+    for ledger_id in (0, 2, -1):
+        machine.roll(ledger_id)
+    assert machine.take_step(1.0, NOW_MS) is None
+    assert machine.state is State.WRITING
+
+
+def test_a_request_that_comes_before_the_ledger_is_the_lanes_counts() -> None:
+    """Its row is open as soon as the store has it, and the answer may come later."""
+    machine = fresh_machine()
+    machine.take_step(0.0, NOW_MS)
+    machine.prepared(1, 0, 0.0)
+    turn = machine.take_step(0.0, NOW_MS)
+    assert isinstance(turn, Turn)
+    machine.roll(1)
+    machine.turned(turn, machine._topic, 0.0, NOW_MS)
+    assert isinstance(machine.take_step(0.0, NOW_MS), Prepare)

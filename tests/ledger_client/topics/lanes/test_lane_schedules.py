@@ -1,4 +1,4 @@
-"""Rivals for one lane, killed anywhere, while bookies and the store come and go."""
+"""Rivals for one lane, killed anywhere and rolled, while bookies and the store come and go."""
 
 from __future__ import annotations
 
@@ -42,6 +42,8 @@ class Schedule:
                 nursery.start_soon(self._forever, self._lose_bookie, "", 4.0)
                 nursery.start_soon(self._forever, self._lose_store, "", 6.0)
                 nursery.start_soon(self._forever, self._meddle, "", 5.0)
+                nursery.start_soon(self._forever, self._roll, "", 5.0)
+                nursery.start_soon(self._forever, self._roll, "", 5.0)
         self._cluster.store.available = True
         for name in [*self._cluster.down]:
             self._cluster.revive(name)
@@ -79,7 +81,12 @@ class Schedule:
             async with (
                 process.client() as client,
                 open_lane(
-                    client._context.ledgers, self._topic, -1, access=access, producer=name
+                    client._context.ledgers,
+                    self._topic,
+                    -1,
+                    access=access,
+                    producer=name,
+                    rolls=client._context.rolls,
                 ) as lane,
             ):
                 self.history.open(lane)
@@ -127,6 +134,16 @@ class Schedule:
             await trio.sleep(self._chance.choice([0.2, 1.0, 3.0]))
         finally:
             self._cluster.store.available = True
+
+    async def _roll(self, _: str) -> None:
+        """Have the open ledger closed, with more or less patience, or be killed meanwhile."""
+        wait_s = self._chance.choice([0.5, 5.0])
+        with trio.move_on_after(self._chance.choice([0.1, 1.0, 30.0])):
+            async with self._cluster.client(HASTY) as client:
+                try:
+                    await client.topics.roll(self._topic.name, wait_s=wait_s)
+                except LedgerError:
+                    return
 
     async def _meddle(self, _: str) -> None:
         """Recover a ledger of the lane, as a repair or a reader may, be it prepared only."""
