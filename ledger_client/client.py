@@ -99,7 +99,8 @@ class ClientTopics(Topics):
         """Keep only the latest message of each key in closed ledgers, for ``compacted=True``.
 
         Messages keep ids, timestamps, keys and headers. From the first compaction on, messages
-        that are not compacted yet are kept for the next one, whatever the retention.
+        that are not compacted yet are kept for the next one, whatever the retention. Those in
+        open ledgers are left out, and counted in `uncompacted`; roll() closes these ledgers.
 
         Args:
             name: namespace/name.

@@ -83,9 +83,11 @@ def compact(
     """Keep the latest message of each key of a topic.
 
     `quire read --compacted` reads the result. Compacts all closed ledgers, together with the
-    result of the last compaction. Messages keep their ids, timestamps, keys and headers. A
-    message with an empty value removes its key. Across lanes, the latest message is the one
-    with the latest event time in topics ordered by it, and the one published last in others.
+    result of the last compaction. Messages in open ledgers are left out, and their number is
+    shown; to have them compacted, too, run `quire topic roll` first. Messages keep their ids,
+    timestamps, keys and headers. A message with an empty value removes its key. Across lanes,
+    the latest message is the one with the latest event time in topics ordered by it, and the
+    one published last in others.
 
     From the first compaction on, retention removes messages only after they were compacted;
     --drop ends that. Readers see either the old result or the new one, even if this command is
@@ -107,7 +109,8 @@ def compact(
     else:
         with advising():
             done = trio.run(finish, partial(_compact, request))
-        _print(done, _text(done, dry_run=dry_run), as_json=as_json)
+        lines = [_text(done, dry_run=dry_run), *_left_out(done)]
+        _print(done, "\n".join(lines), as_json=as_json)
 
 
 def _print(result: Compaction | Dropped, line: str, *, as_json: bool) -> None:
@@ -173,6 +176,29 @@ def _text(done: Compaction, *, dry_run: bool) -> str:
     if report.shuffled:
         parts.append("keys were in several partitions")
     return f"{', '.join(parts)}; generation {done.generation}, {report.seconds:.1f} s"
+
+
+def _left_out(done: Compaction) -> list[str]:
+    """Return lines about messages that are not compacted: how many, why, and what to do."""
+    left = done.uncompacted
+    if left is None:
+        return []
+    lines = []
+    if left.open_messages or left.uncounted:
+        kind = "at least " if left.uncounted else "about " if left.is_estimate else ""
+        where = count(left.open_ledgers, "open ledger")
+        them = "it" if left.open_ledgers == 1 else "them"
+        lines.append(
+            f"not compacted: {kind}{count(left.open_messages, 'message')} in {where};"
+            f" `quire topic roll {done.topic}` closes {them}, then compact again"
+        )
+    if left.newer_messages:
+        where = count(left.newer_ledgers, "ledger")
+        lines.append(
+            f"not compacted: {count(left.newer_messages, 'message')} in {where}"
+            " closed after this began; compact again"
+        )
+    return lines
 
 
 def _dropped_text(dropped: Dropped) -> str:

@@ -37,6 +37,7 @@ from ledger_client.jobs.compaction.plan import (
     PartitionResult,
     plan_compaction,
 )
+from ledger_client.jobs.compaction.uncompacted import Uncompacted, uncompacted
 from ledger_client.jobs.staging.job import Job, JobStage, open_job, staged_ledgers
 from ledger_client.ledgers.catalogue import RETRY_S, translated
 from ledger_client.topics.context import TopicContext
@@ -109,6 +110,8 @@ class Compaction(msgspec.Struct, frozen=True, kw_only=True):
     """compacted, or to be compacted"""
     bytes_in: int = 0
     """read, or to be read"""
+    uncompacted: Uncompacted | None = None
+    """messages that were left out; `None` if they could not be counted"""
 
 
 async def compact_topic(
@@ -146,7 +149,7 @@ async def compact_topic(
     await _refuse_second(context, topic)
     found, plan = await _plan(context, topic, null_keys)
     if dry_run or not plan.has_news:
-        return _unpublished(topic, found, plan)
+        return _unpublished(topic, found, plan, await uncompacted(context, plan))
     began_at = time.monotonic()
     async with open_job(context.ledgers, topic, "compaction", pins=plan.pins) as job:
         await _refuse_second(context, topic, job)
@@ -166,6 +169,7 @@ async def compact_topic(
         report=after.report,
         partitions=len(results),
         bytes_in=report.bytes_in,
+        uncompacted=await uncompacted(context, plan),
     )
 
 
@@ -269,7 +273,9 @@ def _report(
     )
 
 
-def _unpublished(topic: TopicRecord, found: SetAt | None, plan: CompactionPlan) -> Compaction:
+def _unpublished(
+    topic: TopicRecord, found: SetAt | None, plan: CompactionPlan, left: Uncompacted | None
+) -> Compaction:
     return Compaction(
         topic=topic.name,
         published=False,
@@ -277,6 +283,7 @@ def _unpublished(topic: TopicRecord, found: SetAt | None, plan: CompactionPlan) 
         report=None if found is None else found.set.report,
         partitions=sum(each.has_news for each in plan.partitions),
         bytes_in=plan.size if plan.has_news else 0,
+        uncompacted=left,
     )
 
 
