@@ -12,7 +12,12 @@ from rich.console import Group, RenderableType
 from rich.live import Live
 from rich.table import Table
 
-from ledger_client.cluster.operations.overview import BookieOverview, Overview, take_overview
+from ledger_client.cluster.operations.overview import (
+    LOST,
+    BookieOverview,
+    Overview,
+    take_overview,
+)
 from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.tables import Output, age, count, size
@@ -60,10 +65,11 @@ def status(*, watch: bool, cluster: str, as_json: bool) -> None:
 
     A bookie is writable, read-only (its disk is full), stalled (its disk hangs), draining (being
     decommissioned), in limbo (it may have lost entries and is being refilled), lost (known
-    but not registered), or decommissioned (still running: stop it). For a ledger waiting for
-    repair, the last column shows what happens, or why nothing does. If bookies state racks, the
-    leader counts ledgers whose copies are on fewer racks than could be: `quire cluster rebalance`
-    moves those. Everything comes from metadata; no bookie is asked.
+    but not registered), or decommissioned (still running: stop it). A lost bookie stays listed
+    after others have copied what it held, until `bookie decommission` forgets it. For a ledger
+    waiting for repair, the last column shows what happens, or why nothing does. If bookies state
+    racks, the leader counts ledgers whose copies are on fewer racks than could be: `quire cluster
+    rebalance` moves those. Everything comes from metadata; no bookie is asked.
 
     Exit code 0 whatever the state; with --json, check "underreplicated".
     """
@@ -144,11 +150,28 @@ def _racks(seen: RackReport) -> str:
 
 def _totals(seen: Overview) -> str:
     if not seen.underreplicated:
-        return "all ledgers have all their copies, as far as known"
+        return _whole(seen)
     ledgers = count(len(seen.underreplicated), "ledger")
     return (
         f"under-replicated: {ledgers}, {size(seen.underreplicated_size)} to copy; "
         f"{count(len(seen.repairs), 'repair')} under way"
+    )
+
+
+def _whole(seen: Overview) -> str:
+    """Say what it means that no ledger is marked; a lost bookie and "all copies" need a reason."""
+    lost = [bookie.bookie_id for bookie in seen.bookies if bookie.state.startswith(LOST)]
+    if not lost:
+        return "all ledgers have all their copies, as far as known"
+    named = ", ".join(lost)
+    if seen.leader is None:
+        return f"lost: {named}; what it held is copied once there is a leader to look for it"
+    forget = " and ".join(f"`bookie decommission {bookie_id}`" for bookie_id in lost)
+    return (
+        f"lost: {named}, and no ledger waits for a copy. Either all ledgers have all their copies "
+        "on other bookies,\n"
+        "or the leader still waits for it to come back (lost_after_s, a minute unless set).\n"
+        f"Start it again; or {forget} checks the copies and forgets it."
     )
 
 

@@ -14,9 +14,11 @@ from ledger_client.commands.tables import age, count, size
 from metadata.errors import MetadataUnavailable
 from metadata.outcome import Exit
 from metadata.records import (
+    COORDINATOR,
     RACKS,
     BookieRecord,
     CookieRecord,
+    Leader,
     RackReport,
     UnderReplicated,
     bookie_lease,
@@ -54,6 +56,38 @@ def test_the_tables_name_bookies_and_ledgers(url: str, capsys: pytest.CaptureFix
     assert "under-replicated: 30 ledgers, 30.0 MiB to copy; 0 repairs under way" in lines
     assert sum("bookie lost: b2" in line for line in lines) == 20
     assert lines[-1] == "and 10 ledgers more"
+
+
+def test_a_lost_bookie_above_whole_ledgers_is_explained(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    url = f"sqlite://{tmp_path}/metadata.db"
+
+    async def lose_one() -> None:
+        async with open_store(url) as store:
+            for name in ("b1", "b2"):
+                cookie = CookieRecord(name, "i", "/journal", "/ledgers", "c")
+                await store.put(cookie_key(name), encode_record(cookie))
+            record = BookieRecord("b1", "host:3181", 3 << 30, 2 << 30)
+            await grant(store, bookie_lease("b1"), "x", ttl_s=60, value=encode_record(record))
+
+    async def elect() -> None:
+        async with open_store(url) as store:
+            leader = Leader("b1", "host:3181", await store.now_ms())
+            await grant(store, COORDINATOR, "x", ttl_s=60, value=encode_record(leader))
+
+    trio.run(lose_one)
+    assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
+    out = capsys.readouterr().out
+    assert "lost: b2; what it held is copied once there is a leader" in out
+    assert "all ledgers have all their copies" not in out, "nobody looks for missing ones"
+
+    trio.run(elect)
+    assert conclude(quire, ["cluster", "status", "--cluster", url]) == Exit.DONE
+    out = " ".join(capsys.readouterr().out.split())
+    assert "lost: b2, and no ledger waits for a copy. Either all ledgers have all their " in out
+    assert "or the leader still waits for it to come back" in out
+    assert "`bookie decommission b2` checks the copies and forgets it" in out
 
 
 def test_json_has_all_of_it(url: str, capsys: pytest.CaptureFixture[str]) -> None:
