@@ -152,7 +152,10 @@ def _reads(stats: EngineStats) -> Iterator[Metric]:
     yield _labelled("reads", "Entries read, by source", "source", sources)
     yield _counter("read_bytes", "Bytes of entries read", stats.read_bytes)
     yield _counter("reads_missing", "Reads of what is not here", stats.reads_missing)
-    yield _counter("read_errors", "Reads answered with I/O error", stats.read_errors)
+    limbo = "Reads of what is not here, answered with I/O error as it may be lost"
+    yield _counter("reads_in_limbo", limbo, stats.reads_in_limbo)
+    errors = "Reads answered with I/O error, apart from those in limbo"
+    yield _counter("read_errors", errors, stats.read_errors)
     family = HistogramMetricFamily(
         _PREFIX + "read_seconds", "Time of a read, by source", labels=["source"]
     )

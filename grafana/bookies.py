@@ -92,10 +92,12 @@ THROUGHPUT = PanelRow(
         ),
         graph(
             "Reads without an entry",
-            "Missing: not on this bookie, which is normal for readers that follow. Failed: an I/O "
-            "error, because the bytes are damaged.",
+            "Missing: not on this bookie, which is normal for readers that follow. In limbo: not "
+            "on this bookie, which may have lost it and is being refilled. Failed: an I/O error, "
+            "because the bytes are damaged.",
             "ops",
             (_rate("reads_missing_total"), "{{bookie}} missing"),
+            (_rate("reads_in_limbo_total"), "{{bookie}} in limbo"),
             (_rate("read_errors_total"), "{{bookie}} failed"),
         ),
     ),

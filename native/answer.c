@@ -226,7 +226,7 @@ static bk_view look_at(bk_engine *engine, const bk_request *request, int counts)
               (ledger->key_known && memcmp(ledger->key, request->key, BK_KEY_SIZE) != 0)))
         view.code = BK_CODE_UNAUTHORIZED;
     engine->stats.reads_missing += counts && view.code == BK_CODE_NO_LEDGER;
-    engine->stats.read_errors += counts && view.code == BK_CODE_IO_ERROR;
+    engine->stats.reads_in_limbo += counts && view.code == BK_CODE_IO_ERROR;
     pthread_mutex_unlock(&engine->lock);
     return view;
 }
@@ -234,16 +234,17 @@ static bk_view look_at(bk_engine *engine, const bk_request *request, int counts)
 /* What a verdict is on the wire. */
 static int32_t code_of(bk_engine *engine, int result)
 {
+    int absent = result == BK_ABSENT || result == BK_NO_LEDGER;
     int32_t code = BK_CODE_IO_ERROR;
     pthread_mutex_lock(&engine->lock);
-    if (result == BK_ABSENT && !engine->mode.limbo)
-        code = BK_CODE_NO_ENTRY;
-    else if (result == BK_NO_LEDGER && !engine->mode.limbo)
-        code = BK_CODE_NO_LEDGER;
-    if (code == BK_CODE_IO_ERROR)
+    if (!absent)
         engine->stats.read_errors++;
-    else
+    else if (engine->mode.limbo)
+        engine->stats.reads_in_limbo++;
+    else {
         engine->stats.reads_missing++;
+        code = result == BK_ABSENT ? BK_CODE_NO_ENTRY : BK_CODE_NO_LEDGER;
+    }
     pthread_mutex_unlock(&engine->lock);
     return code;
 }

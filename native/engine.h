@@ -290,7 +290,8 @@ typedef struct {
   uint64_t reads_log;
   uint64_t read_bytes;
   uint64_t reads_missing;   /* answered NO_ENTRY or NO_LEDGER */
-  uint64_t read_errors;     /* answered IO_ERROR */
+  uint64_t reads_in_limbo;  /* of what is not here, answered IO_ERROR as it may be lost */
+  uint64_t read_errors;     /* answered IO_ERROR for any other reason */
   uint64_t fences;
   uint64_t groups;          /* journal syncs */
   uint64_t group_bytes;     /* with padding */

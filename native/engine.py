@@ -88,6 +88,7 @@ class EngineStats(msgspec.Struct, frozen=True):
     reads_log: int
     read_bytes: int
     reads_missing: int
+    reads_in_limbo: int
     read_errors: int
     fences: int
     groups: int

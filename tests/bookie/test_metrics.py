@@ -24,7 +24,7 @@ from metadata.urls import open_store
 # What the pages of an operator ask for, by the family that tells it.
 FAMILIES = {
     "adds": "adds add_bytes adds_repeated add_errors add_stalls fences",
-    "reads": "reads read_bytes reads_missing read_errors",
+    "reads": "reads read_bytes reads_missing reads_in_limbo read_errors",
     "latency": "add_seconds journal_queue_seconds journal_sync_seconds flush_seconds read_seconds",
     "groups": "journal_groups journal_group_entries journal_written_bytes",
     "queues": "journal_queue_bytes held_bytes unfinished_bytes reads_queued parked_reads",

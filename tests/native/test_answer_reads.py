@@ -194,6 +194,16 @@ def test_in_limbo_nothing_is_said_to_be_absent(bookie: Bookie) -> None:
     frames += answered(bookie, gathered(bookie, [(9, i) for i in range(10)]))
     codes = [int.from_bytes(each[8:12], "big") for each in frames]
     assert codes == [Code.OK] * 4 + [Code.IO_ERROR] * 16
+    stats = bookie.engine.stats()
+    assert (stats.reads_in_limbo, stats.read_errors) == (16, 0), "limbo is no failing disk"
+
+
+def test_damage_in_limbo_is_a_read_error(bookie: Bookie) -> None:
+    damage(bookie, 1, 14)
+    bookie.engine.set_limbo(True)
+    answered(bookie, gathered(bookie, [(1, 14)]))
+    stats = bookie.engine.stats()
+    assert (stats.reads_in_limbo, stats.read_errors) == (0, 1)
 
 
 def test_a_row_means_one_ledger_only(bookie: Bookie) -> None:
