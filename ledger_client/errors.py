@@ -17,7 +17,7 @@ LedgerError
 ├── EntryLost                every replica of the entry is missing or damaged
 ├── PayloadTooLarge          an entry or a message does not fit a frame
 ├── WrongPassword            the password is not the ledger's
-├── BadAddress               the cluster's address cannot be understood
+├── BadAddress               the cluster's address cannot be understood, or is not a bookie's
 ├── AccessDenied             a bookie refuses the login, or its certificate is not trusted
 ├── MetadataBroken           metadata is damaged or refuses; a person must look
 ├── Busy                     another task or thread takes from this reader: open one for each

@@ -133,7 +133,7 @@ class MetadataBroken(MetadataError, LedgerError):
 
 
 class BadAddress(MetadataError, LedgerError):
-    """The URL of the cluster, or an address, cannot be understood."""
+    """The URL of the cluster, or an address, cannot be understood, or names no bookie's port."""
 
 
 class AccessDenied(MetadataError, LedgerError):

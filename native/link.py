@@ -18,6 +18,8 @@ _CHUNK_SIZE = 256 << 10
 _COPIED_MAX = 65536  # a body that arrived in several reads is copied up to this size, else lent
 _ENTRY_SIZE_MIN = 36  # in a batch: the size, and a stored entry without payload
 _HEAD_SIZE = 16
+TLS_REMEDY = "it speaks TLS; name it as bookie+tls://host:port"
+HTTP_REMEDY = "it speaks HTTP, as the port of a bookie's metrics does; a bookie listens at another"
 _new_uncleared = ffi.new_allocator(should_clear_after_alloc=False)
 
 
@@ -324,13 +326,16 @@ class Link:
         return self._pointer
 
 
+def protocol_of(head: bytes) -> str:
+    """Return "TLS" or "HTTP" if a peer whose first bytes are *head* speaks that, else ""."""
+    if head[:2] in {b"\x15\x03", b"\x16\x03"}:
+        return "TLS"
+    return "HTTP" if head.startswith(b"HTTP/") or head[:9].lower() == b"<!doctype" else ""
+
+
 def _spoken(head: bytes) -> str:
     """Name what bytes are that are no response, by the first of them."""
-    if head[:2] in {b"\x15\x03", b"\x16\x03"}:
-        return "it speaks TLS; name it as bookie+tls://host:port"
-    if head.startswith(b"HTTP/") or head[:9].lower() == b"<!doctype":
-        return "it speaks HTTP, as the port of a bookie's metrics does; a bookie listens at another"
-    return "a response"
+    return {"TLS": TLS_REMEDY, "HTTP": HTTP_REMEDY}.get(protocol_of(head), "a response")
 
 
 def add_frame(

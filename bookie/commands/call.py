@@ -34,9 +34,10 @@ T = TypeVar("T")
 class RemoteBookie:
     """A connection to one bookie, opened by open_remote()."""
 
-    def __init__(self, address: Address, session: Session) -> None:
+    def __init__(self, address: Address, session: Session, *, tls: bool = False) -> None:
         self.address = address
         self._session = session
+        self._tls = tls
 
     async def ask(
         self, request: BookieRequest, kind: type[T], *, wait_s: float = ANSWER_TIMEOUT_S
@@ -59,7 +60,10 @@ class RemoteBookie:
             try:
                 response = await call.wait()
             except BookieUnavailable as cause:
-                raise CommandFailed.unreachable(f"{self.address}: {cause.reason}") from cause
+                reason = cause.reason
+                if not self._session.heard:
+                    reason = await _stranger(self.address, tls=self._tls) or reason
+                raise CommandFailed.unreachable(f"{self.address}: {reason}") from cause
             finally:
                 self._session.withdraw(call)
             reply = decode_reply(response.body)
@@ -92,19 +96,27 @@ async def open_remote(address: Address, access: Access = PLAIN) -> AsyncIterator
     from ledger_client.wire.session import open_session
 
     async with open_session(await _connect(address, access), str(address)) as session:
-        yield RemoteBookie(address, session)
+        yield RemoteBookie(address, session, tls=access.tls)
 
 
 async def _connect(address: Address, access: Access) -> trio.abc.Stream:
-    from ledger_client.wire.streams import opener
+    from ledger_client.wire.streams import StrangePeer, opener
 
     try:
         with trio.fail_after(CONNECT_TIMEOUT_S):
             return await opener(access)(address.host, address.port)
     except (OSError, trio.TooSlowError) as cause:
-        raise CommandFailed.unreachable(
-            f"{address}: no bookie answers here; is it running?"
-        ) from cause
+        reason = "no bookie answers here; is it running?"
+        if isinstance(cause, StrangePeer | trio.TooSlowError):
+            reason = await _stranger(address, tls=access.tls) or reason
+        raise CommandFailed.unreachable(f"{address}: {reason}") from cause
+
+
+async def _stranger(address: Address, *, tls: bool) -> str:
+    """Describe what listens there, which did not answer as a bookie; "" if that is unknown."""
+    from ledger_client.wire.strangers import name_strangers
+
+    return (await name_strangers([address], tls=tls)).get(address, "")
 
 
 async def read_entry(address: str, ledger_id: int, entry_id: int) -> Response:

@@ -12,12 +12,13 @@ from ledger_client.errors import BookieUnavailable
 from ledger_client.options import DEFAULT_OPTIONS
 from ledger_client.wire.inflight import Call
 from ledger_client.wire.session import Session
-from ledger_client.wire.streams import OpenStream
+from ledger_client.wire.strangers import NameStrangers
+from ledger_client.wire.streams import OpenStream, StrangePeer
 from metadata import calls
 from metadata.access import LOGIN_WANTED
 from metadata.address import Address
 from metadata.calls import Reply, decode_reply
-from metadata.errors import AccessDenied, MetadataError, MetadataUnavailable
+from metadata.errors import AccessDenied, BadAddress, MetadataError, MetadataUnavailable
 from metadata.failures import error_of
 from native.frame import Code
 from native.link import Response
@@ -42,8 +43,17 @@ class Dialer:
     """
 
     def __init__(
-        self, addresses: Sequence[Address], nursery: trio.Nursery, open_stream: OpenStream
+        self,
+        addresses: Sequence[Address],
+        nursery: trio.Nursery,
+        open_stream: OpenStream,
+        name_strangers: NameStrangers | None = None,
     ) -> None:
+        """*name_strangers* describes what listens where no bookie answers."""
+        self._name_strangers = name_strangers
+        self._doubtful: dict[Address, None] = {}
+        self._strangers: dict[Address, str] = {}
+        self._heard = False
         self._from_url = random.sample(addresses, len(addresses))
         self._addresses = [*self._from_url]
         self._nursery = nursery
@@ -88,6 +98,24 @@ class Dialer:
                 self._current = await self._connect()
             return self._current
 
+    async def check_peers(self) -> None:
+        """Return, unless no bookie was ever heard and servers of other protocols listen there.
+
+        They are asked once, which takes up to a second.
+
+        Raises:
+            BadAddress: an address is not a bookie's, or is one's with TLS or without, unlike the
+                URL.
+        """
+        if self._heard or any(session.heard for session in self._open):
+            return
+        if self._name_strangers is not None and self._doubtful:
+            ask, self._name_strangers = self._name_strangers, None
+            self._strangers = await ask(self._doubtful)
+        if self._strangers:
+            named = (f"{address}: {remedy}" for address, remedy in self._strangers.items())
+            raise BadAddress("; ".join(named))
+
     def pass_over(self, session: Session | None) -> None:
         """Make no new calls over *session*, and go on with the next address."""
         if session is not None:
@@ -109,12 +137,17 @@ class Dialer:
             with trio.fail_after(CONNECT_S):
                 stream = await self._open_stream(address.host, address.port)
         except trio.TooSlowError as error:
+            self._doubtful[address] = None
             raise TimeoutError(f"{address} cannot be reached in {CONNECT_S} s") from error
+        except StrangePeer:
+            self._doubtful[address] = None
+            raise
         except OSError as error:
             raise ConnectionError(f"{address} cannot be reached: {_reason(error)}") from error
         if self._closed:  # it would outlive its nursery's cancellation for ever
             await trio.aclose_forcefully(stream)
             raise ConnectionError("the store is closed")
+        self._doubtful[address] = None
         session = Session(DEFAULT_OPTIONS)
         session.scope.shield = True  # see BookieStore
         self._open.add(session)
@@ -126,6 +159,7 @@ class Dialer:
             await session.run(stream, "")
         finally:
             self._open.discard(session)
+            self._heard = self._heard or session.heard
 
 
 def withdraw(session: Session | None, call: Call | None) -> bool:

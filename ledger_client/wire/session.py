@@ -168,7 +168,11 @@ class Outgoing:
 
 
 class Session:
-    """Sends frames, and passes responses to requests and acknowledgements to writers."""
+    """Sends frames, and passes responses to requests and acknowledgements to writers.
+
+    Attributes:
+        heard: True once a request was answered, which only a bookie does.
+    """
 
     def __init__(self, options: Options) -> None:
         """Give up a bookie that owes acknowledgements and sends none for bookie_timeout_s.
@@ -192,6 +196,7 @@ class Session:
         self._sends = 0
         self._suspected = False
         self._receipts = 0
+        self.heard = False
         self._busy = trio.Event()
         self._socket: trio.socket.SocketType | None = None
         self._attached: dict[int, Attached] = {}
@@ -452,6 +457,7 @@ class Session:
             if response.code in _IN_DOUBT and response.opcode != Opcode.CALL:
                 self._declared.forget(response.ledger_id)
             self.replies.resolve(response)
+            self.heard = True
         if self._attached:
             for token in self._link.dirty():
                 attached = self._attached.get(token)

@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import TypeVar
 
 import trio
@@ -31,6 +32,7 @@ from ledger_client.wire.dialer import Dialer, answered, reply_in, unavailable, w
 from ledger_client.wire.hints import BookieHints
 from ledger_client.wire.inflight import Call, Turns, fail_after
 from ledger_client.wire.session import Session
+from ledger_client.wire.strangers import NameStrangers, name_strangers
 from ledger_client.wire.streams import OpenStream, opener
 from metadata import calls, urls
 from metadata.address import Address, format_cluster, parse_address
@@ -90,7 +92,12 @@ def open_bookie_store(
         BadAddress: *url* has another form, or names files that cannot be used.
     """
     addresses, access = parse_cluster_url(url)
-    return BookieStore.open(addresses, open_stream=opener(access), timeout_s=timeout_s)
+    return BookieStore.open(
+        addresses,
+        open_stream=opener(access),
+        timeout_s=timeout_s,
+        name_strangers=partial(name_strangers, tls=access.tls),
+    )
 
 
 class BookieStore:
@@ -103,8 +110,11 @@ class BookieStore:
         nursery: trio.Nursery,
         open_stream: OpenStream = trio.open_tcp_stream,
         timeout_s: float = TIMEOUT_S,
+        name_strangers: NameStrangers | None = None,
     ) -> None:
         """Connect to nothing yet. *timeout_s* is each call's deadline.
+
+        *name_strangers* describes what listens at addresses where no bookie answers.
 
         Connections are tasks of *nursery*. They outlive its cancellation until aclose(), because
         the clean-up after a cancellation may still release leases and delete keys: see open().
@@ -112,7 +122,7 @@ class BookieStore:
         self._name = format_cluster(addresses)
         self._timeout_s = timeout_s
         self._turns = Turns(CALLS_MAX, timeout_s)
-        self._dialer = Dialer(addresses, nursery, open_stream)
+        self._dialer = Dialer(addresses, nursery, open_stream, name_strangers)
         self.watches = Watches(BookieHints(self._dialer, self._name, timeout_s))
         self._dialer.on_passed = self.watches.interrupt
         self._closed = False
@@ -125,10 +135,17 @@ class BookieStore:
         *,
         open_stream: OpenStream = trio.open_tcp_stream,
         timeout_s: float = TIMEOUT_S,
+        name_strangers: NameStrangers | None = None,
     ) -> AsyncGenerator[BookieStore]:
         """Open a store for the length of the block."""
         async with Background() as nursery:
-            store = cls(addresses, nursery=nursery, open_stream=open_stream, timeout_s=timeout_s)
+            store = cls(
+                addresses,
+                nursery=nursery,
+                open_stream=open_stream,
+                timeout_s=timeout_s,
+                name_strangers=name_strangers,
+            )
             try:
                 yield store
             finally:
@@ -253,6 +270,10 @@ class BookieStore:
             twice: it may be repeated after it was sent.
             wait_s: how long the request lets the bookie wait, on top of the deadline.
             at_once: it waits for no turn, as leases depend on it.
+
+        Raises:
+            MetadataUnavailable: no bookie answered in time.
+            BadAddress: no bookie ever answered, as other servers listen at the addresses.
         """
         body = encode_request(request)
         if at_once or wait_s:
@@ -272,6 +293,8 @@ class BookieStore:
                 )
             except MetadataUnavailable as error:
                 failures += 1
+                if failures >= self._dialer.count and not self._closed:
+                    await self._dialer.check_peers()
                 pause_s = self._pause_s(failures)
                 late = trio.current_time() + pause_s + ATTEMPT_S_MIN > deadline
                 if self._closed or late or (error.outcome_unknown and not twice):

@@ -37,6 +37,10 @@ BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
 """Raised by a stream when the connection is lost."""
 
 
+class StrangePeer(ConnectionError):
+    """Something listens at the address, but did not answer as a bookie does."""
+
+
 async def exchange(stream: trio.abc.Stream, request: bytes) -> Response:
     """Send one request and return the first response, before the stream has a session.
 
@@ -119,7 +123,7 @@ async def _encrypt(
             raise AccessDenied(
                 f"the certificate of {host}:{port} is not trusted: {cause.verify_message}"
             ) from broken
-        raise ConnectionError(f"{host}:{port} does not speak TLS: {cause or broken}") from broken
+        raise StrangePeer(f"{host}:{port} does not speak TLS: {cause or broken}") from broken
     return encrypted
 
 
@@ -128,7 +132,7 @@ async def _log_in(stream: trio.abc.Stream, login: Login, where: str) -> None:
     try:
         plugin, answer = _auth_in(await exchange(stream, auth_frame(PLUGIN, payload)))
     except (ConnectionError, BadRecord) as wrong:
-        raise ConnectionError(f"{where} did not answer the login: {wrong}") from wrong
+        raise StrangePeer(f"{where} did not answer the login: {wrong}") from wrong
     if plugin not in {PLUGIN, NO_PLUGIN}:
         raise AccessDenied(f"{where} wants a login by {plugin!r}, which is not {PLUGIN}")
     if answer != ACCEPTED:
