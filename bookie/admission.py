@@ -8,6 +8,7 @@ does.
 
 from __future__ import annotations
 
+import logging
 from typing import NamedTuple
 
 import trio
@@ -28,6 +29,10 @@ _FRAME_SIZE_MAX = 64 << 10
 _ATTEMPTS_MAX = 16
 _REFUSED_S = 0.5
 """Delay of a refused login."""
+
+
+_NOTED_MAX = 1000
+_log = logging.getLogger(__name__)
 
 
 class AdmittedPeer(NamedTuple):
@@ -82,6 +87,35 @@ async def _decrypt(stream: trio.abc.Stream, security: Security) -> trio.abc.Stre
     except trio.BrokenResourceError as broken:
         raise PeerAtFault(f"no TLS: {broken.__cause__ or broken}") from broken
     return encrypted
+
+
+class UncheckedLogins:
+    """Logs the first login from each address at a bookie without users: it is not checked.
+
+    After _NOTED_MAX addresses nothing is logged any more.
+    """
+
+    def __init__(self) -> None:
+        self._noted: set[str] = set()
+
+    def note(self, request: Request, address: str) -> None:
+        """Log the login in *request*, an AUTH, unless it names nobody."""
+        if address in self._noted or len(self._noted) >= _NOTED_MAX:
+            return
+        try:
+            plugin, payload = parse_auth(request.body)
+        except BadRecord:
+            return
+        login = parse_login(payload) if plugin == PLUGIN else None
+        if login is None:
+            return
+        self._noted.add(address)
+        _log.warning(
+            "%s logs in as %.64r, which is not checked: this bookie has no users, so anybody may "
+            "call it. Add some with `bookie user add`, and start it again",
+            address,
+            login.user,
+        )
 
 
 class _Login:

@@ -34,7 +34,7 @@ from contextlib import suppress
 
 import trio
 
-from bookie.admission import AdmittedPeer, admit
+from bookie.admission import AdmittedPeer, UncheckedLogins, admit
 from bookie.budget import PRESSED_S, SMALL_SIZE, MemoryBudget, Pool
 from bookie.config import BookieConfig
 from bookie.connection_limits import ConnectionLimits, TooManyConnections
@@ -90,7 +90,7 @@ class Server:
     ) -> None:
         self._tokens = itertools.count(1)
         self._conversations: dict[int, Conversation] = {}
-        self._security = security
+        self.security = security
         self.engine = engine
         self.events = events
         self.answer_call = answer_call
@@ -107,6 +107,7 @@ class Server:
         self.refused = 0
         self.dropped = 0
         self.faults = 0
+        self.unchecked_logins = UncheckedLogins()
         events.on_ready = self._notify_ready
         events.on_woken = self.parked_reads.wake
 
@@ -150,7 +151,7 @@ class Server:
         patience_s = min(self.config.peer_timeout_s or math.inf, _LOGIN_S_MAX)
         idle_s = self.config.idle_timeout_s or math.inf
         try:
-            return await admit(stream, self._security, patience_s=patience_s, idle_s=idle_s)
+            return await admit(stream, self.security, patience_s=patience_s, idle_s=idle_s)
         except trio.TooSlowError as slow:
             raise PeerAtFault(f"connection {token}: no login in time") from slow
         except OSError as error:  # the engine was not involved yet
@@ -499,7 +500,9 @@ class Conversation:
         if incarnations and await incarnations.is_over(request.ledger_id, request.incarnation):
             self._connection.refuse(request.ledger_id, request.incarnation)
 
-    async def _on_auth(self, _: Request) -> None:
+    async def _on_auth(self, request: Request) -> None:
+        if self._server.security.users is None:
+            self._server.unchecked_logins.note(request, self.address)
         await self._outbox.room()
         self._outbox.put(NO_LOGIN)
 

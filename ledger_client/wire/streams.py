@@ -10,6 +10,7 @@ bookie returned its id.
 
 from __future__ import annotations
 
+import logging
 import ssl
 from collections.abc import Awaitable, Callable
 
@@ -31,6 +32,10 @@ from native import frame
 from native.errors import ProtocolBroken
 from native.frame import Code, Opcode
 from native.link import Link, Response
+
+_log = logging.getLogger(__name__)
+_unchecked: set[str] = set()
+"""Users whose login was not checked, which is logged once."""
 
 OpenStream = Callable[[str, int], Awaitable[trio.abc.Stream]]
 BROKEN = (OSError, trio.BrokenResourceError, trio.ClosedResourceError)
@@ -137,6 +142,21 @@ async def _log_in(stream: trio.abc.Stream, login: Login, where: str) -> None:
         raise AccessDenied(f"{where} wants a login by {plugin!r}, which is not {PLUGIN}")
     if answer != ACCEPTED:
         raise AccessDenied(f"{where} refuses user {login.user!r} or the password")
+    if plugin == NO_PLUGIN:
+        _warn_unchecked(login.user, where)
+
+
+def _warn_unchecked(user: str, where: str) -> None:
+    """Log once in this process that nobody checked the login of *user*."""
+    if user in _unchecked:
+        return
+    _unchecked.add(user)
+    _log.warning(
+        "%s did not check the login of %s: it has no users, so anybody may call it. "
+        "`bookie user add` gives it some",
+        where,
+        user,
+    )
 
 
 def _auth_in(response: Response) -> tuple[str, bytes]:

@@ -9,6 +9,8 @@ import trio.testing
 import v2
 from rig import Peer, Rig, read_inline, serving, settings, until
 
+from metadata.access import PLUGIN, auth_frame
+
 Serving = AbstractAsyncContextManager[Rig]
 
 
@@ -139,6 +141,23 @@ async def test_auth_is_answered_with_authentication_disabled(bookie: Serving) ->
         await peer.stream.send_all(v2.frame(v2.AUTH, b"\x0a\x01x\x12\x00"))
         body = b"\x0a\x12AuthDisabledPlugin\x12\x00"
         assert await peer.frame() == v2.frame(v2.AUTH, body)
+
+
+async def test_a_login_that_nobody_checks_is_logged_once_for_its_address(
+    bookie: Serving, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with bookie as rig:
+        for user in ("x", "ann", "bob"):
+            peer = rig.connect()
+            plugin = "other" if user == "x" else PLUGIN
+            for _ in range(2):
+                await peer.stream.send_all(auth_frame(plugin, f"\0{user}\0secret".encode()))
+                await peer.frame()
+    warned = [each.getMessage() for each in caplog.records if "not checked" in each.getMessage()]
+    assert len(warned) == 2, "in memory, each connection is its address"
+    assert "ann" in warned[0]
+    assert "bob" in warned[1]
+    assert "secret" not in caplog.text
 
 
 async def test_a_call_is_answered_with_its_request_id(bookie: Serving) -> None:

@@ -6,6 +6,7 @@ import pytest
 import trio
 import trio.testing
 
+from ledger_client.wire import streams
 from ledger_client.wire.streams import opener
 from metadata.access import (
     ACCEPTED,
@@ -44,6 +45,20 @@ async def test_a_caller_says_who_it_is_before_anything_else() -> None:
 
 async def test_a_bookie_that_wants_no_login_is_as_good() -> None:
     await call(auth_frame(NO_PLUGIN, b""))
+
+
+async def test_a_login_that_nobody_checks_is_logged_once(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(streams, "_unchecked", set[str]())
+    await call(auth_frame(PLUGIN, ACCEPTED))
+    assert not caplog.records
+    for _ in range(3):
+        await call(auth_frame(NO_PLUGIN, b""))
+    (warned,) = caplog.records
+    assert warned.levelname == "WARNING"
+    assert "host:1 did not check the login of alice" in warned.getMessage()
+    assert "secret" not in caplog.text
 
 
 async def test_a_refusal_is_final_and_does_not_tell_the_password() -> None:
