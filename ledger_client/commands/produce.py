@@ -112,11 +112,20 @@ class ProduceRequest(msgspec.Struct, frozen=True, kw_only=True):
 @options.field_option(ProducerOptions, "lane_name", "--lane", "lane_name", metavar="NAME")
 @options.field_option(ProducerOptions, "access", "--access")
 @options.field_option(ProducerOptions, "compression", "--compression")
-@options.field_option(ProducerOptions, "producer_name", "--name", "producer_name", metavar="TEXT")
+@options.field_option(
+    ProducerOptions,
+    "producer_name",
+    "--name",
+    "producer_name",
+    metavar="TEXT",
+    help=options.field_text(ProducerOptions, "producer_name")
+    + " The same command run twice stores all messages twice, unless the second has --resume.",
+)
 @click.option(
     "--resume",
     is_flag=True,
-    help="Send the same FILE again, skipping messages stored already. Needs --name.",
+    help="Send the same FILE again, after a run that was cut short: messages that the producer "
+    "--name stored already are skipped.",
 )
 @metrics_port
 @options.cluster

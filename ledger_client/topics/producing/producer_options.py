@@ -44,7 +44,7 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """How a producer routes, batches and sends messages."""
 
     producer_name: str = ""
-    """The producer's name; a named one can resend messages without duplicates."""
+    """The producer's name. What a named producer sends again after a failure is stored once."""
     access: Access | None = None
     """Which other producers may write. Default: shared; exclusive if ordered by event time."""
     partition: int | None = None
