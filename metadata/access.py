@@ -7,6 +7,8 @@ AuthDisabledPlugin, which counts as accepted.
 
 from __future__ import annotations
 
+import ssl
+
 import msgspec
 
 from metadata.errors import BadRecord
@@ -17,6 +19,8 @@ ACCEPTED = b""
 REFUSED = b"refused"
 MESSAGE_SIZE_MAX = 4096
 LOGIN_WANTED = "the bookie wants a login: bookie://USER:PASSWORD@HOST:PORT"
+_OUT_OF_TIME = frozenset({9, 10})  # OpenSSL's codes
+_OTHER_NAME = frozenset({62, 64})
 _AUTH_HEAD = b"\x02\x03\x00\x00"  # version 2, opcode 3, no flags
 _PLUGIN_TAG, _PAYLOAD_TAG = 0x0A, 0x12
 
@@ -29,6 +33,17 @@ class Login(msgspec.Struct, frozen=True):
 
     def __repr__(self) -> str:
         return f"Login({self.user!r})"
+
+
+def untrusted(where: str, error: ssl.SSLCertVerificationError) -> str:
+    """Return in one sentence why the certificate of *where* was refused, and the remedy."""
+    if error.verify_code in _OTHER_NAME:
+        remedy = "call it by a name that the certificate holds, or give it one for this name"
+    elif error.verify_code in _OUT_OF_TIME:
+        remedy = "renew it, or set the clock right"
+    else:
+        remedy = "name the authority that signed it behind the address: ?ca=FILE"
+    return f"the certificate of {where} is not trusted: {error.verify_message}; {remedy}"
 
 
 class Access(msgspec.Struct, frozen=True, kw_only=True):

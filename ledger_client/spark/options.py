@@ -223,7 +223,9 @@ class GivenOptions:
 
 def _unknown(name: str, known: Mapping[str, str]) -> str:
     near = difflib.get_close_matches(name.lower(), known, n=1)
-    return "there is none of this name" + (f"; is {known[near[0]]} meant?" if near else "")
+    if near:
+        return f"there is none of this name; is {known[near[0]]} meant?"
+    return f"there is none of this name; there are {', '.join(sorted(known.values()))}"
 
 
 # --- values -------------------------------------------------------------------------

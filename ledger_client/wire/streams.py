@@ -25,6 +25,7 @@ from metadata.access import (
     Login,
     auth_frame,
     parse_auth,
+    untrusted,
 )
 from metadata.calls import BookieInfo, BookieStatus, Failure, decode_reply, encode_request
 from metadata.errors import AccessDenied, BadAddress, BadRecord
@@ -125,9 +126,7 @@ async def _encrypt(
     except trio.BrokenResourceError as broken:
         cause = broken.__cause__
         if isinstance(cause, ssl.SSLCertVerificationError):
-            raise AccessDenied(
-                f"the certificate of {host}:{port} is not trusted: {cause.verify_message}"
-            ) from broken
+            raise AccessDenied(untrusted(f"{host}:{port}", cause)) from broken
         raise StrangePeer(f"{host}:{port} does not speak TLS: {cause or broken}") from broken
     return encrypted
 

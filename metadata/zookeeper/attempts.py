@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol, cast
 import kazoo.exceptions
 import kazoo.protocol.connection
 
+from metadata.access import untrusted
 from metadata.address import Address
 from metadata.errors import BadAddress
 from metadata.zookeeper.url import ZooKeeperUrl
@@ -183,8 +184,7 @@ class Attempts:
         chain = list(_causes(error))
         for each in chain:
             if isinstance(each, ssl.SSLCertVerificationError):
-                reason = f"the certificate of {where} is not trusted: {each.verify_message}"
-                return Failure(where, reason, is_final=True)
+                return Failure(where, untrusted(str(where), each), is_final=True)
             if isinstance(each, ssl.SSLError):
                 return self._tls_failure(each)
             if isinstance(each, _LOGIN_REFUSED):

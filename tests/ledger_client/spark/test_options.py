@@ -83,6 +83,7 @@ def test_lanes_are_named_by_number_or_name(text: str, lanes: tuple[int | str, ..
     ("name", "text", "words"),
     [
         ("startingIdz", "x", "is startingIds meant"),
+        ("xyzzy", "x", "there is none of this name; there are asOf, .*topic"),
         ("startingIds", "x", "is not a message id"),
         ("startingIds", "[[1]]", "is no position"),
         ("startingIds", '{"a/b": {"0/0": "1:2"}}', "has no uid"),

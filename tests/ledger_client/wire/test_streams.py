@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import ssl
+from contextlib import suppress
+from pathlib import Path
+
 import pytest
 import trio
 import trio.testing
+import trustme
 
 from ledger_client.wire import streams
 from ledger_client.wire.streams import opener
@@ -73,6 +78,35 @@ async def test_a_refusal_is_final_and_does_not_tell_the_password() -> None:
 async def test_an_answer_that_is_none_is_a_lost_connection(answer: bytes) -> None:
     with pytest.raises(OSError, match="host:1"):
         await call(answer)
+
+
+@pytest.mark.parametrize(
+    ("trusts", "host", "remedy"),
+    [
+        (False, "bookie", r"name the authority that signed it behind the address: \?ca=FILE"),
+        (True, "other", "call it by a name that the certificate holds"),
+    ],
+)
+async def test_a_certificate_that_is_not_trusted_comes_with_a_remedy(
+    trusts: bool, host: str, remedy: str, tmp_path: Path, nursery: trio.Nursery
+) -> None:
+    authority = trustme.CA()
+    (authority if trusts else trustme.CA()).cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    authority.issue_cert("bookie").configure_cert(context)
+    ours, theirs = trio.testing.memory_stream_pair()
+
+    async def serve() -> None:
+        encrypted = trio.SSLStream(theirs, context, server_side=True)
+        with suppress(trio.BrokenResourceError):
+            await encrypted.do_handshake()
+
+    async def reach(_host: str, _port: int) -> trio.abc.Stream:
+        return ours
+
+    nursery.start_soon(serve)
+    with pytest.raises(AccessDenied, match=f"certificate of {host}:1 is not trusted: .*; {remedy}"):
+        await opener(Access(tls=True, ca=str(tmp_path / "ca.pem")), reach)(host, 1)
 
 
 def test_a_file_of_certificates_that_is_not_there_is_named() -> None:
