@@ -6,12 +6,11 @@ import base64
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from ledger_client.topics.messages import Message
-from ledger_client.topics.reading.reader import TopicReader
 from ledger_client.topics.values.kinds import is_decoded
 from metadata.topics import TopicRecord
 
@@ -19,7 +18,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from _typeshed import ReadableBuffer
 
-    from ledger_client.topics.reading.reader import RecordBatches
     from ledger_client.topics.values.decoder import Decoder
 
 
@@ -80,21 +78,31 @@ class MessageFields:
 
 
 Put = Callable[[bytes], Awaitable[None]]
-Form = Callable[[TopicReader, int | None, Put, MessageFields], Awaitable[None]]
+
+
+class Source(Protocol):
+    """What is read: a TopicReader, or one whose waits are explained."""
+
+    async def next_messages(self) -> Sequence[Message]:
+        """As TopicReader.next_messages()."""
+
+    def read_batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """As TopicReader.read_batches()."""
+
+
+Form = Callable[[Source, int | None, Put, MessageFields], Awaitable[None]]
 """Reads messages, up to the limit, and puts them."""
 
 _encoder = msgspec.json.Encoder()
 
 
-async def put_text(
-    reader: TopicReader, limit: int | None, put: Put, _fields: MessageFields
-) -> None:
+async def put_text(reader: Source, limit: int | None, put: Put, _fields: MessageFields) -> None:
     """Put each value and a newline; null becomes an empty line."""
     async for messages in _messages(reader, limit):
         await put(text_of(messages))
 
 
-async def put_json(reader: TopicReader, limit: int | None, put: Put, fields: MessageFields) -> None:
+async def put_json(reader: Source, limit: int | None, put: Put, fields: MessageFields) -> None:
     """Put a JSON object on a line for each message.
 
     Bytes that are not UTF-8 appear in base64, under a name with the suffix _base64. For topics
@@ -104,9 +112,7 @@ async def put_json(reader: TopicReader, limit: int | None, put: Put, fields: Mes
         await put(json_of(messages, fields))
 
 
-async def put_arrow(
-    reader: TopicReader, limit: int | None, put: Put, fields: MessageFields
-) -> None:
+async def put_arrow(reader: Source, limit: int | None, put: Put, fields: MessageFields) -> None:
     """Put an Arrow IPC stream, which a cancellation leaves complete.
 
     If all topics share an Avro or protobuf schema, its fields are columns.
@@ -160,14 +166,16 @@ async def arrow_stream(
     await put(_drain(sink))
 
 
-async def _messages(reader: TopicReader, limit: int | None) -> AsyncIterator[Sequence[Message]]:
+async def _messages(reader: Source, limit: int | None) -> AsyncIterator[Sequence[Message]]:
     left = float("inf") if limit is None else limit
     while left > 0 and (messages := await reader.next_messages()):
         yield messages if left >= len(messages) else messages[: int(left)]
         left -= len(messages)
 
 
-async def _cut(batches: RecordBatches, limit: int | None) -> AsyncIterator[pa.RecordBatch]:
+async def _cut(
+    batches: AsyncIterator[pa.RecordBatch], limit: int | None
+) -> AsyncIterator[pa.RecordBatch]:
     left = float("inf") if limit is None else limit
     while left > 0 and (batch := await anext(batches, None)) is not None:
         yield batch if left >= batch.num_rows else batch.slice(0, int(left))

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from contextlib import AsyncExitStack, suppress
 from functools import partial
 from pathlib import PurePath
 from typing import Literal, cast
@@ -34,6 +34,7 @@ from ledger_client.commands.feeds import (
 )
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.outcome import interrupted
+from ledger_client.commands.patience import Patience
 from ledger_client.commands.progress import show_progress
 from ledger_client.commands.streams import chunks
 from ledger_client.commands.tables import count
@@ -188,14 +189,20 @@ async def _produce(source: int, feed: Feed, order: ProduceRequest) -> None:
             and (await client.topics.info(order.topic)).partitions == 1
         ):
             partition = 0  # sequence numbers count there, even if partitions are added meanwhile
-        async with client.producer(
+        opening = client.producer(
             order.topic,
             producer_name=order.producer_name,
             access=order.access,
             partition=partition,
             lane_name=order.lane_name,
             compression=order.compression,
-        ) as producer:
+        )
+        async with AsyncExitStack() as stack:
+            with Patience(
+                f"{order.topic} to take a producer",
+                "another one may write it: `quire topic describe` shows who",
+            ).waiting():
+                producer = await stack.enter_async_context(opening)
             try:
                 done.complete = await Transfer(source, feed, producer, order.resume, done).run()
             except* (LedgerError, CommandFailed) as failed:
@@ -217,6 +224,9 @@ class Transfer:
         self._producer = producer
         self._next = 0 if resume else None
         self._done = done
+        self._patience = Patience(
+            f"bookies to store messages of {done.topic}", "`quire cluster status` shows them"
+        )
 
     async def run(self) -> bool:
         """Return True once everything is acknowledged.
@@ -246,9 +256,10 @@ class Transfer:
 
     async def _send(self, messages: Messages) -> None:
         values, keys, event_times = messages
-        ids = await self._producer.send_many(
-            values, keys=keys, event_times=event_times, sequence=self._next
-        )
+        with self._patience.waiting():
+            ids = await self._producer.send_many(
+                values, keys=keys, event_times=event_times, sequence=self._next
+            )
         duplicates = 0
         if self._next is not None:
             self._next += len(values)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
-from typing import NamedTuple, Unpack
+from typing import TYPE_CHECKING, NamedTuple, Unpack
 
 import click
 import trio
@@ -16,6 +17,7 @@ from ledger_client.commands import options
 from ledger_client.commands.forms import FORMS, MessageFields, json_of, text_of
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.outcome import finish
+from ledger_client.commands.patience import Patience
 from ledger_client.commands.places import (
     BYS,
     By,
@@ -26,8 +28,13 @@ from ledger_client.commands.places import (
     kind_of_time,
 )
 from ledger_client.commands.streams import put
+from ledger_client.topics.messages import Message
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings
+from ledger_client.topics.reading.reader import TopicReader
 from ledger_client.topics.times import Timestamp
+
+if TYPE_CHECKING:
+    import pyarrow as pa
 
 
 def _place(*names: str, text: str) -> Callable[[options.Command], options.Command]:
@@ -195,9 +202,49 @@ async def _read(order: ReadRequest, settings: ReadSettings) -> None:
         async with client.reader(topics, **settings) as reader:
             decoded = () if order.form == "text" else topics
             fields = MessageFields([await client.topics.info(name) for name in decoded])
-            await FORMS[order.form](reader, order.limit, put, fields)
+            await FORMS[order.form](Explained(reader, topics, settings), order.limit, put, fields)
             for gap in reader.gaps:
                 click.echo(f"quire: {gap}", err=True)
+
+
+class Explained:
+    """A reader whose long waits are explained on stderr, unless it follows: then they are usual."""
+
+    def __init__(
+        self, reader: TopicReader, topics: tuple[str, ...], settings: ReadSettings
+    ) -> None:
+        self._reader = reader
+        self._patience = Patience(
+            f"messages of {', '.join(topics)}", "`quire cluster status` shows bookies that are down"
+        )
+        self._waiting: Callable[[], AbstractContextManager[None]] = (
+            nullcontext if settings["follow"] else self._patience.waiting
+        )
+
+    async def next_messages(self) -> Sequence[Message]:
+        """As TopicReader.next_messages()."""
+        with self._waiting():
+            return await self._reader.next_messages()
+
+    def read_batches(self) -> AsyncIterator[pa.RecordBatch]:
+        """As TopicReader.read_batches()."""
+        return _ExplainedBatches(self._reader.read_batches(), self._waiting)
+
+
+class _ExplainedBatches:
+    def __init__(
+        self,
+        batches: AsyncIterator[pa.RecordBatch],
+        waiting: Callable[[], AbstractContextManager[None]],
+    ) -> None:
+        self._batches, self._waiting = batches, waiting
+
+    def __aiter__(self) -> _ExplainedBatches:
+        return self
+
+    async def __anext__(self) -> pa.RecordBatch:
+        with self._waiting():
+            return await anext(self._batches)
 
 
 async def _show_latest(order: ReadRequest, settings: ReadSettings) -> None:

@@ -167,12 +167,15 @@ def withdraw(session: Session | None, call: Call | None) -> bool:
     return session is not None and call is not None and not session.withdraw(call)
 
 
-async def answered(call: Call, session: Session, *, patient: bool) -> Response:
+async def answered(
+    call: Call, session: Session, *, patient: bool, on_silence: Callable[[], None]
+) -> Response:
     """Return the response to *call*, while *session* brings anything at all.
 
     A connection that was cut looks open for ever, and once the cut has healed TCP may not send
     again for as long as the cut lasted. So without a byte for SILENT_S, the bookie is asked for
     a sign of life, unless the call may take long for its purpose: then it is *patient*.
+    *on_silence* is called after each SILENT_S without the response, of a call that is not patient.
 
     Raises:
         BookieUnavailable: the connection was lost, or nothing came.
@@ -181,6 +184,7 @@ async def answered(call: Call, session: Session, *, patient: bool) -> Response:
         since = trio.current_time()
         with trio.move_on_after(SILENT_S):
             return await call.wait()
+        on_silence()
         if session.received_at <= since:
             session.suspect()
     return await call.wait()

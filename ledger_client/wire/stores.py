@@ -18,9 +18,11 @@ a bookie which answers others is in a queue there, so it goes to another one lat
 
 from __future__ import annotations
 
+import logging
 import random
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from contextvars import ContextVar
 from functools import partial
 from typing import TypeVar
 
@@ -67,6 +69,10 @@ from metadata.watch import Watches
 from native.link import Response
 
 TIMEOUT_S = 10.0
+timeout_of_calls_s: ContextVar[float] = ContextVar("timeout_of_calls_s", default=TIMEOUT_S)
+"""The deadline of calls of stores that are opened without one; a command may shorten it."""
+LOGGED_S = 2.0
+"""A call that waits for longer is logged."""
 ATTEMPT_S = 1.0
 """After this long, a call that may be repeated goes to another bookie; doubles each time."""
 ATTEMPT_S_MIN = 0.1
@@ -76,6 +82,7 @@ CALLS_MAX = 256
 PAUSE_S_MIN = 0.05
 PAUSE_S_MAX = 1.0
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 
 
 def open_store(url: str) -> AbstractAsyncContextManager[MetadataStore]:
@@ -84,9 +91,11 @@ def open_store(url: str) -> AbstractAsyncContextManager[MetadataStore]:
 
 
 def open_bookie_store(
-    url: str, *, timeout_s: float = TIMEOUT_S
+    url: str, *, timeout_s: float | None = None
 ) -> AbstractAsyncContextManager[BookieStore]:
     """Open the store behind the bookies that *url* names.
+
+    *timeout_s* is the deadline of each call, by default timeout_of_calls_s.
 
     Raises:
         BadAddress: *url* has another form, or names files that cannot be used.
@@ -95,7 +104,7 @@ def open_bookie_store(
     return BookieStore.open(
         addresses,
         open_stream=opener(access),
-        timeout_s=timeout_s,
+        timeout_s=timeout_of_calls_s.get() if timeout_s is None else timeout_s,
         name_strangers=partial(name_strangers, tls=access.tls),
     )
 
@@ -126,6 +135,7 @@ class BookieStore:
         self.watches = Watches(BookieHints(self._dialer, self._name, timeout_s))
         self._dialer.on_passed = self.watches.interrupt
         self._closed = False
+        self._is_wait_logged = False
 
     @classmethod
     @asynccontextmanager
@@ -282,7 +292,8 @@ class BookieStore:
             return await self._ask_now(body, twice=twice, wait_s=0.0)
 
     async def _ask_now(self, body: bytes, *, twice: bool, wait_s: float) -> Reply:
-        deadline = trio.current_time() + self._timeout_s + wait_s
+        began_at = trio.current_time()
+        deadline = began_at + self._timeout_s + wait_s
         failures = 0
         while True:
             left_s = max(deadline - trio.current_time(), 0.0)
@@ -295,6 +306,8 @@ class BookieStore:
                 failures += 1
                 if failures >= self._dialer.count and not self._closed:
                     await self._dialer.check_peers()
+                if not wait_s:  # else the wait was asked for
+                    self._note_wait(began_at, error.message)
                 pause_s = self._pause_s(failures)
                 late = trio.current_time() + pause_s + ATTEMPT_S_MIN > deadline
                 if self._closed or late or (error.outcome_unknown and not twice):
@@ -310,6 +323,17 @@ class BookieStore:
         if position != 0:
             return 0.0
         return min(PAUSE_S_MIN * 2.0**rounds, PAUSE_S_MAX) * random.uniform(0.5, 1.0)
+
+    def _note_wait(self, since: float, reason: str) -> None:
+        """Log, once until a bookie answers, that a call has waited for LOGGED_S."""
+        if not self._is_wait_logged and trio.current_time() - since >= LOGGED_S:
+            self._is_wait_logged = True
+            _log.warning(
+                "waiting for the cluster at %s: %s; check that its bookies run and that this host "
+                "reaches them",
+                self._name,
+                reason,
+            )
 
     async def _attempt(self, body: bytes, limit_s: float, wait_s: float) -> Reply:
         """Make one call at one bookie. Raises MetadataUnavailable if another may do better.
@@ -327,6 +351,7 @@ class BookieStore:
             call = session.call(body, self._name)
             response = await self._response(call, session, limit_s, wait_s)
             self._turns.note_answer()
+            self._is_wait_logged = False
             return reply_in(response)
         except (OSError, BookieUnavailable, trio.TooSlowError, MetadataUnavailable) as error:
             is_sent = withdraw(session, call)
@@ -349,12 +374,16 @@ class BookieStore:
         own. To repeat it elsewhere would only make the queue longer. So *limit_s* counts from the
         last answer, up to half of the deadline. Raises trio.TooSlowError, BookieUnavailable.
         """
-        last_at = trio.current_time() + max(limit_s, self._timeout_s / 2)
+        began_at = trio.current_time()
+        note_silence = partial(self._note_wait, began_at, "no answer")
+        last_at = began_at + max(limit_s, self._timeout_s / 2)
         left_s = limit_s
         while True:
             try:
                 with fail_after(left_s):
-                    return await answered(call, session, patient=wait_s > 0)
+                    return await answered(
+                        call, session, patient=wait_s > 0, on_silence=note_silence
+                    )
             except trio.TooSlowError:
                 now = trio.current_time()
                 left_s = min(self._turns.answered_at + limit_s, last_at) - now

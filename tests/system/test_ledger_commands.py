@@ -139,9 +139,10 @@ def test_an_error_is_one_line_and_an_exit_code(
     said = [closed if word == "CLOSED" else word for word in words]
     done = run("ledger", *said, stdin=b"abc")
     assert done.returncode == code
-    (line,) = done.stderr.decode().splitlines()
+    *waits, line = done.stderr.decode().splitlines()
     assert line.startswith("quire: ")
     assert message in line
+    assert all(each.startswith("waiting for the cluster") for each in waits), "after two seconds"
 
 
 def test_a_line_too_long_for_an_entry_is_refused_and_what_came_before_is_kept(run: Run) -> None:
