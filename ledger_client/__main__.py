@@ -8,6 +8,7 @@ import click
 
 from ledger_client.commands import DeferredGroup
 from ledger_client.commands.outcome import conclude
+from metadata import cluster_options
 
 _COMMANDS = {
     "topic": "ledger_client.commands.topic:topic",
@@ -29,6 +30,7 @@ _COMMANDS = {
 
 
 @click.group(cls=DeferredGroup, places=_COMMANDS)
+@cluster_options.profile
 @click.version_option(package_name="quire", message="quire %(version)s")
 def quire() -> None:
     """Write, read and look after topics and replicated ledgers.

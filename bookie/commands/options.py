@@ -8,18 +8,15 @@ from pathlib import Path
 import click
 
 from bookie.config import BookieConfig, load_config
+from metadata import cluster_options
 
 Command = Callable[..., None]
 
-cluster = click.option(
-    "--cluster",
-    envvar="QUIRE_CLUSTER",
+cluster = cluster_options.cluster(
     default="bookie://127.0.0.1:3181",
-    show_default=True,
-    metavar="URL",
-    help="One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]; with a login, "
+    text="One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]; with a login, "
     "bookie://USER:PASSWORD@HOST:PORT; over TLS, bookie+tls://...?ca=FILE. QUIRE_CLUSTER sets "
-    "it too.",
+    "it too. A profile keeps the password from other users of this host.",
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 config_file = click.option(

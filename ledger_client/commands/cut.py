@@ -85,7 +85,7 @@ class CutRequest(NamedTuple):
     show_default="30s",
     help="Give up after this time.",
 )
-@options.cluster
+@options.cluster_alone
 @options.as_json
 def create(
     *,

@@ -16,6 +16,7 @@ import types
 from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal, TypedDict, Union, Unpack, get_args, get_origin
 
@@ -24,12 +25,16 @@ import msgspec
 from click.core import ParameterSource
 
 from ledger_client.ledgers.writer import LedgerWriter
+from ledger_client.wire.stores import TIMEOUT_S, timeout_of_calls_s
+from metadata import cluster_options
 
 Command = Callable[..., None]
 OpenLedger = Callable[..., AbstractAsyncContextManager[LedgerWriter]]
 """client.ledgers.create"""
 
 DEFAULT_CLUSTER = "bookie://127.0.0.1:3181"
+TIMEOUT_S_MIN = 0.5
+"""With less, a bookie that is only slow would count as away."""
 UNLIMITED = ("-1", "unlimited")
 NO_BOUND = 1 << 31
 """A field's upper bound from here on only keeps numbers within 64 bits; help leaves it out."""
@@ -322,16 +327,42 @@ def _unwrapped(kind: object) -> tuple[object, float | None, float | None]:
 
 # --- shared options ---------------------------------------------------------------------
 
-cluster = click.option(
-    "--cluster",
-    envvar="QUIRE_CLUSTER",
-    default=DEFAULT_CLUSTER,
-    show_default=True,
-    metavar="URL",
-    help="One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]; with a login, "
+
+def _shorten_calls(
+    context: click.Context, parameter: click.Parameter, timeout_s: float | None
+) -> None:
+    if timeout_s is None:
+        return
+    if not TIMEOUT_S_MIN <= timeout_s <= TIMEOUT_S:
+        bounds = f"{duration_text(TIMEOUT_S_MIN)} to {duration_text(TIMEOUT_S)}"
+        raise click.BadParameter(f"it may be {bounds}", context, parameter)
+    token = timeout_of_calls_s.set(timeout_s)
+    context.call_on_close(partial(timeout_of_calls_s.reset, token))
+
+
+_CLUSTER_TEXT = (
+    "One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]; with a login, "
     "bookie://USER:PASSWORD@HOST:PORT; over TLS, bookie+tls://...?ca=FILE. QUIRE_CLUSTER sets "
-    "it too.",
+    "it too. A profile keeps the password from other users of this host."
 )
+_timeout = click.option(
+    "--timeout",
+    type=DurationParam(),
+    metavar="TIME",
+    expose_value=False,
+    callback=_shorten_calls,
+    show_default=duration_text(TIMEOUT_S),
+    help=f"Give up once no bookie has answered for this long, at most {duration_text(TIMEOUT_S)}.",
+)
+cluster_alone = cluster_options.cluster(default=DEFAULT_CLUSTER, text=_CLUSTER_TEXT)
+"""For a command that has a --timeout of its own."""
+
+
+def cluster(command: Command) -> Command:
+    """Add --cluster, --profile and --timeout."""
+    return cluster_alone(_timeout(command))
+
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 password = click.option(
     "--password",
@@ -369,11 +400,8 @@ floor_size = click.option(
     show_default=True,
     help="Bytes to write and read when measuring the disk itself.",
 )
-measured_cluster = click.option(
-    "--cluster",
-    envvar="QUIRE_CLUSTER",
-    default="",
-    help="Cluster to measure; by default a temporary one.",
+measured_cluster = cluster_options.cluster(
+    default="", text="Cluster to measure; by default a temporary one."
 )
 bookies = click.option(
     "--bookies",

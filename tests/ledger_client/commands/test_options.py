@@ -5,6 +5,7 @@ import msgspec
 import pytest
 
 from ledger_client.__main__ import quire
+from ledger_client.commands import options
 from ledger_client.commands.options import (
     DurationParam,
     FieldOption,
@@ -13,9 +14,12 @@ from ledger_client.commands.options import (
     field_text,
     size_text,
 )
+from ledger_client.commands.outcome import conclude
 from ledger_client.jobs.replay.options import ReplayOptions
 from ledger_client.topics.producing.producer_options import ProducerOptions
 from ledger_client.topics.reading.options import ReadOptions
+from ledger_client.wire.stores import timeout_of_calls_s
+from metadata.outcome import Exit
 from metadata.topics import Retention, RollPolicy, Schema, TopicRecord
 
 
@@ -134,3 +138,22 @@ def test_a_size_is_read_as_it_is_written(size: int) -> None:
 @pytest.mark.parametrize("seconds", [0.0, 0.25, 90.0, 3600.0, 14_400.0, 604_800.0])
 def test_a_duration_is_read_as_it_is_written(seconds: float) -> None:
     assert DurationParam().convert(duration_text(seconds), None, None) == seconds
+
+
+def test_a_command_gives_up_after_the_time_that_it_is_given(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    seen: list[float] = []
+
+    @click.command()
+    @options.cluster
+    def look(*, cluster: str) -> None:
+        del cluster
+        seen.append(timeout_of_calls_s.get())
+
+    for words in ([], ["--timeout", "2s"], []):
+        assert conclude(look, words) == Exit.DONE
+    assert seen == [10.0, 2.0, 10.0], "it lasts for one command"
+    for words in (["--timeout", "11s"], ["--timeout", "0"]):
+        assert conclude(look, words) == Exit.USAGE
+        assert "it may be 0.5s to 10s" in capsys.readouterr().err

@@ -1,0 +1,75 @@
+"""The options --cluster and --profile of commands, and what they mean together.
+
+The first of these that is given names the cluster: --cluster or --profile, QUIRE_CLUSTER,
+QUIRE_PROFILE; else it is the command's default. ``quire --profile prod read ...`` and
+``quire read --profile prod ...`` mean the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+from click.core import ParameterSource
+
+from metadata.profiles import BadProfile, cluster_of
+
+FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
+_PROFILE = "metadata.cluster_options.profile"
+
+
+def _note_profile(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
+    """Keep the profile; one on the command line counts more than QUIRE_PROFILE."""
+    if name is None:
+        return
+    is_given = _is_given(context, parameter)
+    if is_given or _PROFILE not in context.meta:
+        context.meta[_PROFILE] = (name, is_given)
+
+
+def _choose(context: click.Context, parameter: click.Parameter, url: str) -> str:
+    """Return the URL of the cluster, which a profile may name."""
+    name, is_given = context.meta.get(_PROFILE, ("", False))
+    if _is_given(context, parameter):
+        if is_given:
+            raise click.UsageError("--cluster and --profile exclude each other", context)
+        return url
+    source = context.get_parameter_source(parameter.name or "")
+    if not name or (source is ParameterSource.ENVIRONMENT and not is_given):
+        return url
+    try:
+        return cluster_of(name, warn=lambda text: click.echo(f"warning: {text}", err=True))
+    except BadProfile as wrong:
+        raise click.UsageError(str(wrong), context) from wrong
+
+
+def _is_given(context: click.Context, parameter: click.Parameter) -> bool:
+    return context.get_parameter_source(parameter.name or "") is ParameterSource.COMMANDLINE
+
+
+profile = click.option(
+    "--profile",
+    envvar="QUIRE_PROFILE",
+    metavar="NAME",
+    is_eager=True,  # before --cluster, which looks at it
+    expose_value=False,
+    callback=_note_profile,
+    help="Cluster, user, password file and certificates from this table of "
+    "~/.config/quire/profiles.toml. QUIRE_PROFILE sets it too.",
+)
+"""For a command, or for a group: its commands then have it."""
+
+
+def cluster(*, default: str, text: str) -> Callable[[FC], FC]:
+    """Return the decorator that adds --profile, and --cluster with this help."""
+    option = click.option(
+        "--cluster",
+        envvar="QUIRE_CLUSTER",
+        default=default,
+        show_default=bool(default),
+        metavar="URL",
+        callback=_choose,
+        help=text,
+    )
+    return lambda decorated: option(profile(decorated))
