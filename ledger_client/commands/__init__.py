@@ -10,6 +10,7 @@ Groups import the module of a command when it is invoked, which halves the time 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from typing import Any
 
@@ -36,3 +37,12 @@ class DeferredGroup(click.Group):
         command = getattr(import_module(module), name)
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command that *args* begin with. For a mistyped one, suggest what was meant."""
+        near = get_close_matches(args[0], self._places, n=1)
+        if near and args[0] not in self._places:
+            raise click.UsageError(f"No such command {args[0]!r}. Did you mean {near[0]!r}?", ctx)
+        return super().resolve_command(ctx, args)

@@ -10,6 +10,8 @@ import pytest
 
 from ledger_client.__main__ import quire
 from ledger_client.commands import DeferredGroup
+from ledger_client.commands.outcome import conclude
+from metadata.outcome import Exit
 
 OTHERS = """
 import sys
@@ -44,6 +46,24 @@ def test_no_help_shows_the_mark_that_keeps_its_lines() -> None:
 
 def test_there_is_no_other() -> None:
     assert quire.get_command(click.Context(quire), "topics") is None
+
+
+@pytest.mark.parametrize(
+    ("words", "meant"),
+    [
+        (["topics", "list"], "Did you mean 'topic'?"),
+        (["porduce", "s/t"], "Did you mean 'produce'?"),
+        (["topic", "crate"], "Did you mean 'create'?"),
+        (["xyzzy"], "No such command 'xyzzy'."),
+    ],
+)
+def test_a_mistyped_command_is_answered_with_the_one_that_was_meant(
+    words: list[str], meant: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert conclude(quire, words) == Exit.USAGE
+    (line,) = capsys.readouterr().err.splitlines()
+    assert meant in line
+    assert ("Did you mean" in line) == ("Did you mean" in meant)
 
 
 def test_a_place_that_holds_no_command_is_our_own_mistake() -> None:
