@@ -2,7 +2,7 @@
 
 form     value                                     key, event time
 -------  ----------------------------------------  ----------------------------------
-lines    the line without its ending               none
+lines    the line without its ending               none, or a key before a separator
 csv      the row as a JSON object, or one column   of a column
 json     the line as it is, or one field           of a field; "a.b" is field b of a
 
@@ -74,18 +74,35 @@ class Feed(Protocol):
 
 
 class LineFeed:
-    """Makes each line a value, without its ending."""
+    """Makes each line a value, without its ending.
 
-    def __init__(self, size_max: int) -> None:
+    With *key_separator*, what is in front of the first one is the key. A line without it has no
+    key.
+    """
+
+    def __init__(self, size_max: int, key_separator: bytes = b"") -> None:
         self._lines = Lines(size_max, REMEDY)
+        self._separator = key_separator
 
     def feed(self, data: bytes) -> Messages:
         """Return the lines that *data* completes, without their endings."""
-        return Messages(list(map(_without_ending, self._lines.feed(data))))
+        return self._messages(self._lines.feed(data))
 
     def finish(self) -> Messages:
         """Return the last line if it has no ending."""
-        return Messages(list(map(_without_ending, self._lines.finish())))
+        return self._messages(self._lines.finish())
+
+    def _messages(self, lines: list[bytes]) -> Messages:
+        texts = list(map(_without_ending, lines))
+        if not self._separator:
+            return Messages([*texts])
+        values: list[bytes | None] = []
+        keys: list[bytes | None] = []
+        for text in texts:
+            key, found, value = text.partition(self._separator)
+            keys.append(key if found else None)
+            values.append(value if found else text)
+        return Messages(values, keys)
 
 
 class RowFeed:

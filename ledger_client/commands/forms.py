@@ -6,10 +6,12 @@ import base64
 import io
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
+from ledger_client.commands.templates import Template
 from ledger_client.topics.messages import Message
 from ledger_client.topics.values.kinds import is_decoded
 from metadata.topics import TopicRecord
@@ -102,6 +104,14 @@ async def put_text(reader: Source, limit: int | None, put: Put, _fields: Message
         await put(text_of(messages))
 
 
+async def put_template(
+    reader: Source, limit: int | None, put: Put, _fields: MessageFields, *, template: Template
+) -> None:
+    """Put each message as *template* shows it."""
+    async for messages in _messages(reader, limit):
+        await put(template.text_of(messages))
+
+
 async def put_json(reader: Source, limit: int | None, put: Put, fields: MessageFields) -> None:
     """Put a JSON object on a line for each message.
 
@@ -126,6 +136,13 @@ async def put_arrow(reader: Source, limit: int | None, put: Put, fields: Message
 
 
 FORMS: dict[str, Form] = {"text": put_text, "json": put_json, "arrow": put_arrow}
+
+
+def form_of(named: str | Template) -> Form:
+    """Return the form with this name, or that of a template."""
+    if isinstance(named, Template):
+        return partial(put_template, template=named)
+    return FORMS[named]
 
 
 def text_of(messages: Sequence[Message]) -> bytes:

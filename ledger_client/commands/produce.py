@@ -19,7 +19,7 @@ import click
 import msgspec
 import trio
 
-from ledger_client.client import connect
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.feeds import (
     UNITS_NS,
@@ -38,6 +38,7 @@ from ledger_client.commands.patience import Patience
 from ledger_client.commands.progress import show_progress
 from ledger_client.commands.streams import chunks
 from ledger_client.commands.tables import count
+from ledger_client.commands.templates import unescaped
 from ledger_client.errors import LedgerError, TopicExists
 from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
 from ledger_client.topics.producing.producer import Producer
@@ -76,6 +77,22 @@ class ProduceRequest(msgspec.Struct, frozen=True, kw_only=True):
     compression: Literal["none", "zstd", "lz4"] | None
     metrics_port: int
     as_json: bool
+    headers: dict[str, bytes] = {}
+
+
+class HeaderParam(click.ParamType[tuple[str, bytes]]):
+    """Parses NAME=VALUE."""
+
+    name = "header"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> tuple[str, bytes]:
+        """Parse a header; its value may have further equals signs."""
+        name, equals, content = str(value).partition("=")
+        if not name or not equals:
+            self.fail(f"{value!r} is not NAME=VALUE", param, ctx)
+        return name, os.fsencode(content)
 
 
 @click.command()
@@ -107,6 +124,20 @@ class ProduceRequest(msgspec.Struct, frozen=True, kw_only=True):
 )
 @click.option(
     "--delimiter", default=",", show_default=True, metavar="CHAR", help="Separator of CSV columns."
+)
+@click.option(
+    "--key-separator",
+    default="",
+    metavar="TEXT",
+    help="In lines, separates the key from the value; a line without it has no key. \\t is a tab.",
+)
+@click.option(
+    "--header",
+    "header",
+    type=HeaderParam(),
+    multiple=True,
+    metavar="NAME=VALUE",
+    help="Header of each message. May be repeated.",
 )
 @click.option("--create", is_flag=True, help="Create the topic if it does not exist.")
 @options.field_option(ProducerOptions, "partition", "--partition", metavar="INDEX")
@@ -140,6 +171,8 @@ def produce(
     event_time: str | None,
     time_unit: TimeUnit,
     delimiter: str,
+    key_separator: str,
+    header: tuple[tuple[str, bytes], ...],
     **arguments: object,
 ) -> None:
     """Send FILE, or standard input, to TOPIC.
@@ -147,11 +180,14 @@ def produce(
     Each line becomes a message; of CSV each row does, as a JSON object or just its column
     --value. At the end, even after Ctrl-C, the number of durable messages is reported.
     """
-    order = msgspec.convert(arguments, ProduceRequest)
+    headers = dict(header)
+    if len(headers) < len(header):
+        raise click.UsageError("two headers have the same name")
+    order = msgspec.structs.replace(msgspec.convert(arguments, ProduceRequest), headers=headers)
     if order.resume and not order.producer_name:
         raise click.UsageError("--resume needs the --name of the producer that sent FILE before")
     fields = Fields(value, key, event_time, time_unit)
-    feed = _feed(form or _form_of(file), fields, delimiter)
+    feed = _feed(form or _form_of(file), fields, delimiter, _separator(key_separator))
     source = sys.stdin.fileno() if file == "-" else os.open(file, os.O_RDONLY)
     trio.run(_produce, source, feed, order)
 
@@ -160,12 +196,23 @@ def _form_of(file: str) -> Form:
     return cast(Form, FORMS.get(PurePath(file).suffix.lower(), "lines"))
 
 
-def _feed(form: Form, fields: Fields, delimiter: str) -> Feed:
+def _separator(text: str) -> bytes:
+    try:
+        return unescaped(text)
+    except ValueError as wrong:
+        raise click.UsageError(f"--key-separator: {wrong}") from wrong
+
+
+def _feed(form: Form, fields: Fields, delimiter: str, key_separator: bytes) -> Feed:
     needed = [field for field in fields[:3] if field is not None]
     if form == "lines":
         if needed:
-            raise click.UsageError("lines have no fields; use --format csv or json")
-        return LineFeed(PAYLOAD_SIZE_MAX)
+            raise click.UsageError(
+                "lines have no fields; use --format csv or json, or --key-separator for a key"
+            )
+        return LineFeed(PAYLOAD_SIZE_MAX, key_separator)
+    if key_separator:
+        raise click.UsageError(f"--key-separator is for lines; with --format {form}, use --key")
     if form == "json":
         return RowFeed(fields, JsonRows(PAYLOAD_SIZE_MAX))
     if len(delimiter) != 1:
@@ -182,29 +229,11 @@ async def _produce(source: int, feed: Feed, order: ProduceRequest) -> None:
         if order.create:
             with suppress(TopicExists):
                 await client.topics.create(order.topic)
-        partition = order.partition
-        if (
-            order.resume
-            and partition is None
-            and (await client.topics.info(order.topic)).partitions == 1
-        ):
-            partition = 0  # sequence numbers count there, even if partitions are added meanwhile
-        opening = client.producer(
-            order.topic,
-            producer_name=order.producer_name,
-            access=order.access,
-            partition=partition,
-            lane_name=order.lane_name,
-            compression=order.compression,
-        )
         async with AsyncExitStack() as stack:
-            with Patience(
-                f"{order.topic} to take a producer",
-                "another one may write it: `quire topic describe` shows who",
-            ).waiting():
-                producer = await stack.enter_async_context(opening)
+            producer = await _open_producer(client, order, stack)
             try:
-                done.complete = await Transfer(source, feed, producer, order.resume, done).run()
+                transfer = Transfer(source, feed, producer, done, order)
+                done.complete = await transfer.run()
             except* (LedgerError, CommandFailed) as failed:
                 first_of(failed).add_note(f"{count(done.messages, 'message')} acknowledged")
                 raise
@@ -213,16 +242,39 @@ async def _produce(source: int, feed: Feed, order: ProduceRequest) -> None:
         raise click.Abort
 
 
+async def _open_producer(client: Client, order: ProduceRequest, stack: AsyncExitStack) -> Producer:
+    """Open the producer until *stack* ends; explain a wait for one that writes the lane."""
+    partition = order.partition
+    if (
+        order.resume
+        and partition is None
+        and (await client.topics.info(order.topic)).partitions == 1
+    ):
+        partition = 0  # sequence numbers count there, even if partitions are added meanwhile
+    opening = client.producer(
+        order.topic,
+        producer_name=order.producer_name,
+        access=order.access,
+        partition=partition,
+        lane_name=order.lane_name,
+        compression=order.compression,
+    )
+    busy = "another one may write it: `quire topic describe` shows who"
+    with Patience(f"{order.topic} to take a producer", busy).waiting():
+        return await stack.enter_async_context(opening)
+
+
 class Transfer:
     """Sends the descriptor *source* to the topic; *done* counts what is acknowledged."""
 
     def __init__(
-        self, source: int, feed: Feed, producer: Producer, resume: bool, done: Produced
+        self, source: int, feed: Feed, producer: Producer, done: Produced, order: ProduceRequest
     ) -> None:
         self._source = source
         self._feed = feed
         self._producer = producer
-        self._next = 0 if resume else None
+        self._next = 0 if order.resume else None
+        self._headers = order.headers
         self._done = done
         self._patience = Patience(
             f"bookies to store messages of {done.topic}", "`quire cluster status` shows them"
@@ -258,7 +310,11 @@ class Transfer:
         values, keys, event_times = messages
         with self._patience.waiting():
             ids = await self._producer.send_many(
-                values, keys=keys, event_times=event_times, sequence=self._next
+                values,
+                keys=keys,
+                event_times=event_times,
+                headers=[self._headers] * len(values) if self._headers else None,
+                sequence=self._next,
             )
         duplicates = 0
         if self._next is not None:

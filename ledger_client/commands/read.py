@@ -14,7 +14,7 @@ from click.core import ParameterSource
 
 from ledger_client.client import connect
 from ledger_client.commands import options
-from ledger_client.commands.forms import FORMS, MessageFields, json_of, text_of
+from ledger_client.commands.forms import FORMS, MessageFields, form_of, json_of, text_of
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.patience import Patience
@@ -28,6 +28,7 @@ from ledger_client.commands.places import (
     kind_of_time,
 )
 from ledger_client.commands.streams import put
+from ledger_client.commands.templates import Template
 from ledger_client.topics.messages import Message
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings
 from ledger_client.topics.reading.reader import TopicReader
@@ -39,6 +40,28 @@ if TYPE_CHECKING:
 
 def _place(*names: str, text: str) -> Callable[[options.Command], options.Command]:
     return click.option(*names, type=PlaceOrTime(), metavar="PLACE", help=text)
+
+
+class FormParam(click.ParamType[str | Template]):
+    """The name of a form, or a template with a percent sign in it."""
+
+    name = "form"
+
+    def convert(
+        self, value: object, param: click.Parameter | None, ctx: click.Context | None
+    ) -> str | Template:
+        """Parse a form."""
+        if isinstance(value, Template):
+            return value
+        text = str(value)
+        if text in FORMS:
+            return text
+        if "%" not in text:
+            self.fail(f"{text!r} is not {', '.join(FORMS)} or a template with %v", param, ctx)
+        try:
+            return Template(text)
+        except ValueError as wrong:
+            self.fail(str(wrong), param, ctx)
 
 
 field = partial(options.field_option, ReadOptions)
@@ -103,9 +126,11 @@ _NOT_WITH_LATEST = frozenset(
 @click.option(
     "--format",
     "form",
-    type=click.Choice(list(FORMS)),
+    type=FormParam(),
     show_default="text",
-    help="Values as lines, a JSON object per line, or an Arrow IPC stream.",
+    metavar="text|json|arrow|TEMPLATE",
+    help="Values as lines, a JSON object per line, an Arrow IPC stream, or a template such as "
+    "'%k %v %t %i\\n'.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Short for --format json.")
 @metrics_port
@@ -122,13 +147,13 @@ def read(
     latest: bool,
     limit: int | None,
     skip_gaps: bool,
-    form: str | None,
+    form: str | Template | None,
     as_json: bool,
     metrics_port: int,
     cluster: str,
     **settings: Unpack[ReadSettings],
 ) -> None:
-    """Print the messages of TOPIC, from first to last.
+    r"""Print the messages of TOPIC, from first to last.
 
     PLACE is earliest, latest, the id of a message (ledger:entry:partition:batch), a position as
     Position.to_json() writes it, or a time: a date and time (UTC unless it has an offset),
@@ -141,14 +166,21 @@ def read(
 
     For topics with an Avro or protobuf schema, JSON objects include the decoded "fields", and
     an Arrow stream has a column for each. A value that does not fit the schema yields null.
+
+    In a template, as in kcat's, %v is the value and %S its size, %k the key and %K its size,
+    %t the topic, %p the partition, %l the lane, %i the id, %T the publish time in ms, %e the event
+    time in ns, %h the headers; \n, \t and \xHH are bytes. Nothing is added, so end it with \n. Null
+    is printed as NULL and has the size -1; an empty value is printed as nothing.
     """
     if (from_ and after) or (to and before):
         raise click.UsageError("--from and --after, --to and --before exclude each other")
     if as_json and form not in {None, "json"}:
-        raise click.UsageError(f"--json and --format {form} exclude each other")
+        raise click.UsageError("--json and --format exclude each other")
     form = form or ("json" if as_json else "text")
     if latest and (len(topics) > 1 or form == "arrow"):
-        raise click.UsageError("--latest shows one topic as it is at a moment, as text or JSON")
+        raise click.UsageError(
+            "--latest shows one topic as it is at a moment, as text, JSON or by a template"
+        )
     _check_given(latest=latest, by_moment=moment is not None or settings["consistency"] is not None)
     if form == "arrow" and sys.stdout.isatty():
         raise click.UsageError("an Arrow stream is binary: redirect it to a file")
@@ -186,7 +218,7 @@ class ReadRequest(NamedTuple):
     cluster: str
     topics: tuple[str, ...]
     span: ReadRange
-    form: str
+    form: str | Template
     limit: int | None
     metrics_port: int
 
@@ -200,9 +232,10 @@ async def _read(order: ReadRequest, settings: ReadSettings) -> None:
         by = span.by or await kind_of_time(client.topics.info, topics, span)
         settings |= span.settings(by)
         async with client.reader(topics, **settings) as reader:
-            decoded = () if order.form == "text" else topics
+            decoded = topics if order.form in {"json", "arrow"} else ()
             fields = MessageFields([await client.topics.info(name) for name in decoded])
-            await FORMS[order.form](Explained(reader, topics, settings), order.limit, put, fields)
+            show = form_of(order.form)
+            await show(Explained(reader, topics, settings), order.limit, put, fields)
             for gap in reader.gaps:
                 click.echo(f"quire: {gap}", err=True)
 
@@ -266,5 +299,7 @@ async def _show_latest(order: ReadRequest, settings: ReadSettings) -> None:
         messages = messages[: order.limit]
         if order.form == "json":
             await put(json_of(messages, MessageFields([await client.topics.info(name)])))
+        elif isinstance(order.form, Template):
+            await put(order.form.text_of(messages))
         else:
             await put(text_of(messages))

@@ -92,6 +92,17 @@ def test_the_form_follows_from_the_files_name(run: Run, url: str, tmp_path: Path
     ]
 
 
+def test_keys_and_headers_of_lines_come_back_as_a_template_shows_them(run: Run, url: str) -> None:
+    words = ("--key-separator", ":", "--header", "from=shell", "--header", "n=1=2")
+    assert told(run("t/keys", "--create", *words, "--json", stdin=b"ann:1\n:\nno key"))
+    shown = quire("read", "t/keys", "--cluster", url, "--format", r"%k(%K) %v(%S) %t %h\n")
+    assert shown.stdout.splitlines() == [
+        b"ann(3) 1(1) t/keys from=shell,n=1=2",
+        b"(0) (0) t/keys from=shell,n=1=2",
+        b"NULL(-1) no key(6) t/keys from=shell,n=1=2",
+    ]
+
+
 def test_what_is_kept_already_is_not_sent_again(run: Run, url: str) -> None:
     """PS-39: the same input again, longer by a line."""
     words = ("t/again", "--create", "--name", "loader", "--resume", "--json")
@@ -122,6 +133,10 @@ def test_a_large_file_arrives_whole_and_in_order(run: Run, url: str, tmp_path: P
         (["t/x", "--key", "k"], b"x\n", 2, "lines have no fields"),
         (["t/x", "--resume"], b"x\n", 2, "--resume needs the --name"),
         (["t/x", "--delimiter", ";;", "--format", "csv"], b"", 2, "one character"),
+        (["t/x", "--key-separator", r"\q"], b"", 2, r"\\q is no escape"),
+        (["t/x", "--key-separator", ":", "--format", "csv"], b"", 2, "for lines; .*use --key"),
+        (["t/x", "--header", "x"], b"", 2, "'x' is not NAME=VALUE"),
+        (["t/x", "--header", "x=1", "--header", "x=2"], b"", 2, "the same name"),
         (["t/x", "/nowhere/at/all"], b"", 1, "/nowhere/at/all: No such file"),
         (["t/x", "--create", "--format", "csv", "--key", "k"], b"a\n", 1, "no column 'k'"),
         (

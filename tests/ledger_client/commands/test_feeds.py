@@ -52,6 +52,15 @@ def test_a_line_is_a_message_without_its_ending() -> None:
         assert fed(lines(), data, step) == Messages(expected)
 
 
+def test_a_line_may_have_a_key_before_a_separator() -> None:
+    data = b"a:1:2\nno key\n:empty\r\nb:"
+    for step in (1, 2, 1000):
+        found = fed(LineFeed(1000, b":"), data, step)
+        assert found.keys == [b"a", None, b"", b"b"]
+        assert found.values == [b"1:2", b"no key", b"empty", b""]
+    assert fed(LineFeed(1000, b" -> "), b"a -> b").keys == [b"a"]
+
+
 def test_json_lines_are_kept_as_they_are() -> None:
     data = b'{"b": 1, "a": [ 2 ]}\r\n\n  {"c":"\xc3\xa9"}'
     assert fed(json_feed(), data).values == [b'{"b": 1, "a": [ 2 ]}', b'{"c":"\xc3\xa9"}']
