@@ -19,8 +19,10 @@ import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from functools import partial
+from itertools import count
 from pathlib import Path
 from subprocess import DEVNULL
 
@@ -30,6 +32,7 @@ import trio
 from rich.console import Console
 from rich.table import Table
 
+from ledger_client.background import Background
 from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.demo.report import Comparison, DemoReport, Sum, whole_copies
@@ -55,6 +58,8 @@ SETTINGS = (f"lease_ttl_s={LEASE_S}",)
 END_S = 30.0
 """An interrupted command has this long to clean up."""
 LINE_SIZE_MAX = ProducerOptions().message_size_max
+PROGRESS_S = 5
+"""How often a step that takes long says that it goes on."""
 
 Say = Callable[[str, str], None]
 
@@ -201,7 +206,8 @@ class Story:
     async def _compact(self, client: Client) -> None:
         """Compact the topic, and compare the result with the last line of each key."""
         started = time.perf_counter()
-        await self._quire("compact", TOPIC, *self._engine)
+        async with self._progress("compacting"):
+            await self._quire("compact", TOPIC, *self._engine)
         seconds = time.perf_counter() - started
         latest, found = Sum(), Sum()
         latest.add([*self._source.latest], [*self._source.latest.values()])
@@ -230,11 +236,17 @@ class Story:
     async def _read_by_spark(self) -> None:
         folder = self._sandbox.folder / "parquet"
         started = time.perf_counter()
-        await self._quire("replay", TOPIC, "--to-parquet", str(folder), "--spark", *self._engine)
+        words = ("replay", TOPIC, "--to-parquet", str(folder), "--spark", *self._engine)
+        async with self._progress("exporting to Parquet"):
+            await self._quire(*words)
         seconds = time.perf_counter() - started
         found = await trio.to_thread.run_sync(_sum_parquet, folder)
         self._add_row("read by Spark, to Parquet", found, seconds)
         self._say("exported", f"{found.messages} messages to Parquet, by Spark")
+
+    def _progress(self, doing: str) -> AbstractAsyncContextManager[None]:
+        """Say what is done by Spark for the length of the block; without Spark it is short."""
+        return still(self._say, doing) if self._spark else nullcontext()
 
     def _add_row(self, what: str, found: Sum, seconds: float) -> None:
         self.report.table.append(found.row(what, self._source.sum, seconds))
@@ -245,6 +257,21 @@ class Story:
 
     async def _quire(self, *words: str) -> None:
         await _run("ledger_client", *words, "--cluster", self._sandbox.cluster)
+
+
+@asynccontextmanager
+async def still(say: Say, doing: str) -> AsyncIterator[None]:
+    """Say at once that Spark starts for the block, and every PROGRESS_S that it goes on."""
+
+    async def go_on() -> None:
+        for seconds in count(PROGRESS_S, PROGRESS_S):
+            await trio.sleep(PROGRESS_S)
+            say("", f"still {doing}, {seconds} s so far")
+
+    say("Spark", f"{doing}; it starts a Java process first, which takes most of the time")
+    async with Background() as nursery:
+        nursery.start_soon(go_on)
+        yield
 
 
 async def _run(module: str, *words: str) -> None:

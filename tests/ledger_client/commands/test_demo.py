@@ -5,9 +5,12 @@ from pathlib import Path
 
 import pyarrow as pa
 import pytest
+import trio
+from trio.testing import MockClock
 
 from ledger_client import Message, MessageId
 from ledger_client.commands.demo.report import Comparison, Sum
+from ledger_client.commands.demo.story import PROGRESS_S, still
 from ledger_client.commands.demo.writing import Deal, InputFile, key_of
 
 IDS = [MessageId(7, 1, number % 2, number // 2) for number in range(4)]
@@ -31,6 +34,16 @@ def message(number: int, producer: str = "one") -> Message:
         topic="demo/lines",
         lane=0,
     )
+
+
+async def test_a_step_by_spark_says_that_it_goes_on(autojump_clock: MockClock) -> None:
+    said: list[tuple[str, str]] = []
+    async with still(lambda what, text: said.append((what, text)), "compacting"):
+        await trio.sleep(PROGRESS_S * 2.5)
+    await trio.sleep(PROGRESS_S * 2)
+    assert [what for what, _ in said] == ["Spark", "", ""]
+    assert said[0][1].startswith("compacting; ")
+    assert said[1:] == [("", "still compacting, 5 s so far"), ("", "still compacting, 10 s so far")]
 
 
 def compared(messages: list[Message]) -> Comparison:
