@@ -6,7 +6,7 @@ process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-
 
     facts ─┐
     quick ─┼─► all workers, slow ones first ─► real processes: Spark on one worker,
-    slow ──┘                                   the others on another
+    slow ──┘                                   the others, which wait more, on two
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -32,6 +32,7 @@ from hypothesis import HealthCheck, settings
 from never_twice import may_be_tried_again
 from run_seed import VARIABLE, run_seed
 from spark_session import spark
+from time_table import TITLE, Stopwatch, TimeTable
 from turns import Turns
 
 if TYPE_CHECKING:
@@ -76,6 +77,8 @@ WORKERS_MAX = 8
 ID_SIZE_MAX = 80
 HEAVY = {"bench", "hosts", "interop", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
+APART = {"bench", "hosts", "interop", "metadata"}
+"""Folders whose tests with real processes run on another worker than those of other folders."""
 LISTING = "QUIRE_LIST_TESTS_IN"
 """In the environment: the file that takes what was collected."""
 
@@ -89,6 +92,8 @@ class Collected(NamedTuple):
 
 COLLECTED = pytest.StashKey[list[Collected]]()
 TURNS = pytest.StashKey[str]()
+TABLE = TimeTable()
+STOPWATCH = Stopwatch()
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -117,8 +122,27 @@ def pytest_report_header() -> list[str]:
     return [seeds, *(f"MISSING HERE: {need}" for need in missing())]
 
 
-def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, exitstatus: int) -> None:
-    """Say how a failure is repeated where this run was moved."""
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add the processor's time to each report."""
+    report = yield
+    report.processor_s = STOPWATCH.lap_s()
+    return report
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Add up the time of all workers."""
+    TABLE.add(report)
+
+
+def pytest_terminal_summary(
+    terminalreporter: pytest.TerminalReporter, exitstatus: int, config: pytest.Config
+) -> None:
+    """Say where the time went if --durations asks, and how a failure of a moved run is repeated."""
+    if config.getoption("durations") is not None:
+        terminalreporter.section(TITLE)
+        for line in TABLE.lines():
+            terminalreporter.write_line(line)
     if exitstatus and IS_MOVED:
         terminalreporter.write_line(f"try the same again: {VARIABLE}={RUN_SEED} pytest")
 
@@ -140,7 +164,7 @@ def pytest_collection_modifyitems(
     """Note all tests; leave out the long ones, order them, and say which may be tried twice.
 
     Where tests run beside each other the long ones begin first, so that the end is short, and
-    those with real processes last: two workers have them, one of which has all of Spark.
+    those with real processes last: three workers have them, one of which has all of Spark.
     """
     config.stash[COLLECTED] = [
         Collected(item.nodeid, frozenset(mark.name for mark in item.iter_markers()))
@@ -158,8 +182,7 @@ def pytest_collection_modifyitems(
     if hasattr(config, "workerinput"):
         items.sort(key=_lateness)
         for item in filter(is_real, items):
-            group = "real-spark" if "spark" in _groups(item) else "real"
-            item._nodeid = f"{_without_group(item)}@{group}"
+            item._nodeid = f"{_without_group(item)}@{_real_group(item)}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -190,6 +213,14 @@ def _has_hidden_clock(item: pytest.Function) -> bool:
 def _lateness(item: pytest.Item) -> tuple[bool, bool, bool]:
     folder = item.path.relative_to(TESTS).parts[0]
     return is_real(item), item.get_closest_marker("slow") is None, folder not in HEAVY
+
+
+def _real_group(item: pytest.Item) -> str:
+    """Return which worker has *item*: one has Spark, and two have about the same of the rest."""
+    if "spark" in _groups(item):
+        return "real-spark"
+    path = item.path.relative_to(TESTS)
+    return "real-apart" if path.parts[0] in APART or "storms" in path.name else "real"
 
 
 def _groups(item: pytest.Item) -> set[object]:

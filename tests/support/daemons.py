@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import msgspec
+from daemon_server import BOOKIE, can_fork, daemon_server
 from never_twice import check_end
 
 DEADLINE_S = 120.0  # generous: other tests run beside, and only a failure waits so long
@@ -27,10 +28,11 @@ class Daemon:
         self,
         *words: str | Path | int,
         log: Path,
-        program: Sequence[str] = ("-m", "bookie"),
+        program: Sequence[str] = BOOKIE,
         shell: str = "",
         environment: Mapping[str, str] | None = None,
         prefix: Sequence[str] = (),
+        forks: bool = False,
     ) -> None:
         """Start it.
 
@@ -41,8 +43,15 @@ class Daemon:
             shell: runs before, in the same process: "ulimit -n 512".
             environment: its variables; by default ours.
             prefix: words that start a command, in the same process: hosts.Host.prefix.
+            forks: let the server of daemons fork it, if it can: it need not import anything.
         """
         self._log = log
+        if forks and not shell and not prefix and can_fork(program, environment):
+            with log.open("ab") as errors:
+                self.process: subprocess.Popen[bytes] = daemon_server().start(
+                    program, [*map(str, words)], stderr=errors, environment=environment
+                )
+            return
         command = [sys.executable, *program, *map(str, words)]
         if shell:
             command = ["sh", "-c", f'{shell}; exec "$@"', "sh", *command]

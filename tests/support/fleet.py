@@ -110,7 +110,7 @@ class Fleet:
         words = ["run", "--json", "--port", str(self.port(number)), *self.identity(number)]
         words += [f"--set={setting}" for setting in self._settings]
         log = self._folder / f"{self.name(number)}.log"
-        self._daemons[number] = Daemon(*words, log=log, environment=self.environment)
+        self._daemons[number] = Daemon(*words, log=log, environment=self.environment, forks=True)
         self._announced.discard(number)
 
     def empty(self, number: int) -> None:

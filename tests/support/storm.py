@@ -14,7 +14,6 @@ import heapq
 import random
 import signal
 import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -23,6 +22,7 @@ from pathlib import Path
 
 import trio
 from audit import audit
+from daemon_server import start_worker
 from fleet import Fleet
 from history import History
 from never_twice import check_end
@@ -127,10 +127,9 @@ class Storm:
 
     def _start_worker(self, name: str, role: str, url: str, *words: str) -> None:
         path = self._folder / f"{name}-{next(self._runs)}.jsonl"
-        command = [sys.executable, str(WORKER), role, url, str(path)]
-        command += [str(self._chance.randrange(1 << 30)), *words]
+        told = [role, url, str(path), str(self._chance.randrange(1 << 30)), *words]
         with (self._folder / f"{name}.log").open("ab") as log:
-            self._workers[name] = subprocess.Popen(command, stdin=subprocess.PIPE, stderr=log)
+            self._workers[name] = start_worker(str(WORKER), told, log)
 
     def _finish(self) -> None:
         """Ask the workers to finish, and check that none of them failed."""

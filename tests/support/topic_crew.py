@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from itertools import count
 from pathlib import Path
 from typing import Protocol, Self
 
 import trio
+from daemon_server import start_worker
 from history import History, HistoryFile
 from message_events import TopicMade
 from message_witness import Audience
@@ -81,10 +81,9 @@ class Crew:
     def start(self, role: str, name: str, *words: str) -> None:
         """Start a worker: see topic_worker.py."""
         path = self._folder / f"{name}-{next(self._runs):03d}.jsonl"
-        command = [*self._prefix(name), sys.executable, str(self.script(role))]
-        command += [role, self._fleet.cluster, str(path), TOPIC, name]
+        program, told = str(self.script(role)), [role, self._fleet.cluster, str(path), TOPIC, name]
         with (self._folder / f"{name}.log").open("ab") as log:
-            worker = subprocess.Popen([*command, *words], stdin=subprocess.PIPE, stderr=log)
+            worker = start_worker(program, [*told, *words], log, prefix=self._prefix(name))
         self._workers[name] = worker, [role, *words]
         self.paths[name] = path
 
