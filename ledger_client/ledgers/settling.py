@@ -80,13 +80,15 @@ class _Settling:
         self._is_written = is_written
         self._recover = recover
         self._goal: int | None = None
-        """no entry after it was acknowledged before the call; `None` if unknown"""
+        """of the entries that bookies had when they were asked, the last; `None` if unknown"""
+        self._is_certain = False
+        """True if no entry after the goal was acknowledged before the call"""
 
     async def run(self) -> int:
         """Return the last entry. Raises as settle()."""
         view = self._view
         await view.refresh()
-        while not view.closed and (self._goal is None or view.last_confirmed < self._goal):
+        while not view.closed and not await self._is_reached():
             record, last = view.source.record, view.last_confirmed
             copies = await _copies_of(view.source, last + 1)
             if copies.is_denied():
@@ -97,6 +99,16 @@ class _Settling:
             if not await self._moves(record, last):
                 await self._decide(record, last, held)
         return view.last_confirmed
+
+    async def _is_reached(self) -> bool:
+        """True if the read ends before the entry after the last confirmed one.
+
+        While a writer goes on, entries are left out that only bookies have that did not answer.
+        """
+        view = self._view
+        if self._goal is None or view.last_confirmed < self._goal:
+            return False
+        return self._is_certain or not await self._is_left(view.source.record)
 
     async def _held(self, record: LedgerRecord, last: int) -> int:
         """Return the last entry up to which ack_quorum bookies have all entries, durably.
@@ -117,13 +129,22 @@ class _Settling:
         async with trio.open_nursery() as nursery:
             for bookie in self._view.source.newest_ensemble():
                 nursery.start_soon(ask, bookie)
-        if self._goal is None and record.ensemble_size - len(found) < record.ack_quorum:
-            self._goal = max((runs[-1][1] for runs in found if runs), default=last)
+        self._learn_goal(record, last, found)
         if record.ensemble_size > record.write_quorum:
             return last
         ends = [runs[0][1] for runs in found if runs and runs[0][0] == last + 1]
         ends.sort(reverse=True)
         return ends[record.ack_quorum - 1] if len(ends) >= record.ack_quorum else last
+
+    def _learn_goal(
+        self, record: LedgerRecord, last: int, found: list[list[tuple[int, int]]]
+    ) -> None:
+        is_certain = record.ensemble_size - len(found) < record.ack_quorum
+        if self._is_certain or (self._goal is not None and not is_certain):
+            return
+        end = max((runs[-1][1] for runs in found if runs), default=last)
+        self._goal = end if is_certain else max(end, last + 1)  # a bookie has that one
+        self._is_certain = is_certain
 
     async def _moves(self, record: LedgerRecord, last: int) -> bool:
         """Wait for PATIENCE_S; return True as soon as more is confirmed, or the record changes."""

@@ -244,3 +244,26 @@ async def test_a_read_of_a_busy_ledger_ends(autojump_clock: MockClock) -> None:
         assert last >= acknowledged
         assert here.cluster.record(here.id).fragments[1:] == []
         nursery.cancel_scope.cancel()
+
+
+async def test_a_read_of_a_busy_ledger_ends_though_a_bookie_is_away_for_good(
+    autojump_clock: MockClock,
+) -> None:
+    """With one acknowledgement, nobody can tell what that bookie alone has."""
+    async with (
+        silent(2, 2, 1, bookies=2, options=Options()) as here,
+        trio.open_nursery() as nursery,
+    ):
+        for bookie in here.cluster.bookies.values():
+            bookie.delay_s = lambda _request: 0.002
+        here.cluster.kill("b1")
+
+        async def write() -> None:
+            while True:
+                await here.ledger.append(b"x")
+
+        nursery.start_soon(write)
+        await trio.sleep(5)
+        acknowledged = here.ledger.last_confirmed
+        assert await settle(here.reader, written) >= acknowledged
+        nursery.cancel_scope.cancel()
