@@ -126,7 +126,15 @@ class _Planner:
         return _LanePlan(place, end, ranges, gaps)
 
     async def _frozen_end(self, known: KnownLane) -> Place:
-        """Return the place after everything that may be read."""
+        """Return the place after everything that may be read, or a kept end in the last ledger.
+
+        What was confirmed once can be read, whatever became of the ledger's writer and its end.
+        """
+        end = self._options.end
+        if end is not None and is_position(end) and not self._closed_only:
+            kept = await self._places.find(known, end, after=False)
+            if kept.place.number == known.record.current:
+                return kept.place
         if self._closed_only and known.record.current >= 0:
             row = await known.rows.at(known.record.current)
             if row is not None and row.ledger.state == "open":
@@ -193,6 +201,8 @@ class _Planner:
         self, known: KnownLane, row: Row, begin: Place, end: Place
     ) -> tuple[LedgerRange | None, Place]:
         """Return the range of a ledger, and the place after the ledger."""
+        if begin.at >= end.at:
+            return None, begin
         open_here = row.ledger.state != "closed"
         if open_here:
             least = end.entry - (not end.skip) if row.number == end.number else -1
@@ -231,7 +241,9 @@ class _Planner:
         """
         reader = await self._opener.open(row.ledger.ledger_id, confirmed=least)
         try:
-            last = await settle(reader, known.rows.is_written)
+            last = reader.last_confirmed
+            if least < 0:
+                last = await settle(reader, known.rows.is_written)
             if last < 0:
                 return last, 0, 0
             size, messages = await _sample(known.lane, row, reader, (last + 1) // 2)

@@ -242,7 +242,7 @@ class RawSource:
     async def _read_open(self, row: Row, reader: LedgerReader, put: Put) -> None:
         if self._number != self._place.number:
             self._place = row.place(0)
-        if self._last_number is not None:
+        if self._last_number is not None and not self._ends_before(row, reader.last_confirmed + 1):
             await settle(reader, self._rows.is_written)
         if reader.closed or self._last_number is not None:
             last = self._last_of(row, reader.last_confirmed)
@@ -272,6 +272,14 @@ class RawSource:
         if self._end is None or self._end.number != row.number:
             return last
         return min(last, self._last_wanted(row))
+
+    def _ends_before(self, row: Row, entry: int) -> bool:
+        """True if the read ends in this ledger before an entry, wherever the ledger itself ends."""
+        return (
+            self._end is not None
+            and self._end.number == row.number
+            and self._last_wanted(row) < entry
+        )
 
     def _last_wanted(self, row: Row) -> int:
         """Return the last entry before the end, -1 if the end is in another ledger."""

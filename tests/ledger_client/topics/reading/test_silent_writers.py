@@ -147,6 +147,25 @@ async def test_what_can_be_read_comes_before_the_error_about_the_end(
         assert (await anext(reader)).value == b"b"
 
 
+async def test_what_lies_before_a_kept_end_can_be_read_though_the_ledger_s_own_end_is_open(
+    autojump_clock: MockClock,
+) -> None:
+    """A cut is such an end. Nothing after it is asked for, and nobody's ledger is closed."""
+    async with topic_of("dead") as (topic, client):
+        for bookie in topic.cluster.bookies.values():
+            bookie.read_fault = unreadable_when_fenced
+        async with client.reader(TOPIC) as reader:
+            assert (await anext(reader)).value == b"a"
+            kept = reader.position()
+        async with client.reader(TOPIC, end=kept) as reader:
+            assert await values(reader) == [b"a"]
+        plan = await plan_read(client._context, TOPIC, end=kept)
+        assert [(each.first_entry, each.last_entry) for each in plan.ranges] == [(0, 0)]
+        assert not is_closed(topic)
+        with pytest.raises(ReplicasUnavailable):
+            await plan_read(client._context, TOPIC)
+
+
 async def test_a_producer_whose_lease_alone_was_lost_goes_on_after_a_read(
     autojump_clock: MockClock,
 ) -> None:
