@@ -6,7 +6,7 @@ process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-
 
     facts ─┐
     quick ─┼─► all workers, slow ones first ─► real processes: Spark on one worker,
-    slow ──┘                                   the others, which wait more, on two
+    slow ──┘                                   the others on another
 """
 
 from __future__ import annotations
@@ -77,8 +77,6 @@ WORKERS_MAX = 8
 ID_SIZE_MAX = 80
 HEAVY = {"bench", "hosts", "interop", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
-APART = {"bench", "hosts", "interop", "metadata"}
-"""Folders whose tests with real processes run on another worker than those of other folders."""
 LISTING = "QUIRE_LIST_TESTS_IN"
 """In the environment: the file that takes what was collected."""
 
@@ -164,7 +162,7 @@ def pytest_collection_modifyitems(
     """Note all tests; leave out the long ones, order them, and say which may be tried twice.
 
     Where tests run beside each other the long ones begin first, so that the end is short, and
-    those with real processes last: three workers have them, one of which has all of Spark.
+    those with real processes last: two workers have them, one of which has all of Spark.
     """
     config.stash[COLLECTED] = [
         Collected(item.nodeid, frozenset(mark.name for mark in item.iter_markers()))
@@ -182,7 +180,8 @@ def pytest_collection_modifyitems(
     if hasattr(config, "workerinput"):
         items.sort(key=_lateness)
         for item in filter(is_real, items):
-            item._nodeid = f"{_without_group(item)}@{_real_group(item)}"
+            group = "real-spark" if "spark" in _groups(item) else "real"
+            item._nodeid = f"{_without_group(item)}@{group}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -213,14 +212,6 @@ def _has_hidden_clock(item: pytest.Function) -> bool:
 def _lateness(item: pytest.Item) -> tuple[bool, bool, bool]:
     folder = item.path.relative_to(TESTS).parts[0]
     return is_real(item), item.get_closest_marker("slow") is None, folder not in HEAVY
-
-
-def _real_group(item: pytest.Item) -> str:
-    """Return which worker has *item*: one has Spark, and two have about the same of the rest."""
-    if "spark" in _groups(item):
-        return "real-spark"
-    path = item.path.relative_to(TESTS)
-    return "real-apart" if path.parts[0] in APART or "storms" in path.name else "real"
 
 
 def _groups(item: pytest.Item) -> set[object]:
