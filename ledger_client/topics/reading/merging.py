@@ -24,7 +24,7 @@ import time
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import trio
 
@@ -36,9 +36,6 @@ from ledger_client.topics.positions import LaneRef, Place
 from ledger_client.topics.reading.cursor import LaneCursor, LaneRange
 from ledger_client.topics.reading.options import ReadOptions
 from ledger_client.topics.reading.outages import Outages
-
-if TYPE_CHECKING:
-    pass
 
 GAPS_KEPT = 100
 BATCHES_PER_CHECKPOINT = 16
@@ -369,6 +366,7 @@ class MergedLanes:
         """
         for cursor in self._cursors:
             cursor.close()
+        self._outages.forget(self._ranges)
         self._open, self.order = open_cursor, order or _order_of(self._options)
         self._cursors, self._ranges, self._put_off = [], {}, None
         if self._caught_up.is_set():
@@ -394,8 +392,10 @@ class MergedLanes:
 
     def drop(self, partitions: Collection[int]) -> None:
         """Read these partitions no longer, without a stop for the others."""
-        for lane in [each for each in self._ranges if each.partition in partitions]:
+        dropped = [each for each in self._ranges if each.partition in partitions]
+        for lane in dropped:
             del self._ranges[lane]
+        self._outages.forget(dropped)
         for cursor in self._cursors:
             if cursor.lane not in self._ranges:
                 cursor.close()

@@ -103,6 +103,11 @@ class Outages:
         if lane in self._lanes:
             self._lanes[lane].again_at = math.inf
 
+    def forget(self, lanes: Iterable[LaneRef]) -> None:
+        """Forget the outages of lanes that are not read any more."""
+        for lane in lanes:
+            self._lanes.pop(lane, None)
+
     def note_ends(self, cursors: Iterable[Followed]) -> None:
         """Forget the outages of lanes that are read again."""
         if not self._lanes:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Literal
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Literal, cast
 
 import pytest
 import trio
@@ -14,7 +16,11 @@ from trio.testing import MockClock
 
 from ledger_client import Client, Message, Options, ReplicasUnavailable
 from ledger_client.figures import Figures
+from ledger_client.topics.messages import MergedBatch
 from ledger_client.topics.positions import EARLIEST, LaneRef
+from ledger_client.topics.reading.cursor import KnownLane, LaneCursor, LaneRange, LaneStart
+from ledger_client.topics.reading.merging import Arrival, MergedLanes
+from ledger_client.topics.reading.options import ReadOptions
 from ledger_client.topics.reading.outages import Outages
 from metadata.topics import RollPolicy
 
@@ -29,7 +35,34 @@ class FailedCursor:
     lane = LaneRef(0, 0, 0, TOPIC, 1, ordered=False)
     place = EARLIEST
     failed = True
+    caught_up = False
+    since: float | None = None
     waiting_since: float | None = None
+    rank = (0,)
+
+    async def run(self) -> None:
+        """Fail at once."""
+
+    def close(self) -> None:
+        pass
+
+
+class FailsOnce(Arrival):
+    has_failed = False
+
+    def next_batch(self, cursors: object, paused: object) -> MergedBatch | None:
+        if self.has_failed:
+            return None
+        self.has_failed = True
+        raise ReplicasUnavailable(ledger_id=1, entry_id=0, reasons={})
+
+
+def drop(merged: MergedLanes) -> None:
+    merged.drop([FailedCursor.lane.partition])
+
+
+def begin_elsewhere(merged: MergedLanes) -> None:
+    merged.begin(lambda _: cast(LaneCursor, FailedCursor()), [])
 
 
 async def lose_all(cluster: MemoryCluster) -> None:
@@ -135,6 +168,21 @@ async def test_a_lane_that_is_being_opened_again_wakes_its_reader_only_when_that
         outages.begin(cursor.lane)
         assert outages.wake_at == math.inf
     assert pauses == [0.5, 1.0, 2.0, 4.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize("leave", [drop, begin_elsewhere])
+async def test_an_outage_of_a_lane_that_is_not_read_any_more_wakes_nobody(
+    leave: Callable[[MergedLanes], None], nursery: trio.Nursery
+) -> None:
+    """It would for ever, as nothing opens that lane again."""
+    merged = MergedLanes(ReadOptions(follow=True), nursery, Figures())
+    known = cast(KnownLane, SimpleNamespace(lane=FailedCursor.lane))
+    chosen = LaneRange(known, LaneStart(EARLIEST))
+    merged.begin(lambda _: cast(LaneCursor, FailedCursor()), [chosen], FailsOnce())
+    assert merged.take() is None
+    assert merged.again_at < math.inf
+    leave(merged)
+    assert merged.again_at == math.inf
 
 
 async def test_a_follower_may_give_up(autojump_clock: MockClock) -> None:
