@@ -232,7 +232,7 @@ def become(start: Start) -> None:
 
 def main() -> None:
     """Import what bookies and clients need, serve, and become each program that comes."""
-    assert ledger_client.blocking
+    assert ledger_client.blocking.__name__ in sys.modules
     gc.freeze()
     become(serve(socket.socket(fileno=int(sys.argv[1]))))
 

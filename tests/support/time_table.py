@@ -41,8 +41,8 @@ class TimeTable:
 
     def __init__(self) -> None:
         self._tests: Counter[str] = Counter()
-        self._seconds: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._processor_s: Counter[str] = Counter()
+        self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
+        self._processor_s: dict[str, float] = defaultdict(float)
 
     def add(self, report: pytest.TestReport) -> None:
         """Note how long one phase of a test took."""
@@ -55,7 +55,7 @@ class TimeTable:
     def lines(self) -> Iterator[str]:
         """Return the lines of a table, the dearest folder first, and the sums of all."""
         yield f"{'folder':32} {'tests':>6} " + " ".join(f"{each:>14}" for each in HEADS)
-        folders = sorted(self._seconds, key=lambda each: -self._seconds[each].total())
+        folders = sorted(self._seconds, key=lambda each: -sum(self._seconds[each].values()))
         for folder in folders:
             yield self._line(folder, [folder])
         yield self._line("all", folders)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from ledger_client import Message, MessageId
@@ -11,7 +13,7 @@ from ledger_client.commands.templates import Template, unescaped
 from metadata.outcome import Exit
 
 
-def message(key: bytes | None, value: bytes | None, **others: object) -> Message:
+def message(key: bytes | None, value: bytes | None, **others: Any) -> Message:  # noqa: ANN401
     return Message(
         id=MessageId(7, 1, 3, 2),
         key=key,
