@@ -112,10 +112,10 @@ def _url(profile: Profile, folder: Path, warn: Callable[[str], None]) -> str:
     if profile.user:
         if "@" in hosts:
             raise BadProfile("the cluster's URL has a login already")
-        password = _password(folder / profile.password_file, warn)
+        password = _password(folder / Path(profile.password_file).expanduser(), warn)
         login = f"{quote(profile.user, safe='')}:{quote(password, safe='')}@"
     named = {each: getattr(profile, each) for each in _FILES if getattr(profile, each)}
-    files = urlencode({each: str(folder / file) for each, file in named.items()})
+    files = urlencode({each: str(folder / Path(file).expanduser()) for each, file in named.items()})
     queries = "&".join(filter(None, (query, files)))
     return f"{scheme}://{login}{hosts}{'?' + queries if queries else ''}"
 

@@ -7,7 +7,7 @@ command can explain.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import click
 import trio
@@ -43,4 +43,5 @@ class Patience:
             await trio.sleep(SAID_S)
             if not self._said:
                 self._said = True
-                click.echo(self._text, err=True)
+                with suppress(OSError):  # nobody reads it any more
+                    click.echo(self._text, err=True)

@@ -56,6 +56,19 @@ def test_a_profile_is_a_url_with_its_login_and_files(folder: Path) -> None:
     assert cluster_of("open", warn=quiet) == "bookie://h:7"
 
 
+def test_files_may_be_under_the_home_of_the_user(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = folder.parent / "home"
+    home.mkdir()
+    (folder / "prod.password").rename(home / "prod.password")
+    monkeypatch.setenv("HOME", str(home))
+    text = PROD.replace("prod.password", "~/prod.password").replace("ca.pem", "~/ca.pem")
+    (folder / "profiles.toml").write_text(text)
+    access = parse_cluster_url(cluster_of("prod", warn=quiet)).access
+    assert access == Access(tls=True, ca=str(home / "ca.pem"), login=Login("a:n@n", "se/cr:et@?"))
+
+
 def test_the_file_may_be_named(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert profiles_file() == folder / "profiles.toml"
     monkeypatch.setenv("QUIRE_PROFILES", "/etc/quire.toml")

@@ -166,12 +166,15 @@ def _whole(seen: Overview) -> str:
     named = ", ".join(lost)
     if seen.leader is None:
         return f"lost: {named}; what it held is copied once there is a leader to look for it"
+    it, checks, forgets = "it", "checks", "forgets"
+    if len(lost) > 1:
+        it, checks, forgets = "them", "check", "forget"
     forget = " and ".join(f"`bookie decommission {bookie_id}`" for bookie_id in lost)
     return (
         f"lost: {named}, and no ledger waits for a copy. Either all ledgers have all their copies "
         "on other bookies,\n"
-        "or the leader still waits for it to come back (lost_after_s, a minute unless set).\n"
-        f"Start it again; or {forget} checks the copies and forgets it."
+        f"or the leader still waits for {it} to come back (lost_after_s, a minute unless set).\n"
+        f"Start {it} again; or {forget} {checks} the copies and {forgets} {it}."
     )
 
 
