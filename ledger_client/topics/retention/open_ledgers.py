@@ -26,6 +26,7 @@ from ledger_client.topics.lanes.lane_state import LaneState
 from ledger_client.topics.lanes.written_ledger import STATE_ENTRIES
 from native import batch as native_batch
 from native.batch import BatchKind
+from native.digest import Digest
 from native.errors import Corrupt
 
 LIMIT_S = 12.0
@@ -55,7 +56,7 @@ async def count_confirmed(ledgers: Ledgers, ledger_ids: Sequence[int]) -> dict[i
 
     Those are left out whose bookies do not answer within LIMIT_S, or do not have the last entry.
     Nothing is fenced or recovered. The cost is a read of the ledger's record, a question to its
-    bookies and two reads of entries for each ledger.
+    bookies and a few reads of entries for each ledger.
     """
     found: dict[int, Confirmed] = {}
     share = READ_SIZE // max(len(ledger_ids), 1)
@@ -81,38 +82,62 @@ async def _confirmed_in(ledgers: Ledgers, ledger_id: int, size_max: int) -> Conf
             last = reader.last_confirmed
             if last < 0:
                 return Confirmed(ledger_id=ledger_id)
-            newest = await _read(reader, last, last)
-            fitting = size_max // max(newest[0].size, 1)
-            count = min(last, fitting, STATE_ENTRIES)
+            digest = digest_of(reader.metadata)
+            (newest,) = await _read(reader, last, last)
+            length = length_before(newest, digest)
+            count = 0
+            if not isinstance(_counted(*newest.payloads()), LaneState):
+                count = await _fitting(reader, digest, newest, size_max)
             before = await _read(reader, last - count, last - 1) if count else []
-            length = length_before(newest[0], digest_of(reader.metadata)) + newest[0].size
     except NoSuchLedger:  # it was removed meanwhile
         return Confirmed(ledger_id=ledger_id)
-    messages, is_estimate = _messages_in([*before, *newest], last + 1)
+    messages, is_estimate = _messages_in([*before, newest], length + newest.size)
     return Confirmed(
         ledger_id=ledger_id,
         entries=last + 1,
         messages=messages,
-        size=length,
+        size=length + newest.size,
         is_estimate=is_estimate,
     )
+
+
+async def _fitting(reader: LedgerReader, digest: Digest, newest: EntryBatch, size_max: int) -> int:
+    """Return how many entries before the *newest* to read: as *size_max* allows, and at least one.
+
+    An entry states the bytes before it. So it is read alone, to learn the size of those from it on.
+    """
+    last, end = newest.first_entry, length_before(newest, digest)
+    count = min(last, STATE_ENTRIES)
+    if count < last:
+        count = max(min(count, size_max // max(newest.size, 1)), 1)
+    while count > 1:
+        start = 0
+        if count < last:
+            (first,) = await _read(reader, last - count, last - count)
+            start = length_before(first, digest)
+        if end - start <= size_max:
+            break
+        count = max(min(count // 2, count * size_max // (end - start)), 1)
+    return count
 
 
 async def _read(reader: LedgerReader, first: int, last: int) -> list[EntryBatch]:
     return [batch async for batch in reader.read_batches(first, last)]
 
 
-def _messages_in(tail: Sequence[EntryBatch], entries: int) -> tuple[int, bool]:
-    """Return the messages of a ledger of *entries*, which ends with *tail*; True: estimated."""
-    payloads = [payload for batch in tail for payload in batch.payloads()]
-    messages = 0
-    for payload in reversed(payloads):
+def _messages_in(tail: Sequence[EntryBatch], length: int) -> tuple[int, bool]:
+    """Return the messages of a ledger of *length* payload bytes that ends with *tail*.
+
+    True with it if they are estimated.
+    """
+    messages = size = 0
+    for payload in reversed([payload for batch in tail for payload in batch.payloads()]):
         found = _counted(payload)
         if isinstance(found, LaneState):
             return messages + found.figures.messages, False
         messages += found
-    is_all = len(payloads) == entries
-    return messages * entries // len(payloads), not is_all
+        size += len(payload)
+    return messages * length // max(size, 1), size < length
 
 
 def _counted(payload: bytes) -> int | LaneState:

@@ -11,6 +11,7 @@ from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client, Options
+from ledger_client.ledgers.reader import BatchReads, LedgerReader
 from ledger_client.topics.retention import open_ledgers
 from ledger_client.topics.retention.explanation import LedgerTotals
 from metadata.topics import RollPolicy
@@ -62,6 +63,37 @@ async def test_large_batches_are_estimated_from_the_last_ones(autojump_clock: Mo
         assert lane.confirmed is not None
         assert lane.confirmed.entries == 31
         assert lane.extent.size > 300 * 4000
+
+
+async def test_one_large_batch_is_counted(autojump_clock: MockClock) -> None:
+    async with memory_cluster() as cluster, cluster.client() as client:
+        async with filled(client, 1000, size=300):
+            extent = (await client.topics.explain(TOPIC)).extent
+        assert (extent.messages, extent.is_estimate) == (1000, False)
+
+
+@pytest.mark.parametrize("batches", [30, 1200])
+async def test_a_small_last_batch_does_not_stand_for_large_ones_before_it(
+    batches: int, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither in what is read nor in what is estimated."""
+    read_batches, asked = LedgerReader.read_batches, list[int]()
+
+    def read(reader: LedgerReader, first: int, last: int) -> BatchReads:
+        asked.append(last - first + 1)
+        return read_batches(reader, first, last)
+
+    async with memory_cluster() as cluster, cluster.client() as client:
+        async with filled(client, *[2] * 100, *[10] * batches, 1, size=4000):
+            monkeypatch.setattr(LedgerReader, "read_batches", read)
+            extent = (await client.topics.explain(TOPIC)).extent
+        messages = 200 + 10 * batches + 1
+        assert extent.size > messages * 4000
+        if extent.is_estimate:
+            assert extent.messages == pytest.approx(messages, rel=0.1)
+        else:
+            assert extent.messages == messages
+        assert 1 < sum(asked) <= 2 * open_ledgers.TAIL_SIZE_MAX / 40_000
 
 
 async def test_nobody_is_fenced_and_nothing_is_asked_for_without_open_ledgers(
