@@ -299,9 +299,8 @@ class BookieStore:
             left_s = max(deadline - trio.current_time(), 0.0)
             attempt_s = ATTEMPT_S * 2.0 ** min(failures, 10) + wait_s
             try:
-                return await self._attempt(
-                    body, min(left_s, attempt_s) if twice else left_s, wait_s
-                )
+                limit_s = min(left_s, attempt_s) if twice else left_s
+                reply = await self._attempt(body, limit_s, wait_s)
             except MetadataUnavailable as error:
                 failures += 1
                 if failures >= self._dialer.count and not self._closed:
@@ -315,6 +314,9 @@ class BookieStore:
                         f"metadata: {self._name}: {error.message}",
                         outcome_unknown=error.outcome_unknown and not twice,
                     ) from error
+            else:
+                self._is_wait_logged = False
+                return reply
             await trio.sleep(pause_s)
 
     def _pause_s(self, failures: int) -> float:
@@ -325,7 +327,7 @@ class BookieStore:
         return min(PAUSE_S_MIN * 2.0**rounds, PAUSE_S_MAX) * random.uniform(0.5, 1.0)
 
     def _note_wait(self, since: float, reason: str) -> None:
-        """Log, once until a bookie answers, that a call has waited for LOGGED_S."""
+        """Log, once until a call succeeds, that a call has waited for LOGGED_S."""
         if not self._is_wait_logged and trio.current_time() - since >= LOGGED_S:
             self._is_wait_logged = True
             _log.warning(
@@ -351,7 +353,6 @@ class BookieStore:
             call = session.call(body, self._name)
             response = await self._response(call, session, limit_s, wait_s)
             self._turns.note_answer()
-            self._is_wait_logged = False
             return reply_in(response)
         except (OSError, BookieUnavailable, trio.TooSlowError, MetadataUnavailable) as error:
             is_sent = withdraw(session, call)
@@ -375,9 +376,13 @@ class BookieStore:
         last answer, up to half of the deadline. Raises trio.TooSlowError, BookieUnavailable.
         """
         began_at = trio.current_time()
-        note_silence = partial(self._note_wait, began_at, "no answer")
         last_at = began_at + max(limit_s, self._timeout_s / 2)
         left_s = limit_s
+
+        def note_silence() -> None:
+            if self._turns.answered_at < began_at:  # else the call is in a queue
+                self._note_wait(began_at, "no answer")
+
         while True:
             try:
                 with fail_after(left_s):

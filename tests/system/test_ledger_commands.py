@@ -142,6 +142,7 @@ def test_an_error_is_one_line_and_an_exit_code(
     *waits, line = done.stderr.decode().splitlines()
     assert line.startswith("quire: ")
     assert message in line
+    assert len(waits) <= 1
     assert all(each.startswith("waiting for the cluster") for each in waits), "after two seconds"
 
 

@@ -139,6 +139,7 @@ def test_what_cannot_be_is_one_line(run: Run, words: tuple[str, ...], code: int,
     *waits, line = done.stderr.decode().splitlines()
     assert done.returncode == code, done.stderr
     assert told in line
+    assert len(waits) <= 1
     assert all(each.startswith("waiting for the cluster") for each in waits), "after two seconds"
 
 

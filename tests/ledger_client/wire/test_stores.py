@@ -567,34 +567,3 @@ async def test_a_change_that_was_not_sent_is_withdrawn(
         release.set()
         await trio.testing.wait_all_tasks_blocked()
     assert [request.key for request in bookies[0].requests if isinstance(request, Put)] == ["first"]
-
-
-@pytest.mark.parametrize("twice", [True, False], ids=["read", "change"])
-async def test_a_call_that_waits_is_logged_once_with_what_to_check(
-    twice: bool,
-    network: Network,
-    bookies: list[FakeBookie],
-    caplog: pytest.LogCaptureFixture,
-    autojump_clock: trio.testing.MockClock,
-) -> None:
-    async with BookieStore.open(network.addresses, open_stream=network.open_stream) as store:
-        for bookie in bookies:  # without the store, whose threads take no virtual time
-            bookie.answer = lambda _request: calls.Missing()
-        await store.get("a")
-        assert not caplog.records
-        for bookie in bookies:
-            bookie.hangs = True
-        for _ in range(2):
-            with pytest.raises(MetadataUnavailable):
-                await (store.get("a") if twice else store.put("a", b""))
-        (logged,) = caplog.records
-        assert "waiting for the cluster at bookie://" in logged.getMessage()
-        assert "check that its bookies run" in logged.getMessage()
-        for bookie in bookies:
-            bookie.hangs = False
-        await store.get("a")
-        for bookie in bookies:
-            bookie.reachable, bookie.hangs = False, True
-        with pytest.raises(MetadataUnavailable):
-            await store.get("a")
-        assert len(caplog.records) == 2, "a later outage is one of its own"
