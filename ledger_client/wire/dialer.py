@@ -99,20 +99,24 @@ class Dialer:
             return self._current
 
     async def check_peers(self) -> None:
-        """Return, unless no bookie was ever heard and servers of other protocols listen there.
+        """Return, unless servers of other protocols listen at all addresses.
 
-        They are asked once, which takes up to a second.
+        They are asked once, which takes up to a second, and only if no bookie was ever heard.
 
         Raises:
-            BadAddress: an address is not a bookie's, or is one's with TLS or without, unlike the
-                URL.
+            BadAddress: no address is a bookie's, or each is one's with TLS or without, unlike
+                the URL.
         """
         if self._heard or any(session.heard for session in self._open):
             return
         if self._name_strangers is not None and self._doubtful:
             ask, self._name_strangers = self._name_strangers, None
-            self._strangers = await ask(self._doubtful)
-        if self._strangers:
+            try:
+                self._strangers = await ask(self._doubtful)
+            except BaseException:  # a caller with less patience, whose question it was
+                self._name_strangers = ask
+                raise
+        if all(address in self._strangers for address in self._addresses):
             named = (f"{address}: {remedy}" for address, remedy in self._strangers.items())
             raise BadAddress("; ".join(named))
 

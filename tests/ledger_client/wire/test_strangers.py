@@ -95,6 +95,53 @@ async def test_a_server_that_never_answers_a_frame_is_named(
         assert host.connections == asked + 1, "it is asked once"
 
 
+async def test_one_stranger_among_bookies_that_are_away_is_no_reason_to_give_up(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    bookie = FakeBookie(MemoryStore())
+    host = Host(nursery, speak_http)
+    away = True
+
+    async def open_tcp(name: str, port: int) -> trio.abc.Stream:
+        if name == "host":
+            return await host.open_tcp(name, port)
+        if away:
+            raise ConnectionRefusedError
+        return await bookie.dial(nursery)
+
+    opening = BookieStore.open(
+        [HOST, Address("bookie", 1)],
+        open_stream=open_tcp,
+        name_strangers=partial(name_strangers, tls=False, open_tcp=open_tcp),
+    )
+    async with opening as store:
+        with pytest.raises(MetadataUnavailable):
+            await store.get("a")
+        away = False
+        assert await store.get("a") is None
+
+
+async def test_a_caller_that_gives_up_leaves_the_question_to_the_next(
+    nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
+) -> None:
+    host = Host(nursery, speak_http)
+    asked = trio.Event()
+
+    async def ask(_addresses: object) -> dict[Address, str]:
+        asked.set()
+        await trio.sleep(0.5)
+        return {HOST: "it speaks HTTP"}
+
+    opening = BookieStore.open([HOST], open_stream=host.open_tcp, name_strangers=ask)
+    async with opening as store:
+        async with trio.open_nursery() as hasty:
+            hasty.start_soon(store.get, "a")
+            await asked.wait()
+            hasty.cancel_scope.cancel()
+        with pytest.raises(BadAddress, match="it speaks HTTP"):
+            await store.get("a")
+
+
 async def test_with_tls_a_bookie_without_is_named(
     nursery: trio.Nursery, autojump_clock: trio.testing.MockClock
 ) -> None:
