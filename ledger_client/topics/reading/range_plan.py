@@ -126,14 +126,14 @@ class _Planner:
         return _LanePlan(place, end, ranges, gaps)
 
     async def _frozen_end(self, known: KnownLane) -> Place:
-        """Return the place after everything that may be read, or a kept end in the last ledger.
+        """Return the place after everything that may be read, or a kept end before that.
 
         What was confirmed once can be read, whatever became of the ledger's writer and its end.
         """
         end = self._options.end
         if end is not None and is_position(end) and not self._closed_only:
             kept = await self._places.find(known, end, after=False)
-            if kept.place.number == known.record.current:
+            if kept.place.number <= known.record.current:
                 return kept.place
         if self._closed_only and known.record.current >= 0:
             row = await known.rows.at(known.record.current)

@@ -27,8 +27,13 @@ LEASE = writer_lease(7, -1, 0)
 
 
 @asynccontextmanager
-async def topic_of(writer: Writer) -> AsyncIterator[tuple[LaidTopic, Client]]:
-    """A topic with two acknowledged entries; the second is not confirmed. And a reading client."""
+async def topic_of(
+    writer: Writer, *, earlier: bool = False
+) -> AsyncIterator[tuple[LaidTopic, Client]]:
+    """A topic with two acknowledged entries; the second is not confirmed. And a reading client.
+
+    Before their ledger, there may be an *earlier* one, which is closed.
+    """
     async with (
         memory_cluster(2) as cluster,
         cluster.client(SILENT) as writing,
@@ -38,7 +43,10 @@ async def topic_of(writer: Writer) -> AsyncIterator[tuple[LaidTopic, Client]]:
         if writer == "stopped":
             await grant(cluster.store, LEASE, "producer", ttl_s=1000)
         with suppress(WriterFailed):
-            async with topic.lane().write(state="open") as ledger:
+            lane = topic.lane()
+            if earlier:
+                await lane.lay(said(["0"]), said(["1"]))
+            async with lane.write(state="open") as ledger:
                 await ledger.send(said(["a"]))
                 await ledger.send(said(["b"]))
                 yield topic, client
@@ -162,6 +170,23 @@ async def test_what_lies_before_a_kept_end_can_be_read_though_the_ledger_s_own_e
         plan = await plan_read(client._context, TOPIC, end=kept)
         assert [(each.first_entry, each.last_entry) for each in plan.ranges] == [(0, 0)]
         assert not is_closed(topic)
+        with pytest.raises(ReplicasUnavailable):
+            await plan_read(client._context, TOPIC)
+
+
+async def test_a_plan_up_to_an_end_in_an_earlier_ledger_asks_for_nothing_after_it(
+    autojump_clock: MockClock,
+) -> None:
+    async with topic_of("dead", earlier=True) as (topic, client):
+        for bookie in topic.cluster.bookies.values():
+            bookie.read_fault = unreadable_when_fenced
+        for count, entries in ((1, (0, 0)), (2, (0, 1))):
+            async with client.reader(TOPIC) as reader:
+                for _ in range(count):
+                    await anext(reader)
+                kept = reader.position()
+            plan = await plan_read(client._context, TOPIC, end=kept)
+            assert [(each.first_entry, each.last_entry) for each in plan.ranges] == [entries]
         with pytest.raises(ReplicasUnavailable):
             await plan_read(client._context, TOPIC)
 
