@@ -271,9 +271,7 @@ class WritersSilent(TopicError):
         writers: partition, lane and description of each writer.
     """
 
-    def __init__(
-        self, topic: str, *, writers: Sequence[tuple[int, int, str]], count: int, wait_s: float
-    ) -> None:
+    def __init__(self, topic: str, *, writers: Sequence[tuple[int, int, str]], count: int) -> None:
         named = ", ".join(
             f"{lane_text(partition, lane)} is written by {who}"
             for partition, lane, who in writers[:WRITERS_NAMED_MAX]
@@ -282,7 +280,7 @@ class WritersSilent(TopicError):
             named += f", and {len(writers) - WRITERS_NAMED_MAX} more"
         super().__init__(
             f"{len(writers)} of {count} open ledgers are not closed, as their writers did not"
-            f" answer in {wait_s:g} s: {named}. They are paused, cut off, or of a version that"
+            f" answer in time: {named}. They are paused, cut off, or of a version that"
             f" cannot do it; once they go on or have ended, run `quire topic roll {topic}` again",
             topic=topic,
         )

@@ -74,6 +74,8 @@ EMPTY_S = 5.0
 """For finding out whether a ledger has messages; without an answer its writer is asked."""
 FORGET_S = 5.0
 """For removing a request."""
+NOTED_MAX = 5
+"""Further failures that are told with the first."""
 Outcome = Literal["rolled", "closed", "empty"]
 
 
@@ -146,20 +148,23 @@ async def roll_topic(
     async with trio.open_nursery() as nursery:
         for roll in rolls:
             nursery.start_soon(run, roll)
-    return _outcome(topic, rolls, wait_s)
+    return _outcome(topic, rolls)
 
 
-def _outcome(topic: TopicRecord, rolls: list[LedgerRoll], wait_s: float) -> Rolled:
+def _outcome(topic: TopicRecord, rolls: list[LedgerRoll]) -> Rolled:
     """Return the report. Raises the first failure, or WritersSilent."""
-    failed = [roll for roll in rolls if roll.failure is not None]
-    if failed and failed[0].failure is not None:
-        if len(failed) > 1:
-            failed[0].failure.add_note(f"{len(failed)} of {len(rolls)} ledgers were not closed")
-        raise failed[0].failure
+    failures = [roll.failure for roll in rolls if roll.failure is not None]
     silent = [roll.silent for roll in rolls if roll.silent is not None]
-    if silent:
-        writers = [(each.partition, each.lane, _name_of(each.owner)) for each in silent]
-        raise WritersSilent(topic.name, writers=writers, count=len(rolls), wait_s=wait_s)
+    writers = [(each.partition, each.lane, _name_of(each.owner)) for each in silent]
+    if writers:
+        failures.append(WritersSilent(topic.name, writers=writers, count=len(rolls)))
+    if failures:
+        for other in failures[1 : 1 + NOTED_MAX]:
+            failures[0].add_note(str(other))
+        if len(failures) > 1:
+            open_still = sum(roll.done is None for roll in rolls)
+            failures[0].add_note(f"{open_still} of {len(rolls)} ledgers were not closed")
+        raise failures[0]
     return Rolled(topic=topic.name, lanes=[roll.done for roll in rolls if roll.done is not None])
 
 
@@ -170,10 +175,13 @@ def _name_of(owner: LaneOwner) -> str:
 
 
 class Patience:
-    """How long writers are waited for. The other lanes of a silent process get ABSENT_S each."""
+    """How long writers are waited for: each at least LOOK_S, so that it is asked and can answer.
+
+    The other lanes of a silent process get ABSENT_S each.
+    """
 
     def __init__(self, wait_s: float) -> None:
-        self.longest_s = wait_s
+        self.longest_s = max(wait_s, LOOK_S)
         self._silent: set[tuple[str, int]] = set()
 
     def wait_s(self, owner: LaneOwner) -> float:

@@ -236,7 +236,7 @@ async def test_a_writer_that_does_not_answer_is_named_and_keeps_its_lane(
             await producer.send(b"1")
             began = trio.current_time()
             with pytest.raises(
-                WritersSilent, match=r"1 of 2 .* in 20 s: lane 0 of partition 0 is written by"
+                WritersSilent, match=r"1 of 2 .* in time: lane 0 of partition 0 is written by"
             ) as caught:
                 await ours.topics.roll(TOPIC, wait_s=20.0)
             assert 20.0 <= trio.current_time() - began < 25.0
@@ -301,6 +301,37 @@ async def test_what_cannot_be_recovered_is_said_and_all_others_are_rolled(
             assert (await states(client))[1] == ["closed", "open"]
             cluster.revive(home)
             assert await outcomes(client) == ["closed", "empty"]
+
+
+async def test_writers_that_do_not_answer_are_named_beside_another_failure(
+    autojump_clock: MockClock,
+) -> None:
+    async with memory_cluster(4) as cluster, cluster.client() as client:
+        topic = await client.topics.create(TOPIC, 2, replication=1, ack_quorum=1)
+        async with killed(cluster, topic, 0):
+            pass
+        async with trio.open_nursery() as nursery:
+            await nursery.start(write_silently, client, topic, 1)
+            homes = [
+                cluster.record(lane.ledgers[0].ledger.ledger_id).fragments[0].bookies
+                for lane in await lanes_of(client)
+            ]
+            assert homes[0] != homes[1]  # as drawn
+            cluster.kill(homes[0][0])
+            with pytest.raises(ReplicasUnavailable) as caught:
+                await client.topics.roll(TOPIC)
+            first, second = caught.value.__notes__
+            assert "lane 0 of partition 1 is written by producer till" in first
+            assert second == "2 of 2 ledgers were not closed"
+            nursery.cancel_scope.cancel()
+
+
+async def test_a_writer_is_asked_even_without_a_wait(autojump_clock: MockClock) -> None:
+    async with memory_cluster() as cluster, cluster.client() as ours, cluster.client() as theirs:
+        await ours.topics.create(TOPIC)
+        async with ours.producer(TOPIC) as producer:
+            await producer.send(b"0")
+            assert await outcomes(theirs, wait_s=0.0) == ["rolled"]
 
 
 async def test_a_topic_that_is_deleted_meanwhile_keeps_no_request(
