@@ -57,6 +57,11 @@ if sys.dont_write_bytecode:
     os.environ["PYTHONPYCACHEPREFIX"] = compiled
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
+# The order of a set of strings goes by Python's hashes, which are drawn anew for each process. So
+# workers, and all processes of tests, get the same; a test that runs in the process of pytest
+# itself does only if this is set before: PYTHONHASHSEED=0 pytest -n0 ...
+os.environ.setdefault("PYTHONHASHSEED", "0")
+
 RUN_SEED = run_seed()
 IS_MOVED = VARIABLE in os.environ
 """Whether this run tries something else than every run: tests/search.py."""

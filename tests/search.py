@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 
 TESTS = Path(__file__).resolve().parent
 FOLDERS = [TESTS / name for name in ("support", "simulation", "mutants")]
+# What is found here is found there: tests/conftest.py.
+os.environ.setdefault("PYTHONHASHSEED", "0")
 # Processes that simulate begin anew and import from these folders too.
 sys.path[:0] = [str(folder) for folder in FOLDERS]
 

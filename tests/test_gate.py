@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -112,3 +114,10 @@ def test_a_crash_and_a_finding_decide_at_once(code: int | None, log: str) -> Non
 @pytest.mark.parametrize("code", [None, 0, 1, -signal.SIGKILL, -signal.SIGTERM])
 def test_an_end_that_tests_bring_about_is_none_of_these(code: int | None) -> None:
     check_end(code, "bookie-2 was killed by SIGKILL; the others go on")
+
+
+def test_processes_of_tests_hash_strings_alike() -> None:
+    """Else the order of a set, and with it a schedule, would be another one each time."""
+    command = [sys.executable, "-c", "print(hash('a'))"]
+    hashes = {subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout for _ in range(3)}
+    assert len(hashes) == 1

@@ -9,6 +9,7 @@ of plants.py, topic_plants.py, group_plants.py or time_plants.py.
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from contextlib import nullcontext
 from pathlib import Path
@@ -49,4 +50,7 @@ def _numbers(text: str) -> list[int]:
 
 
 if __name__ == "__main__":
+    if "PYTHONHASHSEED" not in os.environ:  # the same as in tests: tests/conftest.py
+        os.environ["PYTHONHASHSEED"] = "0"
+        os.execv(sys.executable, [sys.executable, *sys.argv])
     sys.exit(main())
