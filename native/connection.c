@@ -281,8 +281,8 @@ static int adopt(bk_connection *connection, int64_t ledger_id, const uint8_t *ke
         return 0;
     int result = BK_OK;
     if (*ledger == NULL)
-        result = bk_engine_make_ledger(engine, ledger_id, bk_newcomer_incarnation(connection, ledger_id),
-                                       ledger);
+        result = bk_engine_make_ledger(engine, ledger_id,
+                                       bk_newcomer_incarnation(connection, ledger_id), ledger);
     if (result == BK_OK)
         result = bk_engine_append_special(engine, ledger_id, BK_RECORD_KEY, key, BK_KEY_SIZE);
     if (result != 0)

@@ -185,11 +185,15 @@ def _left_out(done: Compaction) -> list[str]:
         return []
     lines = []
     if left.open_messages or left.uncounted:
-        kind = "at least " if left.uncounted else "about " if left.is_estimate else ""
+        messages = count(left.open_messages, "message")
+        if left.uncounted:
+            messages = f"at least {messages}" if left.open_messages else "an unknown number"
+        elif left.is_estimate:
+            messages = f"about {messages}"
         where = count(left.open_ledgers, "open ledger")
         them = "it" if left.open_ledgers == 1 else "them"
         lines.append(
-            f"not compacted: {kind}{count(left.open_messages, 'message')} in {where};"
+            f"not compacted: {messages} in {where};"
             f" `quire topic roll {done.topic}` closes {them}, then compact again"
         )
     if left.newer_messages:

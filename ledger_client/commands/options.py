@@ -352,7 +352,8 @@ _timeout = click.option(
     expose_value=False,
     callback=_shorten_calls,
     show_default=duration_text(TIMEOUT_S),
-    help=f"Give up once no bookie has answered for this long, at most {duration_text(TIMEOUT_S)}.",
+    help="Give up on a question to the cluster about its metadata once no bookie has answered for"
+    f" this long, at most {duration_text(TIMEOUT_S)}.",
 )
 cluster_alone = cluster_options.cluster(default=DEFAULT_CLUSTER, text=_CLUSTER_TEXT)
 """For a command that has a --timeout of its own."""
