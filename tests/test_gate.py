@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 import trio
+from daemon_server import BOOKIE, ENVIRONMENT, can_fork
 from environment import missing
 from never_twice import NeverTwice, check_end, never_twice
 from search_pytest import CUTS, STORMS
@@ -114,6 +115,16 @@ def test_a_crash_and_a_finding_decide_at_once(code: int | None, log: str) -> Non
 @pytest.mark.parametrize("code", [None, 0, 1, -signal.SIGKILL, -signal.SIGTERM])
 def test_an_end_that_tests_bring_about_is_none_of_these(code: int | None) -> None:
     check_end(code, "bookie-2 was killed by SIGKILL; the others go on")
+
+
+def test_no_process_is_forked_by_a_server_that_loaded_something_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A test that puts a library before all others wants it in its bookies."""
+    assert can_fork(BOOKIE, None)
+    monkeypatch.setenv("LD_PRELOAD", "/slow_disk.so")
+    assert not can_fork(BOOKIE, None)
+    assert can_fork(BOOKIE, ENVIRONMENT)
 
 
 def test_processes_of_tests_hash_strings_alike() -> None:

@@ -36,6 +36,8 @@ import ledger_client.blocking
 PR_SET_CHILD_SUBREAPER = 36
 STREAMS = 3
 BOOKIE = ("-m", "bookie")
+ENVIRONMENT = dict(os.environ)
+"""Before any test changed it; the server has it, whenever it is started."""
 
 
 class Start(msgspec.Struct):
@@ -73,12 +75,12 @@ class Forked(subprocess.Popen[bytes]):
 
 
 def can_fork(program: Sequence[str], environment: Mapping[str, str] | None) -> bool:
-    """Whether the server may fork *program*: a bookie or a file, with Python as it is here."""
+    """Whether the server may fork *program*: a bookie or a file, in a Python like the server's."""
     is_known = tuple(program) == BOOKIE or program[0].endswith(".py")
-    mine = os.environ if environment is None else environment
-    words = {*os.environ, *mine}
+    wanted = os.environ if environment is None else environment
+    words = {*ENVIRONMENT, *wanted}
     decided = [word for word in words if word.startswith(("LD_", "PYTHON", "ASAN", "UBSAN"))]
-    return is_known and all(mine.get(word) == os.environ.get(word) for word in decided)
+    return is_known and all(wanted.get(word) == ENVIRONMENT.get(word) for word in decided)
 
 
 class DaemonServer:
@@ -92,6 +94,7 @@ class DaemonServer:
                 [sys.executable, "-P", __file__, str(other.fileno())],
                 pass_fds=[other.fileno()],
                 stdin=subprocess.DEVNULL,
+                env=ENVIRONMENT,
                 start_new_session=True,
             )
         atexit.register(self.close)
