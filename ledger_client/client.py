@@ -411,8 +411,8 @@ class Client:
 
         A place to start or end at is "earliest", "latest", a position that a reader returned,
         a MessageId, or a time. EventTime, Timestamp and PublishTime stand for the first message
-        of each lane at that time or later. A MessageId is a place in one lane: it needs a
-        partition with a single lane, and only that lane is read.
+        of each lane at that time or later. You can start at a MessageId only if its partition has
+        one lane; otherwise name the lane. Then only that lane is read.
 
         Args:
             topics: namespace/name, one or several.

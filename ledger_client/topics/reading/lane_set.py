@@ -549,8 +549,8 @@ def narrow(lanes: Sequence[LaneRef], *named: object) -> list[LaneRef]:
         raise BadTopic(f"{listed}: not in one partition that is read and has messages", topic=topic)
     if len(found) > 1:
         raise BadTopic(
-            f"message {messages[0]} is a place in one lane, and {len(found)} lanes of partition "
-            f"{partition} are read: name the lane, or give a position, which has them all",
+            f"message {messages[0]} is a place in one lane, but partition {partition} has "
+            f"{len(found)} lanes: name the lane, or give a position, which has a place in each",
             topic=topic,
         )
     return found
