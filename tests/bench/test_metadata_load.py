@@ -9,7 +9,7 @@ import pytest
 import trio
 from daemons import Daemon
 from metadata_costs import Cost, lanes_idle, registration
-from metadata_load import HOUR_S, Plan, check, count_units, draw_hour, predict, roles
+from metadata_load import HOUR_S, Plan, Units, check, count_units, draw_hour, predict, roles
 
 import ledger_client
 from bookie.commands.standalone import ClusterStarted
@@ -18,15 +18,22 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("figures")]
 SECONDS = 20.0
 
 
-def test_small_clusters_cost_what_the_model_says() -> None:
-    units = count_units()
+@pytest.fixture(scope="module")
+def units() -> Units:
+    """Counted once, which takes many seconds."""
+    return count_units()
+
+
+def test_small_clusters_cost_what_the_model_says(units: Units) -> None:
     for name, counted, modelled in check(units):
         for field, one, other in zip(Cost._fields, counted, modelled, strict=True):
             assert one == pytest.approx(other, rel=0.15, abs=0.1), (name, field)
 
 
-def test_an_hour_is_the_same_for_a_seed_and_has_the_changes_that_are_predicted() -> None:
-    units, plan = count_units(), Plan(bookies=100, lanes=10_000)
+def test_an_hour_is_the_same_for_a_seed_and_has_the_changes_that_are_predicted(
+    units: Units,
+) -> None:
+    plan = Plan(bookies=100, lanes=10_000)
     hour = draw_hour(units, plan)
     assert hour == draw_hour(units, plan)
     parts = predict(units, plan)
@@ -35,7 +42,7 @@ def test_an_hour_is_the_same_for_a_seed_and_has_the_changes_that_are_predicted()
     assert sum(hour) / HOUR_S == pytest.approx(expected, rel=0.1)
 
 
-def test_real_bookies_and_a_real_client_change_no_more(tmp_path: Path) -> None:
+def test_real_bookies_and_a_real_client_change_no_more(tmp_path: Path, units: Units) -> None:
     """Three bookies, SQLite; changes as the store numbers them.
 
     They may be fewer, as an idle bookie's report does not change.
@@ -48,7 +55,6 @@ def test_real_bookies_and_a_real_client_change_no_more(tmp_path: Path) -> None:
         ready = daemon.ready(ClusterStarted)
         counted = trio.run(_changes, ready, tmp_path / "cluster" / "metadata.db", lanes)
         daemon.stop()
-    units = count_units()
     modelled = lanes_idle(lanes).plus(registration().times(3)).plus(roles(units, 3)).changes
     assert counted <= modelled * 1.1 + 0.1
 

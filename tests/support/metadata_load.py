@@ -441,11 +441,11 @@ def _time(seconds: float) -> str:
 
 def check(units: Units) -> Iterator[tuple[str, Cost, Cost]]:
     """Yield what small clusters cost a second: counted, and as the model has it."""
-    for lanes in (10, 100, 300):
+    for lanes in (10, 100, 200):
         yield f"{lanes} lanes", lanes_idle(lanes), units.writer.plus(units.lane.times(lanes))
     followed = lanes_idle(10, followed=True).minus(units.lane.plus(units.follower).times(10))
     each = units.lane.plus(units.follower)
-    for lanes in (30, 300):
+    for lanes in (30, 150):
         modelled = followed.plus(each.times(lanes))
         yield f"{lanes} lanes, followed", lanes_idle(lanes, followed=True), modelled
     for lanes in (10, 60):

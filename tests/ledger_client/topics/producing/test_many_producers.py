@@ -93,7 +93,7 @@ async def opened(nursery: trio.Nursery) -> AsyncIterator[Rig]:
 
 @pytest.mark.parametrize(
     ("producers", "each_s"),
-    [(50, 0.02), pytest.param(300, 0.01, marks=pytest.mark.slow)],
+    [(50, 0.02), pytest.param(300, 0.01, marks=[pytest.mark.slow, pytest.mark.long])],
 )
 async def test_the_queue_of_a_client_that_opens_much_is_no_outage(
     nursery: trio.Nursery, autojump_clock: MockClock, producers: int, each_s: float
