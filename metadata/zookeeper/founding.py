@@ -22,6 +22,7 @@ async def find_cluster(connection: Connection, *, create: bool) -> Layout:
         MetadataBroken: there is no cluster and none may be made, or one of another version.
         MetadataUnavailable: no connection.
     """
+    has_looked_again = False
     while True:
         layout, ours, top = await connection.get(["/" + LAYOUT, paths.ROOT, "/"], fresh=True)
         found = Layout.parse(layout[0]) if layout else None
@@ -31,9 +32,12 @@ async def find_cluster(connection: Connection, *, create: bool) -> Layout:
                     f"{connection.name}: {paths.ROOT} is of version {ours[0][:20]!r}, "
                     f"and this program knows {FORMAT!r}"
                 )
-            if found is None:
+            if found is not None:
+                return found
+            if has_looked_again:
                 raise MetadataBroken(f"{connection.name}: {LAYOUT} is missing beside {paths.ROOT}")
-            return found
+            has_looked_again = True  # another process may have made both between these reads
+            continue
         if not create:
             raise MetadataBroken(f"{connection.name} holds no cluster; `bookie run` makes one")
         if found is None:

@@ -89,3 +89,14 @@ async def test_a_cluster_that_another_process_makes_meanwhile_is_used() -> None:
 async def test_a_path_with_something_else_is_refused() -> None:
     with pytest.raises(MetadataBroken, match="holds something else"):
         await found({"/": b"", "/somebody": b"else"})
+
+
+async def test_a_cluster_that_is_made_between_the_reads_of_its_nodes_is_used() -> None:
+    """The layout was read just before, and the root of ours just after."""
+    made = await found({"/": b"", paths.ROOT: FORMAT}, LAYOUT=LAYOUT)
+    assert made["/LAYOUT"] == LAYOUT
+
+
+async def test_a_cluster_without_a_layout_is_refused() -> None:
+    with pytest.raises(MetadataBroken, match="LAYOUT is missing"):
+        await found({"/": b"", paths.ROOT: FORMAT})
