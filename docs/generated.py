@@ -83,7 +83,7 @@ def _settings() -> Iterator[str]:
             comment = []
 
 
-def _options() -> Iterator[str]:
+def options() -> Iterator[str]:
     """Tables from the structs that hold the options."""
     for struct, use in OPTIONS:
         yield f"\n### {struct.__name__}\n\n{use}\n\n| option | default | meaning |\n|---|---|---|"
@@ -124,7 +124,7 @@ _WORTH_LINES = 4
 _MAKERS: dict[str, Callable[[], Iterator[str]]] = {
     "commands": _commands,
     "settings": _settings,
-    "options": _options,
+    "options": options,
     "spark options": _spark_options,
     "formats": _formats,
 }
