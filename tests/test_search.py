@@ -393,6 +393,14 @@ def same(simulated: Simulated) -> Simulated:
     return simulated
 
 
+def clean(task: Task) -> Simulated:
+    return Simulated(task.seed, "", frozenset(), Counter())
+
+
+def broken(task: Task) -> Simulated:
+    return Simulated(task.seed, "seed\ninvariant 2", frozenset({2}), Counter())
+
+
 class Begun(Exception):
     """A simulation of a seed."""
 
@@ -408,6 +416,7 @@ def test_a_plant_is_looked_for_in_its_world_where_its_line_shows_it(
 ) -> None:
     monkeypatch.setattr(search_simulation, "campaign", fake_campaign(raising=-1))
     monkeypatch.setattr(search_simulation, "_start_server", lambda: None)
+    monkeypatch.setattr(search_simulation, "run_seed", clean)
     plant, said = next(iter(WORLDS[world].plants)), list[str]()
     mine = Turn("simulation", 7, 0.2, Report(said.append), Processes(), plant=plant)
     search_simulation.search(mine)
@@ -419,6 +428,19 @@ def test_a_plant_is_looked_for_in_its_world_where_its_line_shows_it(
     monkeypatch.setitem(WORLDS, world, WORLDS[world]._replace(simulate=begin))
     with pytest.raises(Begun, match="9"):
         runpy.run_path(str(ROOT / script), run_name="__main__")
+
+
+def test_a_seed_that_fails_without_the_plant_is_a_finding_and_shows_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(search_simulation, "campaign", fake_campaign(raising=-1))
+    monkeypatch.setattr(search_simulation, "_start_server", lambda: None)
+    monkeypatch.setattr(search_simulation, "run_seed", broken)
+    plant = next(iter(WORLDS["ledgers"].plants))
+    mine = Turn("simulation", 7, 0.2, Report(print), Processes(), plant=plant)
+    search_simulation.search(mine)
+    assert not mine.report.shown
+    assert [each.title for each in mine.report.findings] == ["ledgers 9: invariant 2"]
 
 
 def test_all_seeds_are_tried_and_one_whose_simulation_raises_is_found(

@@ -49,6 +49,7 @@ class BookieHost:
     """A machine, its disk, and the process of a bookie.
 
     Attributes:
+        config: its settings.
         promises: what the bookie acknowledged and must therefore hold.
         failures: how processes ended that nobody had killed and no disk had failed.
         serving: whether the bookie serves now.
@@ -85,7 +86,7 @@ class BookieHost:
         self._network = network
         self._metadata = metadata
         self._view = MetadataView(metadata.observer, self.machine, outages)
-        self._config = config_of(name, self.disk, chance, narrow="limits" in troubles.kinds)
+        self.config = config_of(name, self.disk, chance, narrow="limits" in troubles.kinds)
         self._power = trio.Event()
         self._power.set()
         self._holds = 0
@@ -114,7 +115,7 @@ class BookieHost:
         """Give the bookie's name to its empty folders, as `bookie replace` does."""
         while True:
             try:
-                await succeed(self._config, self._metadata.observer)
+                await succeed(self.config, self._metadata.observer)
             except CookieRefused as refused:
                 if refused.fault != "serving":
                     raise
@@ -174,7 +175,7 @@ class BookieHost:
             await nursery.start(
                 partial(
                     bookie.daemon.run_bookie,
-                    self._config,
+                    self.config,
                     self._view,
                     roles=self._play_roles,
                 )
@@ -204,8 +205,8 @@ class BookieHost:
 
     def _repair_options(self) -> RepairOptions:
         return RepairOptions(
-            lost_after_s=self._config.lost_after_s,
-            open_grace_s=self._config.open_grace_s,
+            lost_after_s=self.config.lost_after_s,
+            open_grace_s=self.config.open_grace_s,
             audit_interval_s=10.0,
             poll_s=0.5,
             retry_s=1.0,

@@ -1,9 +1,9 @@
 """See a simulation again: ``python tests/simulation/replay.py SEED [--world W] [--only 3,7,9]``.
 
 Prints the steps as they were taken and every broken promise, and exits with 1 if there
-are any. ``--world``: ledgers, topic, groups or time. ``--history`` prints what was asked and
-answered too, ``--shrink`` looks for fewer steps first, ``--plant`` plants one of the mistakes
-of plants.py, topic_plants.py, group_plants.py or time_plants.py.
+are any. ``--world``: ledgers, topic, groups, time, ids or ending. ``--history`` prints what was
+asked and answered too, ``--shrink`` looks for fewer steps first, ``--plant`` plants one of the
+mistakes of the world, which are in plants.py and in files with names such as topic_plants.py.
 """
 
 from __future__ import annotations

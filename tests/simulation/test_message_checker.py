@@ -85,9 +85,16 @@ def begun(
     inclusive: bool = True,
     latest: bool = False,
     reverse: bool = False,
+    whole: bool = False,
 ) -> ReadBegun:
     return ReadBegun(
-        topic=T, reader=reader, first=first, inclusive=inclusive, latest=latest, reverse=reverse
+        topic=T,
+        reader=reader,
+        first=first,
+        inclusive=inclusive,
+        latest=latest,
+        reverse=reverse,
+        whole=whole,
     )
 
 
@@ -138,6 +145,17 @@ def held(
         for entry, batch in enumerate([[], *([each] for each in messages)])
     ]
     return LedgerHeld(topic=T, ledger=100 + number, entries=entries)
+
+
+def denied() -> list[Event]:
+    """A reader got two messages of a ledger, and at the second one's place lies something else."""
+    found = held(0, A)
+    empty = HeldEntry(
+        entry=2, size=10, epoch=1, producer="", messages=[], batched=False, state=NO_STATE
+    )
+    found.entries.append(empty)
+    row = listed(0, messages=1)
+    return [made(), row, sent(A), sent(B), begun(), read((A1, A), (B2, B)), found]
 
 
 def checked(events: Iterable[Event]) -> list[Violation]:
@@ -204,6 +222,10 @@ BROKEN: dict[str, tuple[int, list[Event]]] = {
         [*ROWS, sent(A), refused(A, unknown=False), begun(), read((A1, A))],
     ),
     "a reader does not come to what was acknowledged": (15, [*ALL, begun("s"), ended("s")]),
+    "a whole read ends before what was acknowledged in an open ledger": (
+        15,
+        [made(), listed(0, 1, "open"), sent(A), acked(A1, A), begun(whole=True), ended()],
+    ),
     "a reader that begins at an id leaves it out": (
         15,
         [*ALL, begun("s", first=C1), read((D2, D), reader="s"), ended("s")],
@@ -268,6 +290,7 @@ BROKEN: dict[str, tuple[int, list[Event]]] = {
         19,
         [*SENT, acked(B2, B), begun(), read((A1, A), (C1, C))],
     ),
+    "what a reader got is denied": (19, denied()),
     "a reader begins too late": (19, [*SENT, acked(A1, A), begun(), read((B2, B))]),
     "a reverse reader leaves a message out": (
         19,
@@ -319,6 +342,13 @@ SOUND: dict[str, list[Event]] = {
     "nothing happened": [],
     "all is there, and read": ALL,
     "a topic without an audit": ALL[: -len(HELD)],
+    "a read ends before what is not confirmed yet": [
+        *[made(), listed(0, 1, "open"), sent(A), acked(A1, A), begun(), ended()]
+    ],
+    "a whole read has what is not confirmed yet": [
+        *[made(), listed(0, 1, "open"), sent(A), acked(A1, A)],
+        *[begun(whole=True), read((A1, A)), ended()],
+    ],
     "read twice": [*ALL, begun("s"), read((A1, A), (B2, B), (C1, C), reader="s")],
     "read backward": [
         *[*ALL, begun("s", reverse=True)],

@@ -73,7 +73,7 @@ def leave_old_ticks_open() -> Iterator[None]:
         for _, row in reversed(rows):
             reader = await log._context.opener.open(row.ledger_id)
             last = reader.last_confirmed
-            reader.close()
+            reader.unwatch()
             if last >= 0:
                 log._last = await log._read_last(row.ledger_id, last)
                 break

@@ -244,8 +244,25 @@ HELD_BACK: dict[str, set[str]] = {world: set() for world in TROUBLES}
 helps nobody. Say here why."""
 
 
+FOREIGN_REFUSED = "foreign frames refused"
+FOREIGN_TAKEN = "foreign ledgers"
+FOREIGN_REACHED = "ids reached that foreign clients tried"
+TABLE_LOST = "renewed ledgers in a lost table"
+DIED = "writers that died at an acknowledgement"
+PAUSED = "writers that paused at an acknowledgement"
+DEAF = "writers that replaced a bookie they did not hear"
+WHOLE = "bounded reads that came to their end"
+OF_ITS_OWN = {
+    "ids": {FOREIGN_REFUSED, FOREIGN_TAKEN, FOREIGN_REACHED, TABLE_LOST},
+    "ending": {DIED, PAUSED, DEAF, WHOLE},
+}
+"""What a world is there for, so that each of its seeds may have all of it."""
+
+
 def expected(world: str) -> set[str]:
     """Return the kinds that must have an effect in a campaign of many seeds."""
+    if world in OF_ITS_OWN:
+        return OF_ITS_OWN[world]
     kinds = set(TROUBLES[world]) - HELD_BACK[world]
     kinds |= {SESSIONS_EXPIRED, ANSWERS_LOST} if ENSEMBLE in kinds else set()
     return kinds - {"disks"} | {"slow disks", "disks that hang"} if "disks" in kinds else kinds

@@ -1,13 +1,24 @@
-"""The worlds to simulate: ledgers, a topic, a group or timestamps; with plans and mistakes."""
+"""The worlds to simulate, with plans and mistakes.
+
+ledgers, topic, groups, time    whatever may befall them, some of it in each seed
+ids, ending                     what comes together too seldom there: see their plans
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from ending_plan import EndingPlan
+from ending_plants import ENDING_PLANTS
+from ending_simulation import simulate_ending
 from group_plan import GroupPlan
 from group_plants import GROUP_PLANTS
 from group_simulation import simulate_group
+from id_plan import IdPlan
+from id_plants import ID_PLANTS
+from id_simulation import simulate_ids
+from plan import Plan
 from plants import PLANTS, Plant
 from simulation import Outcome, simulate
 from time_plan import TimePlan
@@ -37,13 +48,24 @@ WORLDS = {
     "topic": World(simulate_topic, TOPIC_PLANTS),
     "groups": World(simulate_group, GROUP_PLANTS),
     "time": World(simulate_time, TIME_PLANTS),
+    "ids": World(simulate_ids, ID_PLANTS),
+    "ending": World(simulate_ending, ENDING_PLANTS),
 }
 
 
 def world_of(outcome: Outcome) -> str:
     """Return the name of the world in which *outcome* came about."""
-    if isinstance(outcome.plan, GroupPlan):
-        return "groups"
-    if isinstance(outcome.plan, TimePlan):
-        return "time"
-    return "topic" if isinstance(outcome.plan, TopicPlan) else "ledgers"
+    for kind, world in _BY_PLAN:
+        if isinstance(outcome.plan, kind):
+            return world
+    return "ledgers"
+
+
+_BY_PLAN: list[tuple[type[Plan], str]] = [
+    (GroupPlan, "groups"),
+    (TimePlan, "time"),
+    (EndingPlan, "ending"),
+    (TopicPlan, "topic"),
+    (IdPlan, "ids"),
+]
+"""A plan is of the first kind here that it is of."""

@@ -112,7 +112,8 @@ class ReadBegun(TopicHappening):
     """A reader is about to be opened.
 
     *first*: the id from which on it reads, None for the earliest; *inclusive*: with that.
-    With *latest* it reads what comes next. *partitions*: None for all.
+    With *latest* it reads what comes next. *partitions*: None for all. *whole*: all that was
+    acknowledged before is due, also in ledgers that are still being written.
     """
 
     reader: str
@@ -121,6 +122,7 @@ class ReadBegun(TopicHappening):
     latest: bool = False
     reverse: bool = False
     partitions: list[int] | None = None
+    whole: bool = False
 
 
 class MessagesRead(TopicHappening):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import aclosing, contextmanager
 from contextvars import ContextVar
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -26,8 +26,11 @@ from ledger_client.errors import EventTimeBack, Gap, LedgerError, PayloadTooLarg
 from ledger_client.message_id import MessageId
 from ledger_client.topics import messages as topic_messages
 from ledger_client.topics.lanes.lane_writer import LaneWriter
+from ledger_client.topics.reading.range_plan import plan_read
+from ledger_client.topics.reading.range_reader import RangeReader
 
 if TYPE_CHECKING:
+    from ledger_client.topics.context import TopicContext
     from ledger_client.topics.producing.partition_writer import Ticket
     from ledger_client.topics.producing.producer import Producer
     from ledger_client.topics.reading.reader import TopicReader
@@ -228,6 +231,7 @@ class Audience:
         latest: bool = False,
         reverse: bool = False,
         partitions: Sequence[int] | None = None,
+        whole: bool = False,
     ) -> None:
         self._history.add(
             ReadBegun(
@@ -238,6 +242,7 @@ class Audience:
                 latest=latest,
                 reverse=reverse,
                 partitions=None if partitions is None else list(partitions),
+                whole=whole,
             )
         )
 
@@ -267,6 +272,15 @@ class Audience:
                 return
             else:
                 self._got(*_columns(batch))
+
+    async def read_ranges(self, context: TopicContext) -> None:
+        """As read(), by a plan of ranges, as Spark and replays do. Gaps are raised."""
+        plan = await plan_read(context, self._topic)
+        async with aclosing(RangeReader(context).batches(plan.ranges)) as ranges:
+            async for each in ranges:
+                found = each.messages
+                self._got([one.id for one in found], [_message(one) for one in found])
+        self._history.add(ReadEnded(topic=self._topic, reader=self.reader))
 
     def _got(self, ids: list[MessageId], messages: list[Message]) -> None:
         self._history.add(

@@ -34,6 +34,7 @@ STORM_S_MIN = 12.0
 STORMS = (
     "tests/system/test_storms.py",
     "tests/system/test_topic_storms.py",
+    "tests/hosts/test_cuts.py",
     "tests/bench/test_figures.py",
     "tests/bench/test_compact.py",
     "tests/bench/test_spark.py::test_a_topic_is_measured_beside_the_floor_of_the_same_rows",

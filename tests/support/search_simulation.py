@@ -13,7 +13,7 @@ from contextlib import closing, contextmanager
 from itertools import count
 from multiprocessing import forkserver
 
-from campaign import PROCESSES, Finding as Simulated, Task, campaign
+from campaign import PROCESSES, Finding as Simulated, Task, campaign, run_seed
 from search_report import Finding
 from search_turn import BadName, Turn
 from seed_list import KEPT
@@ -107,9 +107,11 @@ class Hand:
 def _tell(turn: Turn, world: str, simulated: Simulated) -> None:
     seed = simulated.seed
     if turn.plant:
-        line = replay(world, seed, "--plant", turn.plant)
-        turn.report.show(turn.plant, seed, line)
-        return
+        clean = run_seed(Task(seed, shrinks=False, world=world))
+        if not clean.told:
+            turn.report.show(turn.plant, seed, replay(world, seed, "--plant", turn.plant))
+            return
+        simulated = clean  # it fails without the mistake, too
     broken = next((each for each in simulated.told.splitlines()[1:2]), "a promise is broken")
     _find(turn, world, seed, broken, simulated.told)
 

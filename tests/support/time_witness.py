@@ -163,6 +163,6 @@ async def _stored_ticks(client: Client, topic: TopicRecord) -> list[int]:
             last = reader.last_confirmed
             ticks = [] if last < 0 else await whole_from(topic.name, reader, 0, last, None)
         finally:
-            reader.close()
+            reader.unwatch()
         found += [tick.timestamp for tick in ticks]
     return found
