@@ -4,9 +4,9 @@ Folders of tests run in several processes (pytest-xdist), since most tests wait:
 disk, for a lease, for processes of their own. A file, or a single test, runs in the
 process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-n 0``.
 
-    facts ─┐
-    quick ─┼─► all workers, slow ones first ─► real processes: Spark on one worker,
-    slow ──┘                                   the others on another
+    Spark, on one worker ────────────┐
+    facts, quick and slow, the slow  ├─► other real processes, on two workers
+    first, on the other workers ─────┘
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
+from zlib import crc32
 
 import pytest
 import trio
@@ -166,8 +167,8 @@ def pytest_collection_modifyitems(
 ) -> Iterator[None]:
     """Note all tests; leave out the long ones, order them, and say which may be tried twice.
 
-    Where tests run beside each other the long ones begin first, so that the end is short, and
-    those with real processes last: two workers have them, one of which has all of Spark.
+    Where tests run beside each other those of Spark have a worker from the start, and of the others
+    the long ones begin first, so that the end is short. Those with real processes come last.
     """
     config.stash[COLLECTED] = [
         Collected(item.nodeid, frozenset(mark.name for mark in item.iter_markers()))
@@ -185,8 +186,7 @@ def pytest_collection_modifyitems(
     if hasattr(config, "workerinput"):
         items.sort(key=_lateness)
         for item in filter(is_real, items):
-            group = "real-spark" if "spark" in _groups(item) else "real"
-            item._nodeid = f"{_without_group(item)}@{group}"
+            item._nodeid = f"{_without_group(item)}@{_worker_of(item)}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -214,9 +214,23 @@ def _has_hidden_clock(item: pytest.Function) -> bool:
     return not CLOCKS.isdisjoint({*item.fixturenames} - {*item._fixtureinfo.argnames})
 
 
-def _lateness(item: pytest.Item) -> tuple[bool, bool, bool]:
+def _lateness(item: pytest.Item) -> tuple[bool, bool, bool, bool]:
     folder = item.path.relative_to(TESTS).parts[0]
-    return is_real(item), item.get_closest_marker("slow") is None, folder not in HEAVY
+    has_spark = is_real(item) and "spark" in _groups(item)
+    is_quick = item.get_closest_marker("slow") is None
+    return not has_spark, is_real(item), is_quick, folder not in HEAVY
+
+
+def _worker_of(item: pytest.Item) -> str:
+    """The group of a test with real processes: all of Spark, or half of the others.
+
+    A test stays with those of its own group and of its file.
+    """
+    groups = _groups(item)
+    if "spark" in groups:
+        return "real-spark"
+    name = "_".join(sorted(map(str, groups))) or item.path.name
+    return f"real-{crc32(name.encode()) % 2}"
 
 
 def _groups(item: pytest.Item) -> set[object]:

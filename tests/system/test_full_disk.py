@@ -37,20 +37,19 @@ def disk() -> Iterator[Path]:
         folder.rmdir()
 
 
-def fill(disk: Path, *, leave_mib: int) -> Path:
+def fill(disk: Path, *, leave_mib: int = 0) -> Path:
+    """Fill it, to the last byte or but for so much, also while a bookie prepares its journal."""
     filler = disk / "filler"
-    status = os.statvfs(disk)
-    filler.write_bytes(bytes(status.f_bavail * status.f_frsize - (leave_mib << 20)))
-    return filler
-
-
-def fill_up(disk: Path) -> Path:
-    """Fill to the last byte, also while a bookie prepares its journal."""
-    filler = disk / "filler"
+    step = 1 << 20 if leave_mib else 4096
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
-        while True:
-            file.write(bytes(4096))
+        while not leave_mib or free(disk) > leave_mib << 20:
+            file.write(bytes(step))
     return filler
+
+
+def free(disk: Path) -> int:
+    status = os.statvfs(disk)
+    return status.f_bavail * status.f_frsize
 
 
 async def append_until_refused(client: Client) -> None:
@@ -98,7 +97,7 @@ async def test_bookies_stay_known_while_the_disk_of_the_metadata_is_full(disk: P
             client.ledgers.create(1, 1, 1) as ledger,
         ):
             await ledger.append_many(ENTRIES)
-        filler = fill_up(disk)
+        filler = fill(disk)
         await trio.sleep(2.5)  # more than a lease lives without being renewed
         async with ledger_client.connect(sandbox.cluster) as client:
             async with client.ledgers.open(ledger.id) as reader:

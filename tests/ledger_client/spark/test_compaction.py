@@ -73,7 +73,7 @@ def wanted(messages: list[Message], *, keyless: bool) -> list[Message]:
     orders: dict[tuple[int, int], int] = {}
     for message in messages:
         lane = message.id.partition, message.lane
-        orders[lane] = max(orders.get(lane, 0), message.publish_ms)
+        orders[lane] = max(orders.get(lane, 0), message.publish_time)
         mark = (orders[lane], *lane, message.version, message.id.batch_index)
         if message.key is not None and latest.get(message.key, ((), message))[0] < mark:
             latest[message.key] = mark, message

@@ -112,9 +112,9 @@ def test_bounds_mean_what_they_mean_to_a_reader(
     versions = {"startingVersion": str(rows[100].version), "endingVersion": str(rows[100].version)}
     found = rows_of(frame_of(spark, url, TIMES, **versions))
     assert found == [row for row in rows if row.version == rows[100].version]
-    published = {"startingTime": str(rows[0].publish_ms), "endingTime": "2100-01-01"}
+    published = {"startingTime": str(rows[0].publish_time), "endingTime": "2100-01-01"}
     end = PublishTime(4_102_444_800_000)
-    expected = read_rows(url, TIMES, start=PublishTime(rows[0].publish_ms), end=end)
+    expected = read_rows(url, TIMES, start=PublishTime(rows[0].publish_time), end=end)
     assert rows_of(frame_of(spark, url, TIMES, **published)) == expected
 
 
@@ -216,7 +216,7 @@ def test_a_topic_without_messages_has_no_rows(
     frame = frame_of(spark, url, "s/empty")
     assert frame.count() == 0
     assert tuple(frame.columns) == tuple(
-        "publish_time" if name == "publish_ms" else name for name in COLUMNS
+        "publish_time" if name == "publish_time" else name for name in COLUMNS
     )
 
 
