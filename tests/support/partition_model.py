@@ -6,10 +6,25 @@ from collections import deque
 from dataclasses import dataclass, field
 
 from ledger_client.errors import LedgerError, SendUnknown
-from ledger_client.topics.producing.partition_machine import Batch, PartitionMachine, Rules
+from ledger_client.topics.producing.batch import Batch
+from ledger_client.topics.producing.partition_machine import PartitionMachine, Rules
 
 TOPIC = "shop/orders"
 KEYS = [b"k%d" % number for number in range(7)]
+
+EVENTS = [
+    *["lose_lane", "send_many", "use_partitions", "write_boundary"] * 2,
+    "refuse_timestamps",
+    "refuse_lane",
+    "want_lane",
+    "give_up_waiting",
+    "take_back",
+    "take_back_last",
+    "add_partitions",
+    "flush",
+    "close",
+]
+"""Methods of the test that let something happen."""
 
 
 class Once:
@@ -47,6 +62,8 @@ class Sent:
     batch: Batch
     messages: list[Message] = field(default_factory=list)
     serials: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
+    """of the messages that were sent one by one"""
 
 
 @dataclass

@@ -22,9 +22,9 @@ import trio
 from ledger_client.errors import ProducerClosed
 from ledger_client.message_id import NOT_BATCHED, IdRange, MessageIds
 from ledger_client.topics.lanes.lane_state import SealedBatch
+from ledger_client.topics.producing.batch import NOWHERE, Batch
 from ledger_client.topics.producing.message_columns import MessageColumns
 from ledger_client.topics.producing.open_lane import Lane
-from ledger_client.topics.producing.partition_machine import NOWHERE, Batch
 from ledger_client.topics.producing.partition_writer import Encoding, PartitionWriter
 from ledger_client.topics.producing.routing import Routing, Share
 from native.batch import Columns, cut, encode
@@ -100,12 +100,15 @@ class Bulk:
                 self._lanes[target] = target.lane
 
     def _skip_duplicates(self, sequence: int) -> int:
-        """Return the number of leading messages that were accepted before."""
+        """Return the number of leading messages that were accepted before. Raises SequenceBack."""
         machine = self._targets[0].machine
         count = min(max(machine.next_number - sequence, 0), self._messages.count)
         if count:
-            # Their batches may be under way still.
-            self._under_way.extend((batch, 0) for batch in machine.unsettled())
+            machine.check_kept(sequence, count)
+            # Their batches may be under way still, and must not be taken back from now on.
+            for batch in machine.unsettled():
+                batch.is_shared = True
+                self._under_way.append((batch, 0))
             known = Batch(machine.partition, trio.Event())
             known.count = count
             self._batches.append(known)

@@ -48,11 +48,17 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import NamedTuple, NoReturn, Protocol
+from typing import NamedTuple, NoReturn
 
-from ledger_client.errors import BadTopic, EventTimeBack, LedgerError, ProducerFailed
+from ledger_client.errors import (
+    BadTopic,
+    EventTimeBack,
+    LedgerError,
+    ProducerFailed,
+    SequenceBack,
+)
 from ledger_client.message_id import NOT_BATCHED
-from ledger_client.topics.lanes.lane_state import SealedBatch
+from ledger_client.topics.producing.batch import NO_COLUMNS, UNKNOWN, Batch, BatchSignal
 from ledger_client.topics.producing.open_lane import final_cause
 from ledger_client.topics.producing.partition_states import Action, LanePhase
 
@@ -63,19 +69,8 @@ STAMPS_MAX = 100_000
 """Timestamps after which no further batch is asked for at once; a batch has at most as many."""
 REMEMBERED_MAX = 64
 """Acknowledged batches whose ids a duplicate still gets."""
-UNKNOWN = -2
-"""Place in its batch of a duplicate whose batch is not remembered."""
-NOWHERE = (-1, -1)
-
-
-class BatchSignal(Protocol):
-    """Wakes the tasks that wait for a batch: a trio.Event, or a test's record."""
-
-    def set(self) -> None:
-        """Wake them, and let those that come later pass."""
-
-    async def wait(self) -> None:
-        """Return once set() was called, at once if that is past."""
+GAPS_MAX = 1024
+"""Ranges of numbers that were passed over, and that are remembered to refuse them."""
 
 
 class Rules(NamedTuple):
@@ -95,73 +90,6 @@ class Rules(NamedTuple):
     """bytes of messages in a batch; a larger message goes alone"""
     count_max: int
     new_signal: Callable[[], BatchSignal]
-
-
-Columns = tuple[
-    list[bytes | None], list[bytes | None], list[int | None], list[Mapping[str, bytes] | None]
-]
-_NO_COLUMNS: Columns = ([], [], [], [])
-
-
-class Batch:
-    """Messages of one partition that share an entry.
-
-    Attributes:
-        columns: values, keys, event times and headers, until it is sealed.
-        sealed: the encoded batch for the lane, once sealed.
-        sequence: number of its first message, -1 if the producer does not count.
-        first_timestamp: of its first message; the others follow. 0 for none, or not yet.
-        room: bytes of the producer's buffer that it gives back when it is settled.
-        is_settled: it is durable, or it failed.
-        done: set once it is settled.
-        failure: the error, if it failed.
-        place: ledger and entry id, once durable.
-        waiting: how many tasks wait for it.
-        followed: a task knows, or will ask, its outcome, even if none waits now.
-        began: when its first message came, by time.perf_counter().
-    """
-
-    __slots__ = (
-        "began",
-        "columns",
-        "count",
-        "done",
-        "failure",
-        "first_timestamp",
-        "followed",
-        "is_settled",
-        "partition",
-        "place",
-        "room",
-        "sealed",
-        "sequence",
-        "size",
-        "waiting",
-    )
-
-    def __init__(
-        self,
-        partition: int,
-        done: BatchSignal,
-        *,
-        sequence: int = -1,
-        sealed: SealedBatch | None = None,
-    ) -> None:
-        """Begin a batch, or take one that is encoded already and needs no room."""
-        self.partition = partition
-        self.sequence = sequence
-        self.count = self.size = self.room = self.waiting = self.first_timestamp = 0
-        self.began = 0.0
-        self.sealed = sealed
-        if sealed is None:
-            self.columns: Columns = ([], [], [], [])
-        else:
-            self.columns = _NO_COLUMNS
-            self.count, self.size = sealed.count, sealed.size
-        self.done = done
-        self.failure: LedgerError | None = None
-        self.place = NOWHERE
-        self.is_settled = self.followed = False
 
 
 class PartitionMachine:
@@ -216,6 +144,9 @@ class PartitionMachine:
         self._asked: list[Batch] = []
         self._is_asking = False
         self._recent: deque[Batch] = deque(maxlen=REMEMBERED_MAX)
+        self._gaps: deque[range] = deque(maxlen=GAPS_MAX)
+        """numbers that were passed over, rising"""
+        self._handed_end: tuple[int | None, int] = (None, 0)  # of what the lane has; see Batch.end
 
     # --- messages come ---------------------------------------------------------------
 
@@ -247,8 +178,8 @@ class PartitionMachine:
         keys.append(key)
         event_times.append(event_time)
         named.append(headers)
-        place = batch.count
-        batch.count = place + 1
+        place = batch.next_place
+        batch.count += 1
         batch.size += size
         batch.room += size
         if batch.count >= self.rules.count_max or batch.size >= self.rules.size_max:
@@ -258,24 +189,83 @@ class PartitionMachine:
         return batch, place if self.rules.is_batched else NOT_BATCHED
 
     def find_duplicate(self, sequence: int) -> tuple[Batch, int] | None:
-        """Return the batch and place of the message that has this number, if one was accepted."""
+        """Return the batch and place of the message that has this number, if one was accepted.
+
+        Raises:
+            SequenceBack: none was, and a message with a greater number was.
+        """
         if not self.rules.is_named or sequence >= self.next_number:
             return None
         for batch in (*self._recent, *self.unsettled()):
             if batch.sequence <= sequence < batch.sequence + batch.count:
+                batch.is_shared = True
                 place = sequence - batch.sequence
                 return batch, place if self.rules.is_batched else NOT_BATCHED
+        self.check_kept(sequence, 1)
         known = Batch(self.partition, self.rules.new_signal())
         known.is_settled = True
         known.done.set()
         return known, UNKNOWN
+
+    def check_kept(self, first: int, count: int) -> None:
+        """Raise SequenceBack if one of *count* numbers from *first* on was passed over."""
+        for gap in self._gaps:
+            if gap.start < first + count and first < gap.stop:
+                raise SequenceBack(
+                    self.rules.topic,
+                    partition=self.partition,
+                    sequence=max(first, gap.start),
+                    next_sequence=self.next_number,
+                )
+
+    def withdraw(self, batch: Batch, place: int, size: int) -> bool:
+        """Take a message of *size* bytes back; False if the lane may have it, or it must stay.
+
+        With numbers only the last accepted message can be taken back, because a number below the
+        last one counts as kept: the message could never be sent again.
+        """
+        if batch is not self.gathering and batch not in self.waiting:
+            return False
+        place = max(place, 0)  # without batching it is alone
+        if self.rules.is_named:
+            is_last = batch.sequence + place == self.next_number - 1
+            if batch.is_shared or batch.sealed is not None or not is_last:
+                return False
+        batch.withdraw(place, size, keeps_place=not self.rules.is_named)
+        if not batch.count:
+            if batch is self.gathering:
+                self.gathering = None
+            else:
+                self.waiting.remove(batch)
+            batch.is_settled = True
+            self.settled.append(batch)
+        if self.strict:
+            self._set_back()
+        return True
+
+    def _set_back(self) -> None:
+        """Let the last time and number be those of the last message that is still accepted."""
+        last = self.gathering or (self.waiting[-1] if self.waiting else None)
+        time, number = self._handed_end if last is None else last.end
+        if self.rules.is_ordered:
+            self.last_event_time = time
+        if self.rules.is_named:
+            self._begin_numbers(number)
+
+    def _begin_numbers(self, number: int) -> None:
+        """Let *number* be the next one; of those from it on none is known to be passed over."""
+        self.next_number = number
+        while self._gaps and self._gaps[-1].stop > number:
+            gap = self._gaps.pop()
+            if gap.start < number:
+                self._gaps.append(range(gap.start, number))
 
     def put_encoded(self, batch: Batch) -> None:
         """Accept a batch that its sender has checked, numbered and encoded."""
         if self.rules.is_ordered and batch.sealed is not None:
             self.last_event_time = batch.sealed.last_event_time
         if self.rules.is_named:
-            self._take_number(batch.sequence + batch.count - 1)
+            self._take_numbers(batch.sequence, batch.count)
         if self.gathering is not None:
             self.seal()
         self._queue(batch)
@@ -337,12 +327,14 @@ class PartitionMachine:
         number = self.next_number if sequence is None else sequence
         if number != self.next_number:
             self.seal()  # a batch stores its first number alone: the others follow it
-        self._take_number(number)
+        self._take_numbers(number, 1)
         return number
 
-    def _take_number(self, number: int) -> None:
-        self.next_number = number + 1
-        self.highest_number = max(self.highest_number, number)
+    def _take_numbers(self, first: int, count: int) -> None:
+        if first > self.next_number:
+            self._gaps.append(range(self.next_number, first))
+        self.next_number = first + count
+        self.highest_number = max(self.highest_number, self.next_number - 1)
 
     def _queue(self, batch: Batch) -> None:
         self.waiting.append(batch)
@@ -401,6 +393,8 @@ class PartitionMachine:
                 size += batch.size
         if taken:
             self.handed.extend(taken)
+            if self.strict:
+                self._handed_end = taken[-1].end
         else:
             self._appends -= 1
         return taken
@@ -459,7 +453,7 @@ class PartitionMachine:
         for batch in batches:
             batch.failure = failure
             batch.is_settled = True
-            batch.columns, batch.sealed = _NO_COLUMNS, None
+            batch.columns, batch.sealed = NO_COLUMNS, None
         self.settled.extend(batches)
         while self.handed and self.handed[0].is_settled:
             self.handed.popleft()
@@ -501,7 +495,9 @@ class PartitionMachine:
         self._lane = lane
         self.last_event_time = last_event_time
         if self.rules.is_named:
-            self._take_number(last_number)
+            self._begin_numbers(last_number + 1)
+            self.highest_number = max(self.highest_number, last_number)
+        self._handed_end = (last_event_time, self.next_number)
         if self.final is not None:
             self._leave()
             return

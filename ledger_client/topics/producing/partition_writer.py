@@ -17,25 +17,24 @@ from typing import NamedTuple, TypeVar
 
 import trio
 
-from ledger_client.errors import LedgerError, ProducerClosed, ProducerFailed, SendUnknown
+from ledger_client.errors import LedgerError, NotSent, ProducerClosed, ProducerFailed, SendUnknown
 from ledger_client.figures import SendFigures
 from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.lane_reports import LaneReports
 from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.lanes.routes import Route
+from ledger_client.topics.producing.batch import NOWHERE, UNKNOWN, Batch
 from ledger_client.topics.producing.lane_progress import Progress
+from ledger_client.topics.producing.line import Line
 from ledger_client.topics.producing.open_lane import Lane, OpenLane, TimestampSource
-from ledger_client.topics.producing.partition_machine import (
-    NOWHERE,
-    UNKNOWN,
-    Batch,
-    PartitionMachine,
-    Rules,
-)
+from ledger_client.topics.producing.partition_machine import PartitionMachine, Rules
 from ledger_client.topics.producing.partition_states import Action, LanePhase
+from ledger_client.topics.producing.room import Room
+from ledger_client.topics.producing.time_limit import TimeLimit
 from metadata.time.calls import LaneReport
 from native.batch import Columns, Compression, encode
 
+NO_ROOM = "the buffer was full of messages that were not acknowledged"
 UNHEARD_MAX = 1000
 """Failed batches that are kept while no task waits for them; flush() raises one failure."""
 T = TypeVar("T")
@@ -81,6 +80,7 @@ class PartitionWriter:
         machine: its states.
         lane: while it is open.
         found_routes: the boundaries that the lane knew when it was opened.
+        line: the messages that it cannot accept yet.
     """
 
     def __init__(self, partition: int, shared: Shared) -> None:
@@ -88,6 +88,7 @@ class PartitionWriter:
         self.machine = PartitionMachine(partition, shared.rules)
         self.lane: Lane | None = None
         self.found_routes: list[Route] = []
+        self.line: Line[Ticket] = Line()
         self._shared = shared
         self._number: int | None = None
         self._changed = trio.lowlevel.ParkingLot()
@@ -138,6 +139,41 @@ class PartitionWriter:
         self.machine.put_encoded(batch)
         self.perform()
 
+    def overdue(self, batch: Batch, place: int, size: int, timeout_s: float) -> LedgerError:
+        """Take back a message of *size* bytes whose time is over, if that can be; free its room.
+
+        Returns NotSent, or SendUnknown if its outcome is open.
+        """
+        reason = self.hindrance(batch)
+        topic = self._shared.rules.topic
+        if self.machine.withdraw(batch, place, size):
+            self._shared.room.release(size)
+            self.perform()
+            return NotSent(topic, timeout_s=timeout_s, reason=reason)
+        lane = -1 if self._number is None else self._number
+        reason = f"no acknowledgement in {timeout_s:g} s; {reason}"
+        return SendUnknown(topic, partition=self.partition, lane=lane, count=1, reason=reason)
+
+    def hindrance(self, batch: Batch | None = None) -> str:
+        """Say what a message of *batch* waits for, or without it one that is not accepted yet."""
+        machine = self.machine
+        if batch is None and machine.is_ready:
+            return NO_ROOM
+        gathers = batch is not None and batch is machine.gathering
+        needs_no_lane = gathers and machine.phase is LanePhase.CLOSED  # until it is sealed
+        if machine.phase is not LanePhase.OPEN and not needs_no_lane:
+            why = "" if machine.lane_failure is None else f" ({machine.lane_failure})"
+            return f"the lane is being opened{why}"
+        if batch is None and machine.is_held:
+            return "its partition is taken by a call of send_many, or partitions are being added"
+        if batch is not None and batch in machine.handed:
+            return "its bookies have not acknowledged it yet"
+        if machine.handed:
+            return "earlier messages wait for their acknowledgement"
+        if machine.rules.is_timed and not gathers:
+            return "its batch waits for timestamps"
+        return "its batch was to gather more messages"
+
     def seal(self) -> None:
         """Close the gathering batch to further messages and send it behind those that wait."""
         self.machine.seal()
@@ -154,6 +190,21 @@ class PartitionWriter:
             await self._changed.park()
             if machine.refusals > refusals and machine.refusal is not None:
                 raise machine.refusal.with_traceback(None)
+
+    async def last_number(self) -> int:
+        """Wait for what was accepted; return the last number that is kept. Raises as open()."""
+        machine = self.machine
+        while True:
+            await self.wait_ready()
+            number = machine.next_number - 1
+            self.seal()
+            pending = list(machine.unsettled())
+            for batch in pending:
+                batch.is_shared = True  # not to be taken back from now on
+            for batch in pending:
+                await batch.done.wait()
+            if all(batch.failure is None for batch in pending):
+                return number
 
     async def flush(self) -> None:
         """Wait until everything that was accepted is acknowledged.
@@ -390,80 +441,6 @@ class PartitionWriter:
             raise self._closing_failure
 
 
-class RoomTurn:
-    """A place in the queue for room.
-
-    Attributes:
-        is_granted: it has its room now.
-    """
-
-    __slots__ = ("is_granted", "size", "wake")
-
-    def __init__(self, size: int, wake: Callable[[], object]) -> None:
-        self.size = size
-        self.wake = wake
-        self.is_granted = False
-
-
-class Room:
-    """Bounds the bytes of a producer's unacknowledged messages; first come, first served.
-
-    A message larger than *size* gets in when nothing else is there. A task that must wait queues
-    a turn, and its callable is called once it has the room.
-
-    Attributes:
-        size: bytes to share.
-        used: bytes that are taken.
-    """
-
-    def __init__(self, size: int) -> None:
-        self.size = size
-        self.used = 0
-        self._turns: deque[RoomTurn] = deque()
-
-    def take(self, size: int) -> bool:
-        """Take *size* bytes if they are free and no turn waits."""
-        if self._turns or (self.used and self.used + size > self.size):
-            return False
-        self.used += size
-        return True
-
-    def queue(self, size: int, wake: Callable[[], object]) -> RoomTurn:
-        """Wait for *size* bytes; *wake* is called once they are taken."""
-        turn = RoomTurn(size, wake)
-        self._turns.append(turn)
-        return turn
-
-    def withdraw(self, turn: RoomTurn) -> None:
-        """Drop a turn whose task was cancelled, and free its room if it was granted."""
-        if turn.is_granted:
-            self.release(turn.size)
-        else:
-            self._turns.remove(turn)
-            self._grant()  # the next turn may need less
-
-    def release(self, size: int) -> None:
-        """Give *size* bytes back, and grant the waiting turns that fit, in order."""
-        self.used -= size
-        if self._turns:
-            self._grant()
-
-    def open_wide(self) -> None:
-        """Grant every turn: the producer accepts nothing any more, and will refuse each."""
-        while self._turns:
-            self._admit()
-
-    def _grant(self) -> None:
-        while self._turns and (not self.used or self.used + self._turns[0].size <= self.size):
-            self._admit()
-
-    def _admit(self) -> None:
-        turn = self._turns.popleft()
-        self.used += turn.size
-        turn.is_granted = True
-        turn.wake()
-
-
 class Linger:
     """Sends a batch that does not fill, *delay_s* after its first message.
 
@@ -478,7 +455,10 @@ class Linger:
 
     def begin(self, writer: PartitionWriter, batch: Batch) -> None:
         """Let *batch* gather messages from now on."""
-        self._due.append((trio.current_time() + self._delay_s, writer, batch))
+        due = self._due
+        while len(due) > 1 and due[-1][1].machine.gathering is not due[-1][2]:
+            due.pop()  # the task waits for the first
+        due.append((trio.current_time() + self._delay_s, writer, batch))
         if not self._is_running:
             self._is_running = True
             self._nursery.start_soon(self._run)
@@ -497,11 +477,14 @@ class Linger:
 class Ticket:
     """A message under way: ``await ticket.message_id()``, at any time, any number of times."""
 
-    __slots__ = ("_batch", "_place", "sequence")
+    __slots__ = ("_batch", "_place", "_size", "_writer", "sequence")
 
-    def __init__(self, batch: Batch, place: int) -> None:
+    def __init__(self, writer: PartitionWriter, batch: Batch, place: int, size: int) -> None:
+        """*size*: bytes of room that the message took."""
+        self._writer = writer
         self._batch = batch
         self._place = place
+        self._size = size
         self.sequence = batch.sequence + max(place, 0) if batch.sequence >= 0 else -1
         """its number, when the producer has a name; else -1"""
 
@@ -514,6 +497,22 @@ class Ticket:
             LedgerError: it was not sent, for this reason.
         """
         return await message_id(self._batch, self._place)
+
+    async def message_id_until(self, limit: TimeLimit | None) -> MessageId:
+        """Return the id as message_id(), or take the message back once the time is over.
+
+        Raises:
+            NotSent: it was taken back.
+            SendUnknown: it is under way, or must stay.
+        """
+        batch, place = self._batch, self._place
+        if limit is None:
+            return await message_id(batch, place)
+        with limit.scope():
+            return await message_id(batch, place)
+        if batch.is_settled:
+            return settled_id(batch, place)
+        raise self._writer.overdue(batch, place, self._size, limit.timeout_s)
 
     @property
     def done(self) -> bool:
@@ -545,6 +544,8 @@ def settled_id(batch: Batch, place: int) -> MessageId:
         raise batch.failure.with_traceback(None)
     if place == UNKNOWN:
         return MessageId(*NOWHERE, batch.partition, NOT_BATCHED)
+    if batch.withdrawn:
+        place = batch.final_place(place)
     ledger_id, entry_id = batch.place
     return MessageId(ledger_id, entry_id, batch.partition, place)
 

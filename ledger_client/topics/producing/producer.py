@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from datetime import datetime
+from functools import partial
 from operator import index
 
 import trio
@@ -27,6 +28,7 @@ from ledger_client.errors import (
 )
 from ledger_client.figures import SendFigures
 from ledger_client.message_id import MessageId, MessageIds
+from ledger_client.opening import Openable
 from ledger_client.topics.lane_reports import LaneReports
 from ledger_client.topics.lanes.routes import extended, merged
 from ledger_client.topics.producing.bulk import Bulk, Form
@@ -37,13 +39,14 @@ from ledger_client.topics.producing.partition_writer import (
     Encoding,
     Linger,
     PartitionWriter,
-    Room,
     Shared,
     Ticket,
-    message_id,
 )
 from ledger_client.topics.producing.producer_options import ProducerOptions
+from ledger_client.topics.producing.room import Room
 from ledger_client.topics.producing.routing import PartitionCount, Routing, following
+from ledger_client.topics.producing.time_limit import TimeLimit
+from ledger_client.topics.producing.waiting import Waiting
 from ledger_client.topics.times import event_time_ns
 from metadata.clock import host_wall_ms
 from metadata.topics import TopicRecord
@@ -59,7 +62,7 @@ WatchPartitions = Callable[[UsePartitions], Awaitable[None]]
 """Calls its argument with the topic's record when partitions were added, until cancelled."""
 
 
-class Producer:
+class Producer(Openable):
     """A topic being written. Made by Client.producer; any task may use it."""
 
     def __init__(
@@ -137,6 +140,7 @@ class Producer:
         headers: Mapping[str, bytes] | None = None,
         partition: int | None = None,
         sequence: int | None = None,
+        timeout_s: float | None = None,
     ) -> MessageId:
         """Send a message and return its id once it is durable.
 
@@ -153,34 +157,68 @@ class Producer:
             sequence: its number, for a producer with a name; by default one more than
                 the last of its partition. Numbers rise in each partition. A number that is
                 not above the last accepted is a duplicate: it is acknowledged and not kept
-                again; its id has -1 for ledger and entry if the first is not remembered.
+                again; its id has -1 for ledger and entry if the first is not remembered. One
+                that this producer passed over is refused: nothing with it is kept.
                 Resending a keyed message with its number is deduplicated even if partitions
                 were added since. Without a key the number chooses the partition: 1000
                 numbers to each, in turn.
+            timeout_s: wait so many seconds at most; then raise NotSent or SendUnknown. The
+                producer stays usable.
 
         Raises:
+            NotSent: in *timeout_s* it was handed to no bookie, and now it never will be.
             SendUnknown: it may or may not be kept.
             EventTimeBack: it is lower than the last of its lane. Not sent.
+            SequenceBack: its number was passed over. Not sent.
             PayloadTooLarge: it does not fit a frame. Not sent.
             ProducerFenced: another producer took the lane over.
             ProducerClosed: the producer was closed.
             BadTopic: the partition does not exist, or an event time or name is needed.
             LedgerError: the lane cannot be opened, or cannot go on. Not sent.
         """
+        limit = None if timeout_s is None else TimeLimit.of(timeout_s)
+        begun = self._begin(value, key, event_time, headers, partition, sequence)
+        if isinstance(begun, Waiting):
+            return await begun.message_id(limit)
+        return await begun.message_id_until(limit)
+
+    def _begin(
+        self,
+        value: Bytes | None,
+        key: Bytes | None = None,
+        event_time: int | datetime | None = None,
+        headers: Mapping[str, bytes] | None = None,
+        partition: int | None = None,
+        sequence: int | None = None,
+    ) -> Ticket | Waiting:
+        """Accept a message, or let it wait in line, in the order of the calls; see send()."""
         value, key, event_time, size = self._check(value, key, event_time, headers, sequence)
-        room = self._room
-        if not room.take(size):
-            await wait_for_room(room, size)
+        writer = self._writer_for(key, partition, sequence)
+        if not writer.line.turns and writer.machine.is_ready and self._room.take(size):
+            return self._put(value, key, event_time, headers, sequence, size, writer)
+        put = partial(self._put, value, key, event_time, headers, sequence, size)
+        find: Callable[[], PartitionWriter] = partial(self._writer_for, key, partition, sequence)
+        if key is None and partition is None and sequence is None:
+            find = partial(self._if_open, writer)  # its turn among the partitions was taken
+        return Waiting(self.topic, self._room, size, writer, find=find, put=put)
+
+    def _put(
+        self,
+        value: bytes | None,
+        key: bytes | None,
+        event_time: int | None,
+        headers: Mapping[str, bytes] | None,
+        sequence: int | None,
+        size: int,
+        writer: PartitionWriter,
+    ) -> Ticket:
+        """Accept a checked message, for which room was taken; give it back if that fails."""
         try:
-            writer = self._writer_for(key, partition, sequence)
-            while not writer.machine.is_ready:
-                await writer.wait_ready()
-                writer = self._writer_for(key, partition, sequence)
             batch, place = writer.put(value, key, event_time, headers, sequence, size)
         except BaseException:
-            room.release(size)
+            self._room.release(size)
             raise
-        return await message_id(batch, place)
+        return Ticket(writer, batch, place, size)
 
     def send_nowait(
         self,
@@ -202,13 +240,9 @@ class Producer:
         """
         value, key, event_time, size = self._check(value, key, event_time, headers, sequence)
         writer = self._writer_for(key, partition, sequence)
-        if not writer.machine.is_ready or not self._room.take(size):
+        if writer.line.turns or not writer.machine.is_ready or not self._room.take(size):
             raise BufferFull(self.topic, size_max=self._room.size)
-        try:
-            return Ticket(*writer.put(value, key, event_time, headers, sequence, size))
-        except BaseException:
-            self._room.release(size)
-            raise
+        return self._put(value, key, event_time, headers, sequence, size, writer)
 
     async def send_many(
         self,
@@ -236,7 +270,7 @@ class Producer:
                 partition; those after it follow.
 
         Raises:
-            EventTimeBack, PayloadTooLarge, BadTopic: nothing was sent.
+            EventTimeBack, SequenceBack, PayloadTooLarge, BadTopic: nothing was sent.
             TypeError, ValueError: an argument is no column; nothing was sent.
             SendUnknown: some may or may not be kept; the first may be acknowledged.
             LedgerError: as send(); the first messages may be kept.
@@ -274,9 +308,9 @@ class Producer:
             raise failure
 
     async def last_sequence(self, partition: int | None = None) -> int:
-        """Return the number of the last message accepted in a partition, -1 for none.
+        """Return the number of the last message that is kept in a partition, -1 for none.
 
-        After SendUnknown the lane is opened anew first: then all messages up to it are kept.
+        Waits for those that were accepted, so after SendUnknown it tells what became of them.
 
         Raises:
             BadTopic: the producer has no name, or more than one partition and none is named.
@@ -288,14 +322,17 @@ class Producer:
         if partition is None and len(writers) > 1:
             raise BadTopic("numbers count in each partition: name one", topic=self.topic)
         writer = writers[0 if partition is None else self._routing.place_of(partition)]
-        await writer.wait_ready()
-        return writer.machine.next_number - 1
+        return await writer.last_number()
 
     async def close(self) -> None:
         """Flush, and leave the lanes. Done at the end of the block in any case.
 
-        Raises as flush(), and the errors of closing a lane.
+        Harmless if it is closed. Cancelled, messages that are not acknowledged by then may or
+        may not be kept. Raises as flush(), and the errors of closing a lane.
         """
+        await (self._finish() if self._held is None else self._held.leave())
+
+    async def _finish(self) -> None:
         if isinstance(self._failure, ProducerClosed):
             return
         self._fail(self._failure or ProducerClosed(self.topic))
@@ -345,6 +382,10 @@ class Producer:
     def _check_open(self) -> None:
         if self._failure is not None:
             raise self._failure.with_traceback(None)
+
+    def _if_open(self, writer: PartitionWriter) -> PartitionWriter:
+        self._check_open()
+        return writer
 
     def _writer_for(
         self, key: bytes | None, partition: int | None, sequence: int | None
@@ -490,18 +531,8 @@ class Producer:
         self._room.open_wide()
         for writer in self._writers:
             writer.machine.refuse(self._failure)
+            writer.line.fail(self._failure)
             writer.perform()
-
-
-async def wait_for_room(room: Room, size: int) -> None:
-    """Return when *size* bytes of room are taken. Cancelled, none are."""
-    granted = trio.Event()
-    turn = room.queue(size, granted.set)
-    try:
-        await granted.wait()
-    except trio.Cancelled:
-        room.withdraw(turn)
-        raise
 
 
 @asynccontextmanager
@@ -545,7 +576,7 @@ async def open_producer(
                 if watch is not None:
                     watching.start_soon(watch, producer._use_partitions)
                 yield producer
-            await producer.close()
+            await producer._finish()
         except BaseException:
             producer._abort()  # be quick: the tasks and lanes end with this block
             raise

@@ -7,24 +7,27 @@ sends that have come meanwhile, and one task waits for each batch.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
+from functools import partial
 from typing import TypedDict
 
 import trio
 
-from ledger_client.errors import BufferFull
+from ledger_client.errors import ClientClosed
 from ledger_client.message_id import MessageId
-from ledger_client.topics.producing.partition_machine import Batch
+from ledger_client.topics.producing.batch import Batch
 from ledger_client.topics.producing.partition_writer import Ticket, settled_id
 from ledger_client.topics.producing.producer import Bytes, Producer
+from ledger_client.topics.producing.time_limit import TimeLimit
+from ledger_client.topics.producing.waiting import Waiting
 
 Settle = Callable[[MessageId | None, BaseException | None], None]
 """Takes a message's id or its failure, in the producer's thread."""
 
 
 class SendFields(TypedDict, total=False):
-    """The arguments of Producer.send() beside the value."""
+    """The arguments of Producer.send() beside the value and the time limit."""
 
     key: Bytes | None
     event_time: int | datetime | None
@@ -36,11 +39,18 @@ class SendFields(TypedDict, total=False):
 class QueuedSend:
     """A message on its way to the producer's thread."""
 
-    __slots__ = ("_scope", "fields", "is_cancelled", "settle", "value")
+    __slots__ = ("_scope", "fields", "is_cancelled", "settle", "timeout_s", "value")
 
-    def __init__(self, value: Bytes | None, fields: SendFields, settle: Settle) -> None:
+    def __init__(
+        self,
+        value: Bytes | None,
+        fields: SendFields,
+        settle: Settle,
+        timeout_s: float | None = None,
+    ) -> None:
         self.value = value
         self.fields = fields
+        self.timeout_s = timeout_s
         self.settle = settle
         self.is_cancelled = False
         self._scope: trio.CancelScope | None = None
@@ -51,14 +61,16 @@ class QueuedSend:
         if self._scope is not None:
             self._scope.cancel()
 
-    async def wait(self, producer: Producer) -> None:
-        """Send it as Producer.send() does, which waits for room."""
+    async def wait(self, sending: Callable[[], Awaitable[MessageId]]) -> None:
+        """Settle it with what *sending* returns or raises."""
         try:
             with trio.CancelScope() as self._scope:
-                self.settle(await producer.send(self.value, **self.fields), None)
+                if self.is_cancelled:  # before this task ran
+                    self._scope.cancel()
+                self.settle(await sending(), None)
                 return
         except trio.Cancelled:
-            self.settle(None, RuntimeError("the client was closed during the call"))
+            self.settle(None, ClientClosed("the client was closed during the call; connect again"))
             raise
         except Exception as failure:  # noqa: BLE001  # raised to the sender
             self.settle(None, failure)
@@ -121,19 +133,27 @@ class SendQueue:
         if send.is_cancelled:
             send.settle(None, InterruptedError("the call was cancelled"))
             return
-        try:
-            ticket = self._producer.send_nowait(send.value, **send.fields)
-        except BufferFull:
-            self._nursery.start_soon(send.wait, self._producer)
+        limit = None if send.timeout_s is None else TimeLimit.of(send.timeout_s)
+        # Begun here and now: trio runs the tasks that it starts in any order.
+        begun = self._producer._begin(send.value, **send.fields)
+        if isinstance(begun, Waiting):
+            try:
+                self._nursery.start_soon(send.wait, partial(begun.message_id, limit))
+            except RuntimeError:  # the nursery has ended
+                begun.give_up()
+                raise
             return
-        batch = ticket._batch
+        if limit is not None:  # a task of its own looks at the time
+            self._nursery.start_soon(send.wait, partial(begun.message_id_until, limit))
+            return
+        batch = begun._batch
         waiting = self._waiting.get(batch)
         if waiting is None:
             waiting = []
             self._nursery.start_soon(self._wait, batch, waiting)
             self._waiting[batch] = waiting
             batch.waiting += 1
-        waiting.append((send.settle, ticket))
+        waiting.append((send.settle, begun))
 
     async def _wait(self, batch: Batch, waiting: list[tuple[Settle, Ticket]]) -> None:
         """Settle the sends of one batch."""
@@ -141,7 +161,7 @@ class SendQueue:
             await batch.done.wait()
         except trio.Cancelled:
             for settle, _ in waiting:
-                settle(None, RuntimeError("the client was closed during the call"))
+                settle(None, ClientClosed("the client was closed during the call; connect again"))
             raise
         finally:
             batch.waiting -= 1

@@ -14,7 +14,7 @@ from memory_cluster import memory_cluster
 
 from ledger_client import Client
 from ledger_client.blocking import BlockingClient
-from ledger_client.errors import NoSuchTopic, ProducerBusy, ProducerClosed
+from ledger_client.errors import NoSuchTopic, NotSent, ProducerBusy, ProducerClosed, SendUnknown
 from ledger_client.portal import Portal
 
 TOPIC = "shop/orders"
@@ -38,6 +38,16 @@ def client() -> Iterator[BlockingClient]:
 def values(client: BlockingClient) -> list[bytes | None]:
     with client.reader(TOPIC) as reader:
         return [message.value for message in reader]
+
+
+def test_a_send_may_have_a_time_limit(client: BlockingClient) -> None:
+    with client.producer(TOPIC, buffer_bytes=100) as producer:
+        producer.send(b"a", timeout_s=30)
+        with pytest.raises((NotSent, SendUnknown)) as late:  # as the lane was busy, or not
+            producer.send(b"b", timeout_s=0)
+        producer.send(b"c")
+    was_handed_over = isinstance(late.value, SendUnknown)
+    assert values(client) == ([b"a", b"b", b"c"] if was_handed_over else [b"a", b"c"])
 
 
 def test_all_ways_of_sending(client: BlockingClient) -> None:

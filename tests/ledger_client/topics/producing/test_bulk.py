@@ -12,7 +12,7 @@ from fake_lane import FakeLanes, make_record, producing
 from trio.testing import MockClock
 
 from ledger_client.errors import BadTopic, PayloadTooLarge, ProducerClosed, SendUnknown
-from ledger_client.message_id import MessageId
+from ledger_client.message_id import MessageId, MessageIds
 from ledger_client.topics.producing import bulk
 from ledger_client.topics.producing.bulk import AHEAD_SIZE
 from native.batch import Columns, encode
@@ -234,6 +234,28 @@ async def test_a_failure_in_the_middle_is_told_and_the_first_messages_stay(
         await producer.send(b"after")
     assert lanes.values()[:2001] == [b"opens the lane", *VALUES[:2000]]
     assert lanes.values()[-1] == b"after"
+
+
+async def test_duplicates_that_send_many_waits_for_are_not_taken_back(
+    autojump_clock: MockClock,
+) -> None:
+    """It acknowledges them: then they are kept, whatever their first sender does."""
+    lanes = FakeLanes()
+    ids = MessageIds([])
+    async with (
+        producing(lanes, producer_name="p", linger_ms=1000) as producer,
+        trio.open_nursery() as nursery,
+    ):
+
+        async def send_late() -> None:
+            with pytest.raises(SendUnknown):
+                await producer.send(b"x", sequence=5, timeout_s=0.5)
+
+        nursery.start_soon(send_late)
+        await trio.testing.wait_all_tasks_blocked()
+        ids = await producer.send_many([b"x"], sequence=5)
+    assert len(ids) == 1
+    assert lanes.values() == [b"x"]
 
 
 async def test_a_cancelled_call_leaves_the_producer_usable(autojump_clock: MockClock) -> None:

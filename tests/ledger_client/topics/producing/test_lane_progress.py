@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import trio
 
+from ledger_client.topics.producing.batch import Batch
 from ledger_client.topics.producing.lane_progress import Progress
 from ledger_client.topics.producing.partition_machine import (
-    Batch,
     PartitionMachine,
     Rules,
 )

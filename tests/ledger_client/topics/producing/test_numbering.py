@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from contextlib import suppress
 
 import pytest
 import trio
@@ -10,7 +11,14 @@ import trio.testing
 from fake_lane import FakeLanes, make_record, producing
 from trio.testing import MockClock
 
-from ledger_client.errors import BadTopic, BufferFull, EventTimeBack, SendUnknown
+from ledger_client.errors import (
+    BadTopic,
+    BufferFull,
+    EventTimeBack,
+    NotSent,
+    SendUnknown,
+    SequenceBack,
+)
 from ledger_client.message_id import MessageId
 
 NOWHERE = MessageId(-1, -1, -1, -1)
@@ -44,7 +52,6 @@ async def test_a_number_that_was_accepted_is_acknowledged_and_not_kept_again(
     async with producing(lanes, producer_name="loader") as producer:
         ids = [await producer.send(b"%d" % n, sequence=n) for n in (5, 6, 9)]
         assert [await producer.send(b"again", sequence=n) for n in (5, 6, 9)] == ids
-        assert await producer.send(b"late", sequence=7) == NOWHERE
         ticket = producer.send_nowait(b"again", sequence=9)
         assert (await ticket.message_id(), ticket.sequence) == (ids[2], 9)
     async with producing(lanes, producer_name="loader") as producer:
@@ -56,6 +63,121 @@ async def test_a_number_that_was_accepted_is_acknowledged_and_not_kept_again(
         (b"9", 9),
         (b"10", 10),
     ]
+
+
+async def test_a_number_that_was_passed_over_is_refused(autojump_clock: MockClock) -> None:
+    """Acknowledged as a duplicate, the message would be lost."""
+    lanes = FakeLanes()
+    async with producing(lanes, producer_name="loader") as producer:
+        for number in (5, 9):
+            await producer.send(b"%d" % number, sequence=number)
+        for late in (0, 4, 6, 8):
+            with pytest.raises(
+                SequenceBack, match=f"number {late} was passed over.* is 10"
+            ) as back:
+                await producer.send(b"late", sequence=late)
+            assert (back.value.sequence, back.value.next_sequence) == (late, 10)
+            with pytest.raises(SequenceBack):
+                producer.send_nowait(b"late", sequence=late)
+        with pytest.raises(SequenceBack, match="number 6 "):
+            await producer.send_many([b"5", b"6", b"7"], sequence=5)
+        await producer.send_many([b"9", b"10"], sequence=9)
+        await producer.send_many([b"13", b"14"], sequence=13)
+        with pytest.raises(SequenceBack, match=r"number 11 .* is 15"):
+            await producer.send(b"late", sequence=11)
+    assert [(m.value, m.sequence) for m in lanes.messages()] == [
+        *((b"5", 5), (b"9", 9), (b"10", 10), (b"13", 13), (b"14", 14)),
+    ]
+
+
+async def test_numbers_that_failed_may_be_sent_again(autojump_clock: MockClock) -> None:
+    """Once the lane's last number is known anew, nothing above it was passed over."""
+    lanes = FakeLanes()
+    async with producing(lanes, producer_name="loader") as producer:
+        await producer.send(b"5", sequence=5)
+        lanes.fail_next()
+        with pytest.raises(SendUnknown):
+            await producer.send(b"9", sequence=9)
+        await producer.send(b"7", sequence=7)
+        await producer.send(b"9", sequence=9)
+        with pytest.raises(SequenceBack):
+            await producer.send(b"8", sequence=8)
+    assert [(m.value, m.sequence) for m in lanes.messages()] == [(b"5", 5), (b"7", 7), (b"9", 9)]
+
+
+async def test_a_number_that_was_kept_in_the_end_is_a_duplicate(autojump_clock: MockClock) -> None:
+    """It was passed over at first, and what came behind it failed."""
+    lanes = FakeLanes()
+    async with producing(lanes, producer_name="loader") as producer:
+        lanes.fail_next()
+        with pytest.raises(SendUnknown):
+            await producer.send(b"9", sequence=9)
+        for number in range(100):
+            await producer.send(b"x", sequence=number)
+        assert await producer.send(b"x", sequence=7) == NOWHERE
+
+
+async def test_a_message_that_was_not_sent_is_not_taken_for_a_duplicate(
+    autojump_clock: MockClock,
+) -> None:
+    """Another one came before it was sent again."""
+    lanes = FakeLanes()
+    async with producing(lanes, producer_name="loader", buffer_bytes=60) as producer:
+        lanes.shut()
+        producer.send_nowait(b"x" * 40, sequence=0)
+        with pytest.raises(NotSent):
+            await producer.send(b"y" * 40, sequence=1, timeout_s=1)
+        lanes.gate.set()
+        await producer.send(b"z", sequence=2)
+        with pytest.raises(SequenceBack):
+            await producer.send(b"y" * 40, sequence=1)
+    assert [m.sequence for m in lanes.messages()] == [0, 2]
+
+
+async def test_a_number_that_was_taken_back_is_passed_over_no_more(
+    autojump_clock: MockClock,
+) -> None:
+    lanes = FakeLanes()
+    async with producing(lanes, producer_name="loader", linger_ms=10_000) as producer:
+        await producer.send(b"0")
+        with pytest.raises(NotSent):
+            await producer.send(b"8", sequence=8, timeout_s=1)
+        await producer.send(b"4", sequence=4)
+        with pytest.raises(SequenceBack, match="number 3 "):
+            await producer.send(b"3", sequence=3)
+        await producer.send(b"8", sequence=8)
+    assert [m.sequence for m in lanes.messages()] == [0, 4, 8]
+
+
+async def test_the_last_number_is_told_once_it_is_kept(autojump_clock: MockClock) -> None:
+    lanes = FakeLanes()
+    async with producing(lanes, producer_name="loader") as producer:
+        await producer.send(b"0")
+        lanes.shut()
+        with pytest.raises(SendUnknown):
+            await producer.send(b"1", timeout_s=1)
+        lasts: list[int] = []
+
+        async def ask() -> None:
+            lasts.append(await producer.last_sequence())
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(10)
+            assert lasts == []
+            lanes.gate.set()
+        assert lasts == [1]
+        lanes.shut()
+        with pytest.raises(SendUnknown):
+            await producer.send(b"2", timeout_s=1)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            await trio.sleep(10)
+            lanes.fail_next()
+            lanes.gate.set()
+        assert lasts[1:] == [lanes.messages()[-1].sequence]
+        with suppress(SendUnknown):
+            await producer.flush()
 
 
 async def test_a_duplicate_of_what_is_under_way_waits_for_it(autojump_clock: MockClock) -> None:

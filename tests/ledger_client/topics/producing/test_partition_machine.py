@@ -15,39 +15,20 @@ from itertools import pairwise
 
 from hypothesis import settings, strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule
-from partition_model import TOPIC, Call, Message, Once, Partition, Sent, numbers_of, unknown
+from partition_model import EVENTS, TOPIC, Call, Message, Once, Partition, Sent, numbers_of, unknown
 
-from ledger_client.errors import (
-    LedgerError,
-    NotEnoughBookies,
-    ProducerClosed,
-    ProducerFenced,
-)
+from ledger_client.errors import LedgerError, NotEnoughBookies, ProducerClosed, ProducerFenced
 from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.lanes.routes import Route
-from ledger_client.topics.producing.partition_machine import (
-    APPENDS_MAX,
-    Batch,
-    PartitionMachine,
-    Rules,
-)
+from ledger_client.topics.producing.batch import Batch
+from ledger_client.topics.producing.partition_machine import APPENDS_MAX, PartitionMachine, Rules
 from ledger_client.topics.producing.partition_states import Action, LanePhase
-from ledger_client.topics.producing.partition_writer import Room, RoomTurn
+from ledger_client.topics.producing.room import Room, RoomTurn
 from ledger_client.topics.producing.routing import PartitionCount, Routing
 
 ROOM = 120
 FENCED = 13
 """Drawn for how much is kept, it means that another producer took the lane."""
-EVENTS = [
-    *["lose_lane", "send_many", "use_partitions", "write_boundary"] * 2,
-    "refuse_timestamps",
-    "refuse_lane",
-    "want_lane",
-    "give_up_waiting",
-    "add_partitions",
-    "flush",
-    "close",
-]
 
 
 class Producing(RuleBasedStateMachine):
@@ -210,8 +191,9 @@ class Producing(RuleBasedStateMachine):
         self.serial += 1
         time = self.serial // 2 if self.producer_rules.is_ordered else None
         batch, place = machine.admit(b"", message.key, time, None, number, message.size)
-        assert place == (batch.count - 1 if self.producer_rules.is_batched else -1)
+        assert place == (batch.next_place - 1 if self.producer_rules.is_batched else -1)
         self.note(batch, [message])
+        self.sent[batch].places.append(place)
         self.perform()
         return True
 
@@ -263,6 +245,46 @@ class Producing(RuleBasedStateMachine):
         turn, message = self.turns.pop(which % len(self.turns))
         self.room.withdraw(turn)
         self.remember(message)
+
+    def take_back(self, place: int, kept: int) -> None:
+        """The time for a send is over: the message goes nowhere, and is sent later."""
+        machine = self.at(place).machine
+        accepted = [*machine.waiting, *([machine.gathering] if machine.gathering else [])]
+        batches = [batch for batch in accepted if batch.sealed is None]
+        if not batches:
+            return
+        batch = batches[kept % len(batches)]
+        self.withdraw(machine, batch, kept % len(self.sent[batch].places))
+
+    def take_back_last(self, place: int, kept: int) -> None:
+        """The time for the last sends is over, the last one first."""
+        machine = self.at(place).machine
+        for _ in range(2 + kept % 3):
+            batch = machine.gathering or next(reversed(machine.waiting), None)
+            if batch is None or batch.sealed is not None:
+                return
+            number = machine.next_number
+            before = self.sent[batch].serials[-2:-1]
+            if not self.withdraw(machine, batch, len(self.sent[batch].places) - 1):
+                assert batch.is_shared
+                return
+            assert machine.next_number < number or not self.producer_rules.is_named
+            if before and self.producer_rules.is_ordered:
+                assert machine.last_event_time == before[0] // 2
+
+    def withdraw(self, machine: PartitionMachine, batch: Batch, which: int) -> bool:
+        sent = self.sent[batch]
+        message = sent.messages[which]
+        if not machine.withdraw(batch, sent.places[which], message.size):
+            assert self.producer_rules.is_named
+            return False
+        assert batch.count == len(sent.messages) - 1, "others wait for it"
+        self.room.release(message.size)
+        for column in (sent.messages, sent.places, sent.serials):
+            del column[which]
+        self.remember(message)
+        self.perform()
+        return True
 
     def send_many(self, place: int, kept: int) -> None:
         count = 1 + kept % 3
@@ -576,21 +598,3 @@ class Producing(RuleBasedStateMachine):
 
 TestProducing = Producing.TestCase
 TestProducing.settings = settings(max_examples=100, stateful_step_count=40, deadline=None)
-
-
-def test_a_batch_whose_lane_is_lost_in_the_moment_before_it_goes_lingers() -> None:
-    machine = PartitionMachine(0, Rules(TOPIC, False, False, False, True, True, 60, 10, Once))
-    machine.want_lane()
-    machine.lane_opened(0, None, -1)
-    machine.actions.clear()
-    batch, _ = machine.admit(b"x", None, None, None, None, 1)
-    assert machine.actions == [Action.APPEND]
-    machine.actions.clear()
-    machine.lane_lost(unknown(), machine.openings)
-    machine.go_alone()
-    assert machine.take() == []
-    assert Action.LINGER in machine.actions
-    machine.seal()
-    machine.lane_left()
-    machine.lane_opened(0, None, -1)
-    assert machine.take() == [batch]

@@ -4,8 +4,7 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ledger_client.topics.producing.partition_writer import Room
-from ledger_client.topics.producing.producer import wait_for_room
+from ledger_client.topics.producing.room import Room, wait_for_room
 
 
 async def test_room_is_given_in_the_order_of_asking() -> None:
