@@ -163,8 +163,7 @@ READ = PanelRow(
         ),
         graph(
             "Lag of readers",
-            "Age of the last batch when it was read, by its producer's clock. A reader that "
-            "follows "
+            "Age of the last batch when it was read, by the cluster's clock. A reader that follows "
             "has some milliseconds.",
             "s",
             (_sum("read_lag_seconds", prefix=C).replace("sum", "max", 1), "{{topic}}"),

@@ -20,11 +20,11 @@ import trio
 
 from ledger_client.cluster.observer import GROUPS_MAX, GroupFigures, TopicLag
 from ledger_client.errors import LedgerError
-from ledger_client.groups.lag import Behind, behind
 from ledger_client.groups.lanes import GroupLanes
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Place, Places
 from ledger_client.topics.reading.cursor import KnownLane
+from ledger_client.topics.reading.lag import Behind, behind
 from metadata.errors import MetadataError
 from metadata.groups.assignment import Part
 from metadata.groups.hosted import GroupCounts

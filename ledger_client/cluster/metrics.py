@@ -116,7 +116,7 @@ def _groups(figures: GroupFigures) -> Iterator[Metric]:
     labels = ["group", "topic"]
     text = "Messages not committed, partly estimated"
     messages = GaugeMetricFamily(GROUP + "lag_messages", text, labels=labels)
-    text = "Age of the oldest message not committed, by its producer's clock"
+    text = "Age of the oldest message not committed, by the cluster's clock"
     seconds = GaugeMetricFamily(GROUP + "lag_seconds", text, labels=labels)
     for (group, topic), lag in figures.lags.items():
         messages.add_metric([group, topic], lag.messages)

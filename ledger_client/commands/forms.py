@@ -205,7 +205,7 @@ def _object(message: Message) -> dict[str, object]:
     fields |= text_or_base64("value", message.value)
     fields["event_time"] = message.event_time
     fields["timestamp"] = message.timestamp or None
-    fields["publish_ms"] = message.publish_ms
+    fields["publish_time"] = message.publish_time
     fields["producer"] = message.producer or None
     fields["sequence"] = None if message.sequence < 0 else message.sequence
     fields["lane"] = message.lane

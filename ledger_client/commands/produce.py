@@ -147,7 +147,7 @@ class HeaderParam(click.ParamType[tuple[str, bytes]]):
 @options.field_option(
     ProducerOptions,
     "producer_name",
-    "--name",
+    "--producer-name",
     "producer_name",
     metavar="TEXT",
     help=options.field_text(ProducerOptions, "producer_name")
@@ -156,8 +156,8 @@ class HeaderParam(click.ParamType[tuple[str, bytes]]):
 @click.option(
     "--resume",
     is_flag=True,
-    help="Send the same FILE again, after a run that was cut short: messages that the producer "
-    "--name stored already are skipped.",
+    help="Send the same FILE again, after a run that was cut short: messages that "
+    "--producer-name stored already are skipped.",
 )
 @metrics_port
 @options.cluster
@@ -185,7 +185,7 @@ def produce(
         raise click.UsageError("two headers have the same name")
     order = msgspec.structs.replace(msgspec.convert(arguments, ProduceRequest), headers=headers)
     if order.resume and not order.producer_name:
-        raise click.UsageError("--resume needs the --name of the producer that sent FILE before")
+        raise click.UsageError("--resume needs the --producer-name that sent FILE before")
     fields = Fields(value, key, event_time, time_unit)
     feed = _feed(form or _form_of(file), fields, delimiter, _separator(key_separator))
     source = sys.stdin.fileno() if file == "-" else os.open(file, os.O_RDONLY)

@@ -56,7 +56,7 @@ _FIELDS: dict[str, Callable[[Message], bytes]] = {
     "p": lambda message: _text(message.id.partition),
     "l": lambda message: _text(message.lane),
     "i": lambda message: _text(message.id),
-    "T": lambda message: _text(message.publish_ms),
+    "T": lambda message: _text(message.publish_time),
     "e": lambda message: _text(message.event_time),
     "h": _headers,
     "%": lambda _message: b"%",

@@ -34,6 +34,7 @@ from ledger_client.groups.shared import Shared
 from ledger_client.groups.sources import OpenDead
 from ledger_client.groups.turns import Turns
 from ledger_client.groups.wanted import wanted_topics
+from ledger_client.opening import Openable
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LanePlace, Position
@@ -47,7 +48,7 @@ DELAY_S_MAX = 86_400.0
 """Until a message is delivered again."""
 
 
-class GroupConsumer:
+class GroupConsumer(Openable):
     """An async iterator of Message, from Client.consumer().
 
     One task takes messages; another that asks for them meanwhile gets Busy.
@@ -65,6 +66,7 @@ class GroupConsumer:
     ) -> None:
         self._options = options
         self._nursery = nursery
+        self._is_closed = False
         self._membership = Membership(
             context,
             options,
@@ -339,18 +341,42 @@ class GroupConsumer:
         if self._options.auto_commit_s is not None:
             self._nursery.start_soon(self._commit_sometimes, self._options.auto_commit_s or 0.01)
 
+    async def close(self) -> None:
+        """Commit what was consumed, unless auto_commit_s is `None`, and leave the group.
+
+        The message that was handed out last, or what poll() returned last, is not counted as
+        consumed: another task may be at work on it. It comes again, unless commit() comes before
+        close(). The end of the consumer's own block counts it. Harmless if it is closed.
+
+        Raises the failure of a commit that commit_nowait() began.
+        """
+        if self._held is not None:
+            await self._held.leave()
+        else:
+            await self._close(is_done=False)
+            self._delivery.raise_failure()
+
     async def _close(self, *, is_done: bool) -> None:
+        """Commit what was consumed, and leave the group, in CLOSE_S at most."""
+        with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
+            await self._leave(is_done=is_done)
+
+    async def _leave(self, *, is_done: bool) -> None:
         """Commit what was consumed, and leave the group.
 
-        *is_done*: the application is done with what it has, as it left without an error.
+        *is_done*: the application is done with what it has, as its block ended without an error.
         """
+        if self._is_closed:
+            return
+        self._is_closed = True
         with suppress(LedgerError):
             await self._delivery.close(
                 is_done=is_done,
                 commits=self._options.auto_commit_s is not None and self._membership.is_member,
             )
+        self._membership.end("it was closed; open another consumer to go on")
+        self._arrivals.note()  # who waits for messages learns it now, however long leaving takes
         await self._membership.leave()
-        self._membership.end("it was closed")
 
 
 def at_hand(consumer: GroupConsumer) -> Iterator[Message]:
@@ -378,8 +404,7 @@ async def open_consumer(
         is_done = False
         try:
             yield consumer
-            is_done = True
+            is_done = consumer._held is None or consumer._held.is_block_over
         finally:
-            with trio.CancelScope(shield=True), trio.move_on_after(CLOSE_S):
-                await consumer._close(is_done=is_done)
+            await consumer._close(is_done=is_done)
         consumer._delivery.raise_failure()

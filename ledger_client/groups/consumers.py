@@ -68,7 +68,7 @@ class GroupLane(msgspec.Struct, frozen=True, kw_only=True):
     is_exact: bool = True
     """False: *messages* is an estimate in part; see lag.py"""
     lag_s: float = 0.0
-    """age of the oldest of these messages, by its producer's clock; 0 without any"""
+    """age of the oldest of these messages, by the cluster's clock; 0 without any"""
     member: str = ""
     """the member that has the partition; "" for none, or several that share it"""
     unacked: int = 0

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Sequence
 import msgspec
 
 from ledger_client.groups.consumers import GroupLane
-from ledger_client.groups.lag import behind
 from ledger_client.groups.progress import read_all_progress
 from ledger_client.groups.share import messages_left
 from ledger_client.groups.share_rows import shares_in
@@ -17,6 +16,7 @@ from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Place, Places
 from ledger_client.topics.reading.cursor import KnownLane
+from ledger_client.topics.reading.lag import behind
 from ledger_client.topics.reading.lane_set import LaneSet, narrow
 from ledger_client.topics.reading.options import ReadOptions, Start
 from metadata.groups.assignment import Part

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -11,7 +12,8 @@ from typing import TypeVar
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import LedgerError, MetadataBroken
+from ledger_client.errors import LedgerError, MetadataBroken, MetadataUnavailable
+from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.leader_calls import LeaderCalls
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.options import DEFAULT_OPTIONS, Options
@@ -19,6 +21,7 @@ from ledger_client.topics.catalogue import TopicCatalogue, TopicTimes
 from ledger_client.topics.lane_reports import LaneReports
 from ledger_client.topics.lanes.roll_desk import RollDesk
 from ledger_client.topics.timestamps import Timestamps
+from ledger_client.wire.inflight import move_on_after
 from ledger_client.wire.joint_changes import JointChanges
 from ledger_client.wire.stores import open_store
 from ledger_client.wire.streams import OpenStream, opener
@@ -27,6 +30,8 @@ from metadata.errors import MetadataError
 from metadata.store import MetadataStore
 
 T = TypeVar("T")
+AGAIN_S = 0.1
+"""Between attempts to reach a cluster that is waited for."""
 OpenContext = Callable[[], AbstractAsyncContextManager["TopicContext"]]
 
 
@@ -82,6 +87,25 @@ class TopicContext:
             clock=self.clock,
             times=TopicTimes(self.ledgers.session, self._fresh),
         )
+
+    async def wait_answered(self, timeout_s: float) -> None:
+        """Return once the metadata store answers, also if it cannot be reached yet.
+
+        Raises:
+            MetadataUnavailable: it did not within *timeout_s*; the message says why.
+            AccessDenied: a bookie refuses the login.
+        """
+        reason = ""
+        with move_on_after(timeout_s):
+            while True:
+                try:
+                    with translated(math.inf):
+                        await self.store.now_ms()
+                        return
+                except MetadataUnavailable as failure:
+                    reason = f": {failure}"
+                await trio.sleep(AGAIN_S)
+        raise MetadataUnavailable(f"the cluster gave no answer in {timeout_s:g} s{reason}")
 
     async def _fresh(self) -> int:
         return (await self.timestamps.allocate()).first

@@ -9,9 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, chain, groupby, repeat
 from types import MappingProxyType
-from typing import TYPE_CHECKING, NamedTuple, cast
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast, overload
 
-from ledger_client.errors import MessagesLost
+import msgspec
+
+from ledger_client.errors import BadValue, MessagesLost
 from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.positions import LaneRef, Place
 from native.batch import BatchHeader, BatchKind, Decoded, decode_messages, read_header
@@ -20,6 +22,9 @@ from native.errors import Corrupt
 
 if TYPE_CHECKING:
     import pyarrow as pa
+
+
+T = TypeVar("T")
 
 
 class Message(NamedTuple):
@@ -32,8 +37,8 @@ class Message(NamedTuple):
     """nanoseconds, set by the producer"""
     timestamp: int
     """0 if the topic has no timestamps"""
-    publish_ms: int
-    """when the producer made the batch, in Unix milliseconds of its clock"""
+    publish_time: int
+    """when the producer made the batch, in Unix milliseconds of the cluster's clock"""
     headers: Mapping[str, bytes]
     producer: str
     sequence: int
@@ -42,6 +47,38 @@ class Message(NamedTuple):
     """rises along the lane; all messages of a batch have the same"""
     topic: str
     lane: int
+
+    @property
+    def text(self) -> str | None:
+        """The value as text in UTF-8, `None` for null. Raises BadValue if it is something else."""
+        if self.value is None:
+            return None
+        try:
+            return self.value.decode()
+        except UnicodeDecodeError as wrong:
+            raise BadValue(self.topic, self.id, f"is not text in UTF-8: {wrong}") from wrong
+
+    @overload
+    def json(self) -> Any: ...  # noqa: ANN401  # whatever JSON has
+    @overload
+    def json(self, kind: type[T]) -> T | None: ...
+    def json(self, kind: Any = Any) -> Any:
+        """Return the value decoded from JSON, checked to be a *kind*; `None` for null.
+
+        Args:
+            kind: a type that msgspec knows: a msgspec.Struct, a dataclass, ``list[int]``.
+                Without it, dicts, lists, texts and numbers are returned as they come.
+
+        Raises:
+            BadValue: it is not JSON, or not such a value, or nested too deep; the message
+                says where.
+        """
+        if self.value is None:
+            return None
+        try:
+            return msgspec.json.decode(self.value, type=kind)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
+            raise BadValue(self.topic, self.id, f"is not the JSON wanted: {wrong}") from wrong
 
 
 # Build the tuples without running Python code, which matters at a million messages a second.

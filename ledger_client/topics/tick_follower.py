@@ -12,7 +12,8 @@ import trio
 from ledger_client.errors import MessagesLost, MetadataUnavailable, NoSuchLedger, NoSuchTopic
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.leader_calls import LeaderCalls
-from ledger_client.ledgers.reader import Follower, LedgerOpener, LedgerReader
+from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import Follower, LedgerReader
 from ledger_client.options import Options
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.ticks import Tick, unfolded
@@ -146,7 +147,7 @@ class TickFollower:
         reader, self._reader, self._follower, self._entry = self._reader, None, None, None
         self._unread.clear()
         if reader is not None:
-            reader.close()
+            reader.unwatch()
 
     async def _open_next(self) -> bool:
         """Open the ledger that has the next tick, once it is there; False if the topic is gone."""

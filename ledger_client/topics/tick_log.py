@@ -198,5 +198,5 @@ class TickLog:
             first = last_entry - last_entry % WHOLE_EVERY
             ticks = await whole_from(self._name, reader, first, last_entry, None)
         finally:
-            reader.close()
+            reader.unwatch()
         return StoredTick(ticks[-1].timestamp, ticks[-1].covers)

@@ -84,7 +84,7 @@ class Timestamp(NamedTuple):
 
 
 class PublishTime(NamedTuple):
-    """Unix milliseconds of the producer's clock when it made the batch.
+    """Unix milliseconds of the cluster's clock when the producer made the batch.
 
     If that clock was set back, a search finds a place near the right one.
     """
@@ -117,7 +117,7 @@ class PublishTime(NamedTuple):
 
 
 class EntryTime(NamedTuple):
-    """Unix milliseconds of an entry: of its last timestamp, else of its producer's clock.
+    """Unix milliseconds of an entry: of its last timestamp, else of the time it was made.
 
     All messages of the entry share it. Replays merge by it; users cannot name it as a place.
     """

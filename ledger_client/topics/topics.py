@@ -24,8 +24,11 @@ from ledger_client.topics.catalogue import (
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.events import PUBLISHER, EventSender, events_topic, publish_events
 from ledger_client.topics.lanes.lane_names import rename_lane
+from ledger_client.topics.positions import Position
 from ledger_client.topics.producing.producer_lanes import topic_producer
-from ledger_client.topics.reading.options import Start
+from ledger_client.topics.reading.lane_set import LaneSet
+from ledger_client.topics.reading.options import ReadOptions, Start
+from ledger_client.topics.reading.remaining import ends_of
 from ledger_client.topics.retention.explanation import (
     Explanation,
     LaneExplained,
@@ -394,6 +397,21 @@ class Topics:
             NoSuchTopic: it does not exist.
         """
         return listed_lanes(await self.explain(name))
+
+    async def ends(self, name: str) -> Position:
+        """Return the place behind each lane's last confirmed message, to start or end there.
+
+        Lanes that appear later begin at their first message in a reader that starts there.
+
+        Raises:
+            NoSuchTopic: it does not exist.
+            ReplicasUnavailable: the bookies of an open ledger do not answer.
+        """
+        catalogue, opener = self._context.catalogue, self._context.opener
+        topic, _ = await catalogue.get(name)
+        return await ends_of(
+            LaneSet(catalogue=catalogue, opener=opener, topics=[topic], options=ReadOptions())
+        )
 
     async def rename_lane(self, name: str, partition: int, lane: int, lane_name: str) -> None:
         """Name a lane, or remove its name with "". Its writer is not disturbed.

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 COLUMNS = (
     *("topic", "partition", "lane", "ledger", "entry", "batch_index", "message_id", "version"),
-    *("timestamp", "publish_ms", "event_time", "key", "value", "headers", "producer"),
+    *("timestamp", "publish_time", "event_time", "key", "value", "headers", "producer"),
 )
 
 
@@ -31,7 +31,7 @@ class Row(NamedTuple):
     message_id: str
     version: int
     timestamp: int | None
-    publish_ms: int
+    publish_time: int
     event_time: int | None
     key: bytes | None
     value: bytes | None
@@ -53,8 +53,8 @@ def rows_of(frame: DataFrame) -> list[Row]:
     """The rows of a frame with all columns, in order of their places."""
     from pyspark.sql import functions
 
-    millis = functions.unix_millis("publish_time").alias("publish_ms")
-    named = [millis if name == "publish_ms" else name for name in COLUMNS]
+    millis = functions.unix_millis("publish_time").alias("publish_time")
+    named = [millis if name == "publish_time" else name for name in COLUMNS]
     return sorted((_row(tuple(row)) for row in frame.select(*named).collect()), key=_place)
 
 
@@ -103,7 +103,7 @@ def _of_message(message: Message) -> Row:
         message_id=str(message.id),
         version=message.version,
         timestamp=message.timestamp or None,
-        publish_ms=message.publish_ms,
+        publish_time=message.publish_time,
         event_time=message.event_time,
         key=message.key,
         value=message.value,

@@ -105,7 +105,7 @@ def test_keys_and_headers_of_lines_come_back_as_a_template_shows_them(run: Run, 
 
 def test_what_is_kept_already_is_not_sent_again(run: Run, url: str) -> None:
     """PS-39: the same input again, longer by a line."""
-    words = ("t/again", "--create", "--name", "loader", "--resume", "--json")
+    words = ("t/again", "--create", "--producer-name", "loader", "--resume", "--json")
     assert told(run(*words, stdin=b"a\nb\n"))["messages"] == 2
     again = told(run(*words, stdin=b"a\nb\nc\n"))
     assert (again["messages"], again["duplicates"], again["bytes"]) == (1, 2, 1)
@@ -131,7 +131,7 @@ def test_a_large_file_arrives_whole_and_in_order(run: Run, url: str, tmp_path: P
         ),
         (["none"], b"x\n", 2, "is not namespace/name"),
         (["t/x", "--key", "k"], b"x\n", 2, "lines have no fields"),
-        (["t/x", "--resume"], b"x\n", 2, "--resume needs the --name"),
+        (["t/x", "--resume"], b"x\n", 2, "--resume needs the --producer-name"),
         (["t/x", "--delimiter", ";;", "--format", "csv"], b"", 2, "one character"),
         (["t/x", "--key-separator", r"\q"], b"", 2, r"\\q is no escape"),
         (["t/x", "--key-separator", ":", "--format", "csv"], b"", 2, "for lines; .*use --key"),

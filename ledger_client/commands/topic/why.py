@@ -335,7 +335,7 @@ def _message(message: TracedMessage | None) -> str:
         return ""
     parts = [_key(message.key)]
     parts.append("null value" if message.size is None else size(message.size))
-    parts.append(f"sent {moment_of_ms(message.publish_ms)}")
+    parts.append(f"sent {moment_of_ms(message.publish_time)}")
     if message.timestamp:
         parts.append(f"timestamp {message.timestamp}")
     if message.event_time is not None:

@@ -262,7 +262,7 @@ class Planner:
             for ledger_range, entry, ahead in _steps(self._ranges[lane], place, step):
                 if reader is None or opened is not ledger_range:
                     if reader is not None:
-                        reader.close()
+                        reader.unwatch()
                     reader = await self._opener.open(
                         ledger_range.ledger_id, confirmed=ledger_range.last_entry
                     )
@@ -272,7 +272,7 @@ class Planner:
                     yield Look(time, ahead)
         finally:
             if reader is not None:
-                reader.close()
+                reader.unwatch()
 
     async def _time(
         self, ledger_range: LedgerRange, reader: LedgerReader, entry: int

@@ -15,7 +15,7 @@ from collections.abc import Callable
 
 from ledger_client.errors import Gap, NoSuchLedger
 from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.reader import LedgerOpener
+from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.positions import EARLIEST, Place
 from ledger_client.topics.reading.compacted import (
@@ -126,7 +126,7 @@ class CompactedSource:
                     await put(CompactedEntries(batch, start=start))
                     self._place = _after(self._header(batch, len(batch) - 1))
             finally:
-                reader.close()
+                reader.unwatch()
 
     async def _first_entry(self, compacted: CompactedRange) -> tuple[int, int]:
         """Return the first ledger, and its first entry, with a message after the place."""
@@ -238,7 +238,7 @@ class CompactedSource:
                     self._place = _before(self._header(batch, 0))
                 stop = first
         finally:
-            reader.close()
+            reader.unwatch()
 
 
 def _after(header: CompactedHeader) -> Place:

@@ -19,7 +19,8 @@ import trio
 
 from ledger_client.errors import BadTopic, Gap, LedgerError, MetadataUnavailable, NoSuchTopic
 from ledger_client.ledgers.catalogue import translated
-from ledger_client.ledgers.reader import LedgerOpener, settle
+from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import settle
 from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.lanes.lane_names import read_lane_names
@@ -148,6 +149,11 @@ class LaneSet:
         self._notify = notify
         self.watches: list[TopicWatch] = []
         """one watch per topic, if they are followed"""
+
+    @property
+    def opener(self) -> LedgerOpener:
+        """Opens the ledgers of the lanes."""
+        return self._opener
 
     async def ranges(self, start: Start, *, after: bool) -> list[LaneRange]:
         """Return all lanes there are, with the range of each from *start* to the options' end.
@@ -416,7 +422,7 @@ class PlaceFinder:
         try:
             return row.place(await settle(reader, known.rows.is_written) + 1)
         finally:
-            reader.close()
+            reader.unwatch()
 
     async def timestamp_before(self, known: KnownLane, place: Place) -> int:
         """Return the timestamp of the last message before a place, 0 if it has none.
@@ -436,7 +442,7 @@ class PlaceFinder:
                     if (header := await search.header(entry)) is not None:
                         return header.last_timestamp
             finally:
-                reader.close()
+                reader.unwatch()
         former = await known.rows.at(place.number - 1) if place.number else None
         return 0 if former is None else former.ledger.last_timestamp
 

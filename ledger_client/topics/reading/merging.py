@@ -29,7 +29,7 @@ from typing import Protocol
 import trio
 
 from ledger_client.background import OneTaker
-from ledger_client.errors import Gap, LedgerError
+from ledger_client.errors import Gap, LedgerError, ReaderClosed
 from ledger_client.figures import Figures
 from ledger_client.topics.messages import MergedBatch, MessageRange
 from ledger_client.topics.positions import LaneRef, Place
@@ -212,6 +212,7 @@ class MergedLanes:
         self._ranges: dict[LaneRef, LaneRange] = {}
         self._paused: frozenset[int] = frozenset()
         self._caught_up = trio.Event()
+        self._ended = False
         self._failure: LedgerError | None = None
         self._put_off: LedgerError | None = None
         self._news = trio.Event()
@@ -236,6 +237,7 @@ class MergedLanes:
                 news = self._news = trio.Event()
                 batch = self.take()
                 if batch is not None or self._is_over():
+                    self._ended = batch is None
                     return batch
                 with trio.move_on_at(min(self.order.wake_at, self._outages.wake_at)):
                     await news.wait()
@@ -303,6 +305,26 @@ class MergedLanes:
         self._failure = failure
         self.notify()
 
+    def close(self) -> None:
+        """Let every call raise ReaderClosed from now on, also those that wait."""
+        self.fail(ReaderClosed())
+        self._caught_up.set()
+
+    @property
+    def is_closed(self) -> bool:
+        """True once close() was called."""
+        return isinstance(self._failure, ReaderClosed)
+
+    @property
+    def ended(self) -> bool:
+        """True once wait() has told of the end."""
+        return self._ended
+
+    def check_open(self) -> None:
+        """Raise ReaderClosed if it is closed."""
+        if isinstance(self._failure, ReaderClosed):
+            raise self._failure.with_traceback(None)
+
     @property
     def again_at(self) -> float:
         """Trio's time at which take() opens a lane again whose bookies were away; else infinite."""
@@ -369,6 +391,7 @@ class MergedLanes:
         self._outages.forget(self._ranges)
         self._open, self.order = open_cursor, order or _order_of(self._options)
         self._cursors, self._ranges, self._put_off = [], {}, None
+        self._ended = False
         if self._caught_up.is_set():
             self._caught_up = trio.Event()
         for each in ranges:

@@ -16,7 +16,8 @@ import msgspec
 import trio
 
 from ledger_client.errors import Gap, LedgerError
-from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
+from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import LedgerReader, settle
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.lanes.ledger_rows import Row, gap_after
 from ledger_client.topics.messages import message_header
@@ -251,7 +252,7 @@ class _Planner:
                 size = reader.metadata.length // (last + 1)
             return last, size * (last + 1), messages * (last + 1)
         finally:
-            reader.close()
+            reader.unwatch()
 
 
 async def _sample(lane: LaneRef, row: Row, reader: LedgerReader, entry: int) -> tuple[int, int]:

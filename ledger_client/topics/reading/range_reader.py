@@ -128,7 +128,7 @@ class RangeReader:
                         await send.send(RangeEntries(wanted, entries))
                         first = entries.last_entry + 1
             finally:
-                reader.close()
+                reader.unwatch()
         except NoSuchLedger as gone:
             if wanted.compacted:
                 raise lost(wanted.lane_ref, gone) from gone

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
+from itertools import islice
 from operator import length_hint
 from typing import TYPE_CHECKING, Unpack
 
@@ -24,6 +25,8 @@ import trio
 from ledger_client.background import Background
 from ledger_client.errors import BadTopic, Gap, LedgerError
 from ledger_client.message_id import MessageId
+from ledger_client.opening import Openable
+from ledger_client.options import check_timeout
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, Message
 from ledger_client.topics.positions import Position, as_position
@@ -33,6 +36,7 @@ from ledger_client.topics.reading.cut_bounds import with_cuts
 from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch
 from ledger_client.topics.reading.merging import MergedLanes, ReadOrder
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings, Start
+from ledger_client.topics.reading.remaining import LaneLag, lag_behind
 from ledger_client.topics.reading.tick_feed import TopicTicks
 from ledger_client.topics.times import Timestamp
 from metadata.topics import TopicRecord
@@ -41,7 +45,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-class TopicReader:
+class TopicReader(Openable):
     """An async iterator of Message, from Client.reader().
 
     One task takes messages, and another that takes them meanwhile gets Busy. Other tasks may call
@@ -76,19 +80,32 @@ class TopicReader:
             raise StopAsyncIteration
         return next(self._ready)
 
-    async def next_messages(self) -> list[Message]:
-        """Wait for and return at least one batch of messages; an empty list means the end.
+    async def next_messages(
+        self, messages_max: int | None = None, *, wait_s: float | None = None
+    ) -> list[Message]:
+        """Wait for and return the messages of a batch; an empty list means the end, or wait_s.
+
+        Args:
+            messages_max: return so many at most, 1 or more; the next call goes on after them.
+            wait_s: wait so many seconds at most. If nothing came, the list is empty and *ended*
+                is false. 0 returns what has arrived already.
 
         Raises:
+            ValueError: an argument is out of its range.
             Busy: another task or thread is taking messages.
             Gap: messages at the reader's place were removed. The next call goes on after them.
             MessagesLost: an entry is damaged, or not written by a producer.
             NoSuchTopic: the topic was deleted.
+            ReaderClosed: the reader is closed, or was closed meanwhile.
             EntryLost, ReplicasUnavailable, MetadataUnavailable: as LedgerReader.read().
         """
-        if not length_hint(self._ready) and not await self._load():
-            return []
-        return list(self._ready)
+        if messages_max is not None and messages_max < 1:
+            raise ValueError(f"messages_max takes 1 or more, not {messages_max}")
+        if wait_s is not None:
+            check_timeout(wait_s, "wait_s")
+        if not length_hint(self._ready):
+            await self._load(wait_s)
+        return list(islice(self._ready, messages_max))
 
     def read_batches(self, *, rows_min: int = 1000, rows_max: int = 50_000) -> RecordBatches:
         """Return an async iterator of pyarrow RecordBatches; no message becomes an object.
@@ -115,8 +132,10 @@ class TopicReader:
 
         Raises:
             BadTopic: there is no such place.
+            ReaderClosed: the reader is closed, or was closed meanwhile.
             LedgerError: the place could not be looked up.
         """
+        self._merged.check_open()
         after = inclusive == self._options.reverse
         if self._ticks is not None:
             await self._seek_timed(self._ticks, start, after=after)
@@ -140,14 +159,39 @@ class TopicReader:
             before = start.value - 1
         else:
             before = await self._lanes.timestamp_before(ranges)
+        self._merged.check_open()  # before a task brings ticks
         self._begin(start, ranges, ticks.begin(start, now=now, after=max(before, 0)))
 
     def _begin(
         self, start: Start, ranges: Sequence[LaneRange], order: ReadOrder | None = None
     ) -> None:
+        self._merged.check_open()  # it may have been closed while the lanes were looked up
         self._batch, self._ready = None, iter(())
         self._start = start
         self._merged.begin(self._lanes.cursor, ranges, order)
+
+    @property
+    def ended(self) -> bool:
+        """True once everything up to the reader's end was returned; false again after seek()."""
+        return self._merged.ended and not length_hint(self._ready)
+
+    async def lag(self) -> list[LaneLag]:
+        """Return, of each lane, how many messages lie between position() and the lane's end.
+
+        Whatever the reader's own end. Costs a look at each lane, and up to two short reads.
+
+        Raises:
+            BadTopic: the reader reads in reverse, or compacted.
+            ReplicasUnavailable: the bookies of an open ledger do not answer.
+            NoSuchTopic: a topic was deleted.
+            LedgerError: the lanes could not be looked up.
+        """
+        if self._options.reverse:
+            raise BadTopic("a reader in reverse has no lag", topic=self._topics[0].name)
+        if self._options.compacted:
+            reason = "a compacted reader has no lag: nobody counts what a compaction left"
+            raise BadTopic(reason, topic=self._topics[0].name)
+        return await lag_behind(self._lanes, self.position())
 
     def pause(self, partitions: Iterable[int] | None = None) -> None:
         """Hand out nothing more of these partitions, `None` for all; reading ahead stops soon.
@@ -181,11 +225,23 @@ class TopicReader:
     @property
     def caught_up(self) -> bool:
         """True once every message that was there when reading began was handed out."""
-        return self._merged.caught_up.is_set()
+        return self._merged.caught_up.is_set() and not self._merged.is_closed
 
     async def wait_caught_up(self) -> None:
-        """Wait until caught_up is true; it stays true until seek()."""
+        """Wait until caught_up is true; it stays true until seek(). Raises ReaderClosed."""
+        self._merged.check_open()
         await self._merged.caught_up.wait()
+        self._merged.check_open()
+
+    async def close(self) -> None:
+        """Stop reading. Done at the end of the block in any case; harmless if it is closed.
+
+        Messages of the last batch may still be returned, then ReaderClosed is raised. position()
+        goes on to work.
+        """
+        self._merged.close()
+        if self._held is not None:
+            await self._held.leave()
 
     async def _open(self, nursery: trio.Nursery) -> None:
         """Find the lanes and begin to read them, in *nursery*. Raises as seek()."""
@@ -210,10 +266,16 @@ class TopicReader:
         except* LedgerError as group:
             self._merged.fail(_first_of(group))
 
-    async def _load(self) -> bool:
-        """Make the next messages ready; False at the end."""
+    async def _load(self, wait_s: float | None = None) -> bool:
+        """Make the next messages ready; False at the end, and if none came in *wait_s*."""
         self._batch = None
-        self._batch = await self._merged.wait()
+        if wait_s is None:
+            self._batch = await self._merged.wait()
+        else:
+            with trio.move_on_after(wait_s) as waiting:
+                self._batch = await self._merged.wait()
+            if waiting.cancelled_caught:  # though something may have come at this moment
+                self._batch = self._merged.take()
         if self._batch is None:
             return False
         self._ready = iter(self._batch.messages())
@@ -234,6 +296,11 @@ def give_back(reader: TopicReader, count: int) -> None:
         raise ValueError(f"{count} messages given back, which were not handed out")
     if batch is not None and left:
         reader._merged.give_back(batch, left)
+
+
+def holds_batch(reader: TopicReader) -> bool:
+    """True if messages that next_messages() of *reader* returned last may be given back."""
+    return reader._batch is not None
 
 
 class RecordBatches:
@@ -347,5 +414,8 @@ async def open_reader(
         if options.order == "timestamp":
             ticks = TopicTicks(context, records, options, lanes, merged, nursery)
         reader = TopicReader(records, options, lanes, merged, ticks)
-        await reader._open(nursery)
-        yield reader
+        try:
+            await reader._open(nursery)
+            yield reader
+        finally:
+            merged.close()

@@ -20,7 +20,8 @@ from itertools import accumulate
 from typing import NamedTuple
 
 from ledger_client.errors import NoSuchLedger
-from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
+from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import LedgerReader
 from ledger_client.message_id import NOT_BATCHED, MessageId
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row, past
 from ledger_client.topics.messages import MessageBatch, message_header, open_batch
@@ -93,7 +94,7 @@ class TimeSearch:
             place = await search.first(time, begin)
             return place, row.place(last + 1)
         finally:
-            reader.close()
+            reader.unwatch()
 
 
 class Halving(ABC):
@@ -255,7 +256,7 @@ class CompactedSearch(Halving):
     def close(self) -> None:
         """Close the ledgers that were opened."""
         for reader in self._readers.values():
-            reader.close()
+            reader.unwatch()
 
     async def place(self, reached: Reached) -> Place | None:
         """Return the place before the first wanted message, `None` if there is none."""

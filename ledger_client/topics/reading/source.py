@@ -36,7 +36,8 @@ from ledger_client.errors import (
     ReplicasUnavailable,
 )
 from ledger_client.ledgers.entries import EntryBatch
-from ledger_client.ledgers.reader import LedgerOpener, LedgerReader, settle
+from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import LedgerReader, settle
 from ledger_client.topics.lanes.ledger_rows import (
     LedgerRows,
     Row,
@@ -49,6 +50,7 @@ from ledger_client.topics.lanes.ledger_rows import (
 from ledger_client.topics.messages import MessageBatch, open_batch
 from ledger_client.topics.positions import EARLIEST, UNKNOWN, LaneRef, Place
 from ledger_client.topics.reading.compacted import open_compacted
+from metadata.topics import LaneRecord
 
 LOOK_S = 5.0
 """Seconds between two looks at a lane's rows without a hint from the store."""
@@ -184,7 +186,7 @@ class RawSource:
                 if gap.missing is not None:  # do not report the same entries twice
                     reached = self._place.version + gap.missing
                     self._place = self._place._replace(version=reached)
-            elif self._last_number is not None:
+            elif self._last_number is not None or await self._is_removed(record):
                 return None
             else:
                 # Ledgers before the next version were listed, if they are still there.
@@ -193,6 +195,12 @@ class RawSource:
                 with trio.move_on_after(LOOK_S):
                     await news.wait()
         return None
+
+    async def _is_removed(self, record: LaneRecord | None) -> bool:
+        """True if nothing is left, or will come, before the end: all its ledgers were deleted."""
+        if self._end is None or record is None or (record.current + 1, 0, 0) < self._end.at:
+            return False
+        return await self._rows.first_from(self._number) is None
 
     async def _first_readable(self) -> Row | None:
         row = await self._rows.first_from(self._number)
@@ -219,7 +227,7 @@ class RawSource:
                 await self._read_range(row, reader, failure.entry_id - 1, put)
                 raise
             finally:
-                reader.close()
+                reader.unwatch()
         except NoSuchLedger:
             found = await self._rows.at(row.number)
             if found is None:
@@ -360,7 +368,7 @@ class ReverseSource:
             try:
                 await self._read_back(row, reader, put)
             finally:
-                reader.close()
+                reader.unwatch()
         except NoSuchLedger:
             found = await self._rows.at(row.number)
             if found is None:

@@ -20,7 +20,7 @@ import msgspec
 
 from ledger_client.errors import MessagesLost, TopicError
 from ledger_client.ledgers.catalogue import Catalogue
-from ledger_client.ledgers.reader import LedgerOpener
+from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.message_id import MessageId
 from ledger_client.topics.lanes.lane_state import Figures, LaneState, SealedBatch, greater, lower
 from ledger_client.topics.lanes.ledger_rows import Point, Row, kept_messages, merged
@@ -269,7 +269,7 @@ class LedgerScan:
                     except Corrupt as wrong:
                         raise self._bad(entry, wrong) from wrong
         finally:
-            reader.close()
+            reader.unwatch()
         return self
 
     def _look_at(self, entry: int, payload: memoryview) -> None:

@@ -37,7 +37,8 @@ from ledger_client.errors import (
 )
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
-from ledger_client.ledgers.reader import LedgerOpener, settle
+from ledger_client.ledgers.opener import LedgerOpener
+from ledger_client.ledgers.reader import settle
 from ledger_client.message_id import MessageId
 from ledger_client.topics.lanes.lane_end import close_lane, find_end
 from ledger_client.topics.lanes.lane_lease import LaneLease, hold_lane
@@ -174,7 +175,7 @@ class LaneTruncation:
         try:
             entries = await settle(reader, rows.is_written) + 1
         finally:
-            reader.close()
+            reader.unwatch()
         row = msgspec.structs.replace(held.row, entries=entries)
         scan = await LedgerScan(self._lane, Row(held.number, row)).run(self._opener)
         return held._replace(row=counted(row, scan.figures))

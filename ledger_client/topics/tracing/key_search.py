@@ -91,7 +91,7 @@ async def search_key(
         if message is None:
             message = await search.confirmed(since, messages_max, compacted=compacted)
         latest += [] if message is None else [message]
-    latest.sort(key=lambda message: (message.timestamp, message.publish_ms), reverse=True)
+    latest.sort(key=lambda message: (message.timestamp, message.publish_time), reverse=True)
     found.newest = [message.id for message in latest]
     return found
 

@@ -333,7 +333,7 @@ class Trace:
         self._report.message = TracedMessage(
             key=self._message.key,
             size=None if self._message.value is None else len(self._message.value),
-            publish_ms=self._message.publish_ms,
+            publish_time=self._message.publish_time,
             event_time=self._message.event_time,
             timestamp=self._message.timestamp,
             producer=self._message.producer,

@@ -69,7 +69,7 @@ class TracedMessage(msgspec.Struct, frozen=True, kw_only=True):
     key: bytes | None
     size: int | None
     """bytes of the value, `None` for a null value"""
-    publish_ms: int
+    publish_time: int
     event_time: int | None
     timestamp: int
     producer: str

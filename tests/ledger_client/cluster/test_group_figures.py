@@ -16,10 +16,10 @@ from ledger_client import Client, Message
 from ledger_client.cluster.group_figures import LOOK_S, GroupObserver
 from ledger_client.cluster.metrics import LeaderMetrics
 from ledger_client.cluster.observer import GROUPS_MAX, Observer
-from ledger_client.groups.lag import Behind, behind
-from ledger_client.ledgers.reader import LedgerOpener
+from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.positions import Place
+from ledger_client.topics.reading.lag import Behind, behind
 
 
 class Watch:

@@ -20,7 +20,7 @@ def message(key: bytes | None, value: bytes | None, **others: Any) -> Message:  
         value=value,
         event_time=None,
         timestamp=0,
-        publish_ms=1714564800123,
+        publish_time=1714564800123,
         headers={},
         producer="one",
         sequence=4,

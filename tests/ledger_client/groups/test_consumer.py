@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AsyncExitStack
 
 import pytest
 import trio
@@ -492,3 +493,51 @@ async def test_messages_that_arrived_before_a_failure_are_handed_out(
                     gaps += 1
         assert gaps == 1
         assert sorted(each for each in seen if each % 2 != gone) == list(range(1 - gone, 20, 2))
+
+
+# --- closed by another task --------------------------------------------------------------
+
+
+@pytest.mark.parametrize("closed", ["client", "consumer", "consumer of a block"])
+async def test_a_message_in_hand_comes_again_if_another_task_closes_its_consumer(
+    closed: str, autojump_clock: MockClock
+) -> None:
+    async with shop(1) as (cluster, client):
+        await send(client, 0, 5)
+        async with cluster.client() as closing, AsyncExitStack() as block:
+            opening = closing.consumer(ORDERS, group="billing", start="earliest")
+            if closed == "consumer of a block":
+                consumer = await block.enter_async_context(opening)
+            else:
+                consumer = await opening
+            assert await take(consumer, 3) == [0, 1, 2]
+            await (closing.close() if closed == "client" else consumer.close())
+        async with client.consumer(ORDERS, group="billing") as consumer:
+            assert await take(consumer, 3) == [2, 3, 4]
+
+
+async def test_what_was_polled_comes_again_unless_it_was_committed_before_the_close(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(1) as (_, client):
+        await send(client, 0, 5)
+        for count, committed in ((2, False), (2, True)):
+            consumer = await client.consumer(ORDERS, group="billing", start="earliest")
+            messages = await consumer.poll(wait_s=20, messages_max=count)
+            assert [message.value for message in messages] == [b"0", b"1"]
+            if committed:
+                await consumer.commit()
+            await consumer.close()
+        async with client.consumer(ORDERS, group="billing") as consumer:
+            assert await take(consumer, 3) == [2, 3, 4]
+
+
+async def test_the_end_of_a_consumers_block_counts_the_message_in_hand(
+    autojump_clock: MockClock,
+) -> None:
+    async with shop(1) as (_, client):
+        await send(client, 0, 5)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            assert await take(consumer, 3) == [0, 1, 2]
+        async with client.consumer(ORDERS, group="billing") as consumer:
+            assert await take(consumer, 2) == [3, 4]

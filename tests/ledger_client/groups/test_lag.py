@@ -11,9 +11,9 @@ from laid_topic import laid_topic
 from trio.testing import MockClock
 
 from ledger_client import Client
-from ledger_client.groups import lag as lag_module
 from ledger_client.groups.consumers import GroupLane
 from ledger_client.groups.lanes import GroupLanes
+from ledger_client.topics.reading import lag as lag_module
 from metadata.topics import RollPolicy
 
 

@@ -68,7 +68,7 @@ def test_a_thread_consumes_with_every_call(client: BlockingClient) -> None:
         assert consumer.position() == consumer.committed()
     ((kind, parts, thread),) = told
     assert (kind, parts) == ("assigned", [TopicPartition(TOPIC, -1)])
-    assert thread not in (threading.main_thread(), client._portal._thread)
+    assert thread not in (threading.main_thread(), client._portal.thread)
 
 
 def values(messages: Iterable[Message]) -> list[int]:
@@ -286,3 +286,39 @@ def run(program: Callable[[AioClient], Awaitable[None]]) -> None:
             await program(AioClient(portal, portal.value))
 
     asyncio.run(main())
+
+
+@pytest.mark.parametrize(("ends", "again"), [("block", b"2"), ("close", b"1"), ("client", b"1")])
+def test_only_the_end_of_its_block_counts_the_message_that_a_thread_has(
+    ends: str, again: bytes, client: BlockingClient
+) -> None:
+    send(client, *(b"%d" % number for number in range(4)))
+    consumer = client.consumer(TOPIC, group="billing", start="earliest")
+    assert values(islice(consumer, 2)) == [0, 1]
+    if ends == "block":
+        with consumer:
+            pass
+    elif ends == "close":
+        consumer.close()
+    else:
+        client._portal.call(client._inner.close)  # leaves the cluster as it is
+        client._inner._opened.is_closed = False
+    with client.consumer(TOPIC, group="billing") as consumer:
+        assert next(consumer).value == again
+
+
+@pytest.mark.parametrize(("ends", "again"), [("block", b"2"), ("close", b"1")])
+def test_only_the_end_of_its_block_counts_the_message_that_a_task_has(
+    ends: str, again: bytes
+) -> None:
+    async def program(client: AioClient) -> None:
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(4)])
+        async with client.consumer(TOPIC, group="billing", start="earliest") as consumer:
+            assert [(await anext(consumer)).value for _ in range(2)] == [b"0", b"1"]
+            if ends == "close":
+                await consumer.close()
+        async with client.consumer(TOPIC, group="billing") as consumer:
+            assert (await anext(consumer)).value == again
+
+    run(program)

@@ -55,7 +55,7 @@ def expected(slices: list[MessageRange]) -> list[dict[str, object]]:
             "key": message.key,
             "value": message.value,
             "producer": message.producer or None,
-            "publish_ms": message.publish_ms,
+            "publish_time": message.publish_time,
         }
         for one in slices
         for message in one.messages
@@ -65,7 +65,7 @@ def expected(slices: list[MessageRange]) -> list[dict[str, object]]:
 def found(rows: pa.Table) -> list[dict[str, object]]:
     listed = rows.drop_columns(["headers", "timestamp", "publish_time"]).to_pylist()
     times = rows["publish_time"].cast(pa.int64()).to_pylist()
-    return [row | {"publish_ms": time // 1000} for row, time in zip(listed, times, strict=True)]
+    return [row | {"publish_time": time // 1000} for row, time in zip(listed, times, strict=True)]
 
 
 @given(

@@ -111,7 +111,7 @@ async def test_a_message_is_published_at_the_stores_time(
             await trio.sleep(100)
             await producer.send_many([b"two"])
         async with client.reader(TOPIC) as reader:
-            times = [message.publish_ms async for message in reader]
+            times = [message.publish_time async for message in reader]
         assert [round((at - START_MS) / 1000) for at in times] == [0, 100]
         topic = await client.topics.info(TOPIC)
         assert abs(topic.created_ms - START_MS) < 1000

@@ -4,9 +4,46 @@ from __future__ import annotations
 
 import gc
 
+import msgspec
 import pytest
 
-from ledger_client.topics.messages import CollectionPaused
+from ledger_client.errors import BadValue
+from ledger_client.message_id import MessageId
+from ledger_client.topics.messages import NO_HEADERS, CollectionPaused, Message
+
+
+class Order(msgspec.Struct):
+    item: str
+    count: int
+
+
+def message(value: bytes | None) -> Message:
+    at = MessageId(7, 1, -1, 0)
+    return Message(at, b"k", value, None, 0, 0, NO_HEADERS, "", -1, 1, "shop/orders", 0)
+
+
+def test_a_value_can_be_read_as_text() -> None:
+    assert message("zwölf".encode()).text == "zwölf"
+    assert message(b"").text == ""
+    assert message(None).text is None
+    with pytest.raises(BadValue, match=r"the value of message 7:1.* is not text"):
+        _ = message(b"\xff").text
+
+
+def test_a_value_can_be_read_as_json() -> None:
+    value = b'{"item": "pen", "count": 2}'
+    assert message(value).json() == {"item": "pen", "count": 2}
+    assert message(value).json(Order) == Order("pen", 2)
+    assert message(None).json(Order) is None
+    for bad in (b"", b"{", b"\xff", b'"\xff"', b'{"item": "pen", "count": "two"}'):
+        with pytest.raises(BadValue, match="is not the JSON wanted") as refused:
+            message(bad).json(Order)
+        assert refused.value.message_id == MessageId(7, 1, -1, 0)
+
+
+def test_json_that_is_nested_too_deep_is_refused() -> None:
+    with pytest.raises(BadValue, match=r"is not the JSON wanted: .*recursion"):
+        message(b"[" * 100_000 + b"]" * 100_000).json()
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])

@@ -326,7 +326,7 @@ async def test_ids_and_publish_times_are_told_in_headers(autojump_clock: MockClo
         for message in copy:
             headers = dict(message.headers)
             was = there[headers.pop("quire-id").decode()]
-            assert int(headers.pop("quire-publish-ms")) == was.publish_ms
+            assert int(headers.pop("quire-publish-ms")) == was.publish_time
             assert (message.value, headers) == (was.value, dict(was.headers))
 
 
@@ -342,7 +342,7 @@ async def test_a_range_by_id_time_and_partition(autojump_clock: MockClock) -> No
             map(copied_fields, there[7:41])
         )
         assert (await client.replay(SOURCE, TARGET, end=PublishTime(1))).messages == 0
-        since = PublishTime(there[0].publish_ms)
+        since = PublishTime(there[0].publish_time)
         assert (await client.replay(SOURCE, TARGET, start=since)).messages == len(there)
 
 

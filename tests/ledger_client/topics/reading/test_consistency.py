@@ -127,7 +127,7 @@ async def test_each_read_of_the_table_sees_what_happened_before_it_and_nothing_l
                 assert await seen(other, level, at) == keys
                 assert await read(other, level, at) == keys
         async with other.reader(C0) as reader:
-            publish = {m.key: m.publish_ms async for m in reader if m.value}
+            publish = {m.key: m.publish_time async for m in reader if m.value}
         assert min(publish.values()) > split(table[-1][0].value).physical_ms + DAY_MS // 2
 
 

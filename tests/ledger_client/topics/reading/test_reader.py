@@ -12,9 +12,12 @@ from laid_topic import CONTROL, TOPIC, batches_of, laid_topic, read_all, said, s
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client.errors import BadTopic, Busy
+from ledger_client.errors import BadTopic, Busy, ReaderClosed
 from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
+from ledger_client.topics.reading.cursor import LaneRange
+from ledger_client.topics.reading.options import Start
+from ledger_client.topics.times import EventTime
 from metadata.topics import RollPolicy
 from native.frame import Opcode
 
@@ -34,7 +37,7 @@ async def test_a_message_is_what_was_sent_with_its_id(autojump_clock: MockClock)
             Sent(m.value, m.key, m.event_time, m.timestamp, dict(m.headers)) for m in found
         ] == sent
         assert [m.sequence for m in found] == list(range(40))
-        assert {(m.producer, m.publish_ms, m.topic) for m in found} == {("p", 1234, TOPIC)}
+        assert {(m.producer, m.publish_time, m.topic) for m in found} == {("p", 1234, TOPIC)}
 
 
 async def test_a_message_that_is_no_batch_has_batch_index_minus_one(
@@ -463,3 +466,26 @@ async def test_a_task_that_gave_up_waiting_leaves_the_reader_to_others(
             assert scope.cancelled_caught
             await writer.send(said(["b"]))
             assert (await anext(reader)).value == b"b"
+
+
+@pytest.mark.parametrize("start", ["earliest", EventTime(0)])
+async def test_a_seek_that_looks_for_its_place_while_the_reader_is_closed_is_refused(
+    start: Start, monkeypatch: pytest.MonkeyPatch, autojump_clock: MockClock
+) -> None:
+    async with laid_topic() as topic:
+        await some_lane(topic)
+        async with topic.client.reader(TOPIC) as reader:
+            await read_all(reader)
+            ranges = reader._lanes.ranges
+
+            async def find(start: Start, *, after: bool) -> list[LaneRange]:
+                found = await ranges(start, after=after)
+                await reader.close()
+                return found
+
+            monkeypatch.setattr(reader._lanes, "ranges", find)
+            with pytest.raises(ReaderClosed):
+                await reader.seek(start)
+            with pytest.raises(ReaderClosed):
+                with trio.fail_after(60):
+                    await reader.wait_caught_up()

@@ -13,7 +13,7 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client import Client, LedgerReader
-from ledger_client.ledgers.reader import LedgerOpener
+from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.topics.lanes.ledger_rows import LedgerRows
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LaneRef

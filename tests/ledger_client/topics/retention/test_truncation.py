@@ -166,7 +166,7 @@ async def test_a_message_or_a_time_of_writing_says_from_where(autojump_clock: Mo
             await client.topics.truncate(TOPIC, EventTime(4))
         with pytest.raises(BadTopic):
             await client.topics.truncate(TOPIC, MessageId(999, 0))
-        published = (await read(client))[0].publish_ms
+        published = (await read(client))[0].publish_time
         assert (await client.topics.truncate(TOPIC, PublishTime(published + 10**9))).lanes == []
         await client.topics.truncate(TOPIC, PublishTime(published))
         assert await numbers(client) == []

@@ -5,8 +5,8 @@
               are read               counts             or all, if it is short
 
 What is not read and has no count is estimated by the mean of its ledger, or of what was read of it.
-So a group that keeps up has an exact lag; far behind it is right to within a ledger's rest and the
-open ledger. The time is that at which the oldest message was sent, by the clock of its producer.
+So who keeps up has an exact lag; far behind it is right to within a ledger's rest and the open
+ledger. The time is that at which the oldest message was sent, by the cluster's clock.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from ledger_client.errors import NoSuchEntry, NoSuchLedger
-from ledger_client.ledgers.reader import LedgerOpener
+from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.topics.lanes.ledger_rows import LedgerRows, Row, kept_messages
 from ledger_client.topics.messages import message_header
 from ledger_client.topics.positions import Place
@@ -116,7 +116,7 @@ async def _read(
                 if size >= SIZE_MAX:
                     break
         finally:
-            reader.close()
+            reader.unwatch()
     except (NoSuchLedger, NoSuchEntry):  # removed meanwhile, or not confirmed for this reader
         return _Sample(stop - first.entry, messages, sent_ms)
     return _Sample(entries, messages, sent_ms)
