@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import os
+import weakref
+from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import cached_property, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Unpack
+from typing import TYPE_CHECKING, Literal, TypeVar, Unpack
 
 import trio
 
+from ledger_client.client_ledgers import ClientLedgers
 from ledger_client.cluster.cluster import Cluster
+from ledger_client.errors import BadAddress, ClientClosed
 from ledger_client.groups.consumer import GroupConsumer, open_consumer
 from ledger_client.groups.dead_letters import DeadLetters
 from ledger_client.groups.feed_ticks import FeedTicks
@@ -22,11 +26,9 @@ from ledger_client.jobs.compaction.job import Compaction, Runner, compact_topic,
 from ledger_client.jobs.compaction.runner import LocalRunner
 from ledger_client.jobs.replay.log import ReplayReport
 from ledger_client.jobs.replay.options import ReplayOptions, ReplaySettings
-from ledger_client.ledgers.catalogue import LedgerInfo
-from ledger_client.ledgers.reader import LedgerReader
-from ledger_client.ledgers.writer import LedgerWriter
 from ledger_client.message_id import MessageId
-from ledger_client.options import DEFAULT_OPTIONS, Options
+from ledger_client.opening import Openable, Opened, Opening, SystemTasks, check_trio
+from ledger_client.options import DEFAULT_OPTIONS, Options, check_timeout
 from ledger_client.topics.context import TopicContext, open_context
 from ledger_client.topics.cuts import Cuts
 from ledger_client.topics.producing.producer import Producer
@@ -35,8 +37,8 @@ from ledger_client.topics.producing.producer_options import ProducerSettings
 from ledger_client.topics.reading.options import STALENESS_S, AsOf, Consistency, ReadSettings
 from ledger_client.topics.reading.reader import TopicReader, open_reader
 from ledger_client.topics.reading.state import STATE_SIZE_MAX, TopicState, topic_state
-from ledger_client.topics.retention.explanation import LedgerDescription, describe_ledger
 from ledger_client.topics.times import Time
+from ledger_client.topics.timestamps import Timestamps
 from ledger_client.topics.topics import Topics, TopicSettings
 from ledger_client.topics.tracing.key_search import MESSAGES_MAX, search_key
 from ledger_client.topics.tracing.trace import trace
@@ -47,41 +49,70 @@ from metadata.compaction import CompactedSet
 if TYPE_CHECKING:
     from ledger_client.metrics import ClientMetrics
 
+T = TypeVar("T")
 TRACED_MAX = 5
 """Messages of a key that why_key() follows, of as many lanes."""
 
 
-@asynccontextmanager
-async def connect(
-    url: str,
+def connect(
+    url: str | None = None,
     *,
+    timeout_s: float | None = None,
     options: Options = DEFAULT_OPTIONS,
     open_stream: OpenStream = trio.open_tcp_stream,
-) -> AsyncIterator[Client]:
-    """Connect to a cluster.
+) -> Opening[Client]:
+    """Connect to a cluster, for a block or until Client.close().
 
-    Nothing is sent before it is needed, so an unreachable cluster is noticed by
-    the first call.
+        async with ledger_client.connect(url) as client: ...
+
+        client = await ledger_client.connect(url)  # for hooks that start and stop a service
+        ...
+        await client.close()
+
+    Without *timeout_s* nothing is sent before it is needed, so a cluster that cannot be reached is
+    noticed by the first call. That fails within a second if nothing listens at any address.
 
     Args:
         url: "bookie://host:port,host:port" (any live bookies; others are found through them);
             with a login, "bookie://user:password@host:port"; over TLS,
             "bookie+tls://host:port?ca=FILE"; or "sqlite:///path" of the metadata on this host.
+            Default: the environment variable QUIRE_CLUSTER.
+        timeout_s: wait so long for a first answer of the cluster, even if it is not up yet.
         options: deadlines and bounds.
         open_stream: opens a connection to a host and port, below TLS and login; for tests.
 
     Raises:
-        BadAddress: *url* cannot be understood.
-        MetadataUnavailable: the SQLite file cannot be opened.
+        BadAddress: *url* cannot be understood; or there is none, and no QUIRE_CLUSTER.
+        MetadataUnavailable: the SQLite file cannot be opened, or nothing answered in *timeout_s*.
         RuntimeError: this is not a trio program.
     """
-    if not trio.lowlevel.in_trio_run():
-        raise RuntimeError(
-            "ledger_client runs on trio; use ledger_client.aio with asyncio, and "
-            "ledger_client.blocking without an event loop"
+    opening = _connect(url, timeout_s, options, open_stream)
+    return Opening(opening, SystemTasks("client"), what="client", call="connect(...)")
+
+
+@asynccontextmanager
+async def _connect(
+    url: str | None, timeout_s: float | None, options: Options, open_stream: OpenStream
+) -> AsyncIterator[Client]:
+    check_trio()
+    async with (
+        open_context(url or _known_url(), options=options, open_stream=open_stream) as context,
+        Opened(context.nursery) as opened,
+    ):
+        if timeout_s is not None:
+            check_timeout(timeout_s)
+            await context.wait_answered(timeout_s)
+        yield Client(context, opened)  # no name: it may become garbage
+
+
+def _known_url() -> str:
+    url = os.environ.get("QUIRE_CLUSTER", "")
+    if not url:
+        raise BadAddress(
+            'no cluster is named: pass its address, as in connect("bookie://HOST:3181"), or set '
+            "the environment variable QUIRE_CLUSTER"
         )
-    async with open_context(url, options=options, open_stream=open_stream) as context:
-        yield Client(context)
+    return url
 
 
 class ClientTopics(Topics):
@@ -246,146 +277,84 @@ class ClientTopics(Topics):
         return KeyWhereabouts(search=search, messages=messages)
 
 
-class ClientLedgers:
-    """The ledgers of one cluster. Any task may use it."""
-
-    def __init__(self, context: TopicContext) -> None:
-        self._catalogue = context.catalogue
-        self._ledgers = context.ledgers
-
-    def create(
-        self,
-        ensemble_size: int = 3,
-        write_quorum: int = 3,
-        ack_quorum: int = 2,
-        *,
-        password: bytes = b"",
-        digest: str = "crc32c",
-        custom: Mapping[str, str] | None = None,
-        ledger_id: int | None = None,
-    ) -> AbstractAsyncContextManager[LedgerWriter]:
-        """Create a ledger and write it. It is sealed at the end of the block.
-
-        Args:
-            ensemble_size: how many bookies its entries are spread over, at most 64.
-            write_quorum: how many of them get each entry.
-            ack_quorum: how many must have an entry on disk before it is acknowledged.
-            password: needed again to open the ledger.
-            digest: protects entries from end to end: "crc32c", "crc32", "hmac" (keyed with the
-                password) or "dummy" (no protection).
-            custom: properties of the application, kept with the ledger.
-            ledger_id: an id of your choice. Default: a new one.
-
-        Raises:
-            LedgerError: not 1 <= ack_quorum <= write_quorum <= ensemble_size.
-            NotEnoughBookies: fewer than ensemble_size bookies take writes.
-            LedgerExists: *ledger_id* is taken.
-            MetadataUnavailable: the store did not answer in time.
-            LedgerError: at the end of the block, as LedgerWriter.close(). An error of the
-                block itself takes precedence.
-        """
-        return self._ledgers.create(
-            ensemble_size,
-            write_quorum,
-            ack_quorum,
-            password=password,
-            digest=digest,
-            custom=custom,
-            ledger_id=ledger_id,
-        )
-
-    def open(
-        self, ledger_id: int, password: bytes = b"", *, recover: bool = True
-    ) -> AbstractAsyncContextManager[LedgerReader]:
-        """Open a ledger for reading; by default, close an open one first.
-
-        Args:
-            ledger_id: its id.
-            password: the one it was created with.
-            recover: if it is not closed, fence its writer and close it first. Without, it stays
-                open, and is read and followed up to its last confirmed entry.
-
-        Raises:
-            NoSuchLedger: there is none with this id.
-            WrongPassword: it was created with another password.
-            ReplicasUnavailable: it is not closed, and none of its bookies answered, or too few
-                to recover it.
-            MetadataUnavailable: the store did not answer in time.
-        """
-        return self._ledgers.open(ledger_id, password, recover=recover)
-
-    async def recover(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
-        """Close a ledger in place of its writer, and return its metadata.
-
-        It keeps every acknowledged entry, and its writer gets no further acknowledgement. A
-        closed ledger is not changed. Any number of clients may do this at once, with the same
-        result.
-
-        Raises:
-            NoSuchLedger: there is none with this id, or it was deleted.
-            WrongPassword: it was created with another password.
-            ReplicasUnavailable: some of its bookies did not report what they hold, or too few
-                took copies. It stays in recovery: call again later.
-            MetadataUnavailable: the store did not answer in time; call again.
-        """
-        return await self._ledgers.recover(ledger_id, password)
-
-    async def info(self, ledger_id: int) -> LedgerInfo:
-        """Return a ledger's metadata. Raises NoSuchLedger."""
-        return await self._ledgers.info(ledger_id)
-
-    async def describe(self, ledger_id: int) -> LedgerDescription:
-        """Return a ledger's metadata with its place and times in a topic, if it is in one.
-
-        Raises:
-            NoSuchLedger: there is none with this id.
-        """
-        return await describe_ledger(self._catalogue, await self._ledgers.info(ledger_id))
-
-    async def delete(self, ledger_id: int) -> None:
-        """Remove a ledger from metadata; bookies free its space in their time.
-
-        A writer that still has it open cannot close it any more. Raises NoSuchLedger.
-        """
-        await self._ledgers.delete(ledger_id)
-
-    def list(self) -> AsyncIterator[LedgerInfo]:
-        """Iterate over all ledgers by rising id. One page of them is in memory at a time."""
-        return self._ledgers.list()
-
-
-class Client:
+class Client(Openable):
     """A connected client. Made by connect(); any task may use it.
 
-    Attributes:
-        topics: creates, alters, lists and deletes topics, and deletes messages.
-        ledgers: creates, opens, lists and deletes ledgers.
-        cluster: the bookies, the copies on them, and their disks.
-        groups: lists, describes and deletes groups of consumers.
-        cuts: records topics as they are at one moment, and keeps that.
-        timestamps: hands out timestamps of one order for the whole cluster.
+    Its calls raise ClientClosed once it is closed.
     """
 
-    def __init__(self, context: TopicContext) -> None:
+    def __init__(self, context: TopicContext, opened: Opened | None = None) -> None:
         self._context = context
-        self.topics = ClientTopics(context)
-        self.ledgers = ClientLedgers(context)
-        self.cluster = Cluster(context)
-        self.groups = Groups(context)
-        self.cuts = Cuts(context)
-        self.timestamps = context.timestamps
+        self._opened = opened or Opened(context.nursery)
+        self._opened.owner = weakref.ref(self)
+        self._topics = ClientTopics(context)
+        self._ledgers = ClientLedgers(context, self._opened)
+        self._cluster = Cluster(context)
+        self._groups = Groups(context)
+        self._cuts = Cuts(context)
         self._heartbeats = SharedHeartbeats(context)
+
+    @property
+    def topics(self) -> ClientTopics:
+        """Creates, alters, lists and deletes topics, and deletes messages."""
+        return self._if_open(self._topics)
+
+    @property
+    def ledgers(self) -> ClientLedgers:
+        """Creates, opens, lists and deletes ledgers."""
+        return self._if_open(self._ledgers)
+
+    @property
+    def cluster(self) -> Cluster:
+        """The bookies, the copies on them, and their disks."""
+        return self._if_open(self._cluster)
+
+    @property
+    def groups(self) -> Groups:
+        """Lists, describes and deletes groups of consumers."""
+        return self._if_open(self._groups)
+
+    @property
+    def cuts(self) -> Cuts:
+        """Records topics as they are at one moment, and keeps that."""
+        return self._if_open(self._cuts)
+
+    @property
+    def timestamps(self) -> Timestamps:
+        """Hands out timestamps of one order for the whole cluster."""
+        return self._if_open(self._context.timestamps)
+
+    async def close(self) -> None:
+        """Close what was opened without a block, the latest first, and then the connections.
+
+        In the block of ``async with`` the connections stay until its end. A client that is
+        closed already stays so. Cancelled, it is quick: unacknowledged messages are given up.
+
+        Raises:
+            LedgerError: as the first close() that fails, once all is closed.
+        """
+        await (self._opened.close() if self._held is None else self._held.leave())
+
+    def _if_open(self, noun: T) -> T:
+        if self._opened.is_closed:
+            raise ClientClosed from (None if self._held is None else self._held.failure)
+        return noun
+
+    def _opening(self, manager: AbstractAsyncContextManager[T], what: str) -> Opening[T]:
+        opened = self._if_open(self._opened)
+        return Opening(manager, opened, what=what, call=f"client.{what}(...)")
 
     def consumer(
         self, topics: str | Sequence[str] = (), **settings: Unpack[ConsumerSettings]
-    ) -> AbstractAsyncContextManager[GroupConsumer]:
-        """Consume topics as a member of a group, for the length of the block.
+    ) -> Opening[GroupConsumer]:
+        """Consume topics as a member of a group, for the length of the block, or until close().
 
         The members of a group share its topics: each partition is read by one of them, and each
         message is consumed at least once, whatever happens to members. A message is committed
         once the consumer has asked for the next one, every *auto_commit_s* seconds and at the end
-        of the block; or when commit() is called. A member that is gone is replaced after its
-        session, and its messages that were not committed come again.
+        of the block; or when commit() is called. The end of the block counts the last message,
+        too; GroupConsumer.close() and Client.close() do not. A member that is gone is replaced
+        after its session, and its messages that were not committed come again.
 
         Bookies know no groups. A consumer that was cut off, and replaced meanwhile, may still
         get messages of partitions that it lost; it cannot commit them.
@@ -400,14 +369,15 @@ class Client:
             BadGroup: an option is not possible, or does not suit the group.
             MetadataUnavailable: no bookie leads.
         """
-        return open_consumer(
+        opening = open_consumer(
             self._context, self._heartbeats, DeadLetters, FeedTicks, topics, **settings
         )
+        return self._opening(opening, "consumer")
 
     def reader(
         self, topics: str | Sequence[str], **settings: Unpack[ReadSettings]
-    ) -> AbstractAsyncContextManager[TopicReader]:
-        """Read one topic or several, for the length of the block.
+    ) -> Opening[TopicReader]:
+        """Read one topic or several, for the length of the block, or until close().
 
         A place to start or end at is "earliest", "latest", a position that a reader returned,
         a MessageId, or a time. EventTime, Timestamp and PublishTime stand for the first message
@@ -426,7 +396,7 @@ class Client:
             LedgerError: the starting place could not be found. Reading raises as
                 TopicReader.next_messages().
         """
-        return open_reader(self._context, topics, **settings)
+        return self._opening(open_reader(self._context, topics, **settings), "reader")
 
     def producer(
         self,
@@ -434,8 +404,10 @@ class Client:
         *,
         create: bool | TopicSettings = False,
         **settings: Unpack[ProducerSettings],
-    ) -> AbstractAsyncContextManager[Producer]:
+    ) -> Opening[Producer]:
         """Write a topic. At the end of the block, accepted messages are durable, or it raises.
+
+        Without a block, close() does what the end of the block does.
 
         An error or a cancellation ends the block at once: messages that are not acknowledged
         by then may or may not be kept.
@@ -459,7 +431,7 @@ class Client:
             ProducerBusy: with exclusive access, another producer writes a partition.
             LedgerError: a lane cannot be opened. At the end of the block, as Producer.close().
         """
-        return self._producer(topic, create, settings)
+        return self._opening(self._producer(topic, create, settings), "producer")
 
     @asynccontextmanager
     async def _producer(

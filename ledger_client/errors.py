@@ -10,7 +10,7 @@ LedgerError
 │   ├── AckQuorumLost        too few of its bookies are left to acknowledge
 │   ├── LedgerFenced         another client recovered the ledger; stop writing
 │   └── LedgerClosed         the ledger is sealed; open a new one to append
-├── OutcomeUnknown           the entries may or may not be in the ledger: read it
+├── OutcomeUnknown           the entries may or may not be in the ledger: read it; also SendUnknown
 ├── LedgerExists             the ledger id is taken
 ├── NoSuchLedger             there is no such ledger, or it was deleted
 ├── NoSuchEntry              the entry is past the end, or no replica knows it
@@ -21,6 +21,9 @@ LedgerError
 ├── AccessDenied             a bookie refuses the login, or its certificate is not trusted
 ├── MetadataBroken           metadata is damaged or refuses; a person must look
 ├── Busy                     another task or thread takes from this reader: open one for each
+├── NotOpen                  an `await` or an `async with` is missing; the message says where
+├── ClientClosed             the client is closed; connect again
+├── ReaderClosed             the reader is closed; open another
 ├── DrainRefused             the bookie cannot be decommissioned as asked; `reason` says why
 ├── BadGroup                 the request does not suit the group; the message says why
 ├── BadCut                   there is no such cut, or it cannot be made so; the message says why
@@ -31,15 +34,18 @@ LedgerError
 │   ├── NoSuchTopic          it does not exist, or was deleted
 │   ├── TopicExists          the name is taken
 │   ├── BadTopic             the name or a setting is invalid; the message says which
+│   ├── BadValue             a message's value is not what was asked for: read it as bytes
 │   ├── BadSchema            its values cannot be decoded; read them as bytes, or install `package`
 │   ├── TopicBusy            a producer or another job uses the messages: wait for it
 │   ├── ProducerBusy         the lane is another producer's; wait, take over, or choose "shared"
 │   ├── ProducerFailed       this producer takes nothing any more; open a new one
 │   │   ├── ProducerFenced   another producer took the lane over; stop writing
 │   │   └── ProducerClosed   it was closed
+│   ├── NotSent              the time for a send is over, and it went nowhere: send again
 │   ├── SendUnknown          the messages may or may not be kept: a named producer sends again
 │   ├── BufferFull           send_nowait found no room; wait with send(), or flush()
 │   ├── EventTimeBack        the event time is lower than one the lane has already
+│   ├── SequenceBack         the number was passed over, and a greater one is accepted
 │   ├── JobLost              the job's lease is over; its staged ledgers are not shown: run it again
 │   ├── ReplayConflict       the name, range or target of a replay does not fit it: see the message
 │   ├── WritersSilent        writers did not leave their ledgers: see whether they are paused
@@ -97,6 +103,32 @@ def lane_text(partition: int, lane: int) -> str:
     return f"lane {lane}" if partition < 0 else f"lane {lane} of partition {partition}"
 
 
+class NotOpen(LedgerError, AttributeError):
+    """Something is used that connect(), producer() or the like returned, and was not opened."""
+
+    @classmethod
+    def yet(cls, what: str, call: str) -> NotOpen:
+        """*what* is the noun, and *call* what is awaited to get one."""
+        return cls(
+            f"the {what} is not open yet: write `{what} = await {call}`, "
+            f"or `async with {call} as {what}:`"
+        )
+
+
+class ClientClosed(LedgerError, RuntimeError):
+    """The client was closed, or ended with an error, which is the cause. Connect again."""
+
+    def __init__(self, message: str = "the client is closed; connect again") -> None:
+        super().__init__(message)
+
+
+class ReaderClosed(LedgerError):
+    """The reader was closed, or its block ended. Open another, at its position() if you like."""
+
+    def __init__(self, message: str = "the reader is closed; open another to go on") -> None:
+        super().__init__(message)
+
+
 class TopicError(LedgerError):
     """Root of the errors of topics. `topic` is the topic's name."""
 
@@ -139,6 +171,20 @@ class TopicExists(TopicError):
 
 class BadTopic(TopicError):
     """The name or a setting is invalid; the message says which."""
+
+
+class BadValue(TopicError):
+    """The value of a message is no text, or no JSON of the kind asked for.
+
+    The message's own `value` has its bytes.
+
+    Attributes:
+        message_id: the message.
+    """
+
+    def __init__(self, topic: str, message_id: MessageId, reason: str) -> None:
+        super().__init__(f"the value of message {message_id} {reason}", topic=topic)
+        self.message_id = message_id
 
 
 class BadSchema(TopicError):
@@ -217,21 +263,32 @@ class ProducerClosed(ProducerFailed):
     """The producer was closed, or its block ended. Open a new one to go on."""
 
     def __init__(self, topic: str) -> None:
-        super().__init__("the producer is closed", topic=topic)
+        super().__init__("the producer is closed; open another to go on", topic=topic)
 
 
-class SendUnknown(TopicError):
+class NotSent(TopicError):
+    """The time for a send was over before a bookie could get the message. It never will."""
+
+    def __init__(self, topic: str, *, timeout_s: float, reason: str) -> None:
+        super().__init__(f"not sent in {timeout_s:g} s: {reason}; send it again", topic=topic)
+        self.timeout_s = timeout_s
+
+
+class SendUnknown(TopicError, OutcomeUnknown):
     """Messages were sent and not acknowledged: they may or may not be kept.
 
     The cause is the reason. A producer with a name sends them again with their sequence
-    numbers, and they are kept once.
+    numbers, and they are kept once. Of the attributes of OutcomeUnknown, the ids are -1.
     """
 
     def __init__(self, topic: str, *, partition: int, lane: int, count: int, reason: str) -> None:
-        super().__init__(
-            f"{lane_text(partition, lane)}: {count} messages, outcome unknown: {reason}",
-            topic=topic,
+        LedgerError.__init__(
+            self,
+            f"topic {topic}: {lane_text(partition, lane)}: {count} messages, outcome unknown: "
+            f"{reason}",
         )
+        self.topic = topic
+        self.first_entry = self.last_entry = -1
         self.partition = partition
         self.lane = lane
         self.count = count
@@ -260,6 +317,24 @@ class EventTimeBack(TopicError):
         self.lane = lane
         self.event_time = event_time
         self.last_event_time = last_event_time
+
+
+class SequenceBack(TopicError):
+    """A named producer passed this message's number over, and accepted a greater one. Not sent.
+
+    Sent with that number, it would pass for a duplicate of a message that is kept.
+    """
+
+    def __init__(self, topic: str, *, partition: int, sequence: int, next_sequence: int) -> None:
+        super().__init__(
+            f"partition {partition}: number {sequence} was passed over, and the next is "
+            f"{next_sequence}: send messages in the order of their numbers, and one that was not "
+            "sent again before those behind it",
+            topic=topic,
+        )
+        self.partition = partition
+        self.sequence = sequence
+        self.next_sequence = next_sequence
 
 
 class WritersSilent(TopicError):

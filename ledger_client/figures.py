@@ -118,7 +118,7 @@ class ReadFigures:
         runs: parts of batches that were handed out at once; mostly whole batches.
         gaps: places at which messages had been removed.
         outages: times that a followed lane's bookies or metadata were away, and it waited.
-        lag_s: age of the last batch when it was read, by the producer's clock.
+        lag_s: age of the last batch when it was read, by the cluster's clock.
         given_back: messages that will be handed out again.
     """
 

@@ -123,7 +123,7 @@ def _read(topics: dict[str, ReadFigures]) -> Iterator[Metric]:
         yield counter
     lag = GaugeMetricFamily(
         PREFIX + "read_lag_seconds",
-        "Age of the last batch read, when it was read, by its producer's clock",
+        "Age of the last batch read, when it was read, by the cluster's clock",
         labels=["topic"],
     )
     for topic, figures in topics.items():

@@ -89,6 +89,12 @@ def wrong_type(options: msgspec.Struct) -> str | None:
     return None
 
 
+def check_timeout(timeout_s: object, name: str = "timeout_s") -> None:
+    """Raise ValueError unless *timeout_s*, the argument *name*, is a number of seconds."""
+    if not (isinstance(timeout_s, Real) and float(timeout_s) >= 0):
+        raise ValueError(f"{name} takes seconds, 0 or more, not {timeout_s!r}")
+
+
 @cache
 def _simple(options: type[msgspec.Struct]) -> dict[str, tuple[type, ...]]:
     """Return the types of the options that take numbers, text and None only."""

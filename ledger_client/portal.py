@@ -4,80 +4,218 @@ The thread holds one resource, opened at its start and closed at its end. Each
 call from outside becomes a task there, and the caller sleeps until it is done.
 An interrupted caller (Ctrl-C) cancels its task and waits for it to wind up, so
 that nothing goes on behind its back.
+
+The thread does not know its portal. So a portal that is dropped without close()
+is noticed: it warns, and the resource is closed. What is open when the program
+ends gets END_S to close, because the thread is a daemon and keeps no program
+from ending.
 """
 
 from __future__ import annotations
 
+import atexit
 import os
 import threading
+import time
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
-from typing import Generic, ParamSpec, TypeAlias, TypeVar, cast
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
 import trio
+
+from ledger_client.errors import ClientClosed
+from ledger_client.opening import Held, Opened, warn_unclosed
 
 FORKED = (
     "this client was connected before the process was forked, and works only in the "
     "parent; call connect() again in the forked process"
 )
+END_S = 1.0
+"""For closing what is open at the end of the program."""
 R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
 T = TypeVar("T")
 P = ParamSpec("P")
 Settle: TypeAlias = Callable[[T | None, BaseException | None], None]
 """Takes the result of a call, or its error."""
 
 
+class _Loop(Generic[T]):
+    """The thread, and trio's loop in it.
+
+    Attributes:
+        opened: the resource, once it is open.
+        blocks: the home of blocks that are entered and left from other threads.
+    """
+
+    blocks: Opened
+
+    def __init__(self, open_resource: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self.opened: Future[T] = Future()
+        self.process_id = os.getpid()
+        self.thread = threading.Thread(
+            target=trio.run, args=(self._serve,), name="ledger_client", daemon=True
+        )
+        self._open_resource = open_resource
+        self._token: trio.lowlevel.TrioToken | None = None
+        self._stop, self._scope = trio.Event(), trio.CancelScope()
+        self._is_stopped = False
+        _running.add(self)
+        self.thread.start()
+
+    def post(self, work: Callable[[], object]) -> None:
+        """See Portal.post()."""
+        if os.getpid() != self.process_id:
+            raise ClientClosed(FORKED)
+        assert self._token is not None, "it is open by now"
+        try:
+            self._token.run_sync_soon(work)
+        except trio.RunFinishedError:
+            raise ClientClosed from None
+
+    def spawn(
+        self, work: Callable[[], Awaitable[R]], scope: trio.CancelScope, settle: Settle[R]
+    ) -> None:
+        """Start *work*. To be called in the thread."""
+        if self._stop.is_set():
+            settle(None, ClientClosed())
+        else:
+            self.nursery.start_soon(_complete, work, scope, settle)
+
+    def stop(self) -> None:
+        """Cancel the calls under way and close the resource soon, from any thread."""
+        self._is_stopped = True
+        if self._token is not None:  # else the thread is starting, and will look
+            with suppress(trio.RunFinishedError):
+                self._token.run_sync_soon(self._end)
+
+    def drop(self) -> None:
+        """Nobody has the portal any more, or the program ends: stop, and warn unless stopped."""
+        _running.discard(self)
+        if self._is_stopped or os.getpid() != self.process_id or not self.thread.is_alive():
+            return
+        self.stop()
+        warn_unclosed("client")
+
+    def _end(self) -> None:
+        self._stop.set()
+        if not self.opened.done():
+            self._scope.cancel()
+
+    async def _serve(self) -> None:
+        self._token = trio.lowlevel.current_trio_token()
+        try:
+            with self._scope:
+                if self._is_stopped:
+                    self._scope.cancel()
+                await self._hold()
+        except Exception as error:
+            if self.opened.done():
+                raise
+            self.opened.set_exception(error)
+        finally:
+            _running.discard(self)
+            if not self.opened.done():
+                self.opened.set_exception(ClientClosed())
+
+    async def _hold(self) -> None:
+        """Hold the resource open until stop()."""
+        async with self._open_resource() as value, trio.open_nursery() as self.nursery:
+            self.blocks = Opened(self.nursery)
+            try:
+                self.opened.set_result(value)
+                del value
+                await self._stop.wait()
+            finally:
+                self._stop.set()  # also after a crash: from here on, calls are refused
+            self.nursery.cancel_scope.cancel()
+
+
+_running: set[_Loop[Any]] = set()
+
+
+@atexit.register
+def _end_all() -> None:
+    """Close what is open at the end of the program. Nothing waits longer than END_S."""
+    until = time.monotonic() + END_S
+    ending = list(_running)
+    for loop in ending:
+        loop.drop()
+    for loop in ending:
+        if loop.process_id == os.getpid():
+            loop.thread.join(max(until - time.monotonic(), 0.0))
+
+
 class Portal(Generic[R_co]):
     """A running trio loop in a thread of its own, around one resource."""
 
-    def __init__(self, open_resource: Callable[[], AbstractAsyncContextManager[R_co]]) -> None:
-        """Start the thread and wait for the resource. Raises as opening it does."""
-        self._open_resource = open_resource
-        self._opened: Future[R_co] = Future()
-        self._process_id = os.getpid()
-        self._thread = threading.Thread(
-            target=trio.run, args=(self._serve,), name="ledger_client", daemon=True
-        )
-        self._thread.start()
-        self.value = self._opened.result()
+    def __init__(
+        self,
+        open_resource: Callable[[], AbstractAsyncContextManager[R_co]],
+        *,
+        waits: bool = True,
+    ) -> None:
+        """Start the thread. Wait for the resource, unless *waits* is false: `opened` has it then.
+
+        Raises as opening it does.
+        """
+        self._loop: _Loop[R_co] = _Loop(open_resource)
+        weakref.finalize(self, self._loop.drop).atexit = False
+        if waits:
+            try:
+                self.opened.result()
+            except BaseException:  # interrupted, or it could not be opened
+                self._loop.stop()
+                raise
+
+    @property
+    def opened(self) -> Future[R_co]:
+        """The resource, once it is open."""
+        return self._loop.opened
+
+    @property
+    def value(self) -> R_co:
+        """The resource."""
+        return self._loop.opened.result()
+
+    @property
+    def thread(self) -> threading.Thread:
+        """The thread that runs trio."""
+        return self._loop.thread
 
     @property
     def nursery(self) -> trio.Nursery:
         """For tasks that live as long as the portal; to be used in its thread."""
-        return self._nursery
+        return self._loop.nursery
 
     @property
     def is_forked(self) -> bool:
         """True if this process is a fork: the thread stayed in the parent."""
-        return os.getpid() != self._process_id
+        return os.getpid() != self._loop.process_id
 
     def post(self, work: Callable[[], object]) -> None:
         """Call *work*, which must not fail, in the loop's thread soon, and do not wait for it.
 
         Raises:
-            RuntimeError: the portal is closed, or this process is a fork of the one that has
+            ClientClosed: the portal is closed, or this process is a fork of the one that has
                 the thread.
         """
-        if self.is_forked:
-            raise RuntimeError(FORKED)
-        try:
-            self._token.run_sync_soon(work)
-        except trio.RunFinishedError:
-            raise RuntimeError("the client is closed") from None
+        self._loop.post(work)
 
     def spawn(self, work: Callable[[], Awaitable[T]], settle: Settle[T]) -> Callable[[], None]:
         """Run *work* as a task of the loop, then call *settle* there. Return a cancel function.
 
         *settle* is called once whatever happens, with a result or with an error. Raises as post().
         """
-        scope = trio.CancelScope()
-        self.post(partial(self._spawn, work, scope, settle))
+        scope, loop = trio.CancelScope(), self._loop
+        loop.post(partial(loop.spawn, work, scope, settle))
 
         def cancel() -> None:
-            with suppress(RuntimeError):  # closed: that cancels it too
-                self.post(scope.cancel)
+            with suppress(ClientClosed):  # that cancels it too
+                loop.post(scope.cancel)
 
         return cancel
 
@@ -85,8 +223,9 @@ class Portal(Generic[R_co]):
         """Run *work* in the loop and return what it returns, or raise what it raises.
 
         Raises:
-            RuntimeError: the portal is closed, this is its own thread, or this process is a
-                fork of the one that has the thread.
+            ClientClosed: the portal is closed, or this process is a fork of the one that has
+                the thread.
+            RuntimeError: this is the loop's own thread.
         """
         self.check_thread()
         result: Future[T] = Future()
@@ -117,11 +256,12 @@ class Portal(Generic[R_co]):
         """Raise where waiting for the loop would never end: in its own thread, and in a fork.
 
         Raises:
-            RuntimeError: this is the loop's own thread, or a fork of the process that has it.
+            ClientClosed: this is a fork of the process that has the thread.
+            RuntimeError: this is the loop's own thread.
         """
         if self.is_forked:
-            raise RuntimeError(FORKED)
-        if threading.current_thread() is self._thread:
+            raise ClientClosed(FORKED)
+        if threading.current_thread() is self._loop.thread:
             raise RuntimeError("a blocking call from the thread that serves it")
 
     @contextmanager
@@ -132,30 +272,18 @@ class Portal(Generic[R_co]):
 
         Raises as entering and leaving *manager* do.
         """
-        held = Held(manager)
+        block = PortalBlock(self, Held(manager, self._loop.blocks))
+        value = block.enter()
         try:
-            value = self.call(self.start, held)
-            try:
-                yield value
-            except Exception as error:
-                if not self.is_forked:
-                    trace = error.__traceback__
-                    with suppress_same(error):
-                        self.call(held.leave, error)
-                    error.__traceback__ = trace
-                raise
-            if not self.is_forked:
-                self.call(held.leave)
+            yield value
         except BaseException as error:
-            # Also if the caller was interrupted while the block was entered or left.
-            if not isinstance(error, Exception) and held.is_entered and not self.is_forked:
-                self.call(held.cancel)
+            block.leave(error)
             raise
+        block.leave()
 
-    async def start(self, held: Held[T]) -> T:
-        """Enter *held* in a task of its own and return its value. Raises as entering does."""
-        value: T = await self._nursery.start(held.run)
-        return value
+    def stop(self) -> None:
+        """Begin to close, and do not wait for the end."""
+        self._loop.stop()
 
     def close(self) -> None:
         """Cancel the calls under way, close the resource, end the thread.
@@ -164,79 +292,76 @@ class Portal(Generic[R_co]):
         """
         if self.is_forked:
             return
-        with suppress(trio.RunFinishedError):
-            self._token.run_sync_soon(self._stop.set)
-        self._thread.join()
+        self._loop.stop()
+        self._loop.thread.join()
 
-    async def _serve(self) -> None:
-        self._token = trio.lowlevel.current_trio_token()
-        self._stop = trio.Event()
+
+class PortalBlock(Generic[T]):
+    """An async context manager that is entered and left from outside of the portal's thread."""
+
+    def __init__(self, portal: Portal[object], held: Held[T]) -> None:
+        self._portal = portal
+        self._held = held
+
+    def enter(self) -> T:
+        """Enter the block. Interrupted, nothing stays open. Raises as entering does."""
         try:
-            async with self._open_resource() as value, trio.open_nursery() as self._nursery:
-                try:
-                    self._opened.set_result(value)
-                    await self._stop.wait()
-                finally:
-                    self._stop.set()  # also after a crash: from here on, calls are refused
-                self._nursery.cancel_scope.cancel()
-        except Exception as error:
-            if self._opened.done():
-                raise
-            self._opened.set_exception(error)
+            return self._portal.call(self._held.enter)
+        except BaseException as error:
+            self._stop_after(error)
+            raise
 
-    def _spawn(
-        self, work: Callable[[], Awaitable[T]], scope: trio.CancelScope, settle: Settle[T]
-    ) -> None:
-        if self._stop.is_set():
-            settle(None, RuntimeError("the client is closed"))
-        else:
-            self._nursery.start_soon(_complete, work, scope, settle)
+    def close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Call *close*, of what the block opened; not if that was left, or in a forked process.
 
-
-class Held(Generic[T]):
-    """An async context manager held open in trio for another thread or an asyncio task.
-
-    Attributes:
-        is_entered: the block was entered, so leave() or cancel() must follow.
-    """
-
-    def __init__(self, manager: AbstractAsyncContextManager[T]) -> None:
-        self.is_entered = False
-        self._manager = manager
-        self._scope = trio.CancelScope()
-        self._left, self._ended = trio.Event(), trio.Event()
-        self._error: Exception | None = None
-        self._failure: Exception | None = None
-
-    async def run(self, *, task_status: trio.TaskStatus[T]) -> None:
-        """Enter the block and stay until leave() or cancel(). Raises as entering it does."""
+        Interrupted, the block is left at once. Raises as *close* does.
+        """
+        if self._held.is_left or self._portal.is_forked:
+            return
         try:
-            with self._scope:
-                async with self._manager as value:
-                    task_status.started(value)
-                    self.is_entered = True
-                    await self._left.wait()
-                    if self._error is not None:
-                        raise self._error  # noqa: TRY301  # into the block, where it happened
-        except Exception as failure:
-            if not self.is_entered:
-                raise
-            self._failure = failure
-        finally:
-            self._ended.set()
+            self._portal.call(close)
+        except BaseException as interrupt:
+            self._stop_after(interrupt)
+            raise
 
-    async def leave(self, error: Exception | None = None) -> None:
-        """Leave the block, with *error* if the caller's block failed. Raises as leaving it does."""
-        self._error = error
-        self._left.set()
-        await self._ended.wait()
-        if self._failure is not None:
-            raise self._failure
+    def leave(self, error: BaseException | None = None) -> None:
+        """Leave the block, which gets *error* unchanged, and an interruption as a cancellation.
 
-    async def cancel(self) -> None:
-        """Leave the block at once. Its errors give way to the one that interrupted the caller."""
-        self._scope.cancel()
-        await self._ended.wait()
+        It does nothing if the block was left, or this is a forked process. Raises another error
+        than *error* if leaving raises one.
+        """
+        if self._held.is_left or self._portal.is_forked:
+            return
+        try:
+            if error is None:
+                self._portal.call(self._held.leave, is_block_over=True)
+            elif isinstance(error, Exception):
+                with suppress_same(error):
+                    self._portal.call(self._held.leave, error)
+            else:
+                self._portal.call(self._held.cancel)
+        except BaseException as interrupt:
+            self._stop_after(interrupt)
+            raise
+
+    def _stop_after(self, error: BaseException) -> None:
+        """Leave the block at once if the caller was interrupted while it entered or left it."""
+        if isinstance(error, Exception) or not self._held.is_entered or self._portal.is_forked:
+            return
+        self._portal.call(self._held.cancel)
+
+
+def close_when_dropped(owner: object, portal: Portal[object], held: Held[Any], what: str) -> None:
+    """Cancel *held*, and warn, if *owner* becomes garbage while it is open."""
+    weakref.finalize(owner, _drop, portal, held, what).atexit = False  # the client ends then
+
+
+def _drop(portal: Portal[object], held: Held[Any], what: str) -> None:
+    if held.is_over or portal.is_forked:
+        return
+    with suppress(ClientClosed):
+        portal.post(held.abandon)
+        warn_unclosed(what)
 
 
 def settled(result: Future[T]) -> Settle[T]:
@@ -253,12 +378,15 @@ def settled(result: Future[T]) -> Settle[T]:
 
 @contextmanager
 def suppress_same(error: Exception) -> Iterator[None]:
-    """Suppress *error* itself; any other error replaces it."""
+    """Suppress *error* itself, whose traceback stays as it is; any other error replaces it."""
+    trace = error.__traceback__
     try:
         yield
     except Exception as other:
         if other is not error:
             raise
+    finally:
+        error.__traceback__ = trace
 
 
 async def _complete(
@@ -269,7 +397,7 @@ async def _complete(
         with scope:
             value = await work()
     except trio.Cancelled:
-        settle(None, RuntimeError("the client was closed during the call"))
+        settle(None, ClientClosed("the client was closed during the call; connect again"))
         raise
     except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
         settle(None, error)

@@ -94,7 +94,7 @@ async def _run(config: BookieConfig, stop_with_parent: bool, as_json: bool) -> N
 async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
         async with (
-            open_store(config.metadata, create=True) as store,
+            open_store(config.metadata, create=True, waits_for_start=True) as store,
             trio.open_nursery() as nursery,
         ):
             serve = partial(run_bookie, roles=_roles(config, store), give_up=_end_stalled)

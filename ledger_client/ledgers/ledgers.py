@@ -22,8 +22,9 @@ from ledger_client.errors import (
 from ledger_client.figures import Figures
 from ledger_client.ledgers.catalogue import Catalogue, LedgerInfo, LedgerListing
 from ledger_client.ledgers.entries import DIGESTS
+from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.ledgers.placement import Placement, Quarantine
-from ledger_client.ledgers.reader import LedgerOpener, LedgerReader
+from ledger_client.ledgers.reader import LedgerReader
 from ledger_client.ledgers.recovery import Recoveries
 from ledger_client.ledgers.settling import settle
 from ledger_client.ledgers.writer import LedgerWriter, WriteDriver, Writers
@@ -146,7 +147,7 @@ class Ledgers:
         try:
             yield reader
         finally:
-            reader.close()
+            reader.unwatch()
 
     async def recover(self, ledger_id: int, password: bytes = b"") -> LedgerInfo:
         """Close a ledger in its writer's place; return its metadata. See Client.ledgers."""

@@ -22,7 +22,6 @@ from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
 
-import msgspec
 import trio
 
 from ledger_client.background import OneTaker
@@ -43,9 +42,9 @@ from ledger_client.ledgers.entries import (
     check_code,
     sound_entries,
 )
-from ledger_client.ledgers.replica_reads import NOTHING_KNOWN, LedgerSource, Parts, ask_confirmed
-from ledger_client.options import Options
-from ledger_client.wire.bookies import BookieConnection, Bookies
+from ledger_client.ledgers.replica_reads import LedgerSource, Parts, ask_confirmed
+from ledger_client.opening import Openable
+from ledger_client.wire.bookies import BookieConnection
 from ledger_client.wire.inflight import Reply
 from metadata.errors import MetadataError
 from metadata.records import LedgerRecord, LedgerState
@@ -60,11 +59,9 @@ REST_S = 60.0
 """The record of a quiet ledger is read about so often, without a hint."""
 ANOTHERS_REST_S = 2.0
 """And so often if BookKeeper's client wrote it: what that changes in ZooKeeper brings no hint."""
-READ_SIZE_MIN = 64 << 10
-READ_SIZE_MAX = 2 << 20
 
 
-class LedgerReader:
+class LedgerReader(Openable):
     """One ledger, opened for reading by Ledgers.open."""
 
     def __init__(self, view: LedgerView) -> None:
@@ -133,7 +130,13 @@ class LedgerReader:
             raise NoSuchEntry(ledger_id=self.id, entry_id=start, last_confirmed=self.last_confirmed)
         return Follower(self._view, start)
 
-    def close(self) -> None:
+    async def close(self) -> None:
+        """Let go of the ledger. Harmless if that was done; the block's end does it in any case."""
+        self.unwatch()
+        if self._held is not None:
+            await self._held.leave()
+
+    def unwatch(self) -> None:
         """Stop watching the record for followers."""
         self._view.close()
 
@@ -548,51 +551,3 @@ class Follower:
 
 
 # --- opening ----------------------------------------------------------------------------
-
-
-class LedgerOpener:
-    """Opens ledgers for reading, which fences no writer."""
-
-    def __init__(
-        self, *, catalogue: Catalogue, bookies: Bookies, options: Options, settle: Settle
-    ) -> None:
-        self._catalogue = catalogue
-        self._bookies = bookies
-        self._options = options
-        self._settle = settle
-
-    def sharing(self, size: int, readers: int) -> LedgerOpener:
-        """Return an opener whose readers read ahead, *readers* of them together *size* bytes."""
-        each = size // max(readers, 1)
-        batch_size = min(max(each // 4, READ_SIZE_MIN), READ_SIZE_MAX)
-        options = msgspec.structs.replace(
-            self._options,
-            read_batch_size=batch_size,
-            reads_in_flight=min(max(each // batch_size, 1), 4),
-        )
-        return LedgerOpener(
-            catalogue=self._catalogue, bookies=self._bookies, options=options, settle=self._settle
-        )
-
-    async def open(self, ledger_id: int, *, confirmed: int = NOTHING_KNOWN) -> LedgerReader:
-        """Open a ledger. If it is not closed, ask its bookies for the last confirmed entry.
-
-        The caller knows that entries up to *confirmed* are: the bookies that answer may not.
-
-        Raises:
-            NoSuchLedger: it was deleted.
-            ReplicasUnavailable: it is not closed, and none of its bookies answered.
-            MetadataUnavailable: the store did not answer in time.
-        """
-        record, _ = await self._catalogue.get(ledger_id)
-        return await self.reader_of(record, confirmed=confirmed)
-
-    async def reader_of(
-        self, record: LedgerRecord, *, confirmed: int = NOTHING_KNOWN
-    ) -> LedgerReader:
-        """As open(), for a ledger whose record was read just now."""
-        source = LedgerSource(record, bookies=self._bookies, options=self._options)
-        view = LedgerView(source, self._catalogue, self._settle)
-        await view.learn_confirmed()
-        view.raise_confirmed(confirmed)
-        return LedgerReader(view)

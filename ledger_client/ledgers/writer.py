@@ -52,6 +52,7 @@ from ledger_client.ledgers.write_state import (
     Replace,
     WriteState,
 )
+from ledger_client.opening import Openable
 from ledger_client.options import Options
 from ledger_client.wire.bookies import Bookies
 from ledger_client.wire.inflight import LedgerName
@@ -92,7 +93,7 @@ class Request(Add):
         self.done.set()
 
 
-class LedgerWriter:
+class LedgerWriter(Openable):
     """One ledger that is open for writing. Any task may append."""
 
     def __init__(self, driver: WriteDriver) -> None:
@@ -161,6 +162,8 @@ class LedgerWriter:
                 stays open, and close() may be called again.
         """
         await (self._driver.close() if wait else self._driver.abort())
+        if self._held is not None:
+            await self._held.leave()
 
 
 class WriteDriver:

@@ -17,25 +17,34 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from functools import partial
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Protocol, TypeVar, Unpack
 
 import trio
 
 from ledger_client.background import OneTaker
+from ledger_client.client import Client
+from ledger_client.errors import ClientClosed
 from ledger_client.groups.consumer import GroupConsumer, at_hand
 from ledger_client.groups.options import ConsumerSettings
 from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
 from ledger_client.message_id import MessageId
-from ledger_client.portal import FORKED, Held, Portal, Settle, suppress_same
+from ledger_client.opening import Held, Opening, Unopened
+from ledger_client.portal import FORKED, Portal, Settle, close_when_dropped, suppress_same
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
-from ledger_client.topics.reading.reader import RecordBatches, TopicReader, give_back
+from ledger_client.topics.reading.reader import (
+    RecordBatches,
+    TopicReader,
+    give_back,
+    holds_batch,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -44,6 +53,8 @@ T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 R = TypeVar("R")
 P = ParamSpec("P")
+C = TypeVar("C", bound="CanExit")
+OpenT = TypeVar("OpenT", bound="LoopOpened")
 
 
 class LoopPortal(Generic[T_co]):
@@ -60,8 +71,8 @@ class LoopPortal(Generic[T_co]):
         """Run *work* in trio's thread and return what it returns, or raise what it raises.
 
         Raises:
-            RuntimeError: the client is closed, was connected in another event loop, or before
-                this process was forked.
+            ClientClosed: the client is closed, or was connected before this process was forked.
+            RuntimeError: it was connected in another event loop.
         """
         future: asyncio.Future[R] = self.future()
         cancel = self.portal.spawn(partial(work, *args, **kwargs), self.settles(future))
@@ -92,7 +103,7 @@ class LoopPortal(Generic[T_co]):
     def future(self) -> asyncio.Future[R]:
         """Return a future of the running loop, which must be the one of connect()."""
         if self.portal.is_forked:
-            raise RuntimeError(FORKED)
+            raise ClientClosed(FORKED)
         if asyncio.get_running_loop() is not self._loop:
             raise RuntimeError(
                 "this client was connected in another event loop; call "
@@ -124,28 +135,73 @@ class LoopPortal(Generic[T_co]):
             else:
                 future.set_exception(error)
 
-    @asynccontextmanager
-    async def hold(self, manager: AbstractAsyncContextManager[R]) -> AsyncIterator[R]:
-        """Enter *manager* for the block, as Portal.hold() does."""
-        held = Held(manager)
+    async def close(self) -> None:
+        """Close the portal, and wait for that even if cancelled. Any event loop may do it."""
+        loop = asyncio.get_running_loop()
+        await outlast(loop.run_in_executor(None, self.portal.close), _nothing)
+
+
+class LoopBlock(Generic[R]):
+    """An async context manager of trio, entered and left by tasks of the event loop."""
+
+    def __init__(self, portal: LoopPortal[Any], held: Held[R]) -> None:
+        self._portal = portal
+        self._held = held
+
+    async def enter(self) -> R:
+        """Enter the block. Cancelled, nothing stays open. Raises as entering does."""
         try:
-            value = await self.call(self.portal.start, held)
-            try:
-                yield value
-            except Exception as error:
-                trace = error.__traceback__
-                if not self.portal.is_forked:
-                    with suppress_same(error):
-                        await self.call(held.leave, error)
-                error.__traceback__ = trace
-                raise
-            if not self.portal.is_forked:
-                await self.call(held.leave)
+            return await self._portal.call(self._held.enter)
         except BaseException as error:
-            # Also if the task was cancelled while the block was entered or left.
-            if not isinstance(error, Exception) and held.is_entered and not self.portal.is_forked:
-                await self.call(held.cancel)
+            await self._stop_after(error)
             raise
+
+    async def close(self, close: Callable[[], Awaitable[None]]) -> None:
+        """Close what the block opened, as PortalBlock.close() does."""
+        if self._held.is_left or self._portal.portal.is_forked:
+            return
+        try:
+            await self._portal.call(close)
+        except BaseException as interrupt:
+            await self._stop_after(interrupt)
+            raise
+
+    async def leave(self, error: BaseException | None = None) -> None:
+        """Leave the block, as PortalBlock.leave() does."""
+        if self._held.is_left or self._portal.portal.is_forked:
+            return
+        try:
+            if error is None:
+                await self._portal.call(self._held.leave, is_block_over=True)
+            elif isinstance(error, Exception):
+                with suppress_same(error):
+                    await self._portal.call(self._held.leave, error)
+            else:
+                await self._portal.call(self._held.cancel)
+        except BaseException as interrupt:
+            await self._stop_after(interrupt)
+            raise
+
+    async def _stop_after(self, error: BaseException) -> None:
+        """Leave the block at once if the task was cancelled while it entered or left it."""
+        forked = self._portal.portal.is_forked
+        if isinstance(error, Exception) or not self._held.is_entered or forked:
+            return
+        await self._portal.call(self._held.cancel)
+
+
+async def start_portal(
+    open_resource: Callable[[], AbstractAsyncContextManager[T]],
+) -> LoopPortal[T]:
+    """Run trio in a thread, around a resource. Raises as opening it does."""
+    loop = asyncio.get_running_loop()
+    portal = Portal(open_resource, waits=False)
+    try:
+        await outlast(asyncio.wrap_future(portal.opened, loop=loop), portal.stop)
+    except BaseException:
+        await outlast(loop.run_in_executor(None, portal.close), _nothing)
+        raise
+    return LoopPortal(portal, loop)
 
 
 @asynccontextmanager
@@ -153,18 +209,15 @@ async def open_portal(
     open_resource: Callable[[], AbstractAsyncContextManager[T]],
 ) -> AsyncIterator[LoopPortal[T]]:
     """Run trio in a thread for the block, around a resource. Raises as opening it does."""
-    loop = asyncio.get_running_loop()
-    opening = loop.run_in_executor(None, Portal, open_resource)
+    portal = await start_portal(open_resource)
     try:
-        portal = await outlast(opening, lambda: None)
-    except asyncio.CancelledError:
-        if not opening.exception():
-            await loop.run_in_executor(None, opening.result().close)
-        raise
-    try:
-        yield LoopPortal(portal, loop)
+        yield portal
     finally:
-        await outlast(loop.run_in_executor(None, portal.close), lambda: None)
+        await portal.close()
+
+
+def _nothing() -> None:
+    """Cancel nothing: what is waited for ends by itself."""
 
 
 async def outlast(future: asyncio.Future[R], cancel: Callable[[], None]) -> R:
@@ -195,22 +248,123 @@ class Looped(Generic[T]):
         # The loop waits for the other thread, which does nothing in such calls but answer.
         return self._portal.portal.call_sync(work, *args, **kwargs)
 
-    def _hold(self, manager: AbstractAsyncContextManager[R]) -> AbstractAsyncContextManager[R]:
-        return self._portal.hold(manager)
+    def _opening(
+        self, kind: Callable[[LoopPortal[object], R], OpenT], opening: Opening[R]
+    ) -> LoopOpening[OpenT]:
+        """Return what opens something, and returns it as a *kind*."""
+
+        async def open_it() -> OpenT:
+            held = opening.hold()
+            block = LoopBlock(self._portal, held)
+            opened = kind(self._portal, await block.enter())
+            opened._block = block
+            close_when_dropped(opened, self._portal.portal, held, opening._what)
+            return opened
+
+        return LoopOpening(open_it, what=opening._what, call=opening._call)
 
     def _iterate(self, items: AsyncIterator[R]) -> AsyncIterator[R]:
-        return LoopItems(self._portal, items)
+        return LoopItems(self._portal, items, self)
+
+
+class LoopOpened:
+    """What is open until the end of ``async with``, or until close()."""
+
+    _block: LoopBlock[Any]
+    _inner: Any
+
+    async def close(self) -> None:
+        """Do what the method of ledger_client does. Harmless if it is closed, and in a fork."""
+        await self._close()
+
+    async def _close(self, **how: bool) -> None:
+        await self._block.close(partial(self._inner.close, **how))
+
+    async def _exit(self, error: BaseException | None) -> None:
+        await self._block.leave(error)
+
+
+class LoopConnection:
+    """A client, which has the thread."""
+
+    _portal: LoopPortal[Any]
+    _inner: Client
+
+    async def close(self) -> None:
+        """Close what the client opened and is still open, then the connections and the thread.
+
+        Harmless if it is closed. In a forked process it does nothing.
+
+        Raises:
+            LedgerError: as the first close() that fails, once all is closed.
+        """
+        await self._leave(self._inner.close)
+
+    async def _exit(self, error: BaseException | None) -> None:
+        await self._leave(self._inner.close if error is None else self._inner._opened.cancel)
+
+    async def _leave(self, end: Callable[[], Awaitable[None]]) -> None:
+        if self._portal.portal.is_forked:
+            return
+        try:
+            with suppress(ClientClosed):
+                await self._portal.call(end)
+        finally:
+            await self._portal.close()
+
+
+class CanExit(Protocol):
+    """What LoopOpening opens."""
+
+    async def _exit(self, error: BaseException | None) -> None:
+        """Close it at the end of a block, which failed with *error* unless that is None."""
+
+
+class LoopOpening(Unopened, Generic[C]):
+    """Something that is not open yet. Enter it with ``async with``, or ``await`` it.
+
+    ``async with`` closes it at the end of the block. What ``await`` returns is open until its
+    close(), or until the client's.
+    """
+
+    def __init__(self, open_it: Callable[[], Awaitable[C]], *, what: str, call: str) -> None:
+        super().__init__(what=what, call=call)
+        self._open_it = open_it
+        self._entered: list[C] = []
+
+    def __await__(self) -> Generator[Any, None, C]:
+        return self._open().__await__()
+
+    async def _open(self) -> C:
+        self._use()
+        return await self._open_it()
+
+    async def __aenter__(self) -> C:
+        opened = await self._open()
+        self._entered.append(opened)
+        return opened
+
+    async def __aexit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        await self._entered.pop()._exit(error)
 
 
 class LoopItems(Generic[R]):
     """An iterator over items that come from trio's thread one by one.
 
     If the task is cancelled when an item has come already, the next call returns it.
+
+    *owner* is kept with it, because what is dropped is closed.
     """
 
-    def __init__(self, portal: LoopPortal[Any], items: AsyncIterator[R]) -> None:
+    def __init__(self, portal: LoopPortal[Any], items: AsyncIterator[R], owner: object) -> None:
         self._portal = portal
         self._items = items
+        self._owner = owner
         self._fetched: list[R] = []
         self._taker = OneTaker("iterator")
 
@@ -248,9 +402,11 @@ class LoopSends(Looped[Producer]):
         super().__init__(portal, inner)
         self._queue = SendQueue(inner, portal.portal.post, portal.portal.nursery)
 
-    async def _send(self, value: Bytes | None, **fields: Unpack[SendFields]) -> MessageId:
+    async def _send(
+        self, value: Bytes | None, *, timeout_s: float | None, **fields: Unpack[SendFields]
+    ) -> MessageId:
         future: asyncio.Future[MessageId] = self._portal.future()
-        send = QueuedSend(value, fields, self._portal.settles(future))
+        send = QueuedSend(value, fields, self._portal.settles(future), timeout_s)
         self._queue.put(send)
         try:
             return await future
@@ -342,23 +498,33 @@ class LoopMessages(Looped[TopicReader]):
                 # Another task took them, or had them taken back, as for position().
         raise StopAsyncIteration
 
-    async def _next_messages(self) -> list[Message]:
+    async def _next_messages(
+        self, messages_max: int | None = None, *, wait_s: float | None = None
+    ) -> list[Message]:
+        fetch = partial(self._fetch, messages_max, wait_s)
         with self._taker:
             self._portal.portal.call_sync(self._give_back)
-            while await self._portal.call(self._fetch):
+            while await self._portal.call(fetch):
                 fetched, self._ready = list(self._ready), iter(())
                 if fetched:
                     return fetched
         return []
 
-    async def _fetch(self) -> bool:
-        messages = await self._inner.next_messages()
+    async def _fetch(self, messages_max: int | None = None, wait_s: float | None = None) -> bool:
+        messages = await self._inner.next_messages(messages_max, wait_s=wait_s)
         self._ready = iter(messages)
         return bool(messages)
 
     async def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         self._portal.portal.call_sync(self._give_back)
-        return await self._portal.call(work, *args, **kwargs)
+        return await self._portal.call(self._run, partial(work, *args, **kwargs))
+
+    async def _run(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Do *work*, and forget what another task had fetched meanwhile if it was a seek()."""
+        result = await work()
+        if not holds_batch(self._inner):
+            self._ready = iter(())
+        return result
 
     def _call_sync(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self._portal.portal.call_sync(self._give_back)
@@ -370,13 +536,17 @@ class LoopMessages(Looped[TopicReader]):
 
 
 class LoopEntries(Looped[Follower]):
-    """An async iterator of entries, brought from trio's thread by the batch as LoopMessages."""
+    """An async iterator of entries, brought from trio's thread by the batch as LoopMessages.
+
+    *owner* is kept with it, because what is dropped is closed.
+    """
 
     _ready: Iterator[Entry] = iter(())
     _fetched: EntryBatch | None = None
 
-    def __init__(self, portal: LoopPortal[object], inner: Follower) -> None:
+    def __init__(self, portal: LoopPortal[object], inner: Follower, owner: object) -> None:
         super().__init__(portal, inner)
+        self._owner = owner
         self._taker = OneTaker("follower")
 
     @property

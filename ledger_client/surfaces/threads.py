@@ -4,24 +4,33 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
 from concurrent.futures import Future
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, suppress
+from contextlib import suppress
 from functools import partial
 from operator import length_hint
-from typing import TYPE_CHECKING, Any, Generic, ParamSpec, TypeVar, Unpack
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
 
 import trio
 
 from ledger_client.background import OneTaker
+from ledger_client.client import Client
+from ledger_client.errors import ClientClosed
 from ledger_client.groups.consumer import GroupConsumer, at_hand
 from ledger_client.groups.options import ConsumerSettings, OnParts, TopicPartition
 from ledger_client.ledgers.entries import Entry, EntryBatch
 from ledger_client.ledgers.reader import Follower
 from ledger_client.message_id import MessageId
-from ledger_client.portal import Portal, settled
+from ledger_client.opening import Opening
+from ledger_client.portal import Portal, PortalBlock, close_when_dropped, settled
 from ledger_client.topics.messages import Message
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
-from ledger_client.topics.reading.reader import RecordBatches, TopicReader, give_back
+from ledger_client.topics.reading.reader import (
+    RecordBatches,
+    TopicReader,
+    give_back,
+    holds_batch,
+)
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -29,6 +38,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 P = ParamSpec("P")
+OpenT = TypeVar("OpenT", bound="BlockingOpened")
 
 
 class Blocking(Generic[T]):
@@ -44,22 +54,93 @@ class Blocking(Generic[T]):
     def _call_sync(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         return self._portal.call_sync(work, *args, **kwargs)
 
-    def _hold(self, manager: AbstractAsyncContextManager[R]) -> AbstractContextManager[R]:
-        return self._portal.hold(manager)
+    def _open(self, kind: Callable[[Portal[object], R], OpenT], opening: Opening[R]) -> OpenT:
+        """Open something, until the end of ``with`` or close(), and return it as a *kind*."""
+        held = opening.hold()
+        block = PortalBlock(self._portal, held)
+        opened = kind(self._portal, block.enter())
+        opened._block = block
+        close_when_dropped(opened, self._portal, held, opening._what)
+        return opened
 
     def _iterate(self, items: AsyncIterator[R]) -> Iterator[R]:
-        return BlockingItems(self._portal, items)
+        return BlockingItems(self._portal, items, self)
+
+
+class BlockingOpened:
+    """What is open until the end of ``with``, or until close()."""
+
+    _block: PortalBlock[Any]
+    _inner: Any
+
+    def close(self) -> None:
+        """Do what the method of ledger_client does. Harmless if it is closed, and in a fork."""
+        self._close()
+
+    def _close(self, **how: bool) -> None:
+        self._block.close(partial(self._inner.close, **how))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._block.leave(error)
+
+
+class BlockingConnection:
+    """A client, which has the thread."""
+
+    _portal: Portal[Any]
+    _inner: Client
+
+    def close(self) -> None:
+        """Close what the client opened and is still open, then the connections and the thread.
+
+        Harmless if it is closed. In a forked process it does nothing.
+
+        Raises:
+            LedgerError: as the first close() that fails, once all is closed.
+        """
+        self._leave(self._inner.close)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._leave(self._inner.close if error is None else self._inner._opened.cancel)
+
+    def _leave(self, end: Callable[[], Awaitable[None]]) -> None:
+        if self._portal.is_forked:
+            return
+        try:
+            with suppress(ClientClosed):
+                self._portal.call(end)
+        finally:
+            self._portal.close()
 
 
 class BlockingItems(Generic[R]):
     """An iterator over items that come from trio's thread one by one.
 
     If the caller is interrupted when an item has come already, the next call returns it.
+
+    *owner* is kept with it, because what is dropped is closed.
     """
 
-    def __init__(self, portal: Portal[Any], items: AsyncIterator[R]) -> None:
+    def __init__(self, portal: Portal[Any], items: AsyncIterator[R], owner: object) -> None:
         self._portal = portal
         self._items = items
+        self._owner = owner
         self._fetched: list[R] = []
         self._taker = OneTaker("iterator")
 
@@ -97,10 +178,12 @@ class BlockingSends(Blocking[Producer]):
         super().__init__(portal, inner)
         self._queue = SendQueue(inner, portal.post, portal.nursery)
 
-    def _send(self, value: Bytes | None, **fields: Unpack[SendFields]) -> MessageId:
+    def _send(
+        self, value: Bytes | None, *, timeout_s: float | None, **fields: Unpack[SendFields]
+    ) -> MessageId:
         self._portal.check_thread()
         result: Future[MessageId] = Future()
-        send = QueuedSend(value, fields, settled(result))
+        send = QueuedSend(value, fields, settled(result), timeout_s)
         self._queue.put(send)
         try:
             return result.result()
@@ -137,23 +220,33 @@ class BlockingMessages(Blocking[TopicReader]):
                 # Another thread took them, or had them taken back, as for position().
         raise StopIteration
 
-    def _next_messages(self) -> list[Message]:
+    def _next_messages(
+        self, messages_max: int | None = None, *, wait_s: float | None = None
+    ) -> list[Message]:
+        fetch = partial(self._fetch, messages_max, wait_s)
         with self._taker:
             self._portal.call_sync(self._give_back)
-            while self._portal.call(self._fetch):
+            while self._portal.call(fetch):
                 fetched, self._ready = list(self._ready), iter(())
                 if fetched:
                     return fetched
         return []
 
-    async def _fetch(self) -> bool:
-        messages = await self._inner.next_messages()
+    async def _fetch(self, messages_max: int | None = None, wait_s: float | None = None) -> bool:
+        messages = await self._inner.next_messages(messages_max, wait_s=wait_s)
         self._ready = iter(messages)
         return bool(messages)
 
     def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
         self._portal.call_sync(self._give_back)
-        return self._portal.call(work, *args, **kwargs)
+        return self._portal.call(self._run, partial(work, *args, **kwargs))
+
+    async def _run(self, work: Callable[[], Awaitable[R]]) -> R:
+        """Do *work*, and forget what another task had fetched meanwhile if it was a seek()."""
+        result = await work()
+        if not holds_batch(self._inner):
+            self._ready = iter(())
+        return result
 
     def _call_sync(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
         self._portal.call_sync(self._give_back)
@@ -227,13 +320,17 @@ def _in_worker(function: OnParts) -> OnParts:
 
 
 class BlockingEntries(Blocking[Follower]):
-    """An iterator of entries, brought from trio's thread by the batch as BlockingMessages."""
+    """An iterator of entries, brought from trio's thread by the batch as BlockingMessages.
+
+    *owner* is kept with it, because what is dropped is closed.
+    """
 
     _ready: Iterator[Entry] = iter(())
     _fetched: EntryBatch | None = None
 
-    def __init__(self, portal: Portal[object], inner: Follower) -> None:
+    def __init__(self, portal: Portal[object], inner: Follower, owner: object) -> None:
         super().__init__(portal, inner)
+        self._owner = owner
         self._taker = OneTaker("follower")
 
     @property

@@ -59,6 +59,7 @@ class Dialer:
         self._nursery = nursery
         self._open_stream = open_stream
         self._next = 0
+        self._refused: set[Address] = set()
         self._current: Session | None = None
         self._open: set[Session] = set()
         self._connecting = trio.Lock()
@@ -69,6 +70,11 @@ class Dialer:
     def count(self) -> int:
         """Number of addresses in a round."""
         return len(self._addresses)
+
+    @property
+    def is_refused(self) -> bool:
+        """True if nothing listens at any address: each refused the last attempt to connect."""
+        return self._refused.issuperset(self._addresses)
 
     def is_current(self, session: Session) -> bool:
         """True if new calls are made over *session*."""
@@ -137,6 +143,7 @@ class Dialer:
     async def _connect(self) -> Session:
         address = self._addresses[self._next % len(self._addresses)]
         self._next += 1  # also when this attempt is cancelled: a slow host is not asked again
+        self._refused.discard(address)
         try:
             with trio.fail_after(CONNECT_S):
                 stream = await self._open_stream(address.host, address.port)
@@ -147,6 +154,8 @@ class Dialer:
             self._doubtful[address] = None
             raise
         except OSError as error:
+            if _is_refusal(error):
+                self._refused.add(address)
             raise ConnectionError(f"{address} cannot be reached: {_reason(error)}") from error
         if self._closed:  # it would outlive its nursery's cancellation for ever
             await trio.aclose_forcefully(stream)
@@ -220,6 +229,18 @@ def unavailable(error: Exception, limit_s: float, *, is_sent: bool) -> MetadataU
     else:
         reason = error.reason if isinstance(error, BookieUnavailable) else str(error)
     return MetadataUnavailable(reason, outcome_unknown=is_sent)
+
+
+def _is_refusal(error: BaseException | None) -> bool:
+    """Return True if nothing listens at any address of the host.
+
+    A name that cannot be resolved may be that of a container which starts.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return all(_is_refusal(each) for each in error.exceptions)
+    return isinstance(error, ConnectionRefusedError) or (
+        error is not None and error.__cause__ is not None and _is_refusal(error.__cause__)
+    )
 
 
 def _reason(error: OSError) -> str:

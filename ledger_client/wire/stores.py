@@ -11,6 +11,10 @@ at one bookie after the other. Which calls may be repeated after they were sent 
 
 A call that was not sent yet, or that a bookie refused without doing it, may always be repeated.
 
+Bookies that restart refuse connections for a moment, so a cluster that has answered before gets
+the whole deadline. At one that never has, a refusal by every address means a wrong address, and the
+call fails after REFUSED_S; unless the store waits for a cluster that is started together with it.
+
 Of many calls at once, CALLS_MAX are under way and the others wait for their turn (inflight.py).
 Their deadline counts from the turn, which they get as long as bookies answer. A call that waits at
 a bookie which answers others is in a queue there, so it goes to another one later than otherwise.
@@ -19,6 +23,7 @@ a bookie which answers others is in a queue there, so it goes to another one lat
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -77,6 +82,8 @@ ATTEMPT_S = 1.0
 """After this long, a call that may be repeated goes to another bookie; doubles each time."""
 ATTEMPT_S_MIN = 0.1
 """With less time left, no attempt is begun: its timeout would hide the reason of the last one."""
+REFUSED_S = 0.9
+"""How long a call is tried while nothing listens at any address and no bookie has ever answered."""
 CALLS_MAX = 256
 """Calls under way, without those that wait for news. As many changes share a transaction."""
 PAUSE_S_MIN = 0.05
@@ -85,17 +92,26 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 
-def open_store(url: str) -> AbstractAsyncContextManager[MetadataStore]:
-    """Open the store that *url* names, a cluster's or a SQLite file, as metadata.urls does."""
-    return urls.open_store(url, drivers=dict.fromkeys(SCHEMES, open_bookie_store))
+def open_store(
+    url: str, *, waits_for_start: bool = False
+) -> AbstractAsyncContextManager[MetadataStore]:
+    """Open the store that *url* names, a cluster's or a SQLite file, as metadata.urls does.
+
+    *waits_for_start*: as for open_bookie_store().
+    """
+    driver = partial(open_bookie_store, waits_for_start=waits_for_start)
+    return urls.open_store(url, drivers=dict.fromkeys(SCHEMES, driver))
 
 
 def open_bookie_store(
-    url: str, *, timeout_s: float | None = None
+    url: str, *, timeout_s: float | None = None, waits_for_start: bool = False
 ) -> AbstractAsyncContextManager[BookieStore]:
     """Open the store behind the bookies that *url* names.
 
-    *timeout_s* is the deadline of each call, by default timeout_of_calls_s.
+    Args:
+        url: of a cluster.
+        timeout_s: the deadline of each call, by default timeout_of_calls_s.
+        waits_for_start: the cluster may be starting, so a refusal does not shorten the deadline.
 
     Raises:
         BadAddress: *url* has another form, or names files that cannot be used.
@@ -105,6 +121,7 @@ def open_bookie_store(
         addresses,
         open_stream=opener(access),
         timeout_s=timeout_of_calls_s.get() if timeout_s is None else timeout_s,
+        waits_for_start=waits_for_start,
         name_strangers=partial(name_strangers, tls=access.tls),
     )
 
@@ -119,10 +136,12 @@ class BookieStore:
         nursery: trio.Nursery,
         open_stream: OpenStream = trio.open_tcp_stream,
         timeout_s: float = TIMEOUT_S,
+        waits_for_start: bool = False,
         name_strangers: NameStrangers | None = None,
     ) -> None:
         """Connect to nothing yet. *timeout_s* is each call's deadline.
 
+        *waits_for_start*: the whole of it holds even if nothing listens at any address.
         *name_strangers* describes what listens at addresses where no bookie answers.
 
         Connections are tasks of *nursery*. They outlive its cancellation until aclose(), because
@@ -130,6 +149,7 @@ class BookieStore:
         """
         self._name = format_cluster(addresses)
         self._timeout_s = timeout_s
+        self._waits_for_start = waits_for_start
         self._turns = Turns(CALLS_MAX, timeout_s)
         self._dialer = Dialer(addresses, nursery, open_stream, name_strangers)
         self.watches = Watches(BookieHints(self._dialer, self._name, timeout_s))
@@ -145,6 +165,7 @@ class BookieStore:
         *,
         open_stream: OpenStream = trio.open_tcp_stream,
         timeout_s: float = TIMEOUT_S,
+        waits_for_start: bool = False,
         name_strangers: NameStrangers | None = None,
     ) -> AsyncGenerator[BookieStore]:
         """Open a store for the length of the block."""
@@ -154,6 +175,7 @@ class BookieStore:
                 nursery=nursery,
                 open_stream=open_stream,
                 timeout_s=timeout_s,
+                waits_for_start=waits_for_start,
                 name_strangers=name_strangers,
             )
             try:
@@ -308,7 +330,8 @@ class BookieStore:
                 if not wait_s:  # else the wait was asked for
                     self._note_wait(began_at, error.message)
                 pause_s = self._pause_s(failures)
-                late = trio.current_time() + pause_s + ATTEMPT_S_MIN > deadline
+                until = min(deadline, began_at + REFUSED_S) if self._is_wrong else deadline
+                late = trio.current_time() + pause_s + ATTEMPT_S_MIN > until
                 if self._closed or late or (error.outcome_unknown and not twice):
                     raise MetadataUnavailable(
                         f"metadata: {self._name}: {error.message}",
@@ -318,6 +341,12 @@ class BookieStore:
                 self._is_wait_logged = False
                 return reply
             await trio.sleep(pause_s)
+
+    @property
+    def _is_wrong(self) -> bool:
+        """True if the addresses seem to be no bookies': nothing listens there, or ever answered."""
+        is_known = self._turns.answered_at > -math.inf
+        return not (is_known or self._waits_for_start) and self._dialer.is_refused
 
     def _pause_s(self, failures: int) -> float:
         """Return 0 within a round of all bookies; after each round more."""

@@ -13,8 +13,7 @@ from functools import partial
 
 import pytest
 import trio
-import uvloop
-from memory_cluster import memory_cluster
+from loop_rig import Program, client_and_cluster, connected, run
 
 import ledger_client
 from ledger_client import Client, EventTime, aio
@@ -22,44 +21,22 @@ from ledger_client.aio import AioClient
 from ledger_client.errors import (
     BadAddress,
     Busy,
+    ClientClosed,
     LedgerClosed,
     NoSuchEntry,
     NoSuchLedger,
     NoSuchTopic,
     ProducerClosed,
 )
-from ledger_client.surfaces.loops import LoopPortal, open_portal
-from ledger_client.topics.reading.options import ReadSettings
+from ledger_client.opening import Held
+from ledger_client.surfaces.loops import LoopBlock, LoopPortal, open_portal
+from ledger_client.topics.positions import EARLIEST
+from ledger_client.topics.reading.cursor import LaneRange
+from ledger_client.topics.reading.lane_set import LaneSet
+from ledger_client.topics.reading.options import ReadSettings, Start
 
 TOPIC = "shop/orders"
-Program = Callable[[AioClient], Awaitable[None]]
-
-
-@asynccontextmanager
-async def client_and_cluster() -> AsyncIterator[Client]:
-    async with memory_cluster(3) as cluster, cluster.client() as client:
-        yield client
-
-
-@asynccontextmanager
-async def connected() -> AsyncIterator[AioClient]:
-    async with open_portal(client_and_cluster) as portal:
-        yield AioClient(portal, portal.value)
-
-
-@pytest.fixture(params=["asyncio", "uvloop"])
-def run(request: pytest.FixtureRequest) -> Callable[[Program], None]:
-    """Runs a program with a client, under each loop."""
-    runner = asyncio.run if request.param == "asyncio" else uvloop.run
-
-    def run_with_client(program: Program) -> None:
-        async def main() -> None:
-            async with connected() as client:
-                await program(client)
-
-        runner(main())
-
-    return run_with_client
+__all__ = ["run"]  # a fixture
 
 
 def test_the_whole_life_of_a_topic(run: Callable[[Program], None]) -> None:
@@ -146,6 +123,26 @@ def test_a_thousand_tasks_share_a_producer_and_its_batches(
         assert len({(each.ledger_id, each.entry_id) for each in ids}) < 500
         async with client.reader(TOPIC) as reader:
             assert [message.value async for message in reader] == [b"%d" % n for n in range(1000)]
+
+    run(program)
+
+
+def test_sends_with_a_time_limit_and_without_keep_the_order_of_the_calls(
+    run: Callable[[Program], None],
+) -> None:
+    """A number that comes behind a higher one passes for a duplicate: it would not be kept."""
+
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        values = [b"%d" % number for number in range(30)]
+        async with client.producer(TOPIC, producer_name="p") as producer:
+            sends = (
+                producer.send(value, sequence=number, timeout_s=60 if number % 3 else None)
+                for number, value in enumerate(values)
+            )
+            await asyncio.gather(*sends)
+        async with client.reader(TOPIC) as reader:
+            assert [message.value async for message in reader] == values
 
     run(program)
 
@@ -270,6 +267,39 @@ def test_another_task_may_ask_for_the_position_while_messages_come(
     run(program)
 
 
+def test_messages_that_another_task_takes_during_a_seek_are_forgotten_after_it(
+    run: Callable[[Program], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those of their batch that it did not take: the place is another one then."""
+    find, found, taken = LaneSet.ranges, threading.Event(), threading.Event()
+
+    async def slow(self: LaneSet, start: Start, *, after: bool) -> list[LaneRange]:
+        ranges = await find(self, start, after=after)
+        found.set()
+        await trio.to_thread.run_sync(taken.wait, 60)
+        return ranges
+
+    async def program(client: AioClient) -> None:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"%d" % number for number in range(10)])
+        async with client.reader(TOPIC) as reader:
+            monkeypatch.setattr(LaneSet, "ranges", slow)
+            seeking = asyncio.ensure_future(reader.seek("earliest"))
+            assert await asyncio.to_thread(found.wait, 60)
+            assert (await anext(reader)).value == b"0"
+            taken.set()
+            await seeking
+            monkeypatch.setattr(LaneSet, "ranges", find)
+            assert [each.place for each in reader.position()] == [EARLIEST]
+            assert (await anext(reader)).value == b"0"
+            assert [m.value for m in await reader.next_messages(2)] == [b"1", b"2"]
+        found.clear()
+        taken.clear()
+
+    run(program)
+
+
 def test_a_second_task_that_takes_is_refused_and_nothing_is_lost(
     run: Callable[[Program], None],
 ) -> None:
@@ -376,9 +406,12 @@ def test_a_timeout_while_a_block_is_left_ends_it(run: Callable[[Program], None])
             finally:
                 steps.append("left")
 
+        held = Held(slow_to_leave(), client._inner._opened)
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1), client._hold(slow_to_leave()):
-                pass
+            async with asyncio.timeout(0.1):
+                block = LoopBlock(client._portal, held)
+                await block.enter()
+                await block.leave()
         assert steps == ["left"]
 
     run(program)
@@ -391,7 +424,7 @@ def test_a_producer_of_a_closed_client_refuses_every_send() -> None:
             async with client.producer(TOPIC) as producer:
                 pass
         for _ in range(3):
-            with pytest.raises(RuntimeError, match="closed"):
+            with pytest.raises(ClientClosed, match="connect again"):
                 await asyncio.wait_for(producer.send(b"late"), 5)
 
     asyncio.run(main())
@@ -474,7 +507,7 @@ def test_a_client_whose_loop_has_ended_refuses_calls() -> None:
     async def closed() -> None:
         async with connected() as client:
             pass
-        with pytest.raises(RuntimeError, match="the client is closed"):
+        with pytest.raises(ClientClosed, match="connect again"):
             await client.topics.list()
 
     asyncio.run(closed())
@@ -520,9 +553,13 @@ def test_a_forked_process_is_told_to_connect_again() -> None:
 
 
 def test_a_program_of_asyncio_that_calls_the_surface_of_trio_is_sent_here() -> None:
-    async def program() -> None:
+    async def enter() -> None:
         async with ledger_client.connect("bookie://127.0.0.1:1"):
             pass
 
-    with pytest.raises(RuntimeError, match=r"use ledger_client\.aio with asyncio"):
-        asyncio.run(program())
+    async def wait() -> None:
+        await ledger_client.connect("bookie://127.0.0.1:1")
+
+    for program in (enter, wait):
+        with pytest.raises(RuntimeError, match=r"use ledger_client\.aio with asyncio"):
+            asyncio.run(program())

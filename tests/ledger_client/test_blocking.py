@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import os
 import signal
 import threading
@@ -10,6 +12,7 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import pytest
 import trio
@@ -20,12 +23,17 @@ from ledger_client import Client, EventTime, Retention, blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.errors import (
     BadAddress,
+    ClientClosed,
     LedgerClosed,
+    MetadataUnavailable,
     NoSuchEntry,
     NoSuchLedger,
     NoSuchTopic,
+    ProducerClosed,
+    ReaderClosed,
 )
-from ledger_client.portal import Portal
+from ledger_client.portal import Portal, _end_all
+from metadata.records import LedgerState
 
 
 @asynccontextmanager
@@ -180,7 +188,7 @@ def test_a_closed_client_refuses_calls_and_ends_those_under_way() -> None:
     with client.ledgers.create() as ledger:
         pass
     portal.close()
-    with pytest.raises(RuntimeError, match="closed"):
+    with pytest.raises(ClientClosed, match="connect again"):
         client.ledgers.info(ledger.id)
 
 
@@ -194,7 +202,7 @@ def test_a_producer_of_a_closed_client_refuses_every_send() -> None:
     with ThreadPoolExecutor(4) as pool:
         sends = [pool.submit(producer.send, b"late") for _ in range(20)]
         for send in sends:
-            with pytest.raises(RuntimeError, match="closed"):
+            with pytest.raises(ClientClosed, match="connect again"):
                 send.result(timeout=5)
 
 
@@ -228,3 +236,160 @@ def test_calls_are_refused_while_a_crashed_client_still_cleans_up() -> None:
 def test_what_fails_on_opening_is_raised() -> None:
     with pytest.raises(BadAddress), blocking.connect("nonsense://"):
         pass
+
+
+# --- without a block --------------------------------------------------------------------
+
+
+def test_a_client_without_a_block_is_open_until_close(tmp_path: Path) -> None:
+    client = blocking.connect(f"sqlite://{tmp_path}/metadata.db")
+    assert client.topics.list() == []
+    client.close()
+    client.close()  # harmless
+    with pytest.raises(ClientClosed, match="connect again"):
+        client.topics.list()
+
+
+def test_what_was_opened_without_a_block_is_closed_with_its_client() -> None:
+    portal = Portal(client_and_cluster)
+    client = BlockingClient(portal, portal.value)
+    client.topics.create("s/t", replication=1)
+    producer = client.producer("s/t", linger_ms=60_000)
+    ticket = producer.send_nowait(b"one")
+    left_open = client.producer("s/t")
+    producer.close()
+    producer.close()  # harmless
+    assert ticket.done
+    with pytest.raises(ProducerClosed, match="open another"):
+        producer.send(b"two")
+    reader = client.reader("s/t")
+    assert [message.value for message in reader] == [b"one"]
+    reader.close()
+    with pytest.raises(ReaderClosed, match="open another"):
+        next(reader)
+    late = left_open.send_nowait(b"three")
+    client.close()
+    left_open.close()  # harmless, too
+    assert late.done
+    with pytest.raises(ClientClosed):
+        left_open.send(b"four")
+
+
+def test_a_producer_that_is_dropped_warns_and_frees_its_lane(client: BlockingClient) -> None:
+    client.topics.create("s/t", replication=1)
+    producer = client.producer("s/t", access="exclusive")
+    producer.send(b"one")
+    with pytest.warns(ResourceWarning, match="the producer was not closed"):
+        del producer
+        gc.collect()
+    with client.producer("s/t", access="wait") as producer:
+        producer.send(b"two")
+
+
+def test_a_client_that_is_dropped_warns_and_ends_its_thread(tmp_path: Path) -> None:
+    client = blocking.connect(f"sqlite://{tmp_path}/metadata.db")
+    topics, thread = client.topics, client._portal.thread
+    del client
+    assert topics.list() == []  # still in use
+    with pytest.warns(ResourceWarning, match="the client was not closed"):
+        del topics
+        gc.collect()
+    thread.join(5)
+    assert not thread.is_alive()
+
+
+def test_the_end_of_a_program_closes_what_was_not_closed(tmp_path: Path) -> None:
+    client = blocking.connect(f"sqlite://{tmp_path}/metadata.db")
+    with pytest.warns(ResourceWarning, match="the client was not closed"):
+        _end_all()
+    client._portal.thread.join(5)
+    with pytest.raises(ClientClosed):
+        client.topics.list()
+
+
+def test_ctrl_c_while_a_client_opens_leaves_no_thread() -> None:
+    steps: list[str] = []
+    opening = threading.Event()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        steps.append("opening")
+        opening.set()
+        try:
+            await trio.sleep(math.inf)
+        finally:
+            steps.append("left")
+        yield
+
+    main = threading.main_thread().ident
+    assert main is not None
+    threads = threading.active_count()
+
+    def interrupt() -> None:
+        if opening.wait(60):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    interrupter = threading.Thread(target=interrupt)
+    interrupter.start()
+    with pytest.raises(KeyboardInterrupt):
+        Portal(slow)
+    interrupter.join()
+    deadline = time.monotonic() + 60
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert steps == ["opening", "left"]
+
+
+def test_what_comes_one_by_one_keeps_its_reader_open(client: BlockingClient) -> None:
+    client.topics.create("s/t", replication=1)
+    with client.producer("s/t") as producer:
+        producer.send(b"one")
+    batches = client.reader("s/t").read_batches()
+    gc.collect()
+    assert [batch.num_rows for batch in batches] == [1]
+    with client.ledgers.create() as ledger:
+        ledger.append(b"an entry")
+    follower = client.ledgers.open(ledger.id).follow()
+    gc.collect()
+    assert [entry.payload for entry in follower] == [b"an entry"]
+    with pytest.warns(ResourceWarning, match="the reader was not closed") as warned:
+        del batches, follower
+        gc.collect()
+    assert len(warned) == 2
+
+
+def test_a_ledger_that_could_not_be_sealed_may_be_closed_again(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger = client.ledgers.create()
+    ledger.append(b"an entry")
+
+    async def fail() -> None:
+        raise MetadataUnavailable("the store is away")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ledger._inner._driver, "close", fail)
+        with pytest.raises(MetadataUnavailable):
+            ledger.close()
+    assert client.ledgers.info(ledger.id).state is LedgerState.OPEN
+    ledger.close()
+    assert client.ledgers.info(ledger.id).last_entry == 0
+    ledger.close()  # harmless
+    unsealed = client.ledgers.create()
+    unsealed.close(wait=False)
+    assert client.ledgers.info(unsealed.id).state is LedgerState.CLOSED
+
+
+def test_closing_a_client_ends_what_another_thread_opens() -> None:
+    portal = Portal(client_and_cluster)
+    client = BlockingClient(portal, portal.value)
+    client.topics.create("s/t", replication=1)
+    other = client.producer("s/t", access="exclusive")
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(client.producer, "s/t", access="wait")
+        while len(portal.value._opened._held) < 2:
+            time.sleep(0.01)
+        client.close()
+        with pytest.raises(ClientClosed):
+            waiting.result(timeout=60)
+    other.close()  # harmless

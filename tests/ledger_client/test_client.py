@@ -1,0 +1,61 @@
+"""Connecting: to which address, and how long a first answer is waited for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import trio
+from fake_bookie import FakeBookie, Network
+from memory_store import MemoryStore
+from trio.testing import MockClock
+
+import ledger_client
+from ledger_client.background import Background
+from ledger_client.errors import BadAddress, MetadataUnavailable
+from ledger_client.topics.context import TopicContext
+from ledger_client.wire.stores import BookieStore
+
+NOBODY = "bookie://127.0.0.1:1"
+
+
+async def test_the_environment_names_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("QUIRE_CLUSTER", f"sqlite://{tmp_path}/metadata.db")
+    async with ledger_client.connect() as client:
+        assert await client.topics.list() == []
+    monkeypatch.delenv("QUIRE_CLUSTER")
+    with pytest.raises(BadAddress, match="set the environment variable QUIRE_CLUSTER"):
+        await ledger_client.connect()
+
+
+async def test_connecting_with_a_time_limit_notices_that_nothing_answers() -> None:
+    with pytest.raises(MetadataUnavailable, match=r"no answer in 2 s.*127\.0\.0\.1:1"):
+        await ledger_client.connect(NOBODY, timeout_s=2)
+    async with ledger_client.connect(NOBODY):
+        pass  # nothing is sent before it is needed
+    with pytest.raises(ValueError, match="timeout_s takes seconds"):
+        await ledger_client.connect(NOBODY, timeout_s=-1)
+
+
+async def test_a_cluster_that_is_not_up_yet_is_waited_for(
+    nursery: trio.Nursery, autojump_clock: MockClock
+) -> None:
+    bookie = FakeBookie(MemoryStore())
+    bookie.reachable = False
+    network = Network(nursery, bookie)
+
+    async def come_up() -> None:
+        await trio.sleep(20)
+        bookie.reachable = True
+
+    nursery.start_soon(come_up)
+    async with (
+        BookieStore.open(network.addresses, open_stream=network.open_stream) as store,
+        Background() as tasks,
+    ):
+        context = TopicContext(store, tasks)
+        with pytest.raises(MetadataUnavailable, match=r"no answer in 5 s.*nobody listens"):
+            await context.wait_answered(5)
+        await context.wait_answered(30)
