@@ -183,7 +183,8 @@ def test_ctrl_c_tells_how_far_it_got_and_the_same_command_goes_on(
     assert (process.returncode, out) == (130, b"")
     report = json.loads(run(*words, "--json", "--verify").stdout)
     assert (report["messages"], report["verified"]) == (100, True)
-    assert int(told[1]) <= report["resumed"] < 100
+    # The last save may have failed, on a slow disk; the topic knows what it has even so.
+    assert int(told[1]) <= report["resumed"] + report["repeated"]
     assert 0 < report["resumed"] < 100
 
 
