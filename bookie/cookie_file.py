@@ -94,6 +94,12 @@ async def look(config: BookieConfig) -> Sequence[Folder]:
     return await trio.to_thread.run_sync(_look, config)
 
 
+async def is_new(config: BookieConfig) -> bool:
+    """Return True if no bookie has ever served from these folders. Raises as look()."""
+    folders = await look(config)
+    return not any(each.cookie is not None and each.cookie.complete for each in folders)
+
+
 def _look(config: BookieConfig) -> Sequence[Folder]:
     return (
         _look_into(Path(config.journal_folder), "journal"),

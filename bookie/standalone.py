@@ -111,8 +111,9 @@ class LocalCluster:
             MetadataError, OSError: nothing was started.
         """
         self._plan.folder.mkdir(parents=True, exist_ok=True)
+        is_new = count_members(self._plan.folder) == 0
         # Created here once, so that the bookies do not try at the same time.
-        async with open_store(self._plan.metadata_url, create=True):
+        async with open_store(self._plan.metadata_url, create=is_new):
             pass
         self._members = [
             self._member(number, port) for number, port in enumerate(_ports(self._plan), 1)

@@ -74,7 +74,7 @@ def _ask(config: BookieConfig) -> None:
 
 async def _format(config: BookieConfig, force: bool, moved: bool) -> Formatted:
     with hold_folders(config):
-        async with open_store(config.metadata, create=True) as store:
+        async with open_store(config.metadata, create=not moved) as store:
             if moved:
                 return _formatted(await adopt_folders(config, store))
             if not force:

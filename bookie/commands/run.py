@@ -18,6 +18,7 @@ from bookie.commands import options, parent
 from bookie.commands.output import announce
 from bookie.commands.stores import open_store
 from bookie.config import BookieConfig
+from bookie.cookie_file import is_new
 from bookie.daemon import Ready, run_bookie
 from bookie.host import Roles
 from bookie.lock import hold_folders
@@ -93,8 +94,10 @@ async def _run(config: BookieConfig, stop_with_parent: bool, as_json: bool) -> N
 
 async def _serve(config: BookieConfig, as_json: bool) -> None:
     with hold_folders(config):
+        # Data belong to a cluster: a path without one is a mistake, and stays as it is.
+        create = await is_new(config)
         async with (
-            open_store(config.metadata, create=True, waits_for_start=True) as store,
+            open_store(config.metadata, create=create, waits_for_start=True) as store,
             trio.open_nursery() as nursery,
         ):
             serve = partial(run_bookie, roles=_roles(config, store), give_up=_end_stalled)

@@ -39,7 +39,9 @@ async def find_cluster(connection: Connection, *, create: bool) -> Layout:
             has_looked_again = True  # another process may have made both between these reads
             continue
         if not create:
-            raise MetadataBroken(f"{connection.name} holds no cluster; `bookie run` makes one")
+            raise MetadataBroken(
+                f"{connection.name} holds no cluster: check the path; a new bookie makes one"
+            )
         if found is None:
             await _refuse_foreign(connection)
         if top is None:

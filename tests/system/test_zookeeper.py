@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -11,12 +13,13 @@ from typing import TypeVar
 
 import pytest
 import trio
-from daemons import Daemon
+from daemons import DEADLINE_S, Daemon
 from ensemble import Ensemble, ensemble, new_path
 from never_twice import never_twice
 
 import ledger_client
 from bookie.commands.standalone import ClusterStarted
+from ledger_client import blocking
 from ledger_client.errors import BadCut, LedgerError, MetadataUnavailable
 from metadata.errors import VersionConflict
 from metadata.store import ABSENT, Check
@@ -57,15 +60,22 @@ async def test_open_ledgers_are_written_and_read_without_zookeeper_and_all_goes_
         async with (
             client.producer("shop/orders") as producer,
             client.ledgers.create(ensemble_size=3) as ledger,
+            client.ledgers.open(ledger.id, recover=False) as known,
+            client.reader("shop/orders", follow=True) as follower,
         ):
             await producer.send(b"before")
+            assert (await anext(follower)).value == b"before"
             await ledger.append(b"0")
+            while known.last_confirmed < 0:  # the bookies hear of it a moment later
+                await known.refresh()
             await trio.to_thread.run_sync(ensemble.kill)
             until = trio.current_time() + AWAY_S
             count = 1
             while trio.current_time() < until:
                 assert await ledger.append(b"%d" % count) == count
                 await producer.send(b"meanwhile")
+                assert (await anext(follower)).value == b"meanwhile"
+                assert (await known.read(0, 0))[0].payload == b"0"
                 count += 1
                 await trio.sleep(0.05)
             with pytest.raises(LedgerError):
@@ -237,3 +247,43 @@ async def rows_of(client: ledger_client.Client, cut: str) -> dict[str, list[int]
         async with client.reader(topic, ending_cut=cut) as reader:
             found[topic] = [int(message.value or b"") async for message in reader]
     return found
+
+
+def house(*words: str | Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "bookie", "metadata", *map(str, words)],
+        capture_output=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_cluster_moves_to_zookeeper_and_back(url: str, tmp_path: Path) -> None:
+    """Its bookies keep their folders, and everything goes on: messages, numbers, ledger ids."""
+    stores = [f"sqlite://{tmp_path}/old.db", url, f"sqlite://{tmp_path}/new.db"]
+    sent: list[bytes] = []
+    ledger_ids: list[int] = []
+    for number, store in enumerate(stores):
+        if number:
+            path = tmp_path / f"house-{number}.jsonl"
+            house("export", path, "--metadata", stores[number - 1])
+            house("import", path, "--metadata", store)
+            house("check", "--metadata", store)
+        words = ("standalone", "--data", tmp_path / "cluster", "--metadata", store)
+        with Daemon(*words, "--port", 0, "--json", log=tmp_path / "log") as daemon:
+            with blocking.connect(daemon.ready(ClusterStarted).ready) as client:
+                sent.append(b"%d" % number)
+                with client.producer(ORDERS, producer_name="one", create=True) as producer:
+                    producer.send(sent[0], sequence=0)  # again, wherever it is
+                    producer.send(sent[-1], sequence=number)
+                with client.ledgers.create() as ledger:
+                    ledger.append(sent[-1])
+                ledger_ids.append(ledger.id)
+                with client.reader(ORDERS) as reader:
+                    assert [message.value for message in reader] == sent
+                for ledger_id, payload in zip(ledger_ids, sent, strict=True):
+                    with client.ledgers.open(ledger_id) as read:
+                        assert [entry.payload for entry in read.read(0, 0)] == [payload]
+            assert daemon.stop() == 0
+    assert ledger_ids == sorted(set(ledger_ids))
