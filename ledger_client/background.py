@@ -14,7 +14,7 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from types import TracebackType
-from typing import TypeVar
+from typing import Generic, TypeVar
 
 import trio
 
@@ -140,6 +140,42 @@ class Rounds:
         finally:
             self._over = None
             over.set()
+
+
+class SharedCall(Generic[T]):
+    """A call whose result is for all tasks that asked before it began, as is its error."""
+
+    def __init__(self, call: Callable[[], Awaitable[T]]) -> None:
+        self._call = call
+        self._lock = trio.Lock()
+        self._next: _Asked[T] | None = None
+        """the tasks for which no call has begun"""
+
+    async def ask(self) -> T:
+        """Return the result of a call that began after this one.
+
+        The first of the tasks makes the call. If it is cancelled, the next one makes it anew.
+        """
+        mine = self._next = self._next or _Asked()
+        async with self._lock:
+            if not mine.result and mine.error is None:
+                if self._next is mine:
+                    self._next = None
+                try:
+                    mine.result.append(await self._call())
+                except Exception as error:  # noqa: BLE001  # raised below, to all of them
+                    mine.error = error
+        if mine.error is not None:
+            raise mine.error.with_traceback(None)
+        return mine.result[0]
+
+
+class _Asked(Generic[T]):
+    """The tasks of one call."""
+
+    def __init__(self) -> None:
+        self.result: list[T] = []
+        self.error: Exception | None = None
 
 
 class _Turn:

@@ -10,7 +10,7 @@ import msgspec
 
 from metadata.errors import BadRecord
 from metadata.records import BOOKIES, BookieRecord, decode_bookie
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, leases_under
 
 
 class Registrations(msgspec.Struct, frozen=True):
@@ -30,15 +30,12 @@ class Registrations(msgspec.Struct, frozen=True):
 async def list_registrations(store: MetadataStore) -> Registrations:
     """Return the bookies that are registered now. Raises MetadataError."""
     found = Registrations([], {}, {})
-    after = ""
-    while leases := await store.leases(BOOKIES, after=after):
-        for lease in leases:
-            try:
-                bookie = decode_bookie(lease.name, lease.value)
-            except BadRecord as wrong:
-                found.unreadable[lease.name.removeprefix(BOOKIES)] = str(wrong)
-            else:
-                found.bookies.append(bookie)
-                found.epochs[bookie.bookie_id] = lease.epoch
-        after = leases[-1].name
+    for lease in await leases_under(store, BOOKIES):
+        try:
+            bookie = decode_bookie(lease.name, lease.value)
+        except BadRecord as wrong:
+            found.unreadable[lease.name.removeprefix(BOOKIES)] = str(wrong)
+        else:
+            found.bookies.append(bookie)
+            found.epochs[bookie.bookie_id] = lease.epoch
     return found

@@ -258,7 +258,10 @@ class MetadataStore(Protocol):
         """End *lease* now, if it is not over already."""
 
     async def leases(self, prefix: str, *, after: str = "") -> Leases:
-        """Return up to 1000 live leases under *prefix* with names above *after*, in order."""
+        """Return up to 1000 live leases under *prefix* with names above *after*, in order.
+
+        Fewer than PAGE_COUNT_MAX mean that there are no more.
+        """
 
     async def changes(
         self, prefix: str, *, since: int | None = None, wait_s: float = 0.0
@@ -295,6 +298,16 @@ async def pages(store: MetadataStore, prefix: str) -> AsyncIterator[Page]:
 async def items_under(store: MetadataStore, prefix: str) -> list[Item]:
     """Return all keys with *prefix*, in order, with their values. Raises MetadataError."""
     return [item async for page in pages(store, prefix) for item in page]
+
+
+async def leases_under(store: MetadataStore, prefix: str) -> Leases:
+    """Return all live leases under *prefix*, in order of their names. Raises MetadataError."""
+    page = await store.leases(prefix)
+    found = list(page)
+    while len(page) == PAGE_COUNT_MAX:
+        page = await store.leases(prefix, after=page[-1].name)
+        found += page
+    return found
 
 
 # --- limits ------------------------------------------------------------------------------

@@ -15,6 +15,7 @@ from typing import TypeVar
 
 import trio
 
+from ledger_client.background import SharedCall
 from ledger_client.errors import (
     LedgerError,
     LedgerExists,
@@ -91,6 +92,10 @@ class Catalogue:
         self._timeout_s = timeout_s
         self._unreadable: set[str] = set()
         """bookies whose registration was reported as undecodable"""
+        self._ids: deque[int] = deque()
+        self._ids_wanted = 0
+        self._fetching = SharedCall(self._fetch_ids)
+        self._looking = SharedCall(self._read_bookies)
 
     async def refresh_clock(self) -> None:
         """Set *clock* to the store's time, unless that was done recently."""
@@ -98,9 +103,20 @@ class Catalogue:
             await self.clock.refresh()
 
     async def new_id(self) -> int:
-        """Return a ledger id that was never returned before."""
-        with self._translated():
-            return await self._store.next_id(LEDGER_COUNTER)
+        """Return a ledger id that was never returned before. Those who wait together ask once."""
+        self._ids_wanted += 1
+        try:
+            await self._fetching.ask()
+        finally:
+            self._ids_wanted -= 1
+        return self._ids.popleft()
+
+    async def _fetch_ids(self) -> None:
+        count = self._ids_wanted - len(self._ids)  # some are left of callers that gave up
+        if count > 0:
+            with self._translated():
+                first = await self._store.next_id(LEDGER_COUNTER, count)
+            self._ids.extend(range(first, first + count))
 
     async def create(self, record: LedgerRecord) -> int:
         """Add *record* and return its version.
@@ -325,6 +341,9 @@ class Catalogue:
 
     async def bookies(self) -> list[BookieRecord]:
         """Return the registered bookies; skip those whose registration cannot be decoded."""
+        return list(await self._looking.ask())
+
+    async def _read_bookies(self) -> list[BookieRecord]:
         with self._translated():
             found = await list_registrations(self._store)
         for bookie_id in found.unreadable.keys() - self._unreadable:

@@ -104,6 +104,14 @@ class Dialer:
                 self._current = await self._connect()
             return self._current
 
+    @property
+    def at_hand(self) -> Session | None:
+        """The session that session() returns at once; `None` if it may have to wait."""
+        current = self._current
+        if current is None or not current.takes_calls:
+            return None
+        return None if trio.current_time() - current.received_at > IDLE_S else current
+
     async def check_peers(self) -> None:
         """Return, unless servers of other protocols listen at all addresses.
 

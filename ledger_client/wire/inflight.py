@@ -14,6 +14,7 @@ from collections import OrderedDict, deque
 from collections.abc import AsyncGenerator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
+from types import TracebackType
 from typing import NamedTuple
 
 import trio
@@ -341,32 +342,47 @@ def ends_at(since: float, limit_s: float) -> float:
     return since + limit_s + _patience().stalled_s(since)
 
 
-@contextmanager
-def move_on_at(at: float) -> Iterator[trio.CancelScope]:
+class _Limit:
+    """A block with a deadline that stalls of the loop move. Each call has several: it is quick."""
+
+    __slots__ = ("_fails", "_patience", "_scope")
+
+    def __init__(self, at: float, *, fails: bool) -> None:
+        self._scope = trio.CancelScope(deadline=at)
+        self._fails = fails
+        self._patience = _patience()
+
+    def __enter__(self) -> trio.CancelScope:
+        scope = self._scope.__enter__()
+        self._patience.add(scope)
+        return scope
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> bool | None:
+        self._patience.remove(self._scope)
+        is_caught = bool(self._scope.__exit__(kind, error, trace))
+        if self._fails and self._scope.cancelled_caught:
+            raise trio.TooSlowError
+        return is_caught
+
+
+def move_on_at(at: float) -> _Limit:
     """As trio.move_on_at(); stalls of the loop from now on move the deadline."""
-    patience = _patience()
-    with trio.CancelScope(deadline=at) as scope:
-        patience.add(scope)
-        try:
-            yield scope
-        finally:
-            patience.remove(scope)
+    return _Limit(at, fails=False)
 
 
-@contextmanager
-def move_on_after(limit_s: float) -> Iterator[trio.CancelScope]:
+def move_on_after(limit_s: float) -> _Limit:
     """As trio.move_on_after(); stalls of the loop move the deadline."""
-    with move_on_at(trio.current_time() + limit_s) as scope:
-        yield scope
+    return _Limit(trio.current_time() + limit_s, fails=False)
 
 
-@contextmanager
-def fail_after(limit_s: float) -> Iterator[trio.CancelScope]:
+def fail_after(limit_s: float) -> _Limit:
     """As trio.fail_after(); stalls of the loop move the deadline. Raises TooSlowError."""
-    with move_on_at(trio.current_time() + limit_s) as scope:
-        yield scope
-    if scope.cancelled_caught:
-        raise trio.TooSlowError
+    return _Limit(trio.current_time() + limit_s, fails=True)
 
 
 # --- turns of calls -----------------------------------------------------------------------

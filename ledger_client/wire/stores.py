@@ -377,8 +377,10 @@ class BookieStore:
         call: Call | None = None
         began_at = trio.current_time()
         try:
-            with fail_after(limit_s):
-                session = await self._dialer.session()
+            session = self._dialer.at_hand
+            if session is None:
+                with fail_after(limit_s):
+                    session = await self._dialer.session()
             call = session.call(body, self._name)
             response = await self._response(call, session, limit_s, wait_s)
             self._turns.note_answer()

@@ -43,6 +43,7 @@ class Oracle:
         saved_ms: the end of the stored window. No timestamp has this physical part or a later one.
         lag_ms: how far the clock was ahead at the last look; negative if it was behind.
         jumps: looks that followed it by more than JUMP_MS.
+        rests: it has reached the end of its window, and nobody asked since that was stored.
     """
 
     def __init__(self, saved_ms: int, now_ms: int, *, window_ms: int = WINDOW_MS) -> None:
@@ -60,13 +61,13 @@ class Oracle:
         """milliseconds by which time was moved on without the clock, since the last look"""
         self._is_used = True
         """something was issued since the window was stored"""
-        self._rests = False
+        self.rests = False
 
     def look(self, now_ms: int, *, is_wanted: bool = False) -> int | None:
         """Follow the clock. Call it every LOOK_MS, and with *is_wanted* before an allocation.
 
         An oracle that nobody asked since its window was stored rests at the end of the window, so
-        that it stores nothing, until a look is wanted.
+        that it stores nothing, and needs no looks, until one is wanted or something is allocated.
 
         Returns:
             The end of the window that must be stored before time can move on, or None. Once it is
@@ -76,13 +77,13 @@ class Oracle:
         self.lag_ms = now_ms - self.physical_ms
         following = self._following(now_ms)
         if self.saved_ms - following > GUARD_MS:
-            self.jumps += self.lag_ms > JUMP_MS and not self._rests
-            self._rests = False
+            self.jumps += self.lag_ms > JUMP_MS and not self.rests
+            self.rests = False
             self._move(following)
             return None
         if is_wanted or self._is_used:
             return following + self._window_ms
-        self._rests = True
+        self.rests = True
         return None
 
     def stored(self, saved_ms: int) -> None:

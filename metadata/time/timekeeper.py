@@ -138,6 +138,7 @@ class Office:
         self._turn = trio.Lock()
         """one change of the window at a time"""
         self._version = ABSENT
+        self._asked = trio.Event()
         self._in_doubt = False
         """the last change of the row may have been made, or may be made later"""
 
@@ -156,8 +157,10 @@ class Office:
                 return
 
     async def work(self) -> None:
-        """Follow the clock until cancelled. Raises LeaseLost."""
+        """Follow the clock until cancelled; at rest, wait for somebody to ask. Raises LeaseLost."""
         while True:
+            if self._oracle.rests:
+                await self._asked.wait()
             await trio.sleep(LOOK_S)
             try:
                 await self._follow()
@@ -168,6 +171,8 @@ class Office:
 
     async def answer(self, request: AllotTimestamps | ResetTime) -> TimeReply:
         """Return the reply to *request*; raises as Timekeeper.answer(), and LeaseLost."""
+        self._asked.set()
+        self._asked = trio.Event()
         if isinstance(request, AllotTimestamps):
             return await self._allot(request.count)
         return await self._reset(request)

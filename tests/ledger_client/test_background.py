@@ -8,7 +8,14 @@ import trio
 import trio.testing
 from trio.testing import MockClock
 
-from ledger_client.background import Background, OnDemand, OneTaker, Places, Rounds
+from ledger_client.background import (
+    Background,
+    OnDemand,
+    OneTaker,
+    Places,
+    Rounds,
+    SharedCall,
+)
 from ledger_client.errors import Busy
 
 
@@ -202,3 +209,71 @@ async def test_a_place_is_passed_on_however_its_task_ends(autojump_clock: MockCl
                 async with places.one():
                     pass
             assert waits.cancelled_caught
+
+
+async def test_one_call_is_for_all_who_asked_before_it_began(autojump_clock: MockClock) -> None:
+    calls: list[float] = []
+
+    async def call() -> float:
+        calls.append(trio.current_time())
+        await trio.sleep(1)
+        return calls[-1]
+
+    shared, found = SharedCall(call), list[tuple[int, float]]()
+
+    async def ask(number: int) -> None:
+        await trio.sleep(number / 10)
+        found.append((number, await shared.ask()))
+
+    async with trio.open_nursery() as nursery:
+        for number in range(5):
+            nursery.start_soon(ask, number)
+    assert calls == [0.0, 1.0]
+    assert sorted(found) == [(0, 0.0), (1, 1.0), (2, 1.0), (3, 1.0), (4, 1.0)]
+
+
+async def test_all_who_asked_are_told_of_an_error_at_once(autojump_clock: MockClock) -> None:
+    """None of them waits for a call of its own, which would fail too."""
+
+    async def fail() -> None:
+        await trio.sleep(10)
+        raise KeyError
+
+    shared = SharedCall(fail)
+    told: list[float] = []
+
+    async def ask() -> None:
+        with pytest.raises(KeyError):
+            await shared.ask()
+        told.append(trio.current_time())
+
+    async with trio.open_nursery() as nursery:
+        for _ in range(9):
+            nursery.start_soon(ask)
+    assert len(told) == 9
+    assert max(told) <= 20.0
+
+
+async def test_a_shared_call_that_is_cancelled_is_made_anew(autojump_clock: MockClock) -> None:
+    calls = 0
+
+    async def call() -> int:
+        nonlocal calls
+        calls += 1
+        await trio.sleep(1)
+        return calls
+
+    shared, found = SharedCall(call), list[int]()
+
+    async def ask(limit_s: float) -> None:
+        with trio.move_on_after(limit_s):
+            found.append(await shared.ask())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask, 100)
+        await trio.testing.wait_all_tasks_blocked()
+        for limit_s in (1.5, 100, 100):  # the first of them leads the second call
+            nursery.start_soon(ask, limit_s)
+            await trio.testing.wait_all_tasks_blocked()
+    assert found == [1, 3, 3]
+    assert calls == 3

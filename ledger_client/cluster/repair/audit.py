@@ -47,6 +47,8 @@ from metadata.records import (
 )
 from metadata.store import ABSENT, Delete, MetadataStore, Put
 
+MARKS_S = 5.0
+"""How often draining marks and cookies are read. What a bookie itself says is read each time."""
 RESCAN_S = 60.0
 """How often the ledgers of a bookie that is lost or draining are looked at again."""
 RESCAN_REST_RATIO = 20
@@ -118,7 +120,7 @@ class Auditor:
         rescan_at = trio.current_time() + RESCAN_S
         while True:
             try:
-                await self._census.refresh()
+                await self._census.refresh(marks_age_max_s=MARKS_S)
                 self._met.set()
                 self._gone = self._leaving()
                 due = trio.current_time() >= rescan_at

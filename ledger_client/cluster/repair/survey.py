@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import random
 from collections.abc import Collection, Iterable, Sequence
 
@@ -229,11 +230,14 @@ class Census:
         self.live: dict[str, BookieRecord] = {}
         self.runs: dict[str, int] = {}
         self.draining: set[str] = set()
+        self._marked: set[str] = set()
+        self._marks_at = -math.inf
 
-    async def refresh(self, *, age_max_s: float = 0.0) -> None:
+    async def refresh(self, *, age_max_s: float = 0.0, marks_age_max_s: float = 0.0) -> None:
         """Read the leases and draining marks of all bookies. Raises MetadataError.
 
-        Nothing is read if a call within *age_max_s* did.
+        Nothing is read if a call within *age_max_s* did; and no draining marks and cookies, if one
+        within *marks_age_max_s* did: they change by hand, and a live bookie says that it drains.
         """
         now = trio.current_time()
         if now < self._refreshed_at + age_max_s:
@@ -242,9 +246,12 @@ class Census:
         self.live = {bookie.bookie_id: bookie for bookie in found.bookies}
         self.runs = found.epochs
         self._report(found.unreadable)
-        self.draining = await list_draining(self._store)
-        self.draining.update(b.bookie_id for b in self.live.values() if b.draining)
-        self._known |= self.live.keys() | await list_cookies(self._store)
+        if now >= self._marks_at + marks_age_max_s:
+            self._marked = await list_draining(self._store)
+            self._known |= await list_cookies(self._store)
+            self._marks_at = now
+        self.draining = self._marked | {b.bookie_id for b in found.bookies if b.draining}
+        self._known |= self.live.keys()
         self._notice(self._known)
         self._refreshed_at = now
 

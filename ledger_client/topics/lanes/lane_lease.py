@@ -36,7 +36,7 @@ from ledger_client.topics.lanes.lane_names import read_lane_names
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from metadata.errors import BadRecord, LeaseHeld, MetadataError
 from metadata.sessions import SESSION_S, HeldLease, ProcessSession
-from metadata.store import MetadataStore
+from metadata.store import MetadataStore, leases_under
 from metadata.topics import (
     LANES,
     WRITERS,
@@ -312,13 +312,10 @@ class Partition:
         """Return the other writers of the partition, by lane."""
         prefix = partition_prefix(WRITERS, self._topic.uid, self._index)
         owners: dict[int, LaneOwner] = {}
-        after = ""
         with translated(self._limit_s):
-            while leases := await self._store.leases(prefix, after=after):
-                for lease in leases:
-                    if lease.owner != self._owner and not await self._session.free(lease):
-                        owners[last_number(lease.name)] = decode_owner(lease.name, lease.value)
-                after = leases[-1].name
+            for lease in await leases_under(self._store, prefix):
+                if lease.owner != self._owner and not await self._session.free(lease):
+                    owners[last_number(lease.name)] = decode_owner(lease.name, lease.value)
         return owners
 
     def _new_lease(self, lane: int, *, is_shared: bool) -> LaneLease:

@@ -6,6 +6,7 @@ from functools import partial
 
 import msgspec
 import pytest
+import trio
 from memory_store import MemoryStore
 from trio.testing import MockClock
 
@@ -24,6 +25,7 @@ from metadata.records import (
     encode_record,
     underreplicated_key,
 )
+from metadata.store import Leases
 
 FIRST = Fragment(0, ["b1", "b2"])
 RECORD = LedgerRecord(7, 2, 2, 1, LedgerState.OPEN, [FIRST])
@@ -157,3 +159,47 @@ def test_what_is_said_of_a_ledger_adds_up() -> None:
 def stored_mark(store: MemoryStore) -> UnderReplicated:
     key = underreplicated_key(7)
     return decode_underreplicated(key, store.values[key].value)
+
+
+async def test_those_who_create_ledgers_together_ask_for_ids_and_bookies_once(
+    autojump_clock: MockClock,
+) -> None:
+    """And an id whose caller gave up is no other caller's loss."""
+    store = Counting()
+    catalogue = Catalogue(store, timeout_s=5)
+    ids: list[int] = []
+
+    async def create(limit_s: float) -> None:
+        with trio.move_on_after(limit_s):
+            await catalogue.bookies()
+            ids.append(await catalogue.new_id())
+
+    async with trio.open_nursery() as nursery:
+        for number in range(50):
+            nursery.start_soon(create, 0.25 if number % 10 == 0 else 5)
+    assert len(ids) == len(set(ids)) >= 45
+    assert sum(store.counted) == max(store.given) >= 45
+    assert len(store.counted) <= 3
+    assert store.looks <= 2
+
+
+class Counting(MemoryStore):
+    """Takes a while, and counts what it is asked for."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.counted: list[int] = []
+        self.given: list[int] = []
+        self.looks = 0
+
+    async def next_id(self, counter: str, count: int = 1) -> int:
+        await trio.sleep(0.1)
+        first = await super().next_id(counter, count)
+        self.counted.append(count)
+        self.given.append(first + count - 1)
+        return first
+
+    async def leases(self, prefix: str, *, after: str = "") -> Leases:
+        self.looks += 1
+        await trio.sleep(0.1)
+        return await super().leases(prefix, after=after)

@@ -33,8 +33,10 @@ class WallClock:
     def __init__(self, ahead_ms: int = 0) -> None:
         self.ahead_ms = ahead_ms
         self.frozen_ms: int | None = None
+        self.reads = 0
 
     def __call__(self) -> int:
+        self.reads += 1
         if self.frozen_ms is not None:
             return self.frozen_ms
         return NOW + self.ahead_ms + round(trio.current_time() * 1000)
@@ -416,3 +418,17 @@ async def test_leaders_that_are_cut_off_at_random_keep_one_order(
         await client.ask(chance)
         assert len(client.owned) > count > 100, "they serve again"
         nursery.cancel_scope.cancel()
+
+
+async def test_while_nobody_asks_the_clock_is_not_even_looked_at(autojump_clock: MockClock) -> None:
+    """An idle leader sleeps. Who asks then gets a timestamp of that moment."""
+    async with led() as rig:
+        await rig.take()
+        await trio.sleep(60)
+        reads = rig.clock.reads
+        await trio.sleep(60)
+        assert rig.clock.reads == reads
+        for _ in range(3):
+            behind_ms = rig.clock() - split((await rig.take()).first).physical_ms
+            assert abs(behind_ms) <= JUMP_MS
+            await trio.sleep(5)
