@@ -4,9 +4,10 @@ Folders of tests run in several processes (pytest-xdist), since most tests wait:
 disk, for a lease, for processes of their own. A file, or a single test, runs in the
 process of pytest itself, and so does everything under ``-s``, ``--pdb`` and ``-n 0``.
 
-    Spark, on one worker ────────────┐
-    facts, quick and slow, the slow  ├─► other real processes, on two workers
-    first, on the other workers ─────┘
+    Spark: one worker has a session, and
+    one starts drivers ──────────────────┐
+    facts, quick and slow, the slow      ├─► other real processes, on two workers
+    first, on the other workers ─────────┘
 """
 
 from __future__ import annotations
@@ -167,8 +168,8 @@ def pytest_collection_modifyitems(
 ) -> Iterator[None]:
     """Note all tests; leave out the long ones, order them, and say which may be tried twice.
 
-    Where tests run beside each other those of Spark have a worker from the start, and of the others
-    the long ones begin first, so that the end is short. Those with real processes come last.
+    Where tests run beside each other those of Spark have two workers from the start, and of the
+    others the long ones begin first, so that the end is short. Real processes come last.
     """
     config.stash[COLLECTED] = [
         Collected(item.nodeid, frozenset(mark.name for mark in item.iter_markers()))
@@ -222,13 +223,13 @@ def _lateness(item: pytest.Item) -> tuple[bool, bool, bool, bool]:
 
 
 def _worker_of(item: pytest.Item) -> str:
-    """The group of a test with real processes: all of Spark, or half of the others.
+    """The group of a test with real processes: those of Spark, or half of the others.
 
     A test stays with those of its own group and of its file.
     """
     groups = _groups(item)
     if "spark" in groups:
-        return "real-spark"
+        return "real-spark" if "spark" in getattr(item, "fixturenames", ()) else "real-drivers"
     name = "_".join(sorted(map(str, groups))) or item.path.name
     return f"real-{crc32(name.encode()) % 2}"
 
