@@ -32,6 +32,7 @@ from ledger_client.errors import (
     LedgerError,
     LedgerFenced,
     MetadataUnavailable,
+    Retryable,
 )
 from ledger_client.ledgers.catalogue import Catalogue
 from ledger_client.ledgers.ensemble_state import NEVER, Vacancies
@@ -161,7 +162,14 @@ class LedgerWriter(Openable):
             MetadataUnavailable: the store did not answer in time; the ledger
                 stays open, and close() may be called again.
         """
-        await (self._driver.close() if wait else self._driver.abort())
+        try:
+            await (self._driver.close() if wait else self._driver.abort())
+        except Retryable:
+            raise  # it may be called again
+        except LedgerError:
+            if self._held is not None:
+                await self._held.cancel()
+            raise
         if self._held is not None:
             await self._held.leave()
 

@@ -23,9 +23,10 @@ from ledger_client.errors import ProducerClosed
 from ledger_client.message_id import NOT_BATCHED, IdRange, MessageIds
 from ledger_client.topics.lanes.lane_state import SealedBatch
 from ledger_client.topics.producing.batch import NOWHERE, Batch
+from ledger_client.topics.producing.line import Line, Turn
 from ledger_client.topics.producing.message_columns import MessageColumns
 from ledger_client.topics.producing.open_lane import Lane
-from ledger_client.topics.producing.partition_writer import Encoding, PartitionWriter
+from ledger_client.topics.producing.partition_writer import Encoding, PartitionWriter, Ticket
 from ledger_client.topics.producing.routing import Routing, Share
 from native.batch import Columns, cut, encode
 from native.route import NO_PARTITION
@@ -64,6 +65,7 @@ class Bulk:
         self._under_way: deque[tuple[Batch, int]] = deque()
         self._ahead = self._since_turn = 0
         self._first_number = 0
+        self._turns: list[tuple[Line[Ticket], Turn[Ticket]]] = []
 
     async def run(self, sequence: int | None) -> MessageIds:
         """Send everything; return the ids once all is durable.
@@ -87,17 +89,38 @@ class Bulk:
             for target in self._targets:
                 target.machine.release()
                 target.perform()
+            self._leave_lines()
         await self._settle(0)
         return self._ids()
 
     async def _hold(self) -> None:
-        while not all(target.machine.is_ready for target in self._targets):
-            for target in self._targets:
-                await target.wait_ready()
+        """Hold all partitions, behind the sends that wait already."""
+        if any(target.line.turns or not target.machine.is_ready for target in self._targets):
+            self._turns = [(each.line, each.line.join(_not_by_others)) for each in self._targets]
+            try:
+                await self._wait_turns()
+            except BaseException:
+                self._leave_lines()
+                raise
         for target in self._targets:
             target.machine.hold()
             if target.machine.strict and target.lane is not None:
                 self._lanes[target] = target.lane
+
+    async def _wait_turns(self) -> None:
+        for _, turn in self._turns:
+            await turn.news.wait()
+            if turn.failure is not None:
+                raise turn.failure.with_traceback(None)
+        while not all(target.machine.is_ready for target in self._targets):
+            for target in self._targets:
+                await target.wait_ready()
+
+    def _leave_lines(self) -> None:
+        """Let those go on that came after this call."""
+        turns, self._turns = self._turns, []
+        for line, turn in turns:
+            line.leave(turn)
 
     def _skip_duplicates(self, sequence: int) -> int:
         """Return the number of leading messages that were accepted before. Raises SequenceBack."""
@@ -121,6 +144,7 @@ class Bulk:
                 if share.rows is not None:
                     self._rows.append((chunk.start, share.rows))
                 await self._send(chunk.columns, share)
+            self._leave_lines()
 
     def _shares(self, columns: Columns) -> list[Share]:
         if len(self._targets) == 1:
@@ -233,6 +257,10 @@ def check_times(
     if behind and all(map(le, times, islice(times, 1, None))):
         return
     _check_each(times, _places(messages, first, len(targets), routing), targets)
+
+
+def _not_by_others() -> None:
+    """Accept nothing: who sends many messages does that itself."""
 
 
 def _places(

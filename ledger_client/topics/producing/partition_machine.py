@@ -70,7 +70,7 @@ STAMPS_MAX = 100_000
 REMEMBERED_MAX = 64
 """Acknowledged batches whose ids a duplicate still gets."""
 GAPS_MAX = 1024
-"""Ranges of numbers that were passed over, and that are remembered to refuse them."""
+"""Ranges of numbers that were passed over, and are remembered; below them all is refused."""
 
 
 class Rules(NamedTuple):
@@ -146,6 +146,7 @@ class PartitionMachine:
         self._recent: deque[Batch] = deque(maxlen=REMEMBERED_MAX)
         self._gaps: deque[range] = deque(maxlen=GAPS_MAX)
         """numbers that were passed over, rising"""
+        self._forgotten_end = 0  # below it may be numbers that were passed over long ago
         self._handed_end: tuple[int | None, int] = (None, 0)  # of what the lane has; see Batch.end
 
     # --- messages come ---------------------------------------------------------------
@@ -208,8 +209,8 @@ class PartitionMachine:
         return known, UNKNOWN
 
     def check_kept(self, first: int, count: int) -> None:
-        """Raise SequenceBack if one of *count* numbers from *first* on was passed over."""
-        for gap in self._gaps:
+        """Raise SequenceBack if one of *count* numbers from *first* on may be passed over."""
+        for gap in (range(self._forgotten_end), *self._gaps):
             if gap.start < first + count and first < gap.stop:
                 raise SequenceBack(
                     self.rules.topic,
@@ -255,6 +256,7 @@ class PartitionMachine:
     def _begin_numbers(self, number: int) -> None:
         """Let *number* be the next one; of those from it on none is known to be passed over."""
         self.next_number = number
+        self._forgotten_end = min(self._forgotten_end, number)
         while self._gaps and self._gaps[-1].stop > number:
             gap = self._gaps.pop()
             if gap.start < number:
@@ -332,6 +334,8 @@ class PartitionMachine:
 
     def _take_numbers(self, first: int, count: int) -> None:
         if first > self.next_number:
+            if len(self._gaps) == GAPS_MAX:
+                self._forgotten_end = self._gaps[0].stop
             self._gaps.append(range(self.next_number, first))
         self.next_number = first + count
         self.highest_number = max(self.highest_number, self.next_number - 1)

@@ -30,7 +30,6 @@ from ledger_client.topics.producing.open_lane import Lane, OpenLane, TimestampSo
 from ledger_client.topics.producing.partition_machine import PartitionMachine, Rules
 from ledger_client.topics.producing.partition_states import Action, LanePhase
 from ledger_client.topics.producing.room import Room
-from ledger_client.topics.producing.time_limit import TimeLimit
 from metadata.time.calls import LaneReport
 from native.batch import Columns, Compression, encode
 
@@ -497,22 +496,6 @@ class Ticket:
             LedgerError: it was not sent, for this reason.
         """
         return await message_id(self._batch, self._place)
-
-    async def message_id_until(self, limit: TimeLimit | None) -> MessageId:
-        """Return the id as message_id(), or take the message back once the time is over.
-
-        Raises:
-            NotSent: it was taken back.
-            SendUnknown: it is under way, or must stay.
-        """
-        batch, place = self._batch, self._place
-        if limit is None:
-            return await message_id(batch, place)
-        with limit.scope():
-            return await message_id(batch, place)
-        if batch.is_settled:
-            return settled_id(batch, place)
-        raise self._writer.overdue(batch, place, self._size, limit.timeout_s)
 
     @property
     def done(self) -> bool:

@@ -46,7 +46,7 @@ from ledger_client.topics.producing.producer_options import ProducerOptions
 from ledger_client.topics.producing.room import Room
 from ledger_client.topics.producing.routing import PartitionCount, Routing, following
 from ledger_client.topics.producing.time_limit import TimeLimit
-from ledger_client.topics.producing.waiting import Waiting
+from ledger_client.topics.producing.waiting import Waiting, message_id_until
 from ledger_client.topics.times import event_time_ns
 from metadata.clock import host_wall_ms
 from metadata.topics import TopicRecord
@@ -116,6 +116,7 @@ class Producer(Openable):
             reports=reports if topic.timesync else None,
         )
         partitions = topic.partition_indexes if options.partition is None else [options.partition]
+        self._closing = trio.Lock()
         self._joining: list[PartitionWriter] = []  # whose boundary is not durable yet
         self._route_over([PartitionWriter(each, self._shared) for each in partitions])
 
@@ -180,7 +181,7 @@ class Producer(Openable):
         begun = self._begin(value, key, event_time, headers, partition, sequence)
         if isinstance(begun, Waiting):
             return await begun.message_id(limit)
-        return await begun.message_id_until(limit)
+        return await message_id_until(begun, limit)
 
     def _begin(
         self,
@@ -333,18 +334,19 @@ class Producer(Openable):
         await (self._finish() if self._held is None else self._held.leave())
 
     async def _finish(self) -> None:
-        if isinstance(self._failure, ProducerClosed):
-            return
-        self._fail(self._failure or ProducerClosed(self.topic))
-        writers = [*self._writers, *self._joining]
-        try:
-            await self.flush()
-        finally:
-            self._failure = ProducerClosed(self.topic)
+        async with self._closing:  # whoever else closes it waits until it is closed
+            if isinstance(self._failure, ProducerClosed):
+                return
+            self._fail(self._failure or ProducerClosed(self.topic))
+            writers = [*self._writers, *self._joining]
+            try:
+                await self.flush()
+            finally:
+                self._failure = ProducerClosed(self.topic)
+                for writer in writers:
+                    writer.end()
             for writer in writers:
-                writer.end()
-        for writer in writers:
-            await writer.closed()
+                await writer.closed()
 
     # --- checking --------------------------------------------------------------------
 

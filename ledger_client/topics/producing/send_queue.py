@@ -20,7 +20,7 @@ from ledger_client.topics.producing.batch import Batch
 from ledger_client.topics.producing.partition_writer import Ticket, settled_id
 from ledger_client.topics.producing.producer import Bytes, Producer
 from ledger_client.topics.producing.time_limit import TimeLimit
-from ledger_client.topics.producing.waiting import Waiting
+from ledger_client.topics.producing.waiting import Waiting, message_id_until
 
 Settle = Callable[[MessageId | None, BaseException | None], None]
 """Takes a message's id or its failure, in the producer's thread."""
@@ -144,7 +144,7 @@ class SendQueue:
                 raise
             return
         if limit is not None:  # a task of its own looks at the time
-            self._nursery.start_soon(send.wait, partial(begun.message_id_until, limit))
+            self._nursery.start_soon(send.wait, partial(message_id_until, begun, limit))
             return
         batch = begun._batch
         waiting = self._waiting.get(batch)

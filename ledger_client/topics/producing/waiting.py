@@ -6,7 +6,12 @@ from collections.abc import Callable
 
 from ledger_client.errors import LedgerError, NotSent
 from ledger_client.message_id import MessageId
-from ledger_client.topics.producing.partition_writer import PartitionWriter, Ticket
+from ledger_client.topics.producing.partition_writer import (
+    PartitionWriter,
+    Ticket,
+    message_id,
+    settled_id,
+)
 from ledger_client.topics.producing.room import Room, wait_for_room
 from ledger_client.topics.producing.time_limit import TimeLimit
 
@@ -58,7 +63,7 @@ class Waiting:
         if ticket is None:
             reason = self._writer.hindrance()
             raise NotSent(self._topic, timeout_s=limit.timeout_s, reason=reason)
-        return await ticket.message_id_until(limit)
+        return await message_id_until(ticket, limit)
 
     def give_up(self) -> None:
         """Leave the line, unless the message is accepted already."""
@@ -96,3 +101,20 @@ class Waiting:
                 self._writer.line.fail(failure)
             raise
         return writer
+
+
+async def message_id_until(ticket: Ticket, limit: TimeLimit | None) -> MessageId:
+    """Return the id as Ticket.message_id(), or take the message back once the time is over.
+
+    Raises:
+        NotSent: it was taken back.
+        SendUnknown: it is under way, or must stay.
+    """
+    batch, place = ticket._batch, ticket._place
+    if limit is None:
+        return await message_id(batch, place)
+    with limit.scope():
+        return await message_id(batch, place)
+    if batch.is_settled:
+        return settled_id(batch, place)
+    raise ticket._writer.overdue(batch, place, ticket._size, limit.timeout_s)

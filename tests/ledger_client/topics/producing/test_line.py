@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, nullcontext
 from functools import partial
 
 import pytest
@@ -161,6 +161,31 @@ async def test_nobody_overtakes_the_first_one_before_its_task_runs(
                 pytest.fail("the lane is not open")
             await sends.begin(b"b")
         assert sent(lanes) == [b"a", b"b"]
+
+
+@pytest.mark.parametrize("named", [False, True])
+async def test_many_messages_of_one_call_wait_behind_those_who_wait(
+    autojump_clock: MockClock, named: bool
+) -> None:
+    """For room, or for the lane; and those who come later wait behind them."""
+    for order in range(ORDERS):
+        trio._core._run._r.seed(order)
+        lanes = FakeLanes()
+        async with (
+            producing(lanes, producer_name="p" if named else "", buffer_bytes=250) as producer,
+            sends_to(producer) as sends,
+            trio.open_nursery() as nursery,
+        ):
+            if named:
+                await lose_lane(lanes, producer, opens_in_s=5.0)
+            with nullcontext() if named else full(lanes, producer):
+                await sends.begin(b"a" * SIZE)  # there is no room for it
+                nursery.start_soon(producer.send_many, [b"b", b"c"])
+                await trio.testing.wait_all_tasks_blocked()
+                await sends.begin(b"d")
+        assert sent(lanes) == [b"a" * SIZE, b"b", b"c", b"d"]
+        assert not sends.failed
+        assert producer._room.used == 0
 
 
 async def test_partitions_do_not_wait_for_each_other(autojump_clock: MockClock) -> None:

@@ -20,6 +20,7 @@ from ledger_client.errors import (
     SequenceBack,
 )
 from ledger_client.message_id import MessageId
+from ledger_client.topics.producing.partition_machine import GAPS_MAX
 
 NOWHERE = MessageId(-1, -1, -1, -1)
 
@@ -88,6 +89,22 @@ async def test_a_number_that_was_passed_over_is_refused(autojump_clock: MockCloc
     assert [(m.value, m.sequence) for m in lanes.messages()] == [
         *((b"5", 5), (b"9", 9), (b"10", 10), (b"13", 13), (b"14", 14)),
     ]
+
+
+async def test_numbers_below_those_that_were_passed_over_long_ago_are_refused(
+    autojump_clock: MockClock,
+) -> None:
+    """Nobody knows any more which of them were kept."""
+    lanes = FakeLanes()
+    async with producing(lanes, producer_name="loader", batch_messages=1) as producer:
+        for number in range(0, 2 * GAPS_MAX + 6, 2):
+            producer.send_nowait(b"kept", sequence=number)
+        await producer.flush()
+        for number in (1, 2, 3, 5):
+            with pytest.raises(SequenceBack, match=f"number {number} "):
+                await producer.send(b"late", sequence=number)
+        assert await producer.send(b"kept", sequence=6) == NOWHERE
+    assert {message.value for message in lanes.messages()} == {b"kept"}
 
 
 async def test_numbers_that_failed_may_be_sent_again(autojump_clock: MockClock) -> None:

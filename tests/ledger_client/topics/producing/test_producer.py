@@ -495,6 +495,26 @@ async def test_closing_twice_does_nothing(autojump_clock: MockClock) -> None:
         assert lanes.values() == [b"x"]
 
 
+async def test_the_end_of_the_block_waits_for_a_close_that_another_task_began(
+    autojump_clock: MockClock,
+) -> None:
+    lanes = FakeLanes()
+
+    async def go_on() -> None:
+        await trio.sleep(5)
+        lanes.gate.set()
+
+    async with trio.open_nursery() as nursery:
+        async with producing(lanes) as producer:
+            await producer.send(b"opens the lane")
+            lanes.shut()
+            producer.send_nowait(b"under way")
+            nursery.start_soon(producer.close)
+            nursery.start_soon(go_on)
+            await trio.sleep(1)
+        assert lanes.values() == [b"opens the lane", b"under way"]
+
+
 async def test_an_error_of_the_block_ends_it_at_once(autojump_clock: MockClock) -> None:
     lanes = FakeLanes()
     with pytest.raises(ZeroDivisionError):
