@@ -81,7 +81,6 @@ from ledger_client.topics.positions import LanePlace, Position
 from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Bytes
 from ledger_client.topics.producing.producer_options import ProducerSettings
-from ledger_client.topics.producing.time_limit import TimeLimit
 from ledger_client.topics.reading.options import STALENESS_S, AsOf, Consistency, ReadSettings, Start
 from ledger_client.topics.reading.remaining import LaneLag
 from ledger_client.topics.reading.state import STATE_SIZE_MAX, TopicState
@@ -803,10 +802,6 @@ class AioTicket(Looped[Ticket]):
         """Wait until the message is durable, and return its id."""
         return await self._call(self._inner.message_id)
 
-    async def message_id_until(self, limit: TimeLimit | None) -> MessageId:
-        """Return the id as message_id(), or take the message back once the time is over."""
-        return await self._call(self._inner.message_id_until, limit)
-
     @property
     def done(self) -> bool:
         """True once the message is durable or has failed."""
@@ -858,7 +853,7 @@ class AioTopicReader(LoopMessages, LoopOpened):
     @property
     def tick(self) -> Timestamp:
         """All up to this timestamp was returned; Timestamp(0) unless it is read by timestamp."""
-        return self._inner.tick
+        return self._tick
 
     @property
     def gaps(self) -> Sequence[Gap]:

@@ -109,6 +109,7 @@ class Held(Generic[T]):
 
         Cancelled, it is left as a cancelled block is. Raises as leaving it does.
         """
+        was_over = self._is_abandoned or self._ended.is_set()
         if not self._left.is_set():
             self._error = error
             self.is_block_over = is_block_over and error is None
@@ -116,10 +117,15 @@ class Held(Generic[T]):
         try:
             await self._ended.wait()
         except trio.Cancelled:
-            await self.cancel()
+            if not self._is_inside():  # else it is the leaving that cancels this task
+                await self.cancel()
             raise
         if self.failure is not None:
             self._raise_failure()
+        if self._is_abandoned and not was_over:
+            raise ClientClosed(
+                "another close() was cancelled: messages without an answer may or may not be kept"
+            )
 
     async def cancel(self) -> None:
         """Leave the block at once, even if this task is cancelled, and ignore its errors.
@@ -190,7 +196,7 @@ class Held(Generic[T]):
         raise ClientClosed("the client was closed meanwhile; connect again") from None
 
 
-def _is_cancelled(failure: BaseException | None) -> bool:
+def is_cancelled(failure: BaseException | None) -> bool:
     """True if *failure* is a cancellation, and nothing else."""
     if failure is None:
         return False
@@ -304,7 +310,7 @@ class SystemTasks:
 
     def note_end(self, held: Held[Any]) -> None:
         """Warn if the run ended first."""
-        if held.is_entered and not held.is_over and _is_cancelled(held.failure):
+        if held.is_entered and not held.is_over and is_cancelled(held.failure):
             warn_unclosed(self._what)
 
 

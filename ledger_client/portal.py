@@ -27,7 +27,7 @@ from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 import trio
 
 from ledger_client.errors import ClientClosed
-from ledger_client.opening import Held, Opened, warn_unclosed
+from ledger_client.opening import Held, Opened, is_cancelled, warn_unclosed
 
 FORKED = (
     "this client was connected before the process was forked, and works only in the "
@@ -396,10 +396,10 @@ async def _complete(
     try:
         with scope:
             value = await work()
-    except trio.Cancelled:
-        settle(None, ClientClosed("the client was closed during the call; connect again"))
-        raise
-    except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
+    except BaseException as error:  # raised in the waiting thread
+        if is_cancelled(error):  # perhaps in a group, by a nursery of the call
+            settle(None, ClientClosed("the client was closed during the call; connect again"))
+            raise
         settle(None, error)
         return
     if scope.cancelled_caught:

@@ -35,6 +35,7 @@ from ledger_client.groups.sources import OpenDead
 from ledger_client.groups.turns import Turns
 from ledger_client.groups.wanted import wanted_topics
 from ledger_client.opening import Openable
+from ledger_client.options import check_timeout
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LanePlace, Position
@@ -127,6 +128,7 @@ class GroupConsumer(Openable):
         `math.inf` waits for ever.
 
         Raises:
+            ValueError: *wait_s* is no time.
             Busy: another task or thread waits for messages.
             Gap: messages at the group's place were removed. The next call goes on after them.
             BadGroup: with start="none", the group has committed nothing in a partition.
@@ -135,6 +137,7 @@ class GroupConsumer(Openable):
             NoSuchTopic: a topic that the consumer names was deleted; raised once.
             LedgerError: reading failed; the next call tries again.
         """
+        check_timeout(wait_s, "wait_s")
         return await self._delivery.poll(wait_s=wait_s, messages_max=messages_max)
 
     async def poll_batches(
@@ -146,6 +149,7 @@ class GroupConsumer(Openable):
         TopicReader.read_batches() has. Each is of one topic, which its schema's metadata names as
         "topic". Raises as poll().
         """
+        check_timeout(wait_s, "wait_s")
         return await self._in_order.poll_batches(wait_s=wait_s, messages_max=messages_max)
 
     def take_back(self) -> None:

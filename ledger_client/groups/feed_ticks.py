@@ -104,7 +104,7 @@ class FeedTicks:
             self,
             "earliest",
             after=first,
-            patient=True,
+            give_up_s=None,
         )
         self._merged.order = order
         self._nursery.start_soon(self._run, feed, self._scope)

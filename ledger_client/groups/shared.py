@@ -282,7 +282,8 @@ class Shared:
         here = [(share, index) for share, index in chosen if share.states[index] == State.DUE]
         for share, index in reversed(self._holdings.in_order(here)):
             self._holdings.release(share, [index])
-            if (message := share.messages[index]) is not None:
+            message = share.messages[index]
+            if message is not None and share.count(index) > 1:  # else it was only counted before
                 self._count(message).redeliveries += 1
 
     async def _look_at_times(self) -> None:

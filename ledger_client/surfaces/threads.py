@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequen
 from concurrent.futures import Future
 from contextlib import suppress
 from functools import partial
+from itertools import islice
 from operator import length_hint
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Generic, ParamSpec, Self, TypeVar, Unpack
@@ -28,9 +29,12 @@ from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, Se
 from ledger_client.topics.reading.reader import (
     RecordBatches,
     TopicReader,
+    check_pull,
     give_back,
     holds_batch,
+    tick_before,
 )
+from ledger_client.topics.times import Timestamp
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -223,14 +227,13 @@ class BlockingMessages(Blocking[TopicReader]):
     def _next_messages(
         self, messages_max: int | None = None, *, wait_s: float | None = None
     ) -> list[Message]:
+        check_pull(messages_max, wait_s)
         fetch = partial(self._fetch, messages_max, wait_s)
         with self._taker:
-            self._portal.call_sync(self._give_back)
-            while self._portal.call(fetch):
-                fetched, self._ready = list(self._ready), iter(())
-                if fetched:
-                    return fetched
-        return []
+            while not (here := list(islice(self._ready, messages_max))):
+                if not self._portal.call(fetch):
+                    return []
+            return here
 
     async def _fetch(self, messages_max: int | None = None, wait_s: float | None = None) -> bool:
         messages = await self._inner.next_messages(messages_max, wait_s=wait_s)
@@ -238,23 +241,31 @@ class BlockingMessages(Blocking[TopicReader]):
         return bool(messages)
 
     def _call(self, work: Callable[P, Awaitable[R]], *args: P.args, **kwargs: P.kwargs) -> R:
-        self._portal.call_sync(self._give_back)
         return self._portal.call(self._run, partial(work, *args, **kwargs))
 
     async def _run(self, work: Callable[[], Awaitable[R]]) -> R:
         """Do *work*, and forget what another task had fetched meanwhile if it was a seek()."""
+        self._give_back()  # in one step with the work: nothing is fetched in between
         result = await work()
         if not holds_batch(self._inner):
             self._ready = iter(())
         return result
 
     def _call_sync(self, work: Callable[P, R], *args: P.args, **kwargs: P.kwargs) -> R:
-        self._portal.call_sync(self._give_back)
-        return self._portal.call_sync(work, *args, **kwargs)
+        return self._portal.call_sync(self._run_sync, partial(work, *args, **kwargs))
+
+    def _run_sync(self, work: Callable[[], R]) -> R:
+        self._give_back()
+        return work()
 
     def _give_back(self) -> None:
-        left, self._ready = length_hint(self._ready), iter(())
-        give_back(self._inner, left)
+        """Give back what was not returned yet. Takes it first: a thread may return it meanwhile."""
+        ready, self._ready = self._ready, iter(())
+        give_back(self._inner, len(list(ready)))
+
+    @property
+    def _tick(self) -> Timestamp:
+        return tick_before(self._inner, length_hint(self._ready))
 
 
 class BlockingConsumption(Blocking[GroupConsumer]):

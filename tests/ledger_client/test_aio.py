@@ -13,7 +13,7 @@ from functools import partial
 
 import pytest
 import trio
-from loop_rig import Program, client_and_cluster, connected, run
+from loop_rig import Program, client_and_cluster, connected, open_portal, run
 
 import ledger_client
 from ledger_client import Client, EventTime, aio
@@ -29,7 +29,7 @@ from ledger_client.errors import (
     ProducerClosed,
 )
 from ledger_client.opening import Held
-from ledger_client.surfaces.loops import LoopBlock, LoopPortal, open_portal
+from ledger_client.surfaces.loops import LoopBlock, LoopPortal
 from ledger_client.topics.positions import EARLIEST
 from ledger_client.topics.reading.cursor import LaneRange
 from ledger_client.topics.reading.lane_set import LaneSet

@@ -12,6 +12,8 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from itertools import islice
+from operator import length_hint
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ import trio
 from memory_cluster import memory_cluster
 from prometheus_client import CollectorRegistry
 
-from ledger_client import Client, EventTime, Retention, blocking
+from ledger_client import Client, EventTime, Message, Retention, Timestamp, blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.errors import (
     BadAddress,
@@ -393,3 +395,126 @@ def test_closing_a_client_ends_what_another_thread_opens() -> None:
         with pytest.raises(ClientClosed):
             waiting.result(timeout=60)
     other.close()  # harmless
+
+
+@pytest.mark.parametrize("call", ["position", "lag", "pause", "read_batches"])
+def test_no_message_is_passed_over_that_a_thread_fetches_during_a_call(
+    call: str, client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was not returned is given back in one step with the call."""
+    client.topics.create("s/t")
+    values = [b"%d" % number for number in range(9)]
+    with client.producer("s/t", batch_messages=3) as producer:
+        producer.send_many(values)
+    with client.reader("s/t") as reader:
+        assert next(reader).value == b"0"
+        portal, trips = reader._portal, 0
+
+        def fetch_between() -> None:
+            """Do what a thread does that finds nothing at hand."""
+            nonlocal trips
+            trips += 1
+            if trips > 1:
+                Portal.call(portal, reader._fetch)
+
+        def call_async(*args: object) -> object:
+            fetch_between()
+            return Portal.call(portal, *args)  # type: ignore[arg-type]
+
+        def call_sync(*args: object) -> object:
+            fetch_between()
+            return Portal.call_sync(portal, *args)  # type: ignore[arg-type]
+
+        with monkeypatch.context() as patch:
+            patch.setattr(portal, "call", call_async)
+            patch.setattr(portal, "call_sync", call_sync)
+            found = getattr(reader, call)()
+        if call == "position":
+            with client.reader("s/t", start=found) as again:
+                assert [message.value for message in again] == values[1:]
+        if call == "lag":
+            assert found[0].messages == 8
+        reader.resume()
+        assert [message.value for message in reader] == values[1:]
+
+
+def test_a_message_that_a_thread_takes_during_a_call_does_not_come_again(
+    client: BlockingClient,
+) -> None:
+    client.topics.create("s/t")
+    with client.producer("s/t") as producer:
+        producer.send_many([b"0", b"1", b"2"])
+    taken: list[bytes | None] = []
+    with client.reader("s/t") as reader:
+        taken.append(next(reader).value)
+
+        class Racing:
+            """The messages at hand, of which a thread takes one just before they are counted."""
+
+            def __init__(self, ready: Iterator[Message]) -> None:
+                self._ready = ready
+
+            def __iter__(self) -> Iterator[Message]:
+                return self
+
+            def __next__(self) -> Message:
+                return next(self._ready)
+
+            def __length_hint__(self) -> int:
+                left = length_hint(self._ready)
+                taken.extend(message.value for message in islice(self._ready, 1))
+                return left
+
+        reader._ready = Racing(reader._ready)
+        reader.position()
+        taken += [message.value for message in reader]
+    assert taken == [b"0", b"1", b"2"]
+
+
+def test_what_is_left_of_a_pull_is_not_merged_again(
+    client: BlockingClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client.topics.create("s/t")
+    with client.producer("s/t") as producer:
+        producer.send_many([b"%d" % number for number in range(10)])
+    with client.reader("s/t") as reader:
+        given_back: list[int] = []
+        monkeypatch.setattr(
+            reader._inner._merged, "give_back", lambda _, count, **__: given_back.append(count)
+        )
+        found = [message.value for _ in range(4) for message in reader.next_messages(3)]
+    assert found == [b"%d" % number for number in range(10)]
+    assert given_back == []
+
+
+def test_the_tick_is_that_before_messages_that_were_not_returned(client: BlockingClient) -> None:
+    client.topics.create("s/t")
+    with client.producer("s/t") as producer:
+        producer.send_many([b"one", b"two"])
+    with client.reader("s/t") as reader:
+        next(reader)
+        batch = reader._inner._batch
+        assert batch is not None
+        reader._inner._batch = batch._replace(tick=9, tick_before=4)
+        reader._inner._merged.order.tick = 9
+        assert reader.tick == Timestamp(4)
+        next(reader)
+        assert reader.tick == Timestamp(9)
+
+
+def test_a_call_with_tasks_of_its_own_learns_that_its_client_was_closed(
+    client: BlockingClient,
+) -> None:
+    """Its nursery ends with a group of cancellations."""
+
+    async def wait_in_tasks() -> None:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(trio.sleep_forever)
+            nursery.start_soon(trio.sleep_forever)
+
+    with ThreadPoolExecutor(1) as pool:
+        call = pool.submit(client._portal.call, wait_in_tasks)
+        time.sleep(0.1)
+        client.close()
+        with pytest.raises(ClientClosed):
+            call.result(60)

@@ -19,13 +19,14 @@ from ledger_client.errors import (
     ClientClosed,
     LedgerError,
     MemberRemoved,
+    NoSuchLedger,
     NoSuchTopic,
     NotOpen,
     ProducerClosed,
     ReaderClosed,
 )
 from ledger_client.groups.consumer import GroupConsumer
-from ledger_client.opening import Held, Opened, Opening
+from ledger_client.opening import Held, Opened, Opening, SystemTasks
 from ledger_client.topics.reading.reader import TopicReader
 
 TOPIC = "shop/orders"
@@ -456,3 +457,86 @@ async def test_a_consumer_may_be_closed_by_its_own_callback(autojump_clock: Mock
                     while True:
                         await consumers[0].poll(wait_s=5)
                 await client.close()
+
+
+async def test_a_callback_may_close_the_client_and_what_was_sent_is_kept(
+    autojump_clock: MockClock,
+) -> None:
+    """The consumer is closed first, which cancels the callback; the producer is flushed then."""
+    clients: list[Client] = []
+
+    async def close(_: object) -> None:
+        await clients[0].close()
+
+    @asynccontextmanager
+    async def connected() -> AsyncIterator[Client]:
+        async with cluster.context() as context, Opened(context.nursery) as opened:
+            yield Client(context, opened)
+
+    async with memory_cluster(3) as cluster:
+        cluster.lead("b1")
+        async with cluster.client() as other:
+            await other.topics.create(TOPIC)
+            await other.topics.create("shop/results")
+            client = await Opening(
+                connected(), SystemTasks("client"), what="client", call="connect()"
+            )
+            clients.append(client)
+            producer = await client.producer("shop/results", linger_ms=60_000)
+            consumer = await client.consumer(TOPIC, group="g", on_revoked=close)
+            await trio.sleep(10)
+            producer.send_nowait(b"one")
+            await other.topics.delete(TOPIC)
+            with trio.fail_after(60), pytest.raises(LedgerError):
+                while True:
+                    await consumer.poll(wait_s=5)
+            await client.close()
+            async with other.reader("shop/results") as reader:
+                assert [message.value async for message in reader] == [b"one"]
+
+
+async def test_who_closes_it_too_is_told_that_the_close_was_cancelled() -> None:
+    """Else it would believe that everything was flushed."""
+    steps = Steps()
+
+    @asynccontextmanager
+    async def slow() -> AsyncIterator[None]:
+        yield
+        async with steps.block("the flush", enters=False):
+            pass
+
+    async with trio.open_nursery() as nursery:
+        opened = Opened(nursery)
+        held = Held(slow(), opened)
+        await held.enter()
+        first = trio.CancelScope()
+
+        async def close_first() -> None:
+            with first:
+                await held.leave()
+
+        async def close_too() -> None:
+            with pytest.raises(ClientClosed, match=r"another close\(\) was cancelled"):
+                await opened.close()
+
+        nursery.start_soon(close_first)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.start_soon(close_too)
+        await trio.testing.wait_all_tasks_blocked()
+        first.cancel()
+    assert steps == ["cancel the flush"]
+
+
+async def test_a_ledger_that_cannot_be_closed_is_let_go() -> None:
+    """Another client deleted it: the error is raised here, and not by the client once more."""
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        writer = await client.ledgers.create()
+        await writer.append(b"one")
+        async with cluster.client() as other:
+            await other.ledgers.delete(writer.id)
+        for _ in range(2):
+            with pytest.raises(NoSuchLedger):
+                await writer.close()
+        assert writer._held is not None
+        assert writer._held.is_left
+        await client.close()

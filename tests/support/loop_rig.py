@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from typing import TypeVar
 
 import pytest
 import uvloop
@@ -12,8 +13,9 @@ from memory_cluster import memory_cluster
 
 from ledger_client import Client
 from ledger_client.aio import AioClient
-from ledger_client.surfaces.loops import open_portal
+from ledger_client.surfaces.loops import LoopPortal, start_portal
 
+T = TypeVar("T")
 Program = Callable[[AioClient], Awaitable[None]]
 
 
@@ -21,6 +23,18 @@ Program = Callable[[AioClient], Awaitable[None]]
 async def client_and_cluster() -> AsyncIterator[Client]:
     async with memory_cluster(3) as cluster, cluster.client() as client:
         yield client
+
+
+@asynccontextmanager
+async def open_portal(
+    open_resource: Callable[[], AbstractAsyncContextManager[T]],
+) -> AsyncIterator[LoopPortal[T]]:
+    """Run trio in a thread for the block, around a resource. Raises as opening it does."""
+    portal = await start_portal(open_resource)
+    try:
+        yield portal
+    finally:
+        await portal.close()
 
 
 @asynccontextmanager

@@ -141,6 +141,7 @@ ITEMS = {"RecordBatches": "pa.RecordBatch", "BatchReads": "EntryBatch"}
 OWN = {
     ("Producer", "send"),
     ("TopicReader", "next_messages"),
+    ("TopicReader", "tick"),
     ("GroupConsumer", "poll"),
     ("GroupConsumer", "poll_batches"),
     ("LedgerWriter", "close"),

@@ -96,7 +96,8 @@ async def _read(
     entries, messages, size = 0, 0, 0
     sent_ms: int | None = None
     try:
-        reader = await opener.open(row.ledger.ledger_id)
+        # That they are confirmed is known, even if the bookies that answer now do not know it.
+        reader = await opener.open(row.ledger.ledger_id, confirmed=stop - 1)
         try:
             last = min(stop, first.entry + ENTRIES_MAX) - 1
             async for batch in reader.read_batches(first.entry, last):
@@ -117,6 +118,8 @@ async def _read(
                     break
         finally:
             reader.unwatch()
-    except (NoSuchLedger, NoSuchEntry):  # removed meanwhile, or not confirmed for this reader
+    except NoSuchLedger:  # removed meanwhile
         return _Sample(stop - first.entry, messages, sent_ms)
+    except NoSuchEntry:  # what it has is not known
+        pass
     return _Sample(entries, messages, sent_ms)

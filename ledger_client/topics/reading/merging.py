@@ -301,8 +301,9 @@ class MergedLanes:
         self._news.set()
 
     def fail(self, failure: LedgerError) -> None:
-        """Let every call raise *failure* from now on."""
-        self._failure = failure
+        """Let every call raise *failure* from now on, unless it is closed already."""
+        if not self.is_closed:
+            self._failure = failure
         self.notify()
 
     def close(self) -> None:
@@ -408,9 +409,9 @@ class MergedLanes:
         self.notify()
 
     def add_new(self, found: Iterable[LaneRange]) -> None:
-        """Read those lanes that are not read yet."""
+        """Read those lanes that are not read yet; none if it is closed."""
         for chosen in found:
-            if not self.reads(chosen.known.lane):
+            if not self.is_closed and not self.reads(chosen.known.lane):
                 self.add(chosen)
 
     def drop(self, partitions: Collection[int]) -> None:

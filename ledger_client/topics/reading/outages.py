@@ -1,4 +1,4 @@
-"""Lanes whose bookies or metadata are away while they are followed.
+"""Lanes, and ticks, whose bookies or metadata are away while they are followed.
 
 A reader that follows does not end because its bookies are down: it opens the lane again, after
 pauses that double, until it can be read. The other lanes go on meanwhile.
@@ -70,14 +70,16 @@ class Outages:
     def wait_out(self, failure: LedgerError, cursors: Iterable[Followed]) -> bool:
         """Return True if the lanes that just failed will be opened again later.
 
-        Otherwise *failure* is to be raised: it is of another kind, or lasted for too long.
+        Otherwise *failure* is to be raised: it is of another kind, lasted for too long, or is no
+        lane's but one of ticks, which waited before (TickOutage).
         """
         if not isinstance(failure, Retryable):
             return False
-        now = trio.current_time()
+        now, is_lanes = trio.current_time(), False
         for cursor in cursors:
             if not cursor.failed:
                 continue
+            is_lanes = True
             known = self._lanes.get(cursor.lane)
             if known is None:
                 known = self._lanes[cursor.lane] = _Outage(cursor, now)
@@ -91,7 +93,7 @@ class Outages:
             if self._give_up_s is not None and now - known.since >= self._give_up_s:
                 del self._lanes[cursor.lane]
                 return False
-        return True
+        return is_lanes
 
     def is_due(self, cursor: Followed) -> bool:
         """True if a lane that failed may be opened again."""
@@ -123,3 +125,45 @@ class Outages:
                     "topic %s: %s is followed again, after %.1f s",
                     *(cursor.lane.topic, cursor.lane, now - known.since),
                 )
+
+
+class TickOutage:
+    """The outage of one topic's ticks, which a reader gets by several calls beside each other.
+
+    Args:
+        topic: its name.
+        give_up_s: as for Outages; with 0 nothing is waited out.
+        figures: counts outages.
+    """
+
+    def __init__(self, topic: str, give_up_s: float | None, figures: Figures) -> None:
+        self._topic = topic
+        self._give_up_s = give_up_s
+        self._figures = figures
+        self._since: dict[str, float] = {}
+        """for each call that fails"""
+
+    def wait_out(self, call: str, failure: LedgerError) -> bool:
+        """Return True if *call* is to be made again later, False to raise its *failure*."""
+        now = trio.current_time()
+        began = min(self._since.values(), default=now)
+        if self._give_up_s is not None and now - began >= self._give_up_s:
+            self._since.clear()
+            return False
+        if not self._since:
+            self._figures.reading(self._topic).outages += 1
+            _log.warning(
+                "topic %s: its ticks cannot be followed, and are tried again: %s",
+                *(self._topic, failure),
+            )
+        self._since.setdefault(call, now)
+        return True
+
+    def note_end(self, call: str) -> None:
+        """Note that *call* was answered."""
+        began = self._since.pop(call, None)
+        if began is not None and not self._since:
+            _log.info(
+                "topic %s: its ticks are followed again, after %.1f s",
+                *(self._topic, trio.current_time() - began),
+            )

@@ -99,10 +99,7 @@ class TopicReader(Openable):
             ReaderClosed: the reader is closed, or was closed meanwhile.
             EntryLost, ReplicasUnavailable, MetadataUnavailable: as LedgerReader.read().
         """
-        if messages_max is not None and messages_max < 1:
-            raise ValueError(f"messages_max takes 1 or more, not {messages_max}")
-        if wait_s is not None:
-            check_timeout(wait_s, "wait_s")
+        check_pull(messages_max, wait_s)
         if not length_hint(self._ready):
             await self._load(wait_s)
         return list(islice(self._ready, messages_max))
@@ -213,9 +210,7 @@ class TopicReader(Openable):
 
         What depends on all of them can be done: nothing comes later that belongs before.
         """
-        if self._batch is not None and length_hint(self._ready):
-            return Timestamp(self._batch.tick_before)
-        return Timestamp(self._merged.tick)
+        return tick_before(self, 0)
 
     @property
     def gaps(self) -> Sequence[Gap]:
@@ -280,6 +275,22 @@ class TopicReader(Openable):
             return False
         self._ready = iter(self._batch.messages())
         return True
+
+
+def check_pull(messages_max: object, wait_s: object) -> None:
+    """Raise ValueError unless next_messages() takes these arguments."""
+    if not (messages_max is None or (isinstance(messages_max, int) and messages_max >= 1)):
+        raise ValueError(f"messages_max takes 1 or more, not {messages_max!r}")
+    if wait_s is not None:
+        check_timeout(wait_s, "wait_s")
+
+
+def tick_before(reader: TopicReader, count: int) -> Timestamp:
+    """Return the tick of *reader*, if the last *count* messages that it returned do not count."""
+    batch = reader._batch
+    if batch is not None and length_hint(reader._ready) + count:
+        return Timestamp(batch.tick_before)
+    return Timestamp(reader._merged.tick)
 
 
 def give_back(reader: TopicReader, count: int) -> None:

@@ -15,12 +15,13 @@ from typing import Protocol
 
 import trio
 
-from ledger_client.errors import LedgerError, NoSuchTopic
+from ledger_client.errors import LedgerError, NoSuchTopic, Retryable
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.reading.cursor import LaneRange
 from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.merging import MergedLanes, ReadOrder
 from ledger_client.topics.reading.options import ReadOptions, Start
+from ledger_client.topics.reading.outages import TickOutage
 from ledger_client.topics.reading.tick_order import TIMESTAMP_MAX, TickOrder
 from ledger_client.topics.tick_follower import TickFollower, was_opened
 from ledger_client.topics.ticks import Tick
@@ -92,7 +93,7 @@ class TopicTicks:
                     self._lanes,
                     start,
                     after=after,
-                    patient=self._options.follow,
+                    give_up_s=self._options.give_up_s if self._options.follow else 0.0,
                 )
             )
         self._nursery.start_soon(_run_all, feeds, self._scope)
@@ -135,7 +136,7 @@ class TickFeed:
         lanes: finds lanes that a tick covers.
         start: where the reader begins.
         after: ticks up to this timestamp are left out.
-        patient: ask again and again for what nobody answers; otherwise the reader fails.
+        give_up_s: let the reader fail if nobody answers for so long; `None` for never.
     """
 
     def __init__(
@@ -149,7 +150,7 @@ class TickFeed:
         start: Start,
         *,
         after: int,
-        patient: bool,
+        give_up_s: float | None,
     ) -> None:
         self._context = context
         self._index = index
@@ -159,7 +160,7 @@ class TickFeed:
         self._merged = merged
         self._lanes = lanes
         self._start = start
-        self._patient = patient
+        self._outage = TickOutage(topic.name, give_up_s, context.figures)
         self._stored = after
         """the last stored tick that was added"""
         self._idle: Tick | None = None
@@ -191,8 +192,9 @@ class TickFeed:
             except NoSuchTopic:
                 raise
             except LedgerError as failure:
-                await self._report(failure)
+                await self._wait_out("read", failure)
                 continue
+            self._outage.note_end("read")
             if not ticks:
                 raise NoSuchTopic(self._topic.name)
             for tick in ticks:
@@ -221,8 +223,9 @@ class TickFeed:
             except NoSuchTopic:
                 raise
             except LedgerError as failure:
-                await self._try_again(failure)
+                await self._wait_out("newest", failure)
             else:
+                self._outage.note_end("newest")
                 self._add_idle()
 
     async def _newest(self, after: int) -> Tick:
@@ -243,8 +246,9 @@ class TickFeed:
             except NoSuchTopic:
                 raise
             except LedgerError as failure:
-                await self._try_again(failure)
+                await self._wait_out("lanes", failure)
                 continue
+            self._outage.note_end("lanes")
             if self._merged.order is not self._order:
                 return  # the reader goes on from another place
             self._merged.add_new(found)
@@ -252,17 +256,14 @@ class TickFeed:
             self._merged.notify()
             await trio.sleep(AGAIN_S)
 
-    async def _try_again(self, failure: LedgerError) -> None:
-        if not self._patient:
-            await self._report(failure)
+    async def _wait_out(self, call: str, failure: LedgerError) -> None:
+        """Return when *call* is to be made again; before, the reader may raise *failure*."""
+        if not (isinstance(failure, Retryable) and self._outage.wait_out(call, failure)):
+            self._order.fail(self._index, failure)
+            self._merged.notify()
+            while self._order.has_failed(self._index):
+                await self._news.wait()
         await trio.sleep(AGAIN_S)
-
-    async def _report(self, failure: LedgerError) -> None:
-        """Let the reader raise a failure, and wait until it has."""
-        self._order.fail(self._index, failure)
-        self._merged.notify()
-        while self._order.has_failed(self._index):
-            await self._news.wait()
 
 
 async def _run_all(feeds: Sequence[TickFeed], scope: trio.CancelScope) -> None:

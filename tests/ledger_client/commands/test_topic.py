@@ -514,7 +514,7 @@ def test_a_schema_of_values_is_checked_before_the_topic_is_made(run: Run, tmp_pa
         ("json", "{", "it is no JSON"),
         ("json", '{"type": "array"}', "which no column can have"),
         ("json", " ", "it is empty"),
-        ("avro", "", "--schema-file"),
+        ("avro", "", "it is empty"),
         ("avro", "garbage", "its schema cannot be read"),
     ],
 )

@@ -287,6 +287,11 @@ async def test_a_commit_of_a_partition_of_another_member_is_refused(
                 with pytest.raises(CommitRefused, match=f"partitions {lost.partition} are not"):
                     await first.commit(position)
                 assert {place.partition for place in first.committed()} == {kept.partition}
+                before = first.committed()
+                strange = next(m for m in messages if m.id.partition == lost.partition)
+                with pytest.raises(CommitRefused):
+                    await first.commit(strange)
+                assert first.committed() == before
 
 
 async def test_a_second_member_takes_half_and_gives_it_back(autojump_clock: MockClock) -> None:

@@ -122,15 +122,21 @@ async def test_a_message_that_is_not_acknowledged_in_time_comes_again(
             assert await consumer.poll(wait_s=30) == []
 
 
-@pytest.mark.parametrize("limit", [1, 2, 4])
+@pytest.mark.parametrize(("limit", "dead_topic"), [(1, ""), (2, "shop/graveyard"), (4, "")])
 async def test_a_message_that_fails_too_often_becomes_a_dead_letter(
-    autojump_clock: MockClock, limit: int
+    autojump_clock: MockClock, limit: int, dead_topic: str
 ) -> None:
+    """In the topic that is named, or the group's; and it is counted."""
     async with shop() as (cluster, client):
         await send(client, 0, 6)
         times = Counter[int]()
         async with client.consumer(
-            ORDERS, group="billing", mode="shared", start="earliest", deliveries_max=limit
+            ORDERS,
+            group="billing",
+            mode="shared",
+            start="earliest",
+            deliveries_max=limit,
+            dead_topic=dead_topic,
         ) as consumer:
             while messages := await consumer.poll(wait_s=5):
                 for message in messages:
@@ -140,7 +146,9 @@ async def test_a_message_that_fails_too_often_becomes_a_dead_letter(
                     else:
                         await consumer.ack(message)
         assert times == {0: 1, 1: limit, 2: 1, 3: 1, 4: limit, 5: 1}
-        async with client.reader("shop/billing.dead", end="latest") as reader:
+        counted = client._context.figures.consuming("billing", ORDERS)
+        assert (counted.redeliveries, counted.dead_letters) == (2 * (limit - 1), 2)
+        async with client.reader(dead_topic or "shop/billing.dead", end="latest") as reader:
             letters = [message async for message in reader]
         assert sorted(map(value, letters)) == [1, 4]
         for letter in letters:

@@ -10,6 +10,7 @@ from itertools import islice
 from typing import TypeVar
 
 import pytest
+from loop_rig import open_portal
 from memory_cluster import memory_cluster
 
 from ledger_client import Client, CommitRefused, MemberRemoved, Message, TopicPartition
@@ -17,7 +18,6 @@ from ledger_client.aio import AioClient, AioGroupConsumer
 from ledger_client.blocking import BlockingClient, BlockingGroupConsumer
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.portal import Portal
-from ledger_client.surfaces.loops import open_portal
 
 TOPIC = "shop/orders"
 R = TypeVar("R")

@@ -14,14 +14,21 @@ import trio.lowlevel
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
-from ledger_client import Client, Message, Options, ReplicasUnavailable
+from ledger_client import (
+    Client,
+    Message,
+    MetadataUnavailable,
+    Options,
+    ReplicasUnavailable,
+    Retryable,
+)
 from ledger_client.figures import Figures
 from ledger_client.topics.messages import MergedBatch
 from ledger_client.topics.positions import EARLIEST, LaneRef
 from ledger_client.topics.reading.cursor import KnownLane, LaneCursor, LaneRange, LaneStart
 from ledger_client.topics.reading.merging import Arrival, MergedLanes
-from ledger_client.topics.reading.options import ReadOptions
-from ledger_client.topics.reading.outages import Outages
+from ledger_client.topics.reading.options import Order, ReadOptions
+from ledger_client.topics.reading.outages import Outages, TickOutage
 from metadata.topics import RollPolicy
 
 TOPIC = "shop/orders"
@@ -76,26 +83,25 @@ def revive_all(cluster: MemoryCluster) -> None:
         cluster.revive(name)
 
 
-@pytest.mark.parametrize("order", ["arrival", "event-time"])
+@pytest.mark.parametrize("order", ["arrival", "event-time", "timestamp"])
 async def test_a_follower_waits_for_its_bookies_and_goes_on(
-    order: str, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+    order: Order, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
     """However long they are away; each message comes once, in order."""
     caplog.set_level(logging.INFO, logger="ledger_client.topics.reading.outages")
     found: list[Message] = []
     async with memory_cluster(3) as cluster, cluster.client(options=QUICK) as client:
-        ordered = order == "event-time"
+        cluster.lead("b1", has_ticks=True)
         await client.topics.create(
             TOPIC,
             partitions=2,
-            order="event-time" if ordered else "none",
+            order="event-time" if order == "event-time" else "none",
+            timesync=order == "timestamp",
             roll=RollPolicy(entries=4),
         )
 
         async def follow(follower: Client) -> None:
-            async with follower.reader(
-                TOPIC, follow=True, order="event-time" if ordered else "arrival"
-            ) as reader:
+            async with follower.reader(TOPIC, follow=True, order=order) as reader:
                 async for message in reader:
                     found.append(message)
                     if len(found) == 20:
@@ -119,8 +125,11 @@ async def test_a_follower_waits_for_its_bookies_and_goes_on(
         mine = [int(m.value or b"") for m in found if m.id.partition == partition]
         assert mine == list(range(partition, 20, 2))
     told = [record.getMessage() for record in caplog.records]
-    assert any("cannot be followed, and is tried again" in line for line in told)
-    assert any("is followed again, after" in line for line in told)
+    assert any("cannot be followed, and" in line for line in told)
+    assert any("followed again, after" in line for line in told)
+    if order == "timestamp":
+        assert any("its ticks cannot be followed" in line for line in told)
+        assert any("its ticks are followed again" in line for line in told)
 
 
 @pytest.mark.parametrize("mode", ["exclusive", "shared", "key-shared"])
@@ -200,6 +209,44 @@ async def test_a_follower_may_give_up(autojump_clock: MockClock) -> None:
                 revive_all(cluster)
                 await producer.send(b"two")
                 assert (await anext(reader)).value == b"two"
+
+
+async def test_a_follower_by_timestamp_may_give_up(autojump_clock: MockClock) -> None:
+    async with memory_cluster(3) as cluster, cluster.client(options=QUICK) as client:
+        cluster.lead("b1", has_ticks=True)
+        await client.topics.create(TOPIC, timesync=True)
+        async with client.producer(TOPIC) as producer:
+            await producer.send(b"one")
+            async with client.reader(
+                TOPIC, follow=True, order="timestamp", give_up_s=30.0
+            ) as reader:
+                assert (await anext(reader)).value == b"one"
+                await lose_all(cluster)
+                began = trio.current_time()
+                with pytest.raises(Retryable):
+                    await anext(reader)
+                assert trio.current_time() - began >= 30.0
+                revive_all(cluster)
+                await producer.send(b"two")
+                assert (await anext(reader)).value == b"two"
+
+
+async def test_an_outage_of_ticks_ends_once_every_call_is_answered(mock_clock: MockClock) -> None:
+    figures = Figures()
+    outage = TickOutage(TOPIC, 30.0, figures)
+    failure = MetadataUnavailable("nobody leads")
+    assert outage.wait_out("newest", failure)
+    mock_clock.jump(20)
+    assert outage.wait_out("read", failure)
+    outage.note_end("newest")
+    mock_clock.jump(20)
+    assert outage.wait_out("newest", failure)
+    assert figures.reading(TOPIC).outages == 1
+    mock_clock.jump(11)
+    assert not outage.wait_out("read", failure)
+    assert outage.wait_out("read", failure)
+    assert figures.reading(TOPIC).outages == 2
+    assert not TickOutage(TOPIC, 0.0, figures).wait_out("read", failure)
 
 
 async def test_a_reader_with_an_end_fails_as_ever(autojump_clock: MockClock) -> None:

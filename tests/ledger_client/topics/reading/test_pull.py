@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 import pytest
 import trio
@@ -11,7 +11,9 @@ from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
 from ledger_client.errors import BadTopic, ReaderClosed
+from ledger_client.ledgers.reader import LedgerView
 from ledger_client.topics.messages import Message
+from ledger_client.topics.reading import lag, remaining
 from ledger_client.topics.reading.options import ReadSettings
 from ledger_client.topics.reading.reader import TopicReader
 
@@ -137,6 +139,30 @@ async def test_the_lag_is_what_was_not_returned_yet(autojump_clock: MockClock) -
                 await producer.send(b"x", partition=0)
                 await trio.sleep(1)
                 assert [each.messages for each in await reader.lag()] == [1]
+
+
+async def test_the_lag_is_exact_though_the_bookies_that_answer_know_of_no_entry(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The end of the lane was confirmed; the one that knew it may be slow just then."""
+
+    async def learn_nothing(_: LedgerView) -> None:
+        """Get no answer in time."""
+
+    async def behind(*args: Any) -> lag.Behind:  # noqa: ANN401
+        with monkeypatch.context() as patch:
+            patch.setattr(LedgerView, "learn_confirmed", learn_nothing)
+            return await lag.behind(*args)
+
+    async with memory_cluster() as cluster, cluster.client() as client:
+        await client.topics.create(TOPIC)
+        async with client.producer(TOPIC) as producer:
+            await producer.send_many([b"x"] * 10)
+            await trio.sleep(1)
+            async with client.reader(TOPIC) as reader:
+                monkeypatch.setattr(remaining, "behind", behind)
+                (found,) = await reader.lag()
+                assert (found.messages, found.is_exact) == (10, True)
 
 
 @pytest.mark.parametrize("kind", ["reverse", "compacted"])
