@@ -31,7 +31,8 @@ A place is `"earliest"`, `"latest"`, a `MessageId`, a `Position` that `TopicRead
 returned, or one of these times:
 """
 RESULTS = """\
-What the calls above return. `TopicInfo` is another name of `TopicRecord`.
+What the calls above return. `TopicInfo` is another name of `TopicRecord`. `Compaction`, `LaneLag`,
+`Rolled` and `TopicInfo` are imported from `ledger_client`; the others have no name there.
 """
 
 

@@ -75,19 +75,23 @@ from ledger_client.errors import (
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import TopicPartition
 from ledger_client.groups.turns import TopicEvent
+from ledger_client.jobs.compaction.job import Compaction
 from ledger_client.ledgers.catalogue import LedgerInfo
 from ledger_client.ledgers.entries import Entries, Entry, EntryBatch
 from ledger_client.ledgers.reader import BatchReads, Follower, LedgerReader
 from ledger_client.ledgers.writer import LedgerWriter
 from ledger_client.message_id import MessageId, MessageIds
 from ledger_client.options import Options
+from ledger_client.topics.catalogue import TopicInfo
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LanePlace, Position, Version
 from ledger_client.topics.producing.partition_writer import Ticket
 from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.reading.reader import TopicReader
+from ledger_client.topics.reading.remaining import LaneLag
 from ledger_client.topics.reading.state import TopicState
 from ledger_client.topics.retention.explanation import LedgerDescription
+from ledger_client.topics.rolls import Rolled
 from ledger_client.topics.times import EventTime, PublishTime, Timestamp
 from ledger_client.topics.timestamps import Timestamps
 from metadata.time.timestamps import TimestampRange
@@ -109,6 +113,7 @@ __all__ = [
     "Client",
     "ClientClosed",
     "CommitRefused",
+    "Compaction",
     "DrainRefused",
     "Entries",
     "Entry",
@@ -120,6 +125,7 @@ __all__ = [
     "Gap",
     "GroupConsumer",
     "JobLost",
+    "LaneLag",
     "LanePlace",
     "LedgerClosed",
     "LedgerDescription",
@@ -158,6 +164,7 @@ __all__ = [
     "Retention",
     "Retryable",
     "RollPolicy",
+    "Rolled",
     "Schema",
     "SendUnknown",
     "SequenceBack",
@@ -172,6 +179,7 @@ __all__ = [
     "TopicError",
     "TopicEvent",
     "TopicExists",
+    "TopicInfo",
     "TopicPartition",
     "TopicReader",
     "TopicState",

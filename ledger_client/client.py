@@ -28,7 +28,7 @@ from ledger_client.jobs.replay.log import ReplayReport
 from ledger_client.jobs.replay.options import ReplayOptions, ReplaySettings
 from ledger_client.message_id import MessageId
 from ledger_client.opening import Openable, Opened, Opening, SystemTasks, check_trio
-from ledger_client.options import DEFAULT_OPTIONS, Options, check_timeout
+from ledger_client.options import DEFAULT_OPTIONS, Options, check_timeout, wrong_type
 from ledger_client.topics.context import TopicContext, open_context
 from ledger_client.topics.cuts import Cuts
 from ledger_client.topics.producing.producer import Producer
@@ -84,8 +84,11 @@ def connect(
     Raises:
         BadAddress: *url* cannot be understood; or there is none, and no QUIRE_CLUSTER.
         MetadataUnavailable: the SQLite file cannot be opened, or nothing answered in *timeout_s*.
+        TypeError: an option is of another type.
         RuntimeError: this is not a trio program.
     """
+    if (reason := wrong_type(options)) is not None:
+        raise TypeError(f"options: {reason}")
     opening = _connect(url, timeout_s, options, open_stream)
     return Opening(opening, SystemTasks("client"), what="client", call="connect(...)")
 

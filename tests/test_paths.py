@@ -6,6 +6,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 TOOL = Path(__file__).resolve().parent / "support/path_of_one_message.py"
 FILES_MAX = {
     # Most are one more than docs/design.md says: on a slow disk a look for progress, or
@@ -17,6 +19,7 @@ FILES_MAX = {
 }
 
 
+@pytest.mark.facts  # it starts a bookie; but each new file changes the number, and it is quick
 def test_one_message_enters_few_files() -> None:
     done = subprocess.run(
         [sys.executable, "-P", str(TOOL)], capture_output=True, text=True, timeout=120, check=True

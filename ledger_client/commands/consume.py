@@ -24,6 +24,7 @@ from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import ConsumerOptions, ConsumerSettings, FirstStart
 from ledger_client.message_id import MessageId
 from ledger_client.topics.messages import Message
+from ledger_client.topics.positions import Position
 from metadata.groups.rows import Mode
 
 MODES = get_args(Mode)
@@ -46,8 +47,9 @@ class FirstPlace(click.ParamType[Point | None]):
         if value == "none":
             return None
         point = PlaceOrTime().convert(value, param, ctx)
-        if isinstance(point.start, MessageId):
-            self.fail("a group cannot begin at a message; `quire group reset` moves it to one")
+        if isinstance(point.start, MessageId | Position):
+            what = "message" if isinstance(point.start, MessageId) else "position"
+            self.fail(f"a group cannot begin at a {what}; `quire group reset` moves it to one")
         return point
 
 

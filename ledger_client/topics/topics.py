@@ -560,7 +560,10 @@ class Topics:
 
         Raises:
             NotEnoughBookies: fewer take writes now.
+            TypeError: it is no int.
         """
+        if wanted is not None and not isinstance(wanted, int):
+            raise TypeError(f"replication takes an int, not {wanted!r}")
         bookies = await self._context.ledgers.list_bookies()
         live = sum(not (each.read_only or each.limbo or each.draining) for each in bookies)
         if wanted is None:

@@ -17,13 +17,14 @@ import pytest
 from never_twice import check_end, never_twice
 from processes import cluster, quire
 
-from ledger_client import blocking
+from ledger_client import Position, blocking
 from ledger_client.blocking import BlockingClient
 from ledger_client.groups.exports import GroupExport
 
 pytestmark = pytest.mark.slow
 
 DEADLINE_S = 90.0
+POSITION = Position().to_json()
 
 
 class Shop:
@@ -343,6 +344,7 @@ def test_wrong_input_is_refused_in_one_line_and_changes_nothing(shop: Shop) -> N
         (("consume", "no-namespace", *here), "namespace", 1),
         (("consume", shop.topic, "--group", "a:b"), "is not a name", 1),
         (("consume", shop.topic, *here, "--start", "3:4:-1"), "cannot begin at a message", 2),
+        (("consume", shop.topic, *here, "--start", POSITION), "cannot begin at a position", 2),
         (("consume", shop.topic, *here, "--start", "soon"), "is not", 2),
         (("consume", shop.topic, *here, "--commit", "often"), "is not auto, each, none", 2),
         (("group", "members", "nobody"), "there is no group nobody", 1),

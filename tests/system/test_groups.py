@@ -13,7 +13,7 @@ import pytest
 from daemons import Daemon
 
 from bookie.commands.standalone import ClusterStarted
-from ledger_client import BadGroup, Options, blocking, connect
+from ledger_client import BadGroup, GroupConsumer, Options, blocking, connect
 from metadata.groups.calls import GroupState
 
 SMALL = ["memtable_size=10MiB", "journal_spares=0", "disk_reserve=0", "lease_ttl_s=2"]
@@ -175,18 +175,23 @@ def compute(seconds: float) -> None:
 async def test_a_handler_may_block_the_event_loop_for_longer_than_requests_may_take(
     shop: Shop,
 ) -> None:
-    """Whatever was under way is not taken for requests that no bookie answered."""
+    """And for longer than a session. No request counts as unanswered, and nothing moves."""
     sent = shop.send(100)
     hasty = Options(request_timeout_s=3, read_timeout_s=3, metadata_timeout_s=3)
     async with connect(shop.url, options=hasty) as client:
-        consumer = client.consumer(ORDERS, group="billing", start="earliest")
+        consumer = client.consumer(
+            ORDERS, group="billing", start="earliest", session_s=6.0, beat_s=2.0
+        )
         for opened in (client.reader(ORDERS, follow=True), consumer):
             found: list[int] = []
             async with opened as source:
                 async for message in source:
                     found.append(int(message.value or b""))
                     if len(found) in {1, 90}:
-                        compute(5)
+                        compute(7 if len(found) == 1 else 4)
                     if len(found) == len(sent):
                         break
+                if isinstance(source, GroupConsumer):
+                    state = await client.groups.describe("billing")
+                    assert (state.rebalances, len(state.members)) == (1, 1)
             assert sorted(found) == sent

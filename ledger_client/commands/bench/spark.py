@@ -103,7 +103,7 @@ def spark(*, messages: int | None, folder: Path | None, as_json: bool, **argumen
 
     The floor is a Python data source that yields the same Arrow batches from memory; Parquet is
     what Spark reads fastest. Each is counted and copied to Parquet. Starts a temporary
-    bookie. Needs quire[spark].
+    bookie. Needs PySpark: pip install '.[spark]'.
     """
     size = arguments["message_size"]
     assert isinstance(size, int)

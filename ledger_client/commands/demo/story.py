@@ -161,7 +161,7 @@ class Story:
         self._say(
             "replaced",
             f"its folder was deleted; process {self._victim.process_id} continues in an empty "
-            "one, and denies no entry until it is refilled",
+            'one, and never answers "no such entry" until it is refilled',
         )
 
     # --- afterwards --------------------------------------------------------------------

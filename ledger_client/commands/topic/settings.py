@@ -71,10 +71,10 @@ class GivenSettings(msgspec.Struct, frozen=True, kw_only=True):
                 "--descriptor_set_out`, and the --schema-message in it"
             )
         found = _replaced(now, kind=kind, definition=self._definition(kind))
-        if self.schema in PACKAGES and not found.definition:
-            raise click.UsageError(f"a schema of kind {kind} needs its definition: --schema-file")
         if self.schema_file is not None:
             self._check_file(self.schema_file, topic, found)
+        elif self.schema in PACKAGES and not found.definition:
+            raise click.UsageError(f"a schema of kind {kind} needs its definition: --schema-file")
         return found
 
     def _check_file(self, file: Path, topic: str, found: Schema) -> None:
