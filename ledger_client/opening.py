@@ -208,7 +208,8 @@ def _pass_on_interrupt(failure: BaseException) -> None:
     if BaseExceptionGroup("", [failure]).subgroup(KeyboardInterrupt) is None:
         return
     if threading.current_thread() is threading.main_thread():
-        signal.raise_signal(signal.SIGINT)
+        with suppress(KeyboardInterrupt):  # by another handler, as PySpark's; it would end trio
+            signal.raise_signal(signal.SIGINT)
 
 
 class Opened:

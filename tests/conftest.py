@@ -22,6 +22,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -254,6 +255,13 @@ def _chance(request: pytest.FixtureRequest) -> None:
     seed = f"{item.path.relative_to(TESTS).as_posix()}::{item.name} {RUN_SEED}"
     random.seed(seed)
     trio._core._run._r.seed(seed)  # there is no other way
+
+
+@pytest.fixture(autouse=True)
+def _interrupts() -> None:
+    """Let Ctrl-C raise KeyboardInterrupt, also after a test whose PySpark has set a handler."""
+    if threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import gc
+import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import FrameType
 
 import pytest
 import trio
@@ -257,6 +259,30 @@ def test_ctrl_c_in_the_background_reaches_the_main_task(url: str) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         trio.run(main)
+
+
+def test_ctrl_c_in_the_background_ends_the_client_under_a_handler_that_raises(url: str) -> None:
+    """As that of PySpark, which raises in whatever runs: trio could not go on."""
+
+    async def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    def handler(number: int, _frame: FrameType | None) -> None:
+        caught.append(number)
+        raise KeyboardInterrupt
+
+    async def main() -> None:
+        client = await ledger_client.connect(url)
+        client._context.nursery.start_soon(interrupted)
+        assert client._held is not None
+        await client._held._ended.wait()
+        with pytest.raises(ClientClosed):
+            _ = client.topics
+
+    caught: list[int] = []
+    signal.signal(signal.SIGINT, handler)
+    trio.run(main)
+    assert caught == [signal.SIGINT]
 
 
 # --- leaks ------------------------------------------------------------------------------
