@@ -63,6 +63,9 @@ class _Loop(Generic[T]):
         self._token: trio.lowlevel.TrioToken | None = None
         self._stop, self._scope = trio.Event(), trio.CancelScope()
         self._is_stopped = False
+
+    def start(self) -> None:
+        """Start the thread."""
         _running.add(self)
         self.thread.start()
 
@@ -164,12 +167,13 @@ class Portal(Generic[R_co]):
         """
         self._loop: _Loop[R_co] = _Loop(open_resource)
         weakref.finalize(self, self._loop.drop).atexit = False
-        if waits:
-            try:
+        try:
+            self._loop.start()
+            if waits:
                 self.opened.result()
-            except BaseException:  # interrupted, or it could not be opened
-                self._loop.stop()
-                raise
+        except BaseException:  # interrupted, or it could not be opened
+            self._loop.stop()
+            raise
 
     @property
     def opened(self) -> Future[R_co]:

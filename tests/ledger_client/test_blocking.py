@@ -12,12 +12,14 @@ import warnings
 from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from itertools import islice
 from operator import length_hint
 from pathlib import Path
 
 import pytest
 import trio
+from ctrl_c import ctrl_c_when
 from memory_cluster import memory_cluster
 from prometheus_client import CollectorRegistry
 
@@ -163,15 +165,9 @@ def test_a_follower_in_one_thread_sees_what_another_writes(client: BlockingClien
 
 def test_ctrl_c_ends_a_call_and_leaves_the_client_usable(client: BlockingClient) -> None:
     with client.ledgers.create() as ledger, client.ledgers.open(ledger.id, recover=False) as reader:
-        main = threading.main_thread().ident
-        assert main is not None
-        timer = threading.Timer(0.2, signal.pthread_kill, (main, signal.SIGINT))
-        timer.start()
-        start = time.monotonic()
-        with pytest.raises(KeyboardInterrupt):
+        # Nothing says that a call waits, so some time must do.
+        with ctrl_c_when(partial(time.sleep, 0.2)), pytest.raises(KeyboardInterrupt):
             list(reader.follow(0))
-        assert time.monotonic() - start < 5
-        timer.join()
         assert ledger.append(b"still there") == 0
 
 
@@ -309,37 +305,53 @@ def test_the_end_of_a_program_closes_what_was_not_closed(tmp_path: Path) -> None
         client.topics.list()
 
 
-def test_ctrl_c_while_a_client_opens_leaves_no_thread() -> None:
-    steps: list[str] = []
-    opening = threading.Event()
+class SlowToOpen:
+    """A resource that never opens. It says which thread tried, and whether it was left."""
+
+    def __init__(self) -> None:
+        self.opening, self.is_left = threading.Event(), False
+        self.thread: threading.Thread | None = None
 
     @asynccontextmanager
-    async def slow() -> AsyncIterator[None]:
-        steps.append("opening")
-        opening.set()
+    async def __call__(self) -> AsyncIterator[None]:
+        self.thread = threading.current_thread()
+        self.opening.set()
         try:
             await trio.sleep(math.inf)
         finally:
-            steps.append("left")
+            self.is_left = True
         yield
 
-    main = threading.main_thread().ident
-    assert main is not None
-    threads = threading.active_count()
+    def check_over(self) -> None:
+        assert self.thread is not None
+        self.thread.join(60)
+        assert not self.thread.is_alive()
+        assert self.is_left
 
-    def interrupt() -> None:
-        if opening.wait(60):
-            signal.pthread_kill(main, signal.SIGINT)
 
-    interrupter = threading.Thread(target=interrupt)
-    interrupter.start()
-    with pytest.raises(KeyboardInterrupt):
+def test_ctrl_c_while_a_client_opens_leaves_no_thread() -> None:
+    slow = SlowToOpen()
+    with ctrl_c_when(partial(slow.opening.wait, 60)), pytest.raises(KeyboardInterrupt):
         Portal(slow)
-    interrupter.join()
-    deadline = time.monotonic() + 60
-    while threading.active_count() > threads and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert steps == ["opening", "left"]
+    slow.check_over()
+
+
+def test_ctrl_c_while_the_thread_of_a_client_starts_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slow = SlowToOpen()
+    start = threading.Thread.start
+
+    def start_and_be_interrupted(thread: threading.Thread) -> None:
+        start(thread)
+        assert slow.opening.wait(60)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(threading.Thread, "start", start_and_be_interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            Portal(slow)
+    slow.check_over()
 
 
 def test_what_comes_one_by_one_keeps_its_reader_open(client: BlockingClient) -> None:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import signal
-import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 
 import pyarrow as pa
 import pytest
+from ctrl_c import ctrl_c_when
 from memory_cluster import memory_cluster
 
 from ledger_client import Client
@@ -105,13 +106,12 @@ def test_an_error_of_the_block_comes_out_as_it_is(client: BlockingClient) -> Non
 
 
 def test_ctrl_c_ends_the_block_and_leaves_the_client_usable(client: BlockingClient) -> None:
-    main = threading.main_thread().ident
-    assert main is not None
-    timer = threading.Timer(0.3, signal.pthread_kill, (main, signal.SIGINT))
-    with pytest.raises(KeyboardInterrupt), client.producer(TOPIC, linger_ms=60_000) as producer:
-        timer.start()
+    with (
+        pytest.raises(KeyboardInterrupt),
+        client.producer(TOPIC, linger_ms=60_000) as producer,
+        ctrl_c_when(partial(time.sleep, 0.3)),
+    ):
         producer.send(b"waits for its batch")
-    timer.join()
     with client.producer(TOPIC) as producer:
         producer.send(b"after")
     assert values(client)[-1] == b"after"
