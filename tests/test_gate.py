@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 pytestmark = pytest.mark.facts
 
+SETTINGS = Path(__file__).parents[1] / "pyproject.toml"
 REVIEWED = Path(__file__).with_name("real_processes.txt")
 TOTAL = "in all"
 
@@ -132,3 +133,13 @@ def test_processes_of_tests_hash_strings_alike() -> None:
     command = [sys.executable, "-c", "print(hash('a'))"]
     hashes = {subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout for _ in range(3)}
     assert len(hashes) == 1
+
+
+def test_a_test_that_hangs_fails_and_those_after_it_run(tmp_path: Path) -> None:
+    tests = "import time\ndef test_a():\n    time.sleep(600)\ndef test_b():\n    pass\n"
+    (tmp_path / "test_it.py").write_text(tests)
+    command = [sys.executable, "-m", "pytest", "-c", str(SETTINGS), "-n0", str(tmp_path)]
+    command += ["-o", "timeout=0.1", "-p", "no:cacheprovider"]
+    said = subprocess.run(command, check=False, stdout=subprocess.PIPE, text=True).stdout
+    assert "time.sleep(600)" in said
+    assert "1 failed, 1 passed" in said

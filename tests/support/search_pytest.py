@@ -190,8 +190,9 @@ def _collected(turn: Turn, words: Sequence[str]) -> list[str]:
 
 
 def _pytest(turn: Turn, words: Sequence[str], more: dict[str, str], seconds: float) -> Ended:
-    # What fails once is a finding: here nothing is tried a second time.
+    # What fails once is a finding: here nothing is tried a second time. *seconds* is the limit.
     command = [sys.executable, "-m", "pytest", "-q", "--max-suite-reruns=0"]
+    command += ["-o", "timeout=0"]
     command += ["-p", "no:cacheprovider", *words]
     environment = {name: value for name, value in os.environ.items() if name != VARIABLE}
     return turn.processes.run(
