@@ -32,7 +32,7 @@ from metadata.records import (
     ledger_key,
     parse_ledger_key,
 )
-from metadata.store import Item, MetadataStore
+from metadata.store import Item, MetadataStore, is_last, leases_under
 
 T = TypeVar("T")
 
@@ -60,14 +60,17 @@ class Listing(Generic[T]):
         self._unreadable = unreadable
         self._after = ""
         self._page: deque[Item] = deque()
+        self._is_over = False
 
     def __aiter__(self) -> AsyncIterator[T]:
         return self
 
     async def __anext__(self) -> T:
         while True:
-            if not self._page:
-                self._page.extend(await self._store.list(self._prefix, after=self._after))
+            if not self._page and not self._is_over:
+                page = await self._store.list(self._prefix, after=self._after)
+                self._page.extend(page)
+                self._is_over = is_last(page)
             if not self._page:
                 raise StopAsyncIteration
             self._after, found = self._page.popleft()
@@ -147,12 +150,9 @@ async def list_repairs(store: MetadataStore) -> list[RepairProgress]:
     A lease that cannot be decoded is skipped, since it only reports progress.
     """
     found: list[RepairProgress] = []
-    after = ""
-    while leases := await store.leases(REPAIRS, after=after):
-        for lease in leases:
-            with suppress(BadRecord):
-                found.append(decode_repair(lease.name, lease.value))
-        after = leases[-1].name
+    for lease in await leases_under(store, REPAIRS):
+        with suppress(BadRecord):
+            found.append(decode_repair(lease.name, lease.value))
     return found
 
 

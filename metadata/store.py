@@ -196,9 +196,9 @@ class MetadataStore(Protocol):
     async def list(self, prefix: str, *, after: str = "", limit: int = 1000) -> Page:
         """Return keys that start with *prefix* and are greater than *after*, in order.
 
-        A page may hold fewer than *limit* keys (1 to 1000), because it ends once its values
-        exceed 2 MiB. An empty page means the end. Each page is consistent in itself; keys may
-        change between two pages.
+        A page may hold fewer than *limit* keys (1 to 1000), because it ends before its values
+        exceed 2 MiB. is_last() tells whether keys follow. Each page is consistent in itself; keys
+        may change between two pages.
         """
 
     async def next_id(self, counter: str, count: int = 1) -> int:
@@ -287,12 +287,18 @@ class MetadataStore(Protocol):
         """Close files and connections. Later calls raise MetadataUnavailable."""
 
 
+def is_last(page: Page, limit: int = PAGE_COUNT_MAX) -> bool:
+    """Return True if no keys follow a page that was asked for with *limit*."""
+    size = sum(len(found.value) for _, found in page)
+    return len(page) < limit and size + VALUE_SIZE_MAX <= PAGE_SIZE_MAX
+
+
 async def pages(store: MetadataStore, prefix: str) -> AsyncIterator[Page]:
     """Yield every page under *prefix* that is not empty, one in memory at a time."""
     page = await store.list(prefix)
     while page:
         yield page
-        page = await store.list(prefix, after=page[-1][0])
+        page = [] if is_last(page) else await store.list(prefix, after=page[-1][0])
 
 
 async def items_under(store: MetadataStore, prefix: str) -> list[Item]:

@@ -32,7 +32,7 @@ from metadata.leadership import holder
 from metadata.ledger_changes import KeyChanges
 from metadata.listings import Listing
 from metadata.pointers import all_lane_rows
-from metadata.store import MetadataStore, pages
+from metadata.store import PAGE_COUNT_MAX, MetadataStore, leases_under, pages
 from metadata.topics import (
     LANE_LEDGERS,
     LANES,
@@ -59,8 +59,6 @@ SWEEP_REST_RATIO = 50
 """And it lasts at least this many times as long as the sweep."""
 STEP_COUNT = 100
 """Lanes that one step reads."""
-LEASES_COUNT = 1000
-"""Writers' leases that a round reads beside those of which it has hints."""
 PENDING_MAX = 100_000
 """Lanes that wait to be read; beyond, all are swept."""
 _log = logging.getLogger(__name__)
@@ -135,16 +133,14 @@ class LaneSurvey:
         """
         if not self.is_complete:
             return
-        count = 0
-        while leases := await self._store.leases(WRITERS, after=self._leases_after):
+        leases = await self._store.leases(WRITERS, after=self._leases_after)
+        for lease in leases:
+            with suppress(BadRecord, ValueError):
+                uid, partition, number = _numbers(lease.name)
+                self._leased.add((uid, partition - 1, number))
+        if len(leases) == PAGE_COUNT_MAX:
             self._leases_after = leases[-1].name
-            for lease in leases:
-                with suppress(BadRecord, ValueError):
-                    uid, partition, number = _numbers(lease.name)
-                    self._leased.add((uid, partition - 1, number))
-            count += len(leases)
-            if count >= LEASES_COUNT:
-                return  # the next round goes on
+            return  # the next round goes on
         self._leases_after = ""
         leased, self._leased = self._leased, set()
         owned = {
@@ -299,13 +295,10 @@ class LaneSurvey:
     async def _read_owners(self) -> None:
         if WRITERS in self._all:
             owned: dict[int, set[tuple[int, int]]] = {}
-            after = ""
-            while leases := await self._store.leases(WRITERS, after=after):
-                after = leases[-1].name
-                for lease in leases:
-                    with suppress(BadRecord, ValueError):
-                        uid, partition, lane = _numbers(lease.name)
-                        owned.setdefault(uid, set()).add((partition - 1, lane))
+            for lease in await leases_under(self._store, WRITERS):
+                with suppress(BadRecord, ValueError):
+                    uid, partition, lane = _numbers(lease.name)
+                    owned.setdefault(uid, set()).add((partition - 1, lane))
             for topic in self.index.topics.values():
                 now = owned.get(topic.uid, set())
                 for place in now ^ topic.owned:

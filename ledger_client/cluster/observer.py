@@ -14,7 +14,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Generic, NamedTuple, TypeVar, get_args
 
 import msgspec
@@ -31,7 +31,7 @@ from metadata.listings import Listing, list_marks, list_repairs, rack_report
 from metadata.paged import whole_value
 from metadata.records import RepairProgress, UnderReplicated
 from metadata.replays import REPLAYS, ReplayRecord, decode_replay
-from metadata.store import Lease, MetadataStore, items_under
+from metadata.store import Lease, MetadataStore, items_under, leases_under
 from metadata.topics import TOPICS, decode_topic
 
 T = TypeVar("T")
@@ -435,7 +435,7 @@ class JobFigures:
     async def look(self) -> None:
         """Read the leases and reports of jobs. Raises MetadataError."""
         running = {kind: RunningJobs() for kind in KINDS}
-        async for lease in _leases(self._store, JOBS):
+        for lease in await leases_under(self._store, JOBS):
             owner = self._owner(lease)
             if owner is not None:
                 jobs = running[owner.kind]
@@ -541,11 +541,3 @@ def _of_replay(record: ReplayRecord) -> JobReport:
 
 def _latest(reports: list[JobReport]) -> list[JobReport]:
     return sorted(reports, key=lambda report: report.at_s)[-REPORTS_MAX:]
-
-
-async def _leases(store: MetadataStore, prefix: str) -> AsyncIterator[Lease]:
-    after = ""
-    while leases := await store.leases(prefix, after=after):
-        for lease in leases:
-            yield lease
-        after = leases[-1].name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import AsyncGenerator, Iterable, Sequence
 from contextlib import aclosing
 
-from metadata.store import PAGE_SIZE_MAX, Page, Versioned
+from metadata.store import PAGE_SIZE_MAX, Page, Versioned, is_last
 from metadata.zookeeper import paths
 from metadata.zookeeper.changelog import ChangeLog
 from metadata.zookeeper.layout import Layout
@@ -59,9 +59,10 @@ class Keys:
                     if key > after and (end is None or key <= end)
                 ]
                 if not changed:
-                    if found or end is None:
-                        return _cut(found, limit)
-                    after = end  # all of them were deleted meanwhile
+                    page = _cut(found, limit)
+                    if end is None or not is_last(page, limit):
+                        return page
+                    after = after if page else end  # some of them were deleted meanwhile
                     break
                 revision = self._log.revision
                 for key in changed:

@@ -29,6 +29,7 @@ from metadata.store import (
     Op,
     Put,
     Versioned,
+    is_last,
     pages,
 )
 
@@ -185,6 +186,7 @@ async def test_pages_follow_one_another(store: MetadataStore) -> None:
     third = await store.list("k/", after=second[-1][0], limit=10)
     assert [len(page) for page in (first, second, third)] == [10, 10, 5]
     assert [key for key, _ in first + second + third] == names
+    assert [is_last(page, 10) for page in (first, second, third)] == [False, False, True]
     assert await store.list("k/", after=names[-1]) == []
 
 
@@ -200,7 +202,10 @@ async def test_a_page_of_large_values_ends_early(store: MetadataStore) -> None:
     count = PAGE_SIZE_MAX // VALUE_SIZE_MAX
     for number in range(count + 1):
         await store.put(f"k{number}", bytes(VALUE_SIZE_MAX))
-    assert len(await store.list("k")) == count
+    page = await store.list("k")
+    assert len(page) == count
+    assert not is_last(page)
+    assert is_last(await store.list("k", after=page[-1][0]))
     assert await keys_under(store, "k") == [f"k{number}" for number in range(count + 1)]
 
 

@@ -30,7 +30,7 @@ from metadata.errors import BadRecord, VersionConflict
 from metadata.paged import drop_other_pages, read_value, remove_pages, stage_value
 from metadata.pointers import LaneRow, all_lane_rows, read_lane_records
 from metadata.records import ledger_key
-from metadata.store import Check, CheckLease, Delete, MetadataStore, Op, Put
+from metadata.store import Check, CheckLease, Delete, MetadataStore, Op, Put, leases_under
 from metadata.topics import (
     LANE_LEDGERS,
     LANES,
@@ -141,14 +141,11 @@ async def read_owners(
     """Return the present writers of lanes, by (partition, lane). Raises MetadataError."""
     prefix = _prefix(WRITERS, topic.uid, partition)
     owners: dict[tuple[int, int], LaneOwner] = {}
-    after = ""
-    while leases := await store.leases(prefix, after=after):
-        after = leases[-1].name
-        for lease in leases:
-            try:
-                owners[lane_of(lease.name)] = decode_owner(lease.name, lease.value)
-            except BadRecord:  # the lease is held, even if its value is unreadable
-                owners[lane_of(lease.name)] = LaneOwner(producer=lease.owner)
+    for lease in await leases_under(store, prefix):
+        try:
+            owners[lane_of(lease.name)] = decode_owner(lease.name, lease.value)
+        except BadRecord:  # the lease is held, even if its value is unreadable
+            owners[lane_of(lease.name)] = LaneOwner(producer=lease.owner)
     return owners
 
 

@@ -9,7 +9,7 @@ from memory_zookeeper import Loss, MemoryEnsemble
 from zookeeper_rig import losing, opened, reconnect_soon
 
 from metadata.errors import MetadataUnavailable, VersionConflict
-from metadata.store import ABSENT, Put
+from metadata.store import ABSENT, Delete, Put, is_last
 from metadata.zookeeper import paths
 from metadata.zookeeper.znodes import Op
 
@@ -164,3 +164,29 @@ async def test_a_transaction_is_all_or_nothing_for_those_who_read_meanwhile(
                 page = await two.store.list("p/")
                 assert len({found.value for _, found in page}) == 1
                 assert len(page) == 250
+
+
+async def test_a_page_is_not_the_last_one_because_keys_were_deleted_meanwhile(
+    autojump_clock: trio.testing.MockClock,
+) -> None:
+    ensemble = MemoryEnsemble()
+    names = [f"p/{n:03d}" for n in range(240)]
+    async with opened(ensemble) as one, opened(ensemble) as two:
+        await one.store.transact([Put(name, b"") for name in names])
+        async with trio.open_nursery() as nursery:
+
+            async def change() -> None:
+                while True:
+                    await one.store.transact([Delete(name) for name in names[::2]])
+                    await one.store.transact([Put(name, b"") for name in names[::2]])
+
+            nursery.start_soon(change)
+            for _ in range(20):
+                found: set[str] = set()
+                page = await two.store.list("p/", limit=50)
+                found.update(key for key, _ in page)
+                while not is_last(page, 50):
+                    page = await two.store.list("p/", after=page[-1][0], limit=50)
+                    found.update(key for key, _ in page)
+                assert found.issuperset(names[1::2])
+            nursery.cancel_scope.cancel()
