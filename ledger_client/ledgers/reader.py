@@ -55,8 +55,8 @@ POLL_COUNT_MAX = 4096
 POLL_SIZE_MAX = 1 << 20
 PAUSE_S = 0.02
 """After a poll without news: bookies answer at once for an empty or a fenced ledger."""
-REST_S = 60.0
-"""The record of a quiet ledger is read about so often, without a hint."""
+REST_S = 600.0
+"""The record of a quiet ledger is read about so often, in case a hint was lost."""
 ANOTHERS_REST_S = 2.0
 """And so often if BookKeeper's client wrote it: what that changes in ZooKeeper brings no hint."""
 

@@ -87,7 +87,9 @@ class JointChanges:
             taken.append(change)
             ops += change.ops
             keys |= change.keys
-        if len(taken) == 1 or not await self._make_together(taken, ops):
+        if len(taken) == 1:
+            await self._make_alone(taken[0])
+        elif not await self._make_together(taken, ops):
             async with trio.open_nursery() as nursery:
                 for change in taken:
                     nursery.start_soon(self._make_alone, change)

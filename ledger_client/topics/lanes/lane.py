@@ -178,9 +178,9 @@ async def _open(
 
 
 async def _keep_meanwhile(lease: LaneLease, rows: LaneRows) -> None:
-    """Keep the lease. A failure shows in the next change of the lane's rows."""
+    """Hold the lease. A failure shows in the next change of the lane's rows, as does a rival."""
     with suppress(LedgerError):
-        await lease.keep(rows)
+        await lease.hold(rows)
 
 
 async def _keep(lease: LaneLease, rows: LaneRows, writer: LaneWriter) -> None:

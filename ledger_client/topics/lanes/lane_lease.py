@@ -36,7 +36,7 @@ from ledger_client.topics.lanes.lane_names import read_lane_names
 from ledger_client.topics.lanes.lane_rows import LaneRows
 from metadata.errors import BadRecord, LeaseHeld, MetadataError
 from metadata.sessions import SESSION_S, HeldLease, ProcessSession
-from metadata.store import MetadataStore, leases_under
+from metadata.store import MetadataStore, leases_under, pages
 from metadata.topics import (
     LANES,
     WRITERS,
@@ -105,14 +105,18 @@ class LaneLease:
         with suppress(MetadataError):  # too many prefixes: the next append will tell
             watches.subscribe(rows.key, self)
         try:
-            is_sure = True
-            while True:
-                with trio.move_on_after(math.inf if is_sure else LOOK_S):
-                    await self._news.wait()
-                self._news = trio.Event()
-                is_sure = await self._look(rows)
+            await self.hold(rows)
         finally:
             watches.unsubscribe(rows.key, self)
+
+    async def hold(self, rows: LaneRows) -> None:
+        """Take the lease again when it is over, without hints. Raises as keep()."""
+        is_sure = True
+        while True:
+            with trio.move_on_after(math.inf if is_sure else LOOK_S):
+                await self._news.wait()
+            self._news = trio.Event()
+            is_sure = await self._look(rows)
 
     async def _look(self, rows: LaneRows) -> bool:
         """See whether the lane is ours and take the lease if it is over; False: try again."""
@@ -356,16 +360,13 @@ async def read_lanes(
 
     Raises as translated().
     """
-    prefix = partition_prefix(LANES, uid, partition)
     names: dict[int, str] = {}
-    after = ""
     with translated(limit_s):
-        while page := await store.list(prefix, after=after):
+        async for page in pages(store, partition_prefix(LANES, uid, partition)):
             for key, found in page:
                 record = decode_lane(key, found.value)
                 if not record.deleted:
                     names[last_number(key)] = record.producer
-            after = page[-1][0]
     return names
 
 

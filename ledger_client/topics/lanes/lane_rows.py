@@ -10,6 +10,7 @@ again, and no other one is made.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Awaitable, Callable, Sequence
 from typing import NamedTuple, TypeVar
 
@@ -52,6 +53,8 @@ T = TypeVar("T")
 Found = tuple[LedgerRecord, int]
 """A ledger's record and its version."""
 Others = Callable[[], Awaitable[Sequence[Op]]]
+FRESH_S = 1.0
+"""How long the settings that claim() read serve for the first ledger."""
 
 
 class Beside(NamedTuple):
@@ -80,6 +83,8 @@ class LaneRows:
         self.beside: Beside | None = None
         """further changes of the next turn()"""
         self._version = ABSENT
+        self._topic_read_at = -math.inf
+        """when claim() read the topic; afterwards, never"""
         self._catalogue = catalogue
         self._key = lane_key(topic.uid, partition, lane)
 
@@ -140,6 +145,12 @@ class LaneRows:
             raise NoSuchTopic(self.topic.name)
         self.topic = topic
         return found.version
+
+    async def renew_topic(self) -> None:
+        """Read the topic's settings again, unless claim() did a moment ago. Raises NoSuchTopic."""
+        read_at, self._topic_read_at = self._topic_read_at, -math.inf
+        if trio.current_time() >= read_at + FRESH_S:
+            await self.refresh_topic()
 
     async def _found(self, limit_s: float = float("inf")) -> tuple[LaneRecord, int]:
         """Return the lane's record, which is of this epoch, and its version."""
@@ -203,10 +214,12 @@ class LaneRows:
             ops: list[Op] = [Put(self._key, encode_row(after), version)]
             ops += lanes_changed(self.topic) if record.holds_ticks else []
             ops.append(Check(topic_key(self.topic.name), topic_version))
-            ops += [*naming, *await self._removal(record.current + 1)]
+            ops += naming
+            ops += [] if found is None else await self._removal(record.current + 1)
             versions = await self._catalogue.transact(ops)
             if versions is not None:
                 self.record, self._version = after, versions[0]
+                self._topic_read_at = trio.current_time()
                 return
 
     async def hold_ticks(self, *, hold: bool = True) -> bool:

@@ -366,7 +366,7 @@ class LaneWriter:
             MetadataUnavailable: nothing was changed.
         """
         ledgers, rows = self._ledgers, self._rows
-        await rows.refresh_topic()
+        await rows.renew_topic()
         topic = rows.topic
         plan = LedgerPlan(
             ensemble_size=topic.replication,

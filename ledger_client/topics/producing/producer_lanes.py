@@ -1,7 +1,7 @@
 """Opening a producer and its lanes, and opening these anew after a failure.
 
-A producer also notices that its topic got more partitions. A watch on the topic's record gives a
-hint at once; hints may be lost, so the record is also read every few seconds.
+A producer also notices that its topic got more partitions: a watch on the topic's record gives a
+hint at once. Nothing is asked while nothing happens, but for a look every LOOK_S seconds.
 """
 
 from __future__ import annotations
@@ -25,8 +25,10 @@ from metadata.errors import MetadataError
 from metadata.topics import TopicRecord, topic_key
 
 UsePartitions = Callable[[TopicRecord], Awaitable[None]]
-LOOK_S = 60.0
-"""The record is read so often, without a hint."""
+LOOK_S = 600.0
+"""The record is read so often, in case a hint was lost."""
+UNWATCHED_S = 60.0
+"""And so often if it cannot be watched."""
 AGAIN_S = 5.0
 _log = logging.getLogger(__name__)
 
@@ -49,15 +51,17 @@ class PartitionWatch:
         If *use* raises LedgerError it is called again a few seconds later.
         """
         key, watches = topic_key(self.topic.name), self._catalogue.store.watches
-        with suppress(MetadataError):  # the record is read all the same
+        rest_s = UNWATCHED_S
+        with suppress(MetadataError):  # too much is watched already
             watches.subscribe(key, self)
+            rest_s = LOOK_S
         try:
-            pause_s = LOOK_S
+            pause_s = rest_s
             while True:
                 with trio.move_on_after(pause_s):
                     await self._hint.wait()
                 self._hint = trio.Event()
-                pause_s = LOOK_S if await self._look(use) else AGAIN_S
+                pause_s = rest_s if await self._look(use) else AGAIN_S
         finally:
             watches.unsubscribe(key, self)
 

@@ -11,13 +11,14 @@ the lane's first message at that time or later (search.py).
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from datetime import datetime
 from functools import cached_property, partial
 
 import trio
 
-from ledger_client.errors import BadTopic, Gap, LedgerError, MetadataUnavailable, NoSuchTopic
+from ledger_client.errors import BadTopic, Gap, LedgerError, NoSuchTopic
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.opener import LedgerOpener
 from ledger_client.ledgers.reader import settle
@@ -52,11 +53,10 @@ from ledger_client.topics.reading.search import (
     find_compacted,
     find_time_compacted,
 )
-from ledger_client.topics.reading.source import LOOK_S, RawSource, ReverseSource
+from ledger_client.topics.reading.source import RawSource, ReverseSource
+from ledger_client.topics.reading.topic_watch import TopicWatch
 from ledger_client.topics.times import TIMES, Time
-from metadata.errors import MetadataError
-from metadata.store import MetadataStore
-from metadata.topics import LANE_LEDGERS, TopicRecord, topic_prefix
+from metadata.topics import TopicRecord
 from native.tick import LaneIndex
 
 _NUMBER_MAX = (1 << 63) - 1
@@ -67,58 +67,6 @@ HEADERS_MAX = 4
 def new_lane(known: KnownLane, start: Start) -> LaneRange:
     """Return the range to read of a lane that appeared after reading had begun at *start*."""
     return LaneRange(known, LaneStart(EARLIEST, start if isinstance(start, TIMES) else None))
-
-
-class TopicWatch:
-    """Reports new ledgers of a topic's lanes, new lanes, and the topic's end.
-
-    One watch on the rows of all the topic's ledgers serves all of its lanes: a lane without a
-    ledger has nothing to read. A watch is only a hint, so everything is also looked up every
-    LOOK_S seconds.
-
-    Args:
-        store: the store to watch.
-        uid: the topic's.
-        look: called when there may be a new lane, and every LOOK_S seconds.
-    """
-
-    def __init__(self, store: MetadataStore, uid: int, look: Callable[[], Awaitable[None]]) -> None:
-        self._store = store
-        self._prefix = topic_prefix(LANE_LEDGERS, uid)
-        self._look = look
-        self._events: dict[str, trio.Event] = {}
-        """by the prefix of a lane's rows"""
-        self._new_lane = trio.Event()
-
-    def news(self, prefix: str) -> trio.Event:
-        """Return an event that is set when a lane's rows, those with *prefix*, may have changed.
-
-        Call this before looking at the rows; then wait for the event LOOK_S seconds at most.
-        """
-        return self._events.setdefault(prefix, trio.Event())
-
-    async def run(self) -> None:
-        """Watch and look, until cancelled. Raises the errors of *look*."""
-        with suppress(MetadataError):  # the lanes are looked at all the same
-            self._store.watches.subscribe(self._prefix, self)
-        try:
-            while True:
-                with trio.move_on_after(LOOK_S):
-                    await self._new_lane.wait()
-                self._new_lane = trio.Event()
-                with suppress(MetadataUnavailable):  # the next look may reach the store
-                    await self._look()
-        finally:
-            self._store.watches.unsubscribe(self._prefix, self)
-
-    def notify(self, _prefix: str, hint: str) -> None:
-        """Set the events of the rows that may have changed."""
-        prefix = hint.rpartition("/")[0] + "/"
-        if prefix not in self._events:
-            self._new_lane.set()
-        for each in [prefix] if prefix in self._events else list(self._events):
-            self._events[each].set()
-            self._events[each] = trio.Event()
 
 
 class LaneSet:
@@ -566,6 +514,10 @@ def _check_place(named: object, topic: str) -> None:
     is_known = named in (None, "earliest", "latest") or isinstance(
         named, (MessageId, Version, *TIMES)
     )
+    if isinstance(named, datetime):
+        raise BadTopic(
+            f"{named} may be of two kinds: write EventTime(...) or PublishTime(...)", topic=topic
+        )
     if not (is_known or is_position(named)):
         raise BadTopic(
             f'{named!r} is not a place; use "earliest", "latest", a MessageId, an EventTime, '

@@ -52,8 +52,8 @@ from ledger_client.topics.positions import EARLIEST, UNKNOWN, LaneRef, Place
 from ledger_client.topics.reading.compacted import open_compacted
 from metadata.topics import LaneRecord
 
-LOOK_S = 5.0
-"""Seconds between two looks at a lane's rows without a hint from the store."""
+LOOK_S = 600.0
+"""Seconds between two looks at a lane's rows without a hint, which a store should never lose."""
 LOOK_AGAIN_S = 1.0
 """Seconds between two looks at the row of the ledger that is being read."""
 LOOK_LIMIT_S = 0.5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 import trio
-from lane_rig import UID, make_topic
+from lane_rig import UID, make_topic, rows as rows_of
 from memory_cluster import MemoryCluster, memory_cluster
 from trio.testing import MockClock
 
@@ -13,7 +13,7 @@ from ledger_client import Client
 from ledger_client.ledgers.ledgers import OPENINGS_MAX
 from ledger_client.topics.lanes import lane_end
 from ledger_client.topics.lanes.lane import open_lane
-from ledger_client.topics.lanes.lane_rows import LaneRows
+from ledger_client.topics.lanes.lane_rows import FRESH_S, LaneRows
 from metadata.topics import TopicRecord, encode_row, topic_key
 
 MANY = OPENINGS_MAX + 6
@@ -78,3 +78,23 @@ async def open_another(cluster: MemoryCluster, client: Client) -> None:
     with trio.fail_after(1):
         async with open_lane(client._context.ledgers, other, -1):
             pass
+
+
+async def test_settings_that_change_during_a_long_opening_hold_for_its_first_ledger(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = lane_end._find_end
+
+    async def change(ledgers: object, rows: LaneRows, *rest: object) -> object:
+        make_topic(cluster, replication=2, ack_quorum=2)
+        await trio.sleep(2 * FRESH_S)
+        return await found(ledgers, rows, *rest)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(lane_end, "_find_end", change)
+    async with memory_cluster(3) as cluster, cluster.client() as client:
+        topic = make_topic(cluster)
+        for _ in range(2):
+            async with open_lane(client._context.ledgers, topic, -1):
+                pass
+        sizes = [cluster.record(row.ledger_id).ensemble_size for row in rows_of(cluster)]
+        assert sizes == [3, 2]

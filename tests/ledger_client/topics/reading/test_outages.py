@@ -261,6 +261,48 @@ async def test_a_reader_with_an_end_fails_as_ever(autojump_clock: MockClock) -> 
                     pass
 
 
+async def test_a_follower_waits_for_bookies_and_metadata_that_are_away_together(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However they come back: no message is lost or repeated, and one outage is counted."""
+    caplog.set_level(logging.INFO, logger="ledger_client.topics.reading.outages")
+    found: list[int] = []
+    async with (
+        memory_cluster(3) as cluster,
+        cluster.client(options=QUICK) as client,
+        cluster.client(options=QUICK) as other,
+    ):
+        await client.topics.create(TOPIC, roll=RollPolicy(entries=4))
+
+        async def follow() -> None:
+            async with other.reader(TOPIC, follow=True) as reader:
+                async for message in reader:
+                    found.append(int(message.value or b""))
+                    if len(found) == 20:
+                        return
+
+        async with trio.open_nursery() as nursery, client.producer(TOPIC) as producer:
+            nursery.start_soon(follow)
+            for number in range(10):
+                await producer.send(b"%d" % number)
+            await trio.sleep(5)
+            assert found == list(range(10))
+            cluster.store.available = False
+            await lose_all(cluster)
+            await trio.sleep(600)
+            assert other._context.figures.reading(TOPIC).outages == 1
+            cluster.store.available = True
+            revive_all(cluster)
+            for number in range(10, 20):
+                await producer.send(b"%d" % number)
+        assert found == list(range(20))
+        assert other._context.figures.reading(TOPIC).outages == 1
+    told = [record.getMessage() for record in caplog.records]
+    assert len(told) == 2
+    assert "cannot be followed, and is tried again" in told[0]
+    assert "is followed again, after" in told[1]
+
+
 async def test_outages_are_counted(autojump_clock: MockClock) -> None:
     async with memory_cluster(3) as cluster, cluster.client(options=QUICK) as client:
         await client.topics.create(TOPIC)
