@@ -34,11 +34,11 @@ from metadata.records import decode_row
 from metadata.topics import Count
 
 COMPACTED = "compacted/"
-LEDGERS_MAX = 20_000
+LEDGERS_MAX = 100_000
 """Ledgers of a generation."""
 HORIZONS_MAX = 100_000
 """Lanes of a compacted topic."""
-RETIRED_MAX = 100_000
+RETIRED_MAX = 200_000
 """Ledgers of former generations that are not removed yet."""
 RETIRED_MS = 600_000
 """A reader of a former generation may continue for this long."""

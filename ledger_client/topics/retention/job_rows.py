@@ -38,7 +38,16 @@ from metadata.leadership import Term
 from metadata.paged import remove_left_over, remove_pages, whole_value
 from metadata.pointers import finish
 from metadata.records import ledger_key
-from metadata.store import ABSENT, Check, CheckLease, Delete, MetadataStore, items_under, pages
+from metadata.store import (
+    ABSENT,
+    Check,
+    CheckLease,
+    Delete,
+    MetadataStore,
+    items_under,
+    leases_under,
+    pages,
+)
 from metadata.topics import LANES, TopicRecord, lane_of, last_number, topic_prefix
 
 DISCARD_COUNT = 80
@@ -54,12 +63,7 @@ _log = logging.getLogger(__name__)
 
 async def live_jobs(store: MetadataStore, prefix: str = JOBS) -> set[tuple[int, str]]:
     """Return the topic uid and id of each running job. Raises MetadataError."""
-    found: set[tuple[int, str]] = set()
-    after = ""
-    while leases := await store.leases(prefix, after=after):
-        found |= {job_of(lease.name) for lease in leases}
-        after = leases[-1].name
-    return found
+    return {job_of(lease.name) for lease in await leases_under(store, prefix)}
 
 
 async def read_pins(store: MetadataStore, topic: TopicRecord) -> list[Pin]:
