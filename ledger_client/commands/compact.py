@@ -118,18 +118,16 @@ def _print(result: Compaction | Dropped, line: str, *, as_json: bool) -> None:
 
 
 async def _compact(request: CompactRequest) -> Compaction:
-    async with (
-        connect(request.cluster) as client,
-        _runner(client, request) as runner,
-    ):
-        with show_part() as advance:
-            return await client.topics.compact(
-                request.name,
-                null_keys=request.null_keys,
-                runner=runner,
-                dry_run=request.dry_run,
-                on_progress=advance,
-            )
+    async with connect(request.cluster) as client:
+        with show_part(f"compacting {request.name}") as advance:
+            async with _runner(client, request) as runner:
+                return await client.topics.compact(
+                    request.name,
+                    null_keys=request.null_keys,
+                    runner=runner,
+                    dry_run=request.dry_run,
+                    on_progress=advance,
+                )
 
 
 @asynccontextmanager

@@ -116,7 +116,8 @@ def create(
 
 async def _create(request: CutRequest) -> CutInfo:
     async with connect(request.cluster) as client:
-        with show_entries(len(request.topics)) as advance:
+        work = f"waiting for ticks up to cut {request.name}"
+        with show_entries(work, len(request.topics)) as advance:
             return await client.cuts.create(
                 request.name,
                 request.topics,

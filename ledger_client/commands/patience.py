@@ -19,12 +19,11 @@ class Patience:
     """Explains, once, a wait that lasts longer than SAID_S.
 
     Args:
-        what: the command waits for.
-        check: what the user may look at.
+        text: what is waited for, and what the user may look at.
     """
 
-    def __init__(self, what: str, check: str) -> None:
-        self._text = f"quire: waiting for {what}; {check}"
+    def __init__(self, text: str) -> None:
+        self._text = f"quire: {text}"
         self._said = False
 
     @contextmanager

@@ -260,7 +260,7 @@ async def _open_producer(client: Client, order: ProduceRequest, stack: AsyncExit
         compression=order.compression,
     )
     busy = "another one may write it: `quire topic describe` shows who"
-    with Patience(f"{order.topic} to take a producer", busy).waiting():
+    with Patience(f"waiting for {order.topic} to take a producer; {busy}").waiting():
         return await stack.enter_async_context(opening)
 
 
@@ -277,7 +277,8 @@ class Transfer:
         self._headers = order.headers
         self._done = done
         self._patience = Patience(
-            f"bookies to store messages of {done.topic}", "`quire cluster status` shows them"
+            f"waiting for bookies to store messages of {done.topic}; `quire cluster status` shows "
+            "them"
         )
 
     async def run(self) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, AsyncExitStack, nullcontext
 from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, Unpack
 
@@ -229,29 +229,35 @@ async def _read(order: ReadRequest, settings: ReadSettings) -> None:
         connect(order.cluster) as client,
         metrics_page(lambda: client.metrics, order.metrics_port),
     ):
-        by = span.by or await kind_of_time(client.topics.info, topics, span)
-        settings |= span.settings(by)
-        async with client.reader(topics, **settings) as reader:
-            decoded = topics if order.form in {"json", "arrow"} else ()
-            fields = MessageFields([await client.topics.info(name) for name in decoded])
+        patience = _patience(topics)
+        async with AsyncExitStack() as stack:
+            with patience.waiting():
+                by = span.by or await kind_of_time(client.topics.info, topics, span)
+                settings |= span.settings(by)
+                reader = await stack.enter_async_context(client.reader(topics, **settings))
+                decoded = topics if order.form in {"json", "arrow"} else ()
+                fields = MessageFields([await client.topics.info(name) for name in decoded])
             show = form_of(order.form)
-            await show(Explained(reader, topics, settings), order.limit, put, fields)
+            explained = Explained(reader, patience, follows=settings["follow"])
+            await show(explained, order.limit, put, fields)
             for gap in reader.gaps:
                 click.echo(f"quire: {gap}", err=True)
+
+
+def _patience(topics: tuple[str, ...]) -> Patience:
+    return Patience(
+        f"waiting for messages of {', '.join(topics)}; `quire cluster status` shows bookies that "
+        "are down"
+    )
 
 
 class Explained:
     """A reader whose long waits are explained on stderr, unless it follows: then they are usual."""
 
-    def __init__(
-        self, reader: TopicReader, topics: tuple[str, ...], settings: ReadSettings
-    ) -> None:
+    def __init__(self, reader: TopicReader, patience: Patience, *, follows: bool) -> None:
         self._reader = reader
-        self._patience = Patience(
-            f"messages of {', '.join(topics)}", "`quire cluster status` shows bookies that are down"
-        )
         self._waiting: Callable[[], AbstractContextManager[None]] = (
-            nullcontext if settings["follow"] else self._patience.waiting
+            nullcontext if follows else patience.waiting
         )
 
     async def next_messages(self) -> Sequence[Message]:
@@ -287,14 +293,15 @@ async def _show_latest(order: ReadRequest, settings: ReadSettings) -> None:
         connect(order.cluster) as client,
         metrics_page(lambda: client.metrics, order.metrics_port),
     ):
-        state = await client.topics.state(
-            name,
-            partitions=settings["partitions"],
-            consistency=settings["consistency"] or "strong",
-            staleness_s=settings["staleness_s"],
-            as_of=settings["as_of"],
-            on_gap=settings["on_gap"],
-        )
+        with _patience(order.topics).waiting():
+            state = await client.topics.state(
+                name,
+                partitions=settings["partitions"],
+                consistency=settings["consistency"] or "strong",
+                staleness_s=settings["staleness_s"],
+                as_of=settings["as_of"],
+                on_gap=settings["on_gap"],
+            )
         messages = sorted(state.messages.values(), key=lambda message: message.timestamp)
         messages = messages[: order.limit]
         if order.form == "json":

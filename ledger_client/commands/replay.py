@@ -263,7 +263,7 @@ async def _replay(
     request: ReplayRequest,
 ) -> ReplayReport:
     async with connect(request.cluster) as client:
-        with show_messages() as advance:
+        with show_messages(f"replaying {', '.join(topics)}") as advance:
 
             def on_progress(progress: ReplayProgress) -> None:
                 course.last = progress

@@ -95,21 +95,17 @@ def scrub(**arguments: object) -> None:
 
 
 async def _scrub(request: ScrubRequest) -> ScrubResult:
+    mended = list[int]()
     async with connect(request.cluster) as client:
-        for topic in request.topics:
-            await client.topics.info(topic)
-        chosen = await choose_ledgers(
-            client._context.ledgers, topics=request.topics, ids=request.ledgers
-        )
-        with show_part() as advance:
+        with show_part("comparing copies") as advance:
+            for topic in request.topics:
+                await client.topics.info(topic)
+            chosen = await choose_ledgers(
+                client._context.ledgers, topics=request.topics, ids=request.ledgers
+            )
             found = await _look(client, request, chosen, advance)
-        mended: list[int] = []
-        if request.repair:
-            by_id = {one.ledger_id: one for one in chosen}
-            for number, each in enumerate(found):
-                if each.faulty and not each.gone:
-                    found[number] = await _mend(client, by_id[each.ledger_id])
-                    mended += [each.ledger_id] if found[number].whole else []
+            if request.repair:
+                mended = await _mend_all(client, chosen, found)
     sums = summary(found)
     return ScrubResult(whole=sums.whole, found=sums, mended=sorted(mended))
 
@@ -122,6 +118,17 @@ async def _look(
     from ledger_client.spark.scrub import scrub_by_spark  # imports PySpark
 
     return await scrub_by_spark(request.cluster, chosen, on_progress, master=request.master)
+
+
+async def _mend_all(client: Client, chosen: list[Chosen], found: list[ScrubbedLedger]) -> list[int]:
+    """Repair the ledgers in *found*, replace them by their new state, return those made whole."""
+    mended = list[int]()
+    by_id = {one.ledger_id: one for one in chosen}
+    for number, each in enumerate(found):
+        if each.faulty and not each.gone:
+            found[number] = await _mend(client, by_id[each.ledger_id])
+            mended += [each.ledger_id] if found[number].whole else []
+    return mended
 
 
 async def _mend(client: Client, one: Chosen) -> ScrubbedLedger:

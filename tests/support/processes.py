@@ -40,6 +40,16 @@ def cluster(folder: Path, count: int) -> Iterator[str]:
             check_end(code, (folder / "standalone.log").read_text(errors="replace"))
 
 
+WAITS = ("waiting for the cluster", "quire: still ", "quire: waiting for ")
+
+
+def last_word(stderr: bytes) -> str:
+    """Return the only line of a command's stderr, apart from those that explain a long wait."""
+    *waits, line = stderr.decode().splitlines()
+    assert all(each.startswith(WAITS) for each in waits), stderr
+    return line
+
+
 def quire(
     *words: str | float | Path,
     stdin: bytes = b"",

@@ -107,7 +107,7 @@ async def _rebalance(cluster: str, rate: float) -> Rebalanced:
         rebalancer = Rebalancer(client._context.ledgers, store, rate=rate)
         before = await rebalancer.look()
         run = RebalanceRun(rebalancer)
-        with show_sizes() as bar:
+        with show_sizes("moving ledgers") as bar:
             cut_short = await interrupted(partial(run.play, before, bar))
         after = await rebalancer.look()
     return Rebalanced(

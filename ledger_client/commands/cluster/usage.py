@@ -83,7 +83,7 @@ def usage(*, by: str, topic: str | None, cluster: str, as_json: bool) -> None:
 
 async def _use(cluster: str, by: By, topic: str | None) -> Used:
     async with connect(cluster) as client, open_store(cluster) as store:
-        with show_ledgers() as on_ledgers:
+        with show_ledgers("asking bookies for their ledgers") as on_ledgers:
             taken = await take_usage(client._context.ledgers, store, on_ledgers=on_ledgers)
     if topic is not None and topic not in taken.owners.topics:
         raise NoSuchTopic(topic)

@@ -72,7 +72,8 @@ async def _verify(ledger_id: int, cluster: str, repair: bool) -> Verified:
     async with connect(cluster) as client, open_store(cluster) as store:
         catalogue = Catalogue(store, timeout_s=client._context.options.metadata_timeout_s)
         record, _ = await catalogue.get(ledger_id)
-        with show_entries(record.last_entry + 1) as advance:
+        work = f"comparing the copies of ledger {ledger_id}"
+        with show_entries(work, record.last_entry + 1) as advance:
             if not repair:
                 found = await verify_copies(client._context.ledgers, record, advance=advance)
                 return _verified(found)

@@ -14,6 +14,7 @@ from rich.table import Table
 from ledger_client.client import connect
 from ledger_client.commands import options
 from ledger_client.commands.outcome import finish
+from ledger_client.commands.patience import Patience
 from ledger_client.commands.tables import (
     LaneDescribed,
     count,
@@ -91,17 +92,25 @@ def describe(*, name: str, cluster: str, as_json: bool) -> None:
 
 async def _describe(cluster: str, name: str) -> Described:
     async with connect(cluster) as client:
-        found = await client.topics.explain(name)
-        tick: TickLag | None = None
-        if found.topic.timesync:
-            with suppress(MetadataUnavailable):
-                tick = await tick_lag(client._context, found.topic)
+        with _patience(name).waiting():
+            found = await client.topics.explain(name)
+            tick: TickLag | None = None
+            if found.topic.timesync:
+                with suppress(MetadataUnavailable):
+                    tick = await tick_lag(client._context, found.topic)
         return Described.of(found, tick)
 
 
 async def _explain(cluster: str, name: str) -> Explanation:
     async with connect(cluster) as client:
-        return await client.topics.explain(name)
+        with _patience(name).waiting():
+            return await client.topics.explain(name)
+
+
+def _patience(name: str) -> Patience:
+    return Patience(
+        f"waiting for the bookies of {name}; `quire cluster status` shows those that are down"
+    )
 
 
 def _ticks(tick: TickLag | None) -> str:

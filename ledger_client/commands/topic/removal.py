@@ -36,20 +36,21 @@ class TopicDeleted(msgspec.Struct, frozen=True):
 @click.command()
 @options.topic
 @click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+@click.option("--force", is_flag=True, help="Delete it although groups consume it.")
 @options.cluster
 @options.as_json
-def delete(*, name: str, yes: bool, cluster: str, as_json: bool) -> None:
+def delete(*, name: str, yes: bool, force: bool, cluster: str, as_json: bool) -> None:
     """Delete a topic with all its messages.
 
-    The topic disappears at once, and its producers and readers fail. If the command is
-    interrupted, the cluster's leader completes the deletion. Bookies free the space at their
-    next garbage collection.
+    The topic disappears at once, and its producers and readers fail. While members of groups
+    name it, it is deleted only by --force. If the command is interrupted, the cluster's leader
+    completes the deletion. Bookies free the space at their next garbage collection.
     """
     if not yes:
         held = count(trio.run(finish, partial(_count_ledgers, cluster, name)), "ledger")
         report = f"Delete topic {name} with all its messages, in {held}?"
         click.confirm(report, abort=True, err=True)
-    deleted = trio.run(_delete_topic, cluster, name)
+    deleted = trio.run(_delete_topic, cluster, name, force)
     if as_json:
         click.echo(msgspec.json.encode(deleted).decode())
     elif not deleted.complete:
@@ -67,19 +68,20 @@ async def _count_ledgers(cluster: str, name: str) -> int:
         return await client.topics.count_ledgers(name)
 
 
-async def _delete_topic(cluster: str, name: str) -> TopicDeleted:
+async def _delete_topic(cluster: str, name: str, force: bool) -> TopicDeleted:
     ledgers = 0
 
     async with connect(cluster) as client:
         held = await client.topics.count_ledgers(name)
-        with show_entries(held) as advance:
+        with show_entries(f"deleting {name}", held) as advance:
 
             def removed(number: int) -> None:
                 nonlocal ledgers
                 ledgers += number
                 advance(number)
 
-            cut_short = await interrupted(partial(client.topics.delete, name, on_removed=removed))
+            work = partial(client.topics.delete, name, force=force, on_removed=removed)
+            cut_short = await interrupted(work)
     return TopicDeleted(name, ledgers, not cut_short)
 
 
@@ -186,7 +188,7 @@ async def _plan(cluster: str, wanted: TruncateRequest) -> Truncated:
 
 async def _truncate(cluster: str, wanted: TruncateRequest, planned: Truncated) -> Truncated:
     async with connect(cluster) as client:
-        with show_entries(planned.ledgers) as advance:
+        with show_entries(f"deleting messages of {wanted.name}", planned.ledgers) as advance:
             return await _delete(client, wanted, dry_run=False, on_removed=advance)
 
 
@@ -347,7 +349,7 @@ async def _purge(
         planned = await client.topics.purge(name, before=before, **where, dry_run=True)
         if dry_run:
             return planned
-        with show_entries(len(planned.removed)) as advance:
+        with show_entries(f"removing ledgers of {name}", len(planned.removed)) as advance:
             return await client.topics.purge(name, before=before, **where, on_removed=advance)
 
 

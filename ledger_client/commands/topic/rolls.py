@@ -52,7 +52,8 @@ def roll(*, name: str, partition: int | None, wait_s: float, cluster: str, as_js
 
 async def _roll(cluster: str, name: str, partition: int | None, wait_s: float) -> Rolled:
     async with connect(cluster) as client:
-        with show_part() as advance:
+        work = f"waiting for each producer of {name} to go on in a new ledger"
+        with show_part(work) as advance:
             return await client.topics.roll(
                 name, partition=partition, wait_s=wait_s, on_progress=advance
             )

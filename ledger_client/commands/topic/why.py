@@ -178,7 +178,7 @@ async def _why(cluster: str, name: str, message_id: MessageId) -> Whereabouts:
 async def _why_key(cluster: str, name: str, search: _Search) -> KeyWhereabouts:
     since = None if search.since is None else PublishTime(-(-search.since // NS_PER_MS))
     seen = 0
-    with show_messages() as update:
+    with show_messages(f"searching {name}") as update:
 
         def advance(messages: int) -> None:
             nonlocal seen
