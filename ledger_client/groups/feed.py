@@ -19,9 +19,10 @@ from ledger_client.topics.context import TopicContext
 from ledger_client.topics.messages import MergedBatch, MessageRange
 from ledger_client.topics.positions import EARLIEST, LaneRef, Place, Places
 from ledger_client.topics.reading.cursor import KnownLane, LaneRange, LaneStart
-from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch, new_lane
+from ledger_client.topics.reading.lane_set import LaneSet, new_lane
 from ledger_client.topics.reading.merging import MergedLanes
 from ledger_client.topics.reading.options import ReadOptions, Start
+from ledger_client.topics.reading.topic_watch import TopicWatch
 from metadata.topics import TopicRecord
 
 
@@ -107,7 +108,7 @@ class TopicFeed:
             options=options,
             notify=self._notify,
         )
-        self._watch = TopicWatch(self._lanes.store, topic.uid, self._look)
+        self._watch = TopicWatch(self._lanes.store, topic, self._look)
         self._lanes.watches.append(self._watch)
         self._merged.begin(self._lanes.cursor, [])
         self._taken: MergedBatch | None = None

@@ -126,13 +126,12 @@ class Partitions:
 
     def named(self, parts: Iterable[Part]) -> list[TopicPartition]:
         """Return partitions by the names of their topics, sorted."""
-        return sorted(
-            {
-                TopicPartition(self.topic_of(part), self.partition(part))
-                for part in parts
-                if part.topic in self.feeds
-            }
-        )
+        known = self.known(parts)
+        return sorted({TopicPartition(self.topic_of(p), self.partition(p)) for p in known})
+
+    def known(self, parts: Iterable[Part]) -> list[Part]:
+        """Return the parts whose topic is or was read; those just assigned may not be yet."""
+        return [part for part in parts if part.topic in self.feeds]
 
     def partition(self, part: Part) -> int:
         """Return the partition of a part that is or was read."""

@@ -49,6 +49,9 @@ class OwnParts(Protocol):
 
     parts: set[Part]
 
+    def known(self, parts: Iterable[Part]) -> list[Part]:
+        """Return the parts whose topic is or was read; those just assigned may not be yet."""
+
     def partition(self, part: Part) -> int:
         """Return the partition of a part that is or was read."""
 
@@ -259,14 +262,15 @@ class Passing:
         """Return the slots of a share's partition that this member has."""
         return {
             self._units.slot(part)
-            for part in self._partitions.parts
+            for part in self._partitions.known(self._partitions.parts)
             if part.topic == record.topic and self._partitions.partition(part) == record.partition
         }
 
     def of_slots(self, parts: Iterable[Part]) -> Iterator[tuple[Share, list[int]]]:
         """Yield the messages of these slots that are not done, by share."""
         slots = {
-            (part.topic, self._partitions.partition(part), self._units.slot(part)) for part in parts
+            (part.topic, self._partitions.partition(part), self._units.slot(part))
+            for part in self._partitions.known(parts)
         }
         for share in list(self._holdings.shares.values()):
             ours = {slot for topic, partition, slot in slots if (topic, partition) == share.part}

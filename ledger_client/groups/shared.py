@@ -35,7 +35,7 @@ from ledger_client.groups.sharing import Sharing
 from ledger_client.groups.sources import DeadSender, OpenDead, PartSource
 from ledger_client.groups.taking import Taking
 from ledger_client.topics.context import TopicContext
-from ledger_client.topics.messages import Message
+from ledger_client.topics.messages import Message, decoding
 from ledger_client.topics.positions import Places
 from metadata.groups.assignment import Part
 
@@ -71,6 +71,7 @@ class Shared:
         open_dead: OpenDead,
     ) -> None:
         self._options = options
+        self._decoding = decoding(options.value_decoder)
         self._partitions = partitions
         self._arrivals = arrivals
         self._figures = context.figures
@@ -163,7 +164,9 @@ class Shared:
         message = self._holdings.next(trio.current_time())
         self._handed += 1
         self._taking.look()
-        return message
+        if message is None or self._decoding is None:
+            return message
+        return self._decoding(message)
 
     async def _have_some(self, wanted: int) -> None:
         """Return when there is a message to hand out.

@@ -1,0 +1,162 @@
+"""Partitions that move to another member, and those that stay, while messages come."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import trio
+from group_rig import ORDERS, send, shop
+from shared_shop import until
+from trio.testing import MockClock
+
+from ledger_client import Client
+from ledger_client.groups.consumer import GroupConsumer
+from ledger_client.groups.options import TopicPartition
+from ledger_client.topics.positions import LanePlace
+
+
+async def test_a_commit_while_a_partition_is_revoked_is_where_its_next_owner_begins(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-22, TD-29: with commits by the handler alone, nothing comes twice, and nothing is lost."""
+    count = 300
+    seen: list[tuple[str, int, int]] = []
+    committed: list[LanePlace] = []
+
+    async def consume(name: str, consumer: GroupConsumer) -> None:
+        async for message in consumer:
+            seen.append((name, message.id.partition, int(message.value or b"")))
+            await trio.sleep(0.02)
+
+    async def commit(parts: Sequence[TopicPartition]) -> None:
+        (part,) = parts
+        await first.commit()
+        committed.extend(p for p in first.committed() if p.partition == part.partition)
+        assert committed == [p for p in first.position() if p.partition == part.partition]
+
+    async with shop(2) as (_, client):
+        await send(client, 0, count)
+        settings = {"group": "billing", "start": "earliest", "auto_commit_s": None}
+        async with (
+            client.consumer(ORDERS, **settings, on_revoked=commit) as first,  # type: ignore[arg-type]
+            trio.open_nursery() as nursery,
+        ):
+            nursery.start_soon(consume, "first", first)
+            await until(lambda: len(seen) > 5)
+            async with client.consumer(ORDERS, **settings) as second:  # type: ignore[arg-type]
+                nursery.start_soon(consume, "second", second)
+                await until(lambda: len(seen) >= count)
+                await trio.sleep(5)
+                (moved,) = {each.partition for each in second.assignment()}
+                nursery.cancel_scope.cancel()
+    assert sorted(value for _, _, value in seen) == list(range(count))
+    of_moved = [(name, value) for name, partition, value in seen if partition == moved]
+    owners = [name for name, _ in of_moved]
+    handed_over = owners.index("second")
+    assert handed_over > 0
+    assert set(owners[handed_over:]) == {"second"}, "the former owner reads it no longer"
+    assert [value for _, value in of_moved] == sorted(value for _, value in of_moved)
+    assert [each.partition for each in committed] == [moved]
+
+
+async def test_partitions_that_stay_bring_messages_while_others_move(
+    autojump_clock: MockClock,
+) -> None:
+    """TD-14, TD-33: a slow member holds the rebalance open; all that is not revoked goes on."""
+    log: list[str] = []
+    go_on = trio.Event()
+
+    async with shop(6) as (_, client), trio.open_nursery() as nursery:
+
+        async def begin(name: str) -> GroupConsumer:
+            """Start a member, which notes what happens to it."""
+
+            async def note_revoked(parts: Sequence[TopicPartition]) -> None:
+                log.append(f"{name} is asked for {len(parts)}")
+                if name == "slow":
+                    await go_on.wait()
+                    log.append("slow is done")
+
+            async def note_assigned(parts: Sequence[TopicPartition]) -> None:
+                log.append(f"{name} gets {len(parts)}")
+
+            consumer = await client.consumer(
+                ORDERS,
+                group="billing",
+                start="earliest",
+                revoke_s=300,
+                on_revoked=note_revoked,
+                on_assigned=note_assigned,
+            )
+            nursery.start_soon(consume, name, consumer)
+            return consumer
+
+        async def consume(name: str, consumer: GroupConsumer) -> None:
+            async for message in consumer:
+                log.append(f"{name} reads {message.id.partition}")
+                await trio.lowlevel.checkpoint()
+
+        quick, slow = await begin("quick"), await begin("slow")
+        await until(lambda: {"quick gets 3", "slow gets 3"} <= {*log})
+        new = await begin("new")
+        # One partition of each moves; that of the quick member does not wait for the slow one.
+        await until(lambda: {"slow is asked for 1", "quick is asked for 1", "new gets 1"} <= {*log})
+        assert await is_rebalancing(client)
+        stay = [len(each.assignment()) for each in (quick, new)]
+        assert stay == [2, 1]
+        reads = {
+            f"{name} reads {each.partition}"
+            for name, consumer in (("quick", quick), ("new", new))
+            for each in consumer.assignment()
+        }
+        for _ in range(3):  # also long after it began
+            del log[:]
+            await send_to_all(client)
+            await until(lambda: len(log) >= 5)
+            assert reads < {*log}, "they were read while the rebalance was held open"
+            assert len(log) == len({*log}) == 5, "all but the one that is given up"
+            assert sum(each.startswith("slow") for each in log) == 2
+            assert await is_rebalancing(client)
+            await trio.sleep(20)
+        del log[:]
+        go_on.set()
+        await until(lambda: len(log) >= 5)
+        assert log[:2] == ["slow is done", "new gets 1"]
+        assert len(set(log[2:])) == 1, "the messages that waited for their next owner"
+        assert log[2].startswith("new reads")
+        assert not await is_rebalancing(client)
+        assert [len(each.assignment()) for each in (quick, slow, new)] == [2, 2, 2]
+        nursery.cancel_scope.cancel()
+
+
+async def test_a_handler_that_commits_is_not_called_as_its_consumer_leaves(
+    autojump_clock: MockClock,
+) -> None:
+    """The row goes while the consumer is still there; its partitions were not taken from it."""
+    calls = 0
+
+    async def commit(_: Sequence[TopicPartition]) -> None:
+        nonlocal calls
+        calls += 1
+        await consumer.commit()
+
+    async with shop(2) as (_, client):
+        await send(client, 0, 10)
+        for _ in range(10):
+            async with client.consumer(
+                ORDERS, group="billing", start="earliest", on_revoked=commit
+            ) as consumer:
+                await consumer.poll(wait_s=5)
+                assert len(consumer.assignment()) == 2
+    assert calls == 0
+
+
+async def send_to_all(client: Client) -> None:
+    """Send a message to each partition."""
+    async with client.producer(ORDERS) as producer:
+        for partition in range(6):
+            await producer.send(b"one", partition=partition)
+
+
+async def is_rebalancing(client: Client) -> bool:
+    return (await client.groups.describe("billing")).state == "rebalancing"
