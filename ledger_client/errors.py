@@ -36,7 +36,7 @@ LedgerError
 │   ├── BadTopic             the name or a setting is invalid; the message says which
 │   ├── BadValue             a message's value is not what was asked for: read it as bytes
 │   ├── BadSchema            its values cannot be decoded; read them as bytes, or install `package`
-│   ├── TopicBusy            a producer or another job uses the messages: wait for it
+│   ├── TopicBusy            producers, groups or jobs use the messages: the message says which
 │   ├── ProducerBusy         the lane is another producer's; wait, take over, or choose "shared"
 │   ├── ProducerFailed       this producer takes nothing any more; open a new one
 │   │   ├── ProducerFenced   another producer took the lane over; stop writing
@@ -94,8 +94,8 @@ from metadata.errors import (
 )
 from native.checksum import Checksum
 
-WRITERS_NAMED_MAX = 3
-"""Writers that an error names."""
+NAMED_MAX = 3
+"""Writers, or groups, that an error names."""
 
 
 def lane_text(partition: int, lane: int) -> str:
@@ -174,7 +174,7 @@ class BadTopic(TopicError):
 
 
 class BadValue(TopicError):
-    """The value of a message is no text, or no JSON of the kind asked for.
+    """The value of a message is no text, no JSON of the kind asked for, or cannot be decoded.
 
     The message's own `value` has its bytes.
 
@@ -208,15 +208,29 @@ class BadSchema(TopicError):
 
 
 class TopicBusy(TopicError):
-    """A producer, another job or the compacted set uses the messages; nothing was lost.
+    """A producer, a group, another job or the compacted set uses the messages; nothing was lost.
 
     Attributes:
         owner: the process that uses them, empty if it is none.
+        groups: the groups for which the deletion of the topic was refused, sorted.
     """
 
-    def __init__(self, message: str, *, topic: str, owner: str = "") -> None:
+    def __init__(
+        self, message: str, *, topic: str, owner: str = "", groups: Sequence[str] = ()
+    ) -> None:
         super().__init__(message, topic=topic)
         self.owner = owner
+        self.groups = tuple(groups)
+
+    @classmethod
+    def consumed(cls, topic: str, groups: Sequence[str]) -> TopicBusy:
+        """Members of these groups name the topic."""
+        others = len(groups) - NAMED_MAX
+        named = ", ".join(groups[:NAMED_MAX]) + (f" and {others} more" if others > 0 else "")
+        who = f"group {named} consumes it; stop its"
+        if len(groups) > 1:
+            who = f"groups {named} consume it; stop their"
+        return cls(f"{who} members, or force the deletion (--force)", topic=topic, groups=groups)
 
 
 class ProducerBusy(TopicError):
@@ -349,10 +363,10 @@ class WritersSilent(TopicError):
     def __init__(self, topic: str, *, writers: Sequence[tuple[int, int, str]], count: int) -> None:
         named = ", ".join(
             f"{lane_text(partition, lane)} is written by {who}"
-            for partition, lane, who in writers[:WRITERS_NAMED_MAX]
+            for partition, lane, who in writers[:NAMED_MAX]
         )
-        if len(writers) > WRITERS_NAMED_MAX:
-            named += f", and {len(writers) - WRITERS_NAMED_MAX} more"
+        if len(writers) > NAMED_MAX:
+            named += f", and {len(writers) - NAMED_MAX} more"
         super().__init__(
             f"{len(writers)} of {count} open ledgers are not closed, as their writers did not"
             f" answer in time: {named}. They are paused, cut off, or of a version that"

@@ -135,10 +135,10 @@ class Groups:
         return subscriptions_of(state, topics, await lanes.lag(topics))
 
     async def committed(self, group: str, topics: Sequence[str] = ()) -> Position:
-        """Return the places at which a group goes on in these topics.
+        """Return the position at which a group goes on in these topics.
 
         By default in all in which it has progress. A lane that is not there begins at its first
-        message. Members of a shared group may have messages before these places. Raises BadGroup
+        message. Members of a shared group may have messages before it. Raises BadGroup
         for a name that is none, NoSuchTopic, MetadataUnavailable.
         """
         check_name(group)
@@ -182,7 +182,7 @@ class Groups:
     async def reset(
         self, group: str, to: Start, topics: Sequence[str] = (), *, dry_run: bool = False
     ) -> Position:
-        """Let a group without members go on from *to*, in these topics; return its new places.
+        """Let a group without members go on from *to*, in these topics; return its new position.
 
         Args:
             group: its name.
@@ -246,7 +246,7 @@ class Groups:
     async def restore(
         self, export: GroupExport, *, group: str = "", dry_run: bool = False
     ) -> Position:
-        """Let a group without members go on where an export says; return its new places.
+        """Let a group without members go on where an export says; return its new position.
 
         A group that does not exist is founded. Partitions that the export does not name stay as
         they are.

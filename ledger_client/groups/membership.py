@@ -77,6 +77,7 @@ class Membership:
         self._prepare = prepare
         self._news = trio.Event()
         self._row_epoch = 0
+        self._is_leaving = False
         self._up_ms = 0
         self.rows = Progress(
             context.store,
@@ -148,7 +149,11 @@ class Membership:
             watches.unsubscribe(key, self)
 
     async def leave(self) -> None:
-        """Leave the group, unless the member keeps its name: then its session runs out."""
+        """Leave the group, unless the member keeps its name: then its session runs out.
+
+        That its row is gone then is no loss: the application is not told of one.
+        """
+        self._is_leaving = True
         if self.is_member and not self._options.member:
             with suppress(LedgerError):
                 await self._heartbeats.leave(self.pulse)
@@ -187,7 +192,8 @@ class Membership:
         except MetadataUnavailable:
             return  # the next look follows
         if row is None:
-            await self._lose()
+            if not self._is_leaving:
+                await self._lose()
         elif row.epoch != self._row_epoch:
             await self._apply(row)
             self._row_epoch = self.pulse.applied = row.epoch

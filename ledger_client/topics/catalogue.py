@@ -22,6 +22,8 @@ from ledger_client.topics.events import Kind, event_ops, is_own
 from metadata.clock import StoreClock
 from metadata.cuts import read_kept
 from metadata.errors import LeaseLost, VersionConflict
+from metadata.groups.rows import GROUP_MEMBERS, decode_member
+from metadata.listings import Listing
 from metadata.sessions import ProcessSession
 from metadata.store import ABSENT, Check, CheckLease, Delete, MetadataStore, Put, items_under
 from metadata.time.tick_holds import hold_ticks
@@ -208,6 +210,20 @@ class TopicCatalogue:
         """
         return await self._replace(name, "altered", lambda record: altered(record, alteration))
 
+    async def begin_deletion(self, name: str, *, force: bool = False) -> TopicRecord:
+        """Hide a topic, unless that was done before, and return it.
+
+        Raises:
+            NoSuchTopic: there is no such topic.
+            TopicBusy: a cut keeps it; or members of groups name it, without *force*.
+        """
+        found = await self.find(name)
+        if found is not None and found[0].state == "deleting":
+            return found[0]
+        if found is not None and not force:
+            await self._check_unconsumed(name)
+        return await self.mark_deleting(name)
+
     async def mark_deleting(self, name: str) -> TopicRecord:
         """Mark the topic as deleting, which hides it.
 
@@ -317,6 +333,14 @@ class TopicCatalogue:
             return False
         return True
 
+    async def _check_unconsumed(self, name: str) -> None:
+        """Raise TopicBusy if members of groups name a topic; patterns do not count."""
+        members = Listing(self.store, GROUP_MEMBERS, _topics_of_member, unreadable=set())
+        with translated(self.timeout_s):
+            groups = {group async for group, topics in members if name in topics}
+        if groups:
+            raise TopicBusy.consumed(name, sorted(groups))
+
     async def _unkept(self, record: TopicRecord) -> Check:
         """Return the check that no cut keeps a topic. Raises TopicBusy."""
         with translated(self.timeout_s):
@@ -334,6 +358,12 @@ def _with_timestamp(record: TopicRecord, kind: Kind, timestamp: int) -> TopicRec
     if kind == "deleted":
         return msgspec.structs.replace(record, deleted_timestamp=timestamp)
     return msgspec.structs.replace(record, altered_timestamp=timestamp)
+
+
+def _topics_of_member(key: str, value: bytes) -> tuple[str, Sequence[str]]:
+    """Return the group and the named topics of a member. Raises BadRecord."""
+    group = key.removeprefix(GROUP_MEMBERS).partition("/")[0]
+    return group, decode_member(key, value).wanted.topics
 
 
 def check_users(name: str) -> None:

@@ -208,7 +208,11 @@ class Topics:
         return altered
 
     async def delete(
-        self, name: str, *, on_removed: Callable[[int], None] = lambda _count: None
+        self,
+        name: str,
+        *,
+        force: bool = False,
+        on_removed: Callable[[int], None] = lambda _count: None,
     ) -> None:
         """Delete a topic with all its messages, and publish that on ``__events``.
 
@@ -217,17 +221,15 @@ class Topics:
 
         Args:
             name: namespace/name.
+            force: delete it even if consumers in groups name it. They get NoSuchTopic, as does
+                one that joins while the topic is being deleted.
             on_removed: called with the number of ledgers just removed.
 
         Raises:
             NoSuchTopic: it does not exist.
-            TopicBusy: a cut keeps it; delete the cut first.
+            TopicBusy: a cut keeps it, or groups consume it, which its `groups` names.
         """
-        found = await self._context.catalogue.find(name)
-        if found is not None and found[0].state == "deleting":
-            topic = found[0]
-        else:
-            topic = await self._context.catalogue.mark_deleting(name)
+        topic = await self._context.catalogue.begin_deletion(name, force=force)
         await Deletion(
             self._context.ledgers, self._context.catalogue, topic, on_removed=on_removed
         ).run()
@@ -259,6 +261,7 @@ class Topics:
 
         Raises:
             NoSuchTopic: it does not exist.
+            BadTopic: *before* is something else.
         """
         before = before or PublishTime(EVER_MS)
         if not dry_run:  # rows that are not settled are not removed

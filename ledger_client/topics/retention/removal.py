@@ -27,13 +27,14 @@ from typing import NamedTuple
 import msgspec
 import trio
 
-from ledger_client.errors import LedgerError
+from ledger_client.errors import BadTopic, LedgerError
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.ledgers.ledgers import Ledgers
 from ledger_client.topics.catalogue import TopicCatalogue
 from ledger_client.topics.retention.holdings import read_holdings, remove_set
 from ledger_client.topics.retention.job_rows import discard, read_holds
 from ledger_client.topics.retention.retention import Before, Fate, plan_purge
+from ledger_client.topics.times import TIMES
 from metadata.errors import BadRecord, VersionConflict
 from metadata.groups.keeps import keeps_key
 from metadata.jobs import IDS, PINS, POINTERS, SINKS, STAGED
@@ -95,7 +96,8 @@ async def planned_purge(
     partition: int | None = None,
     lane: int | None = None,
 ) -> PlannedPurge:
-    """Return the purge without doing it. Raises NoSuchTopic."""
+    """Return the purge without doing it. Raises NoSuchTopic, or BadTopic for no time."""
+    _check_time(before, name)
     topic, _ = await catalogue.get(name)
     with translated(catalogue.timeout_s):
         lanes = await read_holdings(catalogue.store, topic, partition)
@@ -105,6 +107,12 @@ async def planned_purge(
     fates = plan_purge(lanes, before, now_ms=await catalogue.now_ms(), pins=holds.pins)
     planned = Purged(topic=name, removed=removable(fates), kept=_first_kept(fates))
     return PlannedPurge(topic.uid, planned, holds.checks)
+
+
+def _check_time(before: object, topic: str) -> None:
+    if not isinstance(before, TIMES):
+        reason = f"before takes an EventTime, a Timestamp or a PublishTime, not {before!r}"
+        raise BadTopic(reason, topic=topic)
 
 
 def removable(fates: Sequence[Fate]) -> list[Fate]:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
+import msgspec
 import pytest
 import trio
 from google.protobuf import descriptor_pb2, timestamp_pb2
@@ -16,6 +17,7 @@ from leases import grant
 from ledger_client.__main__ import quire
 from ledger_client.commands.options import DurationParam, MomentParam, moment_text
 from ledger_client.commands.outcome import conclude
+from metadata.groups.rows import MemberRecord, Wanted, member_key
 from metadata.outcome import Exit
 from metadata.records import (
     BookieRecord,
@@ -382,6 +384,28 @@ def test_delete_counts_the_ledgers(run: Run, url: str) -> None:
     run("create", "s/t")
     lay_out(url, "s/t")
     assert run("delete", "s/t", "--yes", "--json").json[0]["ledgers"] == 3
+
+
+def test_a_topic_that_a_consumer_names_is_deleted_by_force_only(run: Run, url: str) -> None:
+    """TD-70: one line names the groups and the option."""
+    run("create", "s/t")
+    member = MemberRecord(epoch=1, run="r", wanted=Wanted(topics=["s/t"]))
+
+    async def fill() -> None:
+        async with open_store(url) as store:
+            await store.put(member_key("billing", "m"), msgspec.json.encode(member))
+
+    trio.run(fill)
+    refused = run("delete", "s/t", "--yes")
+    assert (refused.code, refused.out, refused.err) == (
+        Exit.FAILED,
+        "",
+        "quire: topic s/t: group billing consumes it; stop its members, "
+        "or force the deletion (--force)\n",
+    )
+    assert "s/t" in run("list").out
+    assert run("delete", "s/t", "--yes", "--force").code == Exit.DONE
+    assert "s/t" not in run("list").out
 
 
 # --- times --------------------------------------------------------------------

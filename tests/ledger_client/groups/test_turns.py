@@ -193,7 +193,7 @@ async def test_a_deleted_topic_that_a_pattern_matched_is_no_failure(
             client.consumer([ORDERS, REFUNDS], group="b", start="earliest") as by_name,
         ):
             assert await drain(by_pattern) == await drain(by_name) == []
-            await client.topics.delete(REFUNDS)
+            await client.topics.delete(REFUNDS, force=True)
             assert await drain(by_pattern) == []
             with pytest.raises(NoSuchTopic):
                 await by_name.poll(wait_s=10)
