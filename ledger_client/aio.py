@@ -19,8 +19,8 @@ its close():
 A client runs trio in one thread and belongs to the event loop in which it was connected. Tasks that
 send at the same time share batches, so many tasks are faster than one. Errors are those of
 ledger_client. A task that is cancelled or times out cancels its call, and waits until that has
-ended. Functions that you pass, such as on_progress, are called in trio's thread; on_assigned and
-on_revoked in the loop.
+ended. Functions that you pass, such as on_progress and value_encoder, are called in trio's thread;
+on_assigned and on_revoked in the loop; and value_decoder where Message.decoded is read.
 
 A client does not survive a fork: in the child its calls raise ClientClosed. Connect in each
 process.
@@ -128,13 +128,16 @@ __all__ = [
 def connect(
     url: str | None = None,
     *,
+    profile: str | None = None,
     timeout_s: float | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> LoopOpening[AioClient]:
     """Connect to a cluster, as ledger_client.connect() does: ``async with`` it, or await it."""
 
     async def open_it() -> AioClient:
-        connect_it = partial(trio_client.connect, url, timeout_s=timeout_s, options=options)
+        connect_it = partial(
+            trio_client.connect, url, profile=profile, timeout_s=timeout_s, options=options
+        )
         portal = await start_portal(connect_it)
         return AioClient(portal, portal.value)
 
@@ -272,10 +275,14 @@ class AioTopics(Looped[ClientTopics]):
         )
 
     async def delete(
-        self, name: str, *, on_removed: Callable[[int], None] = lambda _count: None
+        self,
+        name: str,
+        *,
+        force: bool = False,
+        on_removed: Callable[[int], None] = lambda _count: None,
     ) -> None:
         """Delete a topic with all its messages, and publish that on ``__events``."""
-        await self._call(self._inner.delete, name, on_removed=on_removed)
+        await self._call(self._inner.delete, name, force=force, on_removed=on_removed)
 
     async def purge(
         self,
@@ -609,7 +616,7 @@ class AioGroups(Looped[Groups]):
         return await self._call(self._inner.subscriptions, group)
 
     async def committed(self, group: str, topics: Sequence[str] = ()) -> Position:
-        """Return the places at which a group goes on in these topics."""
+        """Return the position at which a group goes on in these topics."""
         return await self._call(self._inner.committed, group, topics)
 
     async def commit(
@@ -621,7 +628,7 @@ class AioGroups(Looped[Groups]):
     async def reset(
         self, group: str, to: Start, topics: Sequence[str] = (), *, dry_run: bool = False
     ) -> Position:
-        """Let a group without members go on from *to*, in these topics; return its new places."""
+        """Let a group without members go on from *to*, in these topics; return its new position."""
         return await self._call(self._inner.reset, group, to, topics, dry_run=dry_run)
 
     async def export(self, group: str) -> GroupExport:
@@ -631,7 +638,7 @@ class AioGroups(Looped[Groups]):
     async def restore(
         self, export: GroupExport, *, group: str = "", dry_run: bool = False
     ) -> Position:
-        """Let a group without members go on where an export says; return its new places."""
+        """Let a group without members go on where an export says; return its new position."""
         return await self._call(self._inner.restore, export, group=group, dry_run=dry_run)
 
     async def keep(self, group: str, keep: bool) -> None:
@@ -716,7 +723,7 @@ class AioProducer(LoopSends, LoopOpened):
 
     async def send(
         self,
-        value: Bytes | None,
+        value: object,
         *,
         key: Bytes | None = None,
         event_time: int | datetime | None = None,
@@ -738,7 +745,7 @@ class AioProducer(LoopSends, LoopOpened):
 
     def send_nowait(
         self,
-        value: Bytes | None,
+        value: object,
         *,
         key: Bytes | None = None,
         event_time: int | datetime | None = None,
@@ -762,7 +769,7 @@ class AioProducer(LoopSends, LoopOpened):
 
     async def send_many(
         self,
-        values: Column[Bytes | None],
+        values: Column[object],
         *,
         keys: Column[Bytes | None] | None = None,
         event_times: Column[int | datetime | None] | None = None,
@@ -904,11 +911,11 @@ class AioGroupConsumer(LoopConsumption, LoopOpened):
         self._call_sync(self._inner.commit_nowait, what)
 
     def position(self) -> Position:
-        """Return the place in each lane after the messages that were handed out."""
+        """Return the position, a place in each lane, after the messages that were handed out."""
         return self._call_sync(self._inner.position)
 
     def committed(self) -> Position:
-        """Return the places at which the group goes on in this consumer's partitions."""
+        """Return the position at which the group goes on in this consumer's partitions."""
         return self._call_sync(self._inner.committed)
 
     async def lag(self) -> list[ConsumedLane]:
@@ -916,7 +923,7 @@ class AioGroupConsumer(LoopConsumption, LoopOpened):
         return await self._call(self._inner.lag)
 
     async def seek(self, position: Sequence[LanePlace]) -> None:
-        """Go on from these places, in partitions that this consumer has; nothing is committed."""
+        """Go on from a position, in partitions that this consumer has; nothing is committed."""
         await self._call(self._inner.seek, position)
 
     async def ack(self, message: Message | Iterable[Message]) -> None:

@@ -18,7 +18,8 @@ Without ``with``, as in a notebook, what is open stays so until its close():
 A client runs trio in one thread and may be used from any number of others. Each call costs two
 thread switches, about 0.1 ms: so prefer send_many() and append_many(). Errors are those of
 ledger_client. Ctrl-C ends a call at once, as cancelling it would. Functions that you pass, such as
-on_progress, are called in trio's thread; on_assigned and on_revoked in a worker thread.
+on_progress and value_encoder, are called in trio's thread; on_assigned and on_revoked in a worker
+thread; and value_decoder where Message.decoded is read.
 
 A client does not survive a fork (os.fork, multiprocessing's "fork", gunicorn's preload): in the
 child its calls raise ClientClosed. Connect in each process.
@@ -124,11 +125,15 @@ __all__ = [
 def connect(
     url: str | None = None,
     *,
+    profile: str | None = None,
     timeout_s: float | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> BlockingClient:
     """Connect to a cluster, as ledger_client.connect() does, until close() or the end of with."""
-    portal = Portal(partial(trio_client.connect, url, timeout_s=timeout_s, options=options))
+    connect_it = partial(
+        trio_client.connect, url, profile=profile, timeout_s=timeout_s, options=options
+    )
+    portal = Portal(connect_it)
     return BlockingClient(portal, portal.value)
 
 
@@ -262,9 +267,15 @@ class BlockingTopics(Blocking[ClientTopics]):
             properties=properties,
         )
 
-    def delete(self, name: str, *, on_removed: Callable[[int], None] = lambda _count: None) -> None:
+    def delete(
+        self,
+        name: str,
+        *,
+        force: bool = False,
+        on_removed: Callable[[int], None] = lambda _count: None,
+    ) -> None:
         """Delete a topic with all its messages, and publish that on ``__events``."""
-        self._call(self._inner.delete, name, on_removed=on_removed)
+        self._call(self._inner.delete, name, force=force, on_removed=on_removed)
 
     def purge(
         self,
@@ -596,7 +607,7 @@ class BlockingGroups(Blocking[Groups]):
         return self._call(self._inner.subscriptions, group)
 
     def committed(self, group: str, topics: Sequence[str] = ()) -> Position:
-        """Return the places at which a group goes on in these topics."""
+        """Return the position at which a group goes on in these topics."""
         return self._call(self._inner.committed, group, topics)
 
     def commit(self, group: str, position: Sequence[LanePlace], *, goes_back: bool = False) -> None:
@@ -606,7 +617,7 @@ class BlockingGroups(Blocking[Groups]):
     def reset(
         self, group: str, to: Start, topics: Sequence[str] = (), *, dry_run: bool = False
     ) -> Position:
-        """Let a group without members go on from *to*, in these topics; return its new places."""
+        """Let a group without members go on from *to*, in these topics; return its new position."""
         return self._call(self._inner.reset, group, to, topics, dry_run=dry_run)
 
     def export(self, group: str) -> GroupExport:
@@ -614,7 +625,7 @@ class BlockingGroups(Blocking[Groups]):
         return self._call(self._inner.export, group)
 
     def restore(self, export: GroupExport, *, group: str = "", dry_run: bool = False) -> Position:
-        """Let a group without members go on where an export says; return its new places."""
+        """Let a group without members go on where an export says; return its new position."""
         return self._call(self._inner.restore, export, group=group, dry_run=dry_run)
 
     def keep(self, group: str, keep: bool) -> None:
@@ -699,7 +710,7 @@ class BlockingProducer(BlockingSends, BlockingOpened):
 
     def send(
         self,
-        value: Bytes | None,
+        value: object,
         *,
         key: Bytes | None = None,
         event_time: int | datetime | None = None,
@@ -721,7 +732,7 @@ class BlockingProducer(BlockingSends, BlockingOpened):
 
     def send_nowait(
         self,
-        value: Bytes | None,
+        value: object,
         *,
         key: Bytes | None = None,
         event_time: int | datetime | None = None,
@@ -745,7 +756,7 @@ class BlockingProducer(BlockingSends, BlockingOpened):
 
     def send_many(
         self,
-        values: Column[Bytes | None],
+        values: Column[object],
         *,
         keys: Column[Bytes | None] | None = None,
         event_times: Column[int | datetime | None] | None = None,
@@ -887,11 +898,11 @@ class BlockingGroupConsumer(BlockingConsumption, BlockingOpened):
         self._call_sync(self._inner.commit_nowait, what)
 
     def position(self) -> Position:
-        """Return the place in each lane after the messages that were handed out."""
+        """Return the position, a place in each lane, after the messages that were handed out."""
         return self._call_sync(self._inner.position)
 
     def committed(self) -> Position:
-        """Return the places at which the group goes on in this consumer's partitions."""
+        """Return the position at which the group goes on in this consumer's partitions."""
         return self._call_sync(self._inner.committed)
 
     def lag(self) -> list[ConsumedLane]:
@@ -899,7 +910,7 @@ class BlockingGroupConsumer(BlockingConsumption, BlockingOpened):
         return self._call(self._inner.lag)
 
     def seek(self, position: Sequence[LanePlace]) -> None:
-        """Go on from these places, in partitions that this consumer has; nothing is committed."""
+        """Go on from a position, in partitions that this consumer has; nothing is committed."""
         self._call(self._inner.seek, position)
 
     def ack(self, message: Message | Iterable[Message]) -> None:

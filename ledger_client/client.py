@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import weakref
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
@@ -45,11 +46,13 @@ from ledger_client.topics.tracing.trace import trace
 from ledger_client.topics.tracing.whereabouts import KeyWhereabouts, Whereabouts
 from ledger_client.wire.streams import OpenStream
 from metadata.compaction import CompactedSet
+from metadata.profiles import BadProfile, cluster_of
 
 if TYPE_CHECKING:
     from ledger_client.metrics import ClientMetrics
 
 T = TypeVar("T")
+_log = logging.getLogger(__name__)
 TRACED_MAX = 5
 """Messages of a key that why_key() follows, of as many lanes."""
 
@@ -57,6 +60,7 @@ TRACED_MAX = 5
 def connect(
     url: str | None = None,
     *,
+    profile: str | None = None,
     timeout_s: float | None = None,
     options: Options = DEFAULT_OPTIONS,
     open_stream: OpenStream = trio.open_tcp_stream,
@@ -76,30 +80,37 @@ def connect(
         url: "bookie://host:port,host:port" (any live bookies; others are found through them);
             with a login, "bookie://user:password@host:port"; over TLS,
             "bookie+tls://host:port?ca=FILE"; or "sqlite:///path" of the metadata on this host.
-            Default: the environment variable QUIRE_CLUSTER.
+            Default: the environment variable QUIRE_CLUSTER, else the profile QUIRE_PROFILE.
+        profile: instead of *url*, a table of ~/.config/quire/profiles.toml, as for the option
+            --profile of commands; its password stands in a file.
         timeout_s: wait so long for a first answer of the cluster, even if it is not up yet.
         options: deadlines and bounds.
         open_stream: opens a connection to a host and port, below TLS and login; for tests.
 
     Raises:
-        BadAddress: *url* cannot be understood; or there is none, and no QUIRE_CLUSTER.
+        BadAddress: *url* cannot be understood, or the profile cannot be used; or there is neither.
         MetadataUnavailable: the SQLite file cannot be opened, or nothing answered in *timeout_s*.
         TypeError: an option is of another type.
         RuntimeError: this is not a trio program.
     """
     if (reason := wrong_type(options)) is not None:
         raise TypeError(f"options: {reason}")
-    opening = _connect(url, timeout_s, options, open_stream)
+    opening = _connect(url, profile, timeout_s, options, open_stream)
     return Opening(opening, SystemTasks("client"), what="client", call="connect(...)")
 
 
 @asynccontextmanager
 async def _connect(
-    url: str | None, timeout_s: float | None, options: Options, open_stream: OpenStream
+    url: str | None,
+    profile: str | None,
+    timeout_s: float | None,
+    options: Options,
+    open_stream: OpenStream,
 ) -> AsyncIterator[Client]:
     check_trio()
+    cluster = _cluster_url(url, profile)
     async with (
-        open_context(url or _known_url(), options=options, open_stream=open_stream) as context,
+        open_context(cluster, options=options, open_stream=open_stream) as context,
         Opened(context.nursery) as opened,
     ):
         if timeout_s is not None:
@@ -108,14 +119,24 @@ async def _connect(
         yield Client(context, opened)  # no name: it may become garbage
 
 
-def _known_url() -> str:
-    url = os.environ.get("QUIRE_CLUSTER", "")
-    if not url:
+def _cluster_url(url: str | None, profile: str | None) -> str:
+    """Return the URL that is given, by itself, by a profile, or by the environment."""
+    if url and profile:
+        raise BadAddress("a URL and a profile are given: each of them names a cluster")
+    if not profile:
+        url = url or os.environ.get("QUIRE_CLUSTER")
+        profile = os.environ.get("QUIRE_PROFILE")
+    if url:
+        return url
+    if not profile:
         raise BadAddress(
             'no cluster is named: pass its address, as in connect("bookie://HOST:3181"), or set '
             "the environment variable QUIRE_CLUSTER"
         )
-    return url
+    try:
+        return cluster_of(profile, warn=_log.warning)
+    except BadProfile as wrong:
+        raise BadAddress(str(wrong)) from wrong
 
 
 class ClientTopics(Topics):
@@ -370,6 +391,7 @@ class Client(Openable):
         Raises:
             NoSuchTopic: a topic does not exist, or no topic matches, and *missing* is "fail".
             BadGroup: an option is not possible, or does not suit the group.
+            TypeError: value_decoder is no function.
             MetadataUnavailable: no bookie leads.
         """
         opening = open_consumer(
@@ -394,6 +416,7 @@ class Client(Openable):
         Raises:
             NoSuchTopic: one of them does not exist.
             BadTopic: a setting is not possible; the message says why.
+            TypeError: value_decoder is no function.
             BadCut: there is no such cut, or a topic is not in it.
             MessagesLost: the compacted messages are not complete.
             LedgerError: the starting place could not be found. Reading raises as
@@ -431,6 +454,7 @@ class Client(Openable):
             NoSuchTopic: it does not exist.
             NotEnoughBookies, BadSchema: it cannot be created; see topics.create().
             BadTopic: a setting is not possible; the message says which.
+            TypeError: value_encoder is no function.
             ProducerBusy: with exclusive access, another producer writes a partition.
             LedgerError: a lane cannot be opened. At the end of the block, as Producer.close().
         """

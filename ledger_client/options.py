@@ -95,6 +95,13 @@ def check_timeout(timeout_s: object, name: str = "timeout_s") -> None:
         raise ValueError(f"{name} takes seconds, 0 or more, not {timeout_s!r}")
 
 
+def check_function(value: object, name: str) -> None:
+    """Raise TypeError unless *value*, the option *name*, is a function or None."""
+    if not (value is None or callable(value)):
+        kind = type(value).__name__
+        raise TypeError(f"{name} takes a function of one argument, or None, not {value!r} ({kind})")
+
+
 @cache
 def _simple(options: type[msgspec.Struct]) -> dict[str, tuple[type, ...]]:
     """Return the types of the options that take numbers, text and None only."""

@@ -53,7 +53,7 @@ LEVELS = [
 ]
 BELOW_LEVELS = {
     *("errors", "ledger_errors", "options", "background", "figures", "message_id"),
-    *("opening", "portal"),
+    *("opening", "portal", "values"),
 }
 IMPORT_LEVELS_MAX = 18
 """Modules in the longest chain of imports within ledger_client."""

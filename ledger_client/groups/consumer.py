@@ -101,7 +101,12 @@ class GroupConsumer(Openable):
                 on_deleted=self._partitions.end,
             )
             self._delivery = InOrder(
-                options.group, self._partitions, self._membership.rows, self._arrivals, turns
+                options.group,
+                self._partitions,
+                self._membership.rows,
+                self._arrivals,
+                turns,
+                options.value_decoder,
             )
         else:
             self._delivery = Shared(
@@ -208,14 +213,14 @@ class GroupConsumer(Openable):
         self._in_order.commit_nowait(what)
 
     def position(self) -> Position:
-        """Return the place in each lane after the messages that were handed out.
+        """Return the position, a place in each lane, after the messages that were handed out.
 
         A lane that is not there begins at its first message.
         """
         return self._in_order.position()
 
     def committed(self) -> Position:
-        """Return the places at which the group goes on in this consumer's partitions.
+        """Return the position at which the group goes on in this consumer's partitions.
 
         A lane that is not there begins at its first message. A partition that is not there has
         none, or nothing was committed in it.
@@ -234,7 +239,7 @@ class GroupConsumer(Openable):
         return await self._partitions.lag(self.position(), self.committed())
 
     async def seek(self, position: Sequence[LanePlace]) -> None:
-        """Go on from these places, in partitions that this consumer has; nothing is committed.
+        """Go on from a position, in partitions that this consumer has; nothing is committed.
 
         Lanes of these partitions that *position* does not name begin at their first message.
 

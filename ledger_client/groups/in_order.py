@@ -29,6 +29,9 @@ from ledger_client.topics.messages import (
     Message,
     MessageBatch,
     MessageRange,
+    ValueDecoder,
+    converted,
+    decoding,
     record_batches,
 )
 from ledger_client.topics.positions import EARLIEST, LanePlace, LaneRef, Place, Places, Position
@@ -55,12 +58,14 @@ class InOrder:
         progress: Progress,
         arrivals: Arrivals,
         turns: Turns,
+        value_decoder: ValueDecoder | None = None,
     ) -> None:
         self._group = group
         self._partitions = partitions
         self._progress = progress
         self._arrivals = arrivals
         self._turns = turns
+        self._decoding = decoding(value_decoder)
         self._taker = OneTaker("consumer")
         self._asked: trio.Event | None = None
         """set when the application asks, if somebody waits for that"""
@@ -206,7 +211,7 @@ class InOrder:
             return False
         messages = self._current.messages
         is_event = self._current.batch.lane.topic.endswith(EVENTS)
-        self._ready = iter(as_events(messages) if is_event else messages)
+        self._ready = iter(as_events(messages) if is_event else converted(messages, self._decoding))
         return True
 
     def _next_range(self) -> bool:

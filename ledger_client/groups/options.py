@@ -8,7 +8,8 @@ from typing import Literal, NamedTuple, TypedDict, get_args
 import msgspec
 
 from ledger_client.errors import BadGroup
-from ledger_client.options import wrong_type
+from ledger_client.options import check_function, wrong_type
+from ledger_client.topics.messages import ValueDecoder
 from ledger_client.topics.reading.options import READ_AHEAD_SIZE
 from ledger_client.topics.times import TIMES, Time
 from metadata.groups.rows import (
@@ -139,6 +140,10 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """messages of a shared group that one member may have, not acknowledged"""
     client_id: str = ""
     """names this consumer to people, up to 255 characters"""
+    value_decoder: ValueDecoder | None = None
+    """called with the bytes of a value when `Message.decoded` is read, which returns the result;
+    `Message.value` stays bytes, and so do the columns of poll_batches(). `ledger_client.values` has
+    decoders. TopicEvents are not decoded"""
 
     @property
     def parameters(self) -> str:
@@ -152,10 +157,11 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return text[:PARAMETERS_SIZE_MAX]
 
     def check(self) -> None:
-        """Raise BadGroup for options that are not possible."""
+        """Raise BadGroup for options that are not possible, TypeError for a wrong decoder."""
         reason = wrong_type(self)
         if reason is not None:
             raise BadGroup(reason)
+        check_function(self.value_decoder, "value_decoder")
         try:
             check_group(self.group)
             check_group(self.member or "m")
@@ -169,7 +175,8 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
                 )
                 for name, choices in CHOICES.items()
             },
-            f"start {self.start!r} is neither earliest, latest, none nor a time": not (
+            f"start {self.start!r} is neither earliest, latest, none nor an EventTime, a Timestamp "
+            "or a PublishTime": not (
                 self.start in ("earliest", "latest", "none") or isinstance(self.start, TIMES)
             ),
             f"session_s {self.session_s} is not {SESSION_S_MIN:g} to {SESSION_S_MAX:g}": not (
@@ -228,3 +235,4 @@ class ConsumerSettings(TypedDict, total=False):
     dead_topic: str
     unacked_max: int
     client_id: str
+    value_decoder: ValueDecoder | None

@@ -42,6 +42,9 @@ class PartSource(Protocol):
     def feeds(self) -> Mapping[int, TopicSource]:
         """What reads each topic, by its uid."""
 
+    def known(self, parts: Iterable[Part]) -> list[Part]:
+        """Return the parts whose topic is or was read; those just assigned may not be yet."""
+
     def partition(self, part: Part) -> int:
         """Return the partition of a part that is or was read."""
 

@@ -38,7 +38,7 @@ from ledger_client.message_id import MessageId
 from ledger_client.opening import Held, Opening, Unopened
 from ledger_client.portal import FORKED, Portal, Settle, close_when_dropped, suppress_same
 from ledger_client.topics.messages import Message
-from ledger_client.topics.producing.producer import Bytes, Producer
+from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
 from ledger_client.topics.reading.reader import (
     RecordBatches,
@@ -395,7 +395,7 @@ class LoopSends(Looped[Producer]):
         self._queue = SendQueue(inner, portal.portal.post, portal.portal.nursery)
 
     async def _send(
-        self, value: Bytes | None, *, timeout_s: float | None, **fields: Unpack[SendFields]
+        self, value: object, *, timeout_s: float | None, **fields: Unpack[SendFields]
     ) -> MessageId:
         future: asyncio.Future[MessageId] = self._portal.future()
         send = QueuedSend(value, fields, self._portal.settles(future), timeout_s)

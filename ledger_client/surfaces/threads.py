@@ -24,7 +24,7 @@ from ledger_client.message_id import MessageId
 from ledger_client.opening import Opening
 from ledger_client.portal import Portal, PortalBlock, close_when_dropped, settled
 from ledger_client.topics.messages import Message
-from ledger_client.topics.producing.producer import Bytes, Producer
+from ledger_client.topics.producing.producer import Producer
 from ledger_client.topics.producing.send_queue import QueuedSend, SendFields, SendQueue
 from ledger_client.topics.reading.reader import (
     RecordBatches,
@@ -183,7 +183,7 @@ class BlockingSends(Blocking[Producer]):
         self._queue = SendQueue(inner, portal.post, portal.nursery)
 
     def _send(
-        self, value: Bytes | None, *, timeout_s: float | None, **fields: Unpack[SendFields]
+        self, value: object, *, timeout_s: float | None, **fields: Unpack[SendFields]
     ) -> MessageId:
         self._portal.check_thread()
         result: Future[MessageId] = Future()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import accumulate, chain, groupby, repeat
 from types import MappingProxyType
@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 
 T = TypeVar("T")
+ValueDecoder = Callable[[bytes], Any]
 
 
 class Message(NamedTuple):
@@ -80,6 +81,15 @@ class Message(NamedTuple):
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:
             raise BadValue(self.topic, self.id, f"is not the JSON wanted: {wrong}") from wrong
 
+    @property
+    def decoded(self) -> Any:  # noqa: ANN401  # whatever the decoder returns
+        """The value as the *value_decoder* of the reader or consumer returns it; `None` for null.
+
+        It is decoded when this is first read, in the thread that reads it, and then kept. Raises
+        BadValue if the decoder raises, and if there is none.
+        """
+        raise BadValue(self.topic, self.id, "has no decoder: read it with value_decoder=...")
+
 
 # Build the tuples without running Python code, which matters at a million messages a second.
 message_of = partial(tuple.__new__, Message)
@@ -100,6 +110,42 @@ class CollectionPaused:
     def __exit__(self, *_: object) -> None:
         if self._was_enabled:
             gc.enable()
+
+
+def decoding(decoder: ValueDecoder | None) -> Callable[[Message], Message] | None:
+    """Return a function that makes a message one with `decoded`; `None` without a *decoder*.
+
+    Each decoder has a class of its own, so that no message needs a reference to it.
+    """
+    if decoder is None:
+        return None
+    made = partial(tuple.__new__, _decoded_by(decoder))
+    return cast("Callable[[Message], Message]", made)
+
+
+def _decoded_by(decoder: ValueDecoder) -> type[Message]:
+    class DecodedMessage(Message):
+        @cached_property
+        def decoded(self) -> Any:  # noqa: ANN401  # whatever the decoder returns
+            if self.value is None:
+                return None
+            try:
+                return decoder(self.value)
+            except Exception as wrong:
+                reason = f"cannot be decoded: {type(wrong).__name__}: {wrong}"
+                raise BadValue(self.topic, self.id, reason) from wrong
+
+    return DecodedMessage
+
+
+def converted(
+    messages: list[Message], convert: Callable[[Message], Message] | None
+) -> list[Message]:
+    """Return *messages* as *convert* makes them; without it the list itself."""
+    if convert is None:
+        return messages
+    with CollectionPaused():
+        return list(map(convert, messages))
 
 
 class MessageBatch:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import UTC, datetime, timedelta
 from operator import index
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from ledger_client.topics.messages import MessageBatch
 from ledger_client.topics.positions import LaneRef
@@ -21,10 +21,27 @@ CLOCKS_APART_MS = 60_000
 """How far the clocks of a producer and of the process that closes its ledger may differ."""
 
 
-class EventTime(NamedTuple):
-    """Nanoseconds, set by the producer. A message without an event time is never found."""
-
+class _EventTime(NamedTuple):
     ns: int
+
+
+class EventTime(_EventTime):
+    """Nanoseconds since 1970, set by the producer. A message without an event time is never found.
+
+    A datetime with a time zone may be given instead of a number.
+
+    Attributes:
+        ns: nanoseconds since 1970, an int.
+
+    Raises:
+        TypeError: it is neither a number nor a datetime with a time zone.
+    """
+
+    __slots__ = ()
+
+    def __new__(cls, ns: int | datetime) -> Self:
+        """Convert a datetime."""
+        return super().__new__(cls, ns if type(ns) is int else _as_ns(ns, "event time"))
 
     def next(self) -> EventTime:
         """Return the next point in time."""
@@ -83,13 +100,28 @@ class Timestamp(NamedTuple):
         )
 
 
-class PublishTime(NamedTuple):
+class _PublishTime(NamedTuple):
+    ms: int
+
+
+class PublishTime(_PublishTime):
     """Unix milliseconds of the cluster's clock when the producer made the batch.
 
+    A datetime with a time zone may be given instead of a number; it is rounded up to milliseconds.
     If that clock was set back, a search finds a place near the right one.
+
+    Attributes:
+        ms: milliseconds since 1970, an int.
+
+    Raises:
+        TypeError: it is neither a number nor a datetime with a time zone.
     """
 
-    ms: int
+    __slots__ = ()
+
+    def __new__(cls, ms: int | datetime) -> Self:
+        """Convert a datetime."""
+        return super().__new__(cls, ms if type(ms) is int else _as_ms(ms))
 
     def next(self) -> PublishTime:
         """Return the next point in time."""
@@ -169,25 +201,35 @@ def event_time_ns(time: object) -> int:
         ValueError: it does not fit 64 bits.
     """
     if type(time) is not int:
-        time = _as_ns(time)
+        time = _as_ns(time, "event time")
     if not EVENT_TIME_MIN <= time <= EVENT_TIME_MAX:
         raise ValueError(f"event time {time} does not fit 64 bits")
     return time
 
 
-def _as_ns(time: object) -> int:
+def _as_ns(time: object, kind: str) -> int:
     if isinstance(time, datetime):
         if time.utcoffset() is None:
             raise TypeError(
-                f"the event time {time} has no time zone: name one, as in datetime.now(UTC)"
+                f"the {kind} {time} has no time zone: name one, as in datetime.now(UTC)"
             )
         return (time - _EPOCH) // _MICROSECOND * 1000
+    return _as_int(time, f"an {kind} is nanoseconds")
+
+
+def _as_ms(time: object) -> int:
+    if isinstance(time, datetime):
+        return -(-_as_ns(time, "publish time") // 1_000_000)
+    return _as_int(time, "a publish time is milliseconds")
+
+
+def _as_int(time: object, wanted: str) -> int:
     try:
         return index(time)  # type: ignore[arg-type]
     except TypeError:
         raise TypeError(
-            f"an event time is nanoseconds since 1970 as an int, or a datetime with a time "
-            f"zone, not {time!r} ({type(time).__name__})"
+            f"{wanted} since 1970 as an int, or a datetime with a time zone, "
+            f"not {time!r} ({type(time).__name__})"
         ) from None
 
 

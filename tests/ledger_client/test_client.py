@@ -26,8 +26,36 @@ async def test_the_environment_names_the_cluster(
     async with ledger_client.connect() as client:
         assert await client.topics.list() == []
     monkeypatch.delenv("QUIRE_CLUSTER")
+    monkeypatch.delenv("QUIRE_PROFILE", raising=False)
     with pytest.raises(BadAddress, match="set the environment variable QUIRE_CLUSTER"):
         await ledger_client.connect()
+
+
+async def test_a_profile_names_the_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    profiles, password = tmp_path / "profiles.toml", tmp_path / "ann.password"
+    profiles.write_text(
+        f'[here]\ncluster = "sqlite://{tmp_path}/metadata.db"\n'
+        f'[ann]\ncluster = "{NOBODY}"\nuser = "ann"\npassword_file = "ann.password"\n'
+    )
+    password.write_text("secret\n")
+    password.chmod(0o644)
+    monkeypatch.setenv("QUIRE_PROFILES", str(profiles))
+    monkeypatch.setenv("QUIRE_CLUSTER", NOBODY)
+    async with ledger_client.connect(profile="here") as client:
+        assert await client.topics.list() == []
+    async with ledger_client.connect(profile="ann"):
+        assert "ann.password holds a password, and others may read it" in caplog.text
+    monkeypatch.setenv("QUIRE_PROFILE", "gone")
+    async with ledger_client.connect():
+        pass  # QUIRE_CLUSTER comes first
+    with pytest.raises(BadAddress, match="a URL and a profile are given"):
+        await ledger_client.connect(NOBODY, profile="here")
+    monkeypatch.delenv("QUIRE_CLUSTER")
+    with pytest.raises(BadAddress, match="there is no profile 'gone'; there are: ann, here"):
+        await ledger_client.connect()
+    assert "secret" not in caplog.text
 
 
 async def test_connecting_with_a_time_limit_notices_that_nothing_answers() -> None:

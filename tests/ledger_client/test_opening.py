@@ -478,7 +478,7 @@ async def test_a_consumer_may_be_closed_by_its_own_callback(autojump_clock: Mock
             consumers.append(await client.consumer(TOPIC, group="g", on_revoked=close))
             await trio.sleep(10)
             with trio.fail_after(60):
-                await client.topics.delete(TOPIC)
+                await client.topics.delete(TOPIC, force=True)
                 with pytest.raises((MemberRemoved, NoSuchTopic)):
                     while True:
                         await consumers[0].poll(wait_s=5)
@@ -512,7 +512,7 @@ async def test_a_callback_may_close_the_client_and_what_was_sent_is_kept(
             consumer = await client.consumer(TOPIC, group="g", on_revoked=close)
             await trio.sleep(10)
             producer.send_nowait(b"one")
-            await other.topics.delete(TOPIC)
+            await other.topics.delete(TOPIC, force=True)
             with trio.fail_after(60), pytest.raises(LedgerError):
                 while True:
                     await consumer.poll(wait_s=5)

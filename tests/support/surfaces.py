@@ -200,7 +200,8 @@ Without ``with``, as in a notebook, what is open stays so until its close():
 A client runs trio in one thread and may be used from any number of others. Each call costs two
 thread switches, about 0.1 ms: so prefer send_many() and append_many(). Errors are those of
 ledger_client. Ctrl-C ends a call at once, as cancelling it would. Functions that you pass, such as
-on_progress, are called in trio's thread; on_assigned and on_revoked in a worker thread.
+on_progress and value_encoder, are called in trio's thread; on_assigned and on_revoked in a worker
+thread; and value_decoder where Message.decoded is read.
 
 A client does not survive a fork (os.fork, multiprocessing's "fork", gunicorn's preload): in the
 child its calls raise ClientClosed. Connect in each process.
@@ -233,8 +234,8 @@ its close():
 A client runs trio in one thread and belongs to the event loop in which it was connected. Tasks that
 send at the same time share batches, so many tasks are faster than one. Errors are those of
 ledger_client. A task that is cancelled or times out cancels its call, and waits until that has
-ended. Functions that you pass, such as on_progress, are called in trio's thread; on_assigned and
-on_revoked in the loop.
+ended. Functions that you pass, such as on_progress and value_encoder, are called in trio's thread;
+on_assigned and on_revoked in the loop; and value_decoder where Message.decoded is read.
 
 A client does not survive a fork: in the child its calls raise ClientClosed. Connect in each
 process.
@@ -449,13 +450,16 @@ class Writer:
 def connect(
     url: str | None = None,
     *,
+    profile: str | None = None,
     timeout_s: float | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> LoopOpening[AioClient]:
     """Connect to a cluster, as ledger_client.connect() does: ``async with`` it, or await it."""
 
     async def open_it() -> AioClient:
-        connect_it = partial(trio_client.connect, url, timeout_s=timeout_s, options=options)
+        connect_it = partial(
+            trio_client.connect, url, profile=profile, timeout_s=timeout_s, options=options
+        )
         portal = await start_portal(connect_it)
         return AioClient(portal, portal.value)
 
@@ -466,11 +470,15 @@ def connect(
 def connect(
     url: str | None = None,
     *,
+    profile: str | None = None,
     timeout_s: float | None = None,
     options: Options = DEFAULT_OPTIONS,
 ) -> BlockingClient:
     """Connect to a cluster, as ledger_client.connect() does, until close() or the end of with."""
-    portal = Portal(partial(trio_client.connect, url, timeout_s=timeout_s, options=options))
+    connect_it = partial(
+        trio_client.connect, url, profile=profile, timeout_s=timeout_s, options=options
+    )
+    portal = Portal(connect_it)
     return BlockingClient(portal, portal.value)
 '''
 

@@ -6,10 +6,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import assert_type
+from typing import Any, assert_type
 
 import ledger_client
 from ledger_client import aio, blocking
+from ledger_client.values import encode_json, json_decoder
 
 CLUSTER = "bookie://127.0.0.1:3181"
 
@@ -45,3 +46,14 @@ def with_threads() -> None:
     with blocking.connect(CLUSTER) as client, client.reader("shop/orders") as reader:
         for message in reader:
             assert_type(message.id, ledger_client.MessageId)
+
+
+def with_objects() -> None:
+    with blocking.connect(CLUSTER) as client:
+        with client.producer("shop/orders", value_encoder=encode_json) as producer:
+            assert_type(producer.send({"item": "pen"}), ledger_client.MessageId)
+            producer.send_many([{"item": "ink"}, None])
+        with client.reader("shop/orders", value_decoder=json_decoder(dict[str, str])) as reader:
+            for message in reader:
+                assert_type(message.value, bytes | None)
+                assert_type(message.decoded, Any)

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias, TypeVar, cast
 
+from ledger_client.topics.producing.encoded_values import not_bytes
 from ledger_client.topics.times import event_time_ns
 from native.batch import Columns
 from native.columns import Buffer, Column, words_of
@@ -198,12 +199,6 @@ def _event_times(column: Column[int | datetime | None]) -> Items[int | None]:
     if set(map(type, items)) <= {int, type(None)}:
         return cast("Sequence[int | None]", items)
     return [None if time is None else event_time_ns(time) for time in items]
-
-
-def not_bytes(kind: str) -> TypeError:
-    """The error for a value or key of another type."""
-    advice = ': encode it, as in "text".encode()' if kind == "str" else ""
-    return TypeError(f"values and keys are bytes, not {kind}{advice}")
 
 
 def _listed(column: Items[T]) -> Sequence[T]:

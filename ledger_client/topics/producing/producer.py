@@ -32,7 +32,8 @@ from ledger_client.opening import Openable
 from ledger_client.topics.lane_reports import LaneReports
 from ledger_client.topics.lanes.routes import extended, merged
 from ledger_client.topics.producing.bulk import Bulk, Form
-from ledger_client.topics.producing.message_columns import MessageColumns, headers_size, not_bytes
+from ledger_client.topics.producing.encoded_values import as_bytes, encoded, encoded_all
+from ledger_client.topics.producing.message_columns import MessageColumns, headers_size
 from ledger_client.topics.producing.open_lane import OpenLane, TimestampSource
 from ledger_client.topics.producing.partition_machine import Rules
 from ledger_client.topics.producing.partition_writer import (
@@ -80,6 +81,7 @@ class Producer(Openable):
         self._topic = topic
         self._options = options
         self._size_max = options.message_size_max
+        self._encoder = options.value_encoder
         self._room = Room(options.buffer_bytes)
         self._failure: ProducerFailed | None = None
         self._count = PartitionCount(topic.partitions if options.partition is None else 0)
@@ -134,7 +136,7 @@ class Producer(Openable):
 
     async def send(
         self,
-        value: Bytes | None,
+        value: object,
         *,
         key: Bytes | None = None,
         event_time: int | datetime | None = None,
@@ -149,7 +151,7 @@ class Producer(Openable):
         may not be kept; the producer stays usable.
 
         Args:
-            value: the message's bytes; None is kept as null.
+            value: the message's bytes, or what *value_encoder* takes; None is kept as null.
             key: messages of a key go to one partition, in order.
             event_time: nanoseconds since 1970, or a datetime with a time zone; on a topic
                 ordered by event time every message has one, and it does not fall.
@@ -185,7 +187,7 @@ class Producer(Openable):
 
     def _begin(
         self,
-        value: Bytes | None,
+        value: object,
         key: Bytes | None = None,
         event_time: int | datetime | None = None,
         headers: Mapping[str, bytes] | None = None,
@@ -223,7 +225,7 @@ class Producer(Openable):
 
     def send_nowait(
         self,
-        value: Bytes | None,
+        value: object,
         *,
         key: Bytes | None = None,
         event_time: int | datetime | None = None,
@@ -247,7 +249,7 @@ class Producer(Openable):
 
     async def send_many(
         self,
-        values: Column[Bytes | None],
+        values: Column[object],
         *,
         keys: Column[Bytes | None] | None = None,
         event_times: Column[int | datetime | None] | None = None,
@@ -262,7 +264,8 @@ class Producer(Openable):
         more than that is held of them. Cancelled, some may be kept.
 
         Args:
-            values: bytes, or None for null.
+            values: bytes, or what *value_encoder* takes; None for null. All are encoded first;
+                an Arrow array is sent as it is.
             keys: bytes or None.
             event_times: nanoseconds, datetimes with a time zone, or None; or Arrow times.
             headers: mappings or None, or Arrow lists of name and value.
@@ -277,7 +280,8 @@ class Producer(Openable):
             LedgerError: as send(); the first messages may be kept.
         """
         self._check_open()
-        messages = MessageColumns(values, keys=keys, event_times=event_times, headers=headers)
+        given = encoded_all(self._encoder, values)
+        messages = MessageColumns(given, keys=keys, event_times=event_times, headers=headers)
         too_large = messages.exceeding(self._size_max)
         if too_large is not None:
             raise PayloadTooLarge.message(self.topic, size=too_large, size_max=self._size_max)
@@ -352,17 +356,19 @@ class Producer(Openable):
 
     def _check(
         self,
-        value: Bytes | None,
+        value: object,
         key: Bytes | None,
         event_time: int | datetime | None,
         headers: Mapping[str, bytes] | None,
         sequence: int | None,
     ) -> tuple[bytes | None, bytes | None, int | None, int]:
         """Return value and key as bytes, the event time, and the room that the message takes."""
-        if type(value) is not bytes:
-            value = _as_bytes(value)
+        if self._encoder is not None:
+            value = encoded(self._encoder, value)
+        elif type(value) is not bytes:
+            value = as_bytes(value)
         if key is not None and type(key) is not bytes:
-            key = _as_bytes(key)
+            key = as_bytes(key)
         size = len(value or b"") + len(key or b"")
         if headers:
             size += headers_size(headers)
@@ -590,11 +596,3 @@ async def _open_all(writers: Sequence[PartitionWriter]) -> None:
         writer.start_opening()
     for writer in writers:
         await writer.open()
-
-
-def _as_bytes(value: object) -> bytes | None:
-    if value is None:
-        return None
-    if not isinstance(value, bytes | bytearray | memoryview):
-        raise not_bytes(type(value).__name__)
-    return bytes(value)

@@ -8,8 +8,9 @@ import msgspec
 
 from ledger_client.errors import BadTopic
 from ledger_client.ledgers.write_state import PAYLOAD_SIZE_MAX
-from ledger_client.options import wrong_type
+from ledger_client.options import check_function, wrong_type
 from ledger_client.topics.lanes.lane_names import check_lane_name
+from ledger_client.topics.producing.encoded_values import ValueEncoder
 from metadata.topics import TopicRecord
 from native.batch import Compression
 
@@ -38,6 +39,7 @@ class ProducerSettings(TypedDict, total=False):
     linger_ms: float | None
     buffer_bytes: int
     compression: Compression | None
+    value_encoder: ValueEncoder | None
 
 
 class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
@@ -66,6 +68,10 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Block send() while this many bytes wait for their acknowledgement."""
     compression: Compression | None = None
     """Compression of batches. Default: the topic's."""
+    value_encoder: ValueEncoder | None = None
+    """Called with each value but None; returns bytes, or None for null. What it raises is raised to
+    the sender, and nothing of that call is sent. Arrow arrays and Spark's rows have bytes, and are
+    sent as they are. `ledger_client.values` has encoders."""
 
     @property
     def linger_s(self) -> float:
@@ -73,10 +79,11 @@ class ProducerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return (_LINGER_MS if self.linger_ms is None else self.linger_ms) / 1e3
 
     def check(self, topic: TopicRecord) -> None:
-        """Raise BadTopic for options that are invalid or do not suit this topic."""
+        """Raise BadTopic, or TypeError, for options that are invalid or do not suit this topic."""
         reason = wrong_type(self)
         if reason is not None:
             raise BadTopic(reason, topic=topic.name)
+        check_function(self.value_encoder, "value_encoder")
         name_size = len(self.producer_name.encode())
         wrong = {
             f"access {self.access!r} is none of {', '.join(ACCESSES)}": (

@@ -43,7 +43,7 @@ class QueuedSend:
 
     def __init__(
         self,
-        value: Bytes | None,
+        value: object,
         fields: SendFields,
         settle: Settle,
         timeout_s: float | None = None,

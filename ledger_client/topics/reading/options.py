@@ -10,7 +10,8 @@ import msgspec
 
 from ledger_client.errors import BadTopic
 from ledger_client.message_id import MessageId
-from ledger_client.options import wrong_type
+from ledger_client.options import check_function, wrong_type
+from ledger_client.topics.messages import ValueDecoder
 from ledger_client.topics.positions import LanePlace, Version
 from ledger_client.topics.times import Time, Timestamp
 from metadata.time.timestamps import TIMESTAMP_MAX, first_at, split
@@ -85,6 +86,10 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
     compacted: bool = False
     """Read only the latest message per key from the compacted beginning of each lane (quire
     compact), with its original id, then everything that came later."""
+    value_decoder: ValueDecoder | None = None
+    """Called with the bytes of a value when `Message.decoded` is read, which returns the result.
+    `Message.value` stays bytes, and so do the columns of Arrow batches, and of Spark.
+    `ledger_client.values` has decoders."""
 
     @property
     def begin(self) -> Start:
@@ -109,10 +114,14 @@ class ReadOptions(msgspec.Struct, frozen=True, kw_only=True):
         return self.follow or self.order == "timestamp"
 
     def check(self, topics: Sequence[TopicRecord]) -> None:
-        """Raise BadTopic for options that contradict each other or do not suit the topics."""
+        """Raise BadTopic for options that contradict each other or do not suit the topics.
+
+        Raises TypeError for a decoder that is no function.
+        """
         reason = wrong_type(self)
         if reason is not None:
             raise BadTopic(reason, topic=topics[0].name if topics else "")
+        check_function(self.value_decoder, "value_decoder")
         for topic in topics:
             for partition in self.partitions or ():
                 if partition not in topic.partition_indexes:
@@ -222,3 +231,4 @@ class ReadSettings(TypedDict, total=False):
     staleness_s: float
     as_of: AsOf | None
     compacted: bool
+    value_decoder: ValueDecoder | None

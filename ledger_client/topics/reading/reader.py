@@ -28,16 +28,17 @@ from ledger_client.message_id import MessageId
 from ledger_client.opening import Openable
 from ledger_client.options import check_timeout
 from ledger_client.topics.context import TopicContext
-from ledger_client.topics.messages import MergedBatch, Message
+from ledger_client.topics.messages import MergedBatch, Message, converted, decoding
 from ledger_client.topics.positions import Position, as_position
 from ledger_client.topics.reading.consistency import visible
 from ledger_client.topics.reading.cursor import LaneRange
 from ledger_client.topics.reading.cut_bounds import with_cuts
-from ledger_client.topics.reading.lane_set import LaneSet, TopicWatch
+from ledger_client.topics.reading.lane_set import LaneSet
 from ledger_client.topics.reading.merging import MergedLanes, ReadOrder
 from ledger_client.topics.reading.options import ReadOptions, ReadSettings, Start
 from ledger_client.topics.reading.remaining import LaneLag, lag_behind
 from ledger_client.topics.reading.tick_feed import TopicTicks
+from ledger_client.topics.reading.topic_watch import TopicWatch
 from ledger_client.topics.times import Timestamp
 from metadata.topics import TopicRecord
 
@@ -66,6 +67,7 @@ class TopicReader(Openable):
         self._merged = merged
         self._ticks = ticks
         self._start = options.begin
+        self._decoding = decoding(options.value_decoder)
         self._batch: MergedBatch | None = None
         self._ready: Iterator[Message] = iter(())
         """the messages of *_batch* that were not returned yet"""
@@ -243,7 +245,7 @@ class TopicReader(Openable):
         if self._options.follows_lanes:
             for index, topic in enumerate(self._topics):
                 look = partial(self._look, index)
-                self._lanes.watches.append(TopicWatch(self._lanes.store, topic.uid, look))
+                self._lanes.watches.append(TopicWatch(self._lanes.store, topic, look))
         await self.seek(self._start, inclusive=self._options.inclusive)
         for watch in self._lanes.watches:
             nursery.start_soon(self._watch, watch)
@@ -273,7 +275,7 @@ class TopicReader(Openable):
                 self._batch = self._merged.take()
         if self._batch is None:
             return False
-        self._ready = iter(self._batch.messages())
+        self._ready = iter(converted(self._batch.messages(), self._decoding))
         return True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Literal
 
 import pyarrow as pa
@@ -152,7 +153,7 @@ async def test_a_poll_ends_with_4096_messages_or_after_a_second(
             with pytest.raises(ValueError, match="0 or more"):
                 await consumer.poll(wait_s=-1)
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(client.topics.delete, ORDERS)
+                nursery.start_soon(partial(client.topics.delete, ORDERS, force=True))
                 with trio.fail_after(30), pytest.raises(NoSuchTopic):
                     await consumer.poll(wait_s=math.inf)
 

@@ -223,7 +223,7 @@ async def test_messages_of_a_topic_that_is_deleted_come_again_and_are_acknowledg
             [ORDERS, "shop/other"], group="a", mode="shared", start="earliest", ack_timeout_s=5
         ) as consumer:
             await anext(consumer)
-            await client.topics.delete(ORDERS)
+            await client.topics.delete(ORDERS, force=True)
             await trio.sleep(20)
             found: list[str] = []
             async with client.producer("shop/other") as producer:

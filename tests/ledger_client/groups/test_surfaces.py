@@ -192,7 +192,7 @@ def test_a_task_of_asyncio_consumes_with_every_call() -> None:
             consumer.commit_nowait()
             await consumer.commit()
             assert consumer.position() == consumer.committed()
-            await client.topics.delete(TOPIC)
+            await client.topics.delete(TOPIC, force=True)
             with pytest.raises(Exception, match="no such topic"):
                 while True:
                     assert await consumer.poll(wait_s=15)

@@ -253,7 +253,7 @@ async def test_a_topic_that_is_deleted_leaves_the_others_in_order(
             async with producers(client) as two:
                 await send(two, 0, 10)
             assert numbers(await rest(consumer)) == list(range(10))
-            await client.topics.delete("shop/returns")
+            await client.topics.delete("shop/returns", force=True)
             with pytest.raises(NoSuchTopic), trio.fail_after(30):
                 while True:
                     await consumer.poll(wait_s=1)

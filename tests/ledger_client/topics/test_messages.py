@@ -9,7 +9,13 @@ import pytest
 
 from ledger_client.errors import BadValue
 from ledger_client.message_id import MessageId
-from ledger_client.topics.messages import NO_HEADERS, CollectionPaused, Message
+from ledger_client.topics.messages import (
+    NO_HEADERS,
+    CollectionPaused,
+    Message,
+    converted,
+    decoding,
+)
 
 
 class Order(msgspec.Struct):
@@ -44,6 +50,28 @@ def test_a_value_can_be_read_as_json() -> None:
 def test_json_that_is_nested_too_deep_is_refused() -> None:
     with pytest.raises(BadValue, match=r"is not the JSON wanted: .*recursion"):
         message(b"[" * 100_000 + b"]" * 100_000).json()
+
+
+def test_a_value_is_decoded_once_and_only_when_that_is_read() -> None:
+    calls: list[bytes] = []
+
+    def decode(value: bytes) -> list[int]:
+        calls.append(value)
+        return [len(value)]
+
+    plain = [message(b"ab"), message(None), message(b"c")]
+    found = converted(plain, decoding(decode))
+    assert found == plain
+    assert calls == []
+    assert found[0].decoded is found[0].decoded
+    assert (found[0].decoded, found[1].decoded) == ([2], None)
+    assert calls == [b"ab"]
+    assert found[2]._replace(value=b"def").decoded == [3]
+
+
+def test_without_a_decoder_messages_are_the_very_same() -> None:
+    plain = [message(b"a")]
+    assert converted(plain, decoding(None)) is plain
 
 
 @pytest.mark.parametrize("was_enabled", [True, False])

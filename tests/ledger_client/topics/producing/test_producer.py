@@ -310,7 +310,7 @@ async def test_what_is_no_message_is_refused(autojump_clock: MockClock) -> None:
     lanes = FakeLanes()
     async with producing(lanes) as producer:
         with pytest.raises(TypeError, match="not str"):
-            await producer.send("text")  # type: ignore[arg-type]
+            await producer.send("text")
         with pytest.raises(TypeError, match="not int"):
             producer.send_nowait(b"", key=5)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="header"):
