@@ -30,6 +30,10 @@ PLACES = """\
 A place is `"earliest"`, `"latest"`, a `MessageId`, a `Position` that `TopicReader.position()`
 returned, or one of these times:
 """
+VALUES = """\
+For `value_encoder` of producers, and `value_decoder` of readers and consumers. These names are
+imported from `ledger_client.values`.
+"""
 RESULTS = """\
 What the calls above return. `TopicInfo` is another name of `TopicRecord`. `Compaction`, `LaneLag`,
 `Rolled` and `TopicInfo` are imported from `ledger_client`; the others have no name there.
@@ -83,6 +87,14 @@ PARTS = (
             f"{TOPICS}.reading.reader.TopicReader",
             f"{TOPICS}.messages.Message",
             "ledger_client.message_id.MessageId",
+        ],
+    ),
+    Part(
+        "Values",
+        VALUES,
+        [
+            f"ledger_client.values.{name}"
+            for name in ("encode_text", "decode_text", "encode_json", "decode_json", "json_decoder")
         ],
     ),
     Part(
