@@ -49,7 +49,7 @@ async def test_a_login_works_with_and_without_tls(guarded: SecuredZooKeeper) -> 
         open_zookeeper_store(plain, create=True) as one,
         open_zookeeper_store(secure) as two,
     ):
-        session = await one.open_session("me", ttl_s=5)
+        session = await one.open_session("me", ttl_s=60)
         lease = await one.grant("l", session)
         await one.put("a", b"1")
         found = await two.get("a")
@@ -68,7 +68,7 @@ async def test_all_nodes_of_a_login_are_its_own_unless_they_are_to_be_open(
     free = f"zk://{USER}@{guarded.plain}/open-nodes?{login}&acl=open"
     for url in (own, free):
         async with open_zookeeper_store(url, create=True) as store:
-            session = await store.open_session("me", ttl_s=5)
+            session = await store.open_session("me", ttl_s=60)
             await store.grant("l", session)
             await store.put("topics/shop/orders", b"1")
             await store.next_id("ledgers")
