@@ -150,11 +150,11 @@ class Group:
     def join(self, name: str, joined: MemberRecord, now: float) -> None:
         """Add a member, or replace its former run. It counts once step() is stored."""
         member = self.members.get(name)
+        if member is not None and member.joined.wanted != joined.wanted:
+            self._is_stale = True
         if member is None or member.left:
             stored = (None, ABSENT) if member is None else (member.record, member.version)
             member = self.members[name] = Member(joined, now, *stored)
-        elif member.joined.wanted != joined.wanted:
-            self._is_stale = True
         if member.joined.run != joined.run:
             member.applied = 0
         member.joined = joined

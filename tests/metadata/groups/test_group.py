@@ -185,6 +185,16 @@ def test_a_named_member_that_comes_back_keeps_its_partitions(leader: Leader) -> 
     assert not leader.step()
 
 
+def test_a_member_that_leaves_and_is_back_at_once_gets_what_it_wants_now(leader: Leader) -> None:
+    leader.topics["shop/refunds"] = Inventory(2, range(2))
+    leader.group.join("a", joined("1"), leader.now)
+    leader.settle()
+    leader.group.leave("a", "1")
+    leader.group.join("a", joined("2", EVERYTHING), leader.now)
+    leader.settle()
+    assert {part.topic for part in parts_of(leader.rows["a"][0].parts)} == {1, 2}
+
+
 def test_what_a_former_run_has_applied_does_not_count_for_the_next_one(leader: Leader) -> None:
     two_members(leader)
     leader.applied("a")
