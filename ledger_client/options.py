@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import cache
 from numbers import Integral, Real
 from types import NoneType
@@ -76,7 +77,7 @@ _NAMES = {int: "an int", float: "a number", bool: "True or False", str: "a str",
 
 
 def wrong_type(options: msgspec.Struct) -> str | None:
-    """Return what is wrong with the first option that has another type than it is declared with.
+    """Return what is wrong with the first option of another type than declared, or that is NaN.
 
     Options that take more than numbers, text and None are not looked at.
     """
@@ -86,6 +87,8 @@ def wrong_type(options: msgspec.Struct) -> str | None:
         if not isinstance(value, accepted) or (isinstance(value, bool) and bool not in kinds):
             wanted = " or ".join(_NAMES[kind] for kind in kinds)
             return f"{name} takes {wanted}, not {value!r} ({type(value).__name__})"
+        if isinstance(value, float) and math.isnan(value):
+            return f"{name} takes a number, not nan"
     return None
 
 

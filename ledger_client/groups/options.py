@@ -202,6 +202,7 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
             f"ack_timeout_s {self.ack_timeout_s} is not 0.1 or more": self.ack_timeout_s < 0.1,
             f"deliveries_max {self.deliveries_max} is negative": self.deliveries_max < 0,
             f"unacked_max {self.unacked_max} is not 1 or more": self.unacked_max < 1,
+            f"read_ahead_size {self.read_ahead_size} is not 1 or more": self.read_ahead_size < 1,
             "client_id has more than 255 characters": len(self.client_id) > 255,
         }
         for message, holds in wrong_ones.items():
