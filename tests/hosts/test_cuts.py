@@ -25,7 +25,7 @@ from hosts import paused
 from ledger_crew import LedgerCrew
 from message_events import MessagesAcknowledged, MessagesRead
 from never_twice import never_twice
-from run_seed import VARIABLE
+from run_seed import VARIABLE, run_seed
 from topic_crew import Crew
 
 from ledger_client.ledgers.catalogue import LedgerInfo
@@ -117,6 +117,8 @@ OTHERS: list[Trouble] = [
 ]
 TROUBLES = [*SOME, *OTHERS] if VARIABLE in os.environ else SOME
 """The search goes through all of them."""
+PURGES = VARIABLE in os.environ and run_seed() % 2 == 1
+"""In half of its runs somebody also removes what is some seconds old."""
 
 
 def leader_of(cluster: HostCluster) -> str:
@@ -137,6 +139,7 @@ def leader_of(cluster: HostCluster) -> str:
 def crew_on(cluster: HostCluster, folder: Path) -> Iterator[Crew]:
     """Producers and readers, on the two clients' hosts in turn."""
     clients = dict(zip((*PRODUCERS, "reader-a", "reader-b"), 3 * cluster.clients, strict=False))
+    clients["purger"] = cluster.clients[0]
     with Crew(
         cluster, folder, partitions=2, prefix=lambda name: cluster.network[clients[name]].prefix
     ) as crew:
@@ -144,6 +147,8 @@ def crew_on(cluster: HostCluster, folder: Path) -> Iterator[Crew]:
             crew.start("produce", name, str(MESSAGES), "shared", str(REST_S))
         for name in ("reader-a", "reader-b"):
             crew.start("read", name)
+        if PURGES:
+            crew.start("purge", "purger")
         yield crew
 
 
@@ -197,6 +202,8 @@ def test_promises_hold_through_the_troubles_of_a_network(tmp_path: Path) -> None
             for name in PRODUCERS:
                 crew.drop(name)  # their leases run out while the others finish
             others.finish()
+        if PURGES:
+            crew.stop("purger")
         cluster.network.widen()  # the rest reads much, and is about no network
         history = crew.finish()
         trio.run(audit, cluster.metadata, ledgers / "audit.jsonl", is_of_no_topic)

@@ -1,8 +1,8 @@
-"""What lanes, rolls, followers and bookies cost the metadata store, counted on small clusters.
+"""What lanes, rolls, followers, bookies and moves cost the store, counted on small clusters.
 
 The client, the roles of bookies and their calls are the real ones. The store is one in memory that
 counts, the bookies are fakes, and time is virtual, so a minute takes no minute and no figure
-depends on the machine.
+depends on the machine. Each is counted once in a process.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
+from functools import cache
 from typing import NamedTuple
 
 import trio
@@ -20,6 +21,7 @@ from trio.testing import MockClock
 
 from bookie.config import BookieConfig
 from ledger_client import RollPolicy
+from ledger_client.cluster.operations.rebalance import Rebalancer
 from ledger_client.cluster.repair.host import RepairOptions
 from ledger_client.cluster.roles import run_roles
 from metadata import store as contract
@@ -205,6 +207,7 @@ def run(measure: Callable[[], Awaitable[Cost]]) -> Cost:
 # --- lanes ------------------------------------------------------------------------------
 
 
+@cache
 def lanes_idle(lanes: int, *, followed: bool = False) -> Cost:
     """Return what so many open lanes of one client cost a second, and one that follows them."""
 
@@ -230,6 +233,7 @@ async def _follow(cluster: MemoryCluster) -> None:
             await reader.next_messages()
 
 
+@cache
 def rolls(lanes: int, *, every_s: float = 30.0) -> Cost:
     """Return what so many lanes cost a second that each roll once in *every_s*."""
 
@@ -256,6 +260,7 @@ def rolls(lanes: int, *, every_s: float = 30.0) -> Cost:
 # --- bookies ----------------------------------------------------------------------------
 
 
+@cache
 def bookies_idle(bookies: int) -> Cost:
     """Return what the roles of so many bookies, one of which leads, cost a second."""
 
@@ -276,6 +281,26 @@ async def _roles(cluster: MemoryCluster, host: Host) -> None:
         registry = CollectorRegistry()
         context = client._context
         await run_roles(context, cluster.store, host, RepairOptions(), registry=registry)
+
+
+@cache
+def moves(ledgers: int) -> Cost:
+    """Return what a rebalance over an added bookie costs a move, if there are so many ledgers."""
+
+    async def measure() -> Cost:
+        async with small_cluster(3) as cluster, cluster.client() as client:
+            for _ in range(ledgers):
+                async with client.ledgers.create(3, 3, 3) as ledger:
+                    await ledger.append(bytes(1000))
+            cluster.add_bookie(4)
+            rebalancer = Rebalancer(client._context.ledgers, cluster.store)
+            planned = (await rebalancer.look()).moves
+            before = store_of(cluster).cost
+            for move in planned:
+                assert await rebalancer.make(move, on_copied=lambda _size: None)
+            return store_of(cluster).cost.minus(before).per(len(planned))
+
+    return run(measure)
 
 
 def registration() -> Cost:

@@ -4,7 +4,7 @@
     python tests/support/metadata_load.py --bookies 3 --lanes 300 --ledgers 10000
     python tests/support/metadata_load.py --check    the model beside small clusters, counted
 
-Costs of lanes, rolls, followers and bookies are counted with the real client and roles
+Costs of lanes, rolls, followers, bookies and moves are counted with the real client and roles
 (metadata_costs.py), and so fall when these get cheaper. Costs of a ledger in the leader's rounds
 are measured here, on a SQLite store with 100 000 ledgers. The model multiplies, and draws an hour
 second by second from a seed: rolls and removals come at random, renewals are spread by chance.
@@ -32,6 +32,7 @@ from metadata_costs import (
     Cost,
     bookies_idle,
     lanes_idle,
+    moves,
     registration,
     rolls,
     small_cluster,
@@ -92,6 +93,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """readers that follow each lane"""
     copies: int = 2
     roll_s: float = 4 * 3600.0
+    moves_s: float = 1.0
+    """copies that a rebalance moves a second"""
     seed: int = 1
 
 
@@ -112,6 +115,8 @@ class Units(NamedTuple):
     """of one registration, as each bookie reads all of them"""
     leader: Cost
     """a second, on top"""
+    move: Cost
+    """of a copy, by a rebalance"""
 
 
 LOOK_READS = 4
@@ -151,6 +156,7 @@ def count_units() -> Units:
         bookie=role,
         record_size=read_size * IDLE_CENSUS_S,
         leader=few.minus(role.times(3))._replace(size=0.0),
+        move=moves(20),
     )
 
 
@@ -165,6 +171,7 @@ def predict(units: Units, plan: Plan) -> dict[str, Cost]:
         "expired ledgers": Cost(2, 0.02, 0.02, 0).times(rolls_per_s),
         "registrations": registration().times(plan.bookies),
         "roles of bookies": roles(units, plan.bookies),
+        "rebalance": units.move.times(plan.moves_s),
         "garbage collection": Cost(0, 0, 2 / 30, 0)
         .plus(Cost(reads=plan.ledgers * plan.copies / plan.bookies / 86_400))
         .times(plan.bookies),
@@ -178,7 +185,10 @@ def draw_hour(units: Units, plan: Plan) -> list[int]:
     rate = plan.lanes / plan.roll_s
     each = units.roll.changes + 2
     return [
-        _poisson(chance, held.changes) + round(each * _poisson(chance, rate)) for _ in range(HOUR_S)
+        _poisson(chance, held.changes)
+        + round(each * _poisson(chance, rate))
+        + round(units.move.changes * _poisson(chance, plan.moves_s))
+        for _ in range(HOUR_S)
     ]
 
 
@@ -451,6 +461,7 @@ def check(units: Units) -> Iterator[tuple[str, Cost, Cost]]:
     for lanes in (10, 60):
         modelled = units.lane.times(lanes).plus(units.roll.times(lanes / 20.0)).plus(units.writer)
         yield f"{lanes} lanes that roll every 20 s", rolls(lanes, every_s=20.0), modelled
+    yield "a move of 40 ledgers", moves(40), units.move
     for bookies in (3, 20):
         yield f"roles of {bookies} bookies", bookies_idle(bookies), roles(units, bookies)
 
@@ -461,6 +472,7 @@ def check(units: Units) -> Iterator[tuple[str, Cost, Cost]]:
 @click.option("--writers", default=1000, show_default=True, help="Processes that hold the lanes.")
 @click.option("--ledgers", default=10_000_000, show_default=True)
 @click.option("--followers", default=1.0, show_default=True, help="Readers that follow each lane.")
+@click.option("--moves-s", default=1.0, show_default=True, help="Copies moved by a rebalance.")
 @click.option("--seed", default=1, show_default=True)
 @click.option("--check", "checks", is_flag=True, help="Compare with small clusters, counted.")
 def main(
@@ -469,6 +481,7 @@ def main(
     writers: int,
     ledgers: int,
     followers: float,
+    moves_s: float,
     seed: int,
     checks: bool,
 ) -> None:
@@ -486,6 +499,7 @@ def main(
         writers=writers,
         ledgers=ledgers,
         followers=followers,
+        moves_s=moves_s,
         seed=seed,
     )
     with tempfile.TemporaryDirectory() as folder:
