@@ -313,15 +313,23 @@ class Office:
         async with hosted.turn:
             group = hosted.group
             before = group.targets
-            while not hosted.is_deleted:
-                change = group.step(trio.current_time(), rebalance=rebalance)
-                if change is None:
-                    break
-                if group.record.keep:
-                    await self._keeps.hold(name, group.targeted)
-                await self._store_change(name, group, change)
+            try:
+                await self._approach(name, hosted, rebalance=rebalance)
+            except BaseException:  # also a cancellation
+                group.distrust()
+                raise
             hosted.rebalances += group.targets - before
             hosted.note_balance(trio.current_time())
+
+    async def _approach(self, name: str, hosted: Hosted, *, rebalance: bool) -> None:
+        group = hosted.group
+        while not hosted.is_deleted:
+            change = group.step(trio.current_time(), rebalance=rebalance)
+            if change is None:
+                return
+            if group.record.keep:
+                await self._keeps.hold(name, group.targeted)
+            await self._store_change(name, group, change)
 
     async def _set_keep(self, name: str, hosted: Hosted, *, keep: bool) -> None:
         """Store whether a group holds back retention.

@@ -185,6 +185,10 @@ class Group:
         wanted = (self.wanted(member.joined.wanted) for member in self.members.values())
         self._is_stale |= self._targeted != set().union(*wanted)
 
+    def distrust(self) -> None:
+        """Note that a change which step() returned may not be stored: the target is still due."""
+        self._is_stale = True
+
     def configure(self, mode: Mode) -> None:
         """Set how the members share topics; it is stored with the next change."""
         self.record = msgspec.structs.replace(self.record, mode=mode)

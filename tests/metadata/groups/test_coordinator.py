@@ -243,6 +243,24 @@ async def test_an_outage_of_the_store_changes_nothing_and_ends_by_itself(
         assert await rig.beat("a")
 
 
+async def test_a_rebalance_that_meets_an_outage_is_made_after_it(
+    autojump_clock: MockClock,
+) -> None:
+    """Nothing else happens that would bring another one about."""
+    async with led() as rig:
+        await rig.join("a")
+        await rig.live(2, "a")
+        await rig.join("b")
+        await trio.sleep(REBALANCE_S / 4)
+        rig.store.available = False
+        await trio.sleep(REBALANCE_S / 2)
+        rig.store.available = True
+        assert await rig.parts("b") == set(), "the rebalance was in the outage"
+        await rig.live(6, "a", "b")
+        assert [len(await rig.parts(member)) for member in ("a", "b")] == [2, 2]
+        assert (await rig.state()).state == "ready"
+
+
 async def test_topics_that_are_created_later_are_assigned(autojump_clock: MockClock) -> None:
     async with led() as rig:
         await rig.join("a", "run", "shop/orders", "shop/refunds")
