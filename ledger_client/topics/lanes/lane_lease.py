@@ -245,7 +245,7 @@ class Partition:
         return others or await self._leases() or {0: UNKNOWN}
 
     async def _shared(self) -> LaneLease:
-        lease: LaneLease | None = None
+        lease = None if self._producer or self._lane_name else await self._first()
         while True:
             others = await self._leases()
             whole = [lane for lane, other in others.items() if not other.shared]
@@ -262,6 +262,11 @@ class Partition:
             elif not await self._is_for_us(lease.lane):
                 await lease.release()  # another one was faster, and has left it already
                 lease = None
+
+    async def _first(self) -> LaneLease | None:
+        """Take lane 0, which belongs to no producer, unless another one has it: most are alone."""
+        lease = self._new_lease(0, is_shared=True)
+        return lease if await lease.take(self._limit_s) else None
 
     async def _same_producer(self, others: dict[int, LaneOwner]) -> list[int]:
         """Return the lanes that another session of this named producer holds.

@@ -53,7 +53,7 @@ T = TypeVar("T")
 Found = tuple[LedgerRecord, int]
 """A ledger's record and its version."""
 Others = Callable[[], Awaitable[Sequence[Op]]]
-FRESH_S = 1.0
+FRESH_S = 5.0
 """How long the settings that claim() read serve for the first ledger."""
 
 

@@ -1,4 +1,4 @@
-"""What lanes cost the metadata store while nothing happens.
+"""What lanes cost the metadata store: while nothing happens, and when they are opened.
 
 tests/system/test_idle.py has open lanes that are followed: the bookies here are fakes, at which no
 follower can rest.
@@ -6,12 +6,14 @@ follower can rest.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack
+from functools import partial
 
 import pytest
 import trio
-from metadata_costs import Cost, during, small_cluster
+from metadata_costs import Cost, during, small_cluster, store_of
 from trio.testing import MockClock
 
 WARM_S = 40.0
@@ -62,3 +64,26 @@ async def test_lanes_and_topics_that_are_held_or_followed_cost_nothing(
     assert (many.changes, many.commits) == (one.changes, one.commits)
     assert abs(many.reads - one.reads) <= 2  # the wait for hints begins at another moment
     assert one.reads < WINDOW_S / 10
+
+
+async def test_opening_a_lane_asks_the_metadata_for_little(autojump_clock: MockClock) -> None:
+    """Its lease, who else writes, the topic, the lane, three changes, and once whether it is ours.
+
+    Ids of ledgers come several at once.
+    """
+    lanes = 20
+    async with small_cluster(3) as cluster, cluster.client() as client:
+        await client.topics.create("idle/t", lanes, replication=2)
+        async with client.producer("idle/t") as producer:
+            before = Counter(store_of(cluster).calls)
+            async with trio.open_nursery() as nursery:
+                for partition in range(lanes):
+                    nursery.start_soon(partial(producer.send, b"x", partition=partition))
+            await trio.sleep(5)
+            calls = Counter(store_of(cluster).calls)
+            calls.subtract(before)
+    assert (calls["grant"], calls["transact"]) == (lanes, 3 * lanes)
+    few = 3  # of the topic, and of the client
+    assert calls["get"] <= 3 * lanes + few
+    assert calls["list"] <= few
+    assert calls["leases"] + calls["next_id"] < 2.5 * lanes
