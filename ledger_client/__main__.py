@@ -30,6 +30,7 @@ _COMMANDS = {
 
 
 @click.group(cls=DeferredGroup, places=_COMMANDS)
+@cluster_options.cluster_of_group
 @cluster_options.profile
 @click.version_option(package_name="quire", message="quire %(version)s")
 def quire() -> None:

@@ -2,7 +2,8 @@
 
 The first of these that is given names the cluster: --cluster or --profile, QUIRE_CLUSTER,
 QUIRE_PROFILE; else it is the command's default. ``quire --profile prod read ...`` and
-``quire read --profile prod ...`` mean the same.
+``quire read --profile prod ...`` mean the same, and so with --cluster; of two, the one behind the
+command counts.
 """
 
 from __future__ import annotations
@@ -17,6 +18,8 @@ from metadata.profiles import BadProfile, cluster_of
 
 FC = TypeVar("FC", bound=Callable[..., Any] | click.Command)
 _PROFILE = "metadata.cluster_options.profile"
+_CLUSTER = "metadata.cluster_options.cluster"
+_EXCLUDED = "--cluster and --profile exclude each other"
 
 
 def _note_profile(context: click.Context, parameter: click.Parameter, name: str | None) -> None:
@@ -28,13 +31,22 @@ def _note_profile(context: click.Context, parameter: click.Parameter, name: str 
         context.meta[_PROFILE] = (name, is_given)
 
 
+def _note_cluster(context: click.Context, _parameter: click.Parameter, url: str | None) -> None:
+    if url is not None:
+        context.meta[_CLUSTER] = url
+
+
 def _choose(context: click.Context, parameter: click.Parameter, url: str) -> str:
     """Return the URL of the cluster, which a profile may name."""
     name, is_given = context.meta.get(_PROFILE, ("", False))
     if _is_given(context, parameter):
         if is_given:
-            raise click.UsageError("--cluster and --profile exclude each other", context)
+            raise click.UsageError(_EXCLUDED, context)
         return url
+    if (of_group := context.meta.get(_CLUSTER)) is not None:
+        if is_given:
+            raise click.UsageError(_EXCLUDED, context)
+        return str(of_group)
     source = context.get_parameter_source(parameter.name or "")
     if not name or (source is ParameterSource.ENVIRONMENT and not is_given):
         return url
@@ -59,6 +71,16 @@ profile = click.option(
     "~/.config/quire/profiles.toml. QUIRE_PROFILE sets it too.",
 )
 """For a command, or for a group: its commands then have it."""
+
+cluster_of_group = click.option(
+    "--cluster",
+    metavar="URL",
+    expose_value=False,
+    callback=_note_cluster,
+    help="One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]. QUIRE_CLUSTER "
+    "sets it too, and each command has more about it.",
+)
+"""For a group: its commands then have it."""
 
 
 def cluster(*, default: str, text: str) -> Callable[[FC], FC]:

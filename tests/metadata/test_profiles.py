@@ -8,7 +8,7 @@ import click
 import pytest
 
 from metadata.access import Access, Login
-from metadata.cluster_options import cluster, profile
+from metadata.cluster_options import cluster, cluster_of_group, profile
 from metadata.cluster_url import parse_cluster_url
 from metadata.outcome import Exit, Program
 from metadata.profiles import BadProfile, cluster_of, profiles_file
@@ -142,6 +142,7 @@ def test_without_the_file_it_is_named(folder: Path) -> None:
 
 
 @click.group()
+@cluster_of_group
 @profile
 def program() -> None:
     """Have a profile."""
@@ -169,6 +170,10 @@ conclude = Program("program", ()).conclude
         ("show", {"QUIRE_PROFILE": "open", "QUIRE_CLUSTER": "bookie://e"}, "bookie://e"),
         ("--profile open show", {"QUIRE_CLUSTER": "bookie://e"}, "bookie://h:7"),
         ("--profile open show", {"QUIRE_PROFILE": "here"}, "bookie://h:7"),
+        ("--cluster bookie://c show", {}, "bookie://c"),
+        ("--cluster bookie://c show", {"QUIRE_CLUSTER": "bookie://e"}, "bookie://c"),
+        ("--cluster bookie://c show", {"QUIRE_PROFILE": "open"}, "bookie://c"),
+        ("--cluster bookie://c show --cluster bookie://d", {}, "bookie://d"),
     ],
 )
 def test_what_is_nearest_to_the_command_names_the_cluster(
@@ -189,6 +194,8 @@ def test_what_is_nearest_to_the_command_names_the_cluster(
     [
         ("show --profile open --cluster bookie://c", "--cluster and --profile exclude each other"),
         ("--profile open show --cluster bookie://c", "--cluster and --profile exclude each other"),
+        ("--cluster bookie://c show --profile open", "--cluster and --profile exclude each other"),
+        ("--cluster bookie://c --profile open show", "--cluster and --profile exclude each other"),
         ("--profile none show", "there is no profile 'none'; there are: here, open, prod"),
     ],
 )
