@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 import trio
-from ensemble import ensemble, new_path, one_zookeeper
+from ensemble import ensemble, new_path, one_zookeeper, shaken_ensemble
 from fake_bookie import FakeBookie, Network
 from lease_clock import LeaseClock
 from memory_store import MemoryStore
@@ -19,7 +19,7 @@ from metadata.zookeeper.floors import RaisedConnection
 from metadata.zookeeper.founding import find_cluster
 from metadata.zookeeper.store import ZooKeeperStore, open_zookeeper_store, serving
 
-__all__ = ["ensemble", "one_zookeeper"]
+__all__ = ["ensemble", "one_zookeeper", "shaken_ensemble"]
 
 
 @pytest.fixture
@@ -48,6 +48,8 @@ async def sqlite_store(
     await store.aclose()
 
 
+PATIENT_S = 40.0
+"""For a session that no test ends: a server of a busy machine may need seconds for an answer."""
 IN_ZOOKEEPER = [pytest.mark.xdist_group("zookeeper")]
 DRIVERS = [
     *("sqlite", "dict", "memory", "tcp", "memory of zookeeper"),
@@ -78,7 +80,9 @@ async def store(
         return
     if request.param == "zookeeper":
         url = request.getfixturevalue("ensemble").url(new_path())
-        async with open_zookeeper_store(url, create=True, clock_ms=clock, wall_ms=wall) as cluster:
+        async with open_zookeeper_store(
+            url, create=True, session_s=PATIENT_S, clock_ms=clock, wall_ms=wall
+        ) as cluster:
             yield cluster
         return
     bookie = FakeBookie(sqlite_store)

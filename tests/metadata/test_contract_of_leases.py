@@ -168,7 +168,7 @@ async def test_only_live_leases_under_the_prefix_are_listed(
     assert [lease.name for lease in await store.leases("bookies/")] == ["bookies/a", "bookies/b"]
     (after,) = await store.leases("bookies/", after="bookies/a")
     assert after.value == b"bookies/b"
-    assert after.expires_in_s == 29.9
+    assert 29.9 <= after.expires_in_s <= 30, "a driver that is not sure says how long at most"
 
 
 async def test_of_many_that_want_a_lease_one_gets_it(store: MetadataStore) -> None:

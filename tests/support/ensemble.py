@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 START_S = 60.0
+TICK_MS = 500
 JARS = "/usr/share/java/*"
 LOG4J = "log4j.rootLogger=WARN, out\nlog4j.appender.out=org.apache.log4j.ConsoleAppender\n" + (
     "log4j.appender.out.layout=org.apache.log4j.PatternLayout\n"
@@ -30,7 +31,9 @@ def is_installed() -> bool:
 class Ensemble:
     """*count* ZooKeepers under *folder*; with one, it is a standalone server.
 
-    *settings* are further lines of zoo.cfg, *options* are those of Java.
+    They wait *patience_s* for one another, then elect anew, which ends all connections: as a busy
+    machine may bring about if that is short. *settings* are further lines of zoo.cfg, *options*
+    are those of Java.
     """
 
     def __init__(
@@ -38,7 +41,7 @@ class Ensemble:
         folder: Path,
         count: int = 3,
         *,
-        tick_ms: int = 500,
+        patience_s: float = 30,
         settings: Sequence[str] = (),
         options: Sequence[str] = (),
     ) -> None:
@@ -49,7 +52,7 @@ class Ensemble:
         self._processes: dict[int, subprocess.Popen[bytes]] = {}
         self._paused: set[int] = set()
         for number in range(count):
-            self._configure(number, count, tick_ms)
+            self._configure(number, count, patience_s)
 
     @property
     def hosts(self) -> str:
@@ -136,6 +139,7 @@ class Ensemble:
                 [
                     *("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
                     *("-Xshare:auto", f"-Dlog4j.configuration=file:{folder}/log4j.properties"),
+                    "-Dzookeeper.forceSync=no",  # a kill loses nothing that the kernel has
                     *self._options,
                     *("-cp", JARS, "org.apache.zookeeper.server.quorum.QuorumPeerMain"),
                     str(folder / "zoo.cfg"),
@@ -145,13 +149,13 @@ class Ensemble:
                 env={**os.environ, "LC_ALL": "C"},
             )
 
-    def _configure(self, number: int, count: int, tick_ms: int) -> None:
+    def _configure(self, number: int, count: int, patience_s: float) -> None:
         folder = self._folder / f"{number}"
         (folder / "data").mkdir(parents=True)
         lines = [
-            f"tickTime={tick_ms}",
-            "initLimit=20",
-            "syncLimit=10",
+            f"tickTime={TICK_MS}",
+            "initLimit=60",
+            f"syncLimit={round(patience_s * 1000 / TICK_MS)}",
             f"dataDir={folder}/data",
             f"clientPort={self.client_ports[number]}",
             "clientPortAddress=127.0.0.1",
@@ -160,6 +164,7 @@ class Ensemble:
             "maxClientCnxns=0",
             "preAllocSize=4096",
             "minSessionTimeout=1000",
+            "maxSessionTimeout=60000",
             *self._settings,
         ]
         if count > 1:
@@ -188,14 +193,20 @@ def one_zookeeper(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble
 
 @pytest.fixture(scope="session")
 def ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
-    """Start three ZooKeepers. A test that stops some starts them again."""
+    """Start three ZooKeepers that are patient with one another."""
     yield from _running(tmp_path_factory.mktemp("ensemble"), 3)
 
 
-def _running(folder: Path, count: int) -> Iterator[Ensemble]:
+@pytest.fixture(scope="session")
+def shaken_ensemble(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Ensemble]:
+    """Start three that soon give one another up. A test that stops some starts them again."""
+    yield from _running(tmp_path_factory.mktemp("shaken"), 3, patience_s=5)
+
+
+def _running(folder: Path, count: int, patience_s: float = 30) -> Iterator[Ensemble]:
     if not is_installed():
         pytest.fail("Java and Debian's package zookeeper are missing")
-    ensemble = Ensemble(folder, count)
+    ensemble = Ensemble(folder, count, patience_s=patience_s)
     ensemble.start()
     try:
         ensemble.wait()

@@ -17,10 +17,10 @@ pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("zookeeper")]
 
 
 @pytest.fixture
-def whole(ensemble: Ensemble) -> Iterator[Ensemble]:
+def whole(shaken_ensemble: Ensemble) -> Iterator[Ensemble]:
     """Yield the ensemble, and start again what a test has stopped."""
-    yield ensemble
-    ensemble.renew()
+    yield shaken_ensemble
+    shaken_ensemble.renew()
 
 
 @pytest.mark.real_processes

@@ -26,10 +26,10 @@ BUSY_S = 10.0
 
 
 @pytest.fixture
-def whole(ensemble: Ensemble) -> Iterator[Ensemble]:
+def whole(shaken_ensemble: Ensemble) -> Iterator[Ensemble]:
     """Yield the ensemble, and start again what a test has paused."""
-    yield ensemble
-    ensemble.renew()
+    yield shaken_ensemble
+    shaken_ensemble.renew()
 
 
 async def test_a_zookeeper_that_falls_silent_costs_no_lease(whole: Ensemble) -> None:
