@@ -51,6 +51,7 @@ from metadata.records import CookieRecord
 from metadata.sessions import ProcessSession
 from metadata.store import MetadataStore
 from metadata.time.timekeeper import Timekeeper
+from metadata.urls import takes_bookkeepers_clients
 
 ALONE_S = 2.0
 """Longer than its lease, a bookie waits for a dead one that had the same address."""
@@ -166,7 +167,7 @@ class _Bookie:
             storage.events,
             store,
             bookie_id,
-            is_shared=config.metadata.startswith("zk://"),
+            is_shared=takes_bookkeepers_clients(config.metadata),
         )
         led = (Coordinator(store), Timekeeper(store))
         calls = Calls(store, storage, upkeep.collector, upkeep.scrubber, incarnations, *led)

@@ -65,6 +65,11 @@ async def open_movable(url: str, *, create: bool = False) -> AsyncIterator[Movab
             await store.aclose()
 
 
+def takes_bookkeepers_clients(url: str) -> bool:
+    """Return True if clients of BookKeeper may create ledgers in the store that *url* names."""
+    return is_zookeeper_url(url)
+
+
 def _path(url: str) -> Path:
     if is_cluster_url(url):
         raise BadAddress(f"{shown(url)} is a cluster; expected sqlite:///path")

@@ -10,7 +10,7 @@ from memory_store import MemoryStore
 from metadata.errors import BadAddress, MetadataUnavailable
 from metadata.sqlite import SqliteStore
 from metadata.store import MetadataStore
-from metadata.urls import open_store
+from metadata.urls import open_store, takes_bookkeepers_clients
 
 
 async def test_a_sqlite_url_opens_a_file_and_closes_it(path: Path) -> None:
@@ -52,3 +52,10 @@ async def test_any_other_url_is_refused(url: str) -> None:
     with pytest.raises(BadAddress):
         async with open_store(url):
             pass
+
+
+def test_clients_of_bookkeeper_create_ledgers_in_zookeeper_with_and_without_tls() -> None:
+    """There a bookie believes in no ledger that the metadata does not know, whatever its id."""
+    assert takes_bookkeepers_clients("zk://a:2181/ledgers")
+    assert takes_bookkeepers_clients("zk+tls://a:2281/ledgers")
+    assert not takes_bookkeepers_clients("sqlite:///var/lib/quire/metadata.db")
