@@ -21,12 +21,12 @@ import msgspec
 
 from metadata.audit_rows import KINDS, Tables
 from metadata.audit_rules import INDEXES, RULES, TABLES
-from metadata.errors import BadRecord
+from metadata.errors import BadRecord, MetadataBroken
 from metadata.jobs import JOBS
 from metadata.moving import MARK, Snapshot, next_page
 from metadata.paged import assembled, paged_value
 from metadata.records import INSTANCE
-from metadata.store import Page
+from metadata.store import Page, check_value
 
 Severity = Literal["broken", "leftover", "foreign"]
 
@@ -116,11 +116,12 @@ async def _look(snapshot: Snapshot, tables: Tables, key: str, row: bytes) -> lis
     if kind not in KINDS:
         return [Finding("foreign", key, "quire keeps nothing under such a key")]
     try:
+        check_value(key, row)
         paged = paged_value(key, row)
         if paged is not None:
             tables.add("paged", key, paged.paged)
         KINDS[kind](tables, key, await assembled(snapshot, key, row))
-    except (BadRecord, ValueError, OverflowError) as wrong:
+    except (BadRecord, MetadataBroken, ValueError, OverflowError) as wrong:
         return [Finding("broken", key, str(wrong))]
     return []
 

@@ -23,8 +23,8 @@ from typing import Annotated, NamedTuple, Protocol
 import msgspec
 
 from metadata.archive import Archive, ArchiveHeader, KeyLine, Spool
-from metadata.errors import MetadataBroken, VersionConflict
-from metadata.records import INSTANCE, Count, decode_row
+from metadata.errors import BadRecord, MetadataBroken, VersionConflict
+from metadata.records import INSTANCE, Count, check_readable, decode_row
 from metadata.store import (
     ABSENT,
     PAGE_COUNT_MAX,
@@ -36,6 +36,7 @@ from metadata.store import (
     Versioned,
     check_key,
     check_range,
+    check_value,
 )
 
 MARK = "moving"
@@ -166,7 +167,8 @@ async def export_store(
         on_progress: called with the number of keys so far.
 
     Raises:
-        MetadataBroken: leases are live, or the store holds half of an import, or it changed.
+        MetadataBroken: leases are live, or the store holds half of an import, or it changed, or a
+            record cannot be moved as it is.
         MetadataError: the store does not answer.
     """
     async with store.snapshot() as snapshot:
@@ -184,6 +186,7 @@ async def export_store(
                     raise MetadataBroken("the store holds only half of an import; finish it first")
                 if key == INSTANCE:
                     cluster = found.value.decode(errors="replace")
+                _check_movable(key, found.value)
                 spool.add(KeyLine.of(key, found.value))
             on_progress(spool.count)
         floors, consistent = await snapshot.floors(), await snapshot.is_consistent()
@@ -199,6 +202,18 @@ async def export_store(
         time_ms=floors.time_ms,
         revision=floors.revision,
     )
+
+
+def _check_movable(key: str, value: bytes) -> None:
+    """Raise MetadataBroken for a record whose archive no store would take back."""
+    try:
+        check_readable(key, value)
+        check_value(key, value)
+    except (BadRecord, MetadataBroken) as wrong:
+        raise MetadataBroken(
+            f"{wrong}; an archive could not bring it back, so nothing is exported. Mend or remove "
+            "that record first; `bookie metadata check` names all of them"
+        ) from wrong
 
 
 # --- in ------------------------------------------------------------------------------------

@@ -313,10 +313,15 @@ def decode_racks(key: str, value: bytes) -> RackReport:
     return decode_row(key, value, RackReport)
 
 
-def decode_row(key: str, value: bytes, kind: type[T]) -> T:
-    """Return the *kind* of row that is stored at *key* as JSON. Raises BadRecord."""
+def check_readable(key: str, value: bytes) -> None:
+    """Raise BadRecord if a driver could not translate the record, which another program wrote."""
     if value.startswith(UNREADABLE):
         raise BadRecord(f"{key}: {value.removeprefix(UNREADABLE).decode()}")
+
+
+def decode_row(key: str, value: bytes, kind: type[T]) -> T:
+    """Return the *kind* of row that is stored at *key* as JSON. Raises BadRecord."""
+    check_readable(key, value)
     try:
         return msgspec.json.decode(value, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as wrong:

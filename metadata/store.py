@@ -341,6 +341,11 @@ def check_size(size: int, size_max: int, what: str) -> None:
         raise MetadataBroken(f"{what} has {size} bytes; at most {size_max} are allowed")
 
 
+def check_value(key: str, value: bytes) -> None:
+    """Raise MetadataBroken for a value that no store takes."""
+    check_size(len(value), VALUE_SIZE_MAX, f"the value of {key}")
+
+
 def check_range(number: float, lowest: float, highest: float, what: str) -> None:
     """Raise MetadataBroken unless *number* lies between the two, both included."""
     if not lowest <= number <= highest:
@@ -364,7 +369,7 @@ def check_ops(ops: Sequence[Op]) -> None:
         check_key(op.key)
         check_expected(op.expected)
         if isinstance(op, Put):
-            check_size(len(op.value), VALUE_SIZE_MAX, f"the value of {op.key}")
+            check_value(op.key, op.value)
             size += len(op.value)
     check_size(size, OPS_SIZE_MAX, "the transaction")
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import io
+from base64 import b64encode
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from ensemble import Ensemble, new_path
 from lease_clock import LeaseClock
@@ -15,6 +17,7 @@ from memory_store import MemoryStore
 from memory_zookeeper import MemoryConnection, MemoryEnsemble
 
 from metadata.archive import Archive, ArchiveHeader, Spool
+from metadata.audit import Finding, audit
 from metadata.errors import LeaseLost, MetadataBroken, MetadataUnavailable, VersionConflict
 from metadata.moving import (
     MARK,
@@ -26,13 +29,22 @@ from metadata.moving import (
     export_store,
     import_archive,
 )
+from metadata.records import Fragment, LedgerRecord, LedgerState, encode_record, ledger_key
 from metadata.sqlite import SqliteStore
 from metadata.store import CheckLease, MetadataStore, Op, Put, Versions, items_under
 from metadata.zookeeper.floors import RaisedConnection
 from metadata.zookeeper.founding import find_cluster
+from metadata.zookeeper.layout import Layout
+from metadata.zookeeper.ledger_metadata import encode_metadata
+from metadata.zookeeper.protobuf import bytes_field
 from metadata.zookeeper.store import ZooKeeperStore, open_zookeeper_store, serving
+from metadata.zookeeper.znodes import Set
 
 KEYS = 450
+LEDGER = LedgerRecord(7, 1, 1, 1, LedgerState.OPEN, [Fragment(0, ["a"])])
+UNKNOWN = bytes_field(99, bytes(400 << 10))
+"""A field of a newer BookKeeper."""
+GROWN = msgspec.structs.replace(LEDGER, foreign=b64encode(UNKNOWN).decode())
 IN_ZOOKEEPER = [pytest.mark.slow, pytest.mark.xdist_group("zookeeper")]
 DRIVERS = ["sqlite", "dict", "memory of zookeeper"]
 PARAMS = [*DRIVERS, pytest.param("zookeeper", marks=IN_ZOOKEEPER)]
@@ -335,6 +347,33 @@ async def test_of_two_imports_at_a_time_the_later_one_wins(
     with pytest.raises(VersionConflict):
         await take_in(new, data)
     assert await contents(new) == await contents(old)
+
+
+@pytest.mark.parametrize(
+    ("node", "why"),
+    [
+        (b"BookieMetadataFormatVersion\t4\nunknown", "format version 4, newer than 3"),
+        (encode_metadata(GROWN), "at most 491520 are allowed"),
+    ],
+)
+async def test_a_record_that_no_store_would_take_back_is_named_and_not_exported(
+    clock: LeaseClock, node: bytes, why: str
+) -> None:
+    """The archive would say what is wrong, and the record's own bytes would be gone."""
+    ensemble = MemoryEnsemble()
+    connection = RaisedConnection(MemoryConnection(ensemble))
+    store = ZooKeeperStore(connection, await find_cluster(connection, create=True), clock_ms=clock)
+    key = ledger_key(LEDGER.ledger_id)
+    async with serving(store):
+        await store.put(key, encode_record(LEDGER))
+        ensemble.make([Set(f"/{Layout().path(key)}", node)], 0)
+        findings: list[Finding] = []
+        async with store.snapshot() as snapshot:
+            await audit(snapshot, on_finding=findings.append, on_progress=lambda _: None)
+        assert [each.problem for each in findings if key == each.key and why in each.problem]
+        for force in (False, True):
+            with pytest.raises(MetadataBroken, match=f"{key}.*{why}"):
+                await export(store, force=force)
 
 
 # --- snapshots -----------------------------------------------------------------------------
