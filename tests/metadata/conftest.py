@@ -48,8 +48,6 @@ async def sqlite_store(
     await store.aclose()
 
 
-PATIENT_S = 40.0
-"""For a session that no test ends: a server of a busy machine may need seconds for an answer."""
 IN_ZOOKEEPER = [pytest.mark.xdist_group("zookeeper")]
 DRIVERS = [
     *("sqlite", "dict", "memory", "tcp", "memory of zookeeper"),
@@ -80,9 +78,7 @@ async def store(
         return
     if request.param == "zookeeper":
         url = request.getfixturevalue("ensemble").url(new_path())
-        async with open_zookeeper_store(
-            url, create=True, session_s=PATIENT_S, clock_ms=clock, wall_ms=wall
-        ) as cluster:
+        async with open_zookeeper_store(url, create=True, clock_ms=clock, wall_ms=wall) as cluster:
             yield cluster
         return
     bookie = FakeBookie(sqlite_store)

@@ -139,7 +139,6 @@ class Ensemble:
                 [
                     *("java", "-Xmx256m", "-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC"),
                     *("-Xshare:auto", f"-Dlog4j.configuration=file:{folder}/log4j.properties"),
-                    "-Dzookeeper.forceSync=no",  # a kill loses nothing that the kernel has
                     *self._options,
                     *("-cp", JARS, "org.apache.zookeeper.server.quorum.QuorumPeerMain"),
                     str(folder / "zoo.cfg"),
@@ -164,7 +163,6 @@ class Ensemble:
             "maxClientCnxns=0",
             "preAllocSize=4096",
             "minSessionTimeout=1000",
-            "maxSessionTimeout=60000",
             *self._settings,
         ]
         if count > 1:
