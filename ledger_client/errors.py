@@ -519,16 +519,24 @@ class BadCut(LedgerError):
 
 
 class CommitRefused(LedgerError):
-    """Partitions belong to another member by now, or to none; other partitions were committed.
+    """Partitions are not this member's, or not any more; other partitions were committed.
+
+    So it is with messages of a shared group that are another member's, or acknowledged before.
 
     Attributes:
         group: name of the group.
         parts: (topic's uid, partition) of each.
     """
 
-    def __init__(self, group: str, parts: Sequence[tuple[int, int]]) -> None:
+    def __init__(
+        self,
+        group: str,
+        parts: Sequence[tuple[int, int]],
+        *,
+        reason: str = "not this member's, or not any more",
+    ) -> None:
         named = ", ".join(str(partition) for _, partition in parts[:5])
-        super().__init__(f"group {group}: partitions {named} are not this member's any more")
+        super().__init__(f"group {group}: partitions {named}: {reason}")
         self.group = group
         self.parts = tuple(parts)
 

@@ -16,6 +16,7 @@ from ledger_client.groups.share_rows import ShareRows
 from metadata.groups.assignment import Part
 
 RETRY_S = 0.5
+GONE = "their messages are another member's by now, or were acknowledged before"
 _log = logging.getLogger(__name__)
 
 
@@ -76,7 +77,7 @@ class Saver:
         await self.saved(set(self._changed))
         refused, self._refused = self._refused, set()
         if refused:
-            raise CommitRefused(self._group, sorted(refused))
+            raise CommitRefused(self._group, sorted(refused), reason=GONE)
 
     async def run(self) -> None:
         """Store changes until cancelled."""

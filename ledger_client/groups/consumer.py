@@ -133,7 +133,7 @@ class GroupConsumer(Openable):
         `math.inf` waits for ever.
 
         Raises:
-            ValueError: *wait_s* is no time.
+            ValueError: *wait_s* is no time, or *messages_max* not 1 or more.
             Busy: another task or thread waits for messages.
             Gap: messages at the group's place were removed. The next call goes on after them.
             BadGroup: with start="none", the group has committed nothing in a partition.
@@ -142,7 +142,7 @@ class GroupConsumer(Openable):
             NoSuchTopic: a topic that the consumer names was deleted; raised once.
             LedgerError: reading failed; the next call tries again.
         """
-        check_timeout(wait_s, "wait_s")
+        _check_poll(wait_s, messages_max)
         return await self._delivery.poll(wait_s=wait_s, messages_max=messages_max)
 
     async def poll_batches(
@@ -154,7 +154,7 @@ class GroupConsumer(Openable):
         TopicReader.read_batches() has. Each is of one topic, which its schema's metadata names as
         "topic". Raises as poll().
         """
-        check_timeout(wait_s, "wait_s")
+        _check_poll(wait_s, messages_max)
         return await self._in_order.poll_batches(wait_s=wait_s, messages_max=messages_max)
 
     def take_back(self) -> None:
@@ -194,9 +194,11 @@ class GroupConsumer(Openable):
             BadGroup: nothing was asked for yet, and there are no partitions.
             BadTopic: a place is behind the end of its lane; nothing was committed.
             CommitRefused: partitions are another member's by now; their messages come again.
+            MemberRemoved: as poll().
             MetadataUnavailable: the store did not answer in time; it may have been committed.
             LedgerError: a commit that commit_nowait() started has failed. This one was made.
         """
+        self._check_member()
         await self._in_order.commit(what)
 
     def commit_nowait(self, what: Message | Sequence[LanePlace] | None = None) -> None:
@@ -209,7 +211,9 @@ class GroupConsumer(Openable):
         Raises:
             BadGroup: nothing was asked for yet, and there are no partitions.
             CommitRefused: the message is not of this consumer's partitions.
+            MemberRemoved: as poll().
         """
+        self._check_member()
         self._in_order.commit_nowait(what)
 
     def position(self) -> Position:
@@ -246,9 +250,16 @@ class GroupConsumer(Openable):
         Raises:
             CommitRefused: a partition is not this consumer's; nothing changed.
             BadTopic: a place is behind the end of its lane; nothing changed.
+            MemberRemoved: as poll().
             LedgerError: the lanes could not be looked up.
         """
+        self._check_member()
         await self._in_order.seek(position)
+
+    def _check_member(self) -> None:
+        """Raise what has ended the membership for good, if something has."""
+        if self._membership.failure is not None:
+            raise self._membership.failure
 
     async def _commit_sometimes(self, every_s: float) -> None:
         while True:
@@ -386,6 +397,13 @@ class GroupConsumer(Openable):
         self._membership.end("it was closed; open another consumer to go on")
         self._arrivals.note()  # who waits for messages learns it now, however long leaving takes
         await self._membership.leave()
+
+
+def _check_poll(wait_s: float, messages_max: int) -> None:
+    """Raise ValueError for arguments that poll() does not take."""
+    check_timeout(wait_s, "wait_s")
+    if not (isinstance(messages_max, int) and messages_max >= 1):
+        raise ValueError(f"messages_max takes 1 or more, not {messages_max!r}")
 
 
 def at_hand(consumer: GroupConsumer) -> Iterator[Message]:

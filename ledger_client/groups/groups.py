@@ -19,6 +19,7 @@ from ledger_client.groups.progress import (
     ATTEMPTS_MAX,
     PARTS_AT_ONCE,
     StoredPlaces,
+    by_part,
     encode_progress,
     read_all_progress,
 )
@@ -159,7 +160,7 @@ class Groups:
             MetadataUnavailable: no answer in time; it may have been committed.
         """
         check_name(group)
-        wanted = _by_part(position)
+        wanted = by_part(position)
         for _ in range(ATTEMPTS_MAX):
             version = await self._idle_version(group)
             if version is None:
@@ -292,6 +293,8 @@ class Groups:
             MetadataUnavailable: no bookie leads, or the store did not answer.
         """
         check_name(group)
+        if not isinstance(keep, bool):
+            raise TypeError(f"keep takes True or False, not {keep!r}")
         await self._calls.ask(KeepGroup(group, keep), GroupLeft, timeout_s=self._timeout_s)
 
     async def delete(self, group: str, *, force: bool = False) -> None:
@@ -422,13 +425,6 @@ def _check_mode(group: str, record: GroupRecord) -> None:
     """Raise BadGroup if the group has progress of another kind."""
     if record.mode != "exclusive":
         raise BadGroup(f"group {group} is used in mode {record.mode}, not exclusive")
-
-
-def _by_part(position: Sequence[LanePlace]) -> dict[Part, dict[int, Place]]:
-    places: dict[Part, dict[int, Place]] = {}
-    for each in position:
-        places.setdefault(Part(each.uid, each.partition), {})[each.lane] = Place(*each.place)
-    return places
 
 
 def _moved(stored: Places, wanted: Places, *, goes_back: bool) -> dict[int, Place]:

@@ -21,7 +21,7 @@ from ledger_client.groups.arrivals import Arrivals
 from ledger_client.groups.commits import Commits
 from ledger_client.groups.options import TopicPartition
 from ledger_client.groups.partitions import Partitions
-from ledger_client.groups.progress import Progress
+from ledger_client.groups.progress import Progress, by_part
 from ledger_client.groups.turns import EVENTS, Turns, as_events
 from ledger_client.topics.messages import (
     CollectionPaused,
@@ -84,6 +84,8 @@ class InOrder:
         self._commits = Commits(progress, partitions.check, self._interrupt)
         self._ending: set[Part] = set()
         """partitions whose last commit has begun"""
+        self._lapsed: set[Part] = set()
+        """partitions that went while the application had messages of them; commit() tells"""
         self._put_off: LedgerError | None = None
         """raised by the next call, as messages came before it"""
         self._last: dict[tuple[Part, int], tuple[int, int, int]] = {}
@@ -250,14 +252,15 @@ class InOrder:
     def _places(self, *, consumed: bool) -> dict[Part, dict[int, Place]]:
         """Return the places after what was handed out, or only after what was consumed."""
         self._note_handed()
-        places = {part: dict(lanes) for part, lanes in self._handed.items()}
+        active = self._partitions.active
+        places = {part: dict(lanes) for part, lanes in self._handed.items() if part in active}
         for feed in self._partitions.feeds.values():
             for ref, reached in feed.places().items():  # also after entries without messages
                 known = places.get(Part(ref.uid, ref.partition))
                 if known is not None and reached.at > known.get(ref.lane, EARLIEST).at:
                     known[ref.lane] = reached
         current = self._current
-        if current is not None and _part_of(current.batch.lane) in self._partitions.active:
+        if current is not None and _part_of(current.batch.lane) in active:
             lane, count = current.batch.lane, current.stop - length_hint(self._ready)
             if consumed and self._in_hand is None:
                 count = max(count - 1, current.start)
@@ -303,10 +306,18 @@ class InOrder:
         """Store the group's progress. Raises as GroupConsumer.commit()."""
         places = self._named(what)
         await self._commits.commit(places, explicit=_is_explicit(what))
+        self._raise_lapsed(what)
 
     def commit_nowait(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress soon. Raises BadGroup, CommitRefused."""
         self._commits.start(self._named(what), explicit=_is_explicit(what))
+        self._raise_lapsed(what)
+
+    def _raise_lapsed(self, what: Message | Sequence[LanePlace] | None) -> None:
+        """Raise CommitRefused, once, if a commit of all that was handed out is not of all."""
+        if what is None and self._lapsed:
+            lapsed, self._lapsed = sorted(self._lapsed), set()
+            raise CommitRefused(self._group, lapsed)
 
     async def finish_commits(self) -> None:
         """Wait until the commits that were only started are stored, or have failed."""
@@ -325,7 +336,7 @@ class InOrder:
         if isinstance(what, Message):
             part, lane, place = self._after(what)
             return {part: {lane: place}}
-        return _by_part(what)
+        return by_part(what)
 
     def _interrupt(self) -> None:
         """Let the application's next call raise what a commit has failed with."""
@@ -354,7 +365,7 @@ class InOrder:
 
     async def seek(self, position: Sequence[LanePlace]) -> None:
         """Go on from these places. Raises as GroupConsumer.seek()."""
-        places = _by_part(position)
+        places = by_part(position)
         parts = set(places)
         if strange := sorted(parts - self._partitions.active):
             raise CommitRefused(self._group, strange)
@@ -464,17 +475,32 @@ class InOrder:
 
     async def finish(self, parts: set[Part]) -> None:
         """Wait until the application asks again, if it has messages of *parts*."""
-        lanes = set(self._in_hand or {})
-        if self._current is not None:
-            lanes.add(self._current.batch.lane)
-        if not self._arrivals.is_awaited and any(_part_of(lane) in parts for lane in lanes):
+        if self._at_work() & parts:
             self._asked = self._asked or trio.Event()
             await self._asked.wait()
 
-    def forget(self, parts: set[Part]) -> None:
-        """Forget what the application has of *parts*."""
+    def _at_work(self) -> set[Part]:
+        """Return the partitions of which the application has messages that it may be busy with."""
+        if self._arrivals.is_awaited:
+            return set()
+        parts = {_part_of(lane) for lane in self._in_hand or {}}
+        return parts | ({_part_of(self._current.batch.lane)} if self._current else set())
+
+    def unfinished(self, parts: set[Part]) -> set[Part]:
+        """Return those of *parts* of which the application has messages that are not committed."""
+        places = self._places(consumed=False)
+        found = set[Part]()
+        for part in self._at_work() & parts & places.keys():
+            stored = self._progress.committed(part) or {}
+            if any(at.at > stored.get(lane, EARLIEST).at for lane, at in places[part].items()):
+                found.add(part)
+        return found
+
+    def forget(self, parts: set[Part], lapsed: Set[Part]) -> None:
+        """Forget what the application has of *parts*; its next commit() tells of *lapsed*."""
         self._note_handed()
         self._ending -= parts
+        self._lapsed |= lapsed
         self._forget_in_hand(parts)
         for part in parts:
             self._handed.pop(part, None)
@@ -496,13 +522,3 @@ def _part_of(lane: LaneRef) -> Part:
 
 def _is_explicit(what: Message | Sequence[LanePlace] | None) -> bool:
     return what is not None and not isinstance(what, Message)
-
-
-def _by_part(position: Sequence[LanePlace]) -> Mapping[Part, Places]:
-    places: dict[Part, dict[int, Place]] = {}
-    is_position = isinstance(position, tuple | list)
-    if not is_position or not all(isinstance(each, LanePlace) for each in position):
-        raise TypeError(f"neither a message nor what position() returned: {position!r:.80}")
-    for each in position:
-        places.setdefault(Part(each.uid, each.partition), {})[each.lane] = Place(*each.place)
-    return places

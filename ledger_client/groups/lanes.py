@@ -7,17 +7,19 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from ledger_client.errors import BadTopic
 from ledger_client.groups.consumers import GroupLane
 from ledger_client.groups.progress import read_all_progress
 from ledger_client.groups.share import messages_left
 from ledger_client.groups.share_rows import shares_in
 from ledger_client.groups.slots import Units, lowest
 from ledger_client.ledgers.catalogue import translated
+from ledger_client.message_id import MessageId
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.positions import EARLIEST, Place, Places
 from ledger_client.topics.reading.cursor import KnownLane
 from ledger_client.topics.reading.lag import behind
-from ledger_client.topics.reading.lane_set import LaneSet, narrow
+from ledger_client.topics.reading.lane_set import LaneSet, narrow, row_of_message
 from ledger_client.topics.reading.options import ReadOptions, Start
 from metadata.groups.assignment import Part
 from metadata.groups.rows import (
@@ -53,7 +55,7 @@ class GroupLanes:
         Raises:
             NoSuchTopic: there is none of a name.
         """
-        if named := list(names):
+        if named := [names] if isinstance(names, str) else list(names):
             return [(await self._context.catalogue.get(name))[0] for name in named]
         uids = {progress_part(key).topic for key in await self._rows()}
         return [topic for topic in await self._context.catalogue.list() if topic.uid in uids]
@@ -89,22 +91,37 @@ class GroupLanes:
     async def places(self, topics: Iterable[TopicRecord], start: Start) -> dict[Part, Places]:
         """Return the places that *start* stands for, in the lanes of each partition of *topics*.
 
+        A message is a place in its own topic alone.
+
         Raises:
             BadTopic: there is no such place.
             LedgerError: as reading does.
         """
         found: dict[Part, dict[int, Place]] = {}
-        for topic in topics:
+        chosen = list(topics)
+        if isinstance(start, MessageId) and len(chosen) > 1:
+            chosen = [await self._topic_of(start, chosen)]
+        for topic in chosen:
             lanes = self._lanes(topic)
             known = await lanes.lanes_of(0)
-            chosen = narrow([each.lane for each in known], start)
-            known = [each for each in known if each.lane in chosen]
+            named = narrow([each.lane for each in known], start)
+            known = [each for each in known if each.lane in named]
             for lane, begin in zip(known, await lanes.find(known, start), strict=True):
                 part = Part(topic.uid, lane.lane.partition)
                 places = found.setdefault(part, {})
                 if begin.place != EARLIEST:
                     places[lane.lane.lane] = begin.place
         return {**found}
+
+    async def _topic_of(self, message: MessageId, topics: Iterable[TopicRecord]) -> TopicRecord:
+        """Return which of *topics* has the ledger of *message*. Raises BadTopic if none has."""
+        for topic in topics:
+            for known in await self._lanes(topic).lanes_of(0):
+                is_there = known.lane.partition == message.partition
+                if is_there and await row_of_message(known, message) is not None:
+                    return topic
+        names = ", ".join(topic.name for topic in topics)
+        raise BadTopic(f"none of these has message {message}; name its topic", topic=names)
 
     async def ends(self, topic: TopicRecord) -> Places:
         """Return the places behind the lanes of a topic with one partition.

@@ -119,7 +119,8 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     runs in the loop, in `blocking` in a worker thread; an error that it raises ends the consumer"""
     on_revoked: OnParts | None = None
     """called when partitions move elsewhere, while their progress can still be committed; or when
-    they are lost, and it cannot"""
+    they are lost, and it cannot: the consumer was not heard of, or was not done with its messages
+    within 0.8 of *revoke_s*. Then a CommitRefused that it raises is logged"""
     missing: Missing = "fail"
     """a named topic that does not exist, or a pattern that matches none: raise NoSuchTopic, or
     wait until one is created"""
@@ -157,11 +158,12 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
         return text[:PARAMETERS_SIZE_MAX]
 
     def check(self) -> None:
-        """Raise BadGroup for options that are not possible, TypeError for a wrong decoder."""
+        """Raise BadGroup for options that are not possible, TypeError for what is no function."""
         reason = wrong_type(self)
         if reason is not None:
             raise BadGroup(reason)
-        check_function(self.value_decoder, "value_decoder")
+        for name in ("on_assigned", "on_revoked", "value_decoder"):
+            check_function(getattr(self, name), name)
         try:
             check_group(self.group)
             check_group(self.member or "m")

@@ -9,14 +9,20 @@ What the application has of them is the business of their holder.
 from __future__ import annotations
 
 import logging
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
 from functools import partial
 from typing import Protocol, TypeVar
 
 import trio
 
-from ledger_client.errors import BadGroup, LedgerError, NoSuchTopic
+from ledger_client.errors import (
+    BadGroup,
+    CommitRefused,
+    LedgerError,
+    MemberRemoved,
+    NoSuchTopic,
+)
 from ledger_client.groups.feed import FoundLanes, OpenTicks, TopicFeed
 from ledger_client.groups.options import ConsumedLane, ConsumerOptions, OnParts, TopicPartition
 from ledger_client.groups.progress import Progress
@@ -30,6 +36,10 @@ from metadata.topics import TopicRecord
 
 T = TypeVar("T")
 RETRY_S = 0.5
+FINISH_PART = 0.8
+"""Of revoke_s, for the application and its on_revoked to be done."""
+COMMIT_PART = 0.95
+"""Of revoke_s, until what was consumed is committed."""
 _log = logging.getLogger(__name__)
 
 
@@ -54,8 +64,14 @@ class Holder(Protocol):
     async def read(self, starts: dict[Part, Places]) -> None:
         """Read partitions from these places on. Raises LedgerError; then it is called again."""
 
-    def forget(self, parts: set[Part]) -> None:
-        """Forget what the application has of *parts*: others have them by now."""
+    def unfinished(self, parts: set[Part]) -> set[Part]:
+        """Return those of *parts* of which the application has messages that are not committed."""
+
+    def forget(self, parts: set[Part], lapsed: Set[Part]) -> None:
+        """Forget what the application has of *parts*: others have them by now.
+
+        It is told of the *lapsed* ones: what it has of them comes again, at another member.
+        """
 
 
 class Partitions:
@@ -246,24 +262,42 @@ class Partitions:
         """Hand out nothing more of these partitions, and commit them while that is possible."""
         holder.withhold(gone)
         named = self.named(gone)
-        if not is_lost:
-            with trio.move_on_after(self._options.revoke_s * 0.8):
-                await holder.finish(gone)
-                await _tell(self._options.on_revoked, named)
-                await holder.finish_commits()
-                if self._options.auto_commit_s is not None:
-                    await holder.commit_consumed(gone)
-        else:
-            await _tell(self._options.on_revoked, named)
+        is_done = not is_lost and await self._finish(gone, holder, named)
+        lapsed = set() if is_done else holder.unfinished(gone)
         self.drop(gone)  # seek() may have had them read again
         for part in gone:
             self._restarted.pop(part, None)
         self.active -= gone
+        if not is_done:
+            try:
+                await _tell(self._options.on_revoked, named)
+            except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
+                _log.warning("on_revoked: %s", failure)
         self._progress.forget(gone)
-        holder.forget(gone)
+        holder.forget(gone, lapsed)
         for uid in {part.topic for part in gone}:
             if (topic := self._close_feed(uid)) and not is_lost:
                 await self._check_exists(topic)
+
+    async def _finish(
+        self, gone: set[Part], holder: Holder, named: Sequence[TopicPartition]
+    ) -> bool:
+        """Let the application be done with these partitions, and commit them.
+
+        False if it still has messages of them when the time is over. Then on_revoked was not
+        called: it could only commit what the application is at work on.
+        """
+        begun_at, revoke_s = trio.current_time(), self._options.revoke_s
+        is_done = False
+        with trio.move_on_at(begun_at + revoke_s * FINISH_PART):
+            await holder.finish(gone)
+            is_done = True
+            await _tell(self._options.on_revoked, named)
+        with trio.move_on_at(begun_at + revoke_s * COMMIT_PART):
+            await holder.finish_commits()
+            if self._options.auto_commit_s is not None:
+                await holder.commit_consumed(gone)
+        return is_done
 
     def end(self, topic: TopicRecord) -> None:
         """Read a topic no longer that was deleted. Its partitions go with the next row."""

@@ -22,9 +22,9 @@ import msgspec
 import trio
 
 from ledger_client.background import Rounds
-from ledger_client.errors import CommitRefused
+from ledger_client.errors import BadTopic, CommitRefused
 from ledger_client.ledgers.catalogue import translated
-from ledger_client.topics.positions import Place, Places
+from ledger_client.topics.positions import LanePlace, Place, Places, Position, is_position
 from ledger_client.wire.joint_changes import JointChanges
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.groups.assignment import Part
@@ -300,6 +300,25 @@ async def read_all_progress(
             places = {each.lane: _decoded(each) for each in lanes}
             found[progress_part(key)] = StoredPlaces(places, row.version)
     return found
+
+
+def by_part(position: Sequence[LanePlace]) -> dict[Part, dict[int, Place]]:
+    """Return the places of a position by partition and lane.
+
+    Raises:
+        TypeError: it is no position.
+        BadTopic: a place has a number that no place has; stored, nothing could read it again.
+    """
+    if not isinstance(position, tuple | list) or not is_position(position):
+        raise TypeError(f"neither a message nor what position() returned: {position!r:.80}")
+    try:
+        Position.from_json(Position(position).to_json())
+    except ValueError as wrong:
+        raise BadTopic(str(wrong), topic=position[0].topic) from wrong
+    places: dict[Part, dict[int, Place]] = {}
+    for each in position:
+        places.setdefault(Part(each.uid, each.partition), {})[each.lane] = Place(*each.place)
+    return places
 
 
 def encode_progress(lanes: Places, *, member: str = "", epoch: int = 0) -> bytes:

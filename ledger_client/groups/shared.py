@@ -15,7 +15,7 @@ import logging
 import math
 import secrets
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Sequence, Set
 from contextlib import suppress
 from itertools import count
 
@@ -24,7 +24,7 @@ import trio
 from ledger_client.background import OneTaker
 from ledger_client.errors import CommitRefused, LedgerError, NoSuchTopic
 from ledger_client.figures import ConsumeFigures
-from ledger_client.groups.acknowledging import Saver
+from ledger_client.groups.acknowledging import GONE, Saver
 from ledger_client.groups.arrivals import Arrivals, Awaited
 from ledger_client.groups.holdings import Holdings
 from ledger_client.groups.options import ConsumerOptions, TopicPartition
@@ -215,14 +215,15 @@ class Shared:
             self._saver.change(share)
             shares.add(share)
         if lost:
-            raise CommitRefused(self._options.group, sorted(lost))
+            raise CommitRefused(self._options.group, sorted(lost), reason=GONE)
         return shares
 
     async def saved(self, shares: set[Share]) -> None:
         """Return when what was noted is durable. Raises CommitRefused, MetadataUnavailable."""
         lost = await self._saver.saved(shares)
         if lost:
-            raise CommitRefused(self._options.group, sorted({share.part for share in lost}))
+            parts = sorted({share.part for share in lost})
+            raise CommitRefused(self._options.group, parts, reason=GONE)
 
     async def flush(self) -> None:
         """Return when everything that was noted is durable. Raises as saved()."""
@@ -247,7 +248,8 @@ class Shared:
     def _find(self, message: Message) -> tuple[Share, int]:
         found = self._holdings.find(message)
         if found is None:
-            raise CommitRefused(self._options.group, [Part(-1, message.id.partition)])
+            part = Part(-1, message.id.partition)
+            raise CommitRefused(self._options.group, [part], reason=GONE)
         return found
 
     # --- again ---------------------------------------------------------------------------
@@ -454,7 +456,11 @@ class Shared:
         except LedgerError as failure:
             _log.warning("group %s: %s", self._options.group, failure)
 
-    def forget(self, parts: set[Part]) -> None:
+    def unfinished(self, parts: set[Part]) -> set[Part]:
+        """Messages are acknowledged one by one, whoever has their partition."""
+        return set()
+
+    def forget(self, parts: set[Part], lapsed: Set[Part]) -> None:
         """Messages that were taken stay with this member until they are done, and go out."""
         left = {self._whole_of(part) for part in self._partitions.active}
         self._holdings.resume({self._whole_of(part) for part in parts} - left)

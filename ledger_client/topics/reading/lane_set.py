@@ -417,11 +417,8 @@ class PlaceFinder:
         if start.ledger_id < 0:
             reason = f"message {start} is a duplicate, and nothing says where the original is"
             raise BadTopic(reason, topic=known.lane.topic)
-        row = await known.rows.last_with(
-            lambda row: row.readable and row.ledger.ledger_id <= start.ledger_id,
-            await _newest(known),
-        )
-        if row is not None and row.ledger.ledger_id == start.ledger_id:
+        row = await row_of_message(known, start)
+        if row is not None:
             return LaneStart(_place_of_message(row, start, after))
         for removed in await known.rows.removals():
             if removed.ledger_id <= start.ledger_id <= removed.last_ledger_id:
@@ -454,6 +451,15 @@ def _gap_before(lane: LaneRef, row: Row, version: int) -> Gap:
         first=MessageId(row.ledger.ledger_id, 0, lane.partition),
         missing=missing,
     )
+
+
+async def row_of_message(known: KnownLane, message: MessageId) -> Row | None:
+    """Return the row of a message's ledger; `None` if the lane has, or has kept, none of its id."""
+    row = await known.rows.last_with(
+        lambda row: row.readable and row.ledger.ledger_id <= message.ledger_id,
+        await _newest(known),
+    )
+    return row if row is not None and row.ledger.ledger_id == message.ledger_id else None
 
 
 def _place_of_message(row: Row, message: MessageId, after: bool) -> Place:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import trio
@@ -10,7 +11,7 @@ from group_rig import ORDERS, rest, send, shop, take
 from memory_cluster import MemoryCluster
 from trio.testing import MockClock
 
-from ledger_client import BadGroup, BadTopic, CommitRefused, MetadataUnavailable
+from ledger_client import BadGroup, BadTopic, CommitRefused, MemberRemoved, MetadataUnavailable
 from ledger_client.groups.options import ConsumedLane
 from metadata.groups.rows import PROGRESS
 from metadata.store import Op, Put, Versions
@@ -281,3 +282,45 @@ async def test_progress_counts_in_versions(autojump_clock: MockClock) -> None:
                 await consumer.commit(messages[index])
                 (lane,) = await consumer.lag()
                 assert lane.committed == expected
+
+
+@pytest.mark.parametrize("change", [{"entry": -5}, {"skip": -1}, {"number": -2}, {"entry": "1"}])
+async def test_what_is_no_place_is_stored_by_nobody(
+    autojump_clock: MockClock, change: dict[str, Any]
+) -> None:
+    """The group's progress could not be read again."""
+    async with shop(1) as (_, client):
+        await send(client, 0, 3)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            await take(consumer, 3)
+            (place,) = consumer.position()
+            wrong = [place._replace(place=place.place._replace(**change))]
+            for call in (consumer.commit, consumer.seek):
+                with pytest.raises(BadTopic, match="it is no position"):
+                    await call(wrong)
+            with pytest.raises(BadTopic, match="it is no position"):
+                consumer.commit_nowait(wrong)
+        with pytest.raises(BadTopic, match="it is no position"):
+            await client.groups.commit("billing", wrong)
+        assert [each.messages for each in await client.groups.lag("billing")] == [0]
+
+
+async def test_a_consumer_that_is_over_says_so_to_each_call(autojump_clock: MockClock) -> None:
+    async with shop(1) as (_, client):
+        await send(client, 0, 3)
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            (message, *_) = await consumer.poll(wait_s=5)
+        position = consumer.position()
+        for call in (lambda: consumer.commit(), lambda: consumer.seek(position), consumer.poll):
+            with pytest.raises(MemberRemoved, match="it was closed"):
+                await call()
+        with pytest.raises(MemberRemoved, match="it was closed"):
+            consumer.commit_nowait(message)
+
+
+@pytest.mark.parametrize("count", [0, -1, 1.5, "x", None])
+async def test_a_poll_takes_a_number_of_messages(autojump_clock: MockClock, count: object) -> None:
+    async with shop(1) as (_, client), client.consumer(ORDERS, group="billing") as consumer:
+        for poll in (consumer.poll, consumer.poll_batches):
+            with pytest.raises(ValueError, match="messages_max takes 1 or more"):
+                await poll(messages_max=count)  # type: ignore[arg-type]

@@ -11,7 +11,14 @@ from group_rig import ORDERS, PARTITIONS, nothing_more, rest, send, shop, take
 from memory_cluster import memory_cluster
 from trio.testing import MockClock
 
-from ledger_client import BadGroup, CommitRefused, Gap, MetadataUnavailable, NoSuchTopic
+from ledger_client import (
+    BadGroup,
+    BadTopic,
+    CommitRefused,
+    Gap,
+    MetadataUnavailable,
+    NoSuchTopic,
+)
 from ledger_client.groups.options import TopicPartition
 
 
@@ -202,7 +209,7 @@ async def test_seeking_in_a_partition_of_another_member_is_refused(
         await send(client, 0, 5)
         await take(consumer, 2)
         (place,) = consumer.position()
-        with pytest.raises(CommitRefused, match="partitions 3 are not"):
+        with pytest.raises(CommitRefused, match="partitions 3: not this"):
             await consumer.seek((place._replace(partition=3),))
         assert await take(consumer, 3) == [2, 3, 4]
 
@@ -284,7 +291,7 @@ async def test_a_commit_of_a_partition_of_another_member_is_refused(
             async with client.consumer(ORDERS, group="billing", start="earliest") as second:
                 await second.poll(wait_s=15)
                 (kept,), (lost,) = first.assignment(), second.assignment()
-                with pytest.raises(CommitRefused, match=f"partitions {lost.partition} are not"):
+                with pytest.raises(CommitRefused, match=f"partitions {lost.partition}: not this"):
                     await first.commit(position)
                 assert {place.partition for place in first.committed()} == {kept.partition}
                 before = first.committed()
@@ -435,6 +442,38 @@ async def test_a_group_is_reset_to_a_place_while_it_has_no_members(
         assert again
         assert int(messages[0].value or b"") == again[0]
         assert len(same) == 1
+
+
+async def test_a_message_is_a_place_in_its_own_topic_alone(autojump_clock: MockClock) -> None:
+    """TD-31: what the group has read of other topics stays read, and of other partitions."""
+    refunds = "shop/refunds"
+    async with shop(2) as (_, client):
+        await client.topics.create(refunds, 1)
+        await send(client, 0, 20)
+        await send(client, 20, 25, refunds)
+        async with client.consumer([ORDERS, refunds], group="billing", start="earliest") as both:
+            messages = []
+            while found := await both.poll(wait_s=3):
+                messages += found
+        assert len(messages) == 25
+
+        async def reset_to(topic: str, partition: int, index: int) -> None:
+            of_it = [m for m in messages if (m.topic, m.id.partition) == (topic, partition)]
+            for dry_run in (True, False):
+                position = await client.groups.reset("billing", of_it[index].id, dry_run=dry_run)
+                assert {(each.topic, each.partition) for each in position} <= {(topic, partition)}
+            lanes = await client.groups.lag("billing")
+            lag = {(each.topic, each.partition): each.messages for each in lanes}
+            assert lag.pop((topic, partition)) == len(of_it) - index
+            assert set(lag.values()) == {0}
+            await client.groups.reset("billing", "latest")
+
+        await reset_to(refunds, 0, 2)
+        await reset_to(ORDERS, 0, 1)
+        await reset_to(ORDERS, 1, 1)
+        strange = messages[0].id._replace(ledger_id=10_000)
+        with pytest.raises(BadTopic, match="orders, shop/refunds: none of these"):
+            await client.groups.reset("billing", strange)
 
 
 async def test_a_group_that_does_not_exist_cannot_be_reset(autojump_clock: MockClock) -> None:

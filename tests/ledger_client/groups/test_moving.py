@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import pytest
 import trio
 from group_rig import ORDERS, send, shop
 from shared_shop import until
 from trio.testing import MockClock
 
 from ledger_client import Client
+from ledger_client.errors import CommitRefused
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import TopicPartition
 from ledger_client.topics.positions import LanePlace
@@ -149,6 +151,44 @@ async def test_a_handler_that_commits_is_not_called_as_its_consumer_leaves(
                 await consumer.poll(wait_s=5)
                 assert len(consumer.assignment()) == 2
     assert calls == 0
+
+
+@pytest.mark.parametrize("commits_in_time", [False, True])
+async def test_who_is_busy_for_too_long_hears_what_it_does_not_have_any_more(
+    autojump_clock: MockClock, commits_in_time: bool
+) -> None:
+    """What it is at work on comes again elsewhere, unless it was committed; it can know both."""
+    revoked: list[int] = []
+
+    async def note(parts: Sequence[TopicPartition]) -> None:
+        revoked.extend(each.partition for each in parts)
+        await busy.commit()
+
+    settings = {"group": "billing", "start": "earliest", "auto_commit_s": None, "revoke_s": 4}
+    async with (
+        shop(2) as (_, client),
+        client.consumer(ORDERS, **settings, on_revoked=note) as busy,  # type: ignore[arg-type]
+    ):
+        await send(client, 0, 10)
+        await trio.sleep(5)
+        messages = await busy.poll()
+        assert len(messages) == 10
+        if commits_in_time:
+            await busy.commit()
+        async with client.consumer(ORDERS, **settings) as other:  # type: ignore[arg-type]
+            again = await other.poll(wait_s=20)
+            (moved,) = (each.partition for each in other.assignment())
+            assert revoked == [moved]
+            in_it = [each for each in messages if each.id.partition == moved]
+            assert [each.value for each in again] == (
+                [] if commits_in_time else [each.value for each in in_it]
+            )
+            if not commits_in_time:
+                with pytest.raises(CommitRefused):
+                    await busy.commit()
+            await busy.commit()
+            with pytest.raises(CommitRefused):
+                await busy.commit(in_it[0])
 
 
 async def send_to_all(client: Client) -> None:
