@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import NamedTuple, Unpack, get_args
 
 import click
 import trio
 
-from ledger_client.client import connect
+from ledger_client.client import Client, connect
 from ledger_client.commands import options
 from ledger_client.commands.forms import MessageFields, json_of, text_of
 from ledger_client.commands.metrics_page import metrics_page, metrics_port
@@ -19,7 +19,7 @@ from ledger_client.commands.options import parse_duration
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.commands.streams import put
-from ledger_client.errors import CommitRefused, MetadataUnavailable
+from ledger_client.errors import CommitRefused, MetadataUnavailable, NoSuchTopic
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import ConsumerOptions, ConsumerSettings, FirstStart
 from ledger_client.message_id import MessageId
@@ -194,10 +194,8 @@ async def _consume(order: ConsumeRequest, settings: ConsumerSettings) -> None:
         metrics_page(lambda: client.metrics, order.metrics_port),
         client.consumer(order.topics, **settings) as consumer,
     ):
-        named = [name for name in order.topics if "*" not in name] if order.as_json else []
-        records = [await client.topics.info(name) for name in named]
         settle = Settling(consumer, is_shared=settings["mode"] != "exclusive")
-        printing = Printing(consumer, settle, order, MessageFields(records) if records else None)
+        printing = Printing(client, consumer, settle, order)
         try:
             await printing.run()
         finally:
@@ -242,21 +240,22 @@ class Printing:
     """
 
     def __init__(
-        self,
-        consumer: GroupConsumer,
-        settle: Settling,
-        order: ConsumeRequest,
-        fields: MessageFields | None,
+        self, client: Client, consumer: GroupConsumer, settle: Settling, order: ConsumeRequest
     ) -> None:
         self.is_printed = False
+        self._client = client
         self._consumer = consumer
         self._settle = settle
         self._order = order
-        self._fields = fields
+        self._fields = MessageFields([])
+        self._known: set[str] = set()
+        """topics whose schemas were looked up"""
 
     async def run(self) -> None:
         """Print until the limit, or until nothing has come for the given time."""
         order, left = self._order, self._order.limit
+        if order.as_json:
+            await self._look_up({name for name in order.topics if "*" not in name})
         printed_at = committed_at = trio.current_time()
         while left is None or left > 0:
             count = POLL_MAX if left is None else min(left, POLL_MAX)
@@ -274,8 +273,18 @@ class Printing:
                 committed_at = now
 
     async def _print(self, messages: list[Message]) -> None:
-        as_json = self._order.as_json
-        await put(json_of(messages, self._fields) if as_json else text_of(messages))
+        if self._order.as_json:
+            await self._look_up({message.topic for message in messages})
+            await put(json_of(messages, self._fields))
+        else:
+            await put(text_of(messages))
         if self._order.commit_s < math.inf:
             self._settle.note(messages)
         self.is_printed = True
+
+    async def _look_up(self, topics: set[str]) -> None:
+        """Look up how values of these topics are decoded. Raises BadSchema."""
+        for name in sorted(topics - self._known):
+            with suppress(NoSuchTopic):  # not yet, or not any more
+                self._fields.add(await self._client.topics.info(name))
+                self._known.add(name)

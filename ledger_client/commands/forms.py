@@ -38,12 +38,16 @@ class MessageFields:
     def __init__(self, topics: Sequence[TopicRecord]) -> None:
         self._decoders: dict[str, Decoder] = {}
         for topic in topics:
-            if is_decoded(topic.schema):
-                from ledger_client.topics.values.decoder import open_decoder  # imports pyarrow
-
-                self._decoders[topic.name] = open_decoder(topic.name, topic.schema)
+            self.add(topic)
         same = len({topic.schema for topic in topics}) == 1
         self._shared = self._decoders.get(topics[0].name) if same else None
+
+    def add(self, topic: TopicRecord) -> None:
+        """Decode values of *topic*, too. Raises BadSchema."""
+        if is_decoded(topic.schema):
+            from ledger_client.topics.values.decoder import open_decoder  # imports pyarrow
+
+            self._decoders[topic.name] = open_decoder(topic.name, topic.schema)
 
     def of(self, message: Message) -> dict[str, object]:
         """Return {"fields": ...}, or {} for a topic without such a schema."""

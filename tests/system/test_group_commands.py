@@ -238,6 +238,18 @@ def test_a_group_begins_where_the_command_says(shop: Shop) -> None:
 
 
 @pytest.mark.real_processes
+def test_a_topic_that_does_not_exist_yet_is_waited_for(shop: Shop) -> None:
+    later = f"{shop.topic}-later"
+    words = ["consume", later, "--group", shop.group, "--start", "earliest", "--missing", "wait"]
+    words += ["--json", "--idle", "1s"]
+    assert shop.done(*words) == ""
+    shop.client.topics.create(later)
+    with shop.client.producer(later) as producer:
+        producer.send(b"1")
+    (line,) = shop.done(*words).splitlines()
+    assert json.loads(line)["topic"] == later
+
+
 def test_what_was_printed_is_committed_as_the_command_says(shop: Shop) -> None:
     """With each also before a SIGKILL; with none it comes again."""
     shop.send(6)
