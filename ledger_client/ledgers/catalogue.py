@@ -26,7 +26,7 @@ from ledger_client.errors import (
 from ledger_client.ledgers.records import Reason, grown, marking, new_mark, sealed, stated
 from ledger_client.wire.inflight import limited
 from metadata.clock import StoreClock
-from metadata.errors import LeaseLost, MetadataError, SessionOver, VersionConflict
+from metadata.errors import BadRecord, LeaseLost, MetadataError, SessionOver, VersionConflict
 from metadata.records import (
     LEDGER_COUNTER,
     LEDGERS,
@@ -39,7 +39,7 @@ from metadata.records import (
     ledger_key,
 )
 from metadata.registrations import list_registrations
-from metadata.store import ABSENT, MetadataStore, Op, Put, Versioned, Versions
+from metadata.store import ABSENT, MetadataStore, Op, Page, Put, Versioned, Versions
 from metadata.watch import Listener
 
 T = TypeVar("T")
@@ -92,6 +92,8 @@ class Catalogue:
         self._timeout_s = timeout_s
         self._unreadable: set[str] = set()
         """bookies whose registration was reported as undecodable"""
+        self._passed_over: set[str] = set()
+        """keys of ledgers, too"""
         self._ids: deque[int] = deque()
         self._ids_wanted = 0
         self._fetching = SharedCall(self._fetch_ids)
@@ -332,12 +334,22 @@ class Catalogue:
     async def page(self, after: str) -> tuple[list[LedgerRecord], str]:
         """Return one page of ledgers with keys above *after*, in order, and its last key.
 
-        An empty page means the end.
+        An empty page means the end. Records that cannot be decoded, such as those of a newer
+        BookKeeper, are passed over, and logged once.
         """
-        with self._translated():
-            items = await self._store.list(LEDGERS, after=after)
-            records = [decode_ledger(key, found.value) for key, found in items]
-        return records, items[-1][0] if items else after
+        records: list[LedgerRecord] = []
+        items: Page | None = None
+        while not records and items != []:
+            with self._translated():
+                items = await self._store.list(LEDGERS, after=after)
+            for after, found in items:
+                try:
+                    records.append(decode_ledger(after, found.value))
+                except BadRecord as wrong:
+                    if after not in self._passed_over:
+                        self._passed_over.add(after)
+                        _log.warning("passed over: %s", wrong)
+        return records, after
 
     async def bookies(self) -> list[BookieRecord]:
         """Return the registered bookies; skip those whose registration cannot be decoded."""

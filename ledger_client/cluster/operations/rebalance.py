@@ -92,8 +92,8 @@ class Rebalancer:
     async def look(self) -> Balance:
         """Return the present distribution and the moves to make.
 
-        Only closed ledgers count. Bookies that are lost, in limbo or draining are left to
-        repair.
+        Only closed ledgers count, and those whose record can be decoded; others are logged.
+        Bookies that are lost, in limbo or draining are left to repair.
 
         Raises:
             MetadataError, LedgerError: metadata is unavailable.
@@ -101,7 +101,7 @@ class Rebalancer:
         shelves = await self._shelves()
         shares: list[LedgerShares] = [
             shares_of(record)
-            async for record in ledger_records(self._store)
+            async for record in ledger_records(self._store, unreadable=set())
             if record.state is LedgerState.CLOSED
         ]
         levels = Levels(shares, shelves)

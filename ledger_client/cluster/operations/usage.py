@@ -23,7 +23,7 @@ from metadata.jobs import STAGED, decode_staged
 from metadata.listings import ledger_records
 from metadata.paged import whole_value
 from metadata.pointers import read_lane_rows
-from metadata.records import LedgerRecord
+from metadata.records import LedgerRecord, parse_ledger_key
 from metadata.store import MetadataStore, Versioned, pages
 from metadata.topics import LANE_LEDGERS, TOPICS, decode_topic
 
@@ -99,7 +99,8 @@ async def take_usage(
 ) -> ClusterUsage:
     """Ask all registered bookies for their usage, and look up the owners in metadata.
 
-    *on_ledgers* is called with the number of ledgers just seen.
+    *on_ledgers* is called with the number of ledgers just seen. Of a ledger whose record cannot be
+    decoded, which is logged, all copies count as live.
 
     Raises:
         MetadataError, LedgerError: metadata is unavailable.
@@ -107,12 +108,17 @@ async def take_usage(
     answers, silent = await _ask_all(ledgers, on_ledgers)
     uses = {number: LedgerUse(number) for answer in answers.values() for number in answer.ledgers}
     owners = await read_owners(store)
-    async for record in ledger_records(store):
+    unreadable: set[str] = set()
+    async for record in ledger_records(store, unreadable=unreadable):
         on_ledgers(1)
         use = uses.get(record.ledger_id)
         if use is not None:
             use.owner = owners.of(record.ledger_id)
             _divide(use, _names(record), answers)
+    for number in map(parse_ledger_key, unreadable):
+        if number in uses:  # nobody knows which copies are wanted: all are there to stay
+            uses[number].owner = owners.of(number)
+            _divide(uses[number], frozenset(answers), answers)
     for use in uses.values():
         if use.owner is None:
             _divide(use, frozenset(), answers)

@@ -11,7 +11,7 @@ from memory_store import MemoryStore
 from trio.testing import MockClock
 
 from ledger_client.errors import LedgerFenced
-from ledger_client.ledgers.catalogue import Catalogue
+from ledger_client.ledgers.catalogue import Catalogue, LedgerListing
 from ledger_client.ledgers.inquiry import floor
 from ledger_client.ledgers.records import merged, new_mark, sealed
 from ledger_client.ledgers.recovery import UnpublishedChanges
@@ -23,6 +23,7 @@ from metadata.records import (
     UnderReplicated,
     decode_underreplicated,
     encode_record,
+    ledger_key,
     underreplicated_key,
 )
 from metadata.store import Leases
@@ -159,6 +160,18 @@ def test_what_is_said_of_a_ledger_adds_up() -> None:
 def stored_mark(store: MemoryStore) -> UnderReplicated:
     key = underreplicated_key(7)
     return decode_underreplicated(key, store.values[key].value)
+
+
+@pytest.mark.parametrize("strange", [range(3), range(2, 5), range(1000), range(500, 1500)])
+async def test_ledgers_whose_records_cannot_be_read_hide_no_others(strange: range) -> None:
+    """Also where a whole page of the store has none that can be read."""
+    store = MemoryStore()
+    for number in range(1500):
+        record = LedgerRecord(number, 1, 1, 1, LedgerState.OPEN, [Fragment(0, ["b1"])])
+        row = b"unreadable: of a newer version" if number in strange else encode_record(record)
+        await store.put(ledger_key(number), row)
+    found = [each.ledger_id async for each in LedgerListing(Catalogue(store, timeout_s=5))]
+    assert found == [number for number in range(1500) if number not in strange]
 
 
 async def test_those_who_create_ledgers_together_ask_for_ids_and_bookies_once(

@@ -87,6 +87,17 @@ async def test_a_new_bookie_gets_its_part_and_every_copy_is_whole(
         assert await cluster.store.leases(repair_lease(ledger_id)) == []
 
 
+async def test_a_ledger_whose_record_cannot_be_read_is_passed_over(
+    cluster: MemoryCluster, client: Client
+) -> None:
+    strange, known = await write(client, cluster), await write(client, cluster)
+    await cluster.store.put(ledger_key(strange), b"unreadable: format version 4")
+    cluster.add_bookie(4)
+    found = await Rebalancer(client._context.ledgers, cluster.store).look()
+    assert {move.ledger_id for move in found.moves} <= {known}
+    assert sum(found.sizes.values()) > 0
+
+
 async def test_bookies_that_leave_or_may_lack_entries_are_left_out(
     cluster: MemoryCluster, client: Client
 ) -> None:

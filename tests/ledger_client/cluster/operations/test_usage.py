@@ -96,6 +96,17 @@ async def test_what_metadata_does_not_give_to_a_bookie_is_unwanted(
     assert (row.ledgers, row.copies) == (1, 3)
 
 
+async def test_a_ledger_whose_record_cannot_be_read_is_there_to_stay(
+    autojump_clock: MockClock, cluster: MemoryCluster, client: Client
+) -> None:
+    """A newer BookKeeper may have written it: its copies must not look like garbage."""
+    strange, known = await write(client), await write(client)
+    await cluster.store.put(ledger_key(strange), b"unreadable: format version 4")
+    usage = await take_usage(client._context.ledgers, cluster.store)
+    assert set(held(usage, strange)) == set(held(usage, known)) == {"b1", "b2", "b3"}
+    assert reasons(usage) == {"live": usage.size}
+
+
 async def test_ledgers_are_grouped_by_whose_they_are(
     autojump_clock: MockClock, cluster: MemoryCluster, client: Client
 ) -> None:
