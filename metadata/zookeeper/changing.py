@@ -12,6 +12,7 @@ from metadata.zookeeper import paths
 from metadata.zookeeper.commits import Commits, Made
 from metadata.zookeeper.folders import Folders
 from metadata.zookeeper.plan import Plan
+from metadata.zookeeper.sweeping import EmptyFolders
 from metadata.zookeeper.znodes import Connection, Reason
 
 Planning = Callable[[], Awaitable[Plan | None]]
@@ -25,6 +26,8 @@ class Changing:
         self._connection = connection
         self._commits = commits
         self._folders = Folders(connection)
+        self.empty = EmptyFolders(connection, self._folders.drop)
+        """folders that changes may have left without a node"""
         self._timeout_s = timeout_s
         self._lives: dict[str, int] = {}
         """as read last; a check of one that rose since is refused, and it is read again"""
@@ -61,6 +64,7 @@ class Changing:
             if isinstance(outcome, Made):
                 for counter in plan.bumped:
                     self._lives.pop(counter, None)
+                self.empty.note(plan.emptied)
                 return outcome.zxid
             if outcome.reason is Reason.OTHER:
                 raise MetadataBroken(f"{self._connection.name}: {outcome.reason.value}")

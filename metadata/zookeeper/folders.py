@@ -62,6 +62,10 @@ class Folders:
         self._known.difference_update(folder for node in nodes for folder in paths.parents(node))
         self._known.difference_update(nodes)
 
+    def drop(self, folders: Iterable[str]) -> None:
+        """Forget *folders*, which are gone."""
+        self._known.difference_update(folders)
+
     async def _make(self, missing: list[str]) -> None:
         """Create them, or none of them if another process created one meanwhile."""
         try:

@@ -16,6 +16,7 @@ from metadata.zookeeper.changelog import ChangeLog
 from metadata.zookeeper.layout import Layout
 from metadata.zookeeper.listing import KeyWalk
 from metadata.zookeeper.plan import Place
+from metadata.zookeeper.sweeping import EmptyFolders
 from metadata.zookeeper.znodes import Connection, Node
 
 READ_MAX = 100
@@ -28,10 +29,13 @@ Where = tuple[str, str]
 class Keys:
     """The keys of a cluster, in our own nodes and in BookKeeper's."""
 
-    def __init__(self, connection: Connection, layout: Layout, log: ChangeLog) -> None:
+    def __init__(
+        self, connection: Connection, layout: Layout, log: ChangeLog, empty: EmptyFolders
+    ) -> None:
         self._connection = connection
         self._layout = layout
         self._log = log
+        self._empty = empty
 
     def place(self, key: str) -> Place:
         """Return the node of *key*, and how a value stands in it."""
@@ -104,7 +108,9 @@ class Keys:
 
     async def _places(self, prefix: str, after: str, limit: int) -> AsyncGenerator[Where]:
         """Yield the keys that have nodes, ours and BookKeeper's, in order."""
-        walk = KeyWalk(self._connection, paths.KEYS, prefix, after, fresh=True)
+        walk = KeyWalk(
+            *(self._connection, paths.KEYS, prefix, after), fresh=True, on_empty=self._empty.note
+        )
         ours = await walk.take(limit)
         async with aclosing(self._layout.listing(prefix, after, self._names)) as theirs:
             async for key, path in theirs:

@@ -128,7 +128,11 @@ class LeaseNodes:
     async def live(self, prefix: str, after: str) -> Leases:
         """Return up to 1000 live leases under *prefix* above *after*. MetadataUnavailable."""
         found: Leases = []
-        walk = KeyWalk(self._connection, paths.LEASES, prefix, after, fresh=True)
+        walk = KeyWalk(
+            *(self._connection, paths.LEASES, prefix, after),
+            fresh=True,
+            on_empty=self._changing.empty.note,
+        )
         while len(found) < PAGE_COUNT_MAX:
             places = await walk.take(PAGE_COUNT_MAX - len(found))
             if not places:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import heapq
+from collections.abc import Callable
 
 from metadata.zookeeper.paths import Place, children_of
 from metadata.zookeeper.znodes import Connection
@@ -15,13 +16,30 @@ class KeyWalk:
     """Goes over the keys under *root* that start with *prefix* and are greater than *after*."""
 
     def __init__(
-        self, connection: Connection, root: str, prefix: str, after: str, *, fresh: bool
+        self,
+        connection: Connection,
+        root: str,
+        prefix: str,
+        after: str,
+        *,
+        fresh: bool,
+        on_empty: Callable[[list[str]], None],
     ) -> None:
-        """*fresh*: see all that was there when the walk began."""
+        """Begin a walk.
+
+        Args:
+            connection: to ZooKeeper.
+            root: the folder of all.
+            prefix: what the keys start with.
+            after: what they are greater than.
+            fresh: see all that was there when the walk began.
+            on_empty: called with folders that have no node.
+        """
         self._connection = connection
         self._prefix = prefix
         self._after = after
         self._fresh = fresh
+        self._on_empty = on_empty
         self._places = [Place("", root, is_leaf=False)]
 
     async def take(self, count: int) -> list[Place]:
@@ -43,6 +61,8 @@ class KeyWalk:
             [folder.path for folder in folders], fresh=self._fresh
         )
         self._fresh = False
+        pairs = zip(folders, found, strict=True)
+        self._on_empty([folder.path for folder, listed in pairs if listed and not listed[0]])
         for folder, listed in zip(folders, found, strict=True):
             for place in children_of(folder, listed[0] if listed else []):
                 if self._may_hold(place):

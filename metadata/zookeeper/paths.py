@@ -30,6 +30,9 @@ stands as ":", everything else that is not a letter, a digit or one of "-._~!$&'
 percent-encoded, as UTF-8. A leaf begins with "=", which no folder does, so that a key may be the
 beginning of another one.
 
+Folders are made when a node needs them, and removed when they have had none for a while
+(sweeping.py), so a walk opens no more of them than there are keys.
+
 A walk in the order of keys opens folders as it comes to them: a folder's text is the beginning of
 all keys in it, so none of them is before it.
 """

@@ -94,6 +94,12 @@ class Plan:
         """Paths of nodes that are created, so their folders must exist."""
         return [op.path for op in (*self.guards, *self.changes) if isinstance(op, Create)]
 
+    @property
+    def emptied(self) -> set[str]:
+        """Folders from which nodes are removed, also such as are created only for a check."""
+        removed = (op.path for op in (*self.guards, *self.changes) if isinstance(op, Remove))
+        return {path.rpartition("/")[0] for path in removed}
+
     def versions_at(self, zxid: int) -> list[int]:
         """Return a version for each op, once the multi was made with *zxid*."""
         return [zxid if version == THIS_CHANGE else version for version in self.versions]

@@ -103,7 +103,7 @@ class ZooKeeperStore:
         self._commits = Commits(connection, self._log)
         self._changing = Changing(connection, self._commits, timeout_s=timeout_s)
         self._counters = Counters(connection)
-        self._keys = Keys(connection, layout, self._log)
+        self._keys = Keys(connection, layout, self._log, self._changing.empty)
         self._time = StoreTime(connection, clock_ms=clock_ms, wall_ms=wall_ms)
         self._leases = LeaseNodes(
             connection,
@@ -131,6 +131,7 @@ class ZooKeeperStore:
             nursery.start_soon(self._commits.run)
             nursery.start_soon(self._log.run)
             nursery.start_soon(self._sessions.run)
+            nursery.start_soon(self._changing.empty.run)
 
     # --- keys ------------------------------------------------------------------------------
 
