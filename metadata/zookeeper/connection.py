@@ -59,6 +59,12 @@ TOGETHER_MAX = 500
 """Reads that are under way at a time for one call."""
 SILENT_PART = 4
 """A server that answers nothing for this part of the session is left for another one."""
+NUDGE_S = 0.25
+"""A call without an answer for so long is followed by another one, and so on.
+
+A ZooKeeper from 3.6.0 to 3.8.0 may rest with a request before it, until another one comes
+(ZOOKEEPER-4537).
+"""
 _REASONS: dict[type[Exception], Reason] = {
     kazoo.exceptions.NoNodeError: Reason.NO_NODE,
     kazoo.exceptions.NodeExistsError: Reason.EXISTS,
@@ -145,6 +151,7 @@ class KazooConnection:
         """why it is not connected, as far as that is known"""
         self._wanted_s = session_timeout_s
         self._answered_at = -session_timeout_s
+        self._nudged_at = -session_timeout_s
         self._token = trio.lowlevel.current_trio_token()
         self._under_way: set[_Reply[object]] = set()
         self._news = trio.Event()
@@ -386,16 +393,25 @@ class KazooConnection:
         """
         silence_s = self.session_timeout_s / SILENT_PART
         while not reply.arrived.is_set():
-            until = max(reply.asked_at, self._answered_at) + silence_s
-            with trio.move_on_at(until):
-                await reply.arrived.wait()
-            now = trio.current_time()
-            if (
-                not reply.arrived.is_set()
-                and now >= max(reply.asked_at, self._answered_at) + silence_s
+            heard_at = max(reply.asked_at, self._answered_at)
+            with trio.move_on_at(
+                min(heard_at + silence_s, max(heard_at, self._nudged_at) + NUDGE_S)
             ):
+                await reply.arrived.wait()
+            if reply.arrived.is_set():
+                return
+            now, heard_at = trio.current_time(), max(reply.asked_at, self._answered_at)
+            if now >= heard_at + silence_s:
                 self._answered_at = now
                 self._attempts.hang_up()
+            elif now >= max(heard_at, self._nudged_at) + NUDGE_S:
+                self._nudge(now)
+
+    def _nudge(self, now: float) -> None:
+        """Ask the server something, so that it looks at what it was asked before."""
+        self._nudged_at = now
+        if self.is_connected:
+            self._client.exists_async(self._root or "/")
 
     def _begin_sync(self) -> _Reply[object]:
         """Ask the server to catch up; calls of one turn of the loop share it."""

@@ -130,3 +130,55 @@ async def test_reads_whose_connection_is_lost_are_asked_again(one_zookeeper: Ens
                     await relay.lose()
         await connection.aclose()
         nursery.cancel_scope.cancel()
+
+
+class RestingRelay:
+    """Passes on what is sent both ways, but keeps one request until another one comes."""
+
+    def __init__(self, port: int) -> None:
+        self.rests = False
+        self.connections = 0
+        self._port = port
+
+    async def serve(self, client: trio.SocketStream) -> None:
+        self.connections += 1
+        server = await trio.open_tcp_stream("127.0.0.1", self._port)
+        async with server, trio.open_nursery() as nursery:
+            nursery.start_soon(self._pass_on, client, server, True)
+            nursery.start_soon(self._pass_on, server, client, False)
+
+    async def _pass_on(
+        self, source: trio.SocketStream, target: trio.SocketStream, are_requests: bool
+    ) -> None:
+        kept = b""
+        with suppress(trio.BrokenResourceError, trio.ClosedResourceError):
+            while data := await source.receive_some():
+                if self.rests and are_requests:
+                    kept, self.rests = bytes(data), False
+                    continue
+                await target.send_all(kept + data)
+                kept = b""
+
+
+@pytest.mark.xdist_group("zookeeper")
+async def test_a_zookeeper_that_rests_before_a_request_is_woken(one_zookeeper: Ensemble) -> None:
+    """It is not left for another one, which costs seconds: ZOOKEEPER-4537."""
+    relay = RestingRelay(one_zookeeper.client_ports[0])
+    async with trio.open_nursery() as nursery:
+        listen = partial(trio.serve_tcp, relay.serve, 0, host="127.0.0.1")
+        (listener,) = await nursery.start(listen)
+        port = listener.socket.getsockname()[1]
+        url = parse_zookeeper_url(f"zk://127.0.0.1:{port}{new_path()}")
+        connection = KazooConnection(url, session_timeout_s=60)
+        await connection.make_root()
+        for ask in (
+            partial(connection.multi, [Create("/a", b"1")]),
+            partial(connection.get, ["/a"], fresh=True),
+            partial(connection.children, ["/a"]),
+        ):
+            relay.rests = True
+            await ask()
+            assert not relay.rests
+        assert relay.connections == 1
+        await connection.aclose()
+        nursery.cancel_scope.cancel()

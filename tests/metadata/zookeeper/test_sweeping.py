@@ -130,7 +130,7 @@ async def test_zookeeper_itself_keeps_what_has_a_node(
 ) -> None:
     monkeypatch.setattr(sweeping, "REST_S", 0.05)
     url = ensemble.url(new_path())
-    async with open_zookeeper_store(url, create=True, session_s=40) as store:
+    async with open_zookeeper_store(url, create=True) as store:
         for number in range(20):
             await store.put(lane(number * 10_007, number), b"")
         for number in range(1, 20):
