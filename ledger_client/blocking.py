@@ -882,11 +882,11 @@ class BlockingGroupConsumer(BlockingConsumption, BlockingOpened):
         self._call_sync(self._inner.pause, parts)
 
     def resume(self, parts: Iterable[TopicPartition] | None = None) -> None:
-        """Hand out these partitions again; `None` for all."""
+        """Hand out these partitions again; `None` for all. Raises TypeError as pause()."""
         self._call_sync(self._inner.resume, parts)
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that this consumer reads now."""
+        """Return the partitions that this consumer reads now; none once it is over."""
         return self._call_sync(self._inner.assignment)
 
     def commit(self, what: Message | Sequence[LanePlace] | None = None) -> None:

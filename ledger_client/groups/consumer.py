@@ -167,17 +167,19 @@ class GroupConsumer(Openable):
     def pause(self, parts: Iterable[TopicPartition] | None = None) -> None:
         """Hand out nothing more of these partitions; `None` for all. They stay assigned.
 
-        A partition that moves elsewhere and comes back is not paused any more.
+        Of what assignment() returned, partitions that moved elsewhere meanwhile are passed over.
+        One that comes back is not paused any more. Raises TypeError for other things.
         """
         self._delivery.pause(parts)
 
     def resume(self, parts: Iterable[TopicPartition] | None = None) -> None:
-        """Hand out these partitions again; `None` for all."""
+        """Hand out these partitions again; `None` for all. Raises TypeError as pause()."""
         self._delivery.resume(parts)
 
     def assignment(self) -> list[TopicPartition]:
-        """Return the partitions that this consumer reads now."""
-        return self._partitions.named(self._partitions.active)
+        """Return the partitions that this consumer reads now; none once it is over."""
+        is_over = self._membership.failure is not None
+        return self._partitions.named(() if is_over else self._partitions.active)
 
     # --- progress ------------------------------------------------------------------------
 
@@ -285,7 +287,7 @@ class GroupConsumer(Openable):
             MetadataUnavailable: the store did not answer in time; they are acknowledged later.
         """
         shared = self._shared
-        await shared.saved(shared.ack([message] if isinstance(message, Message) else message))
+        await shared.saved(shared.ack(_messages_of(message)))
 
     def ack_nowait(self, message: Message | Iterable[Message]) -> None:
         """Acknowledge a message of a shared group, or several, and do not wait.
@@ -293,7 +295,7 @@ class GroupConsumer(Openable):
         It is durable after a few milliseconds; flush() waits for that, and the end of the block
         does. Raises CommitRefused as ack().
         """
-        self._shared.ack([message] if isinstance(message, Message) else message)
+        self._shared.ack(_messages_of(message))
 
     async def flush(self) -> None:
         """Return when all acknowledgements so far are durable.
@@ -312,21 +314,21 @@ class GroupConsumer(Openable):
         """
         if not 0 <= delay_s <= DELAY_S_MAX:
             raise BadGroup(f"delay_s {delay_s} is not 0 to {DELAY_S_MAX}")
-        self._shared.nack(message, delay_s, reason)
+        self._shared.nack(_one_message(message), delay_s, reason)
 
     def extend(self, message: Message) -> None:
         """Let the time in which a message is to be acknowledged begin anew.
 
         Raises CommitRefused if another member has the message by now.
         """
-        self._shared.extend(message)
+        self._shared.extend(_one_message(message))
 
     def deliveries(self, message: Message) -> int:
         """Return how often a message of a shared group was delivered, this time included.
 
         It may be one too many if a member was lost that had it. Raises CommitRefused as extend().
         """
-        return self._shared.deliveries(message)
+        return self._shared.deliveries(_one_message(message))
 
     @property
     def _shared(self) -> Shared:
@@ -404,6 +406,24 @@ def _check_poll(wait_s: float, messages_max: int) -> None:
     check_timeout(wait_s, "wait_s")
     if not (isinstance(messages_max, int) and messages_max >= 1):
         raise ValueError(f"messages_max takes 1 or more, not {messages_max!r}")
+
+
+def _messages_of(named: Message | Iterable[Message]) -> list[Message]:
+    """Return a message, or several, as a list. Raises TypeError for anything else."""
+    if isinstance(named, Message):
+        return [named]
+    found = list(named) if isinstance(named, Iterable) else [named]
+    for each in found:
+        if not isinstance(each, Message):
+            raise TypeError(f"neither a message nor several: {each!r:.80}")
+    return found
+
+
+def _one_message(named: Message) -> Message:
+    """Return *named*. Raises TypeError if it is no message."""
+    if not isinstance(named, Message):
+        raise TypeError(f"not a message: {named!r:.80}")
+    return named
 
 
 def at_hand(consumer: GroupConsumer) -> Iterator[Message]:

@@ -157,10 +157,16 @@ class Groups:
 
         Raises:
             BadGroup: the group has members, who alone commit then, or it is of another mode.
+            BadTopic: a place is not in its lane, or of an earlier topic of this name; nothing was
+                committed. In a ledger that is being written, any place is taken.
+            NoSuchTopic: a topic does not exist.
             MetadataUnavailable: no answer in time; it may have been committed.
         """
         check_name(group)
         wanted = by_part(position)
+        named = {each.uid: each.topic for each in position}
+        parts = [ExportedPartition.of(named[part.topic], part, wanted[part]) for part in wanted]
+        await self._checked_topics(group, parts)
         for _ in range(ATTEMPTS_MAX):
             version = await self._idle_version(group)
             if version is None:
@@ -199,6 +205,8 @@ class Groups:
             MetadataUnavailable: the store did not answer in time; some partitions may be changed.
         """
         check_name(group)
+        if to is None:  # which readers take for their default
+            raise BadGroup('to takes "earliest", "latest", a time or a MessageId, not None')
         version = await self._idle_version(group, any_mode=True)
         if version is None:
             raise _no_such(group)
@@ -272,7 +280,7 @@ class Groups:
                 f"the export of group {export.group} is of another cluster: its places do not "
                 "exist here"
             )
-        topics = await self._exported_topics(export)
+        topics = await self._checked_topics(export.group, export.partitions)
         places = {each.part: each.places for each in export.partitions}
         if not dry_run:
             if version is None:
@@ -388,25 +396,29 @@ class Groups:
             found = await self._context.store.get(INSTANCE)
         return "" if found is None else found.value.decode(errors="replace")
 
-    async def _exported_topics(self, export: GroupExport) -> Sequence[TopicRecord]:
-        """Return the topics of an export, in which all its places lie. Raises as restore()."""
-        lanes = GroupLanes(self._context, export.group)
-        names = sorted({each.topic for each in export.partitions})
+    async def _checked_topics(
+        self, group: str, parts: Sequence[ExportedPartition]
+    ) -> Sequence[TopicRecord]:
+        """Return the topics of *parts*, in which all their places lie. Raises as restore()."""
+        lanes = GroupLanes(self._context, group)
+        names = sorted({each.topic for each in parts})
         found = await lanes.topics(names) if names else []
         for topic in found:
-            parts = [each for each in export.partitions if each.topic == topic.name]
-            for each in parts:
+            named = [each for each in parts if each.topic == topic.name]
+            for each in named:
                 if each.uid != topic.uid:
-                    reason = "it was deleted and created again since the export"
+                    reason = "the places are of a topic of this name that was deleted"
                     raise BadTopic(reason, topic=topic.name)
                 if each.partition not in topic.partition_indexes:
                     raise BadTopic(f"there is no partition {each.partition}", topic=topic.name)
-            await check_places(await lanes.known(topic), parts)
+            await check_places(await lanes.known(topic), named)
         return found
 
 
 def check_name(group: str) -> None:
     """Raise BadGroup unless *group* may be the name of a group."""
+    if not isinstance(group, str):
+        raise BadGroup(f"a group is named by a str, not {group!r} ({type(group).__name__})")
     try:
         check_group(group)
     except ValueError as wrong:

@@ -159,7 +159,7 @@ class Partitions:
 
     def chosen(self, parts: Iterable[TopicPartition] | None) -> set[Part]:
         """Return the parts of these partitions that are read; `None` for all."""
-        named = None if parts is None else set(parts)
+        named = None if parts is None else _named(parts)
         return {
             part
             for part in self.active
@@ -428,6 +428,14 @@ class Partitions:
             if topic.uid == uid:
                 return topic
         raise NoSuchTopic(f"uid {uid}")
+
+
+def _named(parts: Iterable[TopicPartition]) -> set[TopicPartition]:
+    """Return *parts* as a set. Raises TypeError for what assignment() does not return."""
+    named = list(parts) if isinstance(parts, Iterable) else [parts]
+    if not all(isinstance(each, TopicPartition) for each in named):
+        raise TypeError(f"these are no partitions as assignment() returns them: {parts!r:.80}")
+    return set(named)
 
 
 async def _tell(function: OnParts | None, parts: Sequence[TopicPartition]) -> None:

@@ -41,6 +41,7 @@ from metadata.groups.assignment import Part
 
 RETRY_S = 0.5
 REASON_MAX = 1000
+NO_ANSWER = "not acknowledged by a member that left or was lost"
 """Characters of a reason that are kept."""
 LOOKS = 20
 """How often a message is looked at until its acknowledgement is overdue."""
@@ -330,7 +331,7 @@ class Shared:
                 if share.states[index] == State.LEAVING:
                     await trio.sleep(RETRY_S)
                     continue
-                times, reason = share.count(index), share.reasons.get(index, "the member was lost")
+                times, reason = share.count(index), share.reasons.get(index, NO_ANSWER)
                 try:
                     await self._dead.send(message, deliveries=times, reason=reason)
                 except LedgerError as failure:

@@ -43,10 +43,11 @@ async def wanted_topics(
 
 def _namespace(topic: str) -> str:
     """Return the namespace of a name or a pattern. Raises BadGroup."""
+    plain = topic.replace("*", "x")
     try:
-        split_topic(topic.replace("*", "x"))
+        split_topic(plain)
     except ValueError as wrong:
-        raise BadGroup(str(wrong)) from wrong
+        raise BadGroup(str(wrong).replace(repr(plain), repr(topic))) from wrong
     return topic.partition("/")[0]
 
 

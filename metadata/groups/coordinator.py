@@ -270,7 +270,8 @@ class Office:
         async with hosted.turn:
             if hosted.group.members and not request.force:
                 count = len(hosted.group.members)
-                raise BadGroup(f"group {request.group} has {count} members; stop them, or force")
+                members = "1 member; stop it" if count == 1 else f"{count} members; stop them"
+                raise BadGroup(f"group {request.group} has {members}, or force")
             hosted.is_deleted = True
             await self._remove(request.group, hosted.group)
         return GroupLeft()

@@ -39,9 +39,11 @@ from metadata.store import Delete, Op, Versions
 from metadata.topics import (
     LANE_LEDGERS,
     LANES,
+    LaneRecord,
     Retention,
     TopicRecord,
     encode_row,
+    lane_key,
     lane_ledger_key,
     last_number,
     topic_prefix,
@@ -314,6 +316,11 @@ class Wanderer:
         if (number, 2) > place:  # each ledger has two entries
             self.wrong.append(f"ledger {number} is removed, the group is at {place}")
 
+    async def begin(self) -> None:
+        """Let the lane be at its last ledger."""
+        record = encode_row(LaneRecord(epoch=1, current=self.last))
+        await self.rig.store.put(lane_key(self.topic.uid, -1, 0), record)
+
     async def pause(self) -> None:
         await trio.sleep(self.random.random() * 1.5)
 
@@ -341,6 +348,7 @@ class Wanderer:
                 key = lane_ledger_key(self.topic.uid, -1, 0, number)
                 await self.rig.store.put(key, encode_row(ledger))
             self.last += 1
+            await self.begin()
             self.rig.hour += 1
 
     async def expire(self) -> None:
@@ -362,6 +370,7 @@ async def test_nothing_is_removed_that_a_group_still_needs(
     topic = await rig.laid()
     await rig.keep(topic, "billing")
     wanderer = Wanderer(rig, topic, seed)
+    await wanderer.begin()
     reach = rig.store._reach
 
     async def slowly() -> None:

@@ -275,6 +275,19 @@ async def test_a_paused_partition_stays_assigned_and_goes_on_when_it_is_resumed(
         assert 0 < len(second) < 17
         consumer.resume()
         assert sorted(first + second + await rest(consumer)) == list(range(20))
+        consumer.pause([TopicPartition(ORDERS, 7)])  # it may have moved elsewhere
+        for strange in (5, ORDERS, consumer.assignment()[0], [0], [(ORDERS, 0)]):
+            for call in (consumer.pause, consumer.resume):
+                with pytest.raises(TypeError, match="no partitions as assignment"):
+                    call(strange)  # type: ignore[arg-type]
+
+
+async def test_a_consumer_that_is_over_has_no_partitions(autojump_clock: MockClock) -> None:
+    async with shop(2) as (_, client):
+        async with client.consumer(ORDERS, group="billing", start="earliest") as consumer:
+            await consumer.poll(wait_s=3)
+            assert len(consumer.assignment()) == 2
+        assert consumer.assignment() == []
 
 
 async def test_a_commit_of_a_partition_of_another_member_is_refused(

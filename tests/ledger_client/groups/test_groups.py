@@ -13,7 +13,7 @@ from trio.testing import MockClock
 
 from ledger_client import BadGroup, BadTopic, Client, MetadataBroken, NoSuchTopic
 from ledger_client.groups.exports import GroupExport
-from ledger_client.topics.positions import Position
+from ledger_client.topics.positions import LanePlace, Position
 from metadata.errors import BadRecord
 from metadata.groups.calls import GroupReply, GroupRequest
 from metadata.groups.coordinator import Coordinator
@@ -213,7 +213,7 @@ async def test_an_export_of_a_topic_that_was_made_anew_is_refused(
             await client.groups.restore(kept)
         await client.topics.create(ORDERS, 2)
         before = rows(cluster)
-        with pytest.raises(BadTopic, match="created again"):
+        with pytest.raises(BadTopic, match="that was deleted"):
             await client.groups.restore(kept)
         assert rows(cluster) == before
 
@@ -237,7 +237,21 @@ async def test_places_that_do_not_exist_are_not_imported(
         far = msgspec.structs.replace(first, partition=9)
         with pytest.raises(BadTopic, match="no partition 9"):
             await client.groups.restore(msgspec.structs.replace(kept, partitions=[far]))
+        ((lane, place),) = broken.places.items()
+        nowhere = LanePlace(ORDERS, first.uid, first.partition, lane, place)
+        with pytest.raises(BadTopic, match="there is no place"):
+            await client.groups.commit("billing", [nowhere], goes_back=True)
         assert rows(cluster) == before
+
+
+async def test_what_names_no_group_and_no_place_is_told(autojump_clock: MockClock) -> None:
+    async with shop() as (_, client):
+        await client.groups.commit("billing", await end(client))
+        for call in (client.groups.describe, client.groups.lag, client.groups.export):
+            with pytest.raises(BadGroup, match="named by a str, not 5"):
+                await call(5)  # type: ignore[arg-type]
+        with pytest.raises(BadGroup, match="not None"):
+            await client.groups.reset("billing", None)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("text", [b"", b"[]", b"{}", b'{"format": 2}', b"\xff", b"[" * 5000])

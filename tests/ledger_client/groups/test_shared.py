@@ -277,6 +277,14 @@ async def test_calls_of_another_mode_are_refused(autojump_clock: MockClock) -> N
                 await consumer.ack(message)
             with pytest.raises(BadGroup, match="delay_s -1"):
                 consumer.nack(message, delay_s=-1)
+            for strange in (5, [5], [message, None]):
+                with pytest.raises(TypeError, match=r"neither a message nor several: (5|None)"):
+                    await consumer.ack(strange)  # type: ignore[arg-type]
+                with pytest.raises(TypeError, match=r"neither a message nor several: (5|None)"):
+                    consumer.ack_nowait(strange)  # type: ignore[arg-type]
+            for call in (consumer.nack, consumer.extend, consumer.deliveries):
+                with pytest.raises(TypeError, match="not a message: 5"):
+                    call(5)  # type: ignore[arg-type]
         async with client.consumer(ORDERS, group="b", start="earliest") as consumer:
             message = await anext(consumer)
             with pytest.raises(BadGroup, match="group b is exclusive: commit"):

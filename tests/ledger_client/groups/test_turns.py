@@ -216,6 +216,9 @@ async def test_a_pattern_that_matches_nothing_is_refused_or_waited_for(
         with pytest.raises(BadGroup, match="no topic"):
             async with client.consumer(group="a"):
                 pass
+        with pytest.raises(BadGroup, match=r"'shop\*' is not namespace/name"):
+            async with client.consumer("shop*", group="a"):
+                pass
         with pytest.raises(BadGroup, match="with_meta needs namespaces"):
             async with client.consumer("*/orders", group="a", with_meta=True, missing="wait"):
                 pass

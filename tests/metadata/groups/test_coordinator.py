@@ -303,7 +303,7 @@ async def test_a_group_with_members_is_deleted_by_force_only(autojump_clock: Moc
         await rig.live(3, "a")
         progress = msgspec.json.encode(ProgressRecord(lanes=[]))
         await rig.store.transact([Put(progress_key("billing", Part(1, 0)), progress)])
-        with pytest.raises(BadGroup, match="has 1 members"):
+        with pytest.raises(BadGroup, match="has 1 member; stop it, or force"):
             await rig.coordinator.answer(DeleteGroup("billing"))
         await rig.coordinator.answer(DeleteGroup("billing", force=True))
         assert not await rig.store.list("group")
