@@ -7,12 +7,13 @@ import msgspec
 import trio
 
 from bookie.commands import options
-from bookie.commands.call import CONNECT_TIMEOUT_S, FOR_EVER, open_remote
+from bookie.commands.call import FOR_EVER, PLAIN, open_remote
 from bookie.commands.output import print_json, print_table, size
+from bookie.commands.stores import open_store
 from metadata.access import Access
 from metadata.address import parse_address
 from metadata.calls import CollectGarbage, GarbageReport
-from metadata.cluster_url import parse_cluster_url
+from metadata.cluster_url import is_cluster_url, parse_cluster_url
 from metadata.errors import MetadataUnavailable
 from metadata.outcome import CommandFailed
 from metadata.records import BookieRecord
@@ -58,7 +59,7 @@ def gc(*, cluster: str, only: str | None, major: bool, as_json: bool) -> None:
 
 
 async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Collected]:
-    access = parse_cluster_url(cluster).access
+    access = parse_cluster_url(cluster).access if is_cluster_url(cluster) else PLAIN
     bookies = [b for b in await _serving(cluster) if only in (None, b.bookie_id)]
     if not bookies:
         what = f"bookie {only}" if only else "no bookie"
@@ -75,10 +76,8 @@ async def _collect_all(cluster: str, only: str | None, major: bool) -> list[Coll
 
 
 async def _serving(cluster: str) -> list[BookieRecord]:
-    from ledger_client.wire.stores import open_bookie_store  # see stores.py
-
     try:
-        async with open_bookie_store(cluster, timeout_s=CONNECT_TIMEOUT_S) as store:
+        async with open_store(cluster) as store:
             return (await list_registrations(store)).bookies
     except MetadataUnavailable as cause:
         raise CommandFailed.unreachable(f"no bookie answers: {cause}") from cause

@@ -14,9 +14,7 @@ Command = Callable[..., None]
 
 cluster = cluster_options.cluster(
     default="bookie://127.0.0.1:3181",
-    text="One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]; with a login, "
-    "bookie://USER:PASSWORD@HOST:PORT; over TLS, bookie+tls://...?ca=FILE. QUIRE_CLUSTER sets "
-    "it too. A profile keeps the password from other users of this host.",
+    text=cluster_options.TEXT,
 )
 as_json = click.option("--json", "as_json", is_flag=True, help="Print JSON instead of text.")
 config_file = click.option(

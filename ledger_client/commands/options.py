@@ -340,11 +340,6 @@ def _shorten_calls(
     context.call_on_close(partial(timeout_of_calls_s.reset, token))
 
 
-_CLUSTER_TEXT = (
-    "One or more bookies of the cluster: bookie://HOST:PORT[,HOST:PORT...]; with a login, "
-    "bookie://USER:PASSWORD@HOST:PORT; over TLS, bookie+tls://...?ca=FILE. QUIRE_CLUSTER sets "
-    "it too. A profile keeps the password from other users of this host."
-)
 _timeout = click.option(
     "--timeout",
     type=DurationParam(),
@@ -355,7 +350,7 @@ _timeout = click.option(
     help="Give up on a question to the cluster about its metadata once no bookie has answered for"
     f" this long, at most {duration_text(TIMEOUT_S)}.",
 )
-cluster_alone = cluster_options.cluster(default=DEFAULT_CLUSTER, text=_CLUSTER_TEXT)
+cluster_alone = cluster_options.cluster(default=DEFAULT_CLUSTER, text=cluster_options.TEXT)
 """For a command that has a --timeout of its own."""
 
 

@@ -249,14 +249,17 @@ async def rows_of(client: ledger_client.Client, cut: str) -> dict[str, list[int]
     return found
 
 
-def house(*words: str | Path) -> None:
+def bookie(*words: str | Path) -> str:
+    """Return what a command printed that succeeded."""
     done = subprocess.run(
-        [sys.executable, "-m", "bookie", "metadata", *map(str, words)],
+        [sys.executable, "-m", "bookie", *map(str, words)],
         capture_output=True,
         timeout=DEADLINE_S,
         check=False,
+        text=True,
     )
     assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_a_cluster_moves_to_zookeeper_and_back(url: str, tmp_path: Path) -> None:
@@ -267,9 +270,9 @@ def test_a_cluster_moves_to_zookeeper_and_back(url: str, tmp_path: Path) -> None
     for number, store in enumerate(stores):
         if number:
             path = tmp_path / f"house-{number}.jsonl"
-            house("export", path, "--metadata", stores[number - 1])
-            house("import", path, "--metadata", store)
-            house("check", "--metadata", store)
+            bookie("metadata", "export", path, "--metadata", stores[number - 1])
+            bookie("metadata", "import", path, "--metadata", store)
+            bookie("metadata", "check", "--metadata", store)
         words = ("standalone", "--data", tmp_path / "cluster", "--metadata", store)
         with Daemon(*words, "--port", 0, "--json", log=tmp_path / "log") as daemon:
             with blocking.connect(daemon.ready(ClusterStarted).ready) as client:
@@ -282,6 +285,8 @@ def test_a_cluster_moves_to_zookeeper_and_back(url: str, tmp_path: Path) -> None
                 ledger_ids.append(ledger.id)
                 with client.reader(ORDERS) as reader:
                     assert [message.value for message in reader] == sent
+                if store == url:
+                    assert len(bookie("gc", "--cluster", url, "--json").splitlines()) == 3
                 for ledger_id, payload in zip(ledger_ids, sent, strict=True):
                     with client.ledgers.open(ledger_id) as read:
                         assert [entry.payload for entry in read.read(0, 0)] == [payload]
