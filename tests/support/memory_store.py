@@ -14,6 +14,7 @@ from contextlib import AbstractAsyncContextManager
 
 import trio
 from memory_leases import MemoryLeases
+from sortedcontainers import SortedDict
 
 from metadata import store as contract
 from metadata.errors import MetadataUnavailable, VersionConflict
@@ -47,7 +48,8 @@ class MemoryStore:
         self.wall_ms = wall_ms
         self._wall_offset_ms: int | None = None
         self._time_floor_ms = 0
-        self.values: dict[str, contract.Versioned] = {}
+        self._sorted = SortedDict()
+        self.values: dict[str, contract.Versioned] = self._sorted
         self.bookies: dict[str, BookieRecord] = {}
         """Bookies that are registered for ever, without a lease."""
         self.available = True
@@ -88,18 +90,33 @@ class MemoryStore:
             if isinstance(op, contract.Put):
                 self.before_put(op.key)
         self._leases.sweep()
-        staged, changed = dict(self.values), Keys()
-        versions = [self._apply(op, staged, changed) for op in ops]
-        self.values = staged
+        before = {
+            op.key: self.values.get(op.key)
+            for op in ops
+            if isinstance(op, contract.Put | contract.Delete)
+        }
+        changed = Keys()
+        try:
+            versions = [self._apply(op, changed) for op in ops]
+        except BaseException:
+            self._put_back(before)
+            raise
         for key in changed:
             self._record_change(key)
         for key in dict.fromkeys(changed):
-            self.on_change(key, staged.get(key))
+            self.on_change(key, self.values.get(key))
         return versions
+
+    def _put_back(self, before: dict[str, contract.Versioned | None]) -> None:
+        for key, found in before.items():
+            if found is None:
+                self.values.pop(key, None)
+            else:
+                self.values[key] = found
 
     def change(self, key: str, value: bytes, *, expected: int | None = None) -> int:
         """Put at once."""
-        self._check(self.values, key, expected)
+        self._check(key, expected)
         self.values[key] = contract.Versioned(value, self._record_change(key))
         self.on_change(key, self.values[key])
         return self._revision
@@ -117,9 +134,12 @@ class MemoryStore:
         await self._reach()
         found: list[contract.Item] = []
         size = 0
-        for key in sorted(k for k in self.values if k.startswith(prefix) and k > after)[:limit]:
+        for key in self._sorted.irange(max(prefix, after)):
+            if key == after and after:
+                continue
             size += len(self.values[key].value)
-            if found and size > contract.PAGE_SIZE_MAX:
+            is_full = len(found) == limit or (found and size > contract.PAGE_SIZE_MAX)
+            if is_full or not key.startswith(prefix):
                 break
             found.append((key, self.values[key]))
         return found
@@ -240,23 +260,23 @@ class MemoryStore:
         if not self.available:
             raise MetadataUnavailable("the store is away")
 
-    def _apply(self, op: contract.Op, staged: dict[str, contract.Versioned], changed: Keys) -> int:
+    def _apply(self, op: contract.Op, changed: Keys) -> int:
         if isinstance(op, contract.CheckLease):
             return self._leases.check(op)
-        found = self._check(staged, op.key, op.expected)
+        found = self._check(op.key, op.expected)
         if isinstance(op, contract.Check):
             return found
         if isinstance(op, contract.Delete):
-            if staged.pop(op.key, None) is not None:
+            if self.values.pop(op.key, None) is not None:
                 changed.append(op.key)
             return contract.ABSENT
         changed.append(op.key)
         version = self._revision + len(changed)  # as _record_change will count
-        staged[op.key] = contract.Versioned(op.value, version)
+        self.values[op.key] = contract.Versioned(op.value, version)
         return version
 
-    def _check(self, values: dict[str, contract.Versioned], key: str, expected: int | None) -> int:
-        found = values[key].version if key in values else contract.ABSENT
+    def _check(self, key: str, expected: int | None) -> int:
+        found = self.values[key].version if key in self.values else contract.ABSENT
         if expected is not None and found != expected:
             raise VersionConflict(key=key, expected=expected, found=found)
         return found
