@@ -220,7 +220,9 @@ def running_in(session: int) -> list[int]:
     [
         pytest.param(("--no-spark",), 1, 4, 0.0, marks=WITHOUT_SPARK),
         pytest.param(("--no-spark",), 2, 4, 0.0, marks=WITHOUT_SPARK),
-        pytest.param(SPARK, 3, 2, 4.0, marks=pytest.mark.xdist_group("spark")),
+        pytest.param(
+            *(SPARK, 3, 2, 4.0), marks=[pytest.mark.xdist_group("spark"), pytest.mark.long]
+        ),
     ],
     ids=["1", "2", "spark"],
 )

@@ -33,6 +33,8 @@ OPTIONS_OF_CLIENTS = {
 }
 HOST_MARKS = ("each host", "one host")
 """run by tests/hosts/test_readme.py"""
+LONG = {"docs/guides/spark.md"}
+"""pages with several programs of Spark: the search runs them"""
 STANDALONE = "bookie standalone --data ./data --bookies 3"
 _BLOCK = re.compile(
     r"(?:^<!-- ([^\n]*) -->\n)?^```(sh|python)\n(.*?)^```$", re.MULTILINE | re.DOTALL
@@ -139,7 +141,14 @@ def test_what_a_page_shows_runs_as_it_stands(page: Path, tmp_path: Path) -> None
 @pytest.mark.slow
 @pytest.mark.real_processes
 @pytest.mark.xdist_group("spark")
-@pytest.mark.parametrize("page", pages_with(spark=True), ids=name)
+@pytest.mark.parametrize(
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.long] if name(page) in LONG else [])
+        for page in pages_with(spark=True)
+    ],
+    ids=name,
+)
 def test_what_a_page_shows_of_spark_runs_as_it_stands(page: Path, tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()

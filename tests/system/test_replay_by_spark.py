@@ -88,6 +88,7 @@ def has_shown_a_round(url: str) -> bool:
     return any(mark.batch_id > 0 for mark in marks)
 
 
+@pytest.mark.long
 def test_drivers_are_killed_and_the_result_is_that_of_one_process(url: str, tmp_path: Path) -> None:
     """By SIGKILL: while tasks stage the first round, and behind a round that was shown."""
     environment = {"QUIRE_CLUSTER": url}

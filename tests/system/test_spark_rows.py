@@ -124,6 +124,7 @@ async def wait_until_whole(url: str) -> None:
         await whole_copies(client.cluster.verify, sorted({span.ledger_id for span in plan.ranges}))
 
 
+@pytest.mark.long
 def test_executors_elsewhere_read_by_the_network_alone(tmp_path: Path) -> None:
     """A standalone cluster of Spark's with two workers: the same rows as a reader's."""
     with (

@@ -96,6 +96,7 @@ def end_lease(url: str) -> None:
     ask(url, release)
 
 
+@pytest.mark.long
 def test_a_driver_that_is_killed_leaves_the_topic_as_it_was(
     client: BlockingClient, url: str, tmp_path: Path
 ) -> None:
