@@ -377,7 +377,7 @@ class KazooConnection:
             if synced is not None:
                 await self._answer(synced)
                 synced = None
-            for reply in replies:
+            for reply in reversed(replies):  # the last one comes after all others
                 await self._wait_for(reply)
             found += [await reply.result() for reply in replies]
         return found

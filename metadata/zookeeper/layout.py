@@ -26,6 +26,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable
+from contextlib import aclosing
 from typing import NamedTuple
 
 from metadata.errors import BadRecord, MetadataBroken
@@ -218,21 +219,24 @@ class Layout:
                 continue
             reach = _COOKIE_REACH if folder else _LEDGER_REACH
             if _may_hold(reach, prefix, after):
-                async for found in self._walk(folder, prefix, after, children):
-                    yield found
+                async with aclosing(self._walk(folder, prefix, after, children)) as walk:
+                    async for found in walk:
+                        yield found
 
     async def _walk(
         self, folder: str, prefix: str, after: str, children: Children
     ) -> AsyncGenerator[tuple[str, str]]:
-        steps = filter(None, (self._step(folder, name) for name in await children(folder)))
-        for step in sorted(steps, key=lambda each: each.first):
-            if not _may_hold(step, prefix, after):
+        names = _from_there(await children(folder), folder, self.path(after) or "")
+        for name in sorted(names, key=_by_name if folder == COOKIE_FOLDER else _by_number):
+            step = self._step(folder, name)
+            if step is None or not _may_hold(step, prefix, after):
                 continue
             if step.is_value:
                 yield step.first, step.path
                 continue
-            async for found in self._walk(step.path, prefix, after, children):
-                yield found
+            async with aclosing(self._walk(step.path, prefix, after, children)) as walk:
+                async for found in walk:
+                    yield found
 
     def _step(self, folder: str, name: str) -> _Step | None:
         """Return what the node *name* under *folder* is, or None for a foreign one."""
@@ -265,6 +269,28 @@ _LEDGER_REACH = _Step("", ledger_key(0), ledger_key(INTEGER_MAX), False)
 def _may_hold(step: _Step, prefix: str, after: str) -> bool:
     """Return False if no key in *step* is under *prefix* and above *after*."""
     return step.last > after and step.first[: len(prefix)] <= prefix <= step.last[: len(prefix)]
+
+
+def _by_name(name: str) -> tuple[int, str]:
+    return 0, name
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """Numbers of one length are in order; the shorter ones are of smaller ids."""
+    return len(name), name
+
+
+def _from_there(names: Iterable[str], folder: str, after: str) -> Iterable[str]:
+    """Return the *names* in *folder* that do not lie wholly before the node *after*.
+
+    Nodes of one length are in the order of their keys, so that a page does not look again at all
+    that came before it in its folder.
+    """
+    above = f"{folder}/" if folder else ""
+    if not after.startswith(above):
+        return names
+    next_one = after[len(above) :].partition("/")[0]
+    return [name for name in names if len(name) != len(next_one) or name >= next_one]
 
 
 def _layout(factory: str) -> bytes:

@@ -69,7 +69,9 @@ def fields(message: bytes) -> Iterator[Field]:
     """Yield the fields of *message* in order. Raises BadRecord."""
     at = 0
     while at < len(message):
-        key, behind = read_varint(message, at)
+        key, behind = message[at], at + 1
+        if key >= 0x80:
+            key, behind = read_varint(message, at)
         number, wire_type = key >> 3, key & 7
         if not 1 <= number <= _NUMBER_MAX:
             raise BadRecord(f"no field has the number {number}")
@@ -93,6 +95,8 @@ def fields(message: bytes) -> Iterator[Field]:
 
 def read_varint(data: bytes, at: int) -> tuple[int, int]:
     """Return the varint at offset *at*, and the offset behind it. Raises BadRecord."""
+    if at < len(data) and data[at] < 0x80:  # most are
+        return data[at], at + 1
     value = 0
     for index, byte in enumerate(data[at : at + _VARINT_SIZE_MAX]):
         value |= (byte & 0x7F) << 7 * index

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from contextlib import aclosing
 
 import msgspec
 import pytest
@@ -235,10 +236,35 @@ async def test_a_node_of_the_other_layout_is_foreign() -> None:
     ]
 
 
-@pytest.mark.parametrize("after", IDS)
-async def test_a_listing_goes_on_behind_a_key(after: int) -> None:
-    listed = await keys(Layout(), tree(Layout()), "ledgers/", ledger_key(after))
-    assert listed == [ledger_key(each) for each in IDS if each > after]
+@pytest.mark.parametrize("long", [False, True])
+async def test_a_listing_goes_on_behind_a_key(long: bool) -> None:
+    layout = Layout(long=long)
+    ids = sorted({*IDS, *(each + 1 for each in IDS[:-1]), *range(9990, 10010, 3)})
+    nodes = tree(layout, ids)
+    there = ["cookies/b-1", "cookies/b-2", "instance", *map(ledger_key, ids)]
+    between = ["cookies/", "cookies/b", "cookies/b-10", "j", ledger_key(5), ledger_key(9995)]
+    for after in [*there, *between]:
+        assert await keys(layout, nodes, "", after) == [key for key in there if key > after], after
+
+
+async def test_a_page_does_not_look_again_at_what_came_before_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Each page lists the folder, which holds 10 000 ledgers, but decides on its own part alone."""
+    layout, looked = Layout(), list[str]()
+    step = Layout._step
+
+    def counted(self: Layout, folder: str, name: str) -> object:
+        looked.append(name)
+        return step(self, folder, name)
+
+    monkeypatch.setattr(Layout, "_step", counted)
+    nodes = tree(layout, range(1000))
+    async with aclosing(layout.listing("ledgers/", ledger_key(499), nodes.children)) as listing:
+        assert [(await anext(listing))[0] for _ in range(10)] == [
+            ledger_key(each) for each in range(500, 510)
+        ]
+    assert sum(name.startswith("L0") for name in looked) <= 10 + len(["L0499", "L001"])
 
 
 async def test_a_prefix_reads_only_the_folders_on_its_way() -> None:
