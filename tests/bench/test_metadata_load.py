@@ -24,6 +24,7 @@ def units() -> Units:
     return count_units()
 
 
+@pytest.mark.long
 def test_small_clusters_cost_what_the_model_says(units: Units) -> None:
     for name, counted, modelled in check(units):
         for field, one, other in zip(Cost._fields, counted, modelled, strict=True):

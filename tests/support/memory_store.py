@@ -11,6 +11,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import takewhile
 
 import trio
 from memory_leases import MemoryLeases
@@ -302,7 +303,8 @@ class MemoryStore:
             return contract.Changes(newest, [])
         if since > newest or since < newest - len(self._log):
             return contract.Changes(newest, [], everything=True)
-        told = [each for each in self._log if each[0] > since and each[1].startswith(prefix)]
+        later = takewhile(lambda each: each[0] > since, reversed(self._log))
+        told = [each for each in later if each[1].startswith(prefix)][::-1]
         if len(told) > KEYS_TOLD_MAX:
             told = told[:KEYS_TOLD_MAX]
             newest = told[-1][0]

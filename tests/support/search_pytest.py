@@ -37,6 +37,7 @@ STORMS = (
     "tests/hosts/test_cuts.py",
     "tests/bench/test_figures.py",
     "tests/bench/test_compact.py",
+    "tests/bench/test_metadata_load.py::test_small_clusters_cost_what_the_model_says",
     "tests/bench/test_spark.py::test_a_topic_is_measured_beside_the_floor_of_the_same_rows",
     "tests/ledger_client/topics/producing/test_many_producers.py"
     "::test_the_queue_of_a_client_that_opens_much_is_no_outage[300-0.01]",
