@@ -167,6 +167,11 @@ class Groups:
         named = {each.uid: each.topic for each in position}
         parts = [ExportedPartition.of(named[part.topic], part, wanted[part]) for part in wanted]
         await self._checked_topics(group, parts)
+        await self._commit(group, wanted, goes_back=goes_back)
+
+    async def _commit(
+        self, group: str, wanted: Mapping[Part, Places], *, goes_back: bool = False
+    ) -> None:
         for _ in range(ATTEMPTS_MAX):
             version = await self._idle_version(group)
             if version is None:
@@ -413,6 +418,17 @@ class Groups:
                     raise BadTopic(f"there is no partition {each.partition}", topic=topic.name)
             await check_places(await lanes.known(topic), named)
         return found
+
+
+async def commit_read(
+    groups: Groups, group: str, position: Sequence[LanePlace], *, goes_back: bool = False
+) -> None:
+    """Commit as Groups.commit(), but look no place up: a reader returned all of them.
+
+    A look costs a read for each lane.
+    """
+    check_name(group)
+    await groups._commit(group, by_part(position), goes_back=goes_back)
 
 
 def check_name(group: str) -> None:

@@ -14,7 +14,7 @@ import time
 import trio
 
 from ledger_client.errors import LedgerError, MetadataUnavailable
-from ledger_client.groups.groups import Groups
+from ledger_client.groups.groups import Groups, commit_read
 from ledger_client.spark.options import Offset, SourceOptions, position_of
 from ledger_client.topics.context import TopicContext
 from ledger_client.topics.reading.options import Start
@@ -61,7 +61,7 @@ class GroupReport:
         groups, position = Groups(context), position_of(offset)
         try:
             with trio.move_on_after(COMMIT_S) as scope:
-                await groups.commit(self._group, position, goes_back=self._goes_back)
+                await commit_read(groups, self._group, position, goes_back=self._goes_back)
             if scope.cancelled_caught:
                 raise MetadataUnavailable(f"group {self._group}: no answer in {COMMIT_S:g} s")
         except (LedgerError, MetadataError) as failure:

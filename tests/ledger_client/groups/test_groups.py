@@ -13,11 +13,14 @@ from trio.testing import MockClock
 
 from ledger_client import BadGroup, BadTopic, Client, MetadataBroken, NoSuchTopic
 from ledger_client.groups.exports import GroupExport
+from ledger_client.groups.groups import commit_read
 from ledger_client.topics.positions import LanePlace, Position
 from metadata.errors import BadRecord
 from metadata.groups.calls import GroupReply, GroupRequest
 from metadata.groups.coordinator import Coordinator
 from metadata.groups.rows import GROUP_MEMBERS, GROUPS, PROGRESS, GroupRecord, group_key
+from metadata.store import Versioned
+from metadata.topics import LANE_LEDGERS, LANES
 
 ORDERS = "shop/orders"
 
@@ -242,6 +245,24 @@ async def test_places_that_do_not_exist_are_not_imported(
         with pytest.raises(BadTopic, match="there is no place"):
             await client.groups.commit("billing", [nowhere], goes_back=True)
         assert rows(cluster) == before
+
+
+async def test_places_that_were_read_are_committed_without_a_look_at_lanes(
+    autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query of Spark commits with each of its batches, in thousands of lanes."""
+    async with shop() as (cluster, client):
+        places, read = await end(client), list[str]()
+        get = cluster.store.get
+
+        async def counted(key: str) -> Versioned | None:
+            read.append(key)
+            return await get(key)
+
+        monkeypatch.setattr(cluster.store, "get", counted)
+        await commit_read(client.groups, "spark", places)
+        assert [key for key in read if key.startswith((LANES, LANE_LEDGERS))] == []
+        assert await client.groups.committed("spark") == places
 
 
 async def test_what_names_no_group_and_no_place_is_told(autojump_clock: MockClock) -> None:
