@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Unpack
 import trio
 
 from ledger_client.background import Background
-from ledger_client.errors import BadGroup, LedgerError
+from ledger_client.errors import BadGroup, LedgerError, MemberRemoved
 from ledger_client.groups.arrivals import Arrivals
 from ledger_client.groups.feed import OpenTicks
 from ledger_client.groups.heartbeats import Heartbeats, SharedHeartbeats
@@ -259,9 +259,13 @@ class GroupConsumer(Openable):
         await self._in_order.seek(position)
 
     def _check_member(self) -> None:
-        """Raise what has ended the membership for good, if something has."""
-        if self._membership.failure is not None:
-            raise self._membership.failure
+        """Raise MemberRemoved once the membership has ended for good.
+
+        While the consumer leaves, its on_revoked may still commit.
+        """
+        failure = self._membership.failure
+        if isinstance(failure, MemberRemoved) and not self._membership.is_member:
+            raise failure
 
     async def _commit_sometimes(self, every_s: float) -> None:
         while True:

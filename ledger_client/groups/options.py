@@ -120,7 +120,7 @@ class ConsumerOptions(msgspec.Struct, frozen=True, kw_only=True):
     on_revoked: OnParts | None = None
     """called when partitions move elsewhere, while their progress can still be committed; or when
     they are lost, and it cannot: the consumer was not heard of, or was not done with its messages
-    within 0.8 of *revoke_s*. Then a CommitRefused that it raises is logged"""
+    within 0.8 of *revoke_s*. A CommitRefused or MemberRemoved that it raises is logged"""
     missing: Missing = "fail"
     """a named topic that does not exist, or a pattern that matches none: raise NoSuchTopic, or
     wait until one is created"""

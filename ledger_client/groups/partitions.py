@@ -269,10 +269,8 @@ class Partitions:
             self._restarted.pop(part, None)
         self.active -= gone
         if not is_done:
-            try:
-                await _tell(self._options.on_revoked, named)
-            except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
-                _log.warning("on_revoked: %s", failure)
+            with trio.move_on_after(self._options.revoke_s):
+                await self._tell_revoked(named)
         self._progress.forget(gone)
         holder.forget(gone, lapsed)
         for uid in {part.topic for part in gone}:
@@ -292,12 +290,18 @@ class Partitions:
         with trio.move_on_at(begun_at + revoke_s * FINISH_PART):
             await holder.finish(gone)
             is_done = True
-            await _tell(self._options.on_revoked, named)
+            await self._tell_revoked(named)
         with trio.move_on_at(begun_at + revoke_s * COMMIT_PART):
             await holder.finish_commits()
             if self._options.auto_commit_s is not None:
                 await holder.commit_consumed(gone)
         return is_done
+
+    async def _tell_revoked(self, parts: Sequence[TopicPartition]) -> None:
+        try:
+            await _tell(self._options.on_revoked, parts)
+        except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
+            _log.warning("on_revoked: %s", failure)
 
     def end(self, topic: TopicRecord) -> None:
         """Read a topic no longer that was deleted. Its partitions go with the next row."""

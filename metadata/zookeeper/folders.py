@@ -39,13 +39,16 @@ class Folders:
         async with self._turn:  # who comes first creates those of all who wait
             if self._known.issuperset(wanted):
                 return
-            unknown = self._take(wanted)
-            while unknown:
+            needed = self._take(wanted)
+            while unknown := [each for each in needed if each not in self._known]:
                 found = await self._connection.stat(unknown)
                 missing = [each for each, stat in zip(unknown, found, strict=True) if stat is None]
                 if not missing:
                     break
-                await self._make(missing[:TOGETHER_MAX])
+                if not await self._make(missing[:TOGETHER_MAX]):
+                    # One above them is gone, though it is known: another store removed it.
+                    needed = list(_with_parents(needed))
+                    self.forget(needed)
             if len(self._known) > KNOWN_MAX:
                 self._known.clear()
             self._known.update(unknown)
@@ -55,7 +58,7 @@ class Folders:
         taken = dict.fromkeys(wanted)
         while self._wanted and len(taken) < TOGETHER_MAX:
             taken |= self._wanted.popleft()
-        return [each for each in taken if each not in self._known]
+        return list(taken)
 
     def forget(self, nodes: Iterable[str]) -> None:
         """Look anew at the folders above *nodes*: one of them was not there."""
@@ -66,13 +69,22 @@ class Folders:
         """Forget *folders*, which are gone."""
         self._known.difference_update(folders)
 
-    async def _make(self, missing: list[str]) -> None:
-        """Create them, or none of them if another process created one meanwhile."""
+    async def _make(self, missing: list[str]) -> bool:
+        """Create them, or none of them if another process created one meanwhile.
+
+        False: a folder above one of them is not there.
+        """
         try:
             outcome = await self._connection.multi([Create(path) for path in missing])
         except MetadataUnavailable as lost:
             if not lost.outcome_unknown:
                 raise
-            return
+            return True
         if isinstance(outcome, Refused) and outcome.reason not in (Reason.EXISTS, Reason.NO_NODE):
             raise MetadataBroken(f"{missing[outcome.place]}: {outcome.reason.value}")
+        return not (isinstance(outcome, Refused) and outcome.reason is Reason.NO_NODE)
+
+
+def _with_parents(folders: Iterable[str]) -> dict[str, None]:
+    """Return *folders*, each after those above it."""
+    return dict.fromkeys(each for folder in folders for each in (*paths.parents(folder), folder))

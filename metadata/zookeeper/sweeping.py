@@ -10,12 +10,13 @@ when it ended is noted by the next one that walks there and finds a folder empty
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from itertools import islice
 
 import trio
 
-from metadata.errors import MetadataUnavailable
+from metadata.errors import MetadataError, MetadataUnavailable
 from metadata.zookeeper import paths
 from metadata.zookeeper.znodes import Connection, Refused, Remove
 
@@ -23,6 +24,7 @@ REST_S = 60.0
 TOGETHER_MAX = 100
 """Folders that are looked at, and removed, at a time."""
 NOTED_MAX = 100_000
+_log = logging.getLogger(__name__)
 
 
 class EmptyFolders:
@@ -61,15 +63,15 @@ class EmptyFolders:
                 await self._remove(due)
             except MetadataUnavailable:
                 self.note(due)
+            except MetadataError as failure:  # folders may stay, whatever is wrong
+                _log.warning("empty folders are left in ZooKeeper: %s", failure)
 
     async def _remove(self, folders: list[str]) -> None:
         """Remove those of *folders* that are empty. Raises MetadataUnavailable."""
         found = await self._connection.stat(folders)
-        empty = [
-            folder
-            for folder, stat in zip(folders, found, strict=True)
-            if stat is not None and not stat.children
-        ]
+        pairs = list(zip(folders, found, strict=True))
+        self._on_removed([folder for folder, stat in pairs if stat is None])
+        empty = [folder for folder, stat in pairs if stat is not None and not stat.children]
         while empty:
             outcome = await self._connection.multi([Remove(folder) for folder in empty])
             if isinstance(outcome, Refused):

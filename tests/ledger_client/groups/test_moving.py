@@ -191,6 +191,57 @@ async def test_who_is_busy_for_too_long_hears_what_it_does_not_have_any_more(
                 await busy.commit(in_it[0])
 
 
+async def test_a_handler_that_commits_after_a_lapse_does_not_end_its_consumer(
+    autojump_clock: MockClock,
+) -> None:
+    """The lapse is of one rebalance, and the handler commits in time in the next one."""
+    revoked: list[int] = []
+
+    async def note(parts: Sequence[TopicPartition]) -> None:
+        revoked.extend(each.partition for each in parts)
+        await busy.commit()
+
+    settings = {"group": "billing", "start": "earliest", "auto_commit_s": None, "revoke_s": 4}
+    async with (
+        shop(3) as (_, client),
+        client.consumer(ORDERS, **settings, on_revoked=note) as busy,  # type: ignore[arg-type]
+    ):
+        await send(client, 0, 30)
+        await trio.sleep(5)
+        assert len(await busy.poll()) == 30
+        async with client.consumer(ORDERS, **settings) as other:  # type: ignore[arg-type]
+            await other.poll(wait_s=20)
+            assert len(revoked) == 1
+            async with client.consumer(ORDERS, **settings) as third:  # type: ignore[arg-type]
+                assert await busy.poll(wait_s=20) == []
+                assert await third.poll(wait_s=1) == [], "the handler has committed"
+                assert len(revoked) == 2
+                await send(client, 30, 60)
+                assert await busy.poll(wait_s=20)
+                await busy.commit()
+
+
+async def test_a_handler_may_commit_while_its_consumer_leaves(autojump_clock: MockClock) -> None:
+    settings = {"group": "billing", "start": "earliest", "auto_commit_s": None}
+    async with shop(2) as (_, client), trio.open_nursery() as nursery:
+
+        async def join() -> None:
+            async with client.consumer(ORDERS, **settings) as other:  # type: ignore[arg-type]
+                assert await other.poll(wait_s=30) == [], "all was committed"
+
+        async def note(_parts: Sequence[TopicPartition]) -> None:
+            await leaving.commit()
+
+        await send(client, 0, 10)
+        async with client.consumer(ORDERS, **settings, on_revoked=note) as leaving:  # type: ignore[arg-type]
+            await trio.sleep(5)
+            assert len(await leaving.poll()) == 10
+            nursery.start_soon(join)
+            while not await is_rebalancing(client):  # noqa: ASYNC110 - a row of the store
+                await trio.sleep(0.1)
+            await trio.sleep(1)
+
+
 async def send_to_all(client: Client) -> None:
     """Send a message to each partition."""
     async with client.producer(ORDERS) as producer:

@@ -75,6 +75,29 @@ async def test_a_key_comes_again_where_its_folders_went(autojump_clock: MockCloc
         assert await one.store.get(lane(7, 7)) == found, "a folder with a node stays"
 
 
+@pytest.mark.parametrize("below", [8, 70_000])
+async def test_what_lies_beside_a_folder_that_went_is_created(
+    autojump_clock: MockClock, below: int
+) -> None:
+    """By a store that knew the folders above it, which another one removed; of keys and leases."""
+    ensemble = MemoryEnsemble()
+    async with opened(ensemble) as one, opened(ensemble) as two:
+        await two.store.put(lane(7, 7), b"")
+        lease = await grant(two.store, f"writers/{lane(7, 7)}", "me", ttl_s=600)
+        await two.store.release(lease)
+        await one.store.delete(lane(7, 7))
+        assert await one.store.leases("writers/") == []
+        await rest()
+        await items_under(one.store, "lanes/")
+        await one.store.leases("writers/")
+        await rest()
+        await two.store.put(lane(below, 7), b"beside")
+        await grant(two.store, f"writers/{lane(below, 7)}", "me", ttl_s=60)
+        found = await one.store.get(lane(below, 7))
+        assert found is not None
+        assert found.value == b"beside"
+
+
 async def test_a_walk_finds_what_a_former_store_has_left(autojump_clock: MockClock) -> None:
     ensemble = MemoryEnsemble()
     async with opened(ensemble) as former:
