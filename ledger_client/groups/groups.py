@@ -412,7 +412,7 @@ class Groups:
             named = [each for each in parts if each.topic == topic.name]
             for each in named:
                 if each.uid != topic.uid:
-                    reason = "the places are of a topic of this name that was deleted and created again"
+                    reason = "the places are of a topic that was deleted and created again"
                     raise BadTopic(reason, topic=topic.name)
                 if each.partition not in topic.partition_indexes:
                     raise BadTopic(f"there is no partition {each.partition}", topic=topic.name)

@@ -216,7 +216,7 @@ async def test_an_export_of_a_topic_that_was_made_anew_is_refused(
             await client.groups.restore(kept)
         await client.topics.create(ORDERS, 2)
         before = rows(cluster)
-        with pytest.raises(BadTopic, match="that was deleted"):
+        with pytest.raises(BadTopic, match="was deleted and created again"):
             await client.groups.restore(kept)
         assert rows(cluster) == before
 
