@@ -19,7 +19,7 @@ from ledger_client.commands.options import parse_duration
 from ledger_client.commands.outcome import finish
 from ledger_client.commands.places import BYS, By, PlaceOrTime, Point
 from ledger_client.commands.streams import put
-from ledger_client.errors import CommitRefused, MetadataUnavailable, NoSuchTopic
+from ledger_client.errors import BadSchema, CommitRefused, MetadataUnavailable, NoSuchTopic
 from ledger_client.groups.consumer import GroupConsumer
 from ledger_client.groups.options import ConsumerOptions, ConsumerSettings, FirstStart
 from ledger_client.message_id import MessageId
@@ -274,7 +274,11 @@ class Printing:
 
     async def _print(self, messages: list[Message]) -> None:
         if self._order.as_json:
-            await self._look_up({message.topic for message in messages})
+            for name in sorted({message.topic for message in messages}):
+                try:
+                    await self._look_up({name})
+                except BadSchema as wrong:  # of a topic that a pattern found
+                    click.echo(f"warning: {wrong}; its values are shown as they are", err=True)
             await put(json_of(messages, self._fields))
         else:
             await put(text_of(messages))
@@ -286,5 +290,6 @@ class Printing:
         """Look up how values of these topics are decoded. Raises BadSchema."""
         for name in sorted(topics - self._known):
             with suppress(NoSuchTopic):  # not yet, or not any more
-                self._fields.add(await self._client.topics.info(name))
+                topic = await self._client.topics.info(name)
                 self._known.add(name)
+                self._fields.add(topic)

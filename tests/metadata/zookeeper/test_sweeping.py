@@ -75,6 +75,7 @@ async def test_a_key_comes_again_where_its_folders_went(autojump_clock: MockCloc
         assert await one.store.get(lane(7, 7)) == found, "a folder with a node stays"
 
 
+@pytest.mark.timeout(60)  # without a pause virtual time stands still
 @pytest.mark.parametrize("below", [8, 70_000])
 async def test_what_lies_beside_a_folder_that_went_is_created(
     autojump_clock: MockClock, below: int
