@@ -40,8 +40,8 @@ from ledger_client.topics.positions import Places
 from metadata.groups.assignment import Part
 
 RETRY_S = 0.5
-REASON_MAX = 1000
 NO_ANSWER = "not acknowledged by a member that left or was lost"
+REASON_MAX = 1000
 """Characters of a reason that are kept."""
 LOOKS = 20
 """How often a message is looked at until its acknowledgement is overdue."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import asynccontextmanager
 
 import pytest
 import trio
@@ -13,7 +14,9 @@ from trio.testing import MockClock
 from ledger_client import Client
 from ledger_client.errors import CommitRefused
 from ledger_client.groups.consumer import GroupConsumer
-from ledger_client.groups.options import TopicPartition
+from ledger_client.groups.options import ConsumerSettings, TopicPartition
+from ledger_client.opening import Opening
+from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LanePlace
 
 
@@ -153,33 +156,49 @@ async def test_a_handler_that_commits_is_not_called_as_its_consumer_leaves(
     assert calls == 0
 
 
+class Busy:
+    """A member that is at work on all messages, and whose handler commits."""
+
+    def __init__(self, client: Client) -> None:
+        self.client = client
+        self.revoked: list[int] = []
+        self.messages: list[Message] = []
+        self._settings = ConsumerSettings(
+            group="billing", start="earliest", auto_commit_s=None, revoke_s=4
+        )
+
+    def other(self) -> Opening[GroupConsumer]:
+        """Return another member of its group."""
+        return self.client.consumer(ORDERS, **self._settings)
+
+    @asynccontextmanager
+    async def member(self, messages: int) -> AsyncGenerator[GroupConsumer]:
+        async def note(parts: Sequence[TopicPartition]) -> None:
+            self.revoked.extend(each.partition for each in parts)
+            await consumer.commit()
+
+        settings: ConsumerSettings = {**self._settings, "on_revoked": note}
+        async with self.client.consumer(ORDERS, **settings) as consumer:
+            await send(self.client, 0, messages)
+            await trio.sleep(5)
+            self.messages = await consumer.poll()
+            assert len(self.messages) == messages
+            yield consumer
+
+
 @pytest.mark.parametrize("commits_in_time", [False, True])
 async def test_who_is_busy_for_too_long_hears_what_it_does_not_have_any_more(
     autojump_clock: MockClock, commits_in_time: bool
 ) -> None:
     """What it is at work on comes again elsewhere, unless it was committed; it can know both."""
-    revoked: list[int] = []
-
-    async def note(parts: Sequence[TopicPartition]) -> None:
-        revoked.extend(each.partition for each in parts)
-        await busy.commit()
-
-    settings = {"group": "billing", "start": "earliest", "auto_commit_s": None, "revoke_s": 4}
-    async with (
-        shop(2) as (_, client),
-        client.consumer(ORDERS, **settings, on_revoked=note) as busy,  # type: ignore[arg-type]
-    ):
-        await send(client, 0, 10)
-        await trio.sleep(5)
-        messages = await busy.poll()
-        assert len(messages) == 10
+    async with shop(2) as (_, client), (rig := Busy(client)).member(10) as busy:
         if commits_in_time:
             await busy.commit()
-        async with client.consumer(ORDERS, **settings) as other:  # type: ignore[arg-type]
+        async with rig.other() as other:
             again = await other.poll(wait_s=20)
             (moved,) = (each.partition for each in other.assignment())
-            assert revoked == [moved]
-            in_it = [each for each in messages if each.id.partition == moved]
+            assert rig.revoked == [moved]
+            in_it = [each for each in rig.messages if each.id.partition == moved]
             assert [each.value for each in again] == (
                 [] if commits_in_time else [each.value for each in in_it]
             )
@@ -195,30 +214,20 @@ async def test_a_handler_that_commits_after_a_lapse_does_not_end_its_consumer(
     autojump_clock: MockClock,
 ) -> None:
     """The lapse is of one rebalance, and the handler commits in time in the next one."""
-    revoked: list[int] = []
-
-    async def note(parts: Sequence[TopicPartition]) -> None:
-        revoked.extend(each.partition for each in parts)
-        await busy.commit()
-
-    settings = {"group": "billing", "start": "earliest", "auto_commit_s": None, "revoke_s": 4}
     async with (
         shop(3) as (_, client),
-        client.consumer(ORDERS, **settings, on_revoked=note) as busy,  # type: ignore[arg-type]
+        (rig := Busy(client)).member(30) as busy,
+        rig.other() as other,
     ):
-        await send(client, 0, 30)
-        await trio.sleep(5)
-        assert len(await busy.poll()) == 30
-        async with client.consumer(ORDERS, **settings) as other:  # type: ignore[arg-type]
-            await other.poll(wait_s=20)
-            assert len(revoked) == 1
-            async with client.consumer(ORDERS, **settings) as third:  # type: ignore[arg-type]
-                assert await busy.poll(wait_s=20) == []
-                assert await third.poll(wait_s=1) == [], "the handler has committed"
-                assert len(revoked) == 2
-                await send(client, 30, 60)
-                assert await busy.poll(wait_s=20)
-                await busy.commit()
+        await other.poll(wait_s=20)
+        assert len(rig.revoked) == 1
+        async with rig.other() as third:
+            assert await busy.poll(wait_s=20) == []
+            assert await third.poll(wait_s=1) == [], "the handler has committed"
+            assert len(rig.revoked) == 2
+            await send(client, 30, 60)
+            assert await busy.poll(wait_s=20)
+            await busy.commit()
 
 
 async def test_a_handler_may_commit_while_its_consumer_leaves(autojump_clock: MockClock) -> None:
