@@ -21,6 +21,7 @@ import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from concurrent.futures import Future
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
+from contextvars import copy_context
 from functools import partial
 from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar, cast
 
@@ -212,10 +213,11 @@ class Portal(Generic[R_co]):
     def spawn(self, work: Callable[[], Awaitable[T]], settle: Settle[T]) -> Callable[[], None]:
         """Run *work* as a task of the loop, then call *settle* there. Return a cancel function.
 
-        *settle* is called once whatever happens, with a result or with an error. Raises as post().
+        The task has the caller's context variables. *settle* is called once whatever happens, with
+        a result or with an error. Raises as post().
         """
         scope, loop = trio.CancelScope(), self._loop
-        loop.post(partial(loop.spawn, work, scope, settle))
+        loop.post(partial(copy_context().run, loop.spawn, work, scope, settle))
 
         def cancel() -> None:
             with suppress(ClientClosed):  # that cancels it too
@@ -243,7 +245,7 @@ class Portal(Generic[R_co]):
             raise
 
     def call_sync(self, work: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call a plain function in the loop's thread. Raises as call()."""
+        """Call a plain function in the loop's thread, in the caller's context. Raises as call()."""
         self.check_thread()
         result: Future[T] = Future()
 
@@ -253,7 +255,7 @@ class Portal(Generic[R_co]):
             except BaseException as error:  # noqa: BLE001  # raised in the waiting thread
                 result.set_exception(error)
 
-        self.post(run)
+        self.post(partial(copy_context().run, run))
         return result.result()
 
     def check_thread(self) -> None:

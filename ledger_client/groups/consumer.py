@@ -188,14 +188,16 @@ class GroupConsumer(Openable):
 
         Args:
             what: a message, to go on after it; or places, as position() returned them, which may
-                lie before what was committed. Default: all messages that were handed out.
+                lie before what was committed. Default: all messages that were handed out; in
+                on_revoked, those that the application is done with.
 
         A place that is committed already may be committed again.
 
         Raises:
             BadGroup: nothing was asked for yet, and there are no partitions.
             BadTopic: a place is behind the end of its lane; nothing was committed.
-            CommitRefused: partitions are another member's by now; their messages come again.
+            CommitRefused: partitions are another member's by now, or went before what was handed
+                out of them was committed; it comes again. The rest was committed.
             MemberRemoved: as poll().
             MetadataUnavailable: the store did not answer in time; it may have been committed.
             LedgerError: a commit that commit_nowait() started has failed. This one was made.

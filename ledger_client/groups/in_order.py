@@ -251,25 +251,32 @@ class InOrder:
 
     def _places(self, *, consumed: bool) -> dict[Part, dict[int, Place]]:
         """Return the places after what was handed out, or only after what was consumed."""
-        self._note_handed()
-        active = self._partitions.active
-        places = {part: dict(lanes) for part, lanes in self._handed.items() if part in active}
+        places = self._handed_before()
         for feed in self._partitions.feeds.values():
             for ref, reached in feed.places().items():  # also after entries without messages
                 known = places.get(Part(ref.uid, ref.partition))
                 if known is not None and reached.at > known.get(ref.lane, EARLIEST).at:
                     known[ref.lane] = reached
-        current = self._current
-        if current is not None and _part_of(current.batch.lane) in active:
-            lane, count = current.batch.lane, current.stop - length_hint(self._ready)
-            if consumed and self._in_hand is None:
-                count = max(count - 1, current.start)
-            places.setdefault(_part_of(lane), {})[lane.lane] = current.batch.after(count)
+        self._add_current(places, consumed=consumed)
         if consumed:
             for lane, (batch, count) in (self._in_hand or {}).items():
                 if _part_of(lane) in places:
                     places[_part_of(lane)][lane.lane] = batch.after(count)
         return places
+
+    def _handed_before(self) -> dict[Part, dict[int, Place]]:
+        """Return the places after what was handed out, but of the current batch."""
+        self._note_handed()
+        active = self._partitions.active
+        return {part: dict(lanes) for part, lanes in self._handed.items() if part in active}
+
+    def _add_current(self, places: dict[Part, dict[int, Place]], *, consumed: bool) -> None:
+        current = self._current
+        if current is not None and _part_of(current.batch.lane) in self._partitions.active:
+            lane, count = current.batch.lane, current.stop - length_hint(self._ready)
+            if consumed and self._in_hand is None:
+                count = max(count - 1, current.start)
+            places.setdefault(_part_of(lane), {})[lane.lane] = current.batch.after(count)
 
     def _reached(self, part: Part) -> Places:
         """Return the places in a partition after what was handed out."""
@@ -314,10 +321,18 @@ class InOrder:
         self._raise_lapsed(what)
 
     def _raise_lapsed(self, what: Message | Sequence[LanePlace] | None) -> None:
-        """Raise CommitRefused, once, if a commit of all that was handed out is not of all."""
-        if what is None and self._lapsed:
-            lapsed, self._lapsed = sorted(self._lapsed), set()
-            raise CommitRefused(self._group, lapsed)
+        """Raise CommitRefused, once, if a commit of all that was handed out is not of all.
+
+        on_revoked learns it of its own partitions, and the application still does later.
+        """
+        if what is not None:
+            return
+        revoking = self._partitions.revoking()
+        lapsed = self._lapsed if revoking is None else self._lapsed & revoking
+        if revoking is None:
+            self._lapsed = set()
+        if lapsed:
+            raise CommitRefused(self._group, sorted(lapsed))
 
     async def finish_commits(self) -> None:
         """Wait until the commits that were only started are stored, or have failed."""
@@ -332,7 +347,8 @@ class InOrder:
         if what is None:
             if not self._has_asked and not self._partitions.active:
                 raise BadGroup(f"group {self._group}: no partitions yet; poll, then commit")
-            return self._places(consumed=False)
+            # Beside on_revoked, the application may be at work on partitions that stay.
+            return self._places(consumed=self._partitions.revoking() is not None)
         if isinstance(what, Message):
             part, lane, place = self._after(what)
             return {part: {lane: place}}
@@ -486,21 +502,28 @@ class InOrder:
         parts = {_part_of(lane) for lane in self._in_hand or {}}
         return parts | ({_part_of(self._current.batch.lane)} if self._current else set())
 
-    def unfinished(self, parts: set[Part]) -> set[Part]:
-        """Return those of *parts* of which the application has messages that are not committed."""
-        places = self._places(consumed=False)
+    def unfinished(self, parts: set[Part], *, at_work: bool) -> set[Part]:
+        """Return those of *parts* of which messages were handed out that are not committed.
+
+        *at_work*: those alone that the application may still be at work on.
+        """
+        places = self._handed_before()
+        self._add_current(places, consumed=False)
         found = set[Part]()
-        for part in self._at_work() & parts & places.keys():
+        for part in (self._at_work() if at_work else parts) & parts & places.keys():
             stored = self._progress.committed(part) or {}
             if any(at.at > stored.get(lane, EARLIEST).at for lane, at in places[part].items()):
                 found.add(part)
         return found
 
-    def forget(self, parts: set[Part], lapsed: Set[Part]) -> None:
-        """Forget what the application has of *parts*; its next commit() tells of *lapsed*."""
+    def lapse(self, parts: Set[Part]) -> None:
+        """Let the next commit() tell that what was handed out of *parts* comes again elsewhere."""
+        self._lapsed |= parts
+
+    def forget(self, parts: set[Part]) -> None:
+        """Forget what the application has of *parts*."""
         self._note_handed()
         self._ending -= parts
-        self._lapsed |= lapsed
         self._forget_in_hand(parts)
         for part in parts:
             self._handed.pop(part, None)

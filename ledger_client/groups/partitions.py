@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence, Set
 from contextlib import suppress
+from contextvars import ContextVar
 from functools import partial
 from typing import Protocol, TypeVar
 
@@ -64,14 +65,30 @@ class Holder(Protocol):
     async def read(self, starts: dict[Part, Places]) -> None:
         """Read partitions from these places on. Raises LedgerError; then it is called again."""
 
-    def unfinished(self, parts: set[Part]) -> set[Part]:
-        """Return those of *parts* of which the application has messages that are not committed."""
+    def unfinished(self, parts: set[Part], *, at_work: bool) -> set[Part]:
+        """Return those of *parts* of which messages were handed out that are not committed.
 
-    def forget(self, parts: set[Part], lapsed: Set[Part]) -> None:
-        """Forget what the application has of *parts*: others have them by now.
-
-        It is told of the *lapsed* ones: what it has of them comes again, at another member.
+        *at_work*: those alone that the application may still be at work on.
         """
+
+    def lapse(self, parts: Set[Part]) -> None:
+        """Let the application know that what it has of *parts* comes again, at another member."""
+
+    def forget(self, parts: set[Part]) -> None:
+        """Forget what the application has of *parts*: others have them by now."""
+
+
+class Revocation:
+    """A call of on_revoked, by which the calls that it makes are known."""
+
+    def __init__(self, owner: object, parts: Set[Part]) -> None:
+        self.owner = owner
+        self.parts = parts
+        self.is_over = False
+
+
+_revocation: ContextVar[Revocation | None] = ContextVar("_revocation", default=None)
+"""the one that the caller is in, whatever thread it runs in"""
 
 
 class Partitions:
@@ -258,21 +275,30 @@ class Partitions:
             chosen.setdefault(part.topic, set()).add(self.partition(part))
         return chosen
 
+    def revoking(self) -> Set[Part] | None:
+        """Return the partitions with which on_revoked was called, to who is called by it."""
+        revocation = _revocation.get()
+        if revocation is None or revocation.owner is not self or revocation.is_over:
+            return None
+        return revocation.parts
+
     async def _give_up(self, gone: set[Part], holder: Holder, *, is_lost: bool) -> None:
         """Hand out nothing more of these partitions, and commit them while that is possible."""
         holder.withhold(gone)
         named = self.named(gone)
         is_done = not is_lost and await self._finish(gone, holder, named)
-        lapsed = set() if is_done else holder.unfinished(gone)
+        commits = self._options.auto_commit_s is not None
+        if not (is_done and commits):
+            holder.lapse(holder.unfinished(gone, at_work=commits))
         self.drop(gone)  # seek() may have had them read again
         for part in gone:
             self._restarted.pop(part, None)
         self.active -= gone
         if not is_done:
             with trio.move_on_after(self._options.revoke_s):
-                await self._tell_revoked(named)
+                await self._tell_revoked(gone, named)
         self._progress.forget(gone)
-        holder.forget(gone, lapsed)
+        holder.forget(gone)
         for uid in {part.topic for part in gone}:
             if (topic := self._close_feed(uid)) and not is_lost:
                 await self._check_exists(topic)
@@ -290,18 +316,23 @@ class Partitions:
         with trio.move_on_at(begun_at + revoke_s * FINISH_PART):
             await holder.finish(gone)
             is_done = True
-            await self._tell_revoked(named)
+            await self._tell_revoked(gone, named)
         with trio.move_on_at(begun_at + revoke_s * COMMIT_PART):
             await holder.finish_commits()
             if self._options.auto_commit_s is not None:
                 await holder.commit_consumed(gone)
         return is_done
 
-    async def _tell_revoked(self, parts: Sequence[TopicPartition]) -> None:
+    async def _tell_revoked(self, gone: Set[Part], named: Sequence[TopicPartition]) -> None:
+        revocation = Revocation(self, gone)
+        token = _revocation.set(revocation)
         try:
-            await _tell(self._options.on_revoked, parts)
+            await _tell(self._options.on_revoked, named)
         except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
             _log.warning("on_revoked: %s", failure)
+        finally:
+            revocation.is_over = True
+            _revocation.reset(token)
 
     def end(self, topic: TopicRecord) -> None:
         """Read a topic no longer that was deleted. Its partitions go with the next row."""

@@ -24,7 +24,7 @@ import trio
 from ledger_client.background import Rounds
 from ledger_client.errors import BadTopic, CommitRefused
 from ledger_client.ledgers.catalogue import translated
-from ledger_client.topics.positions import LanePlace, Place, Places, Position, is_position
+from ledger_client.topics.positions import EARLIEST, LanePlace, Place, Places, Position, is_position
 from ledger_client.wire.joint_changes import JointChanges
 from metadata.errors import MetadataUnavailable, VersionConflict
 from metadata.groups.assignment import Part
@@ -147,9 +147,17 @@ class Progress:
                 if goes_back or lane not in known or known[lane].at < place.at:
                     known[lane] = place
         await self._rounds.share()
-        lost = sorted(part for part in places if part not in self._owned)
+        lost = [p for p in sorted(places) if not self._is_stored(p, places[p], goes_back)]
         if lost:
             raise CommitRefused(self._group, lost)
+
+    def _is_stored(self, part: Part, lanes: Places, goes_back: bool) -> bool:
+        """Return True unless a partition went while a commit of it waited."""
+        stored = self._stored.get(part)
+        if part not in self._owned or stored is None:
+            return False
+        reached = (stored.get(lane, EARLIEST).at >= at.at for lane, at in lanes.items())
+        return goes_back or all(reached)
 
     async def claim(self, places: Mapping[Part, Places], also: Sequence[Op]) -> list[int]:
         """Move progress on, and make the changes *also* with it; return their versions.

@@ -457,11 +457,14 @@ class Shared:
         except LedgerError as failure:
             _log.warning("group %s: %s", self._options.group, failure)
 
-    def unfinished(self, parts: set[Part]) -> set[Part]:
+    def unfinished(self, parts: set[Part], *, at_work: bool) -> set[Part]:
         """Messages are acknowledged one by one, whoever has their partition."""
         return set()
 
-    def forget(self, parts: set[Part], lapsed: Set[Part]) -> None:
+    def lapse(self, parts: Set[Part]) -> None:
+        """Nothing does: see unfinished()."""
+
+    def forget(self, parts: set[Part]) -> None:
         """Messages that were taken stay with this member until they are done, and go out."""
         left = {self._whole_of(part) for part in self._partitions.active}
         self._holdings.resume({self._whole_of(part) for part in parts} - left)

@@ -163,6 +163,9 @@ class Busy:
         self.client = client
         self.revoked: list[int] = []
         self.messages: list[Message] = []
+        self.go_on = trio.Event()
+        """its handler waits for this one before it commits"""
+        self.go_on.set()
         self._settings = ConsumerSettings(
             group="billing", start="earliest", auto_commit_s=None, revoke_s=4
         )
@@ -175,6 +178,7 @@ class Busy:
     async def member(self, messages: int) -> AsyncGenerator[GroupConsumer]:
         async def note(parts: Sequence[TopicPartition]) -> None:
             self.revoked.extend(each.partition for each in parts)
+            await self.go_on.wait()
             await consumer.commit()
 
         settings: ConsumerSettings = {**self._settings, "on_revoked": note}
@@ -227,7 +231,69 @@ async def test_a_handler_that_commits_after_a_lapse_does_not_end_its_consumer(
             assert len(rig.revoked) == 2
             await send(client, 30, 60)
             assert await busy.poll(wait_s=20)
+            with pytest.raises(CommitRefused):
+                await busy.commit()  # the application was not told yet
             await busy.commit()
+
+
+@pytest.mark.parametrize("partition", [0, 1])
+async def test_a_handler_commits_nothing_that_its_application_is_at_work_on(
+    autojump_clock: MockClock, partition: int
+) -> None:
+    """Of partitions that stay. It is called in time unless that work is on the one that moves."""
+    async with shop(2) as (_, client), (rig := Busy(client)).member(10) as busy:
+        async with client.producer(ORDERS) as producer:
+            await producer.send(b"last", partition=partition)
+        (last,) = await busy.poll(wait_s=5)
+        async with rig.other() as other:
+            messages = [*await other.poll(wait_s=20), *await other.poll(wait_s=1)]
+            again = [each.value for each in messages]
+            (moved,) = rig.revoked
+            (kept,) = (each for each in busy.committed() if each.partition != moved)
+            (reached,) = (each for each in busy.position() if each.partition != moved)
+            if moved == partition:  # too late to commit the partition that moves
+                of_moved = [each.value for each in rig.messages if each.id.partition == moved]
+                assert again == [*of_moved, last.value]
+                assert kept == reached
+            else:
+                assert again == []
+                assert kept.place.at < reached.place.at
+
+
+async def test_a_commit_beside_the_handler_tells_what_lapsed(autojump_clock: MockClock) -> None:
+    async with shop(2) as (_, client), (rig := Busy(client)).member(10) as busy:
+        rig.go_on = trio.Event()
+        async with rig.other(), trio.open_nursery():
+            await until(lambda: bool(rig.revoked))
+            with pytest.raises(CommitRefused):
+                await busy.commit()
+            rig.go_on.set()
+            await trio.sleep(5)
+            await busy.commit()
+
+
+@pytest.mark.parametrize("auto_commit_s", [None, 5.0])
+async def test_what_was_handed_out_long_ago_and_not_committed_is_told(
+    autojump_clock: MockClock, auto_commit_s: float | None
+) -> None:
+    """The application is at work on nothing, but commits what it has got by and by."""
+    settings = ConsumerSettings(group="billing", start="earliest", auto_commit_s=auto_commit_s)
+    async with shop(2) as (_, client), client.consumer(ORDERS, **settings) as first:
+        await send(client, 0, 10)
+        await trio.sleep(5)
+        messages = await first.poll()
+        assert len(messages) == 10
+        assert await first.poll(wait_s=1) == []
+        async with client.consumer(ORDERS, **settings) as second:
+            again = await second.poll(wait_s=20)
+            if auto_commit_s is None:
+                moved = {each.partition for each in second.assignment()}
+                assert len(again) == sum(each.id.partition in moved for each in messages) > 0
+                with pytest.raises(CommitRefused):
+                    await first.commit()
+            else:
+                assert again == []
+            await first.commit()
 
 
 async def test_a_handler_may_commit_while_its_consumer_leaves(autojump_clock: MockClock) -> None:

@@ -194,6 +194,33 @@ async def test_a_commit_that_is_made_while_another_one_is_stored_is_stored_too(
     assert await stored(store) == 5
 
 
+@pytest.mark.parametrize("comes_back", [False, True])
+async def test_a_commit_that_waits_while_its_partition_is_given_up_is_refused(
+    autojump_clock: MockClock, comes_back: bool
+) -> None:
+    """It waits behind a slow one; the row may have the partition still, or have it again."""
+    store = SlowStore()
+    own(store, 0, 1)
+    progress = await opened(store)
+    await progress.commit({PART: {0: place(2)}})
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(progress.commit, {OTHER: {0: place(3)}})
+        await trio.sleep(0.5)
+
+        async def commit() -> None:
+            with pytest.raises(CommitRefused):
+                await progress.commit({PART: {0: place(5)}})
+
+        nursery.start_soon(commit)
+        await trio.sleep(0.2)
+        progress.forget([PART])
+        if comes_back:
+            await progress.read_row()
+            await progress.read([PART])
+    assert await stored(store) == 2
+    assert await stored(store, OTHER) == 3
+
+
 async def test_commits_that_wait_together_travel_together(autojump_clock: MockClock) -> None:
     """And none is lost that comes while another one is stored."""
     store = MemoryStore()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from itertools import islice
 from typing import TypeVar
 
@@ -13,7 +13,14 @@ import pytest
 from loop_rig import open_portal
 from memory_cluster import memory_cluster
 
-from ledger_client import Client, CommitRefused, MemberRemoved, Message, TopicPartition
+from ledger_client import (
+    Client,
+    CommitRefused,
+    MemberRemoved,
+    Message,
+    NoSuchTopic,
+    TopicPartition,
+)
 from ledger_client.aio import AioClient, AioGroupConsumer
 from ledger_client.blocking import BlockingClient, BlockingGroupConsumer
 from ledger_client.groups.consumer import GroupConsumer
@@ -131,6 +138,53 @@ def test_threads_lose_nothing_to_pauses_at_any_moment(client: BlockingClient) ->
         finally:
             ended.set()
             disturber.join()
+
+
+@pytest.mark.parametrize("is_async", [False, True])
+def test_on_revoked_is_known_by_the_calls_that_it_makes(is_async: bool) -> None:
+    """Its commit() leaves out what the application is at work on."""
+    seen: list[object] = []
+
+    def revoking(consumer: AioGroupConsumer | BlockingGroupConsumer) -> object:
+        return consumer._call_sync(consumer._inner._partitions.revoking)
+
+    async def in_loop(client: AioClient) -> None:
+        async def revoked(_: Sequence[TopicPartition]) -> None:
+            seen.append(await consumer._call(asked, consumer._inner))
+            seen.append(revoking(consumer))
+
+        async with client.consumer(TOPIC, group="billing", on_revoked=revoked) as consumer:
+            await consumer.poll(wait_s=1)
+            await client.topics.delete(TOPIC, force=True)
+            while not seen:
+                with suppress(NoSuchTopic):
+                    await consumer.poll(wait_s=1)
+            assert revoking(consumer) is None
+
+    async def asked(inner: GroupConsumer) -> object:
+        return inner._partitions.revoking()
+
+    def in_thread(client: BlockingClient) -> None:
+        def revoked(_: Sequence[TopicPartition]) -> None:
+            seen.append(consumer._call(asked, consumer._inner))
+            seen.append(revoking(consumer))
+
+        with client.consumer(TOPIC, group="billing", on_revoked=revoked) as consumer:
+            consumer.poll(wait_s=1)
+            client.topics.delete(TOPIC, force=True)
+            while not seen:
+                with suppress(NoSuchTopic):
+                    consumer.poll(wait_s=1)
+            assert revoking(consumer) is None
+
+    if is_async:
+        run(in_loop)
+    else:
+        portal = Portal(client_and_cluster)
+        in_thread(BlockingClient(portal, portal.value))
+        portal.close()
+    assert len(seen) == 2
+    assert all(seen)
 
 
 class Interrupted(BaseException):
