@@ -89,7 +89,7 @@ def test_consuming_is_measured_in_every_way(tmp_path: Path, words: list[str]) ->
 @pytest.mark.slow
 @pytest.mark.real_processes
 def test_a_group_is_measured_beside_readers(tmp_path: Path) -> None:
-    loads = ("--messages", 120_000, "--rate-seconds", 0.5, "--idle-seconds", 0.5)
+    loads = ("--messages", 12_000, "--rate-seconds", 0.5, "--idle-seconds", 0.5)
     group = ("--members", 3, "--group-partitions", 7, "--lanes", 2)
     result = measured(tmp_path, "consume", "--group", "--bookies", 2, *loads, *group)
     for way in ("objects", "lists", "batches"):
@@ -152,7 +152,7 @@ def test_producing_is_measured_in_every_way(tmp_path: Path, words: list[str]) ->
 @pytest.mark.real_processes
 def test_one_order_is_measured_beside_none(tmp_path: Path) -> None:
     """A topic with timesync and one without, and readers by timestamp and of both orders."""
-    loads = ("--messages", 60_000, "--producers", 3, "--seconds", 1, "--rate", 20)
+    loads = ("--messages", 12_000, "--producers", 3, "--seconds", 1, "--rate", 20)
     result = measured(tmp_path, "order", *loads, "--idle-partitions", 5, "--idle-seconds", 0.3)
     for way in ("sending", "objects", "batches"):
         assert min(result[way].values()) > 0

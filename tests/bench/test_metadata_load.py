@@ -14,7 +14,7 @@ from metadata_load import HOUR_S, Plan, Units, check, count_units, draw_hour, pr
 import ledger_client
 from bookie.commands.standalone import ClusterStarted
 
-pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("figures")]
+pytestmark = [pytest.mark.slow, pytest.mark.long, pytest.mark.xdist_group("figures")]
 SECONDS = 20.0
 
 
@@ -24,7 +24,6 @@ def units() -> Units:
     return count_units()
 
 
-@pytest.mark.long
 def test_small_clusters_cost_what_the_model_says(units: Units) -> None:
     for name, counted, modelled in check(units):
         for field, one, other in zip(Cost._fields, counted, modelled, strict=True):

@@ -56,7 +56,7 @@ def places(records: list[Record], wanted: Callable[[Record, str], bool]) -> list
 @pytest.mark.parametrize(
     ("wanted", "share"),
     [
-        pytest.param(is_mark, 0.02, id="is_mark"),
+        pytest.param(is_mark, 0.02, id="is_mark", marks=pytest.mark.long),
         pytest.param(is_group, 0.05, id="is_group", marks=pytest.mark.long),
         pytest.param(is_closing, 0.05, id="is_closing", marks=pytest.mark.long),
     ],

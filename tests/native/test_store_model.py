@@ -7,9 +7,12 @@ import threading
 from pathlib import Path
 
 import pytest
+from run_seed import drawn
 from stores import MIB, StoreRig, entries, framed
 
 from native.errors import Full
+
+SEEDS = [*drawn(range(5)), *(pytest.param(n, marks=pytest.mark.slow) for n in drawn(range(5, 40)))]
 
 # --- threads ------------------------------------------------------------------------------
 
@@ -127,9 +130,7 @@ class Chance:
         action()
 
 
-@pytest.mark.parametrize(
-    "seed", [*range(5), *(pytest.param(i, marks=pytest.mark.slow) for i in range(5, 200))]
-)
+@pytest.mark.parametrize("seed", SEEDS)
 def test_a_store_agrees_with_a_dict(tmp_path: Path, seed: int) -> None:
     rig = StoreRig(
         tmp_path / "ledgers",

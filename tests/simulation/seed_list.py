@@ -5,7 +5,6 @@ QUIRE_SEED moves the former (tests/support/run_seed.py); tests/search.py tries o
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,11 +20,6 @@ class KeptSeed(NamedTuple):
     world: str
     seed: int
     why: str
-
-
-def drawn(numbers: Iterable[int]) -> list[int]:
-    """Return the seeds with these *numbers*: the numbers themselves, unless QUIRE_SEED is set."""
-    return [run_seed() + number for number in numbers]
 
 
 def moved() -> bool:

@@ -8,6 +8,7 @@ other examples, and trio takes tasks in another order. tests/search.py sets it.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable
 
 VARIABLE = "QUIRE_SEED"
 """In the environment: the number to use."""
@@ -23,3 +24,8 @@ def run_seed() -> int:
     if not text.isdecimal():
         raise ValueError(f"{VARIABLE}={text}: give a whole number, or unset it")
     return int(text)
+
+
+def drawn(numbers: Iterable[int]) -> list[int]:
+    """Return the seeds with these *numbers*: the numbers themselves, unless QUIRE_SEED is set."""
+    return [run_seed() + number for number in numbers]

@@ -37,12 +37,17 @@ STORMS = (
     "tests/hosts/test_cuts.py",
     "tests/bench/test_figures.py",
     "tests/bench/test_compact.py",
-    "tests/bench/test_metadata_load.py::test_small_clusters_cost_what_the_model_says",
+    "tests/bench/test_metadata_load.py",
     "tests/bench/test_spark.py::test_a_topic_is_measured_beside_the_floor_of_the_same_rows",
     "tests/ledger_client/topics/producing/test_many_producers.py"
     "::test_the_queue_of_a_client_that_opens_much_is_no_outage[300-0.01]",
     "tests/ledger_client/jobs/staging/test_large_results.py",
+    "tests/simulation/test_seeds.py::test_a_seed_gives_the_same_history_on_every_host",
+    "tests/system/test_kills.py::test_killing_all_bookies_often_loses_nothing[3]",
+    "tests/system/test_replay.py"
+    "::test_killed_at_any_moment_it_goes_on_and_each_message_is_there_once[1]",
     "tests/system/test_spark_writes.py::test_a_driver_that_is_killed_leaves_the_topic_as_it_was",
+    "tests/system/test_spark_writes.py::test_a_task_that_is_done_twice_at_once_leaves_each_row_once",
     "tests/system/test_spark_rows.py::test_executors_elsewhere_read_by_the_network_alone",
     "tests/system/test_replay_by_spark.py",
     "tests/system/test_compact.py::test_a_driver_that_is_killed_leaves_one_generation_whole[spark]",

@@ -88,7 +88,7 @@ async def test_a_journal_cut_anywhere_gives_every_record_before_the_cut(tmp_path
 @pytest.mark.slow
 @pytest.mark.real_processes
 async def test_a_journal_cut_at_many_places_gives_every_record_before(tmp_path: Path) -> None:
-    await check_cuts(tmp_path, 15)
+    await check_cuts(tmp_path, 6)
 
 
 @pytest.mark.real_processes

@@ -24,7 +24,7 @@ from never_twice import never_twice
 from run_seed import run_seed
 from shared_checker import SharedFacts, counted
 
-SECONDS = float(os.environ.get("QUIRE_STORM_S", "30"))
+SECONDS = float(os.environ.get("QUIRE_STORM_S", "12"))
 SHARED_S = float(os.environ.get("QUIRE_STORM_S", str(SHORT_S)))
 SEED = 1 + run_seed()
 

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 pytestmark = [pytest.mark.slow, pytest.mark.real_processes, pytest.mark.xdist_group("spark")]
 
 TOPIC = "rows/same"
-MESSAGES = 20_000
+MESSAGES = 6000
 # On a cluster of Spark's: how many rows, and a checksum of them; in a process of its own.
 ELSEWHERE = """
 import sys

@@ -127,6 +127,7 @@ def test_tasks_that_fail_and_workers_that_are_killed_leave_each_row_once(
         assert ids == sorted(ids)
 
 
+@pytest.mark.long
 def test_a_task_that_is_done_twice_at_once_leaves_each_row_once(
     client: BlockingClient, url: str, tmp_path: Path
 ) -> None:

@@ -15,10 +15,10 @@ from fuzzing import HARNESSES, SHARED, Build, try_some
 from seeds import SEEDS, write_seeds
 
 INPUTS = {
-    "frames": 25_000,
+    "frames": 8_000,
     "connection": 20_000,
     "journal": 400,
-    "table": 3_000,
+    "table": 1_500,
     "entry_log": 1_600,
     "store": 800,
     "batch": 60_000,

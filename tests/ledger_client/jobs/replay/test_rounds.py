@@ -214,7 +214,7 @@ async def doomed(cluster: MemoryCluster, client: Client, line: Cut) -> None:
             )
 
 
-@pytest.mark.parametrize("at", [*range(1, 21, 4), *range(21, CALLS, 15)])
+@pytest.mark.parametrize("at", [*range(1, 21, 4), *range(21, CALLS, 30)])
 async def test_killed_at_any_call_of_the_store_it_goes_on_and_each_message_is_there_once(
     autojump_clock: MockClock, clock: None, at: int
 ) -> None:
@@ -222,7 +222,7 @@ async def test_killed_at_any_call_of_the_store_it_goes_on_and_each_message_is_th
     await killed(at)
 
 
-@pytest.mark.parametrize("at", range(1, LARGE_CALLS, 41))
+@pytest.mark.parametrize("at", range(1, LARGE_CALLS, 82))
 async def test_killed_in_a_large_round_it_goes_on_and_each_message_is_there_once(
     autojump_clock: MockClock, clock: None, monkeypatch: pytest.MonkeyPatch, at: int
 ) -> None:
