@@ -86,6 +86,8 @@ WORKERS_MAX = 8
 ID_SIZE_MAX = 80
 HEAVY = {"bench", "hosts", "interop", "simulation", "system"}
 """Folders whose tests take long, next to the others."""
+HALVES = 18
+"""The bit of a name's checksum by which tests with real processes take as long in each half."""
 LISTING = "QUIRE_LIST_TESTS_IN"
 """In the environment: the file that takes what was collected."""
 
@@ -233,7 +235,7 @@ def _worker_of(item: pytest.Item) -> str:
     if "spark" in groups:
         return "real-spark" if "spark" in getattr(item, "fixturenames", ()) else "real-drivers"
     name = "_".join(sorted(map(str, groups))) or item.path.name
-    return f"real-{crc32(name.encode()) % 2}"
+    return f"real-{crc32(name.encode()) >> HALVES & 1}"
 
 
 def _groups(item: pytest.Item) -> set[object]:

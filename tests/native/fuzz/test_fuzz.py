@@ -24,7 +24,7 @@ INPUTS = {
     "batch": 60_000,
     "compacted": 50_000,
 }
-"""How many: four to five seconds of them on a quiet machine. A store or an engine is opened for
+"""How many: two to five seconds of them on a quiet machine. A store or an engine is opened for
 each one of some."""
 HANGS_S = 600
 """Protects against a hang, and decides nothing else."""
