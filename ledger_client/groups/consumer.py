@@ -196,8 +196,8 @@ class GroupConsumer(Openable):
         Raises:
             BadGroup: nothing was asked for yet, and there are no partitions.
             BadTopic: a place is behind the end of its lane; nothing was committed.
-            CommitRefused: partitions are another member's by now, or went before what was handed
-                out of them was committed; it comes again. The rest was committed.
+            CommitRefused: partitions are another member's by now; their messages come again. The
+                rest was committed.
             MemberRemoved: as poll().
             MetadataUnavailable: the store did not answer in time; it may have been committed.
             LedgerError: a commit that commit_nowait() started has failed. This one was made.
@@ -214,7 +214,7 @@ class GroupConsumer(Openable):
 
         Raises:
             BadGroup: nothing was asked for yet, and there are no partitions.
-            CommitRefused: the message is not of this consumer's partitions.
+            CommitRefused: the message is not of this consumer's partitions; or as commit().
             MemberRemoved: as poll().
         """
         self._check_member()

@@ -311,23 +311,26 @@ class InOrder:
 
     async def commit(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress. Raises as GroupConsumer.commit()."""
-        places = self._named(what)
+        revoking = self._partitions.revoking()
+        places = self._named(what, revoking)
         await self._commits.commit(places, explicit=_is_explicit(what))
-        self._raise_lapsed(what)
+        self._raise_lapsed(what, revoking)
 
     def commit_nowait(self, what: Message | Sequence[LanePlace] | None) -> None:
         """Store the group's progress soon. Raises BadGroup, CommitRefused."""
-        self._commits.start(self._named(what), explicit=_is_explicit(what))
-        self._raise_lapsed(what)
+        revoking = self._partitions.revoking()
+        self._commits.start(self._named(what, revoking), explicit=_is_explicit(what))
+        self._raise_lapsed(what, revoking)
 
-    def _raise_lapsed(self, what: Message | Sequence[LanePlace] | None) -> None:
+    def _raise_lapsed(
+        self, what: Message | Sequence[LanePlace] | None, revoking: Set[Part] | None
+    ) -> None:
         """Raise CommitRefused, once, if a commit of all that was handed out is not of all.
 
-        on_revoked learns it of its own partitions, and the application still does later.
+        on_revoked learns it of the parts that it is *revoking*, and the application still does.
         """
         if what is not None:
             return
-        revoking = self._partitions.revoking()
         lapsed = self._lapsed if revoking is None else self._lapsed & revoking
         if revoking is None:
             self._lapsed = set()
@@ -342,13 +345,15 @@ class InOrder:
         """Raise why a commit that nobody waited for has failed, if one has."""
         self._commits.raise_failure()
 
-    def _named(self, what: Message | Sequence[LanePlace] | None) -> Mapping[Part, Places]:
+    def _named(
+        self, what: Message | Sequence[LanePlace] | None, revoking: Set[Part] | None
+    ) -> Mapping[Part, Places]:
         """Return the places that the application means. Raises BadGroup, CommitRefused."""
         if what is None:
             if not self._has_asked and not self._partitions.active:
                 raise BadGroup(f"group {self._group}: no partitions yet; poll, then commit")
             # Beside on_revoked, the application may be at work on partitions that stay.
-            return self._places(consumed=self._partitions.revoking() is not None)
+            return self._places(consumed=revoking is not None)
         if isinstance(what, Message):
             part, lane, place = self._after(what)
             return {part: {lane: place}}
@@ -491,26 +496,23 @@ class InOrder:
 
     async def finish(self, parts: set[Part]) -> None:
         """Wait until the application asks again, if it has messages of *parts*."""
-        if self._at_work() & parts:
+        if self.at_work() & parts:
             self._asked = self._asked or trio.Event()
             await self._asked.wait()
 
-    def _at_work(self) -> set[Part]:
-        """Return the partitions of which the application has messages that it may be busy with."""
+    def at_work(self) -> set[Part]:
+        """Return the parts of which the application has messages that it may be busy with."""
         if self._arrivals.is_awaited:
             return set()
         parts = {_part_of(lane) for lane in self._in_hand or {}}
         return parts | ({_part_of(self._current.batch.lane)} if self._current else set())
 
-    def unfinished(self, parts: set[Part], *, at_work: bool) -> set[Part]:
-        """Return those of *parts* of which messages were handed out that are not committed.
-
-        *at_work*: those alone that the application may still be at work on.
-        """
+    def unfinished(self, parts: set[Part]) -> set[Part]:
+        """Return those of *parts* of which messages were handed out that are not committed."""
         places = self._handed_before()
         self._add_current(places, consumed=False)
         found = set[Part]()
-        for part in (self._at_work() if at_work else parts) & parts & places.keys():
+        for part in parts & places.keys():
             stored = self._progress.committed(part) or {}
             if any(at.at > stored.get(lane, EARLIEST).at for lane, at in places[part].items()):
                 found.add(part)

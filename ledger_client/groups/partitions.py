@@ -65,11 +65,11 @@ class Holder(Protocol):
     async def read(self, starts: dict[Part, Places]) -> None:
         """Read partitions from these places on. Raises LedgerError; then it is called again."""
 
-    def unfinished(self, parts: set[Part], *, at_work: bool) -> set[Part]:
-        """Return those of *parts* of which messages were handed out that are not committed.
+    def at_work(self) -> set[Part]:
+        """Return the parts of which the application has messages that it may be at work on."""
 
-        *at_work*: those alone that the application may still be at work on.
-        """
+    def unfinished(self, parts: set[Part]) -> set[Part]:
+        """Return those of *parts* of which messages were handed out that are not committed."""
 
     def lapse(self, parts: Set[Part]) -> None:
         """Let the application know that what it has of *parts* comes again, at another member."""
@@ -82,9 +82,9 @@ class Revocation:
     """A call of on_revoked, by which the calls that it makes are known."""
 
     def __init__(self, owner: object, parts: Set[Part]) -> None:
-        self.owner = owner
+        self.owner: object = owner
+        """`None` once it has returned"""
         self.parts = parts
-        self.is_over = False
 
 
 _revocation: ContextVar[Revocation | None] = ContextVar("_revocation", default=None)
@@ -278,23 +278,20 @@ class Partitions:
     def revoking(self) -> Set[Part] | None:
         """Return the partitions with which on_revoked was called, to who is called by it."""
         revocation = _revocation.get()
-        if revocation is None or revocation.owner is not self or revocation.is_over:
-            return None
-        return revocation.parts
+        return revocation.parts if revocation and revocation.owner is self else None
 
     async def _give_up(self, gone: set[Part], holder: Holder, *, is_lost: bool) -> None:
         """Hand out nothing more of these partitions, and commit them while that is possible."""
         holder.withhold(gone)
         named = self.named(gone)
-        is_done = not is_lost and await self._finish(gone, holder, named)
-        commits = self._options.auto_commit_s is not None
-        if not (is_done and commits):
-            holder.lapse(holder.unfinished(gone, at_work=commits))
+        busy = holder.at_work() & gone if is_lost else await self._finish(gone, holder, named)
+        if busy is not None:
+            holder.lapse(holder.unfinished(busy))
         self.drop(gone)  # seek() may have had them read again
         for part in gone:
             self._restarted.pop(part, None)
         self.active -= gone
-        if not is_done:
+        if busy is not None:
             with trio.move_on_after(self._options.revoke_s):
                 await self._tell_revoked(gone, named)
         self._progress.forget(gone)
@@ -305,11 +302,11 @@ class Partitions:
 
     async def _finish(
         self, gone: set[Part], holder: Holder, named: Sequence[TopicPartition]
-    ) -> bool:
+    ) -> set[Part] | None:
         """Let the application be done with these partitions, and commit them.
 
-        False if it still has messages of them when the time is over. Then on_revoked was not
-        called: it could only commit what the application is at work on.
+        Return those that it is at work on when the time is over; `None` if it is done. If it is
+        not, on_revoked was not called: it could only commit what the application is at work on.
         """
         begun_at, revoke_s = trio.current_time(), self._options.revoke_s
         is_done = False
@@ -317,11 +314,14 @@ class Partitions:
             await holder.finish(gone)
             is_done = True
             await self._tell_revoked(gone, named)
+        busy = None if is_done else holder.at_work() & gone
         with trio.move_on_at(begun_at + revoke_s * COMMIT_PART):
             await holder.finish_commits()
             if self._options.auto_commit_s is not None:
                 await holder.commit_consumed(gone)
-        return is_done
+            elif busy:
+                await self._progress.settle()  # what the application commits just now counts
+        return busy
 
     async def _tell_revoked(self, gone: Set[Part], named: Sequence[TopicPartition]) -> None:
         revocation = Revocation(self, gone)
@@ -331,8 +331,9 @@ class Partitions:
         except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
             _log.warning("on_revoked: %s", failure)
         finally:
-            revocation.is_over = True
             _revocation.reset(token)
+        # One that was cut off is not over: a thread goes on, and what it commits is still its own.
+        revocation.owner = None
 
     def end(self, topic: TopicRecord) -> None:
         """Read a topic no longer that was deleted. Its partitions go with the next row."""

@@ -15,6 +15,7 @@ also those of other members of the process.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
@@ -22,7 +23,7 @@ import msgspec
 import trio
 
 from ledger_client.background import Rounds
-from ledger_client.errors import BadTopic, CommitRefused
+from ledger_client.errors import BadTopic, CommitRefused, LedgerError
 from ledger_client.ledgers.catalogue import translated
 from ledger_client.topics.positions import EARLIEST, LanePlace, Place, Places, Position, is_position
 from ledger_client.wire.joint_changes import JointChanges
@@ -49,6 +50,23 @@ GETS_MAX = 8
 PARTS_AT_ONCE = 120
 """Partitions in one transaction; each may need its topic's row put anew, too."""
 ATTEMPTS_MAX = 5
+
+
+class Waiting(dict[int, Place]):
+    """The places of a partition that commits wait for, by lane."""
+
+    def __init__(self, stored: Places) -> None:
+        super().__init__(stored)
+        self.is_forgotten = False
+        """the member gave the partition up meanwhile; *stored* decides"""
+        self.stored: dict[int, Place] = {}
+
+    def is_stored(self, lanes: Places, *, goes_back: bool) -> bool:
+        """Return True unless the partition went before all of *lanes* was stored."""
+        if not self.is_forgotten:
+            return True
+        pairs = [(self.stored.get(lane, EARLIEST).at, place.at) for lane, place in lanes.items()]
+        return all(at == wanted if goes_back else at >= wanted for at, wanted in pairs)
 
 
 class Progress:
@@ -84,7 +102,7 @@ class Progress:
         self._epoch = 0
         self._stored: dict[Part, dict[int, Place]] = {}
         self._versions: dict[Part, int] = {}
-        self._waiting: dict[Part, dict[int, Place]] = {}
+        self._waiting: dict[Part, Waiting] = {}
         self._back: dict[Part, set[int]] = {}
         """lanes whose place that waits may lie before the stored one"""
         self._rounds = Rounds(self._flush)
@@ -127,8 +145,12 @@ class Progress:
     def forget(self, parts: Iterable[Part]) -> None:
         """Drop what is known of partitions that the member lost."""
         for part in parts:
-            for known in (self._stored, self._versions, self._waiting, self._back):
-                known.pop(part, None)
+            stored, waiting = self._stored.pop(part, {}), self._waiting.pop(part, None)
+            if waiting is not None:
+                waiting.is_forgotten = True
+                waiting.stored |= stored
+            self._versions.pop(part, None)
+            self._back.pop(part, None)
 
     async def commit(self, places: Mapping[Part, Places], *, goes_back: bool = False) -> None:
         """Store progress, and return when it is durable.
@@ -139,25 +161,28 @@ class Progress:
             CommitRefused: a partition is not this member's any more. The others were committed.
             MetadataUnavailable: the store did not answer in time; it may have been committed.
         """
+        waiting: dict[Part, Waiting] = {}
         for part, lanes in places.items():
-            known = self._waiting.setdefault(part, dict(self._stored.get(part, {})))
+            if part not in self._waiting:
+                self._waiting[part] = Waiting(self._stored.get(part, {}))
+            known = waiting[part] = self._waiting[part]
             for lane, place in lanes.items():
                 if goes_back:
                     self._back.setdefault(part, set()).add(lane)
                 if goes_back or lane not in known or known[lane].at < place.at:
                     known[lane] = place
         await self._rounds.share()
-        lost = [p for p in sorted(places) if not self._is_stored(p, places[p], goes_back)]
+        lost = set(places) - self._owned
+        for part, lanes in places.items():
+            if not waiting[part].is_stored(lanes, goes_back=goes_back):
+                lost.add(part)
         if lost:
-            raise CommitRefused(self._group, lost)
+            raise CommitRefused(self._group, sorted(lost))
 
-    def _is_stored(self, part: Part, lanes: Places, goes_back: bool) -> bool:
-        """Return True unless a partition went while a commit of it waited."""
-        stored = self._stored.get(part)
-        if part not in self._owned or stored is None:
-            return False
-        reached = (stored.get(lane, EARLIEST).at >= at.at for lane, at in lanes.items())
-        return goes_back or all(reached)
+    async def settle(self) -> None:
+        """Return when the commits that were under way are over, whatever became of them."""
+        with suppress(LedgerError):
+            await self._rounds.share()
 
     async def claim(self, places: Mapping[Part, Places], also: Sequence[Op]) -> list[int]:
         """Move progress on, and make the changes *also* with it; return their versions.
@@ -199,12 +224,14 @@ class Progress:
                 self._waiting.pop(part, None)
                 self._back.pop(part, None)
         # Copies, because other commits may add to what waits while these are stored.
-        taken = {part: dict(self._waiting[part]) for part in parts if part in self._waiting}
+        waiting = {part: self._waiting[part] for part in parts if part in self._waiting}
+        taken = {part: dict(lanes) for part, lanes in waiting.items()}
         wanted = {part: self._beyond_stored(part, lanes) for part, lanes in taken.items()}
         changed = {p: lanes for p, lanes in wanted.items() if lanes != self._stored.get(p)}
         if changed and await self._store_progress(changed) is None:
             return False
         for part, lanes in taken.items():
+            waiting[part].stored |= wanted[part]
             if self._waiting.get(part) == lanes:
                 del self._waiting[part]
                 self._back.pop(part, None)

@@ -457,7 +457,11 @@ class Shared:
         except LedgerError as failure:
             _log.warning("group %s: %s", self._options.group, failure)
 
-    def unfinished(self, parts: set[Part], *, at_work: bool) -> set[Part]:
+    def at_work(self) -> set[Part]:
+        """None: see unfinished()."""
+        return set()
+
+    def unfinished(self, parts: set[Part]) -> set[Part]:
         """Messages are acknowledged one by one, whoever has their partition."""
         return set()
 

@@ -18,6 +18,8 @@ from ledger_client.groups.options import ConsumerSettings, TopicPartition
 from ledger_client.opening import Opening
 from ledger_client.topics.messages import Message
 from ledger_client.topics.positions import LanePlace
+from metadata.groups.rows import PROGRESS
+from metadata.store import Op, Put, Versions
 
 
 async def test_a_commit_while_a_partition_is_revoked_is_where_its_next_owner_begins(
@@ -272,27 +274,63 @@ async def test_a_commit_beside_the_handler_tells_what_lapsed(autojump_clock: Moc
             await busy.commit()
 
 
-@pytest.mark.parametrize("auto_commit_s", [None, 5.0])
-async def test_what_was_handed_out_long_ago_and_not_committed_is_told(
-    autojump_clock: MockClock, auto_commit_s: float | None
+async def test_a_handler_that_is_cut_off_still_commits_nothing_that_is_in_hand(
+    autojump_clock: MockClock,
 ) -> None:
-    """The application is at work on nothing, but commits what it has got by and by."""
-    settings = ConsumerSettings(group="billing", start="earliest", auto_commit_s=auto_commit_s)
-    async with shop(2) as (_, client), client.consumer(ORDERS, **settings) as first:
-        await send(client, 0, 10)
-        await trio.sleep(5)
-        messages = await first.poll()
-        assert len(messages) == 10
-        assert await first.poll(wait_s=1) == []
+    """One in a thread goes on after its time, and does not know that it is over."""
+    failures: list[Exception] = []
+
+    async with shop(2) as (_, client), trio.open_nursery() as nursery:
+        settings = ConsumerSettings(group="billing", start="earliest", auto_commit_s=None)
+
+        async def commit_late() -> None:
+            await trio.sleep(20)
+            try:
+                await first.commit()
+            except CommitRefused as refused:
+                failures.append(refused)
+
+        async def hang(_: Sequence[TopicPartition]) -> None:
+            nursery.start_soon(commit_late)
+            await trio.sleep_forever()
+
+        async with client.consumer(ORDERS, **settings, on_revoked=hang, revoke_s=4) as first:  # type: ignore[misc]
+            await trio.sleep(5)
+            async with client.consumer(ORDERS, **settings) as second:
+                await until(lambda: len(second.assignment()) == 1)
+                await send_to_some(client, first.assignment())
+                assert await first.poll(wait_s=5)
+                await trio.sleep(20)
+                (kept,), (reached,) = first.committed(), first.position()
+                assert kept.place.at < reached.place.at
+    assert failures == []
+
+
+async def test_who_asks_too_late_hears_that_what_it_had_comes_again(
+    autojump_clock: MockClock,
+) -> None:
+    """It was left out of the last commit of the partition, which is under way by then."""
+    settings = ConsumerSettings(group="billing", start="earliest", revoke_s=20, auto_commit_s=1000)
+    async with shop(2) as (cluster, client), client.consumer(ORDERS, **settings) as first:
+        for _ in range(2):
+            await send_to_all(client, 2)
+            await trio.sleep(1)
+            assert len(await first.poll()) == 2
+        transact, begun = cluster.store.transact, trio.Event()
+
+        async def slowly(ops: Sequence[Op]) -> Versions:
+            if any(isinstance(op, Put) and op.key.startswith(PROGRESS) for op in ops):
+                begun.set()
+                await trio.sleep(2)
+            return await transact(ops)
+
+        cluster.store.transact = slowly  # type: ignore[method-assign]
         async with client.consumer(ORDERS, **settings) as second:
-            again = await second.poll(wait_s=20)
-            if auto_commit_s is None:
-                moved = {each.partition for each in second.assignment()}
-                assert len(again) == sum(each.id.partition in moved for each in messages) > 0
-                with pytest.raises(CommitRefused):
-                    await first.commit()
-            else:
-                assert again == []
+            await begun.wait()
+            assert await first.poll(wait_s=0.5) == []
+            assert len(await second.poll(wait_s=20)) == 1
+            with pytest.raises(CommitRefused):
+                await first.commit()
             await first.commit()
 
 
@@ -317,11 +355,17 @@ async def test_a_handler_may_commit_while_its_consumer_leaves(autojump_clock: Mo
             await trio.sleep(1)
 
 
-async def send_to_all(client: Client) -> None:
+async def send_to_all(client: Client, partitions: int = 6) -> None:
     """Send a message to each partition."""
     async with client.producer(ORDERS) as producer:
-        for partition in range(6):
+        for partition in range(partitions):
             await producer.send(b"one", partition=partition)
+
+
+async def send_to_some(client: Client, parts: Sequence[TopicPartition]) -> None:
+    async with client.producer(ORDERS) as producer:
+        for each in parts:
+            await producer.send(b"one", partition=each.partition)
 
 
 async def is_rebalancing(client: Client) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import msgspec
 import pytest
@@ -194,31 +195,56 @@ async def test_a_commit_that_is_made_while_another_one_is_stored_is_stored_too(
     assert await stored(store) == 5
 
 
-@pytest.mark.parametrize("comes_back", [False, True])
-async def test_a_commit_that_waits_while_its_partition_is_given_up_is_refused(
-    autojump_clock: MockClock, comes_back: bool
-) -> None:
-    """It waits behind a slow one; the row may have the partition still, or have it again."""
+async def slow() -> tuple[SlowStore, Progress]:
+    """Return the progress of a member of two partitions, which has committed in one of them."""
     store = SlowStore()
     own(store, 0, 1)
     progress = await opened(store)
-    await progress.commit({PART: {0: place(2)}})
+    await progress.commit({PART: {0: place(5)}})
+    return store, progress
+
+
+async def refused(progress: Progress, entry: int, *, goes_back: bool = False) -> None:
+    with pytest.raises(CommitRefused) as failure:
+        await progress.commit({PART: {0: place(entry)}, OTHER: {0: place(9)}}, goes_back=goes_back)
+    assert failure.value.parts == (PART,)
+
+
+@pytest.mark.parametrize("comes_back", [False, True])
+@pytest.mark.parametrize("goes_back", [False, True])
+async def test_a_commit_that_waits_while_its_partition_is_given_up_is_refused(
+    autojump_clock: MockClock, comes_back: bool, goes_back: bool
+) -> None:
+    """It waits behind a slow one; the row may have the partition still, or have it again."""
+    store, progress = await slow()
     async with trio.open_nursery() as nursery:
         nursery.start_soon(progress.commit, {OTHER: {0: place(3)}})
         await trio.sleep(0.5)
-
-        async def commit() -> None:
-            with pytest.raises(CommitRefused):
-                await progress.commit({PART: {0: place(5)}})
-
-        nursery.start_soon(commit)
+        entry = 2 if goes_back else 7
+        nursery.start_soon(partial(refused, progress, entry, goes_back=goes_back))
         await trio.sleep(0.2)
         progress.forget([PART])
         if comes_back:
             await progress.read_row()
             await progress.read([PART])
-    assert await stored(store) == 2
-    assert await stored(store, OTHER) == 3
+    assert await stored(store) == 5
+    assert await stored(store, OTHER) == 9
+
+
+async def test_a_commit_is_no_failure_if_its_partition_goes_once_it_is_stored(
+    autojump_clock: MockClock,
+) -> None:
+    """Each names all partitions. What is under way counts, but not what waits behind it."""
+    store, progress = await slow()
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(progress.commit, {PART: {0: place(7)}, OTHER: {0: place(3)}})
+        await trio.sleep(0.5)
+        nursery.start_soon(progress.commit, {PART: {0: place(6)}, OTHER: {0: place(4)}})
+        nursery.start_soon(refused, progress, 8)
+        await trio.sleep(0.2)
+        progress.forget([PART])
+    assert await stored(store) == 7
+    assert await stored(store, OTHER) == 9
 
 
 async def test_commits_that_wait_together_travel_together(autojump_clock: MockClock) -> None:
