@@ -20,7 +20,7 @@ from ledger_client.errors import BadGroup, CommitRefused, LedgerError
 from ledger_client.groups.arrivals import Arrivals
 from ledger_client.groups.commits import Commits
 from ledger_client.groups.options import TopicPartition
-from ledger_client.groups.partitions import Partitions
+from ledger_client.groups.partitions import Partitions, Revocation
 from ledger_client.groups.progress import Progress, by_part
 from ledger_client.groups.turns import EVENTS, Turns, as_events
 from ledger_client.topics.messages import (
@@ -84,8 +84,8 @@ class InOrder:
         self._commits = Commits(progress, partitions.check, self._interrupt)
         self._ending: set[Part] = set()
         """partitions whose last commit has begun"""
-        self._lapsed: set[Part] = set()
-        """partitions that went while the application had messages of them; commit() tells"""
+        self._lapsed: dict[Part, Places] = {}
+        """what the application had of partitions that went; commit() tells"""
         self._put_off: LedgerError | None = None
         """raised by the next call, as messages came before it"""
         self._last: dict[tuple[Part, int], tuple[int, int, int]] = {}
@@ -137,7 +137,7 @@ class InOrder:
         with self._taker, trio.move_on_after(wait_s):
             self.note_asked()
             self.give_back()
-            await self._arrivals.until(self._next_range)
+            await self._arrivals.until(self._next_in_hand)
             tick = self._tick
             while left and (not ranges or self._has_more(self._next_range)):
                 if self._tick != tick:
@@ -215,6 +215,13 @@ class InOrder:
         is_event = self._current.batch.lane.topic.endswith(EVENTS)
         self._ready = iter(as_events(messages) if is_event else converted(messages, self._decoding))
         return True
+
+    def _next_in_hand(self) -> bool:
+        """Make the next batch that has arrived current, and count nothing of it as consumed."""
+        found = self._next_range()
+        if found and self._current is not None:
+            self._in_hand = {self._current.batch.lane: (self._current.batch, self._current.start)}
+        return found
 
     def _next_range(self) -> bool:
         """Make the next batch that has arrived current; False if there is none."""
@@ -313,7 +320,14 @@ class InOrder:
         """Store the group's progress. Raises as GroupConsumer.commit()."""
         revoking = self._partitions.revoking()
         places = self._named(what, revoking)
-        await self._commits.commit(places, explicit=_is_explicit(what))
+        try:
+            await self._commits.commit(places, explicit=_is_explicit(what))
+        except CommitRefused as refused:
+            if revoking is None:  # it is told by this one
+                for uid, partition in refused.parts:
+                    self._lapsed.pop(Part(uid, partition), None)
+            raise
+        self._forget_lapsed(places)
         self._raise_lapsed(what, revoking)
 
     def commit_nowait(self, what: Message | Sequence[LanePlace] | None) -> None:
@@ -322,20 +336,27 @@ class InOrder:
         self._commits.start(self._named(what, revoking), explicit=_is_explicit(what))
         self._raise_lapsed(what, revoking)
 
+    def _forget_lapsed(self, stored: Mapping[Part, Places]) -> None:
+        """Forget what lapsed as far as it was *stored* nevertheless, just before it was late."""
+        for part in self._lapsed.keys() & stored.keys():
+            if not _is_beyond(self._lapsed[part], stored[part]):
+                del self._lapsed[part]
+
     def _raise_lapsed(
-        self, what: Message | Sequence[LanePlace] | None, revoking: Set[Part] | None
+        self, what: Message | Sequence[LanePlace] | None, revoking: Revocation | None
     ) -> None:
         """Raise CommitRefused, once, if a commit of all that was handed out is not of all.
 
-        on_revoked learns it of the parts that it is *revoking*, and the application still does.
+        on_revoked learns it of its own partitions, and the application still does.
         """
         if what is not None:
             return
-        lapsed = self._lapsed if revoking is None else self._lapsed & revoking
-        if revoking is None:
-            self._lapsed = set()
+        lapsed = self._lapsed.keys() if revoking is None else revoking.lapsed
         if lapsed:
-            raise CommitRefused(self._group, sorted(lapsed))
+            refused = CommitRefused(self._group, sorted(lapsed))
+            if revoking is None:
+                self._lapsed = {}
+            raise refused
 
     async def finish_commits(self) -> None:
         """Wait until the commits that were only started are stored, or have failed."""
@@ -346,7 +367,7 @@ class InOrder:
         self._commits.raise_failure()
 
     def _named(
-        self, what: Message | Sequence[LanePlace] | None, revoking: Set[Part] | None
+        self, what: Message | Sequence[LanePlace] | None, revoking: Revocation | None
     ) -> Mapping[Part, Places]:
         """Return the places that the application means. Raises BadGroup, CommitRefused."""
         if what is None:
@@ -435,6 +456,7 @@ class InOrder:
             self.give_back()  # older ones of the partition may come before them
         self._note_handed()
         self._handed[part] = dict(places)
+        self._lapsed.pop(part, None)  # what it had comes again here
 
     async def read(self, starts: dict[Part, Places]) -> None:
         """Read partitions from these places on. Raises LedgerError."""
@@ -505,22 +527,30 @@ class InOrder:
         if self._arrivals.is_awaited:
             return set()
         parts = {_part_of(lane) for lane in self._in_hand or {}}
-        return parts | ({_part_of(self._current.batch.lane)} if self._current else set())
+        current = self._current
+        if current is not None and current.stop - length_hint(self._ready) > current.start:
+            parts.add(_part_of(current.batch.lane))
+        return parts
 
     def unfinished(self, parts: set[Part]) -> set[Part]:
         """Return those of *parts* of which messages were handed out that are not committed."""
-        places = self._handed_before()
-        self._add_current(places, consumed=False)
-        found = set[Part]()
-        for part in parts & places.keys():
-            stored = self._progress.committed(part) or {}
-            if any(at.at > stored.get(lane, EARLIEST).at for lane, at in places[part].items()):
-                found.add(part)
-        return found
+        places = self._handed_out()
+        return {
+            part
+            for part in parts & places.keys()
+            if _is_beyond(places[part], self._progress.committed(part) or {})
+        }
 
     def lapse(self, parts: Set[Part]) -> None:
         """Let the next commit() tell that what was handed out of *parts* comes again elsewhere."""
-        self._lapsed |= parts
+        places = self._handed_out()
+        self._lapsed.update((part, places[part]) for part in parts)
+
+    def _handed_out(self) -> dict[Part, dict[int, Place]]:
+        """Return the places after the messages that were handed out, and no others."""
+        places = self._handed_before()
+        self._add_current(places, consumed=False)
+        return places
 
     def forget(self, parts: set[Part]) -> None:
         """Forget what the application has of *parts*."""
@@ -547,3 +577,8 @@ def _part_of(lane: LaneRef) -> Part:
 
 def _is_explicit(what: Message | Sequence[LanePlace] | None) -> bool:
     return what is not None and not isinstance(what, Message)
+
+
+def _is_beyond(places: Places, stored: Places) -> bool:
+    """Return True if a place in a lane lies behind what was *stored* of it."""
+    return any(at.at > stored.get(lane, EARLIEST).at for lane, at in places.items())

@@ -81,10 +81,12 @@ class Holder(Protocol):
 class Revocation:
     """A call of on_revoked, by which the calls that it makes are known."""
 
-    def __init__(self, owner: object, parts: Set[Part]) -> None:
+    def __init__(self, owner: object, parts: set[Part]) -> None:
         self.owner: object = owner
         """`None` once it has returned"""
         self.parts = parts
+        self.lapsed: set[Part] = set()
+        """those whose messages come again elsewhere: it was called too late, or took too long"""
 
 
 _revocation: ContextVar[Revocation | None] = ContextVar("_revocation", default=None)
@@ -275,25 +277,26 @@ class Partitions:
             chosen.setdefault(part.topic, set()).add(self.partition(part))
         return chosen
 
-    def revoking(self) -> Set[Part] | None:
-        """Return the partitions with which on_revoked was called, to who is called by it."""
+    def revoking(self) -> Revocation | None:
+        """Return the call of on_revoked by which the caller is called, if it is."""
         revocation = _revocation.get()
-        return revocation.parts if revocation and revocation.owner is self else None
+        return revocation if revocation and revocation.owner is self else None
 
     async def _give_up(self, gone: set[Part], holder: Holder, *, is_lost: bool) -> None:
         """Hand out nothing more of these partitions, and commit them while that is possible."""
         holder.withhold(gone)
         named = self.named(gone)
-        busy = holder.at_work() & gone if is_lost else await self._finish(gone, holder, named)
-        if busy is not None:
-            holder.lapse(holder.unfinished(busy))
+        told = Revocation(self, gone)
+        busy = holder.at_work() & gone if is_lost else await self._finish(told, holder, named)
+        told.lapsed = holder.unfinished(gone)
+        holder.lapse(told.lapsed & (busy or set()))
         self.drop(gone)  # seek() may have had them read again
         for part in gone:
             self._restarted.pop(part, None)
         self.active -= gone
         if busy is not None:
             with trio.move_on_after(self._options.revoke_s):
-                await self._tell_revoked(gone, named)
+                await self._tell_revoked(told, named)
         self._progress.forget(gone)
         holder.forget(gone)
         for uid in {part.topic for part in gone}:
@@ -301,7 +304,7 @@ class Partitions:
                 await self._check_exists(topic)
 
     async def _finish(
-        self, gone: set[Part], holder: Holder, named: Sequence[TopicPartition]
+        self, told: Revocation, holder: Holder, named: Sequence[TopicPartition]
     ) -> set[Part] | None:
         """Let the application be done with these partitions, and commit them.
 
@@ -309,23 +312,22 @@ class Partitions:
         not, on_revoked was not called: it could only commit what the application is at work on.
         """
         begun_at, revoke_s = trio.current_time(), self._options.revoke_s
-        is_done = False
+        gone, is_done = told.parts, False
         with trio.move_on_at(begun_at + revoke_s * FINISH_PART):
             await holder.finish(gone)
             is_done = True
-            await self._tell_revoked(gone, named)
+            await self._tell_revoked(told, named)
         busy = None if is_done else holder.at_work() & gone
         with trio.move_on_at(begun_at + revoke_s * COMMIT_PART):
             await holder.finish_commits()
             if self._options.auto_commit_s is not None:
                 await holder.commit_consumed(gone)
-            elif busy:
+            else:
                 await self._progress.settle()  # what the application commits just now counts
         return busy
 
-    async def _tell_revoked(self, gone: Set[Part], named: Sequence[TopicPartition]) -> None:
-        revocation = Revocation(self, gone)
-        token = _revocation.set(revocation)
+    async def _tell_revoked(self, told: Revocation, named: Sequence[TopicPartition]) -> None:
+        token = _revocation.set(told)
         try:
             await _tell(self._options.on_revoked, named)
         except (CommitRefused, MemberRemoved) as failure:  # it cannot know that it is too late
@@ -333,7 +335,7 @@ class Partitions:
         finally:
             _revocation.reset(token)
         # One that was cut off is not over: a thread goes on, and what it commits is still its own.
-        revocation.owner = None
+        told.owner = None
 
     def end(self, topic: TopicRecord) -> None:
         """Read a topic no longer that was deleted. Its partitions go with the next row."""

@@ -57,13 +57,18 @@ class Waiting(dict[int, Place]):
 
     def __init__(self, stored: Places) -> None:
         super().__init__(stored)
-        self.is_forgotten = False
-        """the member gave the partition up meanwhile; *stored* decides"""
+        self.is_over = False
+        """the partition is not the member's any more; *stored* decides"""
         self.stored: dict[int, Place] = {}
+
+    def end(self, stored: Places) -> None:
+        """Note that the partition went, in which this was *stored* before."""
+        self.is_over = True
+        self.stored |= stored
 
     def is_stored(self, lanes: Places, *, goes_back: bool) -> bool:
         """Return True unless the partition went before all of *lanes* was stored."""
-        if not self.is_forgotten:
+        if not self.is_over:
             return True
         pairs = [(self.stored.get(lane, EARLIEST).at, place.at) for lane, place in lanes.items()]
         return all(at == wanted if goes_back else at >= wanted for at, wanted in pairs)
@@ -147,8 +152,7 @@ class Progress:
         for part in parts:
             stored, waiting = self._stored.pop(part, {}), self._waiting.pop(part, None)
             if waiting is not None:
-                waiting.is_forgotten = True
-                waiting.stored |= stored
+                waiting.end(stored)
             self._versions.pop(part, None)
             self._back.pop(part, None)
 
@@ -172,12 +176,13 @@ class Progress:
                 if goes_back or lane not in known or known[lane].at < place.at:
                     known[lane] = place
         await self._rounds.share()
-        lost = set(places) - self._owned
-        for part, lanes in places.items():
-            if not waiting[part].is_stored(lanes, goes_back=goes_back):
-                lost.add(part)
+        lost = [
+            part
+            for part, lanes in sorted(places.items())
+            if not waiting[part].is_stored(lanes, goes_back=goes_back)
+        ]
         if lost:
-            raise CommitRefused(self._group, sorted(lost))
+            raise CommitRefused(self._group, lost)
 
     async def settle(self) -> None:
         """Return when the commits that were under way are over, whatever became of them."""
@@ -221,15 +226,21 @@ class Progress:
         """Make one transaction; False if rows had changed, which are read again by then."""
         for part in parts:
             if part not in self._owned:
-                self._waiting.pop(part, None)
+                if (dropped := self._waiting.pop(part, None)) is not None:
+                    dropped.end(self._stored.get(part, {}))
                 self._back.pop(part, None)
         # Copies, because other commits may add to what waits while these are stored.
         waiting = {part: self._waiting[part] for part in parts if part in self._waiting}
         taken = {part: dict(lanes) for part, lanes in waiting.items()}
         wanted = {part: self._beyond_stored(part, lanes) for part, lanes in taken.items()}
         changed = {p: lanes for p, lanes in wanted.items() if lanes != self._stored.get(p)}
-        if changed and await self._store_progress(changed) is None:
-            return False
+        try:
+            if changed and await self._store_progress(changed) is None:
+                return False
+        except MetadataUnavailable:
+            for part in changed:  # as it was read again
+                waiting[part].stored |= self._stored.get(part, {})
+            raise
         for part, lanes in taken.items():
             waiting[part].stored |= wanted[part]
             if self._waiting.get(part) == lanes:

@@ -277,7 +277,7 @@ async def test_a_commit_beside_the_handler_tells_what_lapsed(autojump_clock: Moc
 async def test_a_handler_that_is_cut_off_still_commits_nothing_that_is_in_hand(
     autojump_clock: MockClock,
 ) -> None:
-    """One in a thread goes on after its time, and does not know that it is over."""
+    """One in a thread goes on after its time, and hears that it is too late for its partition."""
     failures: list[Exception] = []
 
     async with shop(2) as (_, client), trio.open_nursery() as nursery:
@@ -295,7 +295,10 @@ async def test_a_handler_that_is_cut_off_still_commits_nothing_that_is_in_hand(
             await trio.sleep_forever()
 
         async with client.consumer(ORDERS, **settings, on_revoked=hang, revoke_s=4) as first:  # type: ignore[misc]
+            await send_to_all(client, 2)
             await trio.sleep(5)
+            assert len(await first.poll()) == 2
+            assert await first.poll(wait_s=1) == []
             async with client.consumer(ORDERS, **settings) as second:
                 await until(lambda: len(second.assignment()) == 1)
                 await send_to_some(client, first.assignment())
@@ -303,7 +306,42 @@ async def test_a_handler_that_is_cut_off_still_commits_nothing_that_is_in_hand(
                 await trio.sleep(20)
                 (kept,), (reached,) = first.committed(), first.position()
                 assert kept.place.at < reached.place.at
-    assert failures == []
+    assert len(failures) == 1
+
+
+@pytest.mark.parametrize("takes_s", [2, 8])
+async def test_a_commit_that_is_under_way_as_time_runs_out_is_told_of_once_or_not_at_all(
+    autojump_clock: MockClock, takes_s: float
+) -> None:
+    """It is stored in time, and nothing comes again; or it is not, and all does."""
+    settings = ConsumerSettings(
+        group="billing", start="earliest", revoke_s=20, auto_commit_s=None, session_s=60
+    )
+    async with shop(2) as (cluster, client), client.consumer(ORDERS, **settings) as first:
+        await send_to_all(client, 2)
+        await trio.sleep(1)
+        assert len(await first.poll()) == 2
+        transact = cluster.store.transact
+
+        async def slowly(ops: Sequence[Op]) -> Versions:
+            if any(isinstance(op, Put) and op.key.startswith(PROGRESS) for op in ops):
+                await trio.sleep(takes_s)
+            return await transact(ops)
+
+        async with client.consumer(ORDERS, **settings) as second:
+            while not await is_rebalancing(client):  # noqa: ASYNC110 - a row of the store
+                await trio.sleep(0.01)
+            await trio.sleep(14)
+            cluster.store.transact = slowly  # type: ignore[method-assign]
+            told = 0
+            for _ in range(3):
+                try:
+                    await first.commit()
+                except CommitRefused:
+                    told += 1
+            again = await second.poll(wait_s=20)
+            assert told == len(again) == (0 if takes_s == 2 else 1)
+            await first.commit()
 
 
 async def test_who_asks_too_late_hears_that_what_it_had_comes_again(
