@@ -35,7 +35,7 @@ from hypothesis import HealthCheck, settings
 from never_twice import may_be_tried_again
 from run_seed import VARIABLE, run_seed
 from spark_session import spark
-from time_table import TITLE, Stopwatch, TimeTable
+from time_table import DEAREST_TITLE, TITLE, Stopwatch, TimeTable
 from turns import Turns
 
 if TYPE_CHECKING:
@@ -151,6 +151,9 @@ def pytest_terminal_summary(
     if config.getoption("durations") is not None:
         terminalreporter.section(TITLE)
         for line in TABLE.lines():
+            terminalreporter.write_line(line)
+        terminalreporter.section(DEAREST_TITLE)
+        for line in TABLE.dearest():
             terminalreporter.write_line(line)
     if exitstatus and IS_MOVED:
         terminalreporter.write_line(f"try the same again: {VARIABLE}={RUN_SEED} pytest")

@@ -13,6 +13,9 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 TITLE = "where the time goes"
+DEAREST_TITLE = "most of the processor"
+DEAREST = 40
+"""How many tests are named that used the processor most."""
 MARKS = ("real_processes", "slow")
 """A test is counted under the first that it has, else under "quick"."""
 COLUMNS = ("quick", "slow", "real_processes")
@@ -43,13 +46,15 @@ class TimeTable:
         self._tests: Counter[str] = Counter()
         self._seconds: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
         self._processor_s: dict[str, float] = defaultdict(float)
+        self._of_test: dict[str, float] = defaultdict(float)
 
     def add(self, report: pytest.TestReport) -> None:
         """Note how long one phase of a test took."""
-        folder = folder_of(report.nodeid)
+        folder, used_s = folder_of(report.nodeid), getattr(report, "processor_s", 0.0)
         kind = next((mark for mark in MARKS if mark in report.keywords), "quick")
         self._seconds[folder][kind] += report.duration
-        self._processor_s[folder] += getattr(report, "processor_s", 0.0)
+        self._processor_s[folder] += used_s
+        self._of_test[report.nodeid] += used_s
         self._tests[folder] += report.when == "teardown"
 
     def lines(self) -> Iterator[str]:
@@ -59,6 +64,15 @@ class TimeTable:
         for folder in folders:
             yield self._line(folder, [folder])
         yield self._line("all", folders)
+
+    def dearest(self) -> Iterator[str]:
+        """Return a line for each of the tests that used the processor most.
+
+        What is shared is counted where it ends: a Spark session is in its worker's last test.
+        """
+        by_use = sorted(self._of_test.items(), key=lambda pair: -pair[1])
+        for test, used_s in by_use[:DEAREST]:
+            yield f"{used_s:8.1f} s  {test}"
 
     def _line(self, name: str, folders: Iterable[str]) -> str:
         folders = list(folders)
